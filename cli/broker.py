@@ -22,9 +22,9 @@ _COLUMNS = (
     Column("version"),
     Column("service_url"),
     Column("admin_url"),
-    Column("functions"),
-    Column("started_ms", "time"),
-    Column("pid", head="PID"),
+    Column("functions", rank=3),
+    Column("started_ms", "time", rank=2),
+    Column("pid", head="PID", rank=1),
     Column("directory", wide=True),
 )
 _FOLLOW_SECONDS = 0.3

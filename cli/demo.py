@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,7 +15,10 @@ from delaylevel.model.formatting import format_duration
 
 from . import options
 from .command import examples
-from .output import Column, emit, note
+from .live import live_region
+from .output import Column, emit, is_live, note
+from .terminal import wrapped
+from .views.text import chart
 
 _PARTITIONS = (
     Column("level"),
@@ -98,13 +99,9 @@ def _verdict(summary: dict[str, Any]) -> str:
 @contextmanager
 def _view() -> Iterator[Callable[[Any], None]]:
     """Yield a function that shows progress: a live table on a terminal, or a line at times."""
-    if sys.stderr.isatty() and importlib.util.find_spec("rich"):
-        from rich.console import Console
-        from rich.live import Live
-
-        console = Console(stderr=True)
-        with Live(console=console, refresh_per_second=4, transient=True) as live:
-            yield lambda snapshot: live.update(_table(snapshot))
+    if is_live():
+        with live_region() as region:
+            yield lambda snapshot: region.show(_table(snapshot, *region.size))
         return
     last: dict[str, Any] = {"phase": None, "at": -_LINE_EVERY_S}
 
@@ -126,18 +123,11 @@ def _line(snapshot: Any) -> str:
     )
 
 
-def _table(snapshot: Any) -> Any:
-    from rich.console import Group
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("LEVEL")
-    table.add_column("PARTITION", justify="right")
-    table.add_column("WAITING", justify="right")
-    table.add_column("")
+def _table(snapshot: Any, width: int, height: int) -> str:
     most = max(snapshot.pending.values(), default=0) or 1
+    rows = [("LEVEL", "WAITING", 0.0)]
     for (level, partition), waiting in snapshot.pending.items():
-        bar = "█" * round(30 * waiting / most)
-        table.add_row(level, str(partition), f"{waiting:,}", Text(bar, style="cyan"))
-    return Group(Text(_line(snapshot)), table)
+        rows.append((f"{level} {partition}", f"{waiting:,}", waiting / most))
+    head = wrapped(_line(snapshot), width)
+    room = height - head.count("\n") - 1
+    return "\n".join((head, *chart(*zip(*rows, strict=True), width).splitlines()[:room]))

@@ -19,13 +19,13 @@ from .output import Column, emit, emit_one, note
 _DEPLOYED = (
     Column("function"),
     Column("updated"),
-    Column("level_topic"),
+    Column("level_topic", "topic"),
     Column("parallelism", "number"),
-    Column("inputs"),
+    Column("inputs", "topic"),
 )
 _STATUS = (
     Column("function"),
-    Column("level_topic"),
+    Column("level_topic", "topic"),
     Column("running"),
     Column("backlog_entries", "number", head="BACKLOG"),
     Column("next_hand_off_ms", "time"),

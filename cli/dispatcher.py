@@ -19,7 +19,8 @@ from delaylevel.cluster.stop_signals import stop_on_signals
 
 from . import options
 from .command import examples, pass_connection, settings_of
-from .output import Column, emit, is_live, note
+from .live import LiveRegion, live_region
+from .output import Column, emit, note
 from .serving import serve_metrics
 
 if TYPE_CHECKING:
@@ -91,7 +92,8 @@ def run(
             partitions = f"{description.window_partitions} partitions"
             note(f"Releasing from {description.window_topic} ({partitions})")
         note("Ctrl-C ends it.")
-        service.run(_ReleaseLine(service).show)
+        with live_region() as region:
+            service.run(_ReleaseLine(service, region).show)
         note(f"{service.released().total():,} messages released.")
 
 
@@ -122,20 +124,21 @@ def dispatch_settings(
 class _ReleaseLine:
     """One line on a terminal, drawn once a second."""
 
-    def __init__(self, service: Dispatcher) -> None:
+    def __init__(self, service: Dispatcher, region: LiveRegion) -> None:
         self._service = service
+        self._region = region
         self._before = 0
 
     def show(self) -> None:
         """Draw the line."""
         from .views.service import released_line
 
-        if not is_live():
+        if not self._region.live:
             return
         before, self._before = self._before, self._service.released().total()
         rate, now_ms = self._before - before, time.time_ns() // 1_000_000
         line = released_line(self._service.stats().values(), self._before, rate, now_ms)
-        click.echo(f"\r\x1b[2K{line}", nl=False, err=True)
+        self._region.show(line)
 
 
 @examples("delaylevel dispatcher status orders", "delaylevel dispatcher status orders -o json")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -28,18 +29,18 @@ from .output import Column, emit, emit_one, note
 from .values import Parsed
 
 _LIST = (
-    Column("id"),
-    Column("dead_ms", "time", head="SINCE"),
+    Column("id", "id"),
+    Column("dead_ms", "time", head="SINCE", rank=1),
     Column("reason"),
-    Column("due"),
-    Column("target"),
-    Column("key"),
-    Column("size", "number"),
+    Column("due", "time", rank=2),
+    Column("target", "topic"),
+    Column("key", rank=3),
+    Column("size", "number", rank=4),
     Column("source", wide=True),
 )
 _SHOW = (*_LIST[:-1], Column("source"), Column("properties"), Column("value"))
 _REPLAYED = (
-    Column("topic", head="LEVEL TOPIC"),
+    Column("topic", "topic", head="LEVEL TOPIC"),
     Column("replayed", "number"),
     Column("parked", "number"),
     Column("window", "number", head="HANDED OFF"),
@@ -48,7 +49,7 @@ _REPLAYED = (
     Column("expired", "number", wide=True),
     Column("refused", "number", head="STILL DEAD"),
 )
-_DISCARDED = (Column("topic", head="LEVEL TOPIC"), Column("discarded", "number"))
+_DISCARDED = (Column("topic", "topic", head="LEVEL TOPIC"), Column("discarded", "number"))
 
 
 _ID = Parsed("id", Position.parse)
@@ -104,6 +105,8 @@ def list_(
             for letter in deadletters.dead_letters(*place.arguments, place.source)
             if reason is None or reason in letter.reason
         ]
+    if output not in ("json", "jsonl"):
+        rows = [_with_time(row) for row in rows]
     emit(rows, _LIST, output, empty=f"No dead letters of {place.owner}.")
 
 
@@ -126,6 +129,7 @@ def show(
     row = {**_view(letter), **_content(letter)}
     if output not in ("json", "jsonl"):
         row["properties"] = [f"{key}={value}" for key, value in row["properties"].items()]
+        row = _with_time(row)
     emit_one(row, _SHOW, output)
 
 
@@ -302,6 +306,12 @@ def _view(letter: DeadLetter) -> dict[str, Any]:
         "size": len(message.value or b""),
         "source": letter.source,
     }
+
+
+def _with_time(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row with its due time as a number if it is one; it may be any text."""
+    due = row["due"]
+    return {**row, "due": int(due) if due is not None and re.fullmatch(r"\d{1,18}", due) else due}
 
 
 def _content(letter: DeadLetter) -> dict[str, Any]:

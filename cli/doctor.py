@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-import itertools
+import sys
 from pathlib import Path
 from typing import Any
 
 import click
 
 from delaylevel import doctor as examination
-from delaylevel.doctor import ExamOptions, Finding, State
+from delaylevel.doctor import ExamOptions, State
 
 from . import options
 from .command import Settings, examples, pass_settings
-from .output import Column, emit, note
-
-_COLUMNS = (
-    Column("state"),
-    Column("check"),
-    Column("subject", wide=True),
-    Column("says", head="RESULT"),
-)
-_MARKS = {State.OK: "ok", State.WARNING: "warn", State.FAILED: "FAIL", State.SKIPPED: "-"}
+from .output import emit, note
+from .terminal import has_colour, width_of, write
+from .views.findings import finding_view, findings_text
 
 
 @examples(
     "delaylevel doctor",
     "delaylevel doctor orders",
+    "delaylevel doctor orders --all",
     "delaylevel doctor orders --delivery effectively-once --trigger 10s",
     "delaylevel doctor -o jsonl | jq 'select(.state == \"failed\")'",
 )
@@ -46,20 +41,24 @@ _MARKS = {State.OK: "ok", State.WARNING: "warn", State.FAILED: "FAIL", State.SKI
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="Configuration file of a bookie, whose settings brokers do not show.",
 )
+@click.option("--all", "everything", is_flag=True, help="Show all checks, also those that passed.")
 @options.output
 @pass_settings
 def doctor(
     settings: Settings,
     topic: str | None,
     namespace: str,
+    everything: bool,
     output: str,
     **fields: Any,
 ) -> None:
     """Check cluster and level topics, and show remedies.
 
-    Without TOPIC, every level topic of the namespace is checked. --delivery and --trigger describe
-    the mover to check for; --spill-dir adds a check of that folder's disk. The exit code is 1 if a
-    check fails. Nothing is changed.
+    Without TOPIC, every level topic of the namespace is checked. Failures come first, then warnings
+    and checks that could not be made. Checks that passed are only counted; --all shows all checks.
+
+    --delivery and --trigger describe the mover to check for; --spill-dir adds a check of that
+    folder's disk. The exit code is 1 if a check fails. Nothing is changed.
     """
     exam = ExamOptions(**fields)
     connection = settings.connection()
@@ -67,17 +66,12 @@ def doctor(
     failed = [finding for finding in findings if finding.state is State.FAILED]
     warned = [finding for finding in findings if finding.state is State.WARNING]
     skipped = [finding for finding in findings if finding.state is State.SKIPPED]
-    if output in ("table", "wide"):
-        _print_tables(findings, output)
-        for finding in (*failed, *warned):
-            click.echo()
-            click.echo(f"{finding.check} ({finding.subject}):")
-            for problem in (*finding.outcome.problems, *finding.outcome.warnings):
-                click.echo(f"  {problem.says}")
-            for remedy in finding.remedies:
-                click.echo(f"  -> {remedy}")
+    if output in ("json", "jsonl"):
+        emit([finding_view(finding) for finding in findings], (), output)
     else:
-        emit([finding_view(finding) for finding in findings], _COLUMNS, output)
+        width, colour = width_of(sys.stdout), has_colour(sys.stdout)
+        shown = everything or output == "wide"
+        write(findings_text(findings, width, everything=shown, colour=colour))
     note(f"{len(failed)} of {len(findings)} checks failed." if failed else "All is well.")
     if warned:
         note(f"Warnings: {', '.join(finding.check for finding in warned)}.")
@@ -85,29 +79,3 @@ def doctor(
         note(f"Not checked: {', '.join(finding.check for finding in skipped)}.")
     if failed:
         raise SystemExit(1)
-
-
-def finding_view(finding: Finding) -> dict[str, Any]:
-    """Return a finding as one row."""
-    return {
-        "check": finding.check,
-        "subject": finding.subject,
-        "state": finding.state.value,
-        "says": finding.says,
-        "problems": [problem.says for problem in finding.outcome.problems],
-        "warnings": [problem.says for problem in finding.outcome.warnings],
-        "remedies": list(finding.remedies),
-    }
-
-
-def _print_tables(findings: list[Finding], output: str) -> None:
-    """Print a table for the cluster, and one for each level topic under its name."""
-    for topic, found in itertools.groupby(findings, _level_topic):
-        if topic is not None:
-            click.echo(f"\n{topic}")
-        rows = [{**finding_view(one), "state": _MARKS[one.state]} for one in found]
-        emit(rows, _COLUMNS, output)
-
-
-def _level_topic(finding: Finding) -> str | None:
-    return None if finding.check in examination.CLUSTER_CHECKS else finding.subject

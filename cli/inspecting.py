@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
 import sys
-import time
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -16,7 +14,8 @@ from delaylevel.topics.scan import DEFAULT_SLACK_MS
 
 from .command import Settings
 from .delivery import note_undelivered
-from .output import progress
+from .live import Progress, live_region
+from .terminal import width_of
 from .values import DURATION_MS
 
 if TYPE_CHECKING:
@@ -57,42 +56,25 @@ class Reading:
     Nothing is drawn if stderr is not a terminal, or for a read that ends at once.
     """
 
-    _EVERY_S = 0.25
     _LEAST = 20_000
 
     def __init__(self) -> None:
-        self._watched = sys.stderr.isatty()
-        self._messages = 0
-        self._drawn_at = time.monotonic()
-        self._drawn = False
-        self._bar: Any = None
         self._drawing = contextlib.ExitStack()
+        self._region = self._drawing.enter_context(live_region())
+        self._progress = Progress(self._region, "Read", None)
 
     def expect(self, messages: int) -> None:
         """Set the estimated number of messages that follow."""
-        self.close()
-        self._messages = 0
-        if messages >= self._LEAST:
-            self._bar = self._drawing.enter_context(progress("Reading", messages))
+        known = messages if messages >= self._LEAST else None
+        self._progress = Progress(self._region, "Reading" if known else "Read", known)
 
     def tell(self, messages: int) -> None:
         """Add a number of messages that were read."""
-        self._messages += messages
-        if self._bar is not None:
-            self._bar.update(messages)
-            return
-        now = time.monotonic()
-        if self._watched and now - self._drawn_at >= self._EVERY_S:
-            self._drawn_at, self._drawn = now, True
-            click.echo(f"\rRead {self._messages:,} messages", nl=False, err=True)
+        self._progress.update(messages)
 
     def close(self) -> None:
-        """End the bar's line, or erase the count."""
+        """Erase it."""
         self._drawing.close()
-        self._bar = None
-        if self._drawn:
-            self._drawn = False
-            click.echo("\r" + " " * 40 + "\r", nl=False, err=True)
 
 
 def reading() -> contextlib.closing[Reading]:
@@ -102,5 +84,5 @@ def reading() -> contextlib.closing[Reading]:
 
 def screen() -> tuple[int, bool]:
     """Return the width of stdout in characters, and whether stdout is a terminal."""
-    watched = sys.stdout.isatty()
-    return (shutil.get_terminal_size().columns if watched else 80), watched
+    width = width_of(sys.stdout)
+    return width or 80, width is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import click
@@ -35,15 +36,20 @@ from .delivery import note_unsubscribed, undelivered
 from .lifecycle import delete, drain, expand, orphans, set_
 from .output import emit, emit_one, note
 from .pausing import pause, resume
+from .terminal import has_colour, width_of, write
 from .values import DURATION, DURATION_MS, UNIT, Parsed, parse_unit
 from .views.levels import (
     DESCRIBE,
     DESCRIPTION,
+    LEGEND,
     LIST,
+    LIST_LEGEND,
     PARTITIONS,
     description_view,
+    list_table_view,
     list_view,
     partition_view,
+    problem_lines,
     status_view,
 )
 
@@ -226,7 +232,14 @@ def list_(settings: Settings, namespace: str, output: str) -> None:
     with Admin.from_connection(settings.connection()) as admin:
         found = topics.list_level_topics(admin, namespace)
         rows = [_row(admin, item, now_ms) for item in found]
-    emit(rows, LIST, output, empty=f"No level topics in {namespace}.")
+    if output in ("json", "jsonl"):
+        emit(rows, LIST, output)
+        return
+    shown = [list_table_view(row) for row in rows]
+    emit(shown, LIST, output, empty=f"No level topics in {namespace}.", legend=LIST_LEGEND)
+    problems = problem_lines(rows, width_of(sys.stdout), has_colour(sys.stdout))
+    if problems:
+        write(problems)
 
 
 def _row(admin: Admin, item: topics.FoundLevelTopic, now_ms: int) -> dict[str, Any]:
@@ -262,7 +275,7 @@ def describe(settings: Settings, topic: str, output: str) -> None:
     if output == "jsonl":
         emit(rows, PARTITIONS, output)
         return
-    emit_one(state, DESCRIBE, output)
+    emit_one(state, DESCRIBE, output, legend=LEGEND)
     shown = rows if output == "wide" else [row for row in rows if row["backlog_entries"]]
     if shown:
         click.echo()

@@ -26,7 +26,7 @@ from .values import Parsed, parse_unit
 from .views.levels import DESCRIPTION, description_view
 
 _DRAINED = (
-    Column("topic", head="LEVEL TOPIC"),
+    Column("topic", "topic", head="LEVEL TOPIC"),
     Column("window", "number", head="HANDED OFF"),
     Column("due", "number", head="DELIVERED"),
     Column("dead", "number", head="DEAD LETTERS"),
@@ -35,20 +35,20 @@ _DRAINED = (
     Column("left", "number", head="STILL HELD"),
 )
 _DELETED = (
-    Column("topic", head="LEVEL TOPIC"),
+    Column("topic", "topic", head="LEVEL TOPIC"),
     Column("deleted"),
     Column("drained", "number"),
     Column("discarded_entries", "number", head="DISCARDED"),
 )
 _ORPHANS = (
-    Column("topic", head="LEVEL TOPIC"),
-    Column("missing", head="TARGETS GONE"),
+    Column("topic", "topic", head="LEVEL TOPIC"),
+    Column("missing", "topic", head="TARGETS GONE"),
     Column("entirely", head="ALL GONE"),
     Column("parked", "number"),
     Column("held", "number"),
-    Column("dead_letters", "number"),
+    Column("dead_letters", "number", rank=1),
     Column("window", "number", wide=True),
-    Column("part_of"),
+    Column("part_of", "topic"),
 )
 _allow_early = click.option(
     "--allow-early",

@@ -14,12 +14,26 @@ import click
 
 from delaylevel.cluster import client_log
 
+from .terminal import width_of, wrapped
+
 FORMATS = ("text", "json")
 #: Name of the logger of the program's own messages.
 PROGRAM = "delaylevel.cli"
 
 _TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 _json = False
+
+
+class _StderrHandler(logging.Handler):
+    """Handler that writes to the present ``sys.stderr``, which a live region replaces."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a record."""
+        try:
+            sys.stderr.write(self.format(record) + "\n")
+            sys.stderr.flush()
+        except Exception:  # as in `logging.StreamHandler`
+            self.handleError(record)
 
 
 class JsonFormatter(logging.Formatter):
@@ -53,10 +67,12 @@ def configure(log_format: str, level: int) -> None:
     """
     global _json
     _json = log_format == "json"
-    handler = logging.StreamHandler(sys.stderr)
+    handler = _StderrHandler()
     handler.setFormatter(JsonFormatter() if _json else logging.Formatter(_TEXT))
     logging.basicConfig(handlers=[handler], level=level)
-    client_log.redirect(_log_client_line if _json else None)
+    # On a terminal, the client's lines share the writer of the lines that are drawn in place.
+    plain = _print_client_line if sys.stderr.isatty() else None
+    client_log.redirect(_log_client_line if _json else plain)
     logging.captureWarnings(_json)
     if _json:
         sys.excepthook = _log_crash
@@ -71,10 +87,21 @@ def is_json() -> bool:
 def tell(message: str, level: int = logging.INFO) -> None:
     """Print a message of the program on stderr, whatever the level of the log."""
     if not _json:
-        click.echo(message, err=True)
+        click.echo(_for_people(message), err=True)
         return
     record = logging.LogRecord(PROGRAM, level, "", 0, message, None, None)
     click.echo(JsonFormatter().format(record), err=True)
+
+
+def _for_people(message: str) -> str:
+    """Return a message with its lines wrapped between words, if stderr is a terminal."""
+    width = width_of(sys.stderr)
+    return "\n".join(wrapped(line, width) for line in message.splitlines())
+
+
+def _print_client_line(line: str) -> None:
+    """Print a line of the Pulsar client as it is."""
+    click.echo(line, err=True)
 
 
 def _log_client_line(line: str) -> None:

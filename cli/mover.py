@@ -21,7 +21,8 @@ from delaylevel.model.formatting import format_duration
 from . import options
 from .command import Settings, examples, pass_settings
 from .deploy import COMMANDS
-from .output import is_live, note
+from .live import live_region
+from .output import note
 from .serving import serve_metrics
 
 if TYPE_CHECKING:
@@ -192,11 +193,11 @@ def run(
         nonlocal moved, left_out
         left_out += dropped(progress)
         moved += progress.numInputRows - dropped(progress)
-        if is_live():
-            rate = progress.processedRowsPerSecond
-            click.echo(f"\r{moved:,} moved, {rate:,.0f}/s in the last batch ", nl=False, err=True)
+        rate = progress.processedRowsPerSecond
+        region.show(f"{rate:,.0f}/s in the last batch · since the start: {moved:,} moved")
 
-    job.run(show)
+    with live_region() as region:
+        job.run(show)
     note(f"{moved:,} messages moved." + (f" {left_out:,} dropped by the steps." if steps else ""))
     if signals > 1:
         note("The last batch is not finished; the next run repeats it.")
@@ -256,11 +257,11 @@ def _run_local(
         def show() -> None:
             found = service.stats()
             states.show(found)
-            if is_live():
-                moved = sum(stats.report.total for stats in found.values())
-                click.echo(f"\r{moved:,} moved ", nl=False, err=True)
+            moved = sum(stats.report.total for stats in found.values())
+            region.show(f"since the start: {moved:,} moved")
 
-        service.run(show)
+        with live_region() as region:
+            service.run(show)
         moved = sum(stats.report.total for stats in service.stats().values())
         note(f"{moved:,} messages moved.")
 

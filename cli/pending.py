@@ -27,10 +27,10 @@ _ROWS: tuple[Column, ...] = (
     Column("key"),
     Column("size", "number"),
     Column("place", head="WAITS IN"),
-    Column("target", wide=True, head="FOR"),
+    Column("target", "topic", wide=True, head="FOR"),
     Column("publish_ms", "time", wide=True, head="PUBLISHED"),
     Column("application", wide=True, head="PROPERTIES"),
-    Column("id", wide=True),
+    Column("id", "id", wide=True),
 )
 _AVERAGE = (
     Column("attribute"),

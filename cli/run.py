@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
+import sys
 import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -19,9 +19,11 @@ from delaylevel.model.topic_name import parse_namespace
 from . import options
 from .command import examples, pass_connection, settings_of
 from .dispatcher import dispatch_settings, tune_interpreter
+from .live import LiveRegion, live_region
 from .mover import MoverStates
-from .output import is_live, note
+from .output import note
 from .serving import serve_metrics
+from .terminal import has_colour
 
 if TYPE_CHECKING:
     from delaylevel.mover.topic_thread import MoverStats
@@ -110,34 +112,31 @@ def run(
         if namespace is not None:
             note(f"Level topics that are created in {namespace} are served, too.")
         note("Ctrl-C ends it.")
-        progress = _Progress(service)
-        service.run(progress.show)
+        with live_region(keep=True) as region:
+            progress = _Progress(service, region)
+            service.run(progress.show)
         progress.end()
 
 
 class _Progress:
     """The progress of a service: a live table on a terminal, else a line now and then."""
 
-    def __init__(self, service: LocalService) -> None:
+    def __init__(self, service: LocalService, region: LiveRegion) -> None:
         from .views.service import ServiceView
 
         self._service = service
         self._view = ServiceView()
         self._states = MoverStates()
-        self._live = is_live()
-        self._drawn = 0
+        self._region = region
         self._counts = (0, 0)
         self._line_s = time.monotonic() + _LINE_EVERY_S
 
     def show(self) -> None:
         """Update the view; called once a second."""
         self._update()
-        if self._live:
-            size = shutil.get_terminal_size()
-            text = self._view.table(size.columns, size.lines - 1)
-            up = f"\x1b[{self._drawn}A" if self._drawn else ""
-            click.echo(f"{up}\x1b[J{text}", err=True)
-            self._drawn = text.count("\n") + 1
+        if self._region.live:
+            columns, lines = self._region.size
+            self._region.show(self._view.table(columns, lines, has_colour(sys.stderr)))
             return
         self._states.show(self._movers())
         if time.monotonic() >= self._line_s:

@@ -29,7 +29,7 @@ from .output import Column, emit_one, note, progress
 from .values import DURATION, TIME
 
 _COLUMNS = (
-    Column("topic"),
+    Column("topic", "topic"),
     Column("sent", "number"),
     Column("failed", "number"),
     Column("message_id"),

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import itertools
+import sys
+from contextlib import AbstractContextManager, nullcontext
 from time import sleep
 
 import click
 
+from delaylevel.inspection.flow import Flow
+
 from . import options
 from .command import Settings, examples, pass_settings
 from .inspecting import inspector, screen
+from .live import LiveRegion, live_region
 from .output import emit_one
+from .terminal import has_colour, write
 from .values import DURATION_MS
 from .views.flow import flow_text, flow_view
 
-# Cursor to the top left corner, then erase everything below it.
-_HOME = "\x1b[H\x1b[J"
 _SHORTEST_S = 0.2
 
 
@@ -51,16 +55,29 @@ def top(settings: Settings, topic: str, every_ms: int, refreshes: int | None, ou
     turns = itertools.count() if live and refreshes is None else range(refreshes or 1)
     pause_s = max(_SHORTEST_S, every_ms / 1000)
     try:
-        with inspector(settings, topic) as look:
+        with inspector(settings, topic) as look, _drawn_on_stdout(live) as region:
             before = look.flow()
+            _draw(region, None, before)
             for _ in turns:
                 sleep(pause_s)
                 now = look.flow()
                 if output in ("json", "jsonl"):
                     emit_one(flow_view(before, now), (), output)
+                elif region.live:
+                    _draw(region, before, now)
                 else:
-                    text = flow_text(before, now, width)
-                    click.echo(f"{_HOME}{text}" if live else text)
+                    write(flow_text(before, now, width, colour=has_colour(sys.stdout)))
                 before = now
     except KeyboardInterrupt:
-        click.echo()  # Ctrl-C is the normal end
+        pass  # Ctrl-C is the normal end
+
+
+def _draw(region: LiveRegion, before: Flow | None, now: Flow) -> None:
+    if region.live:
+        width, height = region.size
+        region.show(flow_text(before, now, width, height, colour=has_colour(sys.stdout)))
+
+
+def _drawn_on_stdout(live: bool) -> AbstractContextManager[LiveRegion]:
+    """Open a region on stdout that leaves its last text, or one that shows nothing."""
+    return live_region(sys.stdout, keep=True) if live else nullcontext(LiveRegion(None))

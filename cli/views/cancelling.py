@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
-from delaylevel.cli.output import Column
+from delaylevel.cli.tables import Column
+from delaylevel.cli.terminal import Tone
 from delaylevel.model.outcome import Outcome, Receipt
 from delaylevel.producer.receipts import accepted
 
+_TONES: dict[str, Tone] = {"failed": "red", "too late": "yellow", "unknown": "yellow"}
 OUTCOMES: tuple[Column, ...] = (
-    Column("id"),
-    Column("outcome"),
-    Column("due_ms", "time"),
-    Column("released_ms", "time"),
-    Column("reason"),
-    Column("target", wide=True, head="FOR"),
+    Column("id", "id"),
+    Column("outcome", tone=lambda outcome, _: _TONES.get(outcome)),
+    Column("due_ms", "time", rank=1),
+    Column("released_ms", "time", rank=2),
+    Column("reason", rank=3),
+    Column("target", "topic", wide=True, head="FOR"),
     Column("decided_ms", "time", wide=True),
 )
-RESCHEDULED = (*OUTCOMES, Column("new_id", head="NEW ID"), Column("new_due_ms", "time"))
+RESCHEDULED = (*OUTCOMES, Column("new_id", head="NEW ID"), Column("new_due_ms", "time", rank=1))
 
 
 def outcome_view(one: Outcome) -> dict[str, Any]:

@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from delaylevel.cli.output import Column, render
+from delaylevel.cli.tables import Column, format_second, red_if_any, render
+from delaylevel.cli.terminal import Tone, painted
 from delaylevel.inspection.flow import Flow, Rates, Stage, quantile, rates
-from delaylevel.model.formatting import format_duration, format_instant
+from delaylevel.model.formatting import format_duration
 from delaylevel.model.level_topic import Role
 from delaylevel.model.pauses import ALL
 
-from .text import local, shortened
+from .text import cut, local
+
+_COLUMNS = (
+    Column("stage"),
+    Column("pending", "number", head="ENTRIES", tone=lambda _, row: row["wrong"]),
+    Column("change", "number", head="CHANGE/s"),
+    Column("in", "number", head="IN/s"),
+    Column("out", "number", head="OUT/s"),
+    Column("behind", "number", tone=red_if_any),
+    Column("next", "number", head="NEXT HAND-OFF"),
+)
+# Roles of topics in which only what went wrong waits.
+_WRONG: dict[Role | None, Tone] = {Role.HELD: "yellow", Role.DEAD_LETTER: "red"}
+_LEGEND = "ENTRIES wait now, a batch is one; IN/s and OUT/s are messages."
 
 
 def flow_view(before: Flow | None, now: Flow) -> dict[str, Any]:
@@ -33,41 +48,59 @@ def _consumers(now: Flow, role: Role) -> list[str]:
     return sorted({name for stage in now.stages if stage.role is role for name in stage.alive})
 
 
-def flow_text(before: Flow | None, now: Flow, width: int) -> str:
-    """Return a flow for a person, in lines of at most ``width`` characters."""
+def flow_text(
+    before: Flow | None,
+    now: Flow,
+    width: int,
+    height: int | None = None,
+    *,
+    colour: bool = False,
+) -> str:
+    """Return a flow for a person, in lines of at most ``width`` cells.
+
+    Args:
+        height: the most lines; business topics are left out beyond it. None for any.
+        colour: True to colour what is wrong.
+    """
     changes = rates(before, now)
-    rows = [_stage_row(stage, changes[stage.name], now.now_ms) for stage in now.stages]
-    columns = (
-        Column("stage"),
-        Column("pending", "number", head="ENTRIES"),
-        Column("change", "number", head="CHANGE/s"),
-        Column("in", "number", head="IN/s"),
-        Column("out", "number", head="OUT/s"),
-        Column("behind", "number"),
-        Column("next", "number", head="NEXT HAND-OFF"),
-    )
-    lines = [f"{local(now.topic)} at {format_instant(now.now_ms)[:19]}Z", ""]
-    lines += render(rows, columns).splitlines()
-    lines += ["", *_processes(now), _lateness(now), *_pauses(now)]
-    return "\n".join(shortened(line, width) for line in lines)
+    below = ["", *_processes(now, width), (_lateness(now), None), *_pauses(now), (_LEGEND, None)]
+    foot = [one if isinstance(one, tuple) else (one, None) for one in below]
+    room = len(now.stages) if height is None else max(4, height - len(foot) - 3)
+    shown, left_out = _most_important(now.stages, room)
+    rows = [_stage_row(stage, changes[stage.name], now.now_ms) for stage in shown]
+    lines = [cut(f"{local(now.topic)} at {format_second(now.now_ms)}", width), ""]
+    lines += render(rows, _COLUMNS, width=width, colour=colour).splitlines()
+    if left_out:
+        lines.append(f"and {left_out} more business topics")
+    lines += [painted(cut(text, width), tone if colour else None) for text, tone in foot]
+    return "\n".join(lines)
 
 
-def _processes(now: Flow) -> list[str]:
-    levels = [stage for stage in now.stages if stage.role is Role.LEVEL]
-    alone = sum(stage.unattended for stage in levels)
-    text = ", ".join(_consumers(now, Role.LEVEL)) or "none"
-    if alone:
-        text += f" ({alone} level partitions have none)"
-    lines = [f"movers:       {text}"]
+def _most_important(stages: Sequence[Stage], room: int) -> tuple[list[Stage], int]:
+    """Return the stages to show, without the last business topics if there are too many."""
+    excess = max(0, len(stages) - room)
+    business = [stage for stage in stages if stage.role is None]
+    excess = min(excess + 1, len(business)) if excess else 0  # a line says so
+    left_out = business[len(business) - excess :]
+    return [stage for stage in stages if stage not in left_out], len(left_out)
+
+
+def _processes(now: Flow, width: int) -> list[tuple[str, Tone | None]]:
+    lines = [_consumers_line("movers:       ", now, Role.LEVEL, width)]
     (window,) = [stage for stage in now.stages if stage.role is Role.WINDOW]
     if window.estimate:
-        lines.append("dispatchers:  not needed, the broker delivers")
+        lines.append(("dispatchers:  not needed, the broker delivers", None))
     else:
-        text = ", ".join(_consumers(now, Role.WINDOW)) or "none"
-        if window.unattended:
-            text += f" ({window.unattended} window partitions have none)"
-        lines.append(f"dispatchers:  {text}")
-    return [*lines, f"producers:    {now.producers} on the levels, movers included"]
+        lines.append(_consumers_line("dispatchers:  ", now, Role.WINDOW, width))
+    return [*lines, (f"producers:    {now.producers} on the levels, movers included", None)]
+
+
+def _consumers_line(title: str, now: Flow, role: Role, width: int) -> tuple[str, Tone | None]:
+    found = _consumers(now, role)
+    alone = sum(stage.unattended for stage in now.stages if stage.role is role)
+    more = f" ({alone} {role.value} partitions have none)" if alone else ""
+    names = cut(", ".join(found) or "none", width - len(title) - len(more))
+    return f"{title}{names}{more}", "red" if not found else "yellow" if alone else None
 
 
 def _lateness(now: Flow) -> str:
@@ -80,10 +113,13 @@ def _lateness(now: Flow) -> str:
     )
 
 
-def _pauses(now: Flow) -> list[str]:
+def _pauses(now: Flow) -> list[tuple[str, Tone | None]]:
     return [
-        f"paused:       {'all targets' if name == ALL else shortened(local(name), 30)} since "
-        f"{format_instant(since_ms)[:19]}Z"
+        (
+            f"paused:       {'all targets' if name == ALL else cut(local(name), 30)} since "
+            f"{format_second(since_ms)}",
+            "yellow",
+        )
         for name, since_ms in now.paused
     ]
 
@@ -111,7 +147,8 @@ def _stage_row(stage: Stage, change: Rates, now_ms: int) -> dict[str, Any]:
     if stage.role is Role.WINDOW and stage.estimate:
         comes_in = None  # without a window topic the rate is that of the business topic
     return {
-        "stage": shortened(local(stage.name), 30) if stage.role is None else stage.name,
+        "stage": local(stage.name) if stage.role is None else stage.name,
+        "wrong": _WRONG.get(stage.role) if pending else None,
         "pending": None if pending is None else f"{about}{pending:,}",
         "change": None if change.pending is None else f"{change.pending:+,.1f}",
         "in": comes_in,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from delaylevel.cli.output import Column, render
-from delaylevel.inspection.horizon import DueWithin, Horizon, Part
+from delaylevel.inspection.horizon import DueWithin, Horizon, Part, bucket_length_ms
 from delaylevel.model.formatting import format_duration, format_instant
 from delaylevel.model.level_topic import Role
 
@@ -18,9 +18,9 @@ from .text import (
     chart,
     count,
     local,
+    period,
     rate,
     short,
-    shortened,
 )
 
 
@@ -144,24 +144,37 @@ def _within_lines(
 
 
 def _profile_bars(found: Horizon, width: int) -> str:
+    """Return the messages of each period, with bars of their number per time.
+
+    The first period begins now, and so is shorter than the others. A bar of its number alone would
+    look like a drop.
+    """
     labels = [bucket_label(row.from_ms, found.bucket_ms) for row in found.profile]
-    labels[0] = "now" if found.profile[0].from_ms == found.now_ms else labels[0]
+    first = found.profile[0]
+    length_ms = bucket_length_ms(first, found.bucket_ms)
+    if first.from_ms == found.now_ms:
+        labels[0] = "now"
     counts = [count(row.messages, found.exact) for row in found.profile]
-    most = max(row.messages for row in found.profile) or 1
-    return chart(
+    densities = [row.messages / bucket_length_ms(row, found.bucket_ms) for row in found.profile]
+    most = max(densities) or 1
+    text = chart(
         ["DUE FROM (UTC)", *labels],
         ["MESSAGES", *counts],
-        [0.0, *(row.messages / most for row in found.profile)],
+        [0.0, *(density / most for density in densities)],
         width,
     )
+    if length_ms < found.bucket_ms:
+        text += (
+            f"\nBars are messages per {period(found.bucket_ms)}; "
+            f"the first row covers {format_duration(length_ms)}."
+        )
+    return text
 
 
 def _targets_table(found: Horizon, width: int) -> str:
     rows = [
-        {
-            "target": shortened(local(name), max(10, width - 20)),
-            "messages": count(messages, found.exact),
-        }
+        {"target": name, "messages": count(messages, found.exact)}
         for name, messages in sorted(found.targets.items(), key=lambda pair: -pair[1])
     ]
-    return render(rows, (Column("target", head="FOR"), Column("messages", "number")))
+    columns = (Column("target", "topic", head="FOR"), Column("messages", "number"))
+    return render(rows, columns, width=width)

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
-from delaylevel.cli.output import Column
+from delaylevel.cli.tables import Column, red_if_any, yellow_if_any
+from delaylevel.cli.terminal import painted, wrapped
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription
 from delaylevel.model.pauses import ALL
+from delaylevel.model.topic_name import TopicName
 from delaylevel.topics.registry import FoundLevelTopic
 from delaylevel.topics.status import LevelTopicStatus, PartitionStatus
 
 DESCRIPTION = (
-    Column("topic", head="LEVEL TOPIC"),
+    Column("topic", "topic", head="LEVEL TOPIC"),
     Column("strategy"),
-    Column("targets"),
+    Column("targets", "topic"),
     Column("partitions", "number"),
     Column("mover"),
     Column("final_window"),
@@ -25,39 +28,55 @@ DESCRIPTION = (
     Column("expire_after_ms", "duration", wide=True),
     Column("expired", wide=True),
     Column("features", wide=True),
-    Column("paused"),
+    Column("paused", "topic", tone=yellow_if_any),
 )
 STATE = (
     Column("backlog_entries", "number", head="BACKLOG"),
     Column("next_hand_off_ms", "time"),
-    Column("behind_ms", "duration"),
-    Column("mover_alive", head="CONSUMED"),
+    Column("behind_ms", "duration", tone=red_if_any),
+    Column("mover_alive", head="CONSUMED", tone=lambda alive, _: None if alive else "red"),
 )
-LIST = (*DESCRIPTION, *STATE, Column("problem"))
+# In a narrow terminal, what is set gives way to what happens.
+_LIST_RANKS = {
+    "final_window": 9,
+    "mover": 8,
+    "partitions": 7,
+    "targets": 6,
+    "mover_alive": 5,
+    "paused": 4,
+    "strategy": 3,
+    "next_hand_off_ms": 2,
+}
+LIST = (
+    *(replace(column, rank=_LIST_RANKS.get(column.key, 0)) for column in (*DESCRIPTION, *STATE)),
+    Column("problem_count", "number", head="PROBLEMS", tone=red_if_any),
+)
 DESCRIBE = (
     *DESCRIPTION,
     *STATE,
-    Column("held_entries", "number", head="HELD"),
-    Column("dead_letter_entries", "number", head="DEAD LETTERS"),
+    Column("held_entries", "number", head="HELD", tone=yellow_if_any),
+    Column("dead_letter_entries", "number", head="DEAD LETTERS", tone=red_if_any),
     Column("window_entries", "number", head="WINDOW"),
     Column("log_entries", "number", head="RELEASE LOG"),
     Column("outcome_entries", "number", head="OUTCOMES", wide=True),
     Column("consumers"),
     Column("dispatchers"),
-    Column("problems"),
+    Column("problems", tone=red_if_any),
 )
 PARTITIONS = (
     Column("level_name", head="LEVEL"),
     Column("partition", "number"),
     Column("backlog_entries", "number", head="BACKLOG"),
-    Column("oldest_publish_ms", "time"),
+    Column("oldest_publish_ms", "time", rank=3),
     Column("oldest_hand_off_ms", "time"),
-    Column("next_hand_off_ms", "time"),
-    Column("behind_ms", "duration"),
+    Column("next_hand_off_ms", "time", rank=2),
+    Column("behind_ms", "duration", tone=red_if_any),
     Column("storage_bytes", "number", head="BYTES", wide=True),
-    Column("consumers", head="CONSUMED BY"),
-    Column("topic", wide=True),
+    Column("consumers", head="CONSUMED BY", rank=1),
+    Column("topic", "topic", wide=True),
 )
+LIST_LEGEND = "BACKLOG counts entries in the levels: a batch is one."
+LEGEND = "BACKLOG, HELD, DEAD LETTERS, WINDOW and RELEASE LOG count entries: a batch is one."
 
 
 def description_view(description: LevelTopicDescription) -> dict[str, Any]:
@@ -94,10 +113,37 @@ def list_view(
         undelivered: a line for each mover and dispatcher that is missing.
     """
     if found.description is None or at is None:
-        return {"topic": found.topic, "problem": found.problem}
+        return {"topic": found.topic, "problem": found.problem, "problems": [found.problem]}
     problems = _problems(at, undelivered)
     problem = f"{len(problems)}: {problems[0]}" if problems else None
-    return {**description_view(found.description), **_state_view(at), "problem": problem}
+    return {
+        **description_view(found.description),
+        **_state_view(at),
+        "problem": problem,
+        "problems": problems,
+    }
+
+
+def list_table_view(view: dict[str, Any]) -> dict[str, Any]:
+    """Return the row of `list_view` for a table, which has the number of problems."""
+    return {**view, "problem_count": len(view["problems"])}
+
+
+def problem_lines(rows: Sequence[dict[str, Any]], width: int | None, colour: bool) -> str:
+    """Return the problems below the table of a list: a paragraph for each level topic.
+
+    Args:
+        rows: the rows of `list_view`.
+        width: number of cells of a line; None for any.
+        colour: True to colour the names.
+    """
+    lines = []
+    for row in rows:
+        if row["problems"]:
+            name = TopicName.parse(row["topic"]).short
+            lines += ["", painted(name, "red" if colour else None)]
+            lines += [wrapped(line, width, "  ", "    ") for line in _some(row["problems"])]
+    return "\n".join(lines)
 
 
 def status_view(at: LevelTopicStatus, undelivered: Sequence[str] = ()) -> dict[str, Any]:

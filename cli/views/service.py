@@ -8,29 +8,31 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from delaylevel.cli.output import Column, render
+from delaylevel.cli.tables import yellow_if_any
 from delaylevel.dispatcher.stats import OwnerStats, quantile_ms, total_lateness
 from delaylevel.model.formatting import format_duration
 from delaylevel.mover.topic_thread import MoverStats
 
-from .text import local, shortened
+from .text import cut, local
 
 Owners = Mapping[tuple[str, int], OwnerStats]
 Movers = Mapping[str, MoverStats]
 
-# The first ones fit 80 characters.
+# First the present state and rates, then the totals of this process.
 _COLUMNS = (
     Column("topic", head="LEVEL TOPIC"),
-    Column("moved", "number"),
-    Column("moved_rate", "number", head="/s"),
     Column("pending", "number"),
-    Column("released", "number"),
-    Column("released_rate", "number", head="/s"),
+    Column("next_ms", "duration", head="NEXT IN", rank=2),
+    Column("moved_rate", "number", head="MOVED/s"),
+    Column("released_rate", "number", head="RELEASED/s"),
+    Column("moved", "number", rank=3),
+    Column("released", "number", rank=1),
     Column("p99_ms", "duration", head="P99 LATE"),
-    Column("next_ms", "duration", head="NEXT IN"),
-    Column("held", "number"),
-    Column("mover"),
-    Column("window"),
+    Column("held", "number", tone=yellow_if_any),
+    Column("mover", tone=lambda state, _: "red" if state == "failing" else None),
+    Column("window", rank=4),
 )
+_LEGEND = "MOVED, RELEASED, P99 LATE and HELD count from the start of this process."
 
 
 @dataclass
@@ -86,13 +88,15 @@ class ServiceView:
                 }
             )
 
-    def table(self, width: int, height: int) -> str:
-        """Return the rows as a table that fits a terminal."""
-        lines = render(self.rows, _COLUMNS).splitlines()
+    def table(self, width: int, height: int, colour: bool = False) -> str:
+        """Return the rows as a table that fits a terminal, and a legend if it has room."""
+        lines = render(self.rows, _COLUMNS, width=width, colour=colour).splitlines()
         if len(lines) > height:
             left_out = len(lines) - height + 1
             lines = [*lines[: height - 1], f"and {left_out} more"]
-        return "\n".join(shortened(line, width) for line in lines)
+        elif len(lines) < height:
+            lines.append(cut(_LEGEND, width))
+        return "\n".join(lines)
 
     def lines(self) -> list[str]:
         """Return one line for each level topic, for a log."""
@@ -145,9 +149,10 @@ def released_line(found: Iterable[OwnerStats], released: int, rate: int, now_ms:
     recovering = sum(stats.state == "recovering" for stats in mine)
     line = f"{len(mine)} partitions"
     line += f" ({recovering} recovering)" if recovering else ""
-    line += f" · {window['pending'] or 0:,} pending · {released:,} released, {rate:,}/s"
-    line += f" · p99 {format_duration(window['p99_ms'])} late" if window["p99_ms"] else ""
-    line += f" · {window['held']:,} held" if window["held"] else ""
+    line += f" · {window['pending'] or 0:,} pending"
     if window["next_ms"] is not None:
-        line += f" · next in {format_duration(window['next_ms'])}"
+        line += f", next in {format_duration(window['next_ms'])}"
+    line += f" · {rate:,}/s · since the start: {released:,} released"
+    line += f", p99 {format_duration(window['p99_ms'])} late" if window["p99_ms"] else ""
+    line += f", {window['held']:,} held" if window["held"] else ""
     return line

@@ -5,11 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime, timezone
 
+from delaylevel.cli.terminal import cells, cut, padded
+from delaylevel.model.formatting import exact_duration
 from delaylevel.model.topic_name import TopicName
+
+__all__ = ["DAY_MS", "LONGEST_BAR", "SHORTEST_BAR", "bar", "bucket_label", "chart", "count", "cut"]
+__all__ += ["local", "period", "rate", "short"]
 
 DAY_MS = 86_400_000
 SHORTEST_BAR = 6
 LONGEST_BAR = 30
+_PERIODS = {1000: "second", 60_000: "minute", 3_600_000: "hour", DAY_MS: "day", 7 * DAY_MS: "week"}
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
@@ -27,10 +33,10 @@ def bar(share: float, width: int) -> str:
 
 def chart(labels: Sequence[str], counts: Sequence[str], shares: Sequence[float], width: int) -> str:
     """Return horizontal bars with a label and a count in front of each; row 0 is the header."""
-    left, right = max(map(len, labels)), max(map(len, counts))
+    left, right = max(map(cells, labels)), max(map(len, counts))
     room = max(SHORTEST_BAR, min(LONGEST_BAR * 2, width - left - right - 6))
     return "\n".join(
-        f"{label.ljust(left)}   {figure.rjust(right)}   {bar(share, room)}".rstrip()
+        f"{padded(label, left)}   {figure.rjust(right)}   {bar(share, room)}".rstrip()
         for label, figure, share in zip(labels, counts, shares, strict=True)
     )
 
@@ -55,11 +61,6 @@ def short(messages: float, exact: bool) -> str:
     return f"{'' if exact else '~'}{value:.{digits}f}{unit}"
 
 
-def shortened(text: str, width: int) -> str:
-    """Return a text cut to a width; ``…`` marks the cut."""
-    return text if len(text) <= width else text[: max(0, width - 1)] + "…"
-
-
 def rate(per_second: float | None) -> str:
     """Return a rate in the smallest unit in which it is at least 1: s, min, h or d."""
     if per_second is None:
@@ -68,6 +69,11 @@ def rate(per_second: float | None) -> str:
         if per_second * factor >= 1 or unit == "d":
             return f"{per_second * factor:,.1f}/{unit}" if per_second else "0"
     raise AssertionError("unreachable: the last unit always returns")
+
+
+def period(length_ms: int) -> str:
+    """Return the name of a period: ``hour``, ``day`` or ``5m``."""
+    return _PERIODS.get(length_ms) or exact_duration(length_ms)
 
 
 def local(topic: str) -> str:

@@ -55,7 +55,8 @@ class DueWithin:
         within_ms: the duration in ms; 0 for overdue messages only, None for all messages.
         messages: number of messages.
         parts: number of messages by the name of the part.
-        per_second: the mean rate, in messages per second; None without a duration.
+        per_second: the mean rate of what is due within the duration and not overdue, in messages
+            per second; None without a duration.
         exact: True if the messages were counted, False for an estimate.
     """
 
@@ -94,8 +95,9 @@ class Horizon:
         now_ms: the moment, ms since the epoch.
         parts: the parts: levels coarse to fine, the window, held messages.
         within: a row for overdue, a minute, an hour, a day, a week, and any time.
-        profile: buckets of equal length from now on; empty if nothing is due from now on.
-        bucket_ms: their length in ms.
+        profile: buckets from now on; empty if nothing is due from now on.
+        bucket_ms: their length in ms. The first one is shorter: it begins now, and ends at a whole
+            multiple of the length.
         targets: number of messages for each business topic.
         last_due_ms: the last due time; None if nothing is pending.
         damaged: number of messages whose due time cannot be read; no other count includes them.
@@ -175,6 +177,11 @@ def bucket_edges(now_ms: int, last_due_ms: int | None) -> tuple[int, list[int]]:
     return length, [now_ms, *range(first + length, end + 1, length)]
 
 
+def bucket_length_ms(bucket: Bucket, usual_ms: int) -> int:
+    """Return the length of a bucket in ms; the usual one if it has no end."""
+    return usual_ms if bucket.before_ms is None else bucket.before_ms - bucket.from_ms
+
+
 def edges(now_ms: int, last_due_ms: int | None) -> list[int]:
     """Return every time for which :func:`build` calls ``before`` of a distribution."""
     times = {now_ms + within for within, _ in WITHIN}
@@ -202,12 +209,16 @@ def build(
     def counts(messages: Callable[[Distribution], float]) -> dict[str, int]:
         return _settled({part.name: round(messages(one)) for part, one in parts.items()})
 
+    overdue = counts(lambda one: one.before(now_ms))
+
     def due_within(label: str, within_ms: int | None) -> DueWithin:
         by_part = counts(
             lambda one: one.total if within_ms is None else one.before(now_ms + within_ms)
         )
         messages = sum(by_part.values())
-        rate = messages / within_ms * SECOND if within_ms else None
+        # What is overdue is no part of the rate at which messages become due.
+        coming = messages - (sum(overdue.values()) if within_ms else 0)
+        rate = max(0, coming) / within_ms * SECOND if within_ms else None
         return DueWithin(label, within_ms, messages, by_part, rate, all_exact)
 
     def bucket(from_ms: int, before_ms: int | None) -> Bucket:

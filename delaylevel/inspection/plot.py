@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from delaylevel.errors import DelayLevelError, InvalidInputError, MissingExtraError
+from delaylevel.model.formatting import exact_duration
 
-from .horizon import Horizon
+from .horizon import Horizon, bucket_length_ms
 
 _SUFFIXES = (".png", ".svg")
 
@@ -57,23 +58,37 @@ def save_plot(found: Horizon, path: Path) -> None:
 
 
 def _draw(axes: Any, found: Horizon) -> None:
+    """Draw a histogram whose bars have areas in proportion to their messages.
+
+    The first bucket is shorter than the others, so heights are messages per time.
+    """
     starts = [_utc(row.from_ms) for row in found.profile]
-    days = [
-        ((row.before_ms or row.from_ms + found.bucket_ms) - row.from_ms) / 86_400_000
-        for row in found.profile
-    ]
-    base = [0] * len(starts)
+    lengths = [bucket_length_ms(row, found.bucket_ms) for row in found.profile]
+    days = [length / 86_400_000 for length in lengths]
+    base = [0.0] * len(starts)
     for part in found.parts:
-        heights = [row.parts[part.name] for row in found.profile]
+        heights = [
+            row.parts[part.name] * found.bucket_ms / length
+            for row, length in zip(found.profile, lengths, strict=True)
+        ]
         if any(heights):
-            axes.bar(starts, heights, days, base, align="edge", label=part.name, linewidth=0)
+            axes.bar(
+                starts,
+                heights,
+                days,
+                base,
+                align="edge",
+                label=part.name,
+                linewidth=0.8,
+                edgecolor="white",
+            )
             base = [low + high for low, high in zip(base, heights, strict=True)]
-    about = "" if found.exact else "about "
-    topic = (found.target or found.topic).rpartition("/")[2]
-    axes.set_title(f"{topic}: {about}{found.messages:,} messages pending", loc="left")
+    axes.set_title(_title(found), loc="left")
     axes.set_xlabel(f"due (UTC), seen from {_utc(found.now_ms):%Y-%m-%d %H:%M:%S}")
-    axes.set_ylabel("messages")
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    axes.set_ylabel(f"messages per {exact_duration(found.bucket_ms)}")
+    axes.yaxis.set_major_formatter(
+        lambda value, _: f"{value:,.0f}" if value >= 10 else f"{value:g}"
+    )
     axes.spines[["top", "right"]].set_visible(False)
     if starts:
         axes.legend(frameon=False)
@@ -82,6 +97,14 @@ def _draw(axes: Any, found: Horizon) -> None:
         axes.text(0.5, 0.5, "nothing is pending", ha="center", transform=axes.transAxes)
         axes.set_xticks([])
         axes.set_yticks([])
+
+
+def _title(found: Horizon) -> str:
+    topic = (found.target or found.topic).rpartition("/")[2]
+    about = "" if found.exact else "about "
+    overdue = found.within[0].messages
+    title = f"{topic}: {about}{found.messages:,} messages pending"
+    return f"{title}, of which {overdue:,} are overdue and not drawn" if overdue else title
 
 
 def _utc(time_ms: int) -> datetime:

@@ -1,0 +1,297 @@
+"""Tables for people and JSON for programs, as text; no I/O."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from delaylevel.errors import InvalidInputError
+from delaylevel.model.formatting import format_duration, format_instant
+from delaylevel.model.topic_name import TopicName
+
+from .terminal import (
+    Tone,
+    cells,
+    cut,
+    cut_in_the_middle,
+    padded,
+    painted,
+    printable,
+    wrapped,
+)
+
+Kind = Literal["text", "number", "time", "duration", "size", "topic", "id"]
+
+_WIDE_GAP, _GAP = 3, 2
+# Widths to which texts are cut: first to the comfortable one; then columns are left out; and only
+# then to the least one.
+_COMFORTABLE, _LEAST = 20, 8
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column: its stable JSON key, and its form in a table.
+
+    Args:
+        key: the key in JSON; a time or duration is an ``int`` in ms, and its key ends in ``_ms``.
+        kind: the form of the values; ``time`` prints ISO-8601 UTC to the second, ``duration``
+            prints ``1h05m``, ``size`` prints ``2.5 MB``, ``topic`` leaves out the namespace if no
+            row needs it, and numbers and durations are aligned to the right. Only ``text`` and
+            ``topic`` are cut in a narrow terminal.
+        head: the column header; by default the key in capitals, without ``_MS``.
+        wide: True for a column that only ``-o wide`` shows.
+        rank: order in which columns are left out in a narrow terminal, the highest first; those of
+            rank 0 always stay.
+        tone: function of a value and its row that returns the colour of a problem, or None.
+    """
+
+    key: str
+    kind: Kind = "text"
+    head: str | None = None
+    wide: bool = False
+    rank: int = 0
+    tone: Callable[[Any, Mapping[str, Any]], Tone | None] | None = None
+
+    @property
+    def title(self) -> str:
+        """The column header."""
+        return self.head or self.key.removesuffix("_ms").replace("_", " ").upper()
+
+    @property
+    def to_the_right(self) -> bool:
+        """True if values are aligned to the right."""
+        return self.kind in ("number", "duration", "size")
+
+    @property
+    def can_be_cut(self) -> bool:
+        """True if values may be shortened."""
+        return self.kind in ("text", "topic")
+
+
+def red_if_any(value: Any, _: object = None) -> Tone | None:
+    """Return red for a value other than 0 and nothing."""
+    return "red" if value else None
+
+
+def yellow_if_any(value: Any, _: object = None) -> Tone | None:
+    """Return yellow for a value other than 0 and nothing."""
+    return "yellow" if value else None
+
+
+def render(
+    rows: Iterable[Mapping[str, Any]],
+    columns: Sequence[Column],
+    output: str = "table",
+    *,
+    width: int | None = None,
+    colour: bool = False,
+) -> str:
+    """Return rows as text, without a newline at the end.
+
+    A table leaves out keys without a column; JSON keeps them, and all names in full. In the format
+    ``wide``, a table has all columns and names in full.
+
+    Args:
+        width: number of cells that a line of a table may take; None for any.
+        colour: True to colour what is wrong.
+    """
+    listed = list(rows)
+    if output == "json":
+        return json.dumps(listed, indent=2, default=_plain)
+    if output == "jsonl":
+        return "\n".join(json.dumps(row, default=_plain) for row in listed)
+    shown = _shown(columns, output)
+    local = output != "wide" and _have_one_namespace(listed, shown)
+    table = [
+        [column.title, *(_cell(row.get(column.key), column.kind, output, local) for row in listed)]
+        for column in shown
+    ]
+    if output == "wide":
+        width = None
+    fitted, gap = _fitted(shown, table, width)
+    drawn = []
+    for column, texts, room in fitted:
+        texts = _cut_column(texts, room, column.kind)
+        aligned = [padded(text, room, column.to_the_right) for text in texts]
+        if colour and column.tone is not None:
+            tones = [None, *(column.tone(row.get(column.key), row) for row in listed)]
+            aligned = [painted(text, tone) for text, tone in zip(aligned, tones, strict=True)]
+        drawn.append(aligned)
+    lines = [(" " * gap).join(line).rstrip() for line in zip(*drawn, strict=True)]
+    return "\n".join(lines if width is None else [cut(line, width) for line in lines])
+
+
+def render_one(
+    item: Mapping[str, Any],
+    columns: Sequence[Column],
+    output: str = "table",
+    *,
+    width: int | None = None,
+    colour: bool = False,
+) -> str:
+    """Return one item as text: a line for each column, or a JSON object.
+
+    Args:
+        width: number of cells of a line; longer values take several lines, and lists a line for
+            each element. None for any.
+        colour: True to colour what is wrong.
+    """
+    if output in ("json", "jsonl"):
+        return json.dumps(item, indent=2 if output == "json" else None, default=_plain)
+    shown = _shown(columns, output)
+    titles = max((len(column.title) for column in shown), default=0)
+    lines = []
+    for column in shown:
+        value = item.get(column.key)
+        hanging = " " * (titles + _WIDE_GAP)
+        texts = [_cell(value, column.kind, output)]
+        is_long = width is not None and cells(hanging + texts[0]) > width
+        if is_long and isinstance(value, (list, tuple)):
+            texts = [_cell(one, column.kind, output) for one in value]
+        tone = column.tone(value, item) if colour and column.tone is not None else None
+        found = [
+            line.removeprefix(hanging)
+            for text in texts
+            for line in wrapped(text, width, hanging).splitlines() or [""]
+        ]
+        for number, line in enumerate(found):
+            title = "" if number else column.title
+            lines.append(f"{title.ljust(titles)}   {painted(line, tone)}".rstrip())
+    return "\n".join(lines)
+
+
+def format_second(ms: int) -> str:
+    """Write an instant to the second: ``2026-03-01T09:00:00Z``."""
+    text = format_instant(ms)
+    return f"{text[:19]}Z" if text.endswith("Z") else text
+
+
+def _shown(columns: Sequence[Column], output: str) -> list[Column]:
+    return [column for column in columns if output == "wide" or not column.wide]
+
+
+def _have_one_namespace(rows: Sequence[Mapping[str, Any]], columns: Sequence[Column]) -> bool:
+    found = {
+        name.namespace_path
+        for column in columns
+        if column.kind == "topic"
+        for row in rows
+        for value in _listed(row.get(column.key))
+        if (name := _topic(value)) is not None
+    }
+    return len(found) == 1
+
+
+def _listed(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, (list, tuple)) else (value,)
+
+
+def _topic(value: Any) -> TopicName | None:
+    """Return a full topic name; None for other texts, such as the name of a pause."""
+    if not isinstance(value, str) or "://" not in value:
+        return None
+    try:
+        return TopicName.parse(value)
+    except InvalidInputError:
+        return None
+
+
+def _cell(value: Any, kind: Kind, output: str, local: bool = False) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, (list, tuple)):
+        return ", ".join(_cell(one, kind, output, local) for one in value) or "-"
+    if isinstance(value, (int, float)):
+        if kind == "time":
+            return format_instant(int(value)) if output == "wide" else format_second(int(value))
+        if kind == "duration":
+            return format_duration(value)
+        if kind == "size":
+            return _size_text(value)
+        if kind == "number":
+            return f"{value:,.1f}" if isinstance(value, float) else f"{value:,}"
+    if kind == "topic" and output != "wide":
+        name = _topic(value)
+        if name is not None:
+            value = name.local if local else name.short
+    return printable(str(value))
+
+
+def _fitted(
+    columns: Sequence[Column], table: Sequence[Sequence[str]], width: int | None
+) -> tuple[list[tuple[Column, Sequence[str], int]], int]:
+    """Return the columns that fit a width, with their texts and widths, and the gap between them.
+
+    Texts are cut to a comfortable width; then columns are left out by their rank; then texts are
+    cut further.
+    """
+    found = [
+        (column, texts, max(map(cells, texts)))
+        for column, texts in zip(columns, table, strict=True)
+    ]
+
+    def excess(gap: int, least: int | None = None) -> int:
+        taken = (gap * (len(found) - 1)) if found else 0
+        for column, texts, natural in found:
+            taken += natural if least is None else _floor(column, texts, natural, least)
+        return taken - (width or 0)
+
+    if width is None or excess(_WIDE_GAP) <= 0:
+        return found, _WIDE_GAP
+    while excess(_GAP, _COMFORTABLE) > 0:
+        ranks = [column.rank for column, *_ in found]
+        if not any(ranks):
+            break
+        last = max(range(len(found)), key=lambda index: (ranks[index], index))
+        del found[last]
+    for gap in (_WIDE_GAP, _GAP):
+        if excess(gap) <= 0:
+            return found, gap
+    least = _COMFORTABLE if excess(_GAP, _COMFORTABLE) <= 0 else _LEAST
+    widths = [natural for *_, natural in found]
+    floors = [_floor(*one, least) for one in found]
+    for _ in range(excess(_GAP)):
+        longer = [index for index in range(len(found)) if widths[index] > floors[index]]
+        if not longer:
+            break
+        # The longest text gives way first, so that short ones stay whole.
+        widths[max(longer, key=widths.__getitem__)] -= 1
+    fitted = [(column, texts, room) for (column, texts, _), room in zip(found, widths, strict=True)]
+    return fitted, _GAP
+
+
+def _floor(column: Column, texts: Sequence[str], natural: int, least: int) -> int:
+    if not column.can_be_cut:
+        return natural
+    return min(natural, max(least, cells(texts[0])))
+
+
+def _cut_column(texts: Sequence[str], room: int, kind: Kind) -> list[str]:
+    """Return texts cut to a width; topics stay different from each other if they can."""
+    short = [cut(text, room) for text in texts]
+    if kind == "topic" and len(set(short)) < len(set(texts)):
+        return [cut_in_the_middle(text, room) for text in texts]
+    return short
+
+
+def _size_text(size: float) -> str:
+    if size < 1000:
+        return f"{size:.0f} B"
+    for unit in ("kB", "MB", "GB"):
+        size /= 1000
+        if size < 1000:
+            return f"{size:,.1f} {unit}"
+    return f"{size / 1000:,.1f} TB"
+
+
+def _plain(value: Any) -> Any:
+    """Return a JSON form of numpy numbers, sets and paths."""
+    if hasattr(value, "item"):
+        return value.item()
+    if isinstance(value, (set, frozenset)):
+        return sorted(value)
+    return str(value)

@@ -1,0 +1,144 @@
+"""The terminal: its size, its colours, and the cells that a text takes on it."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+import unicodedata
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import click
+
+Tone = Literal["red", "yellow", "green"]
+
+# Control sequences, such as those of colours.
+_SEQUENCE = re.compile(r"(\x1b\[[0-?]*[ -/]*[@-~])")
+# Words of prose; commands in backticks stay in one piece, so that they can be copied.
+_WORD = re.compile(r"`[^`]*`\S*|\S+")
+
+
+def size_of(stream: Any) -> os.terminal_size:
+    """Return columns and lines of a stream's terminal; 80 x 24 if there is none."""
+    try:
+        found = os.get_terminal_size(stream.fileno())
+    except (AttributeError, ValueError, OSError):
+        return shutil.get_terminal_size()
+    # Some pseudo terminals have no size until somebody sets it.
+    return found if found.columns and found.lines else os.terminal_size((80, 24))
+
+
+def width_of(stream: Any) -> int | None:
+    """Return the columns of a stream's terminal; None if the stream is no terminal."""
+    return size_of(stream).columns if stream.isatty() else None
+
+
+def has_colour(stream: Any) -> bool:
+    """Return True if text for a stream may be coloured.
+
+    ``NO_COLOR`` forbids it. ``FORCE_COLOR`` asks for it, also if the stream is no terminal.
+    """
+    if os.environ.get("NO_COLOR"):
+        return False
+    if os.environ.get("FORCE_COLOR", "0") not in ("", "0"):
+        return True
+    return bool(stream.isatty()) and os.environ.get("TERM") != "dumb"
+
+
+def painted(text: str, tone: Tone | None) -> str:
+    """Return a text in a colour; as it is if the colour is None."""
+    return click.style(text, fg=tone) if tone and text else text
+
+
+def write(text: str) -> None:
+    """Print a text on stdout, whose colours were chosen for it."""
+    click.echo(text, color=has_colour(sys.stdout))
+
+
+def printable(text: str) -> str:
+    """Return a text in one line, with control characters written as escapes.
+
+    Keys and payloads come from others: they must not move the cursor.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        one if one.isprintable() else " " if one == "\n" else repr(one)[1:-1] for one in text
+    )
+
+
+def cells(text: str) -> int:
+    """Return the number of cells that a text takes, without its control sequences."""
+    if "\x1b" in text:
+        text = _SEQUENCE.sub("", text)
+    return len(text) if text.isascii() else sum(map(_cells_of, text))
+
+
+def cut(text: str, width: int) -> str:
+    """Return a text cut to a number of cells; ``…`` marks the cut. Colours are kept."""
+    if cells(text) <= width:
+        return text
+    room = max(0, width - 1)
+    kept = []
+    full = False
+    for number, piece in enumerate(_SEQUENCE.split(text)):
+        if number % 2:
+            kept.append(piece)  # a control sequence
+            continue
+        for one in piece:
+            room -= _cells_of(one)
+            if room < 0 and not full:
+                full = True
+                kept.append("…" if width else "")
+            if not full:
+                kept.append(one)
+    return "".join(kept)
+
+
+def cut_in_the_middle(text: str, width: int) -> str:
+    """Return a text of which the middle is left out if it is longer than a number of cells."""
+    if cells(text) <= width or width < 3:
+        return cut(text, width)
+    end = len(text)
+    while cells(text[end - 1 :]) <= (width - 1) // 2:
+        end -= 1
+    tail = text[end:]
+    return cut(text[:end] + " ", width - cells(tail)) + tail
+
+
+def padded(text: str, width: int, right: bool = False) -> str:
+    """Return a text with spaces up to a number of cells, in front of it if it is on the right."""
+    space = " " * (width - cells(text))
+    return space + text if right else text + space
+
+
+def wrapped(text: str, width: int | None, indent: str = "", hanging: str | None = None) -> str:
+    """Return prose in lines of at most a number of cells; a longer command keeps its own line.
+
+    Args:
+        width: the number of cells; None for a single line.
+        indent: the beginning of the first line.
+        hanging: the beginning of the other lines, by default the same.
+    """
+    if width is None or cells(indent + text) <= width:
+        return indent + text
+    return "\n".join(_lines(text, width, indent, indent if hanging is None else hanging))
+
+
+def _lines(text: str, width: int, indent: str, hanging: str) -> Iterator[str]:
+    line, empty = indent, True
+    for word in _WORD.findall(text):
+        if not empty and cells(line) + 1 + cells(word) > width:
+            yield line
+            line, empty = hanging, True
+        line += word if empty else f" {word}"
+        empty = False
+    yield line
+
+
+def _cells_of(one: str) -> int:
+    if unicodedata.combining(one) or one in "\u200b\u200d\ufe0f":
+        return 0
+    return 2 if unicodedata.east_asian_width(one) in "WF" else 1
