@@ -54,7 +54,6 @@ _DISCARDED = (Column("topic", "topic", head="LEVEL TOPIC"), Column("discarded", 
 
 _ID = Parsed("id", Position.parse)
 _ids = click.argument("ids", nargs=-1, type=_ID, metavar="[ID]...")
-_all = click.option("--all", "everything", is_flag=True, help="Select all dead letters.")
 _subscription = click.option(
     "--subscription",
     metavar="NAME",
@@ -143,7 +142,7 @@ def show(
 @click.argument("topic")
 @_ids
 @_subscription
-@_all
+@options.everything
 @_reason
 @options.renamed(
     "--new-target",
@@ -219,7 +218,7 @@ def replay(
 @click.argument("topic")
 @_ids
 @_subscription
-@_all
+@options.everything
 @_reason
 @click.option(
     "--count",

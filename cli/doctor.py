@@ -41,7 +41,7 @@ from .views.findings import finding_view, findings_text
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="Configuration file of a bookie, whose settings brokers do not show.",
 )
-@click.option("--all", "everything", is_flag=True, help="Show all checks, also those that passed.")
+@options.everything
 @options.output
 @pass_settings
 def doctor(

@@ -51,7 +51,6 @@ _EXTRAS = {
     "pyarrow": "inspect",
     "pyroaring": "window",
     "pyspark": "spark",
-    "rich": "inspect",
     "waitress": "metrics",
     "zstandard": "window",
 }

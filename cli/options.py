@@ -56,6 +56,9 @@ trigger = click.option(
     type=DURATION_MS,
     help="Interval between the mover's batches; by default a fifth of the shortest lead.",
 )
+everything = click.option(
+    "--all", "everything", is_flag=True, help="Include everything instead of a selection."
+)
 #: Help of ``--namespace`` and of ``--once``, which several commands have.
 NAMESPACE = "Namespace whose level topics are meant if no TOPIC is given."
 ONCE = "End when everything that is ready or due is done, e.g. from cron."

@@ -57,7 +57,8 @@ def findings_text(
         parts.append("\n".join(_skipped_line(finding, width) for finding in skipped))
     passed = sum(finding.state is State.OK for finding in findings)
     if passed and not everything:
-        parts.append(f"{passed} checks passed; --all shows them.")
+        checks, them = ("check", "it") if passed == 1 else ("checks", "them")
+        parts.append(f"{passed} {checks} passed; --all shows {them}.")
     return "\n\n".join(parts)
 
 

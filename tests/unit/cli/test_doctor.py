@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import click
 import pytest
 from click.testing import CliRunner, Result
 
 from delaylevel.cli import doctor
 from delaylevel.cli.main import cli
+from delaylevel.cli.views.findings import findings_text
 from delaylevel.doctor import Finding, Problem
 from delaylevel.doctor.finding import CheckResult
 
@@ -30,14 +32,46 @@ def run(monkeypatch: pytest.MonkeyPatch, findings: list[Finding], *options: str)
 
 
 def test_a_warning_has_a_remedy_and_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    done = run(monkeypatch, [OK, WARNING, SKIPPED])
+    done = run(monkeypatch, [OK, WARNING, SKIPPED], "--all")
     assert done.exit_code == 0, done.output
-    assert [line.split()[0] for line in done.stdout.splitlines()[3:6]] == ["ok", "warn", "-"]
+    assert [line.split()[0] for line in done.stdout.splitlines()[-3:]] == ["ok", "warn", "-"]
     assert "not checked: another machine" in done.stdout
     assert "it may lose messages\n  -> look" in done.stdout
     assert "All is well." in done.stderr
     assert "Warnings: delay tracker." in done.stderr
     assert "Not checked: disk." in done.stderr
+
+
+def test_what_is_fine_is_only_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    done = run(monkeypatch, [OK, WARNING, OK, SKIPPED, FAILED])
+    assert done.stdout.splitlines() == [
+        "FAIL  mover (_orders-delay-level)",
+        "  no mover",
+        "  -> run one",
+        "",
+        "warn  delay tracker (_orders-delay-level)",
+        "  it may lose messages",
+        "  -> look",
+        "",
+        "-     disk (_orders-delay-level): not checked: another machine",
+        "",
+        "2 checks passed; --all shows them.",
+    ]
+    assert run(monkeypatch, [OK]).stdout == "1 check passed; --all shows it.\n"
+    everything = run(monkeypatch, [OK, FAILED], "--all").stdout
+    assert everything.index("-> run one") < everything.index("31 partitions")
+    assert "--all" not in everything
+    assert run(monkeypatch, [OK, FAILED], "-o", "wide").stdout == everything
+
+
+def test_a_failure_is_red_and_long_lines_are_wrapped() -> None:
+    long = Finding("mover", TOPIC, CheckResult((Problem("no mover " * 20, "run one " * 20),)))
+    text = findings_text([long, WARNING], 80, everything=False, colour=True)
+    assert text.startswith("\x1b[31mFAIL\x1b[0m  mover")
+    assert "\x1b[33mwarn\x1b[0m  delay" in text
+    lines = click.unstyle(text).splitlines()
+    assert max(map(len, lines)) <= 80
+    assert "\x1b" not in findings_text([long, WARNING], 80, everything=True, colour=False)
 
 
 def test_a_failure_comes_before_warnings(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from delaylevel.cli.terminal import cells
 from delaylevel.cli.views.service import ServiceView, released_line
 from delaylevel.dispatcher.stats import LATENESS_BOUNDS_MS, OwnerStats
 from delaylevel.model.report import ForwardReport
@@ -40,14 +41,23 @@ def test_rows_have_rates_and_the_sums_of_the_partitions() -> None:
 
 
 def test_the_table_fits_a_terminal() -> None:
-    whole = updated().table(200, 20).splitlines()
+    *whole, legend = updated().table(200, 20).splitlines()
+    assert legend.endswith("count from the start of this process.")
     assert [line.split()[0] for line in whole] == [
         "LEVEL",
         "_orders-delay-level",
         whole[2].split()[0],
     ]
     assert whole[1].split()[-3:] == ["moving", "2", "releasing"]
-    assert "25ms" in whole[1][:80]
+    assert "25ms" in whole[1][:100]
+    for width in (60, 80, 100, 120):
+        assert max(map(cells, updated().table(width, 20).splitlines())) <= width
+    eighty = updated().table(80, 20)
+    assert "25ms" in eighty
+    assert eighty.splitlines()[0].split() == (
+        ["LEVEL", "TOPIC", "PENDING", "MOVED/s", "RELEASED/s", "P99", "LATE", "HELD", "MOVER"]
+    )
+    assert "\x1b[33m" in updated().table(80, 20, colour=True), "messages are held"
     small = updated().table(40, 2).splitlines()
     assert len(small) == 2
     assert small[-1] == "and 2 more"
@@ -67,6 +77,6 @@ def test_a_dispatcher_alone_has_one_line() -> None:
     found = [owner(pending=7, next_due_ms=9_000), owner(state="recovering")]
     line = released_line(found, 1_500, 20, 4_000)
     assert line == (
-        "2 partitions (1 recovering) · 7 pending · 1,500 released, 20/s · p99 25ms late · "
-        "next in 5.0s"
+        "2 partitions (1 recovering) · 7 pending, next in 5.0s · 20/s · "
+        "since the start: 1,500 released, p99 25ms late"
     )

@@ -9,6 +9,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
+import click
 import pytest
 from click.testing import CliRunner
 
@@ -135,6 +136,7 @@ def test_a_flow_is_shown_as_text() -> None:
         "dispatchers:  host:1:a",
         "producers:    4 on the levels, movers included",
         "lateness:     median 12ms, at most 90ms, of the last 3 messages",
+        "ENTRIES wait now, a batch is one; IN/s and OUT/s are messages.",
     ]
     assert max(map(len, text.splitlines())) <= 80
 
@@ -149,6 +151,53 @@ def test_many_movers_and_long_names_fit_80_columns() -> None:
     )
     assert max(map(len, text.splitlines())) <= 80
     assert "…" in text
+    assert "… (2 level partitions have none)" in text
+
+
+def test_business_topics_give_way_in_a_low_terminal() -> None:
+    now = flow(NOW + 2000, 500)
+    level, window, target, held = now.stages
+    targets = [replace(target, name=f"{target.name}-{number}") for number in range(40)]
+    now = replace(now, stages=(level, window, *targets, held))
+    lines = flow_text(None, now, 80, 24).splitlines()
+    assert len(lines) == 24
+    assert "and 29 more business topics" in lines
+    for stage in ("DAY", "window", "orders-0", "orders-10", "held", "movers:", "lateness:"):
+        assert any(line.startswith(stage) for line in lines), stage
+    assert "more" not in flow_text(None, now, 80)
+    assert flow_text(None, now, 80, 60) == flow_text(None, now, 80)
+
+
+def test_colours_mark_what_is_wrong() -> None:
+    now = flow(NOW + 2000, 500)
+    level, window, target, held = now.stages
+    text = flow_text(None, now, 80, colour=True)
+    assert click.unstyle(text) == flow_text(None, now, 80)
+    red, yellow = "\x1b[31m", "\x1b[33m"
+    assert [line.split()[0] for line in text.splitlines() if red in line] == ["DAY"]
+    assert [line for line in text.splitlines() if yellow in line] == [
+        f"{yellow}movers:       delaylevel-sync-host-1 (2 level partitions have none)\x1b[0m"
+    ]
+    now = replace(
+        now,
+        stages=(
+            replace(level, alive=(), behind_ms=None),
+            window,
+            target,
+            replace(held, pending_entries=3),
+            replace(held, name="dead-letter", role=Role.DEAD_LETTER, pending_entries=2),
+        ),
+        paused=(("*", NOW),),
+    )
+    lines = flow_text(None, now, 80, colour=True).splitlines()
+    assert [click.unstyle(line).split()[0] for line in lines if red in line] == [
+        "dead-letter",
+        "movers:",
+    ]
+    assert [click.unstyle(line).split()[0] for line in lines if yellow in line] == [
+        "held",
+        "paused:",
+    ]
 
 
 def test_the_keys_of_json_are_fixed() -> None:

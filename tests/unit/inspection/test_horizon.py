@@ -261,6 +261,31 @@ def test_a_horizon_is_shown_as_text() -> None:
     ]
 
 
+def test_rates_leave_out_what_is_overdue() -> None:
+    dues = [NOW - MINUTE] * 500 + [NOW + 30 * MINUTE] * 60
+    parts = {PARTS[-1]: CountedDistribution(edges(NOW, max(dues)))}
+    for due in dues:
+        parts[PARTS[-1]].add(due, "t")
+    found = {row.label: row for row in build("t", NOW, parts, last_due_ms=max(dues)).within}
+    assert [found[label].messages for label in ("overdue", "1 minute", "1 hour")] == [500, 500, 560]
+    assert (found["1 minute"].per_second, found["1 hour"].per_second) == (0, 60 / 3600)
+    assert found["overdue"].per_second is None
+
+
+def test_a_short_first_period_does_not_look_like_a_drop() -> None:
+    now_ms = NOW + 50 * MINUTE  # ten minutes before the first whole hour
+    dues = [now_ms + number * MINUTE for number in range(1, 8 * 60)]
+    parts = {PARTS[-1]: SampledDistribution([Stratum(dues, 1.0)], True)}
+    found = build("persistent://public/default/o-delay-level", now_ms, parts)
+    assert [row.messages for row in found.profile[:3]] == [9, 60, 60]
+    text = horizon_text(found, 80, bars=True)
+    _, profile = text.split("DUE FROM (UTC)")
+    first, second, *_ = profile.splitlines()[1:]
+    assert first.split()[:2] == ["now", "9"]
+    assert first.count("█") / second.count("█") == pytest.approx(0.9, abs=0.05)
+    assert "Bars are messages per hour; the first row covers 10m00s." in text
+
+
 def test_an_estimate_of_ten_million_fits_80_columns() -> None:
     text = horizon_text(horizon_of(400, 100, 20, weight=20_000.0, exact=False), 80, bars=True)
     assert max(map(len, text.splitlines())) <= 80

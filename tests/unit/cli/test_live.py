@@ -1,0 +1,335 @@
+"""Tests of the lines that are drawn in place, on an emulated terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import click
+import pytest
+
+from delaylevel.cli import logs
+from delaylevel.cli.live import LiveRegion, Progress, live_region, progress
+from delaylevel.cli.terminal import has_colour
+
+pyte = pytest.importorskip("pyte")
+
+
+class Emulated:
+    """A terminal that a stream of this process writes to.
+
+    Attributes:
+        screen: the emulated screen; rows that scroll off its top are kept.
+        rows: its rows, also those that scrolled off, without the empty ones at the end.
+        encoding: as of any text stream.
+    """
+
+    encoding = "utf-8"
+    errors = "strict"
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, columns: int, lines: int) -> None:
+        self._monkeypatch = monkeypatch
+        self.screen = pyte.HistoryScreen(columns, lines, history=1000, ratio=0.5)
+        self._stream = pyte.Stream(self.screen)
+        self.resize(columns, lines)
+
+    def resize(self, columns: int, lines: int) -> None:
+        self._monkeypatch.setenv("COLUMNS", str(columns))
+        self._monkeypatch.setenv("LINES", str(lines))
+        self.screen.resize(lines, columns)
+
+    def write(self, text: str) -> int:
+        self._stream.feed(text.replace("\n", "\r\n"))
+        return len(text)
+
+    def flush(self) -> None:
+        pass
+
+    def isatty(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        raise OSError("no file")
+
+    @property
+    def rows(self) -> list[str]:
+        above = [
+            "".join(row[column].data for column in range(self.screen.columns)).rstrip()
+            for row in self.screen.history.top
+        ]
+        rows = [*above, *(row.rstrip() for row in self.screen.display)]
+        while rows and not rows[-1]:
+            rows.pop()
+        return rows
+
+    @contextlib.contextmanager
+    def installed(self) -> Iterator[None]:
+        """Make it stdout and stderr. A fixture cannot: pytest replaces both after the set-up."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "stderr", self)
+            patch.setattr(sys, "stdout", self)
+            yield
+            assert (sys.stdout, sys.stderr) == (self, self), "the streams are as before"
+        assert pyte.modes.DECTCEM in self.screen.mode, "the cursor is visible again"
+        assert pyte.modes.DECAWM in self.screen.mode, "lines are wrapped again"
+
+
+def on_terminal(test: Callable[..., None]) -> Callable[..., None]:
+    """Run a test with the fixture ``terminal`` as stdout and stderr."""
+
+    @functools.wraps(test)
+    def run(terminal: Emulated, **arguments: Any) -> None:
+        with terminal.installed():
+            test(terminal=terminal, **arguments)
+
+    return run
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Emulated:
+    return Emulated(monkeypatch, 40, 10)
+
+
+@on_terminal
+def test_a_shorter_text_leaves_nothing_of_the_longer_one(terminal: Emulated) -> None:
+    click.echo("$ delaylevel run orders")
+    with live_region() as region:
+        region.show("one long line\ntwo\nthree")
+        region.show("one")
+        assert terminal.rows == ["$ delaylevel run orders", "one"]
+        region.show("")
+        assert terminal.rows == ["$ delaylevel run orders"]
+        region.show("1\n2")
+    assert terminal.rows == ["$ delaylevel run orders"]
+    click.echo("done")
+    assert terminal.rows == ["$ delaylevel run orders", "done"]
+
+
+@on_terminal
+def test_the_last_text_can_stay(terminal: Emulated) -> None:
+    with live_region(keep=True) as region:
+        region.show("1\n2")
+        region.show("3\n4")
+    click.echo("done")
+    assert terminal.rows == ["3", "4", "done"]
+
+
+def say(text: str) -> None:
+    logs.tell(text)
+
+
+def log(text: str) -> None:
+    record = logging.LogRecord("a", logging.WARNING, "", 0, text, None, None)
+    handler = logs._StderrHandler()
+    handler.handle(record)
+
+
+def warn(text: str) -> None:
+    sys.stderr.write(text)
+    sys.stderr.write("\n")
+
+
+def echo(text: str) -> None:
+    click.echo(text)
+
+
+@pytest.mark.parametrize("write", [say, log, warn, echo, print])
+@on_terminal
+def test_other_lines_are_written_above_it(terminal: Emulated, write: Callable[[str], None]) -> None:
+    with live_region(keep=True) as region:
+        region.show("first state\nof two rows")
+        write("a line of the log")
+        region.show("second state")
+        write("another line")
+        assert terminal.rows == ["a line of the log", "another line", "second state"]
+    write("after the end")
+    assert terminal.rows[2:] == ["second state", "after the end"]
+
+
+@on_terminal
+def test_a_line_of_the_log_may_be_longer_than_the_terminal(terminal: Emulated) -> None:
+    with live_region(keep=True) as region:
+        region.show("state")
+        log("x" * 90)
+        region.show("state 2")
+    assert terminal.rows == ["x" * 40, "x" * 40, "x" * 10, "state 2"]
+
+
+@on_terminal
+def test_a_line_that_is_not_complete_waits_for_its_end(terminal: Emulated) -> None:
+    with live_region() as region:
+        region.show("state")
+        sys.stderr.write("half a ")
+        assert terminal.rows == ["state"]
+        sys.stderr.write("line\nand ")
+        assert terminal.rows == ["half a line", "state"]
+    assert terminal.rows == ["half a line", "and"]
+
+
+@on_terminal
+def test_it_scrolls_with_the_log_at_the_end_of_the_screen(terminal: Emulated) -> None:
+    with live_region(keep=True) as region:
+        for number in range(30):
+            region.show(f"state {number}\nof two rows")
+            click.echo(f"line {number}")
+    lines = [f"line {number}" for number in range(30)]
+    assert terminal.rows == [*lines, "state 29", "of two rows"]
+
+
+@on_terminal
+def test_a_text_is_cut_to_the_terminal(terminal: Emulated) -> None:
+    with live_region(keep=True) as region:
+        region.show("\n".join(f"{row} {'wide ' * 20}" for row in range(50)))
+        assert region.size == (40, 9)
+    assert len(terminal.rows) == 9, "one row stays free for the log"
+    assert all(row.endswith("…") and len(row) == 40 for row in terminal.rows)
+
+
+@pytest.mark.parametrize(("columns", "lines"), [(20, 10), (60, 10), (40, 20), (60, 20)])
+@on_terminal
+def test_nothing_is_left_after_a_resize(terminal: Emulated, columns: int, lines: int) -> None:
+    click.echo("$ top")
+    with live_region(keep=True) as region:
+        region.show("\n".join(f"row {row} {'text ' * 6}" for row in range(6)))
+        terminal.resize(columns, lines)
+        region.show("a new\ntext")
+    assert terminal.rows == ["$ top", "a new", "text"]
+
+
+class Reflowing(Emulated):
+    """A terminal that divides lines anew if its width changes, as most desktop terminals do."""
+
+    def resize(self, columns: int, lines: int) -> None:
+        cursor = self.screen.cursor
+        old = [row.rstrip() for row in self.screen.display]
+        at_row = 0
+        rows: list[str] = []
+        for number, row in enumerate(old):
+            if number == cursor.y:
+                at_row = len(rows)
+            rows += [row[at : at + columns] for at in range(0, max(1, len(row)), columns)]
+        super().resize(columns, lines)
+        while rows and not rows[-1]:
+            rows.pop()
+        above = max(0, len(rows) - lines)
+        self.screen.erase_in_display(2)
+        for number, row in enumerate(rows[above:]):
+            self.screen.cursor_position(number + 1, 1)
+            self.screen.draw(row)
+        self.screen.cursor_position(at_row - above + 1, 1)
+
+
+@pytest.mark.parametrize("columns", [12, 17, 39])
+def test_nothing_is_left_if_the_terminal_divides_lines(
+    monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    found = Reflowing(monkeypatch, 40, 24)
+    with found.installed(), live_region(keep=True) as region:
+        click.echo("$ top")
+        region.show("\n".join(f"row {row} {'text ' * 6}" for row in range(6)))
+        found.resize(columns, 24)
+        region.show("a new\ntext")
+    assert found.rows == ["$ top", "a new", "text"]
+
+
+@on_terminal
+def test_threads_do_not_mix_their_lines(terminal: Emulated) -> None:
+    with live_region(keep=True) as region:
+        threads = [
+            threading.Thread(target=lambda name=name: [log(f"{name} {n}") for n in range(50)])
+            for name in "abc"
+        ]
+        for each in threads:
+            each.start()
+        while any(each.is_alive() for each in threads):
+            region.show("state\nof two rows")
+        for each in threads:
+            each.join()
+        region.show("state")
+    *lines, last = terminal.rows
+    assert last == "state"
+    said = [line.partition(": ")[2] or line for line in lines]
+    assert sorted(said) == sorted(f"{name} {number}" for name in "abc" for number in range(50))
+
+
+@on_terminal
+def test_a_region_inside_of_another_shows_nothing(terminal: Emulated) -> None:
+    with live_region(keep=True) as region:
+        region.show("outer")
+        with live_region() as inner, progress("Sending", 10) as bar:
+            inner.show("inner")
+            bar.update(5)
+        assert not inner.live
+    assert terminal.rows == ["outer"]
+
+
+@on_terminal
+def test_an_error_closes_the_region(terminal: Emulated) -> None:
+    def fail() -> None:
+        with live_region() as region:
+            region.show("state")
+            raise ValueError("x")
+
+    with pytest.raises(ValueError, match="x"):
+        fail()
+    assert terminal.rows == []
+
+
+@on_terminal
+def test_progress_is_a_bar_if_the_length_is_known(
+    terminal: Emulated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Progress, "EVERY_S", 0)
+    with progress("Send", 4) as bar:
+        bar.update(1)
+        (line,) = terminal.rows
+        assert line.startswith("Send   ██████░")
+        assert "25%" in line
+    assert terminal.rows == []
+    with progress("Send", None) as bar:
+        bar.update(1234)
+        assert terminal.rows == ["Send   1,234"]
+
+
+def test_without_a_terminal_nothing_is_drawn(capsys: pytest.CaptureFixture[str]) -> None:
+    with live_region(keep=True) as region:
+        region.show("state")
+        print("a result")
+    region.close()
+    assert not LiveRegion(None).live
+    assert capsys.readouterr() == ("a result\n", "")
+
+
+@pytest.mark.parametrize(
+    ("variables", "on_terminal", "elsewhere"),
+    [
+        ({}, True, False),
+        ({"NO_COLOR": "1"}, False, False),
+        ({"NO_COLOR": ""}, True, False),
+        ({"FORCE_COLOR": "1"}, True, True),
+        ({"FORCE_COLOR": "0"}, True, False),
+        ({"NO_COLOR": "1", "FORCE_COLOR": "1"}, False, False),
+        ({"TERM": "dumb"}, False, False),
+    ],
+)
+@on_terminal
+def test_colours_need_a_terminal_and_consent(
+    terminal: Emulated,
+    monkeypatch: pytest.MonkeyPatch,
+    variables: dict[str, str],
+    on_terminal: bool,
+    elsewhere: bool,
+) -> None:
+    for name in ("NO_COLOR", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert has_colour(terminal) is on_terminal
+    pipe: Any = type("Pipe", (), {"isatty": lambda self: False})()
+    assert has_colour(pipe) is elsewhere
