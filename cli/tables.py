@@ -42,8 +42,8 @@ class Column:
             ``topic`` are cut in a narrow terminal.
         head: the column header; by default the key in capitals, without ``_MS``.
         wide: True for a column that only ``-o wide`` shows.
-        rank: order in which columns are left out in a narrow terminal, the highest first; those of
-            rank 0 always stay.
+        rank: order in which columns are left out in a narrow terminal: empty ones first, then the
+            highest rank; those of rank 0 always stay.
         tone: function of a value and its row that returns the colour of a problem, or None.
     """
 
@@ -243,11 +243,10 @@ def _fitted(
     if width is None or excess(_WIDE_GAP) <= 0:
         return found, _WIDE_GAP
     while excess(_GAP, _COMFORTABLE) > 0:
-        ranks = [column.rank for column, *_ in found]
-        if not any(ranks):
+        ranks = [(column.rank > 0, _is_empty(texts), column.rank) for column, texts, _ in found]
+        if not any(optional for optional, *_ in ranks):
             break
-        last = max(range(len(found)), key=lambda index: (ranks[index], index))
-        del found[last]
+        del found[max(range(len(found)), key=lambda index: (ranks[index], index))]
     for gap in (_WIDE_GAP, _GAP):
         if excess(gap) <= 0:
             return found, gap
@@ -262,6 +261,11 @@ def _fitted(
         widths[max(longer, key=widths.__getitem__)] -= 1
     fitted = [(column, texts, room) for (column, texts, _), room in zip(found, widths, strict=True)]
     return fitted, _GAP
+
+
+def _is_empty(texts: Sequence[str]) -> bool:
+    """Return True if a column has nothing below its header."""
+    return all(text == "-" for text in texts[1:])
 
 
 def _floor(column: Column, texts: Sequence[str], natural: int, least: int) -> int:

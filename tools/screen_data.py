@@ -11,13 +11,14 @@ from datetime import timedelta
 
 import pulsar
 
-from delaylevel import DelayLevelClient, PartitionStrategy, topics
+from delaylevel import DelayLevelClient, PartitionStrategy
 from delaylevel.cluster import client_log
 from delaylevel.cluster.admin import Admin
 from delaylevel.cluster.connection import Connection
 from delaylevel.model.clock import SystemClock
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.strategy import Levels
+from delaylevel.topics import registry as topics
 
 LONG_NAME = "payments-of-a-team-whose-name-is-rather-long-in-europe-west"
 LEVELS = Levels(

@@ -6,19 +6,11 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from delaylevel.cli.tables import Column, render
 from delaylevel.cli.terminal import Tone, painted, wrapped
 from delaylevel.doctor import CLUSTER_CHECKS, Finding, State
-from delaylevel.errors import InvalidInputError
-from delaylevel.model.topic_name import TopicName
 
 _MARKS = {State.OK: "ok", State.WARNING: "warn", State.FAILED: "FAIL", State.SKIPPED: "-"}
 _TONES: dict[str, Tone] = {"FAIL": "red", "warn": "yellow"}
-_COLUMNS = (
-    Column("mark", head="STATE", tone=lambda mark, _: _TONES.get(mark)),
-    Column("check"),
-    Column("says", head="RESULT"),
-)
 
 
 def finding_view(finding: Finding) -> dict[str, Any]:
@@ -69,34 +61,37 @@ def _paragraph(finding: Finding, width: int | None, colour: bool) -> str:
         (
             f"{painted(mark, _TONES[mark] if colour else None)}  {finding.check} "
             f"({_short(finding.subject)})",
-            *(wrapped(problem.says, width, "  ", "    ") for problem in found),
-            *(wrapped(remedy, width, "  -> ", "     ") for remedy in finding.remedies),
+            *(wrapped(_short(problem.says), width, "  ", "    ") for problem in found),
+            *(wrapped(_short(remedy), width, "  -> ", "     ") for remedy in finding.remedies),
         )
     )
 
 
 def _skipped_line(finding: Finding, width: int | None) -> str:
-    text = f"{finding.check} ({_short(finding.subject)}): {finding.says}"
-    return wrapped(text, width, "-     ", "      ")
+    text = f"{finding.check} ({finding.subject}): {finding.says}"
+    return wrapped(_short(text), width, "-     ", "      ")
 
 
 def _tables(findings: Sequence[Finding], width: int | None, colour: bool) -> Iterator[str]:
     """Yield a table for the cluster, and one for each level topic under its name."""
     for topic, found in itertools.groupby(findings, _level_topic):
-        rows = [{"mark": _MARKS[one.state], "check": one.check, "says": one.says} for one in found]
-        table = render(rows, _COLUMNS, width=width, colour=colour)
-        yield table if topic is None else f"{_short(topic)}\n{table}"
+        listed = list(found)
+        checks = max(len(finding.check) for finding in listed)
+        lines = [] if topic is None else [_short(topic)]
+        lines.append(f"STATE   {'CHECK'.ljust(checks)}   RESULT")
+        for finding in listed:
+            mark = _MARKS[finding.state]
+            head = f"{mark.ljust(5)}   {finding.check.ljust(checks)}   "
+            line = wrapped(_short(finding.says), width, head, " " * len(head)).rstrip()
+            tone = _TONES.get(mark) if colour else None
+            lines.append(painted(mark, tone) + line.removeprefix(mark))
+        yield "\n".join(lines)
 
 
 def _level_topic(finding: Finding) -> str | None:
     return None if finding.check in CLUSTER_CHECKS else finding.subject
 
 
-def _short(subject: str) -> str:
-    """Return the shortest name of a level topic; other subjects as they are."""
-    if not subject.startswith("persistent://"):
-        return subject
-    try:
-        return TopicName.parse(subject).short
-    except InvalidInputError:
-        return subject
+def _short(text: str) -> str:
+    """Return a text with the shortest names of topics, which every command takes."""
+    return text.replace("persistent://public/default/", "").replace("persistent://", "")

@@ -6,7 +6,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from delaylevel.cli.output import Column, render
-from delaylevel.inspection.horizon import DueWithin, Horizon, Part, bucket_length_ms
+from delaylevel.inspection.horizon import (
+    DueWithin,
+    Horizon,
+    Part,
+    bucket_length_ms,
+    comparable_buckets,
+    period_name,
+)
 from delaylevel.model.formatting import format_duration, format_instant
 from delaylevel.model.level_topic import Role
 
@@ -18,7 +25,6 @@ from .text import (
     chart,
     count,
     local,
-    period,
     rate,
     short,
 )
@@ -144,18 +150,18 @@ def _within_lines(
 
 
 def _profile_bars(found: Horizon, width: int) -> str:
-    """Return the messages of each period, with bars of their number per time.
+    """Return the messages of each period, with bars of messages per time.
 
-    The first period begins now, and so is shorter than the others. A bar of its number alone would
-    look like a drop.
+    The first period begins now, and has another length than the others. A bar of its number alone
+    would look like a drop or a peak.
     """
-    labels = [bucket_label(row.from_ms, found.bucket_ms) for row in found.profile]
-    first = found.profile[0]
-    length_ms = bucket_length_ms(first, found.bucket_ms)
-    if first.from_ms == found.now_ms:
+    profile = comparable_buckets(found)
+    lengths = [bucket_length_ms(row, found.bucket_ms) for row in profile]
+    labels = [bucket_label(row.from_ms, found.bucket_ms) for row in profile]
+    if profile[0].from_ms == found.now_ms:
         labels[0] = "now"
-    counts = [count(row.messages, found.exact) for row in found.profile]
-    densities = [row.messages / bucket_length_ms(row, found.bucket_ms) for row in found.profile]
+    counts = [count(row.messages, found.exact) for row in profile]
+    densities = [row.messages / length for row, length in zip(profile, lengths, strict=True)]
     most = max(densities) or 1
     text = chart(
         ["DUE FROM (UTC)", *labels],
@@ -163,10 +169,10 @@ def _profile_bars(found: Horizon, width: int) -> str:
         [0.0, *(density / most for density in densities)],
         width,
     )
-    if length_ms < found.bucket_ms:
+    if lengths[0] != found.bucket_ms:
         text += (
-            f"\nBars are messages per {period(found.bucket_ms)}; "
-            f"the first row covers {format_duration(length_ms)}."
+            f"\nBars are messages per {period_name(found.bucket_ms)}; "
+            f"the first row covers {format_duration(lengths[0])}."
         )
     return text
 

@@ -41,9 +41,9 @@ _LIST_RANKS = {
     "final_window": 9,
     "mover": 8,
     "partitions": 7,
-    "targets": 6,
-    "mover_alive": 5,
-    "paused": 4,
+    "mover_alive": 6,
+    "paused": 5,
+    "targets": 4,
     "strategy": 3,
     "next_hand_off_ms": 2,
 }
@@ -75,8 +75,8 @@ PARTITIONS = (
     Column("consumers", head="CONSUMED BY", rank=1),
     Column("topic", "topic", wide=True),
 )
-LIST_LEGEND = "BACKLOG counts entries in the levels: a batch is one."
-LEGEND = "BACKLOG, HELD, DEAD LETTERS, WINDOW and RELEASE LOG count entries: a batch is one."
+LIST_LEGEND = "BACKLOG: entries in the levels; a batch is one."
+LEGEND = "BACKLOG, HELD, DEAD LETTERS, WINDOW, RELEASE LOG: entries; a batch is one."
 
 
 def description_view(description: LevelTopicDescription) -> dict[str, Any]:

@@ -6,16 +6,14 @@ from collections.abc import Sequence
 from datetime import datetime, timezone
 
 from delaylevel.cli.terminal import cells, cut, padded
-from delaylevel.model.formatting import exact_duration
 from delaylevel.model.topic_name import TopicName
 
 __all__ = ["DAY_MS", "LONGEST_BAR", "SHORTEST_BAR", "bar", "bucket_label", "chart", "count", "cut"]
-__all__ += ["local", "period", "rate", "short"]
+__all__ += ["local", "rate", "short"]
 
 DAY_MS = 86_400_000
 SHORTEST_BAR = 6
 LONGEST_BAR = 30
-_PERIODS = {1000: "second", 60_000: "minute", 3_600_000: "hour", DAY_MS: "day", 7 * DAY_MS: "week"}
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
@@ -69,11 +67,6 @@ def rate(per_second: float | None) -> str:
         if per_second * factor >= 1 or unit == "d":
             return f"{per_second * factor:,.1f}/{unit}" if per_second else "0"
     raise AssertionError("unreachable: the last unit always returns")
-
-
-def period(length_ms: int) -> str:
-    """Return the name of a period: ``hour``, ``day`` or ``5m``."""
-    return _PERIODS.get(length_ms) or exact_duration(length_ms)
 
 
 def local(topic: str) -> str:

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from delaylevel.errors import DelayLevelError, InvalidInputError, MissingExtraError
-from delaylevel.model.formatting import exact_duration
 
-from .horizon import Horizon, bucket_length_ms
+from .horizon import Horizon, bucket_length_ms, comparable_buckets, period_name
 
 _SUFFIXES = (".png", ".svg")
 
@@ -60,16 +59,17 @@ def save_plot(found: Horizon, path: Path) -> None:
 def _draw(axes: Any, found: Horizon) -> None:
     """Draw a histogram whose bars have areas in proportion to their messages.
 
-    The first bucket is shorter than the others, so heights are messages per time.
+    The first bucket has another length than the others, so heights are messages per time.
     """
-    starts = [_utc(row.from_ms) for row in found.profile]
-    lengths = [bucket_length_ms(row, found.bucket_ms) for row in found.profile]
+    profile = comparable_buckets(found) if found.profile else ()
+    starts = [_utc(row.from_ms) for row in profile]
+    lengths = [bucket_length_ms(row, found.bucket_ms) for row in profile]
     days = [length / 86_400_000 for length in lengths]
     base = [0.0] * len(starts)
     for part in found.parts:
         heights = [
             row.parts[part.name] * found.bucket_ms / length
-            for row, length in zip(found.profile, lengths, strict=True)
+            for row, length in zip(profile, lengths, strict=True)
         ]
         if any(heights):
             axes.bar(
@@ -85,13 +85,13 @@ def _draw(axes: Any, found: Horizon) -> None:
             base = [low + high for low, high in zip(base, heights, strict=True)]
     axes.set_title(_title(found), loc="left")
     axes.set_xlabel(f"due (UTC), seen from {_utc(found.now_ms):%Y-%m-%d %H:%M:%S}")
-    axes.set_ylabel(f"messages per {exact_duration(found.bucket_ms)}")
+    axes.set_ylabel(f"messages per {period_name(found.bucket_ms)}")
     axes.yaxis.set_major_formatter(
         lambda value, _: f"{value:,.0f}" if value >= 10 else f"{value:g}"
     )
     axes.spines[["top", "right"]].set_visible(False)
     if starts:
-        axes.legend(frameon=False)
+        axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
         axes.figure.autofmt_xdate()
     else:
         axes.text(0.5, 0.5, "nothing is pending", ha="center", transform=axes.transAxes)
