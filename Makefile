@@ -18,7 +18,7 @@ export PYSPARK_DRIVER_PYTHON = $(PYSPARK_PYTHON)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all unit lint format typecheck wheel-check java pytest reference broker broker-stop fetch bench install clean distclean
+.PHONY: help demo test test-all unit lint format typecheck wheel-check java pytest reference screens broker broker-stop fetch bench install clean distclean
 
 help: ## Show this list
 	@echo "Usage: make TARGET"
@@ -64,6 +64,9 @@ test-all: lint typecheck wheel-check java fetch ## Run all checks, including tes
 reference: $(STAMP) ## Regenerate docs/cli.md, docs/api.md and the pictures
 	$(BIN)/python tools/make_reference.py
 	$(BIN)/python tools/make_picture.py
+
+screens: fetch ## Take the screenshots of docs/images again, with a broker and the demo
+	$(BIN)/python tools/make_screens.py
 
 broker: fetch ## Start a private broker (stop it with `make broker-stop`)
 	$(BIN)/delaylevel broker start

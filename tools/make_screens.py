@@ -4,7 +4,7 @@ It starts a private broker, fills it, and runs the commands in an emulated termi
 pictures show is what a person sees. Every picture has a fixed size.
 
 python tools/make_screens.py            # all pictures; takes about three minutes
-python tools/make_screens.py top run    # some of them
+python tools/make_screens.py top   # some of them
 """
 
 from __future__ import annotations
@@ -28,10 +28,9 @@ from delaylevel.cluster.connection import Connection  # noqa: E402
 IMAGES = TOOLS.parent / "docs" / "images"
 #: Columns and lines of each picture.
 SIZES = {
-    "top": (80, 18),
-    "horizon": (80, 27),
-    "doctor": (80, 22),
-    "run": (80, 8),
+    "top": (80, 19),
+    "horizon": (80, 18),
+    "doctor": (80, 24),
     "demo": (80, 14),
 }
 _PROGRAM = (sys.executable, "-m", "delaylevel.cli.main")
@@ -60,23 +59,27 @@ def _take_with(connection: Connection, names: Sequence[str]) -> None:
         "DELAYLEVEL_ADMIN_URL": connection.admin_url,
     }
     fill(connection, 2000)
-    for name in ("horizon", "doctor"):
-        if name in names:
-            with open_terminal(name, name, "orders", environment=environment) as terminal:
-                terminal.wait()
-                _save(name, terminal.picture(f"delaylevel {name} orders"))
-    if not {"top", "run"} & set(names):
-        return
+    if "doctor" in names:  # before anything runs, so that there is something to say
+        _save_result("doctor", environment)
     with ExitStack() as stack:
-        run = stack.enter_context(open_terminal("run", "run", "orders", environment=environment))
-        run.wait_for(_shows("releasing", "MOVER"))
+        run = stack.enter_context(Terminal([*_PROGRAM, "run", "orders"], 120, 24, environment))
+        run.wait_for(_shows("moving"))
+        if "horizon" in names:
+            _save_result("horizon", environment)
+        if "top" not in names:
+            return
         stack.enter_context(traffic(connection))
-        top = stack.enter_context(
-            open_terminal("top", "top", "orders", "--every", "1s", environment=environment)
-        )
+        arguments = ("top", "orders", "--every", "1s")
+        top = stack.enter_context(open_terminal("top", *arguments, environment=environment))
         top.wait_for(lambda rows: any(_rate_of(row, "orders") > 10 for row in rows))
         _save("top", top.picture("delaylevel top orders"))
-        _save("run", run.picture("delaylevel run orders"))
+
+
+def _save_result(name: str, environment: dict[str, str]) -> None:
+    """Save a picture of a command that ends."""
+    with open_terminal(name, name, "orders", environment=environment) as terminal:
+        terminal.wait()
+        _save(name, terminal.picture(f"delaylevel {name} orders"))
 
 
 def _demo() -> str:

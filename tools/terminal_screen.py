@@ -22,7 +22,7 @@ from xml.sax.saxutils import escape
 import pyte
 
 # Colours of a dark terminal, each with a contrast of at least 4.5 to the background.
-GROUND, TEXT = "#10151c", "#d5dbe3"
+GROUND, TEXT, TITLE = "#10151c", "#d5dbe3", "#9aa5b1"
 COLOURS = {
     "red": "#ff7b72",
     "green": "#56d364",
@@ -31,6 +31,8 @@ COLOURS = {
     "magenta": "#d2a8ff",
     "cyan": "#76e3ea",
 }
+_FONTS = "'DejaVu Sans Mono', Menlo, Consolas, 'Liberation Mono', monospace"
+_EIGHTHS = "▏▎▍▌▋▊▉█"
 # Sizes of a picture in pixels.
 _CELL, _ROW, _MARGIN, _BAR = 8, 18, 14, 28
 
@@ -170,32 +172,49 @@ class Terminal:
 
 
 def picture_of(screen: Any, title: str) -> str:
-    """Return a screen as SVG: a text element for each run of one colour."""
+    """Return a screen as SVG.
+
+    Every word has a place of its own, and bars are rectangles: columns are aligned in any font.
+    """
     width = screen.columns * _CELL + 2 * _MARGIN
     height = screen.lines * _ROW + 2 * _MARGIN + _BAR
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
         f'viewBox="0 0 {width} {height}" role="img">',
         f"<title>{escape(title)}</title>",
-        "<style>text { font: 13px ui-monospace, Menlo, Consolas, 'DejaVu Sans Mono', monospace; "
-        "white-space: pre; }</style>",
+        f"<style>text {{ font: 13px {_FONTS}; fill: {TEXT}; }}</style>",
         f'<rect width="{width}" height="{height}" rx="8" fill="{GROUND}"/>',
-        f'<text x="{_MARGIN}" y="{_BAR - 6}" fill="#9aa5b1">{escape(title)}</text>',
+        f'<text x="{_MARGIN}" y="{_BAR - 6}" style="fill: {TITLE}">{escape(title)}</text>',
     ]
     for y in range(screen.lines):
-        base = _BAR + _MARGIN + y * _ROW + 13
-        at = 0
         row = [screen.buffer[y][x] for x in range(screen.columns)]
-        for (colour, bold), run in groupby(row, key=lambda cell: (cell.fg, cell.bold)):
+        x = 0
+        for (colour, kind), run in groupby(row, key=lambda cell: (cell.fg, _kind_of(cell.data))):
             text = "".join(cell.data for cell in run)
-            bare = text.strip(" ")
-            if bare:
-                x = _MARGIN + (at + len(text) - len(text.lstrip(" "))) * _CELL
-                weight = ' font-weight="bold"' if bold else ""
-                lines.append(
-                    f'<text x="{x}" y="{base}" textLength="{len(bare) * _CELL}" '
-                    f'fill="{COLOURS.get(colour, TEXT)}"{weight} xml:space="preserve">'
-                    f"{escape(bare)}</text>"
-                )
-            at += len(text)
+            if kind == "bar":
+                lines.append(_bar(text, x, y, COLOURS.get(colour, TEXT)))
+            elif kind == "word":
+                lines.append(_word(text, x, y, COLOURS.get(colour)))
+            x += len(text)
     return "\n".join([*lines, "</svg>", ""])
+
+
+def _kind_of(one: str) -> str:
+    return "space" if one == " " else "bar" if one in _EIGHTHS else "word"
+
+
+def _bar(text: str, x: int, y: int, colour: str) -> str:
+    length = sum(_CELL * (_EIGHTHS.index(one) + 1) / 8 for one in text)
+    top = _BAR + _MARGIN + y * _ROW
+    return (
+        f'<rect x="{_MARGIN + x * _CELL}" y="{top + 2}" width="{length:g}" '
+        f'height="{_ROW - 4}" fill="{colour}"/>'
+    )
+
+
+def _word(text: str, x: int, y: int, colour: str | None) -> str:
+    fill = "" if colour is None else f' style="fill: {colour}"'
+    return (
+        f'<text x="{_MARGIN + x * _CELL}" y="{_BAR + _MARGIN + y * _ROW + 13}" '
+        f'textLength="{len(text) * _CELL}"{fill}>{escape(text)}</text>'
+    )
