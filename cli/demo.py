@@ -130,4 +130,5 @@ def _table(snapshot: Any, width: int, height: int) -> str:
         rows.append((f"{level} {partition}", f"{waiting:,}", waiting / most))
     head = wrapped(_line(snapshot), width)
     room = height - head.count("\n") - 1
-    return "\n".join((head, *chart(*zip(*rows, strict=True), width).splitlines()[:room]))
+    labels, counts, shares = zip(*rows, strict=True)
+    return "\n".join((head, *chart(labels, counts, shares, width).splitlines()[:room]))

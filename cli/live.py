@@ -149,7 +149,7 @@ def live_region(stream: Any = None, *, keep: bool = False) -> Iterator[LiveRegio
     at_first = sys.stdout, sys.stderr
     guards = [_Above(one, region) if _share_terminal(one, stream) else None for one in at_first]
     out, err = guards
-    sys.stdout, sys.stderr = out or at_first[0], err or at_first[1]  # type: ignore[assignment]
+    sys.stdout, sys.stderr = out or at_first[0], err or at_first[1]
     try:
         yield region
     finally:

@@ -69,7 +69,8 @@ def histogram_text(found: Sequence[HistogramBar], by: str, width: int, bars: boo
             rows.append(("…", "", 0.0))
         label = cut(printable(text), max(10, width - 30))
         rows.append((label, f"{one.messages:,}", one.messages / most if bars else 0.0))
-    return chart(*zip(*rows, strict=True), width)
+    labels, counts, shares = zip(*rows, strict=True)
+    return chart(labels, counts, shares, width)
 
 
 def _labels(found: Sequence[HistogramBar], by: str) -> list[str]:

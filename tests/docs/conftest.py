@@ -403,6 +403,7 @@ EXPECTED = Expected(
     },
     exits={
         "delaylevel doctor orders": 1,  # no mover runs
+        "delaylevel doctor orders --all": 1,
         "delaylevel pending outcome orders renewal-4711 -o json": 1,  # no dispatcher runs
         "delaylevel doctor orders --delivery effectively-once --trigger 10s": 1,
     },
