@@ -14,7 +14,7 @@ from delaylevel.topics.scan import DEFAULT_SLACK_MS
 
 from .command import Settings
 from .delivery import note_undelivered
-from .live import Progress, live_region
+from .live import ProgressLine, live_region
 from .terminal import width_of
 from .values import DURATION_MS
 
@@ -61,19 +61,19 @@ class Reading:
     def __init__(self) -> None:
         self._drawing = contextlib.ExitStack()
         self._region = self._drawing.enter_context(live_region())
-        self._progress = Progress(self._region, "Read", None)
+        self._progress = ProgressLine(self._region, "Read", None)
 
     def expect(self, messages: int) -> None:
         """Set the estimated number of messages that follow."""
         known = messages if messages >= self._LEAST else None
-        self._progress = Progress(self._region, "Reading" if known else "Read", known)
+        self._progress = ProgressLine(self._region, "Reading" if known else "Read", known)
 
     def tell(self, messages: int) -> None:
         """Add a number of messages that were read."""
         self._progress.update(messages)
 
     def close(self) -> None:
-        """Erase it."""
+        """Close the region and erase the line."""
         self._drawing.close()
 
 

@@ -64,7 +64,7 @@ class LiveRegion:
             self._put(_ERASE + text + self._drawn() if self.live else text)
 
     def close(self, keep: bool = False) -> None:
-        """Erase the region, or leave its last text where it is."""
+        """Remove the region, or leave its last text where it is."""
         if not self.live:
             return
         with self._lock:
@@ -116,7 +116,7 @@ class _Above:
             self.write(line)
 
     def flush(self) -> None:
-        """Do nothing: lines are written at once."""
+        """Keep the form of a stream; lines are written at once."""
 
     def end(self) -> None:
         """Write the rest, without the end of its line."""
@@ -174,7 +174,7 @@ def _share_terminal(one: Any, other: Any) -> bool:
         return False
 
 
-class Progress:
+class ProgressLine:
     """The progress of a long task in one line: a bar if the number of steps is known.
 
     Args:
@@ -213,10 +213,10 @@ class Progress:
 
 
 @contextlib.contextmanager
-def progress(label: str, length: int | None) -> Iterator[Progress]:
+def progress(label: str, length: int | None) -> Iterator[ProgressLine]:
     """Show the progress of a long task on stderr for a ``with`` block, if stderr is a terminal."""
     with live_region() as region:
-        yield Progress(region, label, length)
+        yield ProgressLine(region, label, length)
 
 
 def is_live() -> bool:

@@ -14,7 +14,7 @@ import click
 import pytest
 
 from delaylevel.cli import logs
-from delaylevel.cli.live import LiveRegion, Progress, live_region, progress
+from delaylevel.cli.live import LiveRegion, ProgressLine, live_region, progress
 from delaylevel.cli.terminal import has_colour
 
 pyte = pytest.importorskip("pyte")
@@ -202,7 +202,7 @@ def test_nothing_is_left_after_a_resize(terminal: Emulated, columns: int, lines:
 
 
 class Reflowing(Emulated):
-    """A terminal that divides lines anew if its width changes, as most desktop terminals do."""
+    """A terminal that divides lines again if its width changes, as most desktop terminals do."""
 
     def resize(self, columns: int, lines: int) -> None:
         cursor = self.screen.cursor
@@ -284,7 +284,7 @@ def test_an_error_closes_the_region(terminal: Emulated) -> None:
 def test_progress_is_a_bar_if_the_length_is_known(
     terminal: Emulated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Progress, "EVERY_S", 0)
+    monkeypatch.setattr(ProgressLine, "EVERY_S", 0)
     with progress("Send", 4) as bar:
         bar.update(1)
         (line,) = terminal.rows

@@ -617,7 +617,7 @@ def test_progress_is_drawn_on_a_terminal_only(
 ) -> None:
     def read(watched: bool, expected: int) -> str:
         monkeypatch.setattr("sys.stderr.isatty", lambda: watched, raising=False)
-        monkeypatch.setattr("delaylevel.cli.live.Progress.EVERY_S", 0)
+        monkeypatch.setattr("delaylevel.cli.live.ProgressLine.EVERY_S", 0)
         with reading() as shown:
             shown.expect(expected)
             shown.tell(1000)
