@@ -11,22 +11,19 @@ from urllib.parse import quote
 
 from delaylevel.errors import AdminError, ConflictError, NotFoundError, PermissionDeniedError
 from delaylevel.model.clock import instant_ms
-from delaylevel.model.position import Position
 from delaylevel.model.topic_name import TopicName
 
 from . import parsing as read
 from .connection import Connection
 from .http import Rest, RestOptions, options_of
 from .port import OperatorAdmin
+from .stored_messages import STATS, StoredMessages
 from .values import (
-    AcknowledgedRange,
     BrokerSettings,
     DelayedDelivery,
-    LedgerInfo,
     NamespacePolicies,
     PartitionStats,
     SchemaVersion,
-    TopicMetadata,
     TopicPolicies,
 )
 
@@ -36,17 +33,12 @@ if TYPE_CHECKING:
 _METADATA = "application/vnd.partitioned-topic-metadata+json"
 _EARLIEST = {"ledgerId": -1, "entryId": -1, "partitionIndex": -1}
 _LATEST = {"ledgerId": (1 << 63) - 1, "entryId": (1 << 63) - 1, "partitionIndex": -1}
-_STATS = {
-    "getPreciseBacklog": "true",
-    "subscriptionBacklogSize": "false",
-    "getEarliestTimeInBacklog": "true",
-}
 _REFUSED = (401, 403, 404, 405)  # 405: the broker has no policies for single topics
 _BUSY_TRIES = 40
 _BUSY_PAUSE_S = 0.05
 
 
-class Admin(OperatorAdmin):
+class Admin(StoredMessages, OperatorAdmin):
     """Client of a cluster's admin REST interface.
 
     One instance may be used by many threads; it opens connections when it needs them. Errors:
@@ -63,7 +55,7 @@ class Admin(OperatorAdmin):
     """
 
     def __init__(self, admin_url: str, **options: Unpack[RestOptions]) -> None:
-        self._rest = Rest(admin_url, **options)
+        super().__init__(Rest(admin_url, **options))
 
     @classmethod
     def from_connection(cls, connection: Connection) -> Admin:
@@ -169,10 +161,6 @@ class Admin(OperatorAdmin):
         except NotFoundError:
             return False
         return True
-
-    def partitioned_metadata(self, topic: TopicName) -> TopicMetadata:
-        value = self._rest.get(f"{topic.rest_path}/partitions", checkAllowAutoCreation="false")
-        return TopicMetadata(int(value["partitions"]), value.get("properties") or {})
 
     def create_partitioned(
         self, topic: TopicName, partitions: int, properties: Mapping[str, str] | None = None
@@ -280,32 +268,17 @@ class Admin(OperatorAdmin):
         self._rest.delete(path, force="true" if force else "false")
 
     def partition_stats(self, partition: TopicName) -> PartitionStats:
-        return read.partition_stats(self._rest.get(f"{partition.rest_path}/stats", **_STATS))
+        return read.partition_stats(self._rest.get(f"{partition.rest_path}/stats", **STATS))
 
     def partitioned_stats(self, topic: TopicName) -> dict[int, PartitionStats]:
         path = f"{topic.rest_path}/partitioned-stats"
-        value = self._rest.get(path, perPartition="true", **_STATS)
+        value = self._rest.get(path, perPartition="true", **STATS)
         found = {}
         for name, stats in value["partitions"].items():
             index = TopicName.parse(name).partition_index
             if index is not None and stats:
                 found[index] = read.partition_stats(stats)
         return found
-
-    def internal_stats(self, partition: TopicName) -> dict[str, Any]:
-        """Return the broker's own description of the ledgers and cursors of one partition.
-
-        An open ledger has 0 entries there; ``currentLedgerEntries`` has their number.
-        """
-        return dict(self._rest.get(f"{partition.rest_path}/internalStats"))
-
-    def ledgers(self, partition: TopicName) -> list[LedgerInfo]:
-        return read.ledgers(self.internal_stats(partition))
-
-    def contents(self, partition: TopicName) -> tuple[list[LedgerInfo], int]:
-        """Return a partition's ledgers, and its number of entries since the broker opened it."""
-        value = self.internal_stats(partition)
-        return read.ledgers(value), int(value.get("entriesAddedCounter", 0))
 
     def messages_in(self, topic: TopicName) -> dict[TopicName, int]:
         """Return the number of messages published to each partition since the broker opened it.
@@ -322,61 +295,7 @@ class Admin(OperatorAdmin):
                 return {}
         return {name: int(stats.get("msgInCounter", 0)) for name, stats in found.items() if stats}
 
-    def mark_delete_position(self, partition: TopicName, subscription: str) -> Position:
-        return Position.parse(self._cursor(partition, subscription)["markDeletePosition"])
-
-    def acknowledged_ranges(
-        self, partition: TopicName, subscription: str
-    ) -> tuple[AcknowledgedRange, ...]:
-        return read.acknowledged_ranges(
-            self._cursor(partition, subscription).get("individuallyDeletedMessages", "")
-        )
-
-    def _cursor(self, partition: TopicName, subscription: str) -> Mapping[str, Any]:
-        cursors = self.internal_stats(partition)["cursors"]
-        if subscription not in cursors:
-            reason = f"{partition} has no subscription {subscription!r}"
-            raise NotFoundError(reason, status=404, reason=reason)
-        found: Mapping[str, Any] = cursors[subscription]
-        return found
-
-    # --- messages ----------------------------------------------------------------------------
-
-    def last_message_id(self, partition: TopicName) -> Position | None:
-        position = read.position(self._rest.get(f"{partition.rest_path}/lastMessageId"))
-        return position if position.entry >= 0 else None
-
-    def open_transaction_at(self, partition: TopicName) -> Position | None:
-        stats = self._rest.get(f"{partition.rest_path}/stats", **_STATS)
-        if not stats.get("ongoingTxnCount"):
-            return None
-        path = partition.rest_path.removeprefix("persistent/")
-        path = f"transactions/transactionBufferStats/{path}"
-        answer = self._rest.request("GET", path, api="v3")
-        return read.text_position(answer.json()["maxReadPosition"]).next_entry
-
-    def message_id_at(self, partition: TopicName, publish_ms: int) -> Position | None:
-        path = f"{partition.rest_path}/messageid/{max(publish_ms, 0)}"
-        position = read.position(self._rest.get(path)).entry_start
-        # Past the end the broker returns the position of the next message.
-        last = self.last_message_id(partition)
-        return position if last is not None and position <= last else None
-
-    def entry_publish_time(self, partition: TopicName, position: Position) -> int | None:
-        path = f"{partition.rest_path}/ledger/{position.ledger}/entry/{position.entry}"
-        if position.ledger < 0 or position.entry < 0:
-            return None
-        try:
-            answer = self._rest.request("GET", path, retry=False)
-        except NotFoundError:
-            self.partitioned_metadata(partition)  # is only the entry missing, or the partition?
-            return None
-        except AdminError as error:
-            if error.status == 500 and read.is_missing_entry(error.reason):
-                return None
-            raise
-        published = answer.headers.get("X-Pulsar-publish-time")
-        return read.instant(published) if published else None
+    # --- schemas -----------------------------------------------------------------------------
 
     def schemas(self, topic: TopicName) -> list[SchemaVersion]:
         path = topic.rest_path.removeprefix("persistent/")
