@@ -105,8 +105,16 @@ def connection_options(function: Function) -> Function:
         option("--tls-certificate-file", type=existing, help="Client certificate (PEM)."),
         option("--tls-trust-certs-file", type=existing, help="Trusted certificates (PEM)."),
         option("--token-file", type=existing, help="File that holds the token."),
-        option("--admin-url", metavar="URL", help="Admin URL of the cluster (http://)."),
-        option("--service-url", metavar="URL", help="Service URL of the cluster (pulsar://)."),
+        option(
+            "--admin-url",
+            metavar="URL",
+            help="Admin URL of the cluster; name several brokers (http://one:8080,two:8080).",
+        ),
+        option(
+            "--service-url",
+            metavar="URL",
+            help="Service URL of the cluster (pulsar://one:6650,two:6650).",
+        ),
     ):
         function = decorate(function)
     return function

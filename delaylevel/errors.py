@@ -91,7 +91,16 @@ class StepsError(InvalidInputError):
 
 
 class BrokerUnreachableError(BrokerError):
-    """No response from the service or admin address."""
+    """No response from the service or admin address.
+
+    Attributes:
+        address: ``host:port`` of a broker that does not answer, although another one names it as
+            the broker of a topic; empty if no address that was given answers.
+    """
+
+    def __init__(self, message: str, *, address: str = "") -> None:
+        super().__init__(message)
+        self.address = address
 
 
 class ClientError(BrokerError):

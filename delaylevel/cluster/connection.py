@@ -29,7 +29,9 @@ class Connection(BaseModel):
 
     Parameters:
         service_url: ``pulsar://`` or ``pulsar+ssl://``, several hosts separated by commas.
-        admin_url: address of the admin REST interface, ``http://`` or ``https://``.
+        admin_url: address of the admin REST interface, ``http://`` or ``https://``, several hosts
+            separated by commas. A request goes to the one that answered last; if it does not
+            answer, to the next one.
         token: a token for both; kept out of ``repr``, logs and error texts.
         token_file: a file with the token, read again at every use, so that it can be renewed.
         tls_trust_certs_file: trusted certificates (PEM); by default those of ``certifi``.

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, TypedDict
-from urllib.parse import urlencode, urljoin, urlsplit
+from urllib.parse import urlencode
 
 import certifi
 import urllib3
@@ -21,9 +20,17 @@ from delaylevel.errors import (
     NotFoundError,
     PermissionDeniedError,
 )
-from delaylevel.model.clock import SystemClock
-from delaylevel.model.formatting import format_instant
 
+from .addresses import addresses_of, base_of
+from .answers import (
+    broker_away,
+    failure_words,
+    is_timeout,
+    json_value,
+    permission_advice,
+    reason_of,
+    redirection,
+)
 from .connection import Connection
 from .token import TokenSource
 
@@ -31,9 +38,9 @@ Token = str | Callable[[], str | None] | None
 _Path = str | os.PathLike[str] | None
 
 _HOPS = 5
+_LIST_TIMEOUT_S = 5.0
 # While a topic moves to another broker, requests for it are refused with 503.
 _PAUSES_S = (0.2, 0.5, 1.0)
-_LONGEST_REASON = 400
 _ERRORS: dict[int, type[AdminError]] = {
     401: PermissionDeniedError,
     403: PermissionDeniedError,
@@ -86,7 +93,8 @@ class Rest:
     """Client of one cluster's admin REST interface, for any number of threads.
 
     Args:
-        admin_url: ``http://host:port``; several hosts separated by commas are tried in turn.
+        admin_url: ``http://host:port``, several hosts separated by commas. The one that answered
+            last is tried first.
         token, ...: see :class:`RestOptions`.
 
     Raises:
@@ -106,13 +114,13 @@ class Rest:
         timeout_s: float = 30.0,
     ) -> None:
         self.admin_url = admin_url
-        self._bases = _bases(admin_url)
+        self._addresses = addresses_of(admin_url)
         self._token = token
         for file in (tls_trust_certs_file, tls_certificate_file, tls_private_key_file):
             if file is not None and not os.path.isfile(file):
                 raise ConfigError(f"there is no certificate or key file {os.fspath(file)}")
         tls: dict[str, Any] = {}
-        if self._bases[0].startswith("https"):
+        if admin_url.startswith("https"):
             tls["cert_reqs"] = "CERT_NONE" if tls_allow_insecure else "CERT_REQUIRED"
             tls["ca_certs"] = os.fspath(tls_trust_certs_file or certifi.where())
             if tls_allow_insecure or not tls_validate_hostname:
@@ -135,7 +143,7 @@ class Rest:
 
     def get(self, path: str, **query: str) -> Any:
         """Get the JSON value at a path; None if the answer is empty."""
-        return _value(self.request("GET", path, query=query))
+        return json_value(self.request("GET", path, query=query))
 
     def put(self, path: str, value: Any = None, *, kind: str = "application/json") -> None:
         """Put a JSON value."""
@@ -189,6 +197,7 @@ class Rest:
         while True:
             answer = self._send(method, suffix, headers, body)
             if answer.status < 300:
+                self._learn_brokers(headers)
                 return answer
             if answer.status == 503 and pauses:
                 time.sleep(pauses.pop(0))
@@ -199,36 +208,67 @@ class Rest:
         self, method: str, suffix: str, headers: dict[str, str], body: bytes | None
     ) -> urllib3.BaseHTTPResponse:
         failure: Exception | None = None
-        for base in self._bases:
-            url = base + suffix
+        for base in self._addresses.in_order():
             try:
-                for _ in range(_HOPS):
-                    # Not by urllib3, which would drop the token. Pulsar redirects with 307 to the
-                    # broker that owns the topic.
-                    answer = self._ask(method, url, headers, body)
-                    place = answer.headers.get("Location")
-                    if answer.status not in (307, 308) or not place:
-                        return answer
-                    place = urljoin(url, place)
-                    if url.startswith("https:") and not place.startswith("https:"):
-                        raise AdminError(
-                            f"{base} redirects to {_host(place)} without TLS; the token was not "
-                            "sent there: set brokerServicePortTls and webServicePortTls on every "
-                            "broker",
-                            status=answer.status,
-                        )
-                    url = place
-                raise AdminError(
-                    f"{base} redirects in a circle: no broker owns the topic now; try again",
-                    status=307,
-                )
+                answer = self._ask(method, base + suffix, headers, body)
             except urllib3.exceptions.HTTPError as error:
-                failure = error
+                self._addresses.failed(base, hangs=is_timeout(error))
+                failure = failure or error
+                continue
+            self._addresses.answered(base)
+            return self._follow(method, base + suffix, answer, headers, body)
         raise BrokerUnreachableError(
-            f"the admin interface at {self.admin_url} does not answer ({_words(failure)}): "
+            f"the admin interface at {self.admin_url} does not answer ({failure_words(failure)}): "
             "is the broker running, and is this its web "
             "address? Name it with admin_url, --admin-url or DELAYLEVEL_ADMIN_URL"
         ) from failure
+
+    def _follow(
+        self,
+        method: str,
+        url: str,
+        answer: urllib3.BaseHTTPResponse,
+        headers: dict[str, str],
+        body: bytes | None,
+    ) -> urllib3.BaseHTTPResponse:
+        """Return an answer; if it is a redirect, that of the broker that owns the topic."""
+        first, hops = url, 0
+        while (place := redirection(url, answer)) is not None:
+            hops += 1
+            if hops == _HOPS:
+                raise AdminError(
+                    f"{base_of(first)} redirects in a circle: no broker owns the topic now; try "
+                    "again",
+                    status=307,
+                )
+            url = place
+            owner = base_of(url)
+            if self._addresses.is_hanging(owner):
+                raise broker_away(url, first, "no answer in time")
+            try:
+                # Not by urllib3, which would drop the token.
+                answer = self._ask(method, url, headers, body)
+            except urllib3.exceptions.HTTPError as error:
+                self._addresses.failed(owner, hangs=is_timeout(error))
+                raise broker_away(url, first, failure_words(error)) from error
+            self._addresses.redirected(owner)
+        return answer
+
+    def _learn_brokers(self, headers: Mapping[str, str]) -> None:
+        """Request the list of brokers now and then, for the time when no given address answers."""
+        # Over TLS, the list has the wrong ports; redirects have the right ones.
+        if self.admin_url.startswith("https") or not self._addresses.is_list_due():
+            return
+        url = self._addresses.in_order()[0] + "/admin/v2/brokers"
+        try:
+            answer = self._pool.request(
+                "GET", url, headers=headers, redirect=False, retries=False, timeout=_LIST_TIMEOUT_S
+            )
+            found = answer.json() if answer.status == 200 else ()
+        except (urllib3.exceptions.HTTPError, ValueError):
+            return
+        for broker in found if isinstance(found, list) else ():
+            self._addresses.learn(f"http://{broker}")
 
     def _ask(
         self, method: str, url: str, headers: dict[str, str], body: bytes | None
@@ -250,94 +290,13 @@ class Rest:
     def _error(
         self, method: str, path: str, answer: urllib3.BaseHTTPResponse, token: str | None
     ) -> AdminError:
-        reason = _reason(answer)
+        reason = reason_of(answer)
         if token:
             reason = reason.replace(token, "…")
         kind = _ERRORS.get(answer.status, AdminError)
-        advice = _advice(token) if kind is PermissionDeniedError else ""
+        advice = permission_advice(token) if kind is PermissionDeniedError else ""
         return kind(
             f"{method} {path} was refused with {answer.status}: {reason}{advice}",
             status=answer.status,
             reason=reason,
         )
-
-
-def _advice(token: str | None) -> str:
-    """Return the remedy for a refusal; the broker itself does not report an expired token."""
-    if not token:
-        return ": this cluster wants a token (--token-file, DELAYLEVEL_TOKEN_FILE)"
-    expired_ms = _expired_ms(token)
-    if expired_ms is not None:
-        return (
-            f": the token expired at {format_instant(expired_ms)}; put a new one in its place "
-            "(--token-file, DELAYLEVEL_TOKEN_FILE: a file is read again at every use)"
-        )
-    return ": check the token (--token-file, DELAYLEVEL_TOKEN_FILE) and what its role may do"
-
-
-def _expired_ms(token: str) -> int | None:
-    """Return the time at which a JSON web token expired, ms since the epoch, or None."""
-    try:
-        claims = token.split(".")[1]
-        expires_ms = int(json.loads(base64.urlsafe_b64decode(claims + "==="))["exp"] * 1000)
-    except (LookupError, TypeError, ValueError, OverflowError):
-        return None
-    return expires_ms if expires_ms <= SystemClock().now_ms() else None
-
-
-def _bases(admin_url: str) -> list[str]:
-    scheme, separator, rest = admin_url.partition("://")
-    hosts = [host.strip().rstrip("/") for host in rest.split(",") if host.strip("/ ")]
-    if not separator or scheme not in ("http", "https") or not hosts:
-        raise ConfigError(f"admin_url {admin_url!r} must look like http://host:port")
-    if "@" in rest:
-        raise ConfigError("admin_url must not carry a user or password: use a token")
-    return [f"{scheme}://{host}" for host in hosts]
-
-
-def _host(url: str) -> str:
-    return urlsplit(url).netloc
-
-
-def _value(answer: urllib3.BaseHTTPResponse) -> Any:
-    text = answer.data
-    if not text.strip():
-        return None
-    try:
-        return json.loads(text)
-    except ValueError:
-        raise AdminError(
-            "the admin interface answered with something that is not JSON: is this address a "
-            "Pulsar broker's web address?",
-            status=answer.status,
-        ) from None
-
-
-def _reason(answer: urllib3.BaseHTTPResponse) -> str:
-    """Return the broker's reason in one line without stack traces."""
-    text = answer.data.decode("utf-8", "replace")
-    try:
-        value = json.loads(text)
-        if isinstance(value, dict):  # "message" comes from the web server
-            value = value.get("reason") or value.get("message") or ""
-        text = str(value)
-    except ValueError:
-        text = "" if text.lstrip().startswith("<") else text
-    text = text.partition("Stacktrace:")[0]
-    text = text.partition("Message:")[2] or text
-    return " ".join(text.split())[:_LONGEST_REASON] or (answer.reason or "no reason given")
-
-
-def _words(failure: Exception | None) -> str:
-    """Return the reason why there was no answer, without the pool's own wrapping."""
-    if isinstance(failure, urllib3.exceptions.NameResolutionError):
-        return "the host name is unknown"
-    if isinstance(failure, urllib3.exceptions.NewConnectionError):
-        return str(failure.__cause__ or failure).rpartition("] ")[2].lower()
-    if isinstance(failure, urllib3.exceptions.ConnectTimeoutError):
-        return "no connection in time"
-    if isinstance(failure, urllib3.exceptions.ReadTimeoutError):
-        return "no answer in time"
-    if isinstance(failure, urllib3.exceptions.SSLError):
-        return f"TLS: {failure}"
-    return str(failure)

@@ -105,9 +105,10 @@ class DelayLevelClient(BaseClient, pulsar.Client):
 
     Args:
         service_url: as for ``pulsar.Client``; all of its other arguments are accepted, too.
-        admin_url: the address of the admin REST interface (``http://…:8080``). With it, a producer
-            reads the description of its level topic, and creates a missing one. Without it,
-            the level topic must exist, and only its numbers of partitions are checked.
+        admin_url: the address of the admin REST interface (``http://…:8080``), or those of several
+            brokers (``http://one:8080,two:8080``), so that it works while one of them is away. With
+            it, a producer reads the description of its level topic, and creates a missing one.
+            Without it, the level topic must exist, and only its numbers of partitions are checked.
         admin: an existing admin client, instead of ``admin_url``.
         admin_token: the token for the admin interface, or a function that returns it.
         clock: source of the time at which a message is sent; the machine's by default.
@@ -260,7 +261,8 @@ def wrap(
         client: the client that created it, a ``pulsar.Client`` or a :class:`DelayLevelClient`.
         partition_strategy, delay_level_topic, delay_level_namespace, mover, final_window,
             create_level_topic: as in :meth:`DelayLevelClient.create_producer`.
-        admin_url, admin: the admin interface, if the client has none.
+        admin_url, admin: the admin interface, if the client has none; name several brokers
+            (``http://one:8080,two:8080``), so that it works while one of them is away.
         admin_token, tls_trust_certs_file_path, tls_validate_hostname: the token, the trusted
             certificates (PEM; those of ``certifi`` by default) and the check of the host name for
             ``admin_url``. For a client certificate, give ``admin``.
