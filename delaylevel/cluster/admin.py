@@ -36,6 +36,7 @@ _LATEST = {"ledgerId": (1 << 63) - 1, "entryId": (1 << 63) - 1, "partitionIndex"
 _REFUSED = (401, 403, 404, 405)  # 405: the broker has no policies for single topics
 _BUSY_TRIES = 40
 _BUSY_PAUSE_S = 0.05
+_VISIBLE_S = 10.0
 
 
 class Admin(StoredMessages, OperatorAdmin):
@@ -46,7 +47,8 @@ class Admin(StoredMessages, OperatorAdmin):
     BrokerUnreachableError (no answer), else AdminError. None of them contains the token.
 
     Args:
-        admin_url: ``http://host:port``; several hosts separated by commas are tried in turn.
+        admin_url: ``http://host:port``, several hosts separated by commas. The one that answered
+            last is tried first.
         options: ``token``, TLS settings and ``timeout_s``: see
             :class:`~delaylevel.cluster.http.RestOptions`.
 
@@ -196,6 +198,13 @@ class Admin(StoredMessages, OperatorAdmin):
         # Broker 4.0.8 never answers a request to set properties of a missing topic.
         self.partitioned_metadata(topic)
         self._rest.put(f"{topic.rest_path}/properties", dict(properties))
+        # The broker that owns the topic has written them. The one that answers reads may not know
+        # them for a moment.
+        wanted, deadline = properties.items(), time.monotonic() + _VISIBLE_S
+        while not wanted <= self.partitioned_metadata(topic).properties.items():
+            if time.monotonic() > deadline:
+                return  # another client has written meanwhile
+            time.sleep(_BUSY_PAUSE_S)
 
     def remove_property(self, topic: TopicName, key: str) -> None:
         """Remove a property of a topic, if it exists."""

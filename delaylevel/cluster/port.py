@@ -64,7 +64,8 @@ class TopicAdmin(Protocol):
     def set_properties(self, topic: TopicName, properties: Mapping[str, str]) -> None:
         """Set properties of a topic; keep the others.
 
-        Two callers that set different properties at the same time both succeed.
+        Two callers that set different properties at the same time both succeed. Later reads
+        through the same implementation return the new values, unless another caller changes them.
         """
 
     def create_subscription(

@@ -39,6 +39,7 @@ from .subscriptions import subscribe
 # client has just created is visible a moment after the conflict.
 WAIT_S = 20.0
 _POLL_S = 0.02
+_CREATE_AGAIN_S = 0.5
 _NO_TOPIC_POLICIES = 405
 
 
@@ -188,15 +189,35 @@ def create_missing(admin: TopicAdmin, member: Member, description: LevelTopicDes
     if member.topic == description.name:
         properties = {**properties, PLAN_PROPERTY: description.to_json()}
     try:
-        admin.create_partitioned(member.topic, member.partitions, properties)
-    except ConflictError:
-        if not await_true(lambda: existing(admin, member, description) is not None):
-            raise
+        _create(admin, member, description, properties)
     except AdminError as error:
         limit = re.search(r"less than or equal to (\d+)", error.reason)
         if error.status == 406 and limit:
             safety.check_partition_limit(description, int(limit[1]))
         raise
+
+
+def _create(
+    admin: TopicAdmin,
+    member: Member,
+    description: LevelTopicDescription,
+    properties: Mapping[str, str],
+) -> None:
+    """Create a member topic, or wait until that of a faster client is there.
+
+    A broker refuses a name (409) also while it still deletes an earlier topic of this name.
+    """
+    deadline_s = time.monotonic() + WAIT_S
+    while True:
+        try:
+            admin.create_partitioned(member.topic, member.partitions, properties)
+            return
+        except ConflictError:
+            again_s = min(deadline_s, time.monotonic() + _CREATE_AGAIN_S)
+            if await_true(lambda: existing(admin, member, description) is not None, again_s):
+                return
+            if time.monotonic() >= deadline_s:
+                raise
 
 
 def ensure(
@@ -251,11 +272,18 @@ def protect(
         )
 
 
-def await_true(condition: Callable[[], bool]) -> bool:
-    """Wait until a condition is true; return False if that takes more than ``WAIT_S`` seconds."""
-    deadline = time.monotonic() + WAIT_S
+def await_true(condition: Callable[[], bool], deadline_s: float | None = None) -> bool:
+    """Wait until a condition is true.
+
+    Args:
+        deadline_s: monotonic time of the end in s; by default in ``WAIT_S`` seconds.
+
+    Returns:
+        False if the condition is not true by then.
+    """
+    deadline_s = time.monotonic() + WAIT_S if deadline_s is None else deadline_s
     while not condition():
-        if time.monotonic() > deadline:
+        if time.monotonic() > deadline_s:
             return False
         time.sleep(_POLL_S)
     return True

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import pickle
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -83,7 +85,8 @@ def servers() -> Iterator[Callable[[], Server]]:
 
     yield make
     for server in made:
-        server.close()
+        with contextlib.suppress(OSError):
+            server.close()
 
 
 def reply(status: int, value: Any) -> Answer:
@@ -226,6 +229,98 @@ def test_the_second_host_answers_for_an_unreachable_first_one(
     url = f"http://127.0.0.1:{free_port()},{server.url.removeprefix('http://')}"
 
     assert Admin(url).properties(TOPIC) == {"a": "b"}
+
+
+class Hanging:
+    """An address that accepts connections and never answers, like a suspended broker."""
+
+    def __init__(self) -> None:
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
+
+    def __enter__(self) -> Hanging:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._socket.close()
+
+
+def test_the_address_that_answered_last_is_tried_first(servers: Callable[[], Server]) -> None:
+    server = servers()
+    server.answer = lambda method, path: reply(200, {"a": "b"})
+    with Hanging() as hanging:
+        url = f"{hanging.url},{server.url.removeprefix('http://')}"
+        began = time.monotonic()
+        assert Admin(url, timeout_s=0.5).properties(TOPIC) == {"a": "b"}
+        first_s = time.monotonic() - began
+        # A new client of the same process knows it, too.
+        with Admin(url, timeout_s=30) as admin:
+            for _ in range(3):
+                assert admin.properties(TOPIC) == {"a": "b"}
+        assert 0.5 <= first_s < 10
+        assert time.monotonic() - began < first_s + 10
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+def test_a_broker_that_owns_a_topic_and_does_not_answer_is_named(
+    servers: Callable[[], Server], hangs: bool
+) -> None:
+    living = servers()
+    with Hanging() as hanging:
+        away = hanging.url if hangs else f"http://127.0.0.1:{free_port()}"
+        living.answer = lambda method, path: (307, {"Location": away + path}, b"")
+        admin = Admin(living.url, timeout_s=0.2)
+        for _ in range(2):
+            with pytest.raises(BrokerUnreachableError) as caught:
+                admin.properties(TOPIC)
+            text, host = str(caught.value), away.removeprefix("http://")
+            assert f"the broker at {host} does not answer" in text
+            assert f"{living.url.removeprefix('http://')} names it" in text
+            assert "admin_url" not in text, "that address is right"
+            assert caught.value.address == host
+
+
+def test_a_broker_that_hangs_does_not_cost_the_timeout_at_every_request(
+    servers: Callable[[], Server],
+) -> None:
+    living = servers()
+    with Hanging() as hanging:
+        living.answer = lambda method, path: (307, {"Location": hanging.url + path}, b"")
+        with pytest.raises(BrokerUnreachableError):
+            Admin(living.url, timeout_s=0.2).properties(TOPIC)
+        began = time.monotonic()
+        with pytest.raises(BrokerUnreachableError, match="no answer in time"):
+            Admin(living.url, timeout_s=60).properties(TOPIC)
+        assert time.monotonic() - began < 4
+
+
+def test_a_broker_known_from_a_redirect_answers_for_an_address_that_died(
+    servers: Callable[[], Server],
+) -> None:
+    given, other = servers(), servers()
+    given.answer = lambda method, path: (307, {"Location": other.url + path}, b"")
+    other.answer = lambda method, path: reply(200, {"a": "b"})
+    with Admin(given.url, token=SECRET) as admin:
+        assert admin.properties(TOPIC) == {"a": "b"}
+        given.close()
+        assert admin.properties(TOPIC) == {"a": "b"}
+    assert other.seen[-1][2]["Authorization"] == f"Bearer {SECRET}"
+
+
+def test_properties_are_visible_at_the_next_read(servers: Callable[[], Server]) -> None:
+    server, reads = servers(), 0
+
+    def answer(method: str, path: str) -> Answer:
+        nonlocal reads
+        if method == "PUT":
+            return 204, {}, b""
+        reads += 1
+        # The first read is the check for a missing topic.
+        return reply(200, {"partitions": 2, "properties": {"a": "new"} if reads > 3 else {}})
+
+    server.answer = answer
+    Admin(server.url).set_properties(TOPIC, {"a": "new"})
+    assert reads == 4
 
 
 def test_a_request_for_a_moving_topic_is_repeated(servers: Callable[[], Server]) -> None:

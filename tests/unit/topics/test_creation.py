@@ -80,3 +80,31 @@ def test_a_topic_that_stays_invisible_is_a_conflict(monkeypatch: pytest.MonkeyPa
     late: Any = SlowToAppear(admin, 1_000_000)
     with pytest.raises(ConflictError):
         topics.create(late, described(HOURS))
+
+
+class StillDeleting:
+    """A cluster that still deletes the topics of that name: it refuses to create them so far."""
+
+    def __init__(self, admin: Any, refusals: int) -> None:
+        self._admin = admin
+        self._refusals = refusals
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._admin, name)
+
+    def create_partitioned(self, *arguments: Any) -> None:
+        if self._refusals:
+            self._refusals -= 1
+            raise ConflictError("This topic already exists", status=409, reason="")
+        self._admin.create_partitioned(*arguments)
+
+
+def test_a_creation_waits_for_the_end_of_a_deletion(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("delaylevel.topics.members._CREATE_AGAIN_S", 0.05)
+    admin = MemoryPulsar(namespaces=["acme/test"]).admin
+    slow: Any = StillDeleting(admin, 3)
+    assert topics.create(slow, described(HOURS)).levels == HOURS
+    monkeypatch.setattr("delaylevel.topics.members.WAIT_S", 0.2)
+    never: Any = StillDeleting(MemoryPulsar(namespaces=["acme/test"]).admin, 1_000)
+    with pytest.raises(ConflictError):
+        topics.create(never, described(HOURS))
