@@ -80,29 +80,34 @@ def examine(
     """
     if topic is not None:
         namespace = TopicName.parse(topic).namespace_path
+    away: set[str] = set()
     with Admin.from_connection(connection) as admin:
         cluster = ClusterContext(
             connection, admin, clock or SystemClock(), options or ExamOptions()
         )
-        found = Finding("broker", connection.admin_url, _run(cluster_checks.broker, cluster))
+        found = Finding("broker", connection.admin_url, _run(cluster_checks.broker, cluster, away))
         yield found
         if found.outcome.problems:
             return  # every other check needs the broker
         found = Finding(
             "admin rights",
             namespace,
-            _run(lambda c: cluster_checks.rights(c, namespace), cluster),
+            _run(lambda c: cluster_checks.rights(c, namespace), cluster, away),
         )
         yield found
-        yield Finding("clock", connection.admin_url, _run(cluster_checks.clock, cluster))
+        yield Finding("clock", connection.admin_url, _run(cluster_checks.clock, cluster, away))
         if found.outcome.problems:
             return
-        descriptions, finding = _level_topics(admin, topic, namespace)
+        try:
+            descriptions, finding = _level_topics(admin, topic, namespace)
+        except BrokerUnreachableError as error:
+            yield Finding("level topic", topic or namespace, _unanswered(error, away))
+            return
         yield finding
         for description in descriptions:
             context = LevelTopicContext(cluster, description)
             for name, check in TOPIC_CHECKS:
-                yield Finding(name, description.topic, _run(check, context))
+                yield Finding(name, description.topic, _run(check, context, away))
 
 
 def _level_topics(
@@ -134,17 +139,35 @@ def _level_topics(
     return descriptions, Finding("level topic", subject, CheckResult.of(bad, note))
 
 
+def _unanswered(error: BrokerUnreachableError, away: set[str]) -> CheckResult:
+    """Return the outcome of a check that got no answer."""
+    if not error.address:
+        return CheckResult.failed(str(error), "start the broker, or name its --admin-url")
+    if error.address in away:
+        return CheckResult.skip(f"the broker at {error.address} does not answer")
+    away.add(error.address)
+    return CheckResult.failed(
+        str(error), "then run doctor again: checks that need this broker are skipped now"
+    )
+
+
 def _run(
     check: Callable[[LevelTopicContext], CheckResult] | Callable[[ClusterContext], CheckResult],
     context: object,
+    away: set[str] | None = None,
 ) -> CheckResult:
-    """Run a check; a failed request is an outcome too."""
+    """Run a check; a failed request is an outcome too.
+
+    Args:
+        away: addresses of brokers that do not answer. Each one is a problem of the first check that
+            needs it; further checks that need it are skipped.
+    """
     try:
         return check(context)  # type: ignore[arg-type]
     except PermissionDeniedError as error:
         return CheckResult.skip(f"the token has no permission ({error.reason})")
     except BrokerUnreachableError as error:
-        return CheckResult.failed(str(error), "start the broker, or name its --admin-url")
+        return _unanswered(error, set() if away is None else away)
     except NotFoundError as error:
         return CheckResult.skip(f"deleted during the check: {error.reason}")
     except BrokerError as error:

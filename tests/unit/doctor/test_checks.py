@@ -290,6 +290,18 @@ def test_a_failed_request_is_skipped_or_fails_but_never_raises() -> None:
     assert away.remedies
 
 
+def test_a_broker_that_is_away_is_one_problem_and_not_that_of_every_check() -> None:
+    def check(_: object) -> CheckResult:
+        raise BrokerUnreachableError("the broker at b:8080 does not answer", address="b:8080")
+
+    away: set[str] = set()
+    found = [Finding("a", "t", _run(check, None, away)) for _ in range(3)]
+    assert [each.state for each in found] == [State.FAILED, State.SKIPPED, State.SKIPPED]
+    assert "b:8080" in found[0].says
+    assert "b:8080" in found[1].says
+    assert "--admin-url" not in "".join(found[0].remedies)
+
+
 def test_a_finding_shows_its_first_problem_and_each_remedy_once() -> None:
     problems = [Problem("one", "do this"), Problem("two", "do this"), Problem("three", "do that")]
     finding = Finding("check", "topic", CheckResult.of(problems))
