@@ -9,7 +9,7 @@ from typing import Any
 
 import pulsar
 
-from delaylevel.errors import ClientError
+from delaylevel.errors import AdminError, BrokerError, ClientError, LevelTopicError
 
 log = logging.getLogger(__name__)
 
@@ -22,15 +22,25 @@ TOO_LARGE = "MessageTooBig"
 #: Names of the errors of single messages: the client refuses them before it sends them, and the
 #: producer goes on with the next message.
 MESSAGE_REFUSALS = frozenset((TOO_LARGE, "InvalidMessage"))
+# Redirects in a circle while no broker owns a topic, and too many requests.
+_PASSING_STATUSES = (307, 429)
 
-# The broker has a problem, not the topic: setting the message aside would fail as well.
-_TRANSIENT_ERRORS = (
-    pulsar.ConnectError,
-    pulsar.NotConnected,
-    pulsar.ServiceUnitNotReady,
-    pulsar.TooManyLookupRequestException,
-    pulsar.AlreadyClosed,
-    pulsar.Interrupted,
+#: Names of failures that may pass by themselves: the broker has a problem, not the topic.
+TRANSIENT_FAILURES = frozenset(
+    {
+        "AlreadyClosed",
+        "BrokerMetadataError",
+        "BrokerPersistenceError",
+        "ConnectError",
+        "Interrupted",
+        "LookupError",
+        "NotConnected",
+        "ReadError",
+        "ServiceUnitNotReady",
+        "Timeout",
+        "TooManyLookupRequestException",
+        "UnknownError",  # the answer of brokers that start, or whose ZooKeeper session has expired
+    }
 )
 
 
@@ -44,9 +54,36 @@ def translate_errors() -> Iterator[None]:
     try:
         yield
     except pulsar.PulsarException as error:
-        name = error_name(error)
-        transient = isinstance(error, _TRANSIENT_ERRORS)
-        raise ClientError(str(error) or name, name=name, transient=transient) from error
+        raise client_error(error_name(error), str(error)) from error
+
+
+def client_error(name: str, text: str = "") -> ClientError:
+    """Return the error for a failure that the client reported.
+
+    Args:
+        name: the client's name of the failure.
+        text: the text of the error; the name by default.
+    """
+    return ClientError(text or name, name=name, transient=name in TRANSIENT_FAILURES)
+
+
+def may_pass(error: BaseException | None) -> bool:
+    """Return False if an error, or its cause, is a refusal: an answer that will not change.
+
+    Without an answer, or while a broker fails over (statuses 5xx), nobody knows: the same may
+    succeed in a moment.
+    """
+    while error is not None:
+        if isinstance(error, AdminError):
+            return error.status >= 500 or error.status in _PASSING_STATUSES
+        if isinstance(error, ClientError):
+            return error.transient
+        if isinstance(error, pulsar.PulsarException):
+            return error_name(error) in TRANSIENT_FAILURES
+        if isinstance(error, LevelTopicError) or not isinstance(error, BrokerError):
+            return False
+        error = error.__cause__
+    return True
 
 
 def close_quietly(resource: Any, kind: str) -> None:

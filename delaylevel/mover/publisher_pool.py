@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from delaylevel.cluster.compression import compression_settings
-from delaylevel.cluster.failures import is_too_large
+from delaylevel.cluster.failures import client_error, is_too_large
 from delaylevel.cluster.publisher import (
     BULK_SETTINGS,
     UNBATCHED_SETTINGS,
@@ -118,7 +118,7 @@ class PublisherPool:
                 raise error(
                     f"{key[0]} did not confirm ({failure}); nothing was acknowledged, and what is "
                     "unconfirmed will be read and sent again"
-                )
+                ) from client_error(failure)
 
     def reset(self) -> None:
         """Discard the outcomes of everything sent since the last flush."""

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from delaylevel.cluster.failures import error_name, translate_errors
+from delaylevel.cluster.failures import error_name, may_pass, translate_errors
 from delaylevel.cluster.repeated_warning import RepeatedWarning
 from delaylevel.errors import AlreadyRunningError, BrokerError, UpgradeRequiredError
 from delaylevel.model.clock import Clock
@@ -36,6 +36,8 @@ LOCK_TIMEOUT_S = 15.0
 _RECONNECT_S = 5.0
 _LOOK_S = 0.1
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
+# Topics of a broker that dies are back within half a minute, at a moment that nothing announces.
+_LONGEST_PASSING_S = 2.0
 # Movers that hold a lock only until their work is done, or that take over from each other.
 _PASSING = tuple(f"delaylevel-{kind}@" for kind in (KIND, "drain"))
 
@@ -221,8 +223,10 @@ class TopicThread(threading.Thread):
             self._stats.state, self._stats.problem = "failing", reason
             self._stats.failures += 1
             self._stats.last_pass_ms = None
-        self._stopping.wait(self._pause_s)
-        self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
+        longest_s = _LONGEST_PASSING_S if may_pass(error) else _LONGEST_PAUSE_S
+        pause_s = min(self._pause_s, longest_s)
+        self._stopping.wait(pause_s)
+        self._pause_s = min(2 * pause_s, longest_s)
 
     def _set(self, **values: object) -> None:
         with self._lock:

@@ -6,28 +6,18 @@ from typing import Any
 
 import pulsar
 
+from delaylevel.cluster.failures import TRANSIENT_FAILURES
 from delaylevel.errors import LevelTopicError
 
-# An open producer of the client survives these, too: it reconnects until its messages time out.
-# A result without a name is internal to the client, which uses it for "try again".
-_TRANSIENT = frozenset(
-    {
-        "BrokerMetadataError",
-        "BrokerPersistenceError",
-        "ConnectError",
-        "LookupError",
-        "NotConnected",
-        "ReadError",
-        "ServiceUnitNotReady",
-        "Timeout",
-        "TooManyLookupRequestException",
-        "UnknownError",  # brokers that are starting answer it
-    }
-)
+# An open producer of the client survives these: it reconnects until its messages time out.
+_TRANSIENT = TRANSIENT_FAILURES - {"AlreadyClosed", "Interrupted"}  # the client itself was closed
 
 
 def is_transient(result: Any) -> bool:
-    """Return True if opening a producer may succeed later without a change of the topic."""
+    """Return True if opening a producer may succeed later without a change of the topic.
+
+    A result without a name is internal to the client, which uses it for "try again".
+    """
     return result.name not in pulsar.Result.__members__ or result.name in _TRANSIENT
 
 

@@ -8,9 +8,22 @@ from typing import Any
 import pulsar
 import pytest
 
-from delaylevel.cluster.failures import close_quietly, result_name, translate_errors
+from delaylevel.cluster.failures import (
+    client_error,
+    close_quietly,
+    may_pass,
+    result_name,
+    translate_errors,
+)
 from delaylevel.cluster.publisher import PRODUCER_SETTINGS, open_producer
-from delaylevel.errors import BrokerError, ClientError
+from delaylevel.errors import (
+    AdminError,
+    BrokerError,
+    BrokerUnreachableError,
+    ClientError,
+    LevelTopicError,
+    NotFoundError,
+)
 
 TOPIC = "persistent://public/default/orders"
 
@@ -42,6 +55,9 @@ class Core:
         (pulsar.TopicTerminated("over"), "TopicTerminated", False),
         (pulsar.ConnectError("away"), "ConnectError", True),
         (pulsar.AlreadyClosed("closed"), "AlreadyClosed", True),
+        (pulsar.UnknownError("KeeperErrorCode = Session expired"), "UnknownError", True),
+        (pulsar.Timeout("late"), "Timeout", True),
+        (pulsar.AuthorizationError("no"), "AuthorizationError", False),
     ],
 )
 def test_an_error_keeps_its_text_and_its_name(error: Exception, name: str, transient: bool) -> None:
@@ -91,3 +107,33 @@ def test_a_producer_name_in_use_is_awaited(monkeypatch: pytest.MonkeyPatch) -> N
             open_producer(Client(*busy), TOPIC, {}, name=name, patience_s=-1.0)
         assert raised.value.name == "ProducerBusy"
     assert len(pauses) == 2
+
+
+def caused(error: Exception, cause: Exception) -> Exception:
+    """Return an error with its cause."""
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "passes"),
+    [
+        (BrokerUnreachableError("away"), True),
+        (BrokerError("not confirmed"), True),
+        (AdminError("Session expired", status=500), True),
+        (AdminError("moving", status=503), True),
+        (AdminError("in a circle", status=307), True),
+        (AdminError("too many", status=406), False),
+        (NotFoundError("gone", status=404), False),
+        (LevelTopicError("deleted"), False),
+        (client_error("UnknownError"), True),
+        (client_error("TopicTerminated"), False),
+        (caused(BrokerError("x"), client_error("Timeout")), True),
+        (caused(BrokerError("x"), client_error("ProducerBlockedQuotaExceededException")), False),
+        (caused(BrokerError("x"), pulsar.ConnectError()), True),
+        (caused(BrokerError("x"), pulsar.AuthorizationError()), False),
+        (ValueError("a bug"), False),
+    ],
+)
+def test_a_refusal_does_not_pass(error: Exception, passes: bool) -> None:
+    assert may_pass(error) is passes

@@ -10,7 +10,13 @@ from typing import Any
 
 import pytest
 
-from delaylevel.errors import AlreadyRunningError, BrokerError, UpgradeRequiredError
+from delaylevel.errors import (
+    AdminError,
+    AlreadyRunningError,
+    BrokerError,
+    NotFoundError,
+    UpgradeRequiredError,
+)
 from delaylevel.model.clock import SystemClock
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.report import ForwardReport
@@ -203,6 +209,29 @@ def test_pauses_grow_while_it_fails(
     assert time.monotonic() - began > 0.5
     topic.refusal = None
     reached(thread, state="moving", problem="")
+
+
+def test_it_tries_again_soon_while_a_broker_fails_over(
+    topic: LockedTopic, serve: Callable[..., TopicThread], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(topic_thread, "_LONGEST_PASSING_S", 0.02)
+    topic.refusal = AdminError("Session expired", status=500)
+    thread = serve()
+    # Pauses that double would take 80 s.
+    eventually(lambda: thread.stats().failures >= 14, "failures", 30)
+    topic.refusal = None
+    reached(thread, state="moving", problem="")
+
+
+def test_it_takes_its_time_while_the_broker_refuses(
+    topic: LockedTopic, serve: Callable[..., TopicThread], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(topic_thread, "_LONGEST_PASSING_S", 0.02)
+    topic.refusal = NotFoundError("deleted", status=404)
+    thread = serve()
+    began = time.monotonic()
+    eventually(lambda: thread.stats().failures >= 8, "failures", 30)
+    assert time.monotonic() - began > 1
 
 
 def test_a_feature_that_it_does_not_know_ends_it(
