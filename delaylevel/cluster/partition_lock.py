@@ -111,9 +111,13 @@ class PartitionLock:
                 properties={**consumer_properties(), **self._properties},
             )
         except pulsar.ConsumerBusy as error:
-            owner = describe_owner(self._admin, source)
+            try:
+                owner = describe_owner(self._admin, source)
+            except BrokerError:
+                owner = ""  # the refusal itself is certain
             raise AlreadyRunningError(
-                f"another mover is at work on level topic {source.level_topic}: {owner} holds "
+                f"another mover is at work on level topic {source.level_topic}: "
+                f"{owner or 'an unknown process'} holds "
                 f"{source.topic}. Stop it first; one mover at a time serves a level topic",
                 owner=owner.partition(" ")[0],
             ) from error

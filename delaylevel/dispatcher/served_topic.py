@@ -19,7 +19,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class ServedTopic:
-    """A level topic that is served, and the partitions of it that this process owns."""
+    """A level topic that is served, and the partitions of it that this process owns.
+
+    Attributes:
+        lost: partitions whose owner here has failed since the group was read.
+    """
 
     descriptions: DescriptionCache
     membership: Membership
@@ -27,6 +31,7 @@ class ServedTopic:
     owners: dict[int, OwnerThread] = field(default_factory=dict)
     owner_warnings: dict[int, RepeatedWarning] = field(default_factory=dict)
     retry_s: dict[int, float] = field(default_factory=dict)
+    lost: set[int] = field(default_factory=set)
     group: GroupState | None = None
     group_s: float = 0.0
     probe_s: float = 0.0

@@ -277,10 +277,20 @@ class Dispatcher:
             if not alive:
                 self._forget(topic, index)
                 topic.retry_s[index] = now + _RETRY_S
-        topic.descriptions.current()
-        topic.watch_pauses()
-        group = topic.membership.read_group()
+                topic.lost.add(index)
+        try:
+            topic.descriptions.current()
+            topic.watch_pauses()
+            group = topic.membership.read_group()
+        except UpgradeRequiredError:
+            raise
+        except BrokerError:
+            # The broker decides who owns a partition, so those that this process had are safe to
+            # acquire again without knowing the group.
+            self._acquire_due(topic, sorted(topic.lost), now)
+            raise
         topic.group, topic.group_s = group, time.monotonic()
+        topic.lost.clear()
         moves = assign(
             group,
             topic.membership.name,
@@ -293,7 +303,11 @@ class Dispatcher:
             topic.probe_s = now + _PROBE_S
             topic.probes += 1
             wanted.append(moves.probe[topic.probes % len(moves.probe)])
-        for index in wanted:
+        self._acquire_due(topic, wanted, now)
+
+    def _acquire_due(self, topic: ServedTopic, partitions: Sequence[int], now: float) -> None:
+        """Acquire the partitions that are not left to others after a failure."""
+        for index in partitions:
             if now >= topic.retry_s.get(index, 0.0):
                 self._acquire(topic, index)
 
@@ -320,6 +334,7 @@ class Dispatcher:
         thread = OwnerThread(owner, self._clock)
         with self._lock:
             topic.owners[index] = thread
+        topic.lost.discard(index)
         thread.start()
 
     def _revoke(self, partitions: Sequence[tuple[ServedTopic, int]]) -> None:
