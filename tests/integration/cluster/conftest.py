@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
-from cluster import Cluster, cluster_in
 
+from cluster import Cluster, cluster_in
 from delaylevel.cluster.connection import Connection
 from delaylevel.errors import PrerequisiteError
 from world import RealWorld
