@@ -17,7 +17,7 @@ from . import parsing as read
 from .connection import Connection
 from .http import Rest, RestOptions, options_of
 from .port import OperatorAdmin
-from .stored_messages import STATS, StoredMessages
+from .stored_messages import STATS, BaseAdmin
 from .values import (
     BrokerSettings,
     DelayedDelivery,
@@ -39,7 +39,7 @@ _BUSY_PAUSE_S = 0.05
 _VISIBLE_S = 10.0
 
 
-class Admin(StoredMessages, OperatorAdmin):
+class Admin(BaseAdmin, OperatorAdmin):
     """Client of a cluster's admin REST interface.
 
     One instance may be used by many threads; it opens connections when it needs them. Errors:

@@ -21,7 +21,7 @@ STATS = {
 }
 
 
-class StoredMessages:
+class BaseAdmin:
     """The part of the admin client that knows where messages are stored.
 
     Args:
