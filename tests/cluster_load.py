@@ -13,11 +13,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,7 @@ WINDOW_ONLY = Levels(
 ONE_LEVEL = Levels(
     [PartitionStrategy(partition_by=timedelta(seconds=5), maximum_delay=timedelta(minutes=4))]
 )
+KEYS = 16
 _RECONNECT_S = 3
 
 
@@ -81,7 +83,7 @@ class Arrivals:
         self._last: Any = pulsar.MessageId.earliest
         self._readers: list[Any] = [self._open()]
         self.copies: Counter[str] = Counter()
-        self.order: list[int] = []
+        self.order: dict[str, list[int]] = defaultdict(list)  # by key
         self.worst_ms = 0
         self.earliest_ms = 0
         self.thread = threading.Thread(target=self._run, name=f"arrivals {topic}", daemon=True)
@@ -104,7 +106,7 @@ class Arrivals:
             late_ms = now_ms() - int(message.properties()["delaylevel.due"])
             name = message.data().decode()
             if not self.copies[name]:
-                self.order.append(int(name))
+                self.order[message.partition_key()].append(int(name))
                 self.worst_ms = max(self.worst_ms, late_ms)
                 self.earliest_ms = min(self.earliest_ms, late_ms)
             self.copies[name] += 1
@@ -119,7 +121,8 @@ class Interruption:
         release_s: worst lateness of a message that waited in the window.
         hand_off_s: worst lateness of a message that a mover had to hand off.
         admin_s: longest time without a success of ``describe`` and the statistics.
-        lost, copies, disordered: numbers of messages.
+        lost, copies: numbers of messages.
+        disordered: number of messages from the window behind a later one with the same key.
         early_ms: the earliest arrival before a due time, in ms.
     """
 
@@ -229,6 +232,7 @@ class ClusterLoad:
                 producer.send_async(
                     str(number).encode(),
                     lambda result, _, results=results: results.update([str(result)]),
+                    partition_key=str(number % KEYS),
                     deliver_at=due,
                 )
             producer.flush()
@@ -299,8 +303,8 @@ class ClusterLoad:
             copies=sum(sum(each.copies.values()) - len(each.copies) for each in both),
             disordered=sum(
                 earlier > later
-                for each in both
-                for earlier, later in zip(each.order, each.order[1:], strict=False)
+                for order in self.released.order.values()
+                for earlier, later in pairwise(order)
             ),
             early_ms=max(-each.earliest_ms for each in both),
         )

@@ -45,7 +45,7 @@ class AdminAddresses:
         self._list_at_s = now_s() + _FIRST_LIST_S
 
     def in_order(self) -> list[str]:
-        """Return the base URLs in the order in which they are to be tried."""
+        """Return the base URLs, the first one to try first."""
         oldest_s = self._now_s() - _KEEP_S
         for address, named_s in list(self._learned.items()):
             if max(named_s, self._answered.get(address, named_s)) < oldest_s:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import pulsar
@@ -21,6 +23,9 @@ from delaylevel.model.source_partition import SourcePartition
 
 from .failures import close_quietly, error_name
 from .port import TopicAdmin
+
+_THREADS = 8
+_FEW = 2  # a dispatcher's window and journal partition
 
 
 class PartitionLock:
@@ -51,9 +56,17 @@ class PartitionLock:
         self._properties = dict(properties or {})
         self._consumers: dict[str, Any] = {}
         name = f"delaylevel-{kind}@{socket.gethostname()}:{os.getpid()}"
+        subscribe = partial(self._subscribe, client, name)
         try:
-            for source in sources:
-                self._consumers[source.topic] = self._subscribe(client, source, name)
+            # If another mover has the first one, it has all: one attempt is enough then.
+            first, rest = sources[:_FEW], sources[_FEW:]
+            for source in first:
+                subscribe(source)
+            if rest:
+                # While one of several brokers is away, each attempt may take some tenths of a
+                # second.
+                with ThreadPoolExecutor(_THREADS, "delaylevel-lock") as threads:
+                    list(threads.map(subscribe, rest))
         except DelayLevelError:
             self.close()
             raise
@@ -99,9 +112,9 @@ class PartitionLock:
         for consumer in consumers:
             close_quietly(consumer, "consumer")
 
-    def _subscribe(self, client: Any, source: SourcePartition, name: str) -> Any:
+    def _subscribe(self, client: Any, name: str, source: SourcePartition) -> None:
         try:
-            return client.subscribe(
+            self._consumers[source.topic] = client.subscribe(
                 source.topic,
                 SUBSCRIPTION,
                 consumer_type=pulsar.ConsumerType.Exclusive,
