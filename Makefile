@@ -61,6 +61,10 @@ pytest: fetch ## Run the tests; PYTEST_ARGS="-k name" selects some
 test-all: lint typecheck wheel-check java fetch ## Run all checks, including tests that take minutes each
 	$(BIN)/python -m pytest -m "long or not long" $(PYTEST_ARGS)
 
+torture: fetch ## Break everything at random for MINUTES=30 (SEED=… repeats a run), and audit each message
+	PYTHONPATH=tests $(BIN)/python -m torture --minutes $(or $(MINUTES),30) --seed $(or $(SEED),0) \
+		--json $(or $(JSON),artifacts/torture.json)
+
 reference: $(STAMP) ## Regenerate docs/cli.md, docs/api.md and the pictures
 	$(BIN)/python tools/make_reference.py
 	$(BIN)/python tools/make_picture.py

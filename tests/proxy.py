@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import socket
 import threading
+import time
+from collections.abc import Callable
 
 
 class Proxy:
@@ -12,30 +15,39 @@ class Proxy:
 
     Args:
         host, port: the address to which it connects.
+        find_port: function that returns the port instead, at each new connection.
 
     Attributes:
         port: the port on which it listens.
     """
 
-    def __init__(self, host: str, port: int) -> None:
-        self._target = (host, port)
-        self._listener = socket.create_server(("127.0.0.1", 0))
+    def __init__(
+        self, host: str, port: int = 0, *, find_port: Callable[[], int] | None = None
+    ) -> None:
+        self._host = host
+        self._find_port = find_port or (lambda: port)
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=256)
         self.port: int = self._listener.getsockname()[1]
         self._flows = threading.Event()
         self._flows.set()
         self._answers = threading.Event()
         self._answers.set()
         self._away = False
-        self._sockets: list[socket.socket] = []
+        self._delay_s = 0.0
+        self._lock = threading.Lock()
+        self._links: set[tuple[socket.socket, socket.socket]] = set()
         threading.Thread(target=self._accept, daemon=True).start()
 
     def cut(self) -> None:
         """Close all connections and refuse new ones."""
         self._away = True
-        sockets, self._sockets = self._sockets, []
-        for each in sockets:
-            with contextlib.suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
+        self._cut(self._present())
+
+    def cut_some(self, chosen: random.Random, share: float) -> int:
+        """Close a share of the connections; return their number."""
+        links = [link for link in self._present() if chosen.random() < share]
+        self._cut(links)
+        return len(links)
 
     def hold(self) -> None:
         """Keep connections, but pass nothing on."""
@@ -45,18 +57,36 @@ class Proxy:
         """Pass on what the client sends, but not the broker's answers."""
         self._answers.clear()
 
+    def slow(self, delay_s: float) -> None:
+        """Wait before each piece of data is passed on, in s; 0 for no more waiting."""
+        self._delay_s = delay_s
+
     def restore(self) -> None:
         """Pass everything on again."""
         self._away = False
+        self._delay_s = 0.0
         self._flows.set()
         self._answers.set()
 
     def close(self) -> None:
         """Close the port and all connections."""
+        # The thread that accepts is not woken up by close() alone.
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         self._flows.set()
         self._answers.set()
         self.cut()
+
+    def _present(self) -> list[tuple[socket.socket, socket.socket]]:
+        with self._lock:
+            return list(self._links)
+
+    @staticmethod
+    def _cut(links: list[tuple[socket.socket, socket.socket]]) -> None:
+        for each in (end for link in links for end in link):
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
 
     def _accept(self) -> None:
         while True:
@@ -64,21 +94,47 @@ class Proxy:
                 near, _ = self._listener.accept()
             except OSError:
                 return
-            if self._away:
-                near.close()
+            try:
+                if self._away:
+                    raise OSError
+                far = socket.create_connection((self._host, self._find_port()))
+            except OSError:
+                near.close()  # as if nobody listened
                 continue
-            far = socket.create_connection(self._target)
-            self._sockets += [near, far]
+            link = (near, far)
+            with self._lock:
+                self._links.add(link)
+            ends = threading.Semaphore(0)
             for source, sink in ((near, far), (far, near)):
                 held = self._answers if source is far else self._flows
-                threading.Thread(target=self._pump, args=(source, sink, held), daemon=True).start()
+                arguments = (source, sink, held, ends)
+                threading.Thread(target=self._pump, args=arguments, daemon=True).start()
+            threading.Thread(target=self._forget, args=(link, ends), daemon=True).start()
 
-    def _pump(self, source: socket.socket, sink: socket.socket, held: threading.Event) -> None:
+    def _pump(
+        self,
+        source: socket.socket,
+        sink: socket.socket,
+        held: threading.Event,
+        ends: threading.Semaphore,
+    ) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(65536):
                 self._flows.wait()
                 held.wait()
+                if self._delay_s:
+                    time.sleep(self._delay_s)
                 sink.sendall(data)
         for each in (source, sink):
             with contextlib.suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
+        ends.release()
+
+    def _forget(self, link: tuple[socket.socket, socket.socket], ends: threading.Semaphore) -> None:
+        """Close the sockets of a connection when both directions have ended."""
+        for _ in link:
+            ends.acquire()
+        with self._lock:
+            self._links.discard(link)
+        for each in link:
+            each.close()

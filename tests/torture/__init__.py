@@ -1,0 +1,23 @@
+"""A random fault test: real processes, real faults, and an audit that believes none of them.
+
+``make torture`` starts a private broker, everything that takes part in the delivery of delayed
+messages, and then breaks it at random. Every process notes in a ledger of its own what it sent,
+what was confirmed, cancelled and received. Pure functions compare the ledgers in the end.
+
+====================  ==============================================================
+`ledger`              the files that every process writes
+`story`               all ledgers of a run, read into memory
+`invariants`          the rules, as pure functions of a story
+`stage`               names of the level topics and targets, and their processes
+`scene`               the broker, the topics and the processes of a run
+`process`             one process that is started again when it ends
+`control`             what the processes are told while they run
+`part`                the program of the processes
+`producing`           the part that sends; `java_sending` sends through the Java producer
+`consuming`           the part that receives
+`flow`                if messages flow again after a fault
+`faults`              the faults, a module for each group
+`run`                 one run from its beginning to its result
+`report`              the table and the JSON of a result
+====================  ==============================================================
+"""

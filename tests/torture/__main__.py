@@ -1,0 +1,95 @@
+"""``python -m torture``: one run; `make torture` calls it."""
+
+from __future__ import annotations
+
+import argparse
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from delaylevel.errors import DelayLevelError
+
+from .faults import ALL, named
+from .fixes import FIXES
+from .report import as_json, as_table
+from .run import Torture
+from .scene import Settings, StageError
+from .stage import stages
+
+
+def main() -> int:
+    """Run, show the result, and return the exit code: 0 if everything that is promised was kept."""
+    parser = argparse.ArgumentParser(prog="torture", description=__doc__)
+    parser.add_argument("--minutes", type=float, default=30.0, help="time with faults")
+    parser.add_argument("--seed", type=int, default=0, help="seed; 0 for a random one")
+    parser.add_argument("--json", type=Path, help="file for the result")
+    parser.add_argument("--rate", type=float, default=4.0, help="messages per second and target")
+    parser.add_argument("--topics", default="spark,local,run", help="level topics")
+    parser.add_argument(
+        "--delivery",
+        choices=["", "at-least-once", "effectively-once"],
+        default="",
+        help="guarantee of `dispatcher run`; `run` has the other one; by default, the seed decides",
+    )
+    parser.add_argument("--faults", default="", help="kinds of faults; all by default")
+    parser.add_argument("--list", action="store_true", help="show the kinds of faults, and end")
+    parser.add_argument("--no-java", action="store_true", help="send nothing from Java")
+    parser.add_argument("--keep", action="store_true", help="keep logs and ledgers")
+    parser.add_argument("--without", default="", choices=["", *FIXES], help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.list:
+        print("\n".join(fault.name for fault in ALL))
+        return 0
+    seed = given.seed or random.SystemRandom().randrange(1, 1 << 30)
+    once = random.Random(seed).random() < 0.7
+    if given.delivery:
+        once = given.delivery == "effectively-once"
+    names = tuple(filter(None, given.topics.split(",")))
+    try:
+        faults = named(tuple(filter(None, given.faults.split(","))))
+    except ValueError as error:
+        parser.error(str(error))
+    folder = Path(tempfile.mkdtemp(prefix="torture-"))
+    began_s = time.monotonic()
+
+    def say(line: str) -> None:
+        print(f"{time.monotonic() - began_s:7.1f} s  {line}", file=sys.stderr, flush=True)
+
+    say(f"seed {seed}, logs in {folder}")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(130))
+    settings = Settings(
+        folder=folder,
+        stages=tuple(stages(names, once)),
+        rate=given.rate,
+        seed=seed,
+        without=given.without,
+        java=not given.no_java,
+    )
+    keep = True
+    try:
+        result = Torture(settings, faults, given.minutes, say).run()
+        keep = given.keep or not result.ok
+    except KeyboardInterrupt:
+        keep = given.keep
+        return 130
+    except (DelayLevelError, StageError) as error:
+        say(f"the run failed: {error}")
+        return 2
+    finally:
+        if keep:
+            say(f"logs and ledgers are in {folder}")
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
+    if given.json:
+        given.json.parent.mkdir(parents=True, exist_ok=True)
+        given.json.write_text(as_json(result))
+    print(as_table(result))
+    return 0 if result.ok else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,101 @@
+"""What the processes of a run are told while they run: one file, which they look at often."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+
+@dataclass
+class TargetState:
+    """A business topic, as producers and consumers see it.
+
+    Attributes:
+        level_topic: full name of its level topic.
+        once: True if the broker's deduplication is promised for it.
+        sends: True if producers use it now.
+        receives: True if consumers use it now.
+    """
+
+    level_topic: str
+    once: bool = False
+    sends: bool = True
+    receives: bool = True
+
+
+@dataclass
+class Control:
+    """The contents of the file.
+
+    Attributes:
+        targets: business topics by full name.
+        sending: True until the end of the last fault.
+        bursts: number of bursts that were ordered so far; each is sent once by each producer.
+        burst_size: number of messages of each burst.
+        burst_bytes: size of the messages of a burst.
+        burst_target: target of the last burst; empty for a random one.
+        longest_delay_ms: longest delay that the level topics take.
+    """
+
+    targets: dict[str, TargetState] = field(default_factory=dict)
+    sending: bool = True
+    bursts: int = 0
+    burst_size: int = 200
+    burst_bytes: int = 100
+    burst_target: str = ""
+    longest_delay_ms: int = 20_000
+
+    def save(self, path: Path) -> None:
+        """Replace the file."""
+        _replace(path, json.dumps(asdict(self)))
+
+
+_OPEN = "open.json"
+
+
+def note_open(targets: Iterable[str]) -> None:
+    """Write down the targets that this process uses, in its own folder."""
+    _replace(Path(_OPEN), json.dumps(sorted(targets)))
+
+
+def open_targets(folder: Path) -> list[str]:
+    """Return the targets that a process uses, by its folder."""
+    try:
+        return list(json.loads((folder / _OPEN).read_text()))
+    except FileNotFoundError:
+        return []
+
+
+def _replace(path: Path, text: str) -> None:
+    aside = path.with_suffix(".part")
+    aside.write_text(text)
+    os.replace(aside, path)
+
+
+class ControlFile:
+    """Reader of the file in another process.
+
+    Args:
+        path: path of the file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._seen: tuple[int, int] | None = None
+        self.control = Control()
+        self.refresh()
+
+    def refresh(self) -> bool:
+        """Read the file again if it was replaced; return True if it was."""
+        found = self._path.stat()
+        seen = found.st_mtime_ns, found.st_ino
+        if seen == self._seen:
+            return False
+        self._seen = seen
+        values = json.loads(self._path.read_text())
+        targets = {name: TargetState(**state) for name, state in values.pop("targets").items()}
+        self.control = Control(targets, **values)
+        return True

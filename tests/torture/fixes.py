@@ -1,0 +1,79 @@
+"""Fixes that a test takes away, to see that a run then fails.
+
+Only `part` calls this. Each function puts a former fault back into the process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+
+def deleted_target() -> None:
+    """Write to a target that was deleted and created again, and keep idle producers of it."""
+    from delaylevel.cluster.targets import pool
+
+    pool.is_same_topic = lambda *_: True
+    pool.TargetPool.close_idle = lambda *_: None  # type: ignore[method-assign, assignment]
+    open_target = pool.TargetPool._open
+
+    def open_any(self: Any, key: Any) -> Any:
+        self._opened.clear()
+        return open_target(self, key)
+
+    pool.TargetPool._open = open_any  # type: ignore[method-assign]
+
+
+def full_disk() -> None:
+    """Forget a batch that the disk refuses, and acknowledge it."""
+    from delaylevel.dispatcher.offers import Accepted, OfferQueue
+
+    offer = OfferQueue._offer_waiting
+
+    def forget(self: OfferQueue) -> Accepted:
+        accepted = offer(self)
+        if self.refusal is None:
+            return accepted
+        self._waiting.popleft()
+        self.refusal = None
+        return accepted._replace(batches=accepted.batches + 1)
+
+    OfferQueue._offer_waiting = forget  # type: ignore[method-assign]
+
+
+def unclear_refusal() -> None:
+    """Take every refusal of a target as a proof that it has stored nothing."""
+    from delaylevel.cluster.targets.opening import OpeningError, Refusal
+
+    of = OpeningError.of.__func__  # type: ignore[attr-defined]
+
+    def certain(cls: type[OpeningError], error: Exception) -> OpeningError:
+        found: OpeningError = of(cls, error)
+        if found.kind is Refusal.REFUSED:
+            return cls(Refusal.GONE, found.reason)
+        return found
+
+    OpeningError.of = classmethod(certain)  # type: ignore[method-assign, assignment]
+
+
+def new_target() -> None:
+    """Take a target for unknown if the description of five seconds ago does not have it."""
+    from delaylevel.topics.description_cache import DescriptionCache
+
+    DescriptionCache.read_since = (  # type: ignore[method-assign]
+        lambda self, _since_s: self.latest
+    )
+
+
+FIXES: dict[str, Callable[[], None]] = {
+    "deleted-target": deleted_target,
+    "full-disk": full_disk,
+    "unclear-refusal": unclear_refusal,
+    "new-target": new_target,
+}
+
+
+def take_away(name: str) -> None:
+    """Take a fix away; nothing for an empty name."""
+    if name:
+        FIXES[name]()

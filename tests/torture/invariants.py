@@ -1,0 +1,178 @@
+"""The rules that every run has to keep: pure functions of a story.
+
+A rule believes only what a process noted before or after its own act, and what a consumer got.
+
+`lost`
+    A message that was confirmed arrives at every subscription, unless its cancellation has the
+    outcome ``cancelled``. A message whose send failed or was interrupted may arrive.
+`early`
+    No message comes before it is due, by the machine's clock, which no fault changes. Effectively
+    once, the time of the release counts; at least once, messages share batches, which have one time
+    for all, so that of the arrival counts. A dispatcher decides by its own clock, and so does a
+    producer about messages that are due when they are sent. While a fault has set that clock ahead,
+    these messages may be early by as much; and for `_STEP_LASTS_MS` more, because a message that
+    was given to the client is on its way. There is no other tolerance.
+`changed`
+    Body, properties, keys and event time are those that were sent, and the topic is the target.
+`copied`
+    With effectively-once delivery, a message has one place in its target. (A redelivery to a
+    consumer that did not acknowledge has the same place.)
+`another_id`
+    All arrivals of a message have one ``delaylevel.id``, and no other message has it.
+`false_outcome`
+    ``cancelled``: the message never arrives. ``too late``: it has arrived, and its release was not
+    after the decision. No message has both. ``unknown``: the cancellation had no effect, so the
+    message is not excused from arriving. A cancellation that was accepted has an outcome.
+`never_sent`
+    Only messages that were sent arrive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from .ledger import Received, Sent
+from .story import Story
+
+# A message that a dispatcher takes for due is sent within this time, unless it waits for its target
+# (then it is not early any more).
+_STEP_LASTS_MS = 2_000
+
+CANCELLED, TOO_LATE, UNKNOWN, ACCEPTED = "cancelled", "too late", "unknown", "accepted"
+FINAL = {CANCELLED, TOO_LATE, UNKNOWN}
+
+
+class Violation(NamedTuple):
+    """A rule that a message breaks.
+
+    Attributes:
+        rule: name of the rule.
+        name: name of the message.
+        text: what is wrong.
+    """
+
+    rule: str
+    name: str
+    text: str
+
+
+def lost(story: Story) -> Iterator[Violation]:
+    """Find confirmed messages that a subscription did not get."""
+    for name in story.confirmed:
+        if CANCELLED in story.statuses(name):
+            continue
+        missing = story.subscriptions - story.arrivals(name).keys()
+        if missing:
+            sent = story.sent[name]
+            text = f"due {sent.due_ms}, {sent.target}: not received by {', '.join(sorted(missing))}"
+            yield Violation("lost", name, text)
+
+
+def early(story: Story) -> Iterator[Violation]:
+    """Find messages that came before they were due."""
+    for sent, received in _arrivals(story):
+        once = story.pipelines[received.target].once
+        by_ms = sent.due_ms - (received.published_ms if once else received.received_ms)
+        if by_ms > 0 and by_ms > allowed_early_ms(story, received):
+            text = f"{by_ms} ms early at {received.subscription} of {received.target}"
+            yield Violation("early", sent.name, text)
+
+
+def allowed_early_ms(story: Story, received: Received) -> int:
+    """Return by how much a message may be early, because a clock was ahead at its release."""
+    pipeline = story.pipelines[received.target]
+    return max(
+        (
+            step.offset_ms
+            for step in story.steps
+            if step.part in pipeline.clocks
+            and step.from_ms <= received.published_ms <= step.until_ms + _STEP_LASTS_MS
+        ),
+        default=0,
+    )
+
+
+def changed(story: Story) -> Iterator[Violation]:
+    """Find messages that did not arrive as they were sent."""
+    for sent, received in _arrivals(story):
+        if received.checksum != sent.checksum:
+            yield Violation("changed", sent.name, f"contents differ at {received.subscription}")
+        if received.target != sent.target:
+            yield Violation("changed", sent.name, f"sent to {sent.target}, in {received.target}")
+
+
+def copied(story: Story) -> Iterator[Violation]:
+    """Find messages with several places, where effectively once is promised."""
+    for name, sent in story.sent.items():
+        if not story.pipelines[sent.target].once:
+            continue
+        for subscription, places in story.arrivals(name).items():
+            if len(places) > 1:
+                text = f"{[row.place for row in places]} at {subscription} of {sent.target}"
+                yield Violation("copied", name, text)
+                break
+
+
+def another_id(story: Story) -> Iterator[Violation]:
+    """Find copies with different IDs, and different messages with the same."""
+    owners: dict[str, str] = {}
+    for name, rows in story.received.items():
+        ids = {row.message_id for row in rows}
+        if len(ids) > 1:
+            yield Violation("another id", name, f"copies with the IDs {sorted(ids)}")
+        for message_id in ids - {""}:
+            owner = owners.setdefault(message_id, name)
+            if owner != name:
+                yield Violation("another id", name, f"{message_id} is also the ID of {owner}")
+
+
+def false_outcome(story: Story) -> Iterator[Violation]:
+    """Find outcomes of cancellations that are not true."""
+    for name, rows in story.cancelled.items():
+        says = {row.status for row in rows}
+        arrived = story.received.get(name, [])
+        if {CANCELLED, TOO_LATE} <= says:
+            yield Violation("false outcome", name, "both cancelled and too late")
+        if CANCELLED in says and arrived:
+            yield Violation("false outcome", name, "cancelled, but it arrived")
+        if TOO_LATE in says and not arrived:
+            yield Violation("false outcome", name, "too late, but it never arrived")
+        if UNKNOWN in says and name in story.confirmed and not arrived and CANCELLED not in says:
+            yield Violation("false outcome", name, "unknown, and the message never arrived")
+        if ACCEPTED in says and not says & FINAL:
+            yield Violation("false outcome", name, "accepted, and never decided")
+        for row in rows:
+            if row.released_ms and row.decided_ms and row.released_ms > row.decided_ms:
+                yield Violation("false outcome", name, "released after it was too late")
+
+
+def never_sent(story: Story) -> Iterator[Violation]:
+    """Find arrivals of messages that nobody sent."""
+    for name in story.received.keys() - story.sent.keys():
+        yield Violation("never sent", name, "received, but not sent")
+
+
+RULES: tuple[Callable[[Story], Iterator[Violation]], ...] = (
+    lost,
+    early,
+    changed,
+    copied,
+    another_id,
+    false_outcome,
+    never_sent,
+)
+
+
+def violations(story: Story) -> list[Violation]:
+    """Return everything that is wrong."""
+    return [found for rule in RULES for found in rule(story)]
+
+
+def _arrivals(story: Story) -> Iterator[tuple[Sent, Received]]:
+    """Yield each arrival with the message that was sent."""
+    for name, rows in story.received.items():
+        sent = story.sent.get(name)
+        if sent is not None:
+            for row in rows:
+                yield sent, row

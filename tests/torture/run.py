@@ -1,0 +1,301 @@
+"""One run: it starts the scene, breaks it at random, lets it recover, and audits the ledgers."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import pulsar
+
+from delaylevel.errors import BrokerError
+from delaylevel.model.outcome import Outcome
+from world import quiet_client, stored_messages
+
+from .faults import Fault, Undo
+from .flow import Flow
+from .invariants import Violation, violations
+from .ledger import Cancelled, LedgerReader, now_ms
+from .scene import Scene, Settings, StageError
+from .stage import SUBSCRIPTIONS
+from .story import Pipeline, Story
+
+_BEGIN_S = 240.0
+_RECOVERY_S = 90.0
+_DRAIN_S = 420.0
+# Share of the faults that come before the one before has ended or everything flows again.
+_OVERLAP = 0.3
+_PRODUCERS = ("producer-1", "producer-2")
+
+
+class Blow(NamedTuple):
+    """A fault that was injected.
+
+    Attributes:
+        kind: name of the fault.
+        at_ms: time of its begin, ms since the epoch.
+        lasted_s: time until it was undone, in s.
+        recovery_s: time from then until everything flowed again, in s; None if another fault came
+            before, or it took too long.
+        failure: the error, if it could not be injected or undone; empty otherwise.
+    """
+
+    kind: str
+    at_ms: int
+    lasted_s: float
+    recovery_s: float | None
+    failure: str = ""
+
+
+@dataclass
+class Result:
+    """The result of a run.
+
+    Attributes:
+        seed, minutes: the arguments.
+        blows: the faults.
+        violations: everything that is wrong.
+        totals: numbers of messages.
+        late_ms: lateness of each first arrival, ms, sorted.
+        ended: how often processes ended without being asked to, by name.
+        drain_s: time from the end of the last fault until nothing was on its way, in s.
+        unfinished: number of messages that were still on their way at the end.
+    """
+
+    seed: int
+    minutes: float
+    blows: list[Blow] = field(default_factory=list)
+    violations: list[Violation] = field(default_factory=list)
+    totals: dict[str, int] = field(default_factory=dict)
+    late_ms: list[int] = field(default_factory=list)
+    ended: dict[str, int] = field(default_factory=dict)
+    drain_s: float = 0.0
+    unfinished: int = 0
+
+    @property
+    def ok(self) -> bool:
+        """True if everything that is promised was kept."""
+        return not self.violations and not self.unfinished
+
+
+class Torture:
+    """A run.
+
+    Args:
+        settings: the settings of the scene.
+        faults: the kinds of faults.
+        minutes: time during which faults are injected, in minutes.
+        say: function that shows a line of progress.
+
+    Attributes:
+        scene: the scene.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        faults: tuple[Fault, ...],
+        minutes: float,
+        say: Callable[[str], None],
+    ) -> None:
+        self.scene = Scene(settings, say)
+        self._faults = faults
+        self._chosen = random.Random(settings.seed)
+        self._say = say
+        self._result = Result(settings.seed, minutes)
+        pipelines: dict[str, Pipeline] = _Pipelines(self.scene)
+        self._flow = Flow(
+            LedgerReader(settings.folder / "ledgers"),
+            Story(pipelines, frozenset(SUBSCRIPTIONS)),
+        )
+
+    def run(self) -> Result:
+        """Run from the beginning to the audit; stop everything at the end, whatever happens."""
+        try:
+            self.scene.start()
+            self._await_flow(now_ms(), _BEGIN_S, "the first messages")
+            self._break(time.monotonic() + self._result.minutes * 60)
+            self._drain()
+            self._audit()
+        finally:
+            self.scene.close()
+        return self._result
+
+    # -- faults
+
+    def _break(self, until_s: float) -> None:
+        current: list[tuple[Fault, Undo, int, float]] = []
+        while time.monotonic() < until_s:
+            self._inject(current)
+            if current and self._chosen.random() < _OVERLAP and not current[-1][0].alone:
+                self._pause(self._chosen.uniform(0.1, 1.0))
+                continue
+            self._end(current)
+            self._pause(self._chosen.uniform(0.0, 2.0))
+
+    def _inject(self, current: list[tuple[Fault, Undo, int, float]]) -> None:
+        present = {fault.name for fault, *_ in current}
+        possible = [
+            fault
+            for fault in self._faults
+            if fault.name not in present
+            and not (current and fault.alone)
+            and self._try(lambda fault=fault: fault.possible(self.scene))
+        ]
+        if not possible:
+            return
+        weights = [fault.weight for fault in possible]
+        (fault,) = self._chosen.choices(possible, weights)
+        began_ms = now_ms()
+        self._say(f"fault {len(self._result.blows) + len(current) + 1}: {fault.name}")
+        try:
+            undo = fault.inject(self.scene, self._chosen)
+        except (BrokerError, pulsar.PulsarException, StageError, OSError) as error:
+            self._result.blows.append(Blow(fault.name, began_ms, 0.0, None, repr(error)[:300]))
+            self._say(f"  not injected: {error!r}")
+            return
+        current.append((fault, undo, began_ms, self._chosen.uniform(*fault.lasts_s)))
+
+    def _end(self, current: list[tuple[Fault, Undo, int, float]]) -> None:
+        """Undo all present faults, each at its time, and wait until everything flows again."""
+        ended: list[tuple[Fault, int, float, str]] = []
+        for fault, undo, began_ms, lasts_s in sorted(current, key=lambda each: each[2] + each[3]):
+            self._pause(lasts_s - (now_ms() - began_ms) / 1000)
+            failure = ""
+            try:
+                undo()
+            except (BrokerError, pulsar.PulsarException, StageError, OSError) as error:
+                failure = repr(error)[:300]
+                self._say(f"  not undone: {error!r}")
+            ended.append((fault, began_ms, (now_ms() - began_ms) / 1000, failure))
+        current.clear()
+        undone_ms = now_ms()
+        recovery_s: float | None = None
+        try:
+            self._await_flow(undone_ms, _RECOVERY_S, "the flow")
+            recovery_s = (now_ms() - undone_ms) / 1000
+        except StageError:
+            overdue = self._flow.overdue()
+            self._say(f"  no flow after {_RECOVERY_S:.0f} s: {len(overdue)} overdue {overdue[:2]}")
+        for fault, began_ms, lasted_s, failure in ended:
+            alone_s = recovery_s if len(ended) == 1 else None
+            self._result.blows.append(Blow(fault.name, began_ms, lasted_s, alone_s, failure))
+
+    def _await_flow(self, since_ms: int, seconds: float, what: str) -> None:
+        def flows() -> bool:
+            self._flow.look()
+            return self._flow.flows_since(since_ms)
+
+        self.scene.wait(flows, what, seconds)
+
+    def _pause(self, seconds: float) -> None:
+        if seconds > 0 and self.scene.stopping.wait(seconds):
+            raise StageError("the run ends")
+
+    @staticmethod
+    def _try(question: Callable[[], bool]) -> bool:
+        try:
+            return question()
+        except (BrokerError, pulsar.PulsarException, OSError):
+            return False
+
+    # -- the end
+
+    def _drain(self) -> None:
+        """Wait until nothing is on its way."""
+        self._say("draining")
+        self.scene.control.sending = False
+        self.scene.save_control()
+        began_s = time.monotonic()
+
+        def drained() -> bool:
+            self._flow.look()
+            if self._flow.missing():
+                return False
+            if self._flow.undecided():
+                self._read_outcomes()
+                self._flow.look()
+            return not self._flow.undecided()
+
+        with contextlib.suppress(StageError):
+            self.scene.wait(drained, "the end of all messages", _DRAIN_S)
+        # Copies come soon after, if at all.
+        self._pause(5)
+        self._read_outcomes()
+        self._flow.look()
+        self._result.drain_s = time.monotonic() - began_s
+        self._result.unfinished = len(self._flow.missing()) + len(self._flow.undecided())
+
+    def _read_outcomes(self) -> None:
+        """Add the records of the outcomes topics to the ledger of the faults."""
+        by_id = set(self._flow.story.cancelled)
+        client = quiet_client(self.scene.broker.connection)
+        with contextlib.closing(client), contextlib.suppress(BrokerError):
+            for stage in self.scene.settings.stages:
+                topic = self.scene.description(stage).outcomes_topic
+                for message in stored_messages(client, self.scene.admin, topic.full):
+                    outcome = Outcome.read(message.properties)
+                    if outcome.id not in by_id:
+                        continue
+                    row = Cancelled(
+                        outcome.id,
+                        message.publish_ms,
+                        outcome.status.value,
+                        "topic",
+                        outcome.released_ms or 0,
+                        outcome.decided_ms or 0,
+                    )
+                    if row not in self._flow.story.cancelled[outcome.id]:
+                        self._flow.story.add([row])
+
+    def _audit(self) -> None:
+        story, result = self._flow.story, self._result
+        result.violations = violations(story)
+        first: dict[str, int] = {}
+        for name, rows in story.received.items():
+            sent = story.sent.get(name)
+            if sent is not None:
+                first[name] = min(row.received_ms for row in rows) - sent.due_ms
+        result.late_ms = sorted(first.values())
+        result.ended = {name: part.ended for name, part in self.scene.parts.items() if part.ended}
+        places = sum(
+            len(found) - 1 for name in story.received for found in story.arrivals(name).values()
+        )
+        says = [story.statuses(name) for name in story.cancelled]
+        result.totals = {
+            "sent": len(story.sent),
+            "confirmed": len(story.confirmed),
+            "not confirmed": len(story.sent) - len(story.confirmed),
+            "received": len(story.received),
+            "arrivals": sum(map(len, story.received.values())),
+            "copies, at least once": places,
+            "cancellations": len(story.cancelled),
+            **{
+                f"cancellations {status}": sum(status in each for each in says)
+                for status in ("cancelled", "too late", "unknown", "failed")
+            },
+        }
+
+
+class _Pipelines(dict[str, Pipeline]):
+    """The pipeline of each target, also of those that are added later."""
+
+    def __init__(self, scene: Scene) -> None:
+        super().__init__()
+        self._stages = scene.settings.stages
+
+    def __missing__(self, target: str) -> Pipeline:
+        for stage in self._stages:
+            if target.startswith(stage.target(0)[:-1]):
+                clocks = frozenset(stage.dispatchers) | set(_PRODUCERS)
+                self[target] = Pipeline(stage.name, stage.once, clocks)
+                return self[target]
+        raise KeyError(target)
+
+    def values(self):  # type: ignore[no-untyped-def]
+        for stage in self._stages:
+            self[stage.target(0)]
+        return super().values()

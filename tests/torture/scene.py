@@ -1,0 +1,351 @@
+"""The broker, the topics and the processes of a run, with the means to break them."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import shutil
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from delaylevel import topics
+from delaylevel.broker.distribution import distribution_directory, java
+from delaylevel.cluster.admin import Admin
+from delaylevel.cluster.connection import Connection
+from delaylevel.cluster.http import Rest
+from delaylevel.cluster.local_brokers import load_instance
+from delaylevel.errors import BrokerError
+from delaylevel.model.features import CANCEL
+from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Mover
+from delaylevel.model.topic_name import TopicName
+from delaylevel.testing.embedded import small_broker
+from proxy import Proxy
+
+from .control import Control, TargetState, open_targets
+from .ledger import Ledger, Stepped, now_ms
+from .part import DISK_FULL, write_clock
+from .process import Part, Supervisor
+from .stage import KEEP, LEVELS, LONGEST_S, SUBSCRIPTIONS, Stage, save_connection
+
+JAVA_CLIENT = Path(__file__).parents[2] / "clients" / "java"
+_HEAP_MB = 400
+
+
+class StageError(Exception):
+    """Something that a run needs did not happen in time."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings of a run.
+
+    Attributes:
+        folder: folder for all files.
+        stages: the level topics.
+        rate: messages per second to each target from each producer.
+        seed: the seed of everything that is random.
+        without: name of a fix that is taken away; empty for none.
+        java: True to send from the Java producer too.
+    """
+
+    folder: Path
+    stages: tuple[Stage, ...]
+    rate: float
+    seed: int
+    without: str = ""
+    java: bool = True
+
+
+class Scene:
+    """The stage of a run.
+
+    Args:
+        settings: the settings.
+        say: function that shows a line of progress.
+
+    Attributes:
+        settings: as the argument.
+        broker: the broker; it is reached through `proxy`.
+        proxy: the proxy in front of its service port.
+        web_proxy: the proxy in front of its admin interface.
+        admin: an admin client that goes around the proxy.
+        rest: the same for what the admin client does not have.
+        control: what the parts are told.
+        supervisor: the parts.
+        stopping: event that ends every wait.
+    """
+
+    def __init__(self, settings: Settings, say: Callable[[str], None]) -> None:
+        self.settings = settings
+        self.say = say
+        self.stopping = threading.Event()
+        self.control = Control(longest_delay_ms=LONGEST_S * 1000 - 3_000)
+        self.supervisor = Supervisor()
+        self._folder = settings.folder
+        (self._folder / "ledgers").mkdir(parents=True)
+        self._broker_folder = self._folder / "broker"
+        self.proxy = Proxy("127.0.0.1", find_port=lambda: self._port("service_port"))
+        self.web_proxy = Proxy("127.0.0.1", find_port=lambda: self._port("web_port"))
+        self.broker = small_broker(
+            self._broker_folder,
+            conf={
+                "forceDeleteNamespaceAllowed": True,
+                "journalSyncData": False,
+                "brokerDeduplicationEnabled": True,
+                "backlogQuotaCheckIntervalInSeconds": 1,
+                # Clients go where this says, whatever address they began with.
+                "advertisedListeners": f"internal:pulsar://127.0.0.1:{self.proxy.port}",
+                "internalListenerName": "internal",
+            },
+            heap_mb=_HEAP_MB,
+            functions=any(stage.is_function for stage in settings.stages),
+        )
+        self._closing = contextlib.ExitStack()
+        self._closing.callback(self.broker.remove)
+        self._closing.callback(self.web_proxy.close)
+        self._closing.callback(self.proxy.close)
+        self._closing.callback(self.supervisor.close)
+        self.added: dict[str, int] = {}
+        self.started_at: dict[str, float] = {}
+
+    def _port(self, name: str) -> int:
+        saved = load_instance(self._broker_folder)
+        if saved is None:
+            raise OSError("the broker does not run yet")
+        return int(getattr(saved, name))
+
+    # -- the beginning and the end
+
+    def start(self) -> None:
+        """Start the broker, make the topics, and start every part."""
+        self.say("starting the broker")
+        self.broker.start()
+        self.admin = self._closing.enter_context(Admin.from_connection(self.broker.connection))
+        self.rest = self._closing.enter_context(
+            contextlib.closing(Rest(self.broker.connection.admin_url))
+        )
+        self.ledger = Ledger(self._folder / "ledgers", "faults")
+        save_connection(
+            self._folder,
+            Connection(
+                service_url=f"pulsar://127.0.0.1:{self.proxy.port}",
+                admin_url=f"http://127.0.0.1:{self.web_proxy.port}",
+            ),
+        )
+        for stage in self.settings.stages:
+            self._create(stage)
+        self.save_control()
+        self.say("starting the processes")
+        for stage in self.settings.stages:
+            for name, arguments in stage.movers.items():
+                self._start_program(name, arguments, [stage])
+        for name in {name for stage in self.settings.stages for name in stage.dispatchers}:
+            served = [stage for stage in self.settings.stages if name in stage.dispatchers]
+            command = ("run",) if name.startswith("run") else ("dispatcher", "run")
+            options = ("--delivery", served[0].delivery.value, "--spill-dir", "spill")
+            self._start_program(name, (*command, *options), served)
+        for subscription in SUBSCRIPTIONS:
+            self._start_part(f"consumer-{subscription}", "consumer", subscription)
+        for number in (1, 2):
+            rate, seed = str(self.settings.rate), f"{self.settings.seed}-{number}"
+            self._start_part(f"producer-{number}", "producer", rate, seed)
+        if self.settings.java:
+            self._start_java()
+
+    def close(self) -> None:
+        """Stop everything."""
+        self.stopping.set()
+        self._closing.close()
+
+    def _create(self, stage: Stage) -> None:
+        for target, partitions in zip(stage.targets, stage.partitions, strict=True):
+            self.create_target(target, partitions)
+        topics.create(
+            self.admin,
+            LevelTopicDescription(
+                stage.level_topic,
+                LEVELS,
+                stage.targets,
+                mover=Mover.FUNCTION if stage.is_function else Mover.SPARK,
+                final_window=FinalWindow.TRACKER,
+                hold_pause_ms=1_000,
+                window_partitions=2,
+                features=(CANCEL,),
+            ),
+        )
+        for target in stage.targets:
+            self.announce(stage, target)
+
+    def create_target(self, target: str, partitions: int = 0, *, earliest: bool = True) -> None:
+        """Create a business topic with all subscriptions.
+
+        Args:
+            earliest: True for subscriptions that get what the topic already has, if it exists.
+        """
+        name = TopicName.parse(target)
+        if partitions:
+            self.admin.create_partitioned(name, partitions)
+        elif not self.admin.topic_exists(name):
+            self.rest.put(name.rest_path)
+        for subscription in (*SUBSCRIPTIONS, KEEP):
+            self.admin.create_subscription(name, subscription, earliest=earliest)
+
+    def announce(self, stage: Stage, target: str) -> None:
+        """Let producers and consumers use a target."""
+        self.control.targets[target] = TargetState(stage.level_topic, stage.once)
+
+    def save_control(self) -> None:
+        """Tell the parts what `control` says."""
+        self.control.save(self._folder / "control.json")
+
+    def _start_program(self, name: str, arguments: tuple[str, ...], served: list[Stage]) -> None:
+        address = (
+            *("--service-url", f"pulsar://127.0.0.1:{self.proxy.port}"),
+            *("--admin-url", f"http://127.0.0.1:{self.web_proxy.port}"),
+        )
+        level_topics = [stage.level_topic for stage in served]
+        self._add(Part(name, ["cli", *address, *arguments, *level_topics], self.parts_folder))
+
+    def _start_part(self, name: str, role: str, *arguments: str) -> None:
+        self._add(Part(name, [role, str(self._folder), *arguments], self.parts_folder))
+
+    def _add(self, part: Part) -> None:
+        part.environment["TORTURE_WITHOUT"] = self.settings.without
+        self.supervisor.add(part)
+
+    @property
+    def parts_folder(self) -> Path:
+        """Folder of the parts' own folders."""
+        return self._folder / "parts"
+
+    def _start_java(self) -> None:
+        """Compile the Java producer, and start a part that sends with it."""
+        compiler = shutil.which("javac", path=str(Path(java()).parent)) or shutil.which("javac")
+        if compiler is None:
+            self.say("no Java compiler: nothing is sent from Java")
+            return
+        classes = self._folder / "classes"
+        sources = [*(JAVA_CLIENT / "src" / "main").rglob("*.java")]
+        sources.append(JAVA_CLIENT / "src/test/java/delaylevel/client/Session.java")
+        command = [compiler, "-J-XX:TieredStopAtLevel=1", "-d", str(classes), "-encoding", "UTF-8"]
+        command += ["-cp", f"{distribution_directory()}/lib/*", *map(str, sources)]
+        subprocess.run(command, check=True, capture_output=True, timeout=300)
+        self._start_part("producer-java", "java-producer", str(classes), str(self.settings.seed))
+
+    # -- what faults use
+
+    @property
+    def parts(self) -> dict[str, Part]:
+        """The processes by name."""
+        return self.supervisor.parts
+
+    def stage_of(self, target: str) -> Stage:
+        """Return the stage of a target."""
+        level_topic = self.control.targets[target].level_topic
+        return next(each for each in self.settings.stages if each.level_topic == level_topic)
+
+    def programs(self) -> list[Part]:
+        """Return the processes of the product: movers and dispatchers."""
+        return [part for part in self.parts.values() if part.is_program]
+
+    def description(self, stage: Stage) -> LevelTopicDescription:
+        """Return the description of a level topic as it is now."""
+        return topics.describe(self.admin, stage.level_topic)
+
+    def wait(self, condition: Callable[[], Any], what: str, seconds: float) -> None:
+        """Wait until a condition holds.
+
+        Raises:
+            StageError: it did not hold in time, or the run ends.
+        """
+        deadline = time.monotonic() + seconds
+        while True:
+            with contextlib.suppress(BrokerError, psutil.Error):
+                if condition():
+                    return
+            if time.monotonic() > deadline:
+                raise StageError(f"waited {seconds:.0f} s for {what}")
+            if self.stopping.wait(0.1):
+                raise StageError("the run ends")
+
+    def step_clock(self, part: Part, offset_ms: int) -> Callable[[], None]:
+        """Step the clock of a part; the result corrects it."""
+        begin_ms = now_ms()
+        write_clock(part.folder, offset_ms)
+
+        def correct() -> None:
+            write_clock(part.folder, 0)
+            self.ledger.write([Stepped(part.name, offset_ms, begin_ms, now_ms())])
+
+        return correct
+
+    def fill_disk(self, part: Part) -> Callable[[], None]:
+        """Let the spill disk of a part be full; the result frees it."""
+        file = part.folder / DISK_FULL
+        file.touch()
+        return lambda: file.unlink(missing_ok=True)
+
+    def backlog(self, target: str) -> int:
+        """Return the number of entries of a target that an application has not acknowledged."""
+        name = TopicName.parse(target)
+        if self.admin.partitioned_metadata(name).partitions:
+            found = list(self.admin.partitioned_stats(name).values())
+        else:
+            found = [self.admin.partition_stats(name)]
+        return sum(
+            stats.subscriptions[subscription].backlog_entries
+            for stats in found
+            for subscription in SUBSCRIPTIONS
+        )
+
+    def use(self, target: str, *, sends: bool, receives: bool) -> None:
+        """Let the application use a target or leave it; wait until it has left."""
+        state = self.control.targets[target]
+        state.sends, state.receives = sends, receives
+        self.save_control()
+        kinds = [kind for kind, uses in (("producer", sends), ("consumer", receives)) if not uses]
+
+        def left() -> bool:
+            return not any(
+                target in open_targets(part.folder)
+                for name, part in self.parts.items()
+                if name.partition("-")[0] in kinds
+            )
+
+        self.wait(left, f"the application to leave {target}", 60)
+
+    def burst(self, size: int, body_bytes: int = 100, target: str = "") -> None:
+        """Let every producer send a burst of messages for one instant, to a random target."""
+        self.control.bursts += 1
+        self.control.burst_size, self.control.burst_bytes = size, body_bytes
+        self.control.burst_target = target
+        self.save_control()
+
+    def member_partitions(self, stage: Stage) -> list[TopicName]:
+        """Return the partitions of all topics of a level topic."""
+        return [
+            member.topic.partition(index)
+            for member in self.description(stage).members()
+            for index in range(member.partitions)
+        ]
+
+
+def choose_target(scene: Scene, chosen: random.Random, plain: bool = False) -> str:
+    """Return a random target; with ``plain``, one without partitions."""
+    found = [
+        target
+        for target, state in scene.control.targets.items()
+        if state.sends and not (plain and _is_partitioned(scene, target))
+    ]
+    return chosen.choice(sorted(found))
+
+
+def _is_partitioned(scene: Scene, target: str) -> bool:
+    return bool(scene.admin.partitioned_metadata(TopicName.parse(target)).partitions)

@@ -1,0 +1,119 @@
+"""The names of a run: level topics, their targets and their processes."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pulsar
+
+from delaylevel.cluster.connection import Connection
+from delaylevel.model.delivery import Delivery
+from delaylevel.model.strategy import Levels, PartitionStrategy
+
+NAMESPACE = "public/default"
+#: The subscriptions of every target, each of another type.
+SUBSCRIPTIONS: dict[str, Any] = {
+    "exclusive": pulsar.ConsumerType.Exclusive,
+    "failover": pulsar.ConsumerType.Failover,
+    "shared": pulsar.ConsumerType.Shared,
+    "key-shared": pulsar.ConsumerType.KeyShared,
+}
+#: A subscription that acknowledges nothing: only a backlog exceeds a quota.
+KEEP = "keep"
+
+
+def _level(unit_s: float, maximum_s: float, lead_s: float) -> PartitionStrategy:
+    return PartitionStrategy(
+        partition_by=timedelta(seconds=unit_s),
+        maximum_delay=timedelta(seconds=maximum_s),
+        lead=timedelta(seconds=lead_s),
+    )
+
+
+COARSE_UNIT_S = 6
+LONGEST_S = 24
+#: The longest delay after all expansions.
+MOST_S = 60
+LEVELS = Levels([_level(COARSE_UNIT_S, LONGEST_S, 2), _level(2, 8, 1)])
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A level topic with its targets and its processes.
+
+    Attributes:
+        name: short name, which is part of all names.
+        movers: arguments of the programs that move, by name of the process; the level topic, and
+            the checkpoint in its folder, are added.
+        dispatchers: names of the processes that release its messages.
+        delivery: the guarantee of these.
+        partitions: number of partitions of each target; 0 for a target that is not partitioned.
+        is_function: True if a Function moves its messages.
+    """
+
+    name: str
+    movers: dict[str, tuple[str, ...]]
+    dispatchers: tuple[str, ...]
+    delivery: Delivery
+    partitions: tuple[int, ...] = (0, 0)
+    is_function: bool = False
+
+    @property
+    def once(self) -> bool:
+        """True if it promises effectively-once delivery."""
+        return self.delivery is Delivery.EFFECTIVELY_ONCE
+
+    @property
+    def level_topic(self) -> str:
+        """Full name of the level topic."""
+        return f"persistent://{NAMESPACE}/_{self.name}-delay-level"
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """Full names of the targets with which it begins."""
+        return tuple(self.target(index) for index in range(len(self.partitions)))
+
+    def target(self, index: int) -> str:
+        """Return the full name of a target."""
+        return f"persistent://{NAMESPACE}/{self.name}-{index}"
+
+
+SPARK = ("mover", "run", "--checkpoint", "checkpoint", "--trigger", "300ms")
+LOCAL = ("mover", "run", "--local")
+DISPATCHERS = ("dispatcher-1", "dispatcher-2")
+RUNNERS = ("run-1", "run-2")
+
+
+def stages(names: tuple[str, ...], once: bool) -> list[Stage]:
+    """Return the level topics with these names.
+
+    Args:
+        once: True if `dispatcher run` delivers effectively once and `run` at least once; False for
+            the other way round.
+    """
+    first, second = Delivery.EFFECTIVELY_ONCE, Delivery.AT_LEAST_ONCE
+    if not once:
+        first, second = second, first
+    known = {
+        "local": Stage("local", {"mover-local": LOCAL}, DISPATCHERS, first),
+        "spark": Stage("spark", {"mover-spark": SPARK}, DISPATCHERS, first),
+        "function": Stage("function", {}, DISPATCHERS, first, is_function=True),
+        "run": Stage("run", {}, RUNNERS, second, (0, 2)),
+    }
+    return [known[name] for name in names]
+
+
+def save_connection(folder: Path, connection: Connection) -> None:
+    """Store the addresses for the parts."""
+    kept = connection.model_dump(mode="json", include={"service_url", "admin_url", "token_file"})
+    (folder / "connection.json").write_text(json.dumps(kept))
+
+
+def load_connection(folder: Path) -> Connection:
+    """Return the addresses of the run."""
+    values = json.loads((folder / "connection.json").read_text())
+    return Connection(**values, operation_timeout_seconds=20, origin="the run")
