@@ -55,6 +55,12 @@ FENCING_SETTINGS: dict[str, Any] = {
     "send_timeout_millis": 30_000,
 }
 
+# For producers whose names and sequence IDs come from the client. If such a producer loses its
+# connection before its first message is confirmed, the client sends the messages in flight again
+# and then begins with their sequence IDs once more. A broker that deduplicates drops the next
+# messages, and confirms them. With an initial ID, the client never goes back (0 has no effect).
+OWN_SEQUENCE_SETTINGS: dict[str, Any] = {"initial_sequence_id": 1}
+
 # The client limits a batch by its payloads only. Without larger ones, the properties and keys of
 # the 1,000 messages of a batch stay below 4 MiB, and the batch below the usual limit of 5 MiB.
 _MOST_BATCHED_METADATA = 4 << 10
@@ -274,9 +280,8 @@ def open_producer(
     Raises:
         ClientError: the client refused.
     """
-    arguments = {**settings, "schema": bytes_schema() if schema is None else schema}
-    if name is not None:
-        arguments["producer_name"] = name
+    own = OWN_SEQUENCE_SETTINGS if name is None else {"producer_name": name}
+    arguments = {**own, **settings, "schema": bytes_schema() if schema is None else schema}
     deadline = time.monotonic() + patience_s
     with translate_errors():
         while True:

@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from delaylevel.cluster.publisher import OWN_SEQUENCE_SETTINGS
 from delaylevel.errors import InvalidInputError, UnsupportedOptionError
 from delaylevel.model.delivery import LARGEST_BATCH
 from delaylevel.model.formatting import exact_duration
@@ -100,6 +101,7 @@ def level_producer_settings(
         UnsupportedOptionError: the send timeout is 0 or negative.
     """
     settings: dict[str, Any] = {name: options[name] for name in _KEPT if name in options}
+    settings |= OWN_SEQUENCE_SETTINGS
     # The broker delays the messages of a Function's levels one by one, so they are not batched.
     settings["batching_enabled"] = description.mover is Mover.SPARK and _batches(options)
     settings["batching_max_messages"] = min(

@@ -20,7 +20,6 @@ import pulsar
 import pulsar.asyncio
 import pytest
 import urllib3
-from proxy import Proxy
 
 import delaylevel.asyncio
 from delaylevel import DelayLevelClient, Outcome, OutcomeStatus, wrap
@@ -37,6 +36,7 @@ from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription
 from delaylevel.model.strategy import Levels, PartitionBy, PartitionStrategy
 from delaylevel.producer.aio import AsyncDelayLevelClient
 from delaylevel.producer.outcome_watch import OutcomeWatch, Wait
+from proxy import Proxy
 from world import QUIET, Eventually, MakeClient, MakeLevelTopic, RealWorld, quiet_client
 
 HOURS = Levels(PartitionStrategy(partition_by=PartitionBy.HOUR, maximum_delay=timedelta(hours=5)))

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from datetime import timedelta
 from typing import Any
+from urllib.parse import urlsplit
 
 import pulsar
 import pytest
 from pulsar.schema import BytesSchema
 
 from delaylevel.cluster.admin import Admin
-from delaylevel.cluster.publisher import BULK_SETTINGS, Publisher
+from delaylevel.cluster.connection import Connection
+from delaylevel.cluster.publisher import BULK_SETTINGS, Publisher, open_producer
 from delaylevel.cluster.targets import entry_outcomes
 from delaylevel.cluster.targets.pool import TargetKey, TargetPool
 from delaylevel.cluster.targets.send_state import SendOutcome, Settled
 from delaylevel.model.message import ParkedMessage
+from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
-from world import eventually, quiet_client, stored_messages
+from delaylevel.producer.options import level_producer_settings
+from proxy import Proxy
+from world import RealWorld, eventually, quiet_client, stored_messages
 
 MESSAGES = 3000
 
@@ -163,3 +170,43 @@ def test_messages_to_a_target_share_the_outcome_of_their_entry(
     expected = {str(n) for n in range(MESSAGES) if n not in refused}
     assert stored(client, admin, topic) - {"later"} == expected
     pool.close()
+
+
+@pytest.fixture
+def proxy(connection: Connection) -> Iterator[Proxy]:
+    address = urlsplit(connection.service_url)
+    assert address.hostname
+    assert address.port
+    made = Proxy(address.hostname, address.port)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("host", ["mover", "producer"])
+def test_nothing_is_dropped_after_a_connection_lost_before_the_first_confirmation(
+    host: str, world: RealWorld, connection: Connection, proxy: Proxy
+) -> None:
+    """A broker that deduplicates drops sequence IDs that it has seen, and confirms them."""
+    world.deduplicate()
+    description = world.level_topic(Levels(PartitionStrategy(maximum_delay=timedelta(days=2))))
+    topic = description.level_topic(0).partition(0)
+    through = connection.model_copy(update={"service_url": f"pulsar://127.0.0.1:{proxy.port}"})
+    with contextlib.closing(quiet_client(through)) as client:
+        if host == "mover":
+            producer = open_producer(client, topic.full, BULK_SETTINGS)
+        else:
+            settings, _ = level_producer_settings({}, description)
+            producer = client.create_producer(topic.full, **settings)
+        proxy.cut()
+        eventually(lambda: not producer.is_connected(), "the end of the connection")
+        sent = [b"%d" % number for number in range(6)]
+        outcomes: list[Any] = []
+        for body in sent[:3]:
+            producer.send_async(body, lambda result, _: outcomes.append(result))
+        proxy.restore()
+        producer.flush()
+        for body in sent[3:]:
+            producer.send_async(body, lambda result, _: outcomes.append(result))
+        producer.flush()
+        assert outcomes == [pulsar.Result.Ok] * 6
+    assert [message.value for message in world.stored(topic.full)] == sent

@@ -15,7 +15,7 @@ from delaylevel.cluster.failures import (
     result_name,
     translate_errors,
 )
-from delaylevel.cluster.publisher import PRODUCER_SETTINGS, open_producer
+from delaylevel.cluster.publisher import OWN_SEQUENCE_SETTINGS, PRODUCER_SETTINGS, open_producer
 from delaylevel.errors import (
     AdminError,
     BrokerError,
@@ -93,7 +93,7 @@ def test_a_producer_has_plain_bytes_and_no_name_by_default() -> None:
     client = Client()
     assert open_producer(client, TOPIC, PRODUCER_SETTINGS) == TOPIC
     assert isinstance(client.settings.pop("schema"), pulsar.schema.BytesSchema)
-    assert client.settings == PRODUCER_SETTINGS
+    assert client.settings == PRODUCER_SETTINGS | OWN_SEQUENCE_SETTINGS
 
 
 def test_a_producer_name_in_use_is_awaited(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -342,6 +342,7 @@ def test_level_producers_keep_some_settings_and_limit_batches() -> None:
     kept = {name: options[name] for name in list(options)[:6]}
     assert settings == {
         **kept,
+        "initial_sequence_id": 1,
         "batching_enabled": False,
         "batching_max_messages": 1024,
         "send_timeout_millis": 30_000,
