@@ -18,7 +18,7 @@ export PYSPARK_DRIVER_PYTHON = $(PYSPARK_PYTHON)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all unit lint format typecheck wheel-check java pytest reference screens broker broker-stop fetch bench install clean distclean
+.PHONY: help demo test test-all unit lint format typecheck wheel-check java pytest reference screens broker broker-stop fetch bench torture install clean distclean
 
 help: ## Show this list
 	@echo "Usage: make TARGET"

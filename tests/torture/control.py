@@ -1,4 +1,4 @@
-"""What the processes of a run are told while they run: one file, which they look at often."""
+"""The orders to the processes of a run while they run: one file, which they look at often."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""If messages flow: read from the ledgers while they are written."""
+"""The flow of messages, read from the ledgers while they are written."""
 
 from __future__ import annotations
 

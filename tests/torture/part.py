@@ -22,8 +22,8 @@ from typing import Any
 CLOCK = Path("clock")
 DISK_FULL = Path("disk-full")
 _PR_SET_PDEATHSIG = 1
-# Memory for the messages of a window partition: little, so that bursts go to the disk.
-_MEMORY_BYTES = 64 << 10
+# Memory for the messages of a window partition: the least, so that bursts go to the disk.
+_MEMORY_BYTES = 1 << 20
 
 
 def end_with_parent() -> None:

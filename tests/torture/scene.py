@@ -72,7 +72,8 @@ class Scene:
 
     Attributes:
         settings: as the argument.
-        broker: the broker; it is reached through `proxy`.
+        broker: the broker. As it is standalone, all connections of a client go to the address that
+            the client was given, which is that of `proxy`.
         proxy: the proxy in front of its service port.
         web_proxy: the proxy in front of its admin interface.
         admin: an admin client that goes around the proxy.
@@ -100,9 +101,6 @@ class Scene:
                 "journalSyncData": False,
                 "brokerDeduplicationEnabled": True,
                 "backlogQuotaCheckIntervalInSeconds": 1,
-                # Clients go where this says, whatever address they began with.
-                "advertisedListeners": f"internal:pulsar://127.0.0.1:{self.proxy.port}",
-                "internalListenerName": "internal",
             },
             heap_mb=_HEAP_MB,
             functions=any(stage.is_function for stage in settings.stages),

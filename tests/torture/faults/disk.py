@@ -29,7 +29,7 @@ class DiskFull:
 
     def inject(self, scene: Scene, chosen: random.Random) -> Undo:
         undo = [scene.fill_disk(part) for part in self._parts(scene)]
-        scene.burst(300, 2_000)
+        scene.burst(600, 5_000)
 
         def free() -> None:
             for each in undo:

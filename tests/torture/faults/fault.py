@@ -1,4 +1,4 @@
-"""What every fault is."""
+"""The form of every fault."""
 
 from __future__ import annotations
 

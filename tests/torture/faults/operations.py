@@ -1,4 +1,4 @@
-"""What operators do while everything runs: pauses, expansions, new targets."""
+"""Operations while everything runs: pauses, expansions, new targets."""
 
 from __future__ import annotations
 
