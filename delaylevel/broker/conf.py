@@ -26,6 +26,8 @@ _OUR_DEFAULTS = {
     # Without it, the storage node (bookie) ignores the port of the command line and takes one from
     # the range for outgoing connections.
     "allowEphemeralPorts": "true",
+    # Pulsar's own for a cluster. That of standalone, 10 GB, needs a note at each new level topic.
+    "backlogQuotaDefaultLimitGB": "-1",
     # One write then becomes one piece of the journal, which kill() does not tear.
     "journalWriteBufferSizeKB": "8192",
 }

@@ -208,6 +208,7 @@ def test_configuration_overrides_replace_and_add(
     assert sorted(settings) == [
         f"STORAGE_PATH={tmp_path}/instance/data/packages",
         "allowEphemeralPorts=true",
+        "backlogQuotaDefaultLimitGB=-1",
         "bindAddress=127.0.0.1",
         "brokerServicePort=1",
         "commentedOut=5",
