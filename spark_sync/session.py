@@ -15,6 +15,7 @@ from pyspark.sql import SparkSession
 from delaylevel.cluster.connection import Connection
 
 from .cluster import TOKEN_VARIABLE, cluster_conf, enter_environment, is_local, python_environment
+from .gateway import start_java
 from .settings import SyncSettings
 
 _LOG4J = Path(__file__).with_name("log4j2.properties").resolve()
@@ -54,11 +55,18 @@ def spark_session(connection: Connection, settings: SyncSettings) -> SparkSessio
         conf.update(cluster_conf(settings.executors, conf))
     if connection.token is not None:
         os.environ[TOKEN_VARIABLE] = connection.token.get_secret_value()
-    builder = SparkSession.Builder().appName("delaylevel-sync").master(settings.master)
-    for name, value in {**_DEFAULTS, **conf}.items():
+    values = {
+        "spark.app.name": "delaylevel-sync",
+        "spark.master": settings.master,
+        **_DEFAULTS,
+        **conf,
+    }
+    builder = SparkSession.Builder()
+    for name, value in values.items():
         builder = builder.config(name, value)
     # At INFO, Py4J logs every event that Spark delivers.
     logging.getLogger("py4j").setLevel(max(logging.WARNING, logging.getLogger("py4j").level))
+    start_java(values)
     with _keep_interrupt_handler():
         spark = builder.getOrCreate()
     enter_environment(spark, connection)

@@ -155,6 +155,7 @@ def test_once_from_cron(world: RealWorld, cli_process: Start) -> None:
     job = cli_process("mover", "run", description.topic, "--once")
     assert end(job) == 0, said(job)
     assert "200 messages moved" in said(job)
+    assert "WARN" not in said(job)
     assert job.log.with_suffix(".out").read_text() == ""
     assert world.backlog(description) == 0
     for target in description.targets:
