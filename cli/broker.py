@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import click
@@ -14,7 +15,9 @@ from delaylevel.errors import AlreadyRunningError
 
 from . import options
 from .command import examples
+from .live import live_region
 from .output import Column, emit, emit_one, note
+from .starting import Starting
 
 _COLUMNS = (
     Column("name"),
@@ -120,7 +123,8 @@ def start(
         version=version,
     )
     try:
-        status = instance.start()
+        with _starting(instance):
+            status = instance.start()
     except AlreadyRunningError:
         status = instance.status()
         changes = settings is not None or heap_mb is not None
@@ -129,6 +133,20 @@ def start(
             raise
         note(f"The broker {name!r} runs already.")
     emit_one(view(status), _COLUMNS, output)
+
+
+@contextlib.contextmanager
+def _starting(instance: EmbeddedBroker) -> Iterator[None]:
+    """Show that an instance starts, unless it runs."""
+    if instance.status().running:
+        yield
+        return
+    what = f"the broker {instance.name!r}"
+    with (
+        live_region() as region,
+        Starting(region, what, lambda: "this takes some seconds", None),
+    ):
+        yield
 
 
 @examples("delaylevel broker status", "delaylevel broker status --name default -o json")

@@ -17,6 +17,7 @@ from . import options
 from .command import examples
 from .live import live_region
 from .output import Column, emit, is_live, note
+from .starting import Starting
 from .terminal import wrapped
 from .views.text import chart
 
@@ -100,8 +101,20 @@ def _verdict(summary: dict[str, Any]) -> str:
 def _view() -> Iterator[Callable[[Any], None]]:
     """Yield a function that shows progress: a live table on a terminal, or a line at times."""
     if is_live():
-        with live_region() as region:
-            yield lambda snapshot: region.show(_table(snapshot, *region.size))
+        phase = "starting"
+
+        def show(snapshot: Any) -> None:
+            nonlocal phase
+            # Nothing is sent before the job and the dispatcher are ready.
+            phase = "" if snapshot.pending else snapshot.phase
+            if not phase:
+                region.show(_table(snapshot, *region.size))
+
+        with (
+            live_region() as region,
+            Starting(region, "Spark job and dispatcher", lambda: phase, None),
+        ):
+            yield show
         return
     last: dict[str, Any] = {"phase": None, "at": -_LINE_EVERY_S}
 

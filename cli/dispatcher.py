@@ -21,7 +21,8 @@ from . import options
 from .command import examples, pass_connection, settings_of
 from .live import LiveRegion, live_region
 from .output import Column, emit, note
-from .serving import serve_metrics
+from .serving import serve_metrics, serving_lines
+from .starting import Starting, first_unmet
 
 if TYPE_CHECKING:
     from delaylevel.dispatcher import Dispatcher, DispatchSettings
@@ -70,6 +71,7 @@ def run(
     """
     from delaylevel.cluster.admin import Admin
     from delaylevel.dispatcher import Dispatcher
+    from delaylevel.dispatcher.reporting import start_checks
 
     tune_interpreter()
     settings = dispatch_settings(**fields)
@@ -88,12 +90,19 @@ def run(
             from delaylevel.dispatcher.metrics import DispatchCollector
 
             serve_metrics(stack, DispatchCollector(service), metrics_port, metrics_address)
-        for description in service.descriptions:
-            partitions = f"{description.window_partitions} partitions"
-            note(f"Releasing from {description.window_topic} ({partitions})")
-        note("Ctrl-C ends it.")
+
+        def waiting() -> str:
+            return first_unmet(
+                [check for group in service.groups() for check in start_checks(group)]
+            )
+
+        def serving() -> list[str]:
+            return [*serving_lines(service.descriptions, {}, service.groups()), "Ctrl-C ends it."]
+
         with live_region() as region:
-            service.run(_ReleaseLine(service, region).show)
+            start = Starting(region, f"dispatcher for {', '.join(topics)}", waiting, serving)
+            with start:
+                service.run(_ReleaseLine(service, region, start).show)
         note(f"{service.released().total():,} messages released.")
 
 
@@ -124,16 +133,17 @@ def dispatch_settings(
 class _ReleaseLine:
     """One line on a terminal, drawn once a second."""
 
-    def __init__(self, service: Dispatcher, region: LiveRegion) -> None:
+    def __init__(self, service: Dispatcher, region: LiveRegion, start: Starting) -> None:
         self._service = service
         self._region = region
+        self._start = start
         self._before = 0
 
     def show(self) -> None:
         """Draw the line."""
         from .views.service import released_line
 
-        if not self._region.live:
+        if not (self._region.live and self._start.over):
             return
         before, self._before = self._before, self._service.released().total()
         rate, now_ms = self._before - before, time.time_ns() // 1_000_000

@@ -22,8 +22,9 @@ from . import options
 from .command import Settings, examples, pass_settings
 from .deploy import COMMANDS
 from .live import live_region
-from .output import note
-from .serving import serve_metrics
+from .output import is_live, note
+from .serving import job_addresses, serve_metrics, serving_lines
+from .starting import Starting, first_unmet
 
 if TYPE_CHECKING:
     from delaylevel.mover.topic_thread import MoverStats
@@ -183,21 +184,33 @@ def run(
             job.stop_at_once()
 
     stop_on_signals(stop)
-    for description in job.descriptions:
-        note(f"Moving {description.topic} ({description.levels})")
-    if not settings.once:
-        note(f"A batch starts every {format_duration(job.trigger_ms)}. Ctrl-C ends it.")
+
+    def serving() -> list[str]:
+        return [
+            *serving_lines(job.descriptions, {item.topic: None for item in job.descriptions}, ()),
+            *job_addresses(job),
+            f"A batch starts every {format_duration(job.trigger_ms)}. Ctrl-C ends it.",
+        ]
+
     moved = left_out = 0
 
     def show(progress: Any) -> None:
         nonlocal moved, left_out
         left_out += dropped(progress)
         moved += progress.numInputRows - dropped(progress)
-        rate = progress.processedRowsPerSecond
-        region.show(f"{rate:,.0f}/s in the last batch · since the start: {moved:,} moved")
+        if start.over:
+            rate = progress.processedRowsPerSecond
+            region.show(f"{rate:,.0f}/s in the last batch · since the start: {moved:,} moved")
 
     with live_region() as region:
-        job.run(show)
+        start = Starting(
+            region,
+            f"Spark job as mover for {', '.join(topics)}",
+            lambda: "" if job.wait_ready(0) else job.activity,
+            None if settings.once else serving,
+        )
+        with start:
+            job.run(show)
     note(f"{moved:,} messages moved." + (f" {left_out:,} dropped by the steps." if steps else ""))
     if signals > 1:
         note("The last batch is not finished; the next run repeats it.")
@@ -227,6 +240,7 @@ def _run_local(
 ) -> None:
     """Run the mover without Spark."""
     from delaylevel.cluster.admin import Admin
+    from delaylevel.mover.reporting import lock_check
     from delaylevel.mover.service import MoverService, movable
 
     require_reachable(connection)
@@ -249,34 +263,48 @@ def _run_local(
         if once:
             note(f"{service.run_once().total:,} messages moved.")
             return
-        for description in described:
-            note(f"Moving {description.topic} ({description.levels})")
-        note("Ctrl-C ends it.")
-        states = MoverStates()
+
+        def waiting() -> str:
+            found = service.stats()
+            return first_unmet([lock_check(item, found[item.topic]) for item in described])
+
+        def serving() -> list[str]:
+            return [*serving_lines(described, service.stats(), ()), "Ctrl-C ends it."]
+
+        states = MoverStates(first=not is_live())  # the table above has it on a terminal
 
         def show() -> None:
+            if not start.over:
+                return
             found = service.stats()
             states.show(found)
             moved = sum(stats.report.total for stats in found.values())
             region.show(f"since the start: {moved:,} moved")
 
         with live_region() as region:
-            service.run(show)
+            start = Starting(region, f"mover for {', '.join(topics)}", waiting, serving)
+            with start:
+                service.run(show)
         moved = sum(stats.report.total for stats in service.stats().values())
         note(f"{moved:,} messages moved.")
 
 
 class MoverStates:
-    """The states of movers, printed when they change."""
+    """The states of movers, printed when they change.
 
-    def __init__(self) -> None:
+    Args:
+        first: True to print the first state of each mover, too.
+    """
+
+    def __init__(self, *, first: bool = True) -> None:
+        self._first = first
         self._known: dict[str, tuple[str, str]] = {}
 
     def show(self, found: Mapping[str, MoverStats]) -> None:
         """Print the changes since the last call."""
         for topic, stats in found.items():
             state = stats.state, stats.holder
-            before = self._known.get(topic, ("starting", ""))
+            before = self._known.get(topic, ("starting", "") if self._first else state)
             self._known[topic] = state
             if state == before:
                 continue

@@ -22,7 +22,8 @@ from .dispatcher import dispatch_settings, tune_interpreter
 from .live import LiveRegion, live_region
 from .mover import MoverStates
 from .output import note
-from .serving import serve_metrics
+from .serving import serve_metrics, serving_lines
+from .starting import Starting, first_unmet
 from .terminal import has_colour
 
 if TYPE_CHECKING:
@@ -107,24 +108,38 @@ def run(
             report = service.run_once()
             note(f"{report.moved.total:,} messages moved, {report.released:,} released.")
             return
-        for description in service.descriptions:
-            note(f"Serving {description.topic} ({description.levels})")
-        if namespace is not None:
-            note(f"Level topics that are created in {namespace} are served, too.")
-        note("Ctrl-C ends it.")
+        served = ", ".join(topics) or f"the level topics of {namespace}"
         with live_region(keep=True) as region:
-            progress = _Progress(service, region)
-            service.run(progress.show)
+            start = Starting(
+                region,
+                f"mover and dispatcher for {served}",
+                lambda: first_unmet(service.start_checks()),
+                lambda: [*_serving(service, namespace), "Ctrl-C ends it."],
+            )
+            progress = _Progress(service, region, start)
+            with start:
+                service.run(progress.show)
         progress.end()
+
+
+def _serving(service: LocalService, namespace: str | None) -> list[str]:
+    """Return lines about the level topics that this process serves."""
+    movers = {topic: stats for each in service.movers for topic, stats in each.stats().items()}
+    groups = [group for each in service.dispatchers for group in each.groups()]
+    lines = serving_lines(service.descriptions, movers, groups)
+    if namespace is not None:
+        lines.append(f"Level topics that are created in {namespace} are served, too.")
+    return lines
 
 
 class _Progress:
     """The progress of a service: a live table on a terminal, else a line now and then."""
 
-    def __init__(self, service: LocalService, region: LiveRegion) -> None:
+    def __init__(self, service: LocalService, region: LiveRegion, start: Starting) -> None:
         from .views.service import ServiceView
 
         self._service = service
+        self._start = start
         self._view = ServiceView()
         self._states = MoverStates()
         self._region = region
@@ -133,6 +148,8 @@ class _Progress:
 
     def show(self) -> None:
         """Update the view; called once a second."""
+        if not self._start.over:
+            return
         self._update()
         if self._region.live:
             columns, lines = self._region.size

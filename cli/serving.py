@@ -1,15 +1,31 @@
-"""The HTTP service of a command that runs until it is stopped."""
+"""The HTTP service of a command that runs until it is stopped, and the level topics it serves."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from .output import note
+from delaylevel.model.level_topic import LevelTopicDescription
+from delaylevel.model.topic_name import TopicName
+
+from . import logs
+from .output import Column, note, render
+from .views.text import local
 
 if TYPE_CHECKING:
+    from delaylevel.dispatcher.service import ServedGroup
+    from delaylevel.mover.topic_thread import MoverStats
     from delaylevel.prometheus import Collector
+    from delaylevel.spark_sync import SparkSyncJob
+
+_SERVED = (
+    Column("topic", head="LEVEL TOPIC"),
+    Column("targets"),
+    Column("levels"),
+    Column("window"),
+)
 
 
 def serve_metrics(
@@ -17,12 +33,74 @@ def serve_metrics(
 ) -> None:
     """Serve metrics, probes and the status page until the stack is closed; print the addresses."""
     from delaylevel.prometheus import serve
+
+    for line in _addresses(stack.enter_context(serve(collector, port, address)), address):
+        note(line)
+
+
+def job_addresses(job: SparkSyncJob) -> list[str]:
+    """Return lines with the addresses of the HTTP service of a Spark job, if it has one."""
+    if job.http_address is None:
+        return []
+    address, port = job.http_address
+    return _addresses(port, address)
+
+
+def _addresses(port: int, address: str) -> list[str]:
     from delaylevel.web.reports import TOKEN_VARIABLE
     from delaylevel.web.server import is_loopback
 
-    port = stack.enter_context(serve(collector, port, address))
-    note(f"Metrics at http://{address}:{port}/metrics")
+    status = f"Status page and live queries need {TOKEN_VARIABLE} in the environment."
     if is_loopback(address) or os.environ.get(TOKEN_VARIABLE):
-        note(f"Status page at http://{address}:{port}/")
-    else:
-        note(f"Status page and live queries need {TOKEN_VARIABLE} in the environment.")
+        status = f"Status page at http://{address}:{port}/"
+    return [f"Metrics at http://{address}:{port}/metrics", status]
+
+
+def serving_lines(
+    descriptions: Iterable[LevelTopicDescription],
+    movers: Mapping[str, MoverStats | None],
+    groups: Iterable[ServedGroup],
+) -> list[str]:
+    """Return a table of the level topics that a process serves.
+
+    Args:
+        movers: statistics of this process's movers, by level topic; None for a mover that has the
+            lock.
+        groups: the window partitions of this process's dispatchers.
+    """
+    groups_of = {group.description.topic: group for group in groups}
+    rows = [
+        {
+            "topic": local(item.topic),
+            "targets": _targets(item),
+            "levels": _levels(item, movers),
+            "window": _window(groups_of.get(item.topic)),
+        }
+        for item in descriptions
+    ]
+    if logs.is_json():
+        return [", ".join(f"{key} {value}" for key, value in row.items() if value) for row in rows]
+    return render(rows, _SERVED).splitlines() if rows else []
+
+
+def _targets(description: LevelTopicDescription) -> str:
+    first, *more = description.targets or ("",)
+    return TopicName.parse(first).short + (f" and {len(more)} more" if more else "")
+
+
+def _levels(
+    description: LevelTopicDescription, movers: Mapping[str, MoverStats | None]
+) -> str | None:
+    if description.topic not in movers:
+        return None
+    stats = movers[description.topic]
+    if stats is not None and stats.state == "standby":
+        return f"standby for {stats.holder or 'another mover'}"
+    return f"{sum(level.partitions for level in description.levels)} partitions"
+
+
+def _window(group: ServedGroup | None) -> str | None:
+    if group is None:
+        return None
+    held = len(group.owners)
+    return f"{held} of {group.description.window_partitions} partitions" if held else "standby"

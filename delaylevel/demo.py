@@ -177,7 +177,7 @@ def run(
         client = DelayLevelClient.from_connection(connection, logger=logger)
         stack.callback(client.close)
         admin = stack.enter_context(Admin.from_connection(connection))
-        snapshot = Snapshot("starting the Spark job", messages)
+        snapshot = Snapshot("starting Spark, which takes about ten seconds", messages)
         show(snapshot)
         demo = _Demonstration(client, admin, snapshot, show)
         for index, (topic, schema, _) in enumerate(_TOPICS):
@@ -201,6 +201,8 @@ def run(
         )
         moving = stack.enter_context(_running("spark-sync", job.run, job.stop))
         _wait(moving, "the Spark job", lambda: job.wait_ready(0.25), 120)
+        snapshot.phase = "starting the dispatcher"
+        show(snapshot)
         # The dispatcher works in a thread, with a client and an admin client of its own.
         open_client = partial(connection.open_client, logger=logger)
         dispatcher = Dispatcher(

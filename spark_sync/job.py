@@ -90,6 +90,8 @@ class SparkSyncJob:
     Attributes:
         stats: the statistics of the job.
         descriptions: the level topics.
+        activity: the current step of the start, in words.
+        http_address: address and port of the HTTP service; None while it is not served.
 
     Raises:
         LevelTopicError: one of the topics is not a level topic, or is moved by a Function.
@@ -116,6 +118,8 @@ class SparkSyncJob:
         self._watches: list[tuple[ForeignSubscriptionWatch, LevelTopicDescription]] = []
         self._warning = RepeatedWarning(log, f"Spark job for {', '.join(settings.level_topics)}")
         self.stats = JobStats()
+        self.activity = "Spark starts its Java process; this takes some seconds"
+        self.http_address: tuple[str, int] | None = None
         with Admin.from_connection(connection) as admin:
             self.descriptions = tuple(
                 describe(admin, name, search=True) for name in settings.level_topics
@@ -154,6 +158,7 @@ class SparkSyncJob:
             spark = self._given or stack.enter_context(
                 spark_session(self._connection, self._settings)
             )
+            self.activity = "Spark starts the query and its Python workers"
             enter_environment(spark, self._connection)
             handle_jvm_sigterm(spark, self._on_jvm_sigterm)
             spark.dataSource.register(DelayLevelDataSource)
@@ -169,7 +174,7 @@ class SparkSyncJob:
                 reporter = JobReporter(self.stats, backlogs, self.descriptions, started)
                 collector = JobCollector(self.stats, backlogs, topics, (reporter,))
                 port, address = self._settings.metrics_port, self._settings.metrics_address
-                stack.enter_context(serve(collector, port, address))
+                self.http_address = address, stack.enter_context(serve(collector, port, address))
             listener = SyncListener(
                 self._query_name, self._control_dir, self.stats, backlogs, on_progress
             )

@@ -60,7 +60,7 @@ class DispatchReporter:
         return [
             check
             for group in self._dispatcher.groups()
-            for check in (_locks(group), _caught_up(group), _lag(group, now_ms))
+            for check in (*start_checks(group), _lag(group, now_ms))
         ]
 
     def status(self) -> Sequence[StatusSection]:
@@ -147,6 +147,11 @@ def _minute_line(minute: ReleasedMinute) -> MinuteLine:
 def _listed(names: Sequence[str]) -> str:
     more = f" and {len(names) - _TARGETS:,} more" if len(names) > _TARGETS else ""
     return ", ".join(names[:_TARGETS]) + more
+
+
+def start_checks(group: ServedGroup) -> tuple[ProbeCheck, ProbeCheck]:
+    """Return the conditions under which the start of a dispatcher is over."""
+    return _locks(group), _caught_up(group)
 
 
 def _locks(group: ServedGroup) -> ProbeCheck:

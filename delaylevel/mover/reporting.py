@@ -43,7 +43,7 @@ class MoverReporter:
     def ready(self) -> Sequence[ProbeCheck]:
         checks = []
         for description, stats in self._served():
-            checks.append(_lock(description, stats))
+            checks.append(lock_check(description, stats))
             if stats.state == "moving":
                 checks.append(self._lag(description))
         return checks
@@ -103,12 +103,16 @@ class MoverReporter:
         return StatusSection(description.topic, facts, parked=parked, problems=problems)
 
 
-def _lock(description: LevelTopicDescription, stats: MoverStats) -> ProbeCheck:
-    """Check that the lock of the level topic is held, here or by another mover."""
+def lock_check(description: LevelTopicDescription, stats: MoverStats) -> ProbeCheck:
+    """Check that the lock of the level topic is held, here or by another mover.
+
+    The start of a mover is over then.
+    """
     name = f"mover lock of {description.topic}"
     if stats.state == "moving":
         return ProbeCheck(name, True, "held")
     if stats.state == "standby":
         return ProbeCheck(name, True, f"on standby: {stats.holder or 'another mover'} holds it")
-    text = stats.problem or "see the log of this process"
+    first = "it acquires the lock" if stats.state == "starting" else "see the log of this process"
+    text = stats.problem or first
     return ProbeCheck(name, False, f"the mover is {stats.state}: {text}")

@@ -13,11 +13,14 @@ from delaylevel.cluster.failures import translate_errors
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.repeated_warning import RepeatedWarning
 from delaylevel.dispatcher import Dispatcher, DispatchSettings
+from delaylevel.dispatcher.reporting import start_checks
 from delaylevel.errors import BrokerError, InvalidInputError, LevelTopicError
 from delaylevel.model.delivery import Delivery
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Mover
+from delaylevel.mover.reporting import lock_check
 from delaylevel.mover.service import MoverService, movable
 from delaylevel.topics import registry as topics
+from delaylevel.web.reports import ProbeCheck
 
 from .once import OnceReport, ReleaseOnce
 
@@ -100,6 +103,20 @@ class LocalService:
         if self._dispatcher is not None:
             found = {item.topic: item for item in self._dispatcher.descriptions} | found
         return tuple(found[topic] for topic in sorted(found))
+
+    def start_checks(self) -> list[ProbeCheck]:
+        """Return the conditions under which the start is over: locks, and partitions read.
+
+        A process on standby meets them, too.
+        """
+        movers = self._movers.stats()
+        checks = [
+            lock_check(description, movers[description.topic])
+            for description in self._movers.descriptions
+            if description.topic in movers
+        ]
+        groups = () if self._dispatcher is None else self._dispatcher.groups()
+        return checks + [check for group in groups for check in start_checks(group)]
 
     def run(self, tick: Callable[[], None] | None = None) -> None:
         """Serve until `stop` is called; then finish the messages in flight.
