@@ -18,7 +18,7 @@ export PYSPARK_DRIVER_PYTHON = $(PYSPARK_PYTHON)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all unit lint format typecheck wheel-check java pytest reference screens broker broker-stop fetch bench torture install clean distclean
+.PHONY: help demo test test-all unit lint format typecheck wheel wheel-check walk java pytest reference screens broker broker-stop fetch bench torture install clean distclean
 
 help: ## Show this list
 	@echo "Usage: make TARGET"
@@ -47,6 +47,9 @@ format: $(STAMP) ## Format the sources
 typecheck: $(STAMP) ## Check the types (mypy, strict)
 	$(BIN)/python tools/check_types.py
 
+wheel: $(STAMP) ## Build the wheel, in dist/
+	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+
 wheel-check: $(STAMP) ## Build sdist and wheel, check them, and install them in a clean environment
 	$(BIN)/python tools/check_wheel.py
 
@@ -64,6 +67,9 @@ test-all: lint typecheck wheel-check java fetch ## Run all checks, including tes
 torture: fetch ## Break everything at random for MINUTES=30 (SEED=… repeats a run), and audit each message
 	PYTHONPATH=tests $(BIN)/python -m torture --minutes $(or $(MINUTES),30) --seed $(or $(SEED),0) \
 		--json $(or $(JSON),artifacts/torture.json)
+
+walk: fetch ## Type README and Getting started in a terminal, with `run` and with Spark, and time it
+	$(BIN)/python tests/walk.py
 
 reference: $(STAMP) ## Regenerate docs/cli.md, docs/api.md and the pictures
 	$(BIN)/python tools/make_reference.py

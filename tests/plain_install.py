@@ -1,14 +1,20 @@
 """The ``delaylevel`` program as in an install without extras, for tests in a process of their own.
 
 It takes the arguments of the program, or ``--each`` and lines of JSON arrays on stdin: then it runs
-all these commands, and prints a line of JSON for each of them.
+all these commands, and prints a line of JSON for each of them. Before these, ``--extras a,b`` names
+extras that are installed.
 """
 
 from __future__ import annotations
 
+import configparser
 import json
+import re
 import sys
 import traceback
+from collections.abc import Iterable
+from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 #: The top-level modules of the distributions that only extras install.
@@ -20,11 +26,45 @@ OPTIONAL = (
 
 
 class Absent:
-    """An import hook that finds no optional module."""
+    """An import hook that finds no optional module.
+
+    Args:
+        present: the optional modules that it lets pass.
+    """
+
+    def __init__(self, present: Iterable[str] = ()) -> None:
+        self._absent = frozenset(OPTIONAL) - frozenset(present)
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
-        if name.partition(".")[0] in OPTIONAL:
+        if name.partition(".")[0] in self._absent:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+
+def modules_of(extras: Iterable[str]) -> set[str]:
+    """Return the top-level modules of the distributions that extras of this package install."""
+    setup = configparser.ConfigParser()
+    setup.read(Path(__file__).parents[1] / "setup.cfg", encoding="utf-8")
+    left = [
+        line
+        for extra in extras
+        for line in setup["options.extras_require"][extra].splitlines()
+        if line.strip() and not line.startswith("#")
+    ]
+    found: set[str] = set()
+    while left:
+        line = left.pop()
+        name = re.split(r"[^\w.-]", line.strip(), maxsplit=1)[0].lower().replace("_", "-")
+        if name and name not in found and "extra ==" not in line:
+            found.add(name)
+            try:
+                left += metadata.requires(name) or []
+            except metadata.PackageNotFoundError:  # for another platform
+                continue
+    return {
+        module
+        for module, names in metadata.packages_distributions().items()
+        if any(name.lower().replace("_", "-") in found for name in names)
+    }
 
 
 def each() -> None:
@@ -43,7 +83,11 @@ def each() -> None:
 
 
 if __name__ == "__main__":
-    sys.meta_path.insert(0, Absent())  # type: ignore[arg-type]
+    present: set[str] = set()
+    if sys.argv[1:2] == ["--extras"]:
+        present = modules_of(sys.argv[2].split(","))
+        del sys.argv[1:3]
+    sys.meta_path.insert(0, Absent(present))  # type: ignore[arg-type]
     if sys.argv[1:] == ["--each"]:
         each()
     else:

@@ -11,6 +11,7 @@ The info string of a fence has options for its block:
                     begins with ``# some/file.py`` is written to that file
 ``background``      Python that needs a broker and runs until Ctrl-C, while later blocks run
 ``needs-NAME``      Python that runs where the package NAME is installed (test_examples.py)
+``walked``          a step of a new user: tests/walk.py types it, and has more such options
 ``pytest``          a file of a project, ``# some/file.py``, whose tests test_examples.py runs
 
 ``sh`` blocks are commands. In ``console`` blocks commands begin with ``$``, and the lines below a
@@ -33,7 +34,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import urllib3
@@ -44,13 +45,12 @@ from delaylevel.broker.embedded import EmbeddedBroker, instances
 from delaylevel.cli.main import cli
 from delaylevel.cli.top import top
 from delaylevel.cluster.connection import Connection
+from pages import FENCE, ROOT, Block, blocks, missing
 
-ROOT = Path(__file__).parents[2]
-FENCE = re.compile(r"^```(?P<info>[^\n]*)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
 KINDS = {"sh", "console", "python", "java", "text", "yaml"}
-OPTION = re.compile(r"exits-\d|background|stopped|with-broker|pytest|needs-\w+")
-# A section of docs/cli.md. `mover run` has its own section: it needs another kind of level topic.
-SECTION = re.compile(r"^##+ delaylevel(?: (mover run|\w+))?", re.MULTILINE)
+OPTION = re.compile(
+    r"exits-\d|background|stopped|with-broker|pytest|needs-\w+|walked|terminal-\d|with-(run|spark)"
+)
 SPARK = r"(-v )?(mover run|sync spark)"
 OUTSIDE = re.compile(
     rf"delaylevel ({SPARK}|(dispatch(er)? )?run|listen|mover|function|broker|demo)\b"
@@ -75,7 +75,6 @@ _SPOILT: set[str] = set()
 
 # These wait for the effect of a slow command, or are slow themselves.
 AS_A_WHOLE = {
-    "docs/getting-started.md",
     "docs/spark.md",
     "docs/security.md",
     "docs/functions.md",
@@ -83,8 +82,6 @@ AS_A_WHOLE = {
 }
 
 NOT_RUN = {
-    "README.md": "it runs these tests",
-    "docs/getting-started.md": "it installs from the network",
     "docs/drop-in.md": "it needs a checkout of the client",
     "docs/concepts.md": "the namespace stays for other pages",
     "docs/operations.md": "there is no such subscription",
@@ -92,55 +89,6 @@ NOT_RUN = {
 }
 
 Step = str | Callable[["Reader"], None]
-
-
-class Block(NamedTuple):
-    """A fenced block of a page."""
-
-    section: str
-    kind: str
-    options: str
-    reason: str
-    code: str
-    line: int
-
-    @property
-    def commands(self) -> Iterator[tuple[str, list[str]]]:
-        """The commands of a shell block, each with the output lines shown below it."""
-        lines = self.code.replace("\\\n", " ").splitlines()
-        if self.kind == "sh":
-            script = any(line.startswith(("export ", ". ", "cd ")) for line in lines)
-            yield from ((line, []) for line in ([self.code] if script else lines))
-            return
-        found: list[tuple[str, list[str]]] = []
-        for line in lines:
-            if line.startswith("$ "):
-                found.append((line[2:], []))
-            elif line.strip() not in ("", "..."):
-                found[-1][1].append(line)
-        yield from found
-
-    @property
-    def runs(self) -> bool:
-        """True for a block that runs and needs a broker."""
-        return not self.reason and bool(
-            self.kind in ("sh", "console")
-            or (self.kind == "python" and re.search("with-broker|background", self.options))
-        )
-
-
-def blocks(page: Path) -> list[Block]:
-    """Return all blocks of a page in order."""
-    text = page.read_text(encoding="utf-8")
-    found = []
-    for match in FENCE.finditer(text):
-        info, _, reason = match["info"].partition("no-run: ")
-        kind, _, options = info.strip().partition(" ")
-        *_, section = ["", *SECTION.findall(text, 0, match.start())]
-        line = text.count("\n", 0, match.start()) + 1
-        section = section if page.name == "cli.md" else ""
-        found.append(Block(section, kind, options, reason, match["code"], line))
-    return found
 
 
 PAGES = {
@@ -457,17 +405,12 @@ def test_page(
                 outputs.append(reader.type(line, code))
                 _compare(map(reader.translated, shown), outputs[-1])
     reader.stop()
-    if title in expected.printed and whole:
-        expected.printed[title](outputs)
 
 
 def _compare(shown: Iterable[str], output: str) -> None:
     """Check that every line shown on a page was printed; columns may be wider."""
-    printed = [" ".join(line.split()) for line in output.splitlines()]
-    for line in shown:
-        wanted, cut, _ = " ".join(line.split()).partition(" ...")
-        found = [text for text in printed if text == wanted or (cut and text.startswith(wanted))]
-        assert found, f"nothing like {wanted!r} in\n{output}"
+    absent = missing(shown, output.splitlines())
+    assert not absent, f"nothing like {absent[0]!r} in\n{output}"
 
 
 def test_only_listed_blocks_are_not_run() -> None:
@@ -496,7 +439,7 @@ def test_expectations_name_existing_commands(expected: Any) -> None:
     for title, steps in expected.before.items():
         assert set(steps) - {""} <= typed[title], title
     assert set(expected.exits) <= set.union(*typed.values())
-    assert set(expected.printed) | expected.own_broker <= set(typed)
+    assert expected.own_broker <= set(typed)
 
 
 @pytest.mark.parametrize(("title", "whole"), [("docs/cli.md levels", False)])

@@ -1,0 +1,124 @@
+"""Tests of the first pages: in terminals, and with only the extras of their first block."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from delaylevel.cluster.connection import Connection
+from pages import ROOT, Block, blocks
+from shell import NotSeenError, Shell
+from walk import LIMIT_S, PAGES, WAYS, walk
+
+PROGRAM = ROOT / "tests/plain_install.py"
+_EXTRAS = re.compile(r"pip install .*\[(.*)\]")
+
+
+def walked(page: str, way: str) -> list[Block]:
+    """Return the blocks of a walk."""
+    others = {f"with-{other}" for other in WAYS} - {f"with-{way}"}
+    found = [block for block in blocks(ROOT / page) if "walked" in block.words]
+    return [block for block in found if not others & set(block.words)]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("way", WAYS)
+def test_a_new_user_gets_delayed_messages_within_three_minutes(way: str, tmp_path: Path) -> None:
+    done = walk(way, tmp_path)
+    assert {step.page for step in done.steps} == set(PAGES)
+    assert done.seconds < LIMIT_S, done.report()
+    for program in ("python remind.py", "python first.py"):
+        at = next(i for i, step in enumerate(done.steps) if step.line == program)
+        printed = re.findall(r"^ ?(\d+\.\d) s  (.+)$", "\n".join(done.outputs[at]), re.MULTILINE)
+        seconds = {words: float(passed) for passed, words in printed}
+        assert printed[0][1] == "at once"
+        assert seconds["in twelve seconds"] >= 11.9, "early"
+        assert seconds.get("in three seconds", 3.0) >= 2.9, "early"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_extras_of_the_first_block_suffice(
+    page: str, connection: Connection, namespace: str, tmp_path: Path
+) -> None:
+    topic = f"persistent://{namespace}/reminders"
+    environment = {
+        **os.environ,
+        "DELAYLEVEL_SERVICE_URL": connection.service_url,
+        "DELAYLEVEL_ADMIN_URL": connection.admin_url,
+    }
+    lines, imports, extras = [], [], []
+    for block in walked(page, "run"):
+        if block.kind == "python":
+            parsed = ast.parse(block.code).body
+            found = [node for node in parsed if isinstance(node, (ast.Import, ast.ImportFrom))]
+            imports += [ast.unparse(node) for node in found]
+            continue
+        for line, _ in block.commands:
+            extras += [name for group in _EXTRAS.findall(line) for name in group.split(",")]
+            words = shlex.split(line, comments=True)
+            if words[0] == "delaylevel" and words[1] != "broker":
+                words = [topic if word == "reminders" else word for word in words]
+                lines.append([*words[1:], "--once"] if words[1] == "run" else words[1:])
+    assert imports
+    assert any(words[0] == "run" for words in lines)
+    (tmp_path / "imports.py").write_text("\n".join(imports), encoding="utf-8")
+    answers = each(lines, extras, environment, tmp_path)
+    for words, (code, output) in zip(lines, answers, strict=True):
+        assert code == 0, f"{words}: {output}"
+    # The proof is worth something: less is not enough.
+    if page == PAGES[1]:
+        wanted = [words for words in lines if words[0] == "pending"]
+        ((code, output),) = each(wanted, ["window"], environment, tmp_path)
+        assert code != 0
+        assert "delaylevel[inspect]" in output
+
+
+def each(
+    lines: list[list[str]], extras: list[str], environment: dict[str, str], folder: Path
+) -> list[tuple[int, str]]:
+    """Return exit code and output of commands in an install that has only these extras."""
+    names = ["--extras", ",".join(extras)]
+    done = subprocess.run(
+        [sys.executable, PROGRAM, *names, "--each"],
+        input="\n".join(json.dumps(line) for line in lines),
+        capture_output=True,
+        text=True,
+        env=environment,
+        cwd=folder,
+        timeout=120,
+        check=True,
+    )
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert not any(trace for _, _, trace in found), found
+    return [(code, output) for code, output, _ in found]
+
+
+def test_a_terminal_shows_what_was_printed(tmp_path: Path) -> None:
+    terminal = Shell(tmp_path, {"PATH": "/usr/bin:/bin"}, columns=40, rows=5)
+    try:
+        terminal.type("for i in 1 2 3 4 5 6 7 8; do echo line $i; done; false")
+        terminal.wait(lambda: terminal.exit_code is not None, "the end", 30)
+        assert terminal.exit_code == 1
+        assert [line for line in terminal.lines if line.startswith("line")] == [
+            f"line {number}" for number in range(1, 9)
+        ]
+        assert len(terminal.display) == 5
+        terminal.type("printf 'old\\rnew\\n'; cat")
+        terminal.wait(lambda: "new" in terminal.display, "the text", 30)
+        assert terminal.exit_code is None
+        with pytest.raises(NotSeenError, match="new"):
+            terminal.wait(lambda: "old" in terminal.display, "the old text", 0.1)
+        terminal.interrupt()
+        terminal.wait(lambda: terminal.exit_code is not None, "the end", 30)
+        assert terminal.exit_code == 130
+    finally:
+        terminal.close()

@@ -1,0 +1,91 @@
+"""The fenced blocks of the documentation pages, and the comparison of output with them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[1]
+FENCE = re.compile(r"^```(?P<info>[^\n]*)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
+# A section of docs/cli.md. `mover run` has its own section: it needs another kind of level topic.
+_SECTION = re.compile(r"^##+ delaylevel(?: (mover run|\w+))?", re.MULTILINE)
+
+_NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
+
+
+class Block(NamedTuple):
+    """A fenced block of a page."""
+
+    section: str
+    kind: str
+    options: str
+    reason: str
+    code: str
+    line: int
+
+    @property
+    def commands(self) -> Iterator[tuple[str, list[str]]]:
+        """The commands of a shell block, each with the output lines shown below it."""
+        lines = self.code.replace("\\\n", " ").splitlines()
+        if self.kind == "sh":
+            script = any(line.startswith(("export ", ". ", "cd ")) for line in lines)
+            yield from ((line, []) for line in ([self.code] if script else lines))
+            return
+        found: list[tuple[str, list[str]]] = []
+        for line in lines:
+            if line.startswith("$ "):
+                found.append((line[2:], []))
+            elif line.strip() not in ("", "..."):
+                found[-1][1].append(line)
+        yield from found
+
+    @property
+    def words(self) -> list[str]:
+        """The options."""
+        return self.options.split()
+
+    @property
+    def runs(self) -> bool:
+        """True for a block that runs page by page and needs a broker."""
+        return not (self.reason or "walked" in self.words) and bool(
+            self.kind in ("sh", "console")
+            or (self.kind == "python" and re.search("with-broker|background", self.options))
+        )
+
+
+def blocks(page: Path) -> list[Block]:
+    """Return all blocks of a page in order."""
+    text = page.read_text(encoding="utf-8")
+    found = []
+    for match in FENCE.finditer(text):
+        info, _, reason = match["info"].partition("no-run: ")
+        kind, _, options = info.strip().partition(" ")
+        *_, section = ["", *_SECTION.findall(text, 0, match.start())]
+        line = text.count("\n", 0, match.start()) + 1
+        section = section if page.name == "cli.md" else ""
+        found.append(Block(section, kind, options, reason, match["code"], line))
+    return found
+
+
+def missing(shown: Iterable[str], output: Iterable[str], *, any_numbers: bool = False) -> list[str]:
+    """Return the lines shown on a page that were not printed; columns may be wider.
+
+    Args:
+        shown: lines of the page; `` ...`` stands for any end of a line.
+        output: the printed lines.
+        any_numbers: True if numbers, such as times, may differ.
+    """
+
+    def plain(line: str) -> str:
+        line = " ".join(line.split())
+        return _NUMBER.sub("0", line) if any_numbers else line
+
+    printed = [plain(line) for line in output]
+    absent = []
+    for line in shown:
+        wanted, cut, _ = plain(line).partition(" ...")
+        if not any(text == wanted or (cut and text.startswith(wanted)) for text in printed):
+            absent.append(wanted)
+    return absent
