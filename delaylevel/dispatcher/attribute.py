@@ -6,7 +6,7 @@ time there until it is due), or one of its properties. It is NaN without a numbe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,11 +17,13 @@ from delaylevel.model.number import number
 from delaylevel.topics.description_cache import DescriptionCache
 
 from .batches import is_cancellation
+from .packing import PackedRecord, as_plain
 from .record import Recorder, WindowMessage
 
 _DUE = WindowMessage._fields.index("due_ms")
 _VALUE = WindowMessage._fields.index("value")
 _PROPERTIES = WindowMessage._fields.index("properties")
+_PACKED_SIZE = PackedRecord._fields.index("size")
 #: Index of the delay, which follows the fields of a record if the attribute is the delay.
 _DELAY = len(WindowMessage._fields)
 
@@ -41,28 +43,39 @@ class MessageAttribute:
         found: list[float]
         if self.name == SIZE_ATTRIBUTE:
             found = [
-                np.nan if is_cancellation(record) else len(record[_VALUE] or b"")
+                record[_PACKED_SIZE]
+                if type(record) is PackedRecord
+                else np.nan
+                if is_cancellation(record)
+                else len(record[_VALUE] or b"")
                 for record in records
             ]
         elif self.name == DELAY_ATTRIBUTE:
             found = [record[_DELAY] if len(record) > _DELAY else np.nan for record in records]
         else:
             found = [
-                np.nan if is_cancellation(record) else number(record[_PROPERTIES].get(self.name))
+                np.nan if is_cancellation(record) else number(_properties(record).get(self.name))
                 for record in records
             ]
         return np.array(found, dtype=np.float64)
 
 
+def _properties(record: tuple[Any, ...]) -> Mapping[str, str]:
+    if type(record) is PackedRecord:
+        return record.properties
+    properties: Mapping[str, str] = record[_PROPERTIES]
+    return properties
+
+
 class DelayRecorder(Recorder):
     """Recorder that appends the delay of each message, in ms, to its record."""
 
-    def record(self, message: Any, ledger: int, entry: int, batch: int) -> tuple[Any, ...] | None:
-        """Return the record of a message, and its delay; see `Recorder.record`."""
-        found = super().record(message, ledger, entry, batch)
+    def packed(self, message: Any, ledger: int, entry: int, batch: int) -> tuple[Any, ...] | None:
+        """Return the record of a message, and its delay, not packed; see `Recorder.packed`."""
+        found = super().packed(message, ledger, entry, batch)
         if found is None or is_cancellation(found):
             return found
-        return (*found, found[_DUE] - message.publish_timestamp())
+        return (*as_plain(found), found[_DUE] - message.publish_timestamp())
 
 
 def recorder_of(descriptions: DescriptionCache, *arguments: Any) -> Recorder:

@@ -29,6 +29,7 @@ from .batches_in_flight import BatchesInFlight
 from .cancellations import CancelDecision, Cancellations
 from .ids import IdMemory, Mask, id_columns, remove_ids, seen_ids
 from .open_positions import OpenPositions
+from .packing import as_plain
 from .passed_over import PassedOver
 from .pending import PendingIndex
 from .record import Cancellation, WindowMessage
@@ -124,7 +125,7 @@ class CancellationQueue:
             return
         early = self._cancellations.early.seen(*id_columns(records, index))
         for each in index[early].tolist():
-            message = WindowMessage._make(records[each][: len(WindowMessage._fields)])
+            message = WindowMessage._make(as_plain(records[each])[: len(WindowMessage._fields)])
             self._cancellations.arrived(Cancellation(*message[:4], message.message_id))
 
     def note_refused(

@@ -29,6 +29,7 @@ from .cancellation_queue import CancellationQueue
 from .ids import Mask, id_columns, save_ids, unseen_ids
 from .intents import new_intent
 from .open_positions import OpenPositions
+from .packing import as_plain
 from .pending import PendingIndex
 from .record import Cancellation
 from .releases import RecentReleases
@@ -378,9 +379,9 @@ class DelayQueue:
             values: npt.NDArray[np.float64] | None = None
             if fetched.attribute is not None:
                 values = np.asarray(fetched.attribute, dtype=np.float64)[index]
-            self.pending.put(some, [tuple(records[each]) for each in index.tolist()], values)
+            self.pending.put(some, [records[each] for each in index.tolist()], values)
         for each in tracked[withheld].tolist():
-            record = tuple(records[each])
+            record = as_plain(records[each])
             self._unresolved.keep(int(positions[each]), int(rows[DUE, each]), record)
 
     def _close(self, intent: Intent, released: Mask | None) -> None:

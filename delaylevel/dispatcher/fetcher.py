@@ -179,7 +179,7 @@ class Fetcher:
         ledgers, entries, indices = positions_of(taken)
         records: list[tuple[Any, ...]] = []
         cancellations = self._record.cancellations
-        for found in map(self._record.record, taken, ledgers, entries, indices):
+        for found in map(self._record.packed, taken, ledgers, entries, indices):
             if found is None:
                 break
             records.append(found)

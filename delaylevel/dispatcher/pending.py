@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import marshal
-
 import numpy as np
 import numpy.typing as npt
 
@@ -15,9 +13,8 @@ from delaylevel.structures.timebucket.tracker import TimeBucketTracker
 
 from .attribute import MessageAttribute
 from .batches import MessageRecord
+from .packing import PackedRecord, packed, unpacked
 
-#: The format without references between values, which is faster for records that share none.
-_MARSHAL_VERSION = 2
 #: Approximate memory of a row outside the segments: tracker, set of open positions, and IDs.
 _ROW_BYTES = 20
 
@@ -79,7 +76,7 @@ class PendingIndex:
 
         Args:
             rows: due times, ledger IDs and entry IDs, shape (3, n), n > 0.
-            records: list of n plain tuples.
+            records: list of n records.
             attribute: numbers, shape (n,); None for those of the attribute of this instance.
             force: True for records that were in memory before; the budget does not refuse them.
 
@@ -89,10 +86,7 @@ class PendingIndex:
         """
         if attribute is None and self.attribute is not None:
             attribute = self.attribute.of(records)
-        try:
-            payloads = [marshal.dumps(record, _MARSHAL_VERSION) for record in records]
-        except ValueError as error:
-            raise InvalidInputError(f"a record cannot be stored: {error}") from None
+        payloads = [each.stored if type(each) is PackedRecord else packed(each) for each in records]
         self.segments.append(rows[DUE], rows[LEDGER], rows[ENTRY], payloads, attribute, force=force)
         self.last_due_ms = max(self.last_due_ms, int(rows[DUE].max()))
         self._changed = True
@@ -129,4 +123,4 @@ class PendingIndex:
                 "released: start again from the journal, and report this as a defect"
             )
         positions = found.ledger_ids << ENTRY_BITS | found.entry_ids
-        return found.due_ms, positions, [marshal.loads(payload) for payload in found.payloads]
+        return found.due_ms, positions, list(map(unpacked, found.payloads))

@@ -1,7 +1,8 @@
 """Messages of the window topic in the form in which the delay queue keeps them.
 
-A record is a plain tuple of values that can be marshalled, because the queue may write it to disk.
-`WindowMessage` names its fields. The first two identify the message among its copies.
+A record is a plain tuple of values that can be marshalled, because the queue may write it to disk,
+or a `PackedRecord`, which is stored already. `WindowMessage` names its fields. The first two
+identify the message among its copies.
 """
 
 from __future__ import annotations
@@ -33,6 +34,15 @@ from delaylevel.model.message import ParkedMessage, parked_message
 from delaylevel.model.position import EARLIEST, Position
 from delaylevel.mover import hop
 from delaylevel.topics.description_cache import DescriptionCache
+
+from .packing import (
+    PackedRecord,
+    StoredKind,
+    as_plain,
+    kind_number,
+    packed_extended,
+    packed_plain,
+)
 
 #: An ID from which the compact form can be restored. Other spellings of the same numbers (01, +1,
 #: 1_0, digits of other scripts) are other IDs. A source is not empty, because the key would be that
@@ -144,12 +154,25 @@ def _is_time(text: str) -> bool:
 
 
 class _Kind(NamedTuple):
-    """Fields of the records of all messages with the same target, schema and compression."""
+    """Fields of the records of all messages with the same target, schema and compression.
 
-    target: str
-    schema: str
-    compression: str
-    id_key: str
+    Attributes:
+        stored: the kind of those whose first position is in this window partition.
+        own_number: its number; None if there are too many kinds.
+        others: by ID key, the number of the kind with this key, and True if it has a source.
+    """
+
+    stored: StoredKind
+    own_number: int | None
+    others: dict[str, tuple[int | None, bool]]
+
+    def other(self, id_key: str) -> tuple[int | None, bool]:
+        """Return, and remember, the item of ``others`` of an ID key."""
+        kind = self.stored._replace(id_key=id_key)
+        if len(self.others) >= _MAX_KINDS:
+            self.others.clear()
+        self.others[id_key] = kind_number(kind), bool(kind.source)
+        return self.others[id_key]
 
 
 class Recorder:
@@ -198,6 +221,11 @@ class Recorder:
             message: message object of the client's native core.
             ledger, entry, batch: its position; batch is -1 for an unbatched entry.
         """
+        found = self.packed(message, ledger, entry, batch)
+        return as_plain(found) if type(found) is PackedRecord else found
+
+    def packed(self, message: Any, ledger: int, entry: int, batch: int) -> tuple[Any, ...] | None:
+        """Return a record as `record` does, but nearly always as a `PackedRecord`."""
         # This runs for every message, and a restart reads all pending ones: no further calls.
         try:
             properties = message.properties()
@@ -218,38 +246,30 @@ class Recorder:
             or not (due.isdecimal() and due.isascii())
             or due[0] == "0"
             or (expires is not None and not _is_time(expires))
-            or any(map(_is_ours, properties))
+            or (properties and any(map(_is_ours, properties)))
         ):
             return self._record_checked(message, ledger, entry, batch)
+        stored_kind, id_key, name = kind.own_number, kind.stored.id_key, None
         if own_id is None:
-            own_id = f"{self._source}:{ledger}:{entry}:{batch}"
-            id_key = kind.id_key
             number = ledger << 35 | entry << 10 | (batch + 1)
             if ledger >= _LEDGER_LIMIT or entry >= _ENTRY_LIMIT or batch >= _BATCH_LIMIT - 1:
-                id_key, number = identity(own_id, kind.target, 0)
-        elif own_id:
-            id_key, number = identity(own_id, kind.target, 0)
-        else:
+                own_id = f"{self._source}:{ledger}:{entry}:{batch}"
+        elif not own_id:
             return self._record_checked(message, ledger, entry, batch)
-        properties[DUE] = due
-        properties[ID] = own_id
-        value = message.data()
-        return (
-            id_key,
-            number,
-            int(due),
-            kind.target,
-            kind.schema,
-            0,
-            own_id,
-            key,
-            ordering_key,
-            message.event_timestamp(),
-            properties,
-            None if not value and message.has_null_value() else value,
-            kind.compression,
-            int(expires) if expires else 0,
-        )
+        if own_id:
+            id_key, number = identity(own_id, kind.stored.target, 0)
+            stored_kind, has_source = kind.others.get(id_key) or kind.other(id_key)
+            name = None if has_source else own_id
+        if stored_kind is None:
+            return self._record_checked(message, ledger, entry, batch)
+        due_ms, event_ms, value = int(due), message.event_timestamp(), message.data()
+        if value and not (properties or key or ordering_key or event_ms or name or expires):
+            stored = packed_plain(stored_kind, number, due_ms, value)
+        else:
+            fields = name, key, ordering_key, event_ms, properties, int(expires) if expires else 0
+            payload = None if not value and message.has_null_value() else value
+            stored = packed_extended(stored_kind, number, due_ms, payload, fields)
+        return PackedRecord(id_key, number, due_ms, stored, len(value), properties)
 
     def _record_checked(
         self, message: Any, ledger: int, entry: int, batch: int
@@ -265,7 +285,8 @@ class Recorder:
             if len(self._kinds) >= _MAX_KINDS:
                 self._kinds = {}
             id_key = _id_key(found.target, self._source, "")
-            self._kinds[spelled] = _Kind(found.target, found.schema, found.compression, id_key)
+            kind = StoredKind(found.target, found.schema, found.compression, id_key)
+            self._kinds[spelled] = _Kind(kind, kind_number(kind), {})
         return tuple(found)
 
     def __call__(self, message: ParkedMessage) -> WindowMessage | Cancellation | None:

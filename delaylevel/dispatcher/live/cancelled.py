@@ -8,7 +8,6 @@ a message is missing there.
 
 from __future__ import annotations
 
-import marshal
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, TypeAlias
@@ -18,6 +17,7 @@ import numpy as np
 from delaylevel.dispatcher.batches import is_cancellation
 from delaylevel.dispatcher.delay_queue import DelayQueue
 from delaylevel.dispatcher.journal.records import pack
+from delaylevel.dispatcher.packing import unpacked
 from delaylevel.structures.rows import DUE, ENTRY, LEDGER, Int64s
 from delaylevel.structures.segments.payloads import FrozenPayloads
 
@@ -83,7 +83,7 @@ class CancelledSearch:
         for frozen in self._frozen:
             for rows, payloads in frozen.payloads():
                 with working():
-                    records = [marshal.loads(payload) for payload in payloads]
+                    records = list(map(unpacked, payloads))
                     found = self._chosen(rows[DUE], pack(rows[LEDGER], rows[ENTRY]), records)
                 yield found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -34,9 +35,12 @@ class PayloadRows:
 
     Truncated due times are due times & ``mask``; a mask of -1 keeps them exact. Rows that are
     sorted by (truncated due, ledger, entry) are a cursor.
+
+    Args:
+        sizes: sizes of the payloads in bytes, shape (n,); None if they are not known yet.
     """
 
-    __slots__ = ("attribute", "mask", "payload_bytes", "payloads", "rows")
+    __slots__ = ("attribute", "mask", "payload_bytes", "payloads", "rows", "sizes")
 
     def __init__(
         self,
@@ -44,18 +48,19 @@ class PayloadRows:
         attribute: Floats,
         payloads: list[bytes],
         mask: int,
-        payload_bytes: int = -1,
+        sizes: Int64s | None = None,
     ) -> None:
         self.rows = rows
         self.attribute = attribute
         self.payloads = payloads
         self.mask = mask
-        self.payload_bytes = sum(map(len, payloads)) if payload_bytes < 0 else payload_bytes
+        self.sizes = payload_sizes(payloads) if sizes is None else sizes
+        self.payload_bytes = int(self.sizes.sum())
 
     @classmethod
     def empty(cls, mask: int) -> PayloadRows:
         """Return an instance without rows."""
-        return cls(empty_rows(), np.empty(0), [], mask, 0)
+        return cls(empty_rows(), np.empty(0), [], mask)
 
     @classmethod
     def concatenate(cls, parts: list[PayloadRows], mask: int) -> PayloadRows:
@@ -72,7 +77,7 @@ class PayloadRows:
             np.concatenate([part.attribute for part in parts]),
             payloads,
             mask,
-            sum(part.payload_bytes for part in parts),
+            np.concatenate([part.sizes for part in parts]),
         )
 
     @classmethod
@@ -80,7 +85,7 @@ class PayloadRows:
         """Return the rows of all parts, sorted by (truncated due, ledger, entry)."""
         whole = cls.concatenate(parts, mask)
         order = argsort_columns(whole.truncated_due(), whole.rows[LEDGER], whole.rows[ENTRY])
-        return whole if order is None else whole.select(order, whole.payload_bytes)
+        return whole if order is None else whole.select(order)
 
     @classmethod
     def join_columns(cls, parts: list[PayloadRows]) -> PayloadRows:
@@ -88,7 +93,7 @@ class PayloadRows:
         rows = np.concatenate([part.rows for part in parts], axis=1)
         order = np.lexsort(rows[::-1])
         attribute = np.concatenate([part.attribute for part in parts])
-        return cls(rows[:, order], attribute[order], [], -1, 0)
+        return cls(rows[:, order], attribute[order], [], -1)
 
     @property
     def count(self) -> int:
@@ -110,16 +115,18 @@ class PayloadRows:
         due: Int64s = self.rows[DUE]
         return due if self.mask == -1 else due & self.mask
 
-    def select(self, index: Int64s, payload_bytes: int = -1) -> PayloadRows:
-        """Return the rows at ``index``, in that order; their size is counted if it is not given."""
+    def select(self, index: Int64s) -> PayloadRows:
+        """Return the rows at ``index``, in that order."""
         picked = list(map(self.payloads.__getitem__, index.tolist()))
         rows = np.take(self.rows, index, axis=1)
-        return PayloadRows(rows, self.attribute[index], picked, self.mask, payload_bytes)
+        sizes = self.sizes.take(index)
+        return PayloadRows(rows, self.attribute.take(index), picked, self.mask, sizes)
 
-    def between(self, start: int, stop: int, payload_bytes: int = -1) -> PayloadRows:
-        """Return a copy of the rows from ``start`` up to ``stop``, as `select` does."""
+    def between(self, start: int, stop: int) -> PayloadRows:
+        """Return a copy of the rows from ``start`` up to ``stop``."""
         rows, attribute = self.rows[:, start:stop].copy(), self.attribute[start:stop].copy()
-        return PayloadRows(rows, attribute, self.payloads[start:stop], self.mask, payload_bytes)
+        sizes = self.sizes[start:stop].copy()
+        return PayloadRows(rows, attribute, self.payloads[start:stop], self.mask, sizes)
 
     def split_below(self, end: Key) -> tuple[PayloadRows, PayloadRows]:
         """Return the rows below ``end`` and the others; both keep their order."""
@@ -156,10 +163,16 @@ class PayloadRows:
         """Remove and return the first ``count`` rows, without copying the columns."""
         head = self.payloads[:count]
         del self.payloads[:count]
-        front = PayloadRows(self.rows[:, :count], self.attribute[:count], head, self.mask)
+        sizes, self.sizes = self.sizes[:count], self.sizes[count:]
+        front = PayloadRows(self.rows[:, :count], self.attribute[:count], head, self.mask, sizes)
         self.rows, self.attribute = self.rows[:, count:], self.attribute[count:]
         self.payload_bytes -= front.payload_bytes
         return front
+
+
+def payload_sizes(payloads: Sequence[bytes]) -> Int64s:
+    """Return the sizes of payloads in bytes, shape (n,)."""
+    return np.fromiter(map(len, payloads), dtype=np.int64, count=len(payloads))
 
 
 def _truncated(rows: Rows, mask: int) -> Rows:

@@ -86,13 +86,10 @@ class SpillDirectory:
         while start < memory.count:
             low = int(bucket[start])
             count = int(bucket[start : start + _RUN_ROWS].searchsorted(low, side="right"))
-            payloads = memory.payloads[start : start + count]
-            sizes = np.fromiter(map(len, payloads), np.int64, count).cumsum()
-            stop = start + min(
-                max(1, int(sizes.searchsorted(self._run_bytes, side="right"))), count
-            )
+            ends = memory.sizes[start : start + count].cumsum()
+            stop = start + min(max(1, int(ends.searchsorted(self._run_bytes, side="right"))), count)
             try:
-                self._write_run(low, memory.between(start, stop, int(sizes[stop - start - 1])))
+                self._write_run(low, memory.between(start, stop))
             except OSError as error:
                 return start, error
             memory.payloads[start:stop] = [b""] * (stop - start)
@@ -106,7 +103,7 @@ class SpillDirectory:
         first_key = (part.first_due, *part.rows[LEDGER:, 0].tolist())
         try:
             columns = Columns(part.rows, part.attribute)
-            file.append(columns, part.payloads, first_key, self._writing)
+            file.append(columns, part.payloads, part.sizes, first_key, self._writing)
         finally:
             if file.runs:
                 self._files[low] = file

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from delaylevel.errors import InvalidInputError
 from delaylevel.structures.rows import LEDGER, Int64s, Rows
 
-from .cursors import PayloadRows
+from .cursors import PayloadRows, payload_sizes
 from .file import Floats
 
 _LIMIT = 1 << 62
@@ -52,7 +52,7 @@ def payload_rows(
     Raises:
         InvalidInputError: the lengths differ, a number is out of range, or a payload is too large.
     """
-    sizes = np.fromiter(map(len, payloads), dtype=np.int64, count=len(payloads))
+    sizes = payload_sizes(payloads)
     try:
         rows: Rows = np.array([due_ms, ledger_ids, entry_ids], dtype=np.int64)
         values = np.array(sizes if attribute is None else attribute, dtype=np.float64)
@@ -70,4 +70,4 @@ def payload_rows(
         raise InvalidInputError("due times and positions must be below 2**62, positions at least 0")
     if int(sizes.max()) > _MAX_PAYLOAD_BYTES:
         raise InvalidInputError("a payload must be smaller than 2 GiB")
-    return PayloadRows(rows, values, list(payloads), mask, int(sizes.sum()))
+    return PayloadRows(rows, values, list(payloads), mask, sizes)

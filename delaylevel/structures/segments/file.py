@@ -107,10 +107,14 @@ class SegmentFile:
         self,
         columns: Columns,
         payloads: Sequence[bytes],
+        sizes: Int64s,
         first_key: Key,
         writing: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> Run:
         """Write one sorted batch, within the context that ``writing`` returns.
+
+        Args:
+            sizes: sizes of the payloads in bytes, shape (n,).
 
         Raises:
             OSError: the write failed; the earlier runs are unchanged.
@@ -118,7 +122,7 @@ class SegmentFile:
         """
         rows, attribute = columns
         offsets = np.zeros(attribute.size + 1, dtype=np.int32)
-        np.cumsum(np.fromiter(map(len, payloads), np.int32, attribute.size), out=offsets[1:])
+        np.cumsum(sizes, dtype=np.int32, out=offsets[1:])
         buffers = [None, pa.py_buffer(offsets), pa.py_buffer(b"".join(payloads))]
         batch = pa.record_batch(
             [

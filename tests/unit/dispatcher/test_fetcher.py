@@ -45,7 +45,7 @@ class Records:
 
     cancellations = 0
 
-    def record(self, message: Message, *position: int) -> tuple[Any, ...]:
+    def packed(self, message: Message, *position: int) -> tuple[Any, ...]:
         return tuple(WindowMessage("", 0, message.due_ms, "orders", "", 0, "", "", "", 0, {}, b""))
 
 
@@ -148,7 +148,7 @@ class NewTarget:
         self.undecided = (1, 0, 1)
         self.events: list[Any] = []
 
-    def record(self, message: Any, *position: int) -> tuple[Any, ...] | None:
+    def packed(self, message: Any, *position: int) -> tuple[Any, ...] | None:
         if position == self.undecided:
             return None
         return tuple(WindowMessage("", 0, 0, "orders", "", 0, "", "", "", 0, {}, b""))
