@@ -17,13 +17,14 @@ from delaylevel.model.number import number
 from delaylevel.topics.description_cache import DescriptionCache
 
 from .batches import is_cancellation
-from .packing import PackedRecord, as_plain
+from .packing import PACKED_FIELDS, PackedRecord, as_plain
 from .record import Recorder, WindowMessage
 
 _DUE = WindowMessage._fields.index("due_ms")
 _VALUE = WindowMessage._fields.index("value")
 _PROPERTIES = WindowMessage._fields.index("properties")
 _PACKED_SIZE = PackedRecord._fields.index("size")
+_PACKED_PROPERTIES = PackedRecord._fields.index("properties")
 #: Index of the delay, which follows the fields of a record if the attribute is the delay.
 _DELAY = len(WindowMessage._fields)
 
@@ -44,7 +45,7 @@ class MessageAttribute:
         if self.name == SIZE_ATTRIBUTE:
             found = [
                 record[_PACKED_SIZE]
-                if type(record) is PackedRecord
+                if len(record) == PACKED_FIELDS
                 else np.nan
                 if is_cancellation(record)
                 else len(record[_VALUE] or b"")
@@ -61,9 +62,8 @@ class MessageAttribute:
 
 
 def _properties(record: tuple[Any, ...]) -> Mapping[str, str]:
-    if type(record) is PackedRecord:
-        return record.properties
-    properties: Mapping[str, str] = record[_PROPERTIES]
+    packed = len(record) == PACKED_FIELDS
+    properties: Mapping[str, str] = record[_PACKED_PROPERTIES if packed else _PROPERTIES]
     return properties
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from itertools import islice
 from typing import Any, NamedTuple
 
 from delaylevel.cluster.reader import PartitionReader
@@ -26,6 +27,8 @@ BATCH_MESSAGES = 1000
 # Number of fetched batches that may wait for the owner; then reading pauses.
 BATCHES_AHEAD = 4
 _GATHER_S = 0.02
+# Number of messages between two looks at the clock; it divides that of a batch.
+_LOOK_EVERY = 20
 # Each batch costs the owner as much as several messages. While nothing in it is due within the
 # first time, a few messages are gathered for the second one.
 _SOON_MS = 500
@@ -220,15 +223,17 @@ class Fetcher:
         self._end = None
         self.put(CaughtUp())
 
-    def _available(self, messages: Iterable[Any]) -> list[Any]:
+    def _available(self, messages: Iterator[Any]) -> list[Any]:
         """Return messages that come without a pause, up to one batch."""
         until = self._now_s() + _GATHER_S
         taken: list[Any] = []
-        for message in messages:
-            taken.append(message)
+        while True:
+            count = len(taken)
+            taken += islice(messages, _LOOK_EVERY)
+            if len(taken) < count + _LOOK_EVERY:
+                return taken
             if len(taken) == BATCH_MESSAGES or self._now_s() > until:
-                break
-        return taken
+                return taken
 
 
 class FetcherThread(threading.Thread):

@@ -22,7 +22,7 @@ _MARSHAL_VERSION = 4
 #: Number of kinds from which the records of others are marshalled.
 _MOST_KINDS = 1 << 14
 # First byte of a stored form; that of a marshalled tuple is another one.
-_PLAIN, _EXTENDED = 1, 2
+PLAIN, _EXTENDED = 1, 2
 #: Tag, kind, number of the ID, due time.
 _HEAD = Struct("<BHQq")
 #: The same, and the size of the marshalled fields that follow.
@@ -45,7 +45,9 @@ class StoredKind(NamedTuple):
 
 
 class PackedRecord(NamedTuple):
-    """A record in its stored form.
+    """The fields of a plain tuple that stands for a record, and has its stored form.
+
+    No other record has as many.
 
     Attributes:
         id_key, id: identity among copies.
@@ -61,6 +63,10 @@ class PackedRecord(NamedTuple):
     stored: bytes
     size: int
     properties: Mapping[str, str]
+
+
+PACKED_FIELDS = len(PackedRecord._fields)
+STORED = PackedRecord._fields.index("stored")
 
 
 class _KindTable:
@@ -86,25 +92,19 @@ class _KindTable:
 _TABLE = _KindTable()
 #: Function that returns the number of a kind in this process; None if there are too many kinds.
 kind_number = _TABLE.number
-_pack_head = _HEAD.pack
-
-
-def packed_plain(kind: int, number: int, due_ms: int, value: bytes) -> bytes:
-    """Return the stored form of a message that has nothing but a payload.
-
-    Args:
-        kind: number of its kind, which has a source.
-        number: number that identifies it, below 2**63.
-    """
-    return _pack_head(_PLAIN, kind, number, due_ms) + value
+#: Function that returns what comes before the payload of a message that has nothing else, from
+#: ``PLAIN``, the number of its kind (which has a source), the number of its ID, and its due time.
+pack_head = _HEAD.pack
 
 
 def packed_extended(
     kind: int, number: int, due_ms: int, value: bytes | None, fields: tuple[Any, ...]
 ) -> bytes:
-    """Return the stored form of a message with further fields; arguments as for `packed_plain`.
+    """Return the stored form of a message with further fields.
 
     Args:
+        kind: number of its kind.
+        number: number of its ID, below 2**63.
         fields: the ID if the application gave it, otherwise None; key, ordering key, event time,
             the application's properties, and the time at which it expires or 0.
     """
@@ -118,8 +118,9 @@ def packed(record: tuple[Any, ...]) -> bytes:
     Raises:
         InvalidInputError: the record has values that cannot be marshalled.
     """
-    if type(record) is PackedRecord:
-        return record.stored
+    if len(record) == PACKED_FIELDS:
+        stored: bytes = record[STORED]
+        return stored
     try:
         return marshal.dumps(tuple(record), _MARSHAL_VERSION)
     except ValueError as error:
@@ -129,7 +130,7 @@ def packed(record: tuple[Any, ...]) -> bytes:
 def unpacked(stored: bytes) -> tuple[Any, ...]:
     """Return the record that a stored form stands for, as a plain tuple."""
     tag = stored[0]
-    if tag == _PLAIN:
+    if tag == PLAIN:
         _, kind, number, due_ms = _HEAD.unpack_from(stored)
         (target, schema, compression, id_key), source = _TABLE.kinds[kind]
         name = _position_id(source, number)
@@ -166,4 +167,4 @@ def _position_id(source: str, number: int) -> str:
 
 def as_plain(record: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return a record as a plain tuple that is not packed."""
-    return unpacked(record.stored) if type(record) is PackedRecord else tuple(record)
+    return unpacked(record[STORED]) if len(record) == PACKED_FIELDS else tuple(record)

@@ -13,7 +13,7 @@ from delaylevel.structures.timebucket.tracker import TimeBucketTracker
 
 from .attribute import MessageAttribute
 from .batches import MessageRecord
-from .packing import PackedRecord, packed, unpacked
+from .packing import PACKED_FIELDS, STORED, packed, unpacked
 
 #: Approximate memory of a row outside the segments: tracker, set of open positions, and IDs.
 _ROW_BYTES = 20
@@ -86,7 +86,9 @@ class PendingIndex:
         """
         if attribute is None and self.attribute is not None:
             attribute = self.attribute.of(records)
-        payloads = [each.stored if type(each) is PackedRecord else packed(each) for each in records]
+        payloads = [
+            each[STORED] if len(each) == PACKED_FIELDS else packed(each) for each in records
+        ]
         self.segments.append(rows[DUE], rows[LEDGER], rows[ENTRY], payloads, attribute, force=force)
         self.last_due_ms = max(self.last_due_ms, int(rows[DUE].max()))
         self._changed = True

@@ -1,8 +1,8 @@
 """Messages of the window topic in the form in which the delay queue keeps them.
 
 A record is a plain tuple of values that can be marshalled, because the queue may write it to disk,
-or a `PackedRecord`, which is stored already. `WindowMessage` names its fields. The first two
-identify the message among its copies.
+or one with the fields of `PackedRecord`, which has its stored form already. `WindowMessage` names
+the fields of the former. The first two identify the message among its copies.
 """
 
 from __future__ import annotations
@@ -35,14 +35,7 @@ from delaylevel.model.position import EARLIEST, Position
 from delaylevel.mover import hop
 from delaylevel.topics.description_cache import DescriptionCache
 
-from .packing import (
-    PackedRecord,
-    StoredKind,
-    as_plain,
-    kind_number,
-    packed_extended,
-    packed_plain,
-)
+from .packing import PLAIN, StoredKind, as_plain, kind_number, pack_head, packed_extended
 
 #: An ID from which the compact form can be restored. Other spellings of the same numbers (01, +1,
 #: 1_0, digits of other scripts) are other IDs. A source is not empty, because the key would be that
@@ -222,20 +215,21 @@ class Recorder:
             ledger, entry, batch: its position; batch is -1 for an unbatched entry.
         """
         found = self.packed(message, ledger, entry, batch)
-        return as_plain(found) if type(found) is PackedRecord else found
+        return None if found is None else as_plain(found)
 
     def packed(self, message: Any, ledger: int, entry: int, batch: int) -> tuple[Any, ...] | None:
-        """Return a record as `record` does, but nearly always as a `PackedRecord`."""
+        """Return a record as `record` does, but nearly always with the fields of `PackedRecord`."""
         # This runs for every message, and a restart reads all pending ones: no further calls.
         try:
             properties = message.properties()
             key, ordering_key = message.partition_key(), message.ordering_key()
         except UnicodeDecodeError:
             return self._record_checked(message, ledger, entry, batch)
-        due, own_id = properties.pop(DUE, ""), properties.pop(ID, None)
-        target = properties.pop(TARGET, None)
-        schema, compression = properties.pop(SCHEMA, None), properties.pop(COMPRESSION, None)
-        expires = properties.pop(EXPIRES, None)
+        due, target = properties.pop(DUE, ""), properties.pop(TARGET, None)
+        own_id = schema = compression = expires = None
+        if properties:
+            own_id, expires = properties.pop(ID, None), properties.pop(EXPIRES, None)
+            schema, compression = properties.pop(SCHEMA, None), properties.pop(COMPRESSION, None)
         if self._known is not self._descriptions.latest():
             self._known = self._descriptions.latest()
             self._kinds = {}
@@ -264,12 +258,12 @@ class Recorder:
             return self._record_checked(message, ledger, entry, batch)
         due_ms, event_ms, value = int(due), message.event_timestamp(), message.data()
         if value and not (properties or key or ordering_key or event_ms or name or expires):
-            stored = packed_plain(stored_kind, number, due_ms, value)
+            stored = pack_head(PLAIN, stored_kind, number, due_ms) + value
         else:
             fields = name, key, ordering_key, event_ms, properties, int(expires) if expires else 0
             payload = None if not value and message.has_null_value() else value
             stored = packed_extended(stored_kind, number, due_ms, payload, fields)
-        return PackedRecord(id_key, number, due_ms, stored, len(value), properties)
+        return id_key, number, due_ms, stored, len(value), properties
 
     def _record_checked(
         self, message: Any, ledger: int, entry: int, batch: int
