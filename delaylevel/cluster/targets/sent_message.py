@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import repeat
 from typing import Generic, TypeVar
 
 from delaylevel.model.message import Payload
@@ -31,7 +32,8 @@ class Sent(Generic[Item]):
     number: int
     size: int
     sent_s: float
-    outcome: EntryOutcome = _NOT_SENT
+    # Python 3.10 refuses any dict as a default. This factory runs no Python code for a message.
+    outcome: EntryOutcome = field(default_factory=repeat(_NOT_SENT).__next__)
 
     def exceeds(self, limit: int) -> bool:
         """Return True if a topic with this limit for an entry, in bytes, may refuse the message."""
