@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -21,11 +22,40 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 Command = TypeVar("Command", bound=click.Command)
 
 
+class _HelpFormatter(click.HelpFormatter):
+    """Formatter of a help text that divides long examples as a shell takes them."""
+
+    def write_text(self, text: str) -> None:
+        """Write a text; click leaves the lines of the examples as they are."""
+        super().write_text("\n".join(_divided(line, self.width) for line in text.splitlines()))
+
+
+class _HelpContext(click.Context):
+    """Context of a command whose help has examples."""
+
+    formatter_class = _HelpFormatter
+
+
+def _divided(line: str, width: int) -> str:
+    """Return a command line divided before its options, with a backslash at each division."""
+    if not line.startswith("  ") or len(line) <= width - 2:
+        return line  # prose, or short enough
+    first, *words = re.split(r" (?=--|\|)", line)
+    lines = [first]
+    for word in words:
+        if len(lines[-1]) + len(word) + 3 <= width - 2:
+            lines[-1] += f" {word}"
+        else:
+            lines.append(f"      {word}")
+    return " \\\n".join(lines)
+
+
 def examples(*lines: str) -> Callable[[Command], Command]:
     """Add the ``Examples:`` part of a command's help."""
 
     def add(command: Command) -> Command:
         command.epilog = "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
+        command.context_class = _HelpContext
         return command
 
     return add

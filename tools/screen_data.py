@@ -97,7 +97,7 @@ def _put(client: pulsar.Client, topic: str, messages: int, properties: dict[str,
 
 
 @contextmanager
-def traffic(connection: Connection, per_second: int = 40) -> Iterator[None]:
+def traffic(connection: Connection, per_second: int = 60) -> Iterator[None]:
     """Send delayed messages to ``orders``, and receive them, in the background."""
     over = threading.Event()
 

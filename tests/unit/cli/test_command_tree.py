@@ -99,9 +99,9 @@ OPTIONS = [
 ]
 
 
-def help_of(name: str) -> str:
-    """Return the help text of a command, as shown."""
-    result = CliRunner().invoke(cli, [*name.split(), "--help"])
+def help_of(name: str, width: int = 80) -> str:
+    """Return the help text of a command, as shown in a terminal of a width."""
+    result = CliRunner().invoke(cli, [*name.split(), "--help"], env={"COLUMNS": str(width)})
     assert result.exit_code == 0, result.output
     return result.stdout
 
@@ -125,7 +125,9 @@ def test_a_command_has_help_and_an_example_of_its_own(name: str) -> None:
     shown = [line.strip() for line in lines.splitlines() if line.strip()]
     assert shown
     assert any(line.startswith(full) for line in shown)
-    assert all("delaylevel" in line or line.startswith(("#", "--")) for line in shown)
+    assert all("delaylevel" in line or line.startswith(("#", "--", "|")) for line in shown)
+    for width in (80, 120):
+        assert max(map(len, help_of(name, width).splitlines())) <= width
 
 
 @pytest.mark.parametrize(("name", "option"), OPTIONS)
