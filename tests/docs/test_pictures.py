@@ -45,6 +45,23 @@ def test_the_path_of_a_message_is_shown(page: str) -> None:
     assert "images/message-path.svg)" in (ROOT / page).read_text(encoding="utf-8")
 
 
+def test_the_screenshots_are_small_and_shown() -> None:
+    pages = "".join(
+        page.read_text(encoding="utf-8")
+        for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"))
+    )
+    for name in load("tools/make_screens.py").SIZES:
+        path = TOOL.IMAGES / f"{name}.svg"
+        assert 0 < path.stat().st_size < 100_000
+        root = ElementTree.parse(path).getroot()
+        assert "delaylevel" in str(root.findtext(f"{SVG}title"))
+        assert len(root.findall(f"{SVG}text")) > 20, "the screen was not empty"
+        for each in root.findall(f"{SVG}text"):
+            end = float(each.attrib["x"]) + float(each.get("textLength", 0))
+            assert end <= float(root.attrib["width"])
+        assert f"images/{name}.svg)" in pages, "no page shows it"
+
+
 @pytest.mark.parametrize(
     ("line", "why"),
     [
