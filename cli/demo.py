@@ -111,7 +111,7 @@ def _view() -> Iterator[Callable[[Any], None]]:
                 region.show(_table(snapshot, *region.size))
 
         with (
-            live_region() as region,
+            live_region(processes=True) as region,
             Starting(region, "Spark job and dispatcher", lambda: phase, None),
         ):
             yield show

@@ -12,6 +12,7 @@ that continues in the next row would take two.
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import os
 import sys
@@ -36,19 +37,20 @@ class LiveRegion:
     """A region at the end of a terminal's output; without a terminal, it shows nothing.
 
     Attributes:
+        stream: the terminal.
         live: True if it is drawn.
     """
 
     def __init__(self, stream: Any | None) -> None:
         self.live = stream is not None
-        self._stream = stream
+        self.stream = stream
         self._lock = threading.RLock()
         self._text = ""
 
     @property
     def size(self) -> tuple[int, int]:
         """The columns and lines that a text may take; one line stays free for the log."""
-        found = size_of(self._stream)
+        found = size_of(self.stream)
         return found.columns, max(1, found.lines - 1)
 
     def show(self, text: str) -> None:
@@ -85,10 +87,10 @@ class LiveRegion:
         return f"{_ERASE}{_BEGIN}" + "\n".join(lines) + f"{_END}{up}\r"
 
     def _put(self, text: str) -> None:
-        assert self._stream is not None
+        assert self.stream is not None
         with contextlib.suppress(OSError):  # the terminal is gone
-            self._stream.write(text)
-            self._stream.flush()
+            self.stream.write(text)
+            self.stream.flush()
 
 
 class _Above:
@@ -103,7 +105,8 @@ class _Above:
     def write(self, text: str) -> int:
         """Write the complete lines, and keep the rest until its line ends."""
         if not self._region.live:  # somebody has kept this stream
-            return int(self._stream.write(text))
+            self.end(text)
+            return len(text)
         with self._lock:
             lines, end, self._rest = (self._rest + text).rpartition("\n")
             if end:
@@ -118,10 +121,10 @@ class _Above:
     def flush(self) -> None:
         """Keep the form of a stream; lines are written at once."""
 
-    def end(self) -> None:
-        """Write the rest, without the end of its line."""
+    def end(self, text: str = "") -> None:
+        """Write the rest and a text as they are."""
         with self._lock:
-            rest, self._rest = self._rest, ""
+            rest, self._rest = self._rest + text, ""
         if rest:
             self._stream.write(rest)
             self._stream.flush()
@@ -131,7 +134,9 @@ class _Above:
 
 
 @contextlib.contextmanager
-def live_region(stream: Any = None, *, keep: bool = False) -> Iterator[LiveRegion]:
+def live_region(
+    stream: Any = None, *, keep: bool = False, processes: bool = False
+) -> Iterator[LiveRegion]:
     """Open a region on a terminal for a ``with`` block.
 
     It is not drawn if the stream is no terminal, if the log is JSON, or inside of another region.
@@ -139,29 +144,72 @@ def live_region(stream: Any = None, *, keep: bool = False) -> Iterator[LiveRegio
     Args:
         stream: the stream, by default stderr.
         keep: True to leave the last text on the screen.
+        processes: True if processes that this one starts in the block, such as the JVM of Spark,
+            write to stderr by themselves.
     """
     stream = stream or sys.stderr
     inside = isinstance(sys.stdout, _Above) or isinstance(sys.stderr, _Above)
     if inside or not stream.isatty() or logs.is_json():
         yield LiveRegion(None)
         return
-    region = LiveRegion(stream)
     at_first = sys.stdout, sys.stderr
-    guards = [_Above(one, region) if _share_terminal(one, stream) else None for one in at_first]
-    out, err = guards
-    sys.stdout, sys.stderr = out or at_first[0], err or at_first[1]
+    shared = [_share_terminal(one, stream) for one in at_first]
+    alone = contextlib.nullcontext(LiveRegion(stream))
+    with _region_of_processes(stream) if processes else alone as region:
+        guards = [
+            _Above(region.stream if one is stream else one, region) if share else None
+            for one, share in zip(at_first, shared, strict=True)
+        ]
+        out, err = guards
+        sys.stdout, sys.stderr = out or at_first[0], err or at_first[1]
+        try:
+            yield region
+        finally:
+            region.close(keep)
+            # Another library may have replaced them in the meantime.
+            if sys.stdout is out:
+                sys.stdout = at_first[0]
+            if sys.stderr is err:
+                sys.stderr = at_first[1]
+            for guard in guards:
+                if guard is not None:
+                    guard.end()
+
+
+@contextlib.contextmanager
+def _region_of_processes(stream: Any) -> Iterator[LiveRegion]:
+    """Open a region above which other processes write, too.
+
+    Their stderr is a pipe, whose lines a thread writes above the region. It goes on after the
+    region as long as one of them has the pipe.
+    """
+    number = stream.fileno()
+    stream.flush()
+    own = os.dup(number)
+    terminal = open(own, "w", encoding=stream.encoding, errors=stream.errors)  # noqa: SIM115
+    region = LiveRegion(terminal)
+    source, target = os.pipe()
+    os.dup2(target, number)
+    os.close(target)
+
+    def copy() -> None:
+        above = _Above(terminal, region)
+        decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+        with contextlib.suppress(OSError):  # the terminal is gone
+            while data := os.read(source, 1 << 16):
+                above.write(decode(data))
+            above.end()
+            terminal.close()
+        os.close(source)
+
+    thread = threading.Thread(target=copy, name="stderr-of-processes", daemon=True)
+    thread.start()
     try:
         yield region
     finally:
-        region.close(keep)
-        # Another library may have replaced them in the meantime.
-        if sys.stdout is out:
-            sys.stdout = at_first[0]
-        if sys.stderr is err:
-            sys.stderr = at_first[1]
-        for guard in guards:
-            if guard is not None:
-                guard.end()
+        stream.flush()
+        os.dup2(own, number)
+        thread.join(0.2)  # it ends at once, unless a process still has the pipe
 
 
 def _share_terminal(one: Any, other: Any) -> bool:

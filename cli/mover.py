@@ -202,7 +202,7 @@ def run(
             rate = progress.processedRowsPerSecond
             region.show(f"{rate:,.0f}/s in the last batch · since the start: {moved:,} moved")
 
-    with live_region() as region:
+    with live_region(processes=True) as region:  # the JVM writes its own log
         start = Starting(
             region,
             f"Spark job as mover for {', '.join(topics)}",
