@@ -41,6 +41,7 @@ from delaylevel.model.level_topic import SUBSCRIPTION
 from delaylevel.model.position import EARLIEST, Position
 from delaylevel.model.topic_name import TopicName
 from delaylevel.structures.id_set import Ids
+from delaylevel.topics.members import apply_policies
 
 from .ids import RememberedIds
 
@@ -377,7 +378,8 @@ def _prepare(client: Any, topic: TopicName) -> str:
             log.info("%s was not created (%s): the client tries it", topic, error.reason)
         try:
             policies = TopicPolicies(message_ttl_s=0, delete_while_inactive=False)
-            admin.set_topic_policies(topic, policies)
+            if not apply_policies(admin, topic, policies):
+                log.warning("%s keeps policies of its namespace, which may expire IDs", topic)
         except AdminError as error:
             log.info("%s keeps the policies of its namespace (%s)", topic, error.reason)
     partitions: list[str] = client.get_topic_partitions(topic.full)

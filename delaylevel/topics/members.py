@@ -40,6 +40,7 @@ from .subscriptions import subscribe
 WAIT_S = 20.0
 _POLL_S = 0.02
 _CREATE_AGAIN_S = 0.5
+_SET_AGAIN_S = 0.5
 _NO_TOPIC_POLICIES = 405
 
 
@@ -256,20 +257,47 @@ def protect(
         local = frozenset({settings.cluster})
     wanted = TopicPolicies(message_ttl_s=0, delete_while_inactive=False, replication_clusters=local)
     try:
-        if _holds(admin, member.topic, wanted):
-            return
-        admin.set_topic_policies(member.topic, wanted)
+        applied = apply_policies(admin, member.topic, wanted)
     except AdminError as error:
         if error.status != _NO_TOPIC_POLICIES:
             raise
         unable = BrokerSettings(cluster=settings.cluster, topic_policies=False)
         refuse_unsafe(description, policies, unable)
         return
-    if not await_true(lambda: _holds(admin, member.topic, wanted)):
+    if not applied:
         raise LevelTopicError(
             f"the broker accepted the policies of {member.topic} but does not report them after "
             f"{WAIT_S:.0f} s: is the namespace's system topic healthy? Try again"
         )
+
+
+def apply_policies(admin: TopicAdmin, topic: TopicName, wanted: TopicPolicies) -> bool:
+    """Set policies of a topic, and wait until the broker reports them.
+
+    Pulsar 3.3 loses a policy if another one of the topic is set before it has read the first. So
+    each one that is missing after a moment is set again, alone.
+
+    Returns:
+        False if the broker does not report them within ``WAIT_S`` seconds.
+    """
+    if _holds(admin, topic, wanted):
+        return True
+    admin.set_topic_policies(topic, wanted)
+    deadline_s = time.monotonic() + WAIT_S
+    while True:
+        again_s = min(deadline_s, time.monotonic() + _SET_AGAIN_S)
+        if await_true(lambda: _holds(admin, topic, wanted), again_s):
+            return True
+        if time.monotonic() >= deadline_s:
+            return False
+        current = admin.topic_policies(topic)
+        if current.message_ttl_s != wanted.message_ttl_s:
+            lost = TopicPolicies(message_ttl_s=wanted.message_ttl_s)
+        elif current.delete_while_inactive != wanted.delete_while_inactive:
+            lost = TopicPolicies(delete_while_inactive=wanted.delete_while_inactive)
+        else:
+            lost = TopicPolicies(replication_clusters=wanted.replication_clusters)
+        admin.set_topic_policies(topic, lost)
 
 
 def await_true(condition: Callable[[], bool], deadline_s: float | None = None) -> bool:

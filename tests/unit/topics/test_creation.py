@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from delaylevel import topics
-from delaylevel.cluster.values import TopicMetadata
+from delaylevel.cluster.values import TopicMetadata, TopicPolicies
 from delaylevel.errors import ConflictError, NotFoundError, StrategyMismatchError
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.strategy import Levels, PartitionBy, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.testing import MemoryPulsar
+from delaylevel.topics import members
 
 HOURS = Levels(PartitionStrategy(partition_by=PartitionBy.HOUR, maximum_delay=timedelta(hours=4)))
 DAYS = Levels(PartitionStrategy(partition_by=PartitionBy.DAY, maximum_delay=timedelta(days=3)))
@@ -108,3 +110,33 @@ def test_a_creation_waits_for_the_end_of_a_deletion(monkeypatch: pytest.MonkeyPa
     never: Any = StillDeleting(MemoryPulsar(namespaces=["acme/test"]).admin, 1_000)
     with pytest.raises(ConflictError):
         topics.create(never, described(HOURS))
+
+
+class LosesPolicies:
+    """A cluster that keeps only the last policy of those that are set at once.
+
+    Pulsar 3.3.6 was seen to do this: each policy is written with all others as last read.
+    """
+
+    def __init__(self, admin: Any) -> None:
+        self._admin = admin
+        self.calls = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._admin, name)
+
+    def set_topic_policies(self, topic: TopicName, policies: TopicPolicies) -> None:
+        self.calls += 1
+        if policies.delete_while_inactive is not None:
+            policies = replace(policies, message_ttl_s=None)
+        self._admin.set_topic_policies(topic, policies)
+
+
+def test_policies_that_a_broker_loses_are_set_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(members, "_SET_AGAIN_S", 0.01)
+    admin: Any = LosesPolicies(MemoryPulsar(namespaces=["acme/test"]).admin)
+    description = topics.create(admin, described(HOURS))
+    for member in description.members():
+        found = admin.topic_policies(member.topic)
+        assert (found.message_ttl_s, found.delete_while_inactive) == (0, False), member
+    assert admin.calls == 2 * len(list(description.members()))
