@@ -5,13 +5,13 @@ from __future__ import annotations
 import enum
 import time
 from collections.abc import Callable
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 import click
 
 from delaylevel.model.clock import duration_ms, instant_ms
-from delaylevel.model.formatting import parse_duration
+from delaylevel.model.formatting import parse_duration, parse_iso
 from delaylevel.model.strategy import PartitionBy
 
 # Smaller numbers (before March 1973) are more likely seconds that were given by mistake.
@@ -52,9 +52,8 @@ def parse_time_ms(text: str, now_ms: int) -> int:
                 f"{text!r} is too small for milliseconds since 1970: are these seconds?"
             )
         return int(stripped)
-    iso = stripped[:-1] + "+00:00" if stripped[-1:] in ("Z", "z") else stripped
     try:
-        moment = datetime.fromisoformat(iso)
+        moment = parse_iso(stripped)
     except ValueError:
         raise ValueError(
             f"{text!r} is no time: write 2030-01-31T12:00:00Z, epoch milliseconds, or +2h"

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
@@ -20,6 +19,7 @@ from delaylevel.errors import ConfigError
 from delaylevel.model.clock import SystemClock, instant_ms
 from delaylevel.model.due_time import LATEST_DUE_MS
 from delaylevel.model.envelope import is_control
+from delaylevel.model.formatting import parse_iso
 from delaylevel.model.level_topic import Role
 from delaylevel.model.source_partition import SourcePartition
 from delaylevel.topics.scan import ALWAYS, DEFAULT_SLACK_MS, Window, pending_ranges
@@ -166,7 +166,7 @@ def _time_ms(given: Mapping[str, str], name: str) -> int | None:
     if text.isdecimal() and int(text) <= LATEST_DUE_MS:
         return int(text)
     try:
-        return instant_ms(datetime.fromisoformat(text.strip().replace("Z", "+00:00")))
+        return instant_ms(parse_iso(text))
     except ValueError:
         raise ConfigError(
             f"option {name} is {text!r}: write a time with its zone, 2030-01-31T08:00:00+00:00, "

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from datetime import datetime, timezone
+from datetime import timezone
 from typing import Any
 
 from delaylevel.model.clock import instant_ms
+from delaylevel.model.formatting import parse_iso
 from delaylevel.model.position import Position
 
 from .values import (
@@ -125,7 +126,7 @@ def text_position(text: str) -> Position:
 
 def instant(text: str) -> int:
     """Read an ISO-8601 instant into milliseconds since the epoch."""
-    moment = datetime.fromisoformat(text.removesuffix("Z"))
+    moment = parse_iso(text)
     return instant_ms(moment.replace(tzinfo=timezone.utc) if moment.tzinfo is None else moment)
 
 

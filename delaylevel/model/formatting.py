@@ -12,6 +12,9 @@ _UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
+_DECIMALS = re.compile(r"(?<=:\d\d)[.,](\d+)")
+
+
 def format_duration(ms: int | float) -> str:
     """Write a duration for people, rounded: ``850ms``, ``12.3s``, ``4m05s``, ``2h30m``, ``3d04h``.
 
@@ -66,6 +69,18 @@ def format_instant(ms: int) -> str:
     except OverflowError:
         return f"{ms} ms"
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def parse_iso(text: str) -> datetime:
+    """Read a time in ISO-8601 with any number of decimals, and ``Z`` for UTC.
+
+    Python 3.10 reads only three or six decimals, and brokers leave out zeros at the end.
+
+    Raises:
+        ValueError: it is no such time.
+    """
+    text = re.sub(r"[Zz]$", "+00:00", text.strip())
+    return datetime.fromisoformat(_DECIMALS.sub(lambda found: f".{found[1]:0<6.6}", text))
 
 
 def parse_duration(text: str) -> timedelta:

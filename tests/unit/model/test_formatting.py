@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import timedelta, timezone
 
 import pytest
 
-from delaylevel.model.formatting import exact_duration, format_duration, format_instant
+from delaylevel.model.formatting import (
+    exact_duration,
+    format_duration,
+    format_instant,
+    parse_iso,
+)
 from delaylevel.model.strategy import PartitionStrategy
 
 
@@ -61,3 +66,27 @@ def test_format_instants() -> None:
 
 def test_instants_beyond_the_calendar_are_numbers() -> None:
     assert format_instant(10**18) == f"{10**18} ms"
+
+
+@pytest.mark.parametrize(
+    ("text", "ms"),
+    [
+        ("2026-11-22T23:58:22Z", 0),
+        ("2026-11-22T23:58:22.7Z", 700),
+        ("2026-11-22T23:58:22.76", 760),
+        ("2026-11-22T23:58:22.761+00:00", 761),
+        ("2026-11-22T23:58:22.7614z", 761),
+        ("2026-11-22T23:58:22.761999999Z", 761),
+        ("2026-11-23T00:58:22.76+01:00", 760),
+    ],
+)
+def test_times_with_any_number_of_decimals(text: str, ms: int) -> None:
+    moment = parse_iso(text)
+    assert moment.replace(tzinfo=moment.tzinfo or timezone.utc).timestamp() // 1 == 1795391902
+    assert moment.microsecond // 1000 == ms
+
+
+@pytest.mark.parametrize("text", ["", "now", "2026-11-22T23:58:22.", "22.5"])
+def test_texts_that_are_no_times(text: str) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        parse_iso(text)
