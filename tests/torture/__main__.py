@@ -38,6 +38,11 @@ def main() -> int:
     parser.add_argument("--faults", default="", help="kinds of faults; all by default")
     parser.add_argument("--list", action="store_true", help="show the kinds of faults, and end")
     parser.add_argument("--no-java", action="store_true", help="send nothing from Java")
+    parser.add_argument(
+        "--tokens",
+        choices=["yes", "no"],
+        help="a broker with tokens that expire, and without Java; by default, the seed decides",
+    )
     parser.add_argument("--keep", action="store_true", help="keep logs and ledgers")
     parser.add_argument("--without", default="", choices=["", *FIXES], help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -45,7 +50,8 @@ def main() -> int:
         print("\n".join(fault.name for fault in ALL))
         return 0
     seed = given.seed or random.SystemRandom().randrange(1, 1 << 30)
-    once = random.Random(seed).random() < 0.7
+    decided = random.Random(seed)
+    once, tokens = decided.random() < 0.7, decided.random() < 0.3
     if given.delivery:
         once = given.delivery == "effectively-once"
     names = tuple(filter(None, given.topics.split(",")))
@@ -68,6 +74,7 @@ def main() -> int:
         seed=seed,
         without=given.without,
         java=not given.no_java,
+        tokens=tokens if given.tokens is None else given.tokens == "yes",
     )
     keep = True
     try:

@@ -37,6 +37,7 @@ class Control:
         burst_size: number of messages of each burst.
         burst_bytes: size of the messages of a burst.
         burst_target: target of the last burst; empty for a random one.
+        burst_after_ms: time by which the messages of a burst are due later than usual.
         longest_delay_ms: longest delay that the level topics take.
     """
 
@@ -46,6 +47,7 @@ class Control:
     burst_size: int = 200
     burst_bytes: int = 100
     burst_target: str = ""
+    burst_after_ms: int = 0
     longest_delay_ms: int = 20_000
 
     def save(self, path: Path) -> None:

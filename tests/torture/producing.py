@@ -143,7 +143,7 @@ class Sender:
             target = control.burst_target
             if target not in self._producers:
                 target = self._chosen.choice(list(self._producers))
-            due_ms = now_ms() + self._chosen.randint(1_500, 5_000)
+            due_ms = now_ms() + control.burst_after_ms + self._chosen.randint(1_500, 5_000)
             for _ in range(control.burst_size):
                 message = Message(self._next(), due_ms, control.burst_bytes, self._chosen)
                 messages.append((target, message))

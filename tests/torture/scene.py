@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import random
+import secrets
 import shutil
 import subprocess
 import threading
@@ -19,7 +21,7 @@ from delaylevel import topics
 from delaylevel.broker.distribution import distribution_directory, java
 from delaylevel.cluster.admin import Admin
 from delaylevel.cluster.connection import Connection
-from delaylevel.cluster.http import Rest
+from delaylevel.cluster.http import Rest, options_of
 from delaylevel.cluster.local_brokers import load_instance
 from delaylevel.errors import BrokerError
 from delaylevel.model.features import CANCEL
@@ -27,6 +29,7 @@ from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Mov
 from delaylevel.model.topic_name import TopicName
 from delaylevel.testing.embedded import small_broker
 from proxy import Proxy
+from signed_tokens import RenewedFile, jwt
 
 from .control import Control, TargetState, open_targets
 from .ledger import Ledger, Stepped, now_ms
@@ -36,6 +39,8 @@ from .stage import KEEP, LEVELS, LONGEST_S, SUBSCRIPTIONS, Stage, save_connectio
 
 JAVA_CLIENT = Path(__file__).parents[2] / "clients" / "java"
 _HEAP_MB = 400
+#: Lifetime of a token, in s.
+TOKEN_S = 12
 
 
 class StageError(Exception):
@@ -52,7 +57,8 @@ class Settings:
         rate: messages per second to each target from each producer.
         seed: the seed of everything that is random.
         without: name of a fix that is taken away; empty for none.
-        java: True to send from the Java producer too.
+        java: True to send from the Java producer too; it does not know tokens.
+        tokens: True for a broker that asks for tokens, which expire.
     """
 
     folder: Path
@@ -61,6 +67,7 @@ class Settings:
     seed: int
     without: str = ""
     java: bool = True
+    tokens: bool = False
 
 
 class Scene:
@@ -76,6 +83,7 @@ class Scene:
             the client was given, which is that of `proxy`.
         proxy: the proxy in front of its service port.
         web_proxy: the proxy in front of its admin interface.
+        token: the token of all parts; None if the broker asks for none.
         admin: an admin client that goes around the proxy.
         rest: the same for what the admin client does not have.
         control: what the parts are told.
@@ -94,6 +102,8 @@ class Scene:
         self._broker_folder = self._folder / "broker"
         self.proxy = Proxy("127.0.0.1", find_port=lambda: self._port("service_port"))
         self.web_proxy = Proxy("127.0.0.1", find_port=lambda: self._port("web_port"))
+        self.token: RenewedFile | None = None
+        options, secured = self._secured() if settings.tokens else ({}, {})
         self.broker = small_broker(
             self._broker_folder,
             conf={
@@ -101,7 +111,9 @@ class Scene:
                 "journalSyncData": False,
                 "brokerDeduplicationEnabled": True,
                 "backlogQuotaCheckIntervalInSeconds": 1,
+                **secured,
             },
+            **options,
             heap_mb=_HEAP_MB,
             functions=any(stage.is_function for stage in settings.stages),
         )
@@ -110,6 +122,8 @@ class Scene:
         self._closing.callback(self.web_proxy.close)
         self._closing.callback(self.proxy.close)
         self._closing.callback(self.supervisor.close)
+        if self.token is not None:
+            self._closing.callback(self.token.lapse)
         self.added: dict[str, int] = {}
         self.started_at: dict[str, float] = {}
 
@@ -119,6 +133,28 @@ class Scene:
             raise OSError("the broker does not run yet")
         return int(getattr(saved, name))
 
+    def _secured(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Begin to renew a token; return the broker's token, and settings that ask for one."""
+        secret = secrets.token_bytes(32)
+        (self._folder / "secret.key").write_bytes(secret)
+        own = jwt(secret, "admin")
+        (self._folder / "broker.token").write_text(own)
+        self.token = RenewedFile(
+            self._folder / "parts.token", functools.partial(jwt, secret, "admin", TOKEN_S)
+        )
+        plugin = "org.apache.pulsar.client.impl.auth.AuthenticationToken"
+        provider = "org.apache.pulsar.broker.authentication.AuthenticationProviderToken"
+        return {"token": own}, {
+            "authenticationEnabled": True,
+            "authorizationEnabled": True,
+            "authenticationProviders": provider,
+            "authenticationRefreshCheckSeconds": 1,
+            "superUserRoles": "admin",
+            "tokenSecretKey": f"file://{self._folder}/secret.key",
+            "brokerClientAuthenticationPlugin": plugin,
+            "brokerClientAuthenticationParameters": f"file://{self._folder}/broker.token",
+        }
+
     # -- the beginning and the end
 
     def start(self) -> None:
@@ -127,7 +163,9 @@ class Scene:
         self.broker.start()
         self.admin = self._closing.enter_context(Admin.from_connection(self.broker.connection))
         self.rest = self._closing.enter_context(
-            contextlib.closing(Rest(self.broker.connection.admin_url))
+            contextlib.closing(
+                Rest(self.broker.connection.admin_url, **options_of(self.broker.connection))
+            )
         )
         self.ledger = Ledger(self._folder / "ledgers", "faults")
         save_connection(
@@ -135,6 +173,7 @@ class Scene:
             Connection(
                 service_url=f"pulsar://127.0.0.1:{self.proxy.port}",
                 admin_url=f"http://127.0.0.1:{self.web_proxy.port}",
+                token_file=None if self.token is None else self.token.path,
             ),
         )
         for stage in self.settings.stages:
@@ -154,7 +193,7 @@ class Scene:
         for number in (1, 2):
             rate, seed = str(self.settings.rate), f"{self.settings.seed}-{number}"
             self._start_part(f"producer-{number}", "producer", rate, seed)
-        if self.settings.java:
+        if self.settings.java and self.token is None:
             self._start_java()
 
     def close(self) -> None:
@@ -204,10 +243,12 @@ class Scene:
         self.control.save(self._folder / "control.json")
 
     def _start_program(self, name: str, arguments: tuple[str, ...], served: list[Stage]) -> None:
-        address = (
+        address: tuple[str, ...] = (
             *("--service-url", f"pulsar://127.0.0.1:{self.proxy.port}"),
             *("--admin-url", f"http://127.0.0.1:{self.web_proxy.port}"),
         )
+        if self.token is not None:
+            address += ("--token-file", str(self.token.path))
         level_topics = [stage.level_topic for stage in served]
         self._add(Part(name, ["cli", *address, *arguments, *level_topics], self.parts_folder))
 
@@ -319,11 +360,11 @@ class Scene:
 
         self.wait(left, f"the application to leave {target}", 60)
 
-    def burst(self, size: int, body_bytes: int = 100, target: str = "") -> None:
+    def burst(self, size: int, body_bytes: int = 100, target: str = "", after_ms: int = 0) -> None:
         """Let every producer send a burst of messages for one instant, to a random target."""
         self.control.bursts += 1
         self.control.burst_size, self.control.burst_bytes = size, body_bytes
-        self.control.burst_target = target
+        self.control.burst_target, self.control.burst_after_ms = target, after_ms
         self.save_control()
 
     def member_partitions(self, stage: Stage) -> list[TopicName]:

@@ -13,18 +13,13 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import functools
-import hashlib
-import hmac
-import json
 import os
 import secrets
 import shutil
 import subprocess
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -44,6 +39,7 @@ from delaylevel.model.level_topic import LevelTopicDescription, Role
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.producer.client import DelayLevelClient
+from signed_tokens import jwt
 from world import QUIET
 
 UNIT = timedelta(milliseconds=500)
@@ -69,19 +65,6 @@ PRIVILEGES: dict[str, dict[Role | None, str]] = {
     },
     "application": {None: "consume"},
 }
-
-
-def jwt(key: bytes, subject: str, expires_s: float | None = None) -> str:
-    """Return a signed token that expires after a number of seconds, or never."""
-
-    def part(data: bytes) -> str:
-        return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
-
-    claims: dict[str, Any] = {"sub": subject}
-    if expires_s is not None:
-        claims["exp"] = int(time.time() + expires_s)
-    head = part(b'{"alg":"HS256"}') + "." + part(json.dumps(claims).encode())
-    return head + "." + part(hmac.digest(key, head.encode(), hashlib.sha256))
 
 
 class Secured:

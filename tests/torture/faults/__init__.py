@@ -7,7 +7,7 @@ there at the same time, except for those that need the rest of the scene in orde
 
 from __future__ import annotations
 
-from . import broker, clocks, disk, network, operations, processes, targets
+from . import broker, clocks, disk, network, operations, processes, targets, tokens
 from .fault import Fault, Undo
 
 ALL: tuple[Fault, ...] = (
@@ -18,6 +18,7 @@ ALL: tuple[Fault, ...] = (
     *operations.FAULTS,
     *clocks.FAULTS,
     *disk.FAULTS,
+    *tokens.FAULTS,
 )
 
 __all__ = ["ALL", "Fault", "Undo", "named"]

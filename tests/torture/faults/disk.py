@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass
 
 from torture.process import Part
-from torture.scene import Scene
+from torture.scene import Scene, choose_target
 
 from .fault import Undo
 
@@ -16,7 +16,7 @@ class DiskFull:
     """The spill disks of all dispatchers, full during bursts of large messages."""
 
     name: str = "disk full"
-    lasts_s: tuple[float, float] = (5.0, 12.0)
+    lasts_s: tuple[float, float] = (8.0, 15.0)
     weight: float = 2.0
     alone: bool = False
 
@@ -29,7 +29,9 @@ class DiskFull:
 
     def inject(self, scene: Scene, chosen: random.Random) -> Undo:
         undo = [scene.fill_disk(part) for part in self._parts(scene)]
-        scene.burst(600, 5_000)
+        # More than the memory of a window partition, due when all of it has been read.
+        target = choose_target(scene, chosen)
+        scene.burst(800, 5_000, target=target, after_ms=5_000)
 
         def free() -> None:
             for each in undo:
