@@ -27,6 +27,9 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=30.0, help="time with faults")
     parser.add_argument("--seed", type=int, default=0, help="seed; 0 for a random one")
     parser.add_argument("--json", type=Path, help="file for the result")
+    parser.add_argument(
+        "--drain", type=float, default=420.0, help="seconds until everything has come in the end"
+    )
     parser.add_argument("--rate", type=float, default=4.0, help="messages per second and target")
     parser.add_argument("--topics", default="spark,local,run", help="level topics")
     parser.add_argument(
@@ -78,7 +81,7 @@ def main() -> int:
     )
     keep = True
     try:
-        result = Torture(settings, faults, given.minutes, say).run()
+        result = Torture(settings, faults, given.minutes, given.drain, say).run()
         keep = given.keep or not result.ok
     except KeyboardInterrupt:
         keep = given.keep

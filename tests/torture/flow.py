@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 
 from .invariants import FINAL
-from .ledger import Cancelled, Confirmed, LedgerReader, Received, now_ms
+from .ledger import Cancelled, Confirmed, LedgerReader, Received
 from .story import Story
-
-# A message is overdue if it has not come by then.
-_OVERDUE_MS = 3_000
 
 
 class Flow:
@@ -61,17 +58,15 @@ class Flow:
         """Return the names of messages that have not come everywhere, cancelled ones left out."""
         return list(self._missing)
 
-    def overdue(self) -> list[str]:
-        """Return the names of those that should have come by now."""
-        before_ms = now_ms() - _OVERDUE_MS
-        return [name for name in self._missing if self.story.sent[name].due_ms < before_ms]
+    def overdue(self, at_ms: int) -> list[str]:
+        """Return the names of those that were due at a time."""
+        return [name for name in self._missing if self.story.sent[name].due_ms <= at_ms]
 
-    def flows_since(self, since_ms: int) -> bool:
-        """Return True if nothing is overdue, and messages of every level topic sent since came."""
-        if self.overdue():
-            return False
+    def flows_since(self, at_ms: int) -> bool:
+        """Return True if what was due at a time has come, and later messages on every way, too."""
         names = {pipeline.name for pipeline in self.story.pipelines.values()}
-        return all(self._complete_ms[name] > since_ms for name in names)
+        later = all(self._complete_ms[name] > at_ms for name in names)
+        return later and not self.overdue(at_ms)
 
     def undecided(self) -> list[str]:
         """Return the names of messages whose fate a cancellation leaves open."""

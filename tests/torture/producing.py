@@ -62,7 +62,7 @@ class Message:
 def random_message(name: str, control: Control, chosen: random.Random) -> Message:
     """Return a message with a delay that the level topics take."""
     if chosen.random() < _DIRECT_SHARE:
-        delay_ms = -1
+        delay_ms = -1  # it goes straight to its target
     else:
         # Half of the delays are short, so that something is always due.
         longest = control.longest_delay_ms if chosen.random() < 0.5 else 6_000

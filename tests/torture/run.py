@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -20,12 +20,11 @@ from .flow import Flow
 from .invariants import Violation, violations
 from .ledger import Cancelled, LedgerReader, now_ms
 from .scene import Scene, Settings, StageError
-from .stage import SUBSCRIPTIONS
+from .stage import MOST_ADDED, SUBSCRIPTIONS, Stage
 from .story import Pipeline, Story
 
 _BEGIN_S = 240.0
 _RECOVERY_S = 90.0
-_DRAIN_S = 420.0
 # Share of the faults that come before the one before has ended or everything flows again.
 _OVERLAP = 0.3
 # A process that ends more often before the first fault does not work.
@@ -90,6 +89,7 @@ class Torture:
         settings: the settings of the scene.
         faults: the kinds of faults.
         minutes: time during which faults are injected, in minutes.
+        drain_s: longest time after the last fault until everything has come, in s.
         say: function that shows a line of progress.
 
     Attributes:
@@ -101,17 +101,18 @@ class Torture:
         settings: Settings,
         faults: tuple[Fault, ...],
         minutes: float,
+        drain_s: float,
         say: Callable[[str], None],
     ) -> None:
+        self._drain_s = drain_s
         self.scene = Scene(settings, say)
         self._faults = faults
         self._chosen = random.Random(settings.seed)
         self._say = say
         self._result = Result(settings.seed, minutes)
-        pipelines: dict[str, Pipeline] = _Pipelines(self.scene)
         self._flow = Flow(
             LedgerReader(settings.folder / "ledgers"),
-            Story(pipelines, frozenset(SUBSCRIPTIONS)),
+            Story(_pipelines(settings.stages), frozenset(SUBSCRIPTIONS)),
         )
 
     def run(self) -> Result:
@@ -144,9 +145,7 @@ class Torture:
         possible = [
             fault
             for fault in self._faults
-            if fault.name not in present
-            and not (current and fault.alone)
-            and self._try(lambda fault=fault: fault.possible(self.scene))
+            if fault.name not in present and not (current and fault.alone) and self._possible(fault)
         ]
         if not possible:
             return
@@ -181,7 +180,7 @@ class Torture:
             self._await_flow(undone_ms, _RECOVERY_S, "the flow")
             recovery_s = (now_ms() - undone_ms) / 1000
         except StageError:
-            overdue = self._flow.overdue()
+            overdue = self._flow.overdue(undone_ms)
             self._say(f"  no flow after {_RECOVERY_S:.0f} s: {len(overdue)} overdue {overdue[:2]}")
         for fault, began_ms, lasted_s, failure in ended:
             alone_s = recovery_s if len(ended) == 1 else None
@@ -202,10 +201,9 @@ class Torture:
         if seconds > 0 and self.scene.stopping.wait(seconds):
             raise StageError("the run ends")
 
-    @staticmethod
-    def _try(question: Callable[[], bool]) -> bool:
+    def _possible(self, fault: Fault) -> bool:
         try:
-            return question()
+            return fault.possible(self.scene)
         except (BrokerError, pulsar.PulsarException, OSError):
             return False
 
@@ -228,7 +226,7 @@ class Torture:
             return not self._flow.undecided()
 
         with contextlib.suppress(StageError):
-            self.scene.wait(drained, "the end of all messages", _DRAIN_S)
+            self.scene.wait(drained, "the end of all messages", self._drain_s)
         # Copies come soon after, if at all.
         self._pause(5)
         self._read_outcomes()
@@ -287,22 +285,12 @@ class Torture:
         }
 
 
-class _Pipelines(dict[str, Pipeline]):
-    """The pipeline of each target, also of those that are added later."""
-
-    def __init__(self, scene: Scene) -> None:
-        super().__init__()
-        self._stages = scene.settings.stages
-
-    def __missing__(self, target: str) -> Pipeline:
-        for stage in self._stages:
-            if target.startswith(stage.target(0)[:-1]):
-                clocks = frozenset(stage.dispatchers) | set(_PRODUCERS)
-                self[target] = Pipeline(stage.name, stage.once, clocks)
-                return self[target]
-        raise KeyError(target)
-
-    def values(self):  # type: ignore[no-untyped-def]
-        for stage in self._stages:
-            self[stage.target(0)]
-        return super().values()
+def _pipelines(stages: Iterable[Stage]) -> dict[str, Pipeline]:
+    """Return the pipeline of each target, also of those that are added later."""
+    return {
+        stage.target(index): Pipeline(
+            stage.name, stage.once, frozenset(stage.dispatchers) | set(_PRODUCERS)
+        )
+        for stage in stages
+        for index in range(len(stage.partitions) + MOST_ADDED)
+    }

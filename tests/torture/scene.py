@@ -25,7 +25,7 @@ from delaylevel.cluster.http import Rest, options_of
 from delaylevel.cluster.local_brokers import load_instance
 from delaylevel.errors import BrokerError
 from delaylevel.model.features import CANCEL
-from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Mover
+from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription
 from delaylevel.model.topic_name import TopicName
 from delaylevel.testing.embedded import small_broker
 from proxy import Proxy
@@ -115,7 +115,6 @@ class Scene:
             },
             **options,
             heap_mb=_HEAP_MB,
-            functions=any(stage.is_function for stage in settings.stages),
         )
         self._closing = contextlib.ExitStack()
         self._closing.callback(self.broker.remove)
@@ -125,7 +124,6 @@ class Scene:
         if self.token is not None:
             self._closing.callback(self.token.lapse)
         self.added: dict[str, int] = {}
-        self.started_at: dict[str, float] = {}
 
     def _port(self, name: str) -> int:
         saved = load_instance(self._broker_folder)
@@ -210,7 +208,6 @@ class Scene:
                 stage.level_topic,
                 LEVELS,
                 stage.targets,
-                mover=Mover.FUNCTION if stage.is_function else Mover.SPARK,
                 final_window=FinalWindow.TRACKER,
                 hold_pause_ms=1_000,
                 window_partitions=2,

@@ -38,6 +38,8 @@ COARSE_UNIT_S = 6
 LONGEST_S = 24
 #: The longest delay after all expansions.
 MOST_S = 60
+#: Largest number of targets that are added to a level topic.
+MOST_ADDED = 3
 LEVELS = Levels([_level(COARSE_UNIT_S, LONGEST_S, 2), _level(2, 8, 1)])
 
 
@@ -52,7 +54,6 @@ class Stage:
         dispatchers: names of the processes that release its messages.
         delivery: the guarantee of these.
         partitions: number of partitions of each target; 0 for a target that is not partitioned.
-        is_function: True if a Function moves its messages.
     """
 
     name: str
@@ -60,7 +61,6 @@ class Stage:
     dispatchers: tuple[str, ...]
     delivery: Delivery
     partitions: tuple[int, ...] = (0, 0)
-    is_function: bool = False
 
     @property
     def once(self) -> bool:
@@ -101,7 +101,6 @@ def stages(names: tuple[str, ...], once: bool) -> list[Stage]:
     known = {
         "local": Stage("local", {"mover-local": LOCAL}, DISPATCHERS, first),
         "spark": Stage("spark", {"mover-spark": SPARK}, DISPATCHERS, first),
-        "function": Stage("function", {}, DISPATCHERS, first, is_function=True),
         "run": Stage("run", {}, RUNNERS, second, (0, 2)),
     }
     return [known[name] for name in names]

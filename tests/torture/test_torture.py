@@ -61,7 +61,8 @@ def test_five_minutes_of_faults_lose_copy_and_change_nothing(tmp_path: Path) -> 
 )
 def test_a_run_fails_without_a_fix(fix: str, faults: str, rules: set[str], tmp_path: Path) -> None:
     options = ["--topics", "local", "--delivery", "effectively-once", "--no-java"]
-    options += ["--minutes", "1.5", "--seed", "7", "--faults", faults, "--without", fix]
+    options += ["--tokens", "no", "--minutes", "1.5", "--drain", "100", "--seed", "7"]
+    options += ["--faults", faults, "--without", fix]
     code, result = run(tmp_path / "result.json", *options)
     assert code == 1
     broken = {rule for rule, count in result["violations"].items() if count}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from delaylevel.model.topic_name import TopicName
 from torture.scene import Scene
 
-from .fault import Undo, nothing
+from .fault import Fault, Undo, nothing
 
 
 @dataclass(frozen=True)
@@ -69,4 +69,4 @@ class Unloaded:
         return nothing
 
 
-FAULTS = (BrokerKilled(), BrokerRestarted(), Unloaded())
+FAULTS: tuple[Fault, ...] = (BrokerKilled(), BrokerRestarted(), Unloaded())

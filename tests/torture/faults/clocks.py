@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torture.process import Part
 from torture.scene import Scene
 
-from .fault import Undo
+from .fault import Fault, Undo
 
 # Short of the leads, as docs/production.md asks for; a producer or mover beyond that is late.
 _STEPS_MS = (-5_000, -1_500, -300, 200, 900, 3_000)
@@ -33,4 +33,4 @@ class ClockStepped:
         return scene.step_clock(chosen.choice(self._parts(scene)), chosen.choice(_STEPS_MS))
 
 
-FAULTS = (ClockStepped(),)
+FAULTS: tuple[Fault, ...] = (ClockStepped(),)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torture.process import Part
 from torture.scene import Scene, choose_target
 
-from .fault import Undo
+from .fault import Fault, Undo
 
 
 @dataclass(frozen=True)
@@ -40,4 +40,4 @@ class DiskFull:
         return free
 
 
-FAULTS = (DiskFull(),)
+FAULTS: tuple[Fault, ...] = (DiskFull(),)

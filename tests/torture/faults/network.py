@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from torture.scene import Scene
 
-from .fault import Undo, nothing
+from .fault import Fault, Undo, nothing
 
 
 def _cut_some(scene: Scene, chosen: random.Random) -> Undo:
@@ -57,7 +57,7 @@ class Disturbed:
         return self.disturb(scene, chosen)
 
 
-FAULTS = (
+FAULTS: tuple[Fault, ...] = (
     Disturbed("cut connections", (0.0, 0.0), _cut_some),
     Disturbed("network away", (0.5, 8.0), _cut_away),
     Disturbed("network hangs", (0.5, 8.0), _hang),

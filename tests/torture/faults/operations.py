@@ -10,11 +10,9 @@ from delaylevel import topics
 from delaylevel.model.clock import SystemClock
 from delaylevel.topics.lifecycle import expand, longer_levels, pause, resume
 from torture.scene import Scene
-from torture.stage import COARSE_UNIT_S, MOST_S
+from torture.stage import COARSE_UNIT_S, MOST_ADDED, MOST_S
 
-from .fault import Undo, nothing
-
-_MOST_ADDED = 3
+from .fault import Fault, Undo, nothing
 
 
 @dataclass(frozen=True)
@@ -85,14 +83,14 @@ class TargetAdded:
     alone: bool = False
 
     def possible(self, scene: Scene) -> bool:
-        return any(scene.added.get(stage.name, 0) < _MOST_ADDED for stage in scene.settings.stages)
+        return any(scene.added.get(stage.name, 0) < MOST_ADDED for stage in scene.settings.stages)
 
     def inject(self, scene: Scene, chosen: random.Random) -> Undo:
         stage = chosen.choice(
             [
                 stage
                 for stage in scene.settings.stages
-                if scene.added.get(stage.name, 0) < _MOST_ADDED
+                if scene.added.get(stage.name, 0) < MOST_ADDED
             ]
         )
         number = scene.added[stage.name] = scene.added.get(stage.name, 0) + 1
@@ -105,4 +103,4 @@ class TargetAdded:
         return nothing
 
 
-FAULTS = (Paused(), Expanded(), TargetAdded())
+FAULTS: tuple[Fault, ...] = (Paused(), Expanded(), TargetAdded())

@@ -11,7 +11,7 @@ import psutil
 from torture.process import Part
 from torture.scene import Scene
 
-from .fault import Undo, nothing
+from .fault import Fault, Undo, nothing
 
 
 def whole(tree: list[psutil.Process], _chosen: random.Random) -> psutil.Process | None:
@@ -123,7 +123,7 @@ _KILLED = (
     ("consumer", "", 1.0),
 )
 
-FAULTS = (
+FAULTS: tuple[Fault, ...] = (
     *(
         KilledOrSuspended(kind, which, suspended, weight)
         for kind, which, weight in _KILLED

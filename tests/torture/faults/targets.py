@@ -13,7 +13,7 @@ from delaylevel.model.topic_name import TopicName
 from delaylevel.topics.lifecycle import pause, resume
 from torture.scene import Scene, choose_target
 
-from .fault import Undo
+from .fault import Fault, Undo
 
 # Every dispatcher follows a pause within this time.
 _PAUSE_S = 5.5
@@ -143,7 +143,8 @@ class Deleted:
     """
 
     name: str = "delete"
-    lasts_s: tuple[float, float] = (4.0, 8.0)
+    # Dispatchers follow the end of the pause within five seconds.
+    lasts_s: tuple[float, float] = (8.0, 14.0)
     weight: float = 1.5
     alone: bool = True
 
@@ -190,4 +191,10 @@ class Deleted:
         scene.wait(quiet, "a pause", 60)
 
 
-FAULTS = (OverQuota(), Throttled(), KilledWhileRefused(), Terminated(), Deleted())
+FAULTS: tuple[Fault, ...] = (
+    OverQuota(),
+    Throttled(),
+    KilledWhileRefused(),
+    Terminated(),
+    Deleted(),
+)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torture.scene import TOKEN_S, Scene
 
-from .fault import Undo
+from .fault import Fault, Undo
 
 
 @dataclass(frozen=True)
@@ -28,4 +28,4 @@ class TokensExpired:
         return scene.token.renew
 
 
-FAULTS = (TokensExpired(),)
+FAULTS: tuple[Fault, ...] = (TokensExpired(),)
