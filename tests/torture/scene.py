@@ -39,6 +39,8 @@ from .stage import KEEP, LEVELS, LONGEST_S, SUBSCRIPTIONS, Stage, save_connectio
 
 JAVA_CLIENT = Path(__file__).parents[2] / "clients" / "java"
 _HEAP_MB = 400
+#: Longest time for the start of the broker, in s: other programs may use all processors.
+START_S = 300
 #: Lifetime of a token, in s.
 TOKEN_S = 12
 
@@ -158,7 +160,7 @@ class Scene:
     def start(self) -> None:
         """Start the broker, make the topics, and start every part."""
         self.say("starting the broker")
-        self.broker.start()
+        self.broker.start(timeout_seconds=START_S)
         self.admin = self._closing.enter_context(Admin.from_connection(self.broker.connection))
         self.rest = self._closing.enter_context(
             contextlib.closing(

@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass
 
 from delaylevel.model.topic_name import TopicName
-from torture.scene import Scene
+from torture.scene import START_S, Scene
 
 from .fault import Fault, Undo, nothing
 
@@ -46,7 +46,7 @@ class BrokerRestarted:
 
 
 def _start(scene: Scene) -> None:
-    scene.broker.start()
+    scene.broker.start(timeout_seconds=START_S)
 
 
 @dataclass(frozen=True)
