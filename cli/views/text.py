@@ -48,12 +48,12 @@ def count(messages: float, exact: bool) -> str:
 
 
 def short(messages: float, exact: bool) -> str:
-    """Return a number of messages; from 10,000 on three digits and ``k``, ``M`` or ``G``."""
+    """Return a number of messages; from 10,000 on three digits and ``k``, ``M``, ``G``, ``T``."""
     if messages < 9_999.5:
         return count(messages, exact)
-    for factor, unit in ((1e3, "k"), (1e6, "M"), (1e9, "G")):
+    for factor, unit in ((1e3, "k"), (1e6, "M"), (1e9, "G"), (1e12, "T")):
         value = messages / factor
-        if value < 999.5 or unit == "G":
+        if value < 999.5 or unit == "T":
             break
     digits = 0 if value >= 99.95 else 1 if value >= 9.995 else 2
     return f"{'' if exact else '~'}{value:.{digits}f}{unit}"

@@ -15,7 +15,10 @@ from delaylevel.errors import InvalidInputError
 
 from . import benchmarked as bench
 from .clock import duration_ms
+from .geometric import geometric_lists
 from .level_topic import FinalWindow, Mover
+from .path import hop_times
+from .router import Router
 from .strategy import (
     DEFAULT_PARTITION_LIMIT,
     Levels,
@@ -31,6 +34,8 @@ HEADROOM = 0.5
 # More messages in the final window make a restart slow, of a dispatcher and of a broker.
 COMFORTABLE_WINDOW = 1_000_000
 _MOST_LEVELS = 3
+# Delays of which the mean number of hops is computed.
+_SAMPLES = 200
 
 
 @dataclass(frozen=True)
@@ -48,6 +53,8 @@ class Load:
         mover: the process that moves near-due messages.
         final_window: the place of messages before their due time.
         partition_limit: largest number of partitions of a level.
+        nine_share: share of the messages that are due at one time of the day, 0 to 1.
+        nine_spread: time over which these are due.
 
     Raises:
         InvalidInputError: a value is out of range.
@@ -62,6 +69,8 @@ class Load:
     mover: Mover = Mover.SPARK
     final_window: FinalWindow = FinalWindow.TRACKER
     partition_limit: int = DEFAULT_PARTITION_LIMIT
+    nine_share: float = 0.0
+    nine_spread: timedelta = timedelta(0)
 
     def __post_init__(self) -> None:
         if not (self.rate > 0 and math.isfinite(self.rate)):
@@ -74,6 +83,8 @@ class Load:
             raise InvalidInputError("the longest delay must be more than zero")
         if not timedelta(0) < self.mean <= self.maximum_delay:
             raise InvalidInputError("the mean delay must be between zero and the longest delay")
+        if not 0 <= self.nine_share <= 1:
+            raise InvalidInputError(f"a share of {self.nine_share} is not between 0 and 1")
 
     @property
     def mean(self) -> timedelta:
@@ -108,7 +119,11 @@ class Plan:
     Attributes:
         levels: the list of levels.
         partitions: number of partitions of all levels.
+        writes: mean number of times that a message is stored: in levels, in the final window and in
+            the business topic.
         moves_per_s: largest number of messages per second that the mover forwards, over all hops.
+        peak_moves_per_s: the same while the messages that are due at one instant leave the level
+            with the shortest unit.
         movers: cores of the Spark job, or instances of the Function, at half their capacity.
         window: number of messages in the final window.
         window_bytes: size of these messages (on one bookie, or in the dispatcher's spill files).
@@ -122,7 +137,9 @@ class Plan:
 
     levels: Levels
     partitions: int
+    writes: float
     moves_per_s: float
+    peak_moves_per_s: float
     movers: int
     window: int
     window_bytes: int
@@ -152,7 +169,9 @@ def plan(load: Load, levels: Levels) -> Plan:
     return Plan(
         levels=levels,
         partitions=levels.partitions,
+        writes=_mean_parks(load, levels) + 2,
         moves_per_s=moves,
+        peak_moves_per_s=moves + _peak_per_s(load, levels),
         movers=_processes(moves, rate),
         window=window,
         window_bytes=window * (load.size + OVERHEAD_BYTES),
@@ -160,7 +179,7 @@ def plan(load: Load, levels: Levels) -> Plan:
         tracker_bytes=round(window * bench.TRACKER_BYTES.value) if tracked else 0,
         rebuild_s=window / rebuild_rate.value,
         dispatchers=_processes(load.rate, bench.BURST_RATE) if tracked else 0,
-        dispatcher_cores=_dispatcher_cores(load.rate) if tracked else 0.0,
+        dispatcher_cores=dispatcher_cores(load.rate) if tracked else 0.0,
     )
 
 
@@ -169,7 +188,31 @@ def _processes(per_s: float, rate: bench.Figure) -> int:
     return max(1, math.ceil(per_s / rate.value / HEADROOM))
 
 
-def _dispatcher_cores(per_s: float) -> float:
+def _mean_parks(load: Load, levels: Levels) -> float:
+    """Return the mean number of levels, and rounds in them, that a message passes."""
+    longest_ms, mean_ms = duration_ms(load.maximum_delay), duration_ms(load.mean)
+    # Evenly around the mean.
+    reach_ms = min(mean_ms, longest_ms - mean_ms)
+    router = Router(levels)
+    delays = (
+        mean_ms + round(reach_ms * (2 * (number + 0.5) / _SAMPLES - 1))
+        for number in range(_SAMPLES)
+    )
+    return sum(len(hop_times(router, max(1, delay_ms))) - 1 for delay_ms in delays) / _SAMPLES
+
+
+def _peak_per_s(load: Load, levels: Levels) -> float:
+    """Return the messages per second of one time of the day that leave the level with most of them.
+
+    All messages that are due at one instant leave a level within its unit.
+    """
+    day = timedelta(days=1)
+    messages = load.nine_share * load.rate * min(day, load.maximum_delay).total_seconds()
+    unit_s = min(levels[-1].unit_ms / 1000, day.total_seconds())
+    return messages / max(unit_s, load.nine_spread.total_seconds())
+
+
+def dispatcher_cores(per_s: float) -> float:
     """Return the cores that dispatchers use at a rate: on the line through the measured points."""
     (least, low), (most, high) = (
         (100, bench.DISPATCHER_CORES_AT_100.value),
@@ -201,6 +244,17 @@ def plans(load: Load) -> list[Plan]:
         best = min(found, key=lambda item: (item.window, item.partitions))
     rest = [item for item in found if item is not best]
     return [best, *sorted(rest, key=lambda item: (len(item.levels), item.partitions))]
+
+
+def geometric_plans(load: Load, finest: Levels) -> list[Plan]:
+    """Return plans with units that grow geometrically and with fewer partitions than other levels.
+
+    Args:
+        finest: these other levels, such as the recommended ones. The last unit is the same.
+    """
+    unit = finest.strategies[-1].unit
+    lists = geometric_lists(load.maximum_delay, unit, load.partition_limit)
+    return [plan(load, levels) for levels in lists if levels.partitions < finest.partitions]
 
 
 def _lists(load: Load) -> Iterator[Levels]:

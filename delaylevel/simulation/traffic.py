@@ -14,13 +14,14 @@ are spread evenly over the strata, because they decide how long a message stays 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 
 from delaylevel.errors import InvalidInputError
-from delaylevel.model.router import Hop, Router
+from delaylevel.model.path import hop_times
+from delaylevel.model.router import Router
 from delaylevel.model.strategy import Levels
 
 from .movement import Cohort
@@ -274,19 +275,6 @@ def _representative(within: float, low: float, high: float, levels: Levels, numb
             if low <= chosen < high:
                 return max(1, int(chosen))
     return max(1, int(within))
-
-
-def hop_times(router: Router, delay_ms: int) -> Sequence[int]:
-    """Return the times of all hops of a message after publishing, ms; the last one is its due time.
-
-    They are those without waiting for a mover.
-    """
-    times, now_ms, level = [], 0, None
-    while (hop := router.decide(delay_ms, now_ms, level)).hop is Hop.PARK:
-        level = hop.level
-        now_ms = router.hand_off_ms(level, hop.partition, now_ms)
-        times.append(now_ms)
-    return [*times, delay_ms]
 
 
 def _mean(decay: float) -> float:

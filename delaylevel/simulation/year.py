@@ -31,6 +31,7 @@ from .traffic import DAY_MS, NORMAL, Resolution, Traffic
 BIN_MS = 10_000
 #: Part of a level's unit that the hand-off of messages with one due time takes in the records.
 _BLUR = 24
+_MINUTE_MS = 60_000
 # Less of a message is an error of rounding.
 _ONE = 1e-3
 
@@ -87,11 +88,13 @@ class Recovery:
         worst_ms: largest delay beyond the due time, ms.
         on_time_ms: time of the last late message, ms after midnight; 0 if none is late, and None
             if messages are still late at the end of the day.
+        near_ms: the same for messages that are late by more than a minute.
     """
 
     late: float = 0.0
     worst_ms: float = 0.0
     on_time_ms: float | None = 0.0
+    near_ms: float | None = 0.0
 
 
 @dataclass(frozen=True)
@@ -163,7 +166,7 @@ class DayRecord:
         self.released = Series(*period_ms, bin_ms)
         #: Messages that were in the window at the beginning of the period.
         self.waiting = 0.0
-        self.late, self.worst_ms, self.last_late_ms = 0.0, 0.0, 0.0
+        self.late, self.worst_ms, self.last_late_ms, self.last_bad_ms = 0.0, 0.0, 0.0, 0.0
 
     def _width_ms(self, cohort: Cohort, level: int | None) -> float:
         """Return the time that the messages of a cohort take to leave a level, ms."""
@@ -194,16 +197,20 @@ class DayRecord:
             self.late += cohort.count
             self.worst_ms = max(self.worst_ms, now_ms - cohort.due_ms)
             self.last_late_ms = max(self.last_late_ms, now_ms)
+            if now_ms - cohort.due_ms > _MINUTE_MS:
+                self.last_bad_ms = max(self.last_bad_ms, now_ms)
 
     def recovery(self, busy: bool) -> Recovery:
         """Return the late messages; ``busy`` says that the mover is still behind."""
         begin_ms, end_ms = self.period_ms
         if self.late < _ONE and not busy:
             return Recovery()
-        last_ms: float | None = max(self.last_late_ms - begin_ms, 0.0)
-        if busy or self.last_late_ms >= end_ms - BIN_MS:
-            last_ms = None
-        return Recovery(self.late, self.worst_ms, last_ms)
+
+        def after(last_ms: float) -> float | None:
+            return None if last_ms >= end_ms - BIN_MS else max(last_ms - begin_ms, 0.0)
+
+        on_time_ms = None if busy else after(self.last_late_ms)
+        return Recovery(self.late, self.worst_ms, on_time_ms, after(self.last_bad_ms))
 
     def window(self) -> list[float]:
         """Return the number of messages in the final window at the end of each interval."""
@@ -307,7 +314,7 @@ def release(
     """
     wanted = list(accumulate(due, initial=0.0))
     released, late, worst_ms, first = 0.0, 0.0, 0.0, 0
-    last_late_ms: float | None = 0.0
+    last_late_ms = last_bad_ms = 0.0
     for index in range(len(due)):
         begin_ms, end_ms = index * bin_ms, (index + 1) * bin_ms
         up_ms = bin_ms - max(0, min(end_ms, down_ms[1]) - max(begin_ms, down_ms[0]))
@@ -321,11 +328,15 @@ def release(
         if wanted[index] > released + _ONE:
             # It became due within its interval, in proportion to the messages before it.
             part = (released - wanted[first]) / (wanted[first + 1] - wanted[first])
-            worst_ms = max(worst_ms, end_ms - (first + part) * bin_ms)
-            last_late_ms = end_ms
-    if wanted[-1] > released + _ONE and last_late_ms == len(due) * bin_ms:
-        last_late_ms = None
-    return Recovery(late, worst_ms, last_late_ms)
+            late_ms = end_ms - (first + part) * bin_ms
+            worst_ms, last_late_ms = max(worst_ms, late_ms), end_ms
+            if late_ms > _MINUTE_MS:
+                last_bad_ms = end_ms
+
+    def after(last_ms: float) -> float | None:
+        return None if last_ms == len(due) * bin_ms else last_ms
+
+    return Recovery(late, worst_ms, after(last_late_ms), after(last_bad_ms))
 
 
 def _load(levels: Levels, index: int, before: Sequence[float], record: DayRecord) -> LevelLoad:

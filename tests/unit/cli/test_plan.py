@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from datetime import timedelta
+from pathlib import Path
 
 from click.testing import CliRunner
 
@@ -35,3 +36,53 @@ def test_plan_shows_load_plans_and_figures() -> None:
     assert len(lines.stdout.splitlines()) == len(result["plans"])
     assert CliRunner().invoke(cli, [*base[:-1], "big"]).exit_code == 2
     assert CliRunner().invoke(cli, [*base, "--mean-delay", "40d"]).exit_code == 2
+
+
+def test_a_table_fits_into_80_columns_and_shows_geometric_levels() -> None:
+    words = ["plan", "--rate", "100000", "--max-delay", "365d", "--size", "1KiB"]
+    answer = CliRunner().invoke(cli, words)
+    assert answer.exit_code == 0, answer.output
+    lines = answer.stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert any(line.startswith("30d 2d 3h 15m 1m ") for line in lines)
+    wide = CliRunner().invoke(cli, [*words, "-o", "wide"]).stdout
+    assert "--unit day --max-delay 365d --lead 10m --then hour:1d:5m --then minute:1h:15s" in wide
+    rows = json.loads(CliRunner().invoke(cli, [*words, "-o", "json"]).stdout)["plans"]
+    assert rows[0]["writes"] < min(row["writes"] for row in rows[2:5])
+
+
+SIMULATE = ["plan", "--rate", "1000", "--max-delay", "3d", "--size", "1KiB", "--simulate"]
+SIMULATE += ["--level", "day:3d", "--level", "hour:24h"]
+
+
+def test_a_simulated_day_fits_into_80_columns(tmp_path: Path) -> None:
+    picture = tmp_path / "day.svg"
+    answer = CliRunner().invoke(cli, [*SIMULATE, "--plot", str(picture)])
+    assert answer.exit_code == 0, answer.output
+    assert max(map(len, answer.stdout.splitlines())) <= 80
+    for word in ("1d 1h", "WRITES PER MESSAGE", "PEAK AT", "no mover 12:00 to 13:00"):
+        assert word in answer.stdout
+    assert "handed off per second" in picture.read_text(encoding="utf-8")
+
+
+def test_a_simulated_day_as_json_has_curves() -> None:
+    words = [*SIMULATE, "--at-nine", "0.5", "--days", "2", "--movers", "3", "--dispatchers", "2"]
+    answer = CliRunner().invoke(cli, [*words, "-o", "json"])
+    assert answer.exit_code == 0, answer.output
+    found = json.loads(answer.stdout)
+    assert found["days"] == len(found["growth"]) == 2
+    assert found["mover_rate"] == round(3 * FIGURES["spark_rate"].value)
+    assert found["dispatcher_rate"] == round(2 * FIGURES["burst_rate"].value)
+    assert [part["part"] for part in found["parts"]] == ["DAY", "HOUR", "all levels", "window"]
+    assert {len(curve) for panel in found["curves"].values() for curve in panel.values()} == {8640}
+    assert [case["late"] > 0 for case in found["cases"]][2:] == [True, True]
+
+
+def test_options_of_a_simulation_that_cannot_be_used_are_refused() -> None:
+    words = [word for word in SIMULATE if word != "--simulate"]
+    answer = CliRunner().invoke(cli, words)
+    assert answer.exit_code == 2
+    assert "need --simulate" in answer.output
+    short = CliRunner().invoke(cli, [*SIMULATE[:7], "--simulate", "--level", "day:2d"])
+    assert short.exit_code == 2
+    assert "accepts only" in short.output

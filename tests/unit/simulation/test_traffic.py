@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from delaylevel.errors import InvalidInputError
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.simulation.series import Series, pending
-from delaylevel.simulation.traffic import DAY_MS, NINE_MS, Resolution, Traffic, hop_times
+from delaylevel.simulation.traffic import DAY_MS, NINE_MS, Resolution, Traffic
 
 MONTH_MS = 30 * DAY_MS
 DAYS = PartitionStrategy()
@@ -98,16 +98,6 @@ def test_the_examined_day_is_divided_finely() -> None:
         if cohort.width_ms > 1_800_000:
             for hop_ms in (cohort.published_ms, cohort.due_ms):
                 assert not since_ms < hop_ms < until_ms
-
-
-def test_the_hops_of_a_delay_are_those_of_the_router() -> None:
-    from delaylevel.model.router import Router
-
-    delay_ms = 3 * DAY_MS + 5 * 3_600_000
-    first_ms = 3 * DAY_MS - 600_000
-    # Five hours and ten minutes are left: five hours less the lead go by in the next level.
-    second_ms = first_ms + 5 * 3_600_000 - 300_000
-    assert list(hop_times(Router(LEVELS), delay_ms)) == [first_ms, second_ms, delay_ms]
 
 
 @pytest.mark.parametrize(
