@@ -136,7 +136,7 @@ class LocalMover:
                     complete = False
                     while not (complete or stopping()):
                         portion = _Portion(messages, _FLUSH_EVERY - count, stopping)
-                        count += self._forwarder.forward_all(source, portion, lambda: now_ms)
+                        count += self._forwarder.forward_all(source, portion, self._clock.now_ms)
                         complete = portion.complete
                         moved.append((source, bound if complete else portion.bound(now_ms)))
                         if count >= flush_every:

@@ -45,6 +45,35 @@ def test_a_mover_locks_new_partitions() -> None:
             ]
 
 
+def test_a_long_pass_routes_by_the_time_at_which_it_hands_off() -> None:
+    """A pass over a large backlog can take longer than the lead of the next level."""
+    hours = PartitionStrategy(partition_by=PartitionBy.HOUR, maximum_delay=DAY)
+    with MemoryPulsar() as memory:
+        producer = memory.client().create_producer(
+            "orders", enable_delay_level_topic=True, partition_strategy=[WEEK, hours]
+        )
+        description = producer.description
+        producer.send(b"pay me", deliver_after=DAY + timedelta(hours=2, minutes=55))
+        memory.clock.advance(DAY - timedelta(minutes=10))
+        slow = iter([timedelta(minutes=45)])
+
+        def stopping() -> bool:
+            # The mover asks this after it has found the ready messages.
+            memory.clock.advance(next(slow, timedelta()))
+            return False
+
+        with LocalMover(memory.client(), memory.admin, description, memory.clock) as mover:
+            assert mover.run_once(stopping).total == 1
+        # It is due in 2:20. In the partition for three hours, it would be 35 minutes late.
+        stored = [
+            memory.admin.partition_stats(description.level_topic(1).partition(index))
+            .subscriptions["delaylevel"]
+            .backlog_entries
+            for index in range(4)
+        ]
+        assert stored == [0, 1, 0, 0]
+
+
 STEPS = [timedelta(seconds=60), timedelta(days=20), timedelta(seconds=-60), timedelta(days=-20)]
 
 

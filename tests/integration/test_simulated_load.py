@@ -1,0 +1,181 @@
+"""The simulation, compared with producer, mover and dispatcher on a real broker.
+
+The same strategy in units of seconds, some ten thousand messages in two minutes. The simulation
+knows only the load: rate, delays, peaks. The test compares numbers of messages per second: handed
+off by each level, and pending in the window.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pulsar
+import pytest
+
+from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription
+from delaylevel.model.strategy import Levels, PartitionStrategy
+from delaylevel.simulation.movement import Movement
+from delaylevel.simulation.series import pending
+from delaylevel.simulation.traffic import Resolution, Traffic
+from delaylevel.simulation.year import DayRecord
+from world import RealWorld
+
+pytestmark = [pytest.mark.broker, pytest.mark.long, pytest.mark.timeout(600)]
+
+SECOND_MS = 1000
+LEVELS = Levels(
+    [
+        PartitionStrategy(partition_by=timedelta(seconds=12), maximum_delay=timedelta(seconds=48)),
+        PartitionStrategy(partition_by=timedelta(seconds=3), maximum_delay=timedelta(seconds=12)),
+    ]
+)
+RATE, PUBLISHING_MS, LONGEST_MS, PERIOD_MS = 200, 70_000, 48_000, 120_000
+TRAFFIC = Traffic(
+    rate=RATE,
+    maximum_ms=LONGEST_MS,
+    mean_ms=LONGEST_MS / 2,
+    peak_share=0.3,
+    peak_every_ms=20_000,
+    peak_at_ms=15_000,
+)
+# A producer starts this long after the processes, ms.
+_READY_MS = 8_000
+
+
+def messages(seed: int) -> list[tuple[int, int]]:
+    """Return publish and due times, ms, of single messages of the load, drawn at random."""
+    chosen = random.Random(seed)
+    every, at = TRAFFIC.peak_every_ms, TRAFFIC.peak_at_ms
+    found = []
+    for number in range(RATE * PUBLISHING_MS // SECOND_MS):
+        published_ms = number * SECOND_MS // RATE
+        first = (published_ms - at) // every + 1
+        last = (published_ms + LONGEST_MS - at) // every
+        if chosen.random() < TRAFFIC.peak_share:
+            due_ms = at + every * chosen.randint(first, last)
+        else:
+            due_ms = published_ms + chosen.randint(1, LONGEST_MS)
+        found.append((published_ms, due_ms))
+    return found
+
+
+def publish(producer: Any, sent: Sequence[tuple[int, int]], start_ms: int) -> None:
+    """Send messages at their times; a payload is the number of its message."""
+    for number, (published_ms, due_ms) in enumerate(sent):
+        wait_s = (start_ms + published_ms) / 1000 - time.time()
+        if wait_s > 0:
+            time.sleep(wait_s)
+        producer.send_async(b"%d" % number, None, deliver_at=start_ms + due_ms)
+    producer.flush()
+
+
+def hops(
+    world: RealWorld, description: LevelTopicDescription, target: str, start_ms: int
+) -> dict[int, list[tuple[int, str]]]:
+    """Return times and places at which each message was stored, in order, by its number."""
+    found: dict[int, list[tuple[int, str]]] = {}
+    places = {
+        "0": description.level_topic(0).full,
+        "1": description.level_topic(1).full,
+        "window": description.window_topic.full,
+        "target": target,
+    }
+    for place, topic in places.items():
+        for message in world.stored(topic):
+            at_ms = message.publish_ms - start_ms
+            found.setdefault(int(message.value or b""), []).append((at_ms, place))
+    return {number: sorted(stored) for number, stored in found.items()}
+
+
+def per_second(times_ms: Sequence[int]) -> list[float]:
+    """Return the number of events of each second."""
+    counts = [0.0] * (PERIOD_MS // SECOND_MS)
+    for at_ms in times_ms:
+        if 0 <= at_ms < PERIOD_MS:
+            counts[at_ms // SECOND_MS] += 1
+    return counts
+
+
+def difference(real: Sequence[float], simulated: Sequence[float]) -> float:
+    """Return the sum of the differences of all seconds as a part of the sum of all counts."""
+    apart = sum(abs(one - other) for one, other in zip(real, simulated, strict=True))
+    return apart / sum(simulated)
+
+
+def test_a_real_run_has_the_flows_of_the_simulation(
+    world: RealWorld, cli_process: Callable[..., Any]
+) -> None:
+    description = world.level_topic(LEVELS, final_window=FinalWindow.TRACKER)
+    target = description.targets[0]
+    world.plain_client.subscribe(target, "application", pulsar.ConsumerType.Shared)
+    cli_process("run", description.topic)
+    producer = world.client().create_producer(
+        target,
+        enable_delay_level_topic=True,
+        delay_level_topic=description.topic,
+        partition_strategy=LEVELS,
+        block_if_queue_full=True,
+    )
+    sent = messages(22)
+    start_ms = int(time.time() * 1000) + _READY_MS
+    publish(producer, sent, start_ms)
+    left_s = (start_ms + max(due_ms for _, due_ms in sent)) / 1000 - time.time()
+    time.sleep(max(0.0, left_s))
+    world.eventually(lambda: len(world.stored(target)) >= len(sent), "the last message", seconds=60)
+
+    record = DayRecord(LEVELS, (0, PERIOD_MS), SECOND_MS)
+    resolution = Resolution(coarse=LONGEST_MS // 200)
+    traffic = sorted(TRAFFIC.cohorts(LEVELS, PUBLISHING_MS, (0, PERIOD_MS), resolution))
+    movement = Movement(description, traffic)
+    movement.recorder = record
+    movement.run(PERIOD_MS)
+    simulated = {
+        "handed off by 12s": record.handed[0].values(),
+        "handed off by 3s": record.handed[1].values(),
+        "into the window": record.arrivals.values(),
+        "due": record.released.values(),
+        "pending in the window": record.window(),
+    }
+
+    stored = hops(world, description, target, start_ms)
+    assert set(stored) == set(range(len(sent)))
+    left: dict[str, list[int]] = {"0": [], "1": [], "window": []}
+    for found in stored.values():
+        for (_, place), (next_ms, _) in pairwise(found):
+            left[place].append(next_ms)
+    into = [at for found in stored.values() for at, place in found if place == "window"]
+    arrivals, out = per_second(into), per_second(left["window"])
+    real = {
+        "handed off by 12s": per_second(left["0"]),
+        "handed off by 3s": per_second(left["1"]),
+        "into the window": arrivals,
+        "due": out,
+        "pending in the window": pending(0, arrivals, out),
+    }
+    rows = {
+        name: {
+            "real": round(sum(real[name])),
+            "simulated": round(sum(simulated[name])),
+            "peak real": round(max(real[name])),
+            "peak simulated": round(max(simulated[name])),
+            "difference": round(difference(real[name], simulated[name]), 3),
+        }
+        for name in simulated
+    }
+    print(json.dumps(rows, indent=1))
+    if folder := os.environ.get("DELAYLEVEL_SIMULATED_LOAD"):
+        curves = {"real": real, "simulated": simulated, "rows": rows}
+        Path(folder, "curves.json").write_text(json.dumps(curves))
+    for name, row in rows.items():
+        assert row["real"] == pytest.approx(row["simulated"], rel=0.04), (name, row)
+        # Two hundred messages per second, drawn at random, differ by a tenth.
+        assert row["difference"] < 0.2, (name, row)
+        assert row["peak real"] == pytest.approx(row["peak simulated"], rel=0.25), (name, row)
