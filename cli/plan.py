@@ -177,9 +177,8 @@ def plan(
             "--days, --level, --movers, --dispatchers and --plot need --simulate"
         )
     best, *others = planning.plans(load)
-    rows = [
-        plan_view(item) for item in (best, *planning.geometric_plans(load, best.levels), *others)
-    ]
+    geometric = planning.geometric_plans(load, [best, *others])
+    rows = [plan_view(item) for item in (best, *geometric, *others)]
     if output == "json":
         figures = {
             name: {"value": figure.value, "unit": figure.unit, "command": figure.command}
@@ -208,7 +207,7 @@ def _simulated(
     dispatchers: int | None,
     plot: Path | None,
 ) -> SimulatedDay:
-    """Simulate a load with the given levels, or with the recommended ones."""
+    """Return a simulated day of a load with the given levels, or with the recommended ones."""
     if plot is not None:
         check_plot(plot)
     if given and given[0].maximum_delay < load.maximum_delay:

@@ -26,6 +26,8 @@ READABLE = (
     *(timedelta(days=count) for count in _DAYS),
 )
 _MOST_LEVELS = 6
+# A list is worth a mention if it needs at most this part of the partitions of the one before.
+_WORTH_A_HOP = 0.8
 
 
 def default_lead(unit: timedelta) -> timedelta:
@@ -81,17 +83,23 @@ def _cheapest(
     return min(found, default=None, key=lambda item: (item[0], item[1]))
 
 
-def geometric_lists(maximum: timedelta, finest: timedelta, limit: int) -> Iterator[Levels]:
-    """Yield lists of two and more levels, each with fewer partitions than the ones before.
+def geometric_lists(
+    maximum: timedelta, finest: timedelta, limit: int, fewest: int | None = None
+) -> Iterator[Levels]:
+    """Yield lists of two and more levels, each with clearly fewer partitions than the ones before.
 
     Args:
         limit: largest number of partitions of a level.
+        fewest: number of partitions to start from; by default that of the finest level alone.
     """
-    fewest = partition_count(maximum, finest) if finest < maximum else 0
+    if fewest is None:
+        fewest = partition_count(maximum, finest) if finest < maximum else 0
     for count in range(2, _MOST_LEVELS + 1):
         levels = geometric_levels(maximum, finest, count)
-        if levels is None or levels.partitions >= fewest:
+        if levels is None:
             return
+        if levels.partitions > _WORTH_A_HOP * fewest:
+            continue
         if all(level.partitions <= limit for level in levels):
             fewest = levels.partitions
             yield levels

@@ -7,7 +7,7 @@ Unless a mean is given, delays are spread evenly between zero and the longest on
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -246,15 +246,23 @@ def plans(load: Load) -> list[Plan]:
     return [best, *sorted(rest, key=lambda item: (len(item.levels), item.partitions))]
 
 
-def geometric_plans(load: Load, finest: Levels) -> list[Plan]:
-    """Return plans with units that grow geometrically and with fewer partitions than other levels.
+def geometric_plans(load: Load, named: Sequence[Plan]) -> list[Plan]:
+    """Return plans with units that grow geometrically, for each last unit of lists of named units.
 
-    Args:
-        finest: these other levels, such as the recommended ones. The last unit is the same.
+    Each has clearly fewer partitions than the first of the lists of several named units with this
+    last unit, and than those with fewer levels.
     """
-    unit = finest.strategies[-1].unit
-    lists = geometric_lists(load.maximum_delay, unit, load.partition_limit)
-    return [plan(load, levels) for levels in lists if levels.partitions < finest.partitions]
+    first: dict[int, Plan] = {}
+    for item in named:
+        if len(item.levels) > 1:
+            first.setdefault(item.levels[-1].unit_ms, item)
+    known = {item.levels for item in named}
+    found = []
+    for unit_ms, item in first.items():
+        unit = timedelta(milliseconds=unit_ms)
+        lists = geometric_lists(load.maximum_delay, unit, load.partition_limit, item.partitions)
+        found += [plan(load, levels) for levels in lists if levels not in known]
+    return found
 
 
 def _lists(load: Load) -> Iterator[Levels]:

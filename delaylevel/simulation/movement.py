@@ -31,7 +31,7 @@ class Cohort(NamedTuple):
     Attributes:
         published_ms: middle of the interval in which the application published them, ms.
         due_ms: due time of the message in the middle, ms.
-        count: number of messages.
+        messages: number of messages.
         width_ms: length of the interval, ms; 0 if all were published at once.
         rigid: True if all have the same delay, so that they keep their distances on every hop;
             False if all have the same due time.
@@ -39,7 +39,7 @@ class Cohort(NamedTuple):
 
     published_ms: int
     due_ms: int
-    count: float
+    messages: float
     width_ms: int = 0
     rigid: bool = True
 
@@ -200,8 +200,8 @@ class Movement:
             level, bound_ms = source.level, source.ready_until_ms(now_ms)
             while queue and queue[0][0] <= bound_ms:
                 cohort = queue.popleft()[1]
-                clock_ms += cohort.count * per_message_ms
-                self.stored[level] -= cohort.count
+                clock_ms += cohort.messages * per_message_ms
+                self.stored[level] -= cohort.messages
                 self.recorder.handed_off(level, clock_ms, cohort)
                 hop = decide(cohort.due_ms, int(clock_ms), level)
                 if hop.hop is Hop.PARK:
@@ -222,7 +222,7 @@ class Movement:
         # A pass schedules the partitions of its own list itself, when it is done with them.
         if not self._scheduled[index] and len(self._queues[index]) == 1:
             self._schedule(index)
-        self.stored[level] += cohort.count
+        self.stored[level] += cohort.messages
         self.recorder.parked(level, now_ms, cohort, came_from)
 
     def _schedule(self, index: int) -> None:

@@ -1,12 +1,11 @@
 """Storage, loads, peaks and recoveries of a level topic: a simulation up to one examined day.
 
 Traffic begins with empty levels. After more days than the longest delay, storage is steady. The
-last day is examined four times, each time from the same state:
+last day is examined several times, each time from the same state:
 
 - with a mover of any speed, for the loads that the traffic demands;
-- with the given rates of mover and dispatchers;
-- the same, with an outage of the mover;
-- the same, with an outage of the dispatchers.
+- with a mover of the given rate, without and with an outage;
+- with dispatchers of the given rate, without and with an outage, and a mover that is in time.
 
 The dispatchers are simulated by numbers of due messages only: they release in order of the due
 times, at a constant rate.
@@ -176,11 +175,11 @@ class DayRecord:
 
     def parked(self, level: int, now_ms: float, cohort: Cohort, came_from: int | None) -> None:
         """Count a cohort that was published to a level."""
-        self.added[level].add(now_ms, cohort.count, self._width_ms(cohort, came_from))
+        self.added[level].add(now_ms, cohort.messages, self._width_ms(cohort, came_from))
 
     def handed_off(self, level: int, now_ms: float, cohort: Cohort) -> None:
         """Count a cohort that leaves a level."""
-        self.handed[level].add(now_ms, cohort.count, self._width_ms(cohort, level))
+        self.handed[level].add(now_ms, cohort.messages, self._width_ms(cohort, level))
 
     def arrived(self, now_ms: float, cohort: Cohort, came_from: int | None) -> None:
         """Count a cohort that was published to the final window or the business topic."""
@@ -188,13 +187,13 @@ class DayRecord:
         if now_ms < begin_ms:
             if cohort.due_ms < begin_ms:
                 return
-            self.waiting += cohort.count
+            self.waiting += cohort.messages
         else:
-            self.arrivals.add(now_ms, cohort.count, self._width_ms(cohort, came_from))
+            self.arrivals.add(now_ms, cohort.messages, self._width_ms(cohort, came_from))
         due_ms = max(now_ms, cohort.due_ms)
-        self.released.add(due_ms, cohort.count, cohort.width_ms if cohort.rigid else 0)
+        self.released.add(due_ms, cohort.messages, cohort.width_ms if cohort.rigid else 0)
         if now_ms > cohort.due_ms:
-            self.late += cohort.count
+            self.late += cohort.messages
             self.worst_ms = max(self.worst_ms, now_ms - cohort.due_ms)
             self.last_late_ms = max(self.last_late_ms, now_ms)
             if now_ms - cohort.due_ms > _MINUTE_MS:
@@ -262,19 +261,19 @@ def simulate(
     last_ms = end_ms + DAY_MS // resolution.fine
     before, untouched = list(movement.stored), copy.deepcopy(record)
 
-    def examine(rate: float, outage: tuple[int, int] = (0, 0)) -> tuple[DayRecord, Recovery]:
+    def examine(rate: float, outage: tuple[int, int] = (0, 0)) -> Recovery:
         fork = movement.fork(rest)
         fork.rate = rate
         fork.outage_ms = (begin_ms + outage[0], begin_ms + outage[1])
         found = fork.recorder = copy.deepcopy(untouched)
         fork.run(last_ms)
-        return found, found.recovery(fork.busy_until_ms > last_ms)
+        return found.recovery(fork.busy_until_ms > last_ms)
 
-    limited, at_rate = examine(mover_rate)
-    _, outage = examine(mover_rate, outage_ms)
+    at_rate, outage = examine(mover_rate), examine(mover_rate, outage_ms)
     movement.run(last_ms)
     growth.append(max(0.0, sum(movement.stored)))
-    due = limited.released.values()
+    # The dispatchers by themselves: with a mover that is in time.
+    due = record.released.values()
     down_ms = (outage_ms[0], outage_ms[1] + round(rebuild_s * 1000))
     return SimulatedDay(
         levels=levels,

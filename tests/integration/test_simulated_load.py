@@ -171,7 +171,7 @@ def test_a_real_run_has_the_flows_of_the_simulation(
         for name in simulated
     }
     print(json.dumps(rows, indent=1))
-    if folder := os.environ.get("DELAYLEVEL_SIMULATED_LOAD"):
+    if folder := os.environ.get("SIMULATED_LOAD_FOLDER"):
         curves = {"real": real, "simulated": simulated, "rows": rows}
         Path(folder, "curves.json").write_text(json.dumps(curves))
     for name, row in rows.items():

@@ -6,6 +6,7 @@ import shlex
 from datetime import timedelta
 from itertools import combinations
 
+import pulsar
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -22,6 +23,7 @@ from delaylevel.model.path import hop_times
 from delaylevel.model.plan import Load, geometric_plans, plan, plans
 from delaylevel.model.router import Router
 from delaylevel.model.strategy import Levels, PartitionBy, PartitionStrategy, partition_count
+from delaylevel.testing import MemoryPulsar
 
 DAY, HOUR, MINUTE = timedelta(days=1), timedelta(hours=1), timedelta(minutes=1)
 YEAR = 365 * DAY
@@ -94,7 +96,7 @@ def test_lists_get_longer_and_need_fewer_partitions() -> None:
 def test_a_plan_counts_the_writes_and_the_peak() -> None:
     load = Load(100_000, YEAR, 1024, nine_share=0.1)
     named = plan(load, DAYS_AND_HOURS)
-    (three, four, *_) = geometric_plans(load, DAYS_AND_HOURS)[1:]
+    (three, four, *_) = geometric_plans(load, [named])[1:]
     assert (three.partitions, four.partitions) == (60, 36)
     assert 3.9 < named.writes < 4 < three.writes < four.writes < 6
     # 864 million messages within the hour before nine.
@@ -106,8 +108,11 @@ def test_a_plan_counts_the_writes_and_the_peak() -> None:
 
 def test_named_units_stay_recommended() -> None:
     load = Load(2000, 30 * DAY, 1024)
-    assert plans(load)[0].partitions == 111
-    assert all(item.partitions < 111 for item in geometric_plans(load, plans(load)[0].levels))
+    named = plans(load)
+    assert named[0].partitions == 111
+    by_unit = {"MINUTE": 111, "HOUR": 52, "DAY": 29}
+    for item in geometric_plans(load, named):
+        assert item.partitions < by_unit[item.levels[-1].name]
 
 
 @pytest.mark.parametrize("count", [2, 4, 6])
@@ -124,3 +129,25 @@ def parsed(options: str) -> Levels:
     given = dict(values)
     first = parse_level(f"{given['--unit']}:{given['--max-delay']}:{given['--lead']}")
     return Levels([first, *(parse_level(text) for name, text in values if name == "--then")])
+
+
+def test_a_message_delayed_by_a_year_is_on_time_after_few_hops() -> None:
+    levels = geometric_levels(YEAR, HOUR, 4)
+    assert levels is not None
+    delay = YEAR - timedelta(days=3, hours=5, minutes=7)
+    with MemoryPulsar() as memory:
+        producer = memory.client().create_producer(
+            "orders",
+            enable_delay_level_topic=True,
+            partition_strategy=list(levels.strategies),
+            final_window="tracker",
+        )
+        consumer = memory.client().subscribe("orders", "billing")
+        producer.send(b"a year later", deliver_after=delay)
+        report = memory.advance(delay - timedelta(milliseconds=2))
+        hops = hop_times(Router(levels), delay // timedelta(milliseconds=1))
+        assert report.total == len(hops) - 1 == 3
+        with pytest.raises(pulsar.Timeout):
+            consumer.receive(0)
+        memory.advance(timedelta(milliseconds=4))
+        assert consumer.receive(0).data() == b"a year later"

@@ -50,14 +50,14 @@ class Hops(NoRecord):
     def parked(self, level: int, now_ms: float, cohort: Cohort, came_from: int | None) -> None:
         self.of[cohort].append((now_ms, level))
         if came_from is None:
-            self.parked_messages += cohort.count
+            self.parked_messages += cohort.messages
 
     def handed_off(self, level: int, now_ms: float, cohort: Cohort) -> None:
-        self.handed_ms.append((now_ms, cohort.count))
+        self.handed_ms.append((now_ms, cohort.messages))
 
     def arrived(self, now_ms: float, cohort: Cohort, came_from: int | None) -> None:
         self.of[cohort].append((now_ms, -1))
-        self.arrived_messages += cohort.count
+        self.arrived_messages += cohort.messages
 
 
 def moving(cohorts: Iterable[Cohort], among: Levels = THREE) -> tuple[Movement, Hops]:
@@ -102,16 +102,16 @@ def test_cohorts_of_one_message_move_as_each_message_by_itself(seed: int) -> Non
 def test_what_was_published_is_stored_or_has_arrived_after_each_step(
     seed: int, rate: float
 ) -> None:
-    sent = [cohort._replace(count=1 + index % 7) for index, cohort in enumerate(messages(seed))]
+    sent = [cohort._replace(messages=1 + index % 7) for index, cohort in enumerate(messages(seed))]
     movement, hops = moving(sent)
     movement.rate = rate
     for until_ms in range(0, 400_000, 7_000):
         movement.run(until_ms)
-        stored = sum(cohort.count for _, queue in movement.contents() for _, cohort in queue)
+        stored = sum(cohort.messages for _, queue in movement.contents() for _, cohort in queue)
         assert stored == pytest.approx(sum(movement.stored))
         parked = sum(len(movement_hops) > 0 for movement_hops in hops.of.values())
         assert parked >= sum(cohort.published_ms < until_ms for cohort in sent)
-        published = sum(cohort.count for cohort in sent if cohort in hops.of)
+        published = sum(cohort.messages for cohort in sent if cohort in hops.of)
         assert published == stored + hops.arrived_messages
     if rate == math.inf:
         assert not any(movement.stored)

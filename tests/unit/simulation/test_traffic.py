@@ -24,7 +24,7 @@ COARSE = Resolution(strata=30, coarse=60, fine=48, later=6)
 def total(traffic: Traffic, days: int, examined: int = 3) -> float:
     examined_ms = (examined * DAY_MS, (examined + 1) * DAY_MS)
     return sum(
-        cohort.count for cohort in traffic.cohorts(LEVELS, days * DAY_MS, examined_ms, COARSE)
+        cohort.messages for cohort in traffic.cohorts(LEVELS, days * DAY_MS, examined_ms, COARSE)
     )
 
 
@@ -42,8 +42,8 @@ def test_all_messages_are_in_cohorts(
 def test_delays_have_the_given_mean(mean: float) -> None:
     traffic = Traffic(100, MONTH_MS, mean * MONTH_MS)
     cohorts = list(traffic.cohorts(LEVELS, DAY_MS // 2, NEVER, Resolution(coarse=60)))
-    found = sum(cohort.count * (cohort.due_ms - cohort.published_ms) for cohort in cohorts)
-    assert found / sum(cohort.count for cohort in cohorts) == pytest.approx(
+    found = sum(cohort.messages * (cohort.due_ms - cohort.published_ms) for cohort in cohorts)
+    assert found / sum(cohort.messages for cohort in cohorts) == pytest.approx(
         mean * MONTH_MS, rel=0.02
     )
     for part in (0.1, 0.5, 0.9):
@@ -71,12 +71,12 @@ def test_a_share_is_due_at_nine() -> None:
     cohorts = list(traffic.cohorts(LEVELS, 3 * DAY_MS, (DAY_MS, 2 * DAY_MS), COARSE))
     at_nine = [cohort for cohort in cohorts if not cohort.rigid]
     assert all(0 <= cohort.due_ms % DAY_MS - NINE_MS < 600_000 for cohort in at_nine)
-    assert sum(cohort.count for cohort in at_nine) == pytest.approx(0.25 * 100 * 3 * 86_400)
+    assert sum(cohort.messages for cohort in at_nine) == pytest.approx(0.25 * 100 * 3 * 86_400)
     # Each day gets its part.
     by_day: dict[int, float] = {}
     for cohort in at_nine:
         day = cohort.due_ms // DAY_MS
-        by_day[day] = by_day.get(day, 0.0) + cohort.count
+        by_day[day] = by_day.get(day, 0.0) + cohort.messages
     middle = [by_day[day] for day in range(5, 28)]
     assert max(middle) < 1.1 * min(middle)
 
@@ -86,7 +86,7 @@ def test_delays_that_no_peak_fits_into_are_due_at_any_time() -> None:
     traffic = Traffic(100, hour_ms, hour_ms / 2, 1.0)
     levels = Levels(PartitionStrategy(partition_by="MINUTE", maximum_delay=timedelta(hours=1)))
     cohorts = list(traffic.cohorts(levels, DAY_MS, NEVER, COARSE))
-    assert sum(cohort.count for cohort in cohorts) == pytest.approx(100 * 86_400)
+    assert sum(cohort.messages for cohort in cohorts) == pytest.approx(100 * 86_400)
     peaks = [cohort for cohort in cohorts if not cohort.rigid]
     assert all(8 * hour_ms - 600_000 < cohort.published_ms < NINE_MS for cohort in peaks)
 
