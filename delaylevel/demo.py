@@ -177,7 +177,7 @@ def run(
         client = DelayLevelClient.from_connection(connection, logger=logger)
         stack.callback(client.close)
         admin = stack.enter_context(Admin.from_connection(connection))
-        snapshot = Snapshot("starting Spark, which takes about ten seconds", messages)
+        snapshot = Snapshot("starting Spark, which takes 10 to 30 seconds", messages)
         show(snapshot)
         demo = _Demonstration(client, admin, snapshot, show)
         for index, (topic, schema, _) in enumerate(_TOPICS):

@@ -15,6 +15,7 @@ import pytest
 
 from delaylevel.cluster.connection import Connection
 from pages import ROOT, Block, blocks
+from plain_install import modules_of
 from shell import NotSeenError, Shell
 from walk import LIMIT_S, PAGES, WAYS, walk
 
@@ -74,12 +75,13 @@ def test_the_extras_of_the_first_block_suffice(
     answers = each(lines, extras, environment, tmp_path)
     for words, (code, output) in zip(lines, answers, strict=True):
         assert code == 0, f"{words}: {output}"
-    # The proof is worth something: less is not enough.
-    if page == PAGES[1]:
-        wanted = [words for words in lines if words[0] == "pending"]
-        ((code, output),) = each(wanted, ["window"], environment, tmp_path)
-        assert code != 0
-        assert "delaylevel[inspect]" in output
+
+
+def test_modules_of_other_extras_are_hidden() -> None:
+    window = modules_of(["window"])
+    assert {"numpy", "pyroaring"} <= window
+    assert not {"duckdb", "pyspark", "waitress"} & window
+    assert "duckdb" in modules_of(["window", "inspect"])
 
 
 def each(
