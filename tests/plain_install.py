@@ -1,8 +1,8 @@
 """The ``delaylevel`` program as in an install without extras, for tests in a process of their own.
 
 It takes the arguments of the program, or ``--each`` and lines of JSON arrays on stdin: then it runs
-all these commands, and prints a line of JSON for each of them. Before these, ``--extras a,b`` names
-extras that are installed.
+all these commands, and prints a line of JSON for each of them. From the line ``["--extras", "a"]``
+on, the extra ``a`` is installed, too.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ OPTIONAL = (
 class Absent:
     """An import hook that finds no optional module.
 
-    Args:
-        present: the optional modules that it lets pass.
+    Attributes:
+        absent: the optional modules.
     """
 
-    def __init__(self, present: Iterable[str] = ()) -> None:
-        self._absent = frozenset(OPTIONAL) - frozenset(present)
+    def __init__(self) -> None:
+        self.absent = set(OPTIONAL)
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
-        if name.partition(".")[0] in self._absent:
+        if name.partition(".")[0] in self.absent:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 
@@ -67,14 +67,18 @@ def modules_of(extras: Iterable[str]) -> set[str]:
     }
 
 
-def each() -> None:
+def each(hook: Absent) -> None:
     """Run the commands on stdin."""
     from click.testing import CliRunner
 
     from delaylevel.cli.main import cli
 
     for line in sys.stdin:
-        result = CliRunner().invoke(cli, json.loads(line))
+        words = json.loads(line)
+        if words[0] == "--extras":
+            hook.absent -= modules_of(words[1:])
+            continue
+        result = CliRunner().invoke(cli, words)
         bug = result.exception
         trace = ""
         if bug is not None and not isinstance(bug, SystemExit):
@@ -83,13 +87,10 @@ def each() -> None:
 
 
 if __name__ == "__main__":
-    present: set[str] = set()
-    if sys.argv[1:2] == ["--extras"]:
-        present = modules_of(sys.argv[2].split(","))
-        del sys.argv[1:3]
-    sys.meta_path.insert(0, Absent(present))  # type: ignore[arg-type]
+    absent = Absent()
+    sys.meta_path.insert(0, absent)  # type: ignore[arg-type]
     if sys.argv[1:] == ["--each"]:
-        each()
+        each(absent)
     else:
         from delaylevel.cli.main import main
 
