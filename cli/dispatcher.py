@@ -80,7 +80,7 @@ def run(
         # of them with -v. The dispatcher logs the events that matter.
         verbosity = settings_of(click.get_current_context()).verbosity
         logger = client_log.for_verbosity(verbosity if verbosity > 1 else 0)
-        open_client = partial(connection.open_client, logger=logger)
+        open_client = partial(connection.open_service_client, logger=logger)
         client = stack.enter_context(contextlib.closing(open_client()))
         admin = stack.enter_context(Admin.from_connection(connection))
         service = Dispatcher(client, admin, topics, settings, target_client=open_client)

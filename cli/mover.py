@@ -247,7 +247,7 @@ def _run_local(
     with contextlib.ExitStack() as stack:
         # Attempts to lock what another mover has fail, and the client would log each with -v.
         logger = client_log.for_verbosity(program.verbosity if program.verbosity > 1 else 0)
-        open_client = partial(connection.open_client, logger=logger)
+        open_client = partial(connection.open_service_client, logger=logger)
         client = stack.enter_context(contextlib.closing(open_client()))
         admin = stack.enter_context(Admin.from_connection(connection))
         described = [movable(admin, name) for name in dict.fromkeys(topics)]

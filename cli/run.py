@@ -86,7 +86,7 @@ def run(
         # with -v. The service logs the events that matter.
         verbosity = settings_of(click.get_current_context()).verbosity
         logger = client_log.for_verbosity(verbosity if verbosity > 1 else 0)
-        open_client = partial(connection.open_client, logger=logger)
+        open_client = partial(connection.open_service_client, logger=logger)
         admin = stack.enter_context(Admin.from_connection(connection))
         service = LocalService(
             open_client,

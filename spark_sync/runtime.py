@@ -38,7 +38,7 @@ class Runtime:
             connection = Connection.load(**dict(options.connection))  # type: ignore[arg-type]
             self.admin = Admin.from_connection(connection)
             open_client = partial(
-                connection.open_client,
+                connection.open_service_client,
                 logger=client_log.to_stderr(),
                 stats_interval_in_seconds=0,  # unused, and they time each message
             )

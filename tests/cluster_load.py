@@ -45,7 +45,6 @@ ONE_LEVEL = Levels(
     [PartitionStrategy(partition_by=timedelta(seconds=5), maximum_delay=timedelta(minutes=4))]
 )
 KEYS = 16
-_RECONNECT_S = 3
 
 
 class Gaps:
@@ -76,7 +75,7 @@ class Arrivals:
     """
 
     def __init__(self, connection: Connection, topic: str, stop: threading.Event) -> None:
-        short = {"operation_timeout_seconds": _RECONNECT_S}
+        short = {"operation_timeout_seconds": 10, "connection_timeout_ms": 2_000}
         self._open_client = partial(connection.open_client, logger=QUIET, **short)
         self._topic = topic
         self._stop = stop

@@ -210,6 +210,26 @@ class Connection(BaseModel):
 
         return pulsar.Client(**{**self.client_kwargs(), **options})
 
+    def open_service_client(self, **options: Any) -> Any:
+        """Return a new client for movers and dispatchers; the caller closes it.
+
+        If several hosts are named, it is a
+        :class:`~delaylevel.cluster.failover_client.FailoverClient`, otherwise a ``pulsar.Client``.
+
+        Args:
+            options: as for `open_client`.
+
+        Raises:
+            ConfigError: as for `open_client`.
+        """
+        if "," not in self.service_url:
+            return self.open_client(**options)
+        from .failover_client import FailoverClient
+
+        return FailoverClient(
+            lambda url: self.open_client(**{**options, "service_url": url}), self.service_url
+        )
+
 
 def require_reachable(connection: Connection) -> None:
     """Connect to the service address, so that an absent broker is reported at once.

@@ -1,0 +1,142 @@
+"""A Pulsar client for services that goes on with the other brokers while one of them hangs.
+
+The client asks the hosts of its address in turn, and needs two answers for each producer, reader or
+consumer that it opens. If one of two hosts accepts connections and never answers (its process is
+suspended, or its machine has no memory left), one of the two requests goes there. So every opening
+fails with ConnectError, as long as that host hangs. Seen with pulsar-client 3.13.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import ssl
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+from urllib.parse import urlsplit
+
+import pulsar
+
+from .background import in_thread
+from .failures import close_quietly
+
+log = logging.getLogger(__name__)
+
+_ANSWER_S = 3.0
+# Former clients keep their producers and consumers until their owners open other ones.
+_MOST_CLIENTS = 8
+# A command of the protocol, CONNECT without credentials: any answer shows that the broker is alive.
+_COMMAND = b"\x08\x02\x12\x0e\x0a\x0adelaylevel\x20\x13"
+_FRAME = (len(_COMMAND) + 4).to_bytes(4, "big") + len(_COMMAND).to_bytes(4, "big") + _COMMAND
+
+
+class FailoverClient:
+    """The part of ``pulsar.Client`` that movers and dispatchers use, for several hosts.
+
+    If an operation fails because a host hangs, another client that knows only the hosts that answer
+    repeats it, and serves from then on. Any number of threads may use it.
+
+    Args:
+        open_client: function that returns a new ``pulsar.Client`` for a service URL.
+        service_url: ``pulsar://one:6650,two:6650``.
+        answers: function that returns True if a host answers.
+    """
+
+    def __init__(
+        self,
+        open_client: Callable[[str], Any],
+        service_url: str,
+        answers: Callable[..., bool] | None = None,
+    ) -> None:
+        self._open_client = open_client
+        self._scheme, _, rest = service_url.partition("://")
+        self._hosts = tuple(host.strip() for host in rest.split("/")[0].split(","))
+        self._answers = answers or host_answers
+        self._lock = threading.Lock()
+        self._present = self._hosts
+        self._clients = [open_client(service_url)]
+
+    def create_producer(self, *args: Any, **kwargs: Any) -> Any:
+        """Create a producer; arguments and errors are those of ``pulsar.Client``."""
+        return self._call("create_producer", args, kwargs)
+
+    def create_reader(self, *args: Any, **kwargs: Any) -> Any:
+        """Create a reader; arguments and errors are those of ``pulsar.Client``."""
+        return self._call("create_reader", args, kwargs)
+
+    def subscribe(self, *args: Any, **kwargs: Any) -> Any:
+        """Subscribe to a topic; arguments and errors are those of ``pulsar.Client``."""
+        return self._call("subscribe", args, kwargs)
+
+    def get_topic_partitions(self, topic: str) -> Any:
+        """Return the partitions of a topic; errors are those of ``pulsar.Client``."""
+        return self._call("get_topic_partitions", (topic,), {})
+
+    def close(self) -> None:
+        """Close everything that was opened."""
+        with self._lock:
+            clients, self._clients = self._clients, self._clients[-1:]
+        for client in clients:
+            client.close()
+
+    def shutdown(self) -> None:
+        """End at once, without waiting for the broker."""
+        for client in self._clients:
+            client.shutdown()
+
+    def _call(self, operation: str, args: Any, kwargs: Any) -> Any:
+        client = self._clients[-1]
+        try:
+            return getattr(client, operation)(*args, **kwargs)
+        except (pulsar.ConnectError, pulsar.Timeout):
+            if not self._replace(client):
+                raise
+        return getattr(self._clients[-1], operation)(*args, **kwargs)
+
+    def _replace(self, failed: Any) -> bool:
+        """Open a client for the hosts that answer; return False if that is no change."""
+        with self._lock:
+            if self._clients[-1] is not failed:
+                return True  # another thread has done it
+            with ThreadPoolExecutor(len(self._hosts), "delaylevel-hosts") as threads:
+                ask = partial(self._answers, secure=self._scheme == "pulsar+ssl")
+                found = list(threads.map(ask, self._hosts))
+            present = tuple(
+                host for host, answers in zip(self._hosts, found, strict=True) if answers
+            )
+            if not present or present == self._present:
+                return False
+            away = ", ".join(host for host in self._hosts if host not in present)
+            log.warning("hosts of the cluster that do not answer: %s", away or "none")
+            self._present = present
+            self._clients.append(self._open_client(f"{self._scheme}://{','.join(present)}"))
+            if len(self._clients) > _MOST_CLIENTS:
+                in_thread(partial(close_quietly, self._clients.pop(0), "client"))
+        return True
+
+
+def host_answers(host: str, secure: bool) -> bool:
+    """Return True if a broker answers at ``host:port``; a refusal is an answer.
+
+    Args:
+        secure: True for TLS; its handshake is the answer.
+    """
+    try:
+        parts = urlsplit(f"//{host}")
+        address = parts.hostname or "", parts.port or (6651 if secure else 6650)
+        with socket.create_connection(address, _ANSWER_S) as connection:
+            connection.settimeout(_ANSWER_S)
+            if secure:
+                context = ssl.create_default_context()
+                context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+                with contextlib.suppress(ssl.SSLError), context.wrap_socket(connection):
+                    pass
+                return True
+            connection.sendall(_FRAME)
+            return bool(connection.recv(1))
+    except (OSError, ValueError):
+        return False
