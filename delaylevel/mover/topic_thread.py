@@ -172,7 +172,7 @@ class TopicThread(threading.Thread):
 
     def _serve(self) -> None:
         """Lock the level topic, and hand off until stopped or until the lock is lost."""
-        if self._stats.failures:
+        if self._stats.state == "failing":
             self.description = self._describe()
         with self._acquire(self.description) as mover:
             if self._stats.state in ("standby", "starting"):
