@@ -73,10 +73,15 @@ class PartitionLock:
 
     def start_positions(self, sources: Sequence[SourcePartition]) -> Mapping[str, Position]:
         """Return the first position that is not acknowledged, by partition."""
-        return {
-            source.topic: self._admin.mark_delete_position(source.name, SUBSCRIPTION).next_entry
-            for source in sources
-        }
+
+        def start(source: SourcePartition) -> Position:
+            return self._admin.mark_delete_position(source.name, SUBSCRIPTION).next_entry
+
+        if len(sources) <= _FEW:
+            return {source.topic: start(source) for source in sources}
+        with ThreadPoolExecutor(_THREADS, "delaylevel-lock") as threads:
+            names = [source.topic for source in sources]
+            return dict(zip(names, threads.map(start, sources), strict=True))
 
     def acknowledge(self, source: SourcePartition, end: Position) -> None:
         """Acknowledge everything before ``end``, cumulatively.

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 from delaylevel.cluster.port import TopicAdmin
-from delaylevel.errors import BrokerError, LevelTopicError
+from delaylevel.errors import BrokerError, LevelTopicError, NotFoundError
 from delaylevel.model.clock import Clock, SystemClock
 from delaylevel.model.level_topic import LevelTopicDescription, Mover
 from delaylevel.model.report import ForwardReport
+from delaylevel.model.source_partition import SourcePartition, source_partitions
 from delaylevel.topics import registry as topics
 from delaylevel.topics.reporting import REPORTED_ROLES
 from delaylevel.topics.stats import LevelTopicStats, read_stats
 
 from .local import LocalMover
+from .ready import SEARCH_THREADS
 from .topic_thread import MoverStats, TopicThread
 
 
@@ -192,15 +196,22 @@ class MoverService:
         )
 
     def _served(self, topic: str) -> LevelTopicDescription:
-        """Return the description of a level topic once the broker serves all of its topics.
+        """Return the description of a level topic once the broker serves its source partitions.
 
         While a broker fails over, the client would block, and make growing pauses between its
         attempts. Here, requests fail at once, so the mover notices the end within two seconds.
 
         Raises:
             LevelTopicError: as for `movable`.
-            BrokerError: a topic is not served now.
+            BrokerError: a partition is not served now.
         """
         description = movable(self._admin, topic)
-        read_stats(self._admin, description, as_described=True)
+
+        # Not by the statistics of a whole topic: a broker waits for the one that is away, for 30 s.
+        def look(source: SourcePartition) -> None:
+            with suppress(NotFoundError):
+                self._admin.last_message_id(source.name)
+
+        with ThreadPoolExecutor(SEARCH_THREADS, "delaylevel-look") as threads:
+            list(threads.map(look, source_partitions(description)))
         return description
