@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.broker, pytest.mark.long, pytest.mark.timeout(600)]
 # The end of the messages is behind that of every interruption.
 SECONDS = 75.0
 # A broker's session, the other broker's takeover, and the pauses of clients and movers.
-MOST_S = DEFAULT_SESSION_MS / 1000 + 45
+MOST_S = DEFAULT_SESSION_MS / 1000 + 60
 
 
 @pytest.fixture(scope="module")
