@@ -29,7 +29,7 @@ from delaylevel.model.topic_name import TopicName
 NAME = "loopback"
 #: Pulsar's own default: a broker that dies is noticed after this time.
 DEFAULT_SESSION_MS = 30_000
-_START_S = 120.0
+_START_S = 300.0
 _STOP_S = 60.0
 
 _ZOOKEEPER = {
