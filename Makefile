@@ -18,7 +18,7 @@ export PYSPARK_DRIVER_PYTHON = $(PYSPARK_PYTHON)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all unit lint format typecheck wheel wheel-check walk java pytest reference screens broker broker-stop fetch bench torture install clean distclean
+.PHONY: help demo test test-all unit lint format typecheck wheel wheel-check walk java pytest reference screens broker broker-stop fetch bench torture versions install clean distclean
 
 help: ## Show this list
 	@echo "Usage: make TARGET"
@@ -93,6 +93,9 @@ bench: fetch ## Install the peers of the benchmarks, and run these
 		test -f "$$file" || continue; found=yes; \
 		echo "$$file"; $(BIN)/python "$$file"; \
 	done; test -n "$$found" || echo "There are no benchmarks yet."
+
+versions: $(STAMP) ## Run tests with other versions of Pulsar, client, Python and PySpark; downloads several GB
+	$(BIN)/python tools/make_versions.py
 
 install: $(STAMP) ## Create the virtual environment
 

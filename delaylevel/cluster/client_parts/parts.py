@@ -38,6 +38,7 @@ class ClientPart(Enum):
     SCHEMA = ("find the schema of a producer or consumer", "the argument schema=")
     ASYNC_OPENING = ("close a producer that nobody waits for", "a task of its own")
     ASYNC_CALLS = ("flush and close in threads", "the asynchronous calls")
+    NULL_VALUES = ("tell null values from empty ones", "")
     SHARED_CORE = ("read with the connections of an asyncio client", "")
     IN_MEMORY = ("replace the broker by memory in tests", "")
 
@@ -79,7 +80,9 @@ def look() -> frozenset[ClientPart]:
     schema = _refers(build, "_schema", "encode") and _of(CONSUMER, "receive", "_schema")
     core = _of(PRODUCER, "flush", "_producer") and _has("Producer", "send_async", "close_async")
     consumer = _of(CONSUMER, "close", "_consumer")
-    message = _of(_MESSAGE, "data", "_message") and _has("Message", "int_schema_version", "length")
+    message = _of(_MESSAGE, "data", "_message") and _has(
+        "Message", "int_schema_version", "length", "has_null_value"
+    )
     info = _has("SchemaInfo") and _has("SchemaType")
     found = {
         ClientPart.PRODUCER: core and _has("MessageBuilder", *_BUILDER),
@@ -97,6 +100,7 @@ def look() -> frozenset[ClientPart]:
         ClientPart.SCHEMA: schema,
         ClientPart.ASYNC_OPENING: _has("Client", "create_producer_async_v2") and _has("Producer"),
         ClientPart.ASYNC_CALLS: core and client,
+        ClientPart.NULL_VALUES: hasattr(_MESSAGE, "has_null_value"),
         ClientPart.SHARED_CORE: client and _of(CLIENT, "subscribe", "_consumers"),
         ClientPart.IN_MEMORY: client and core and consumer and message and info and schema,
     }

@@ -7,7 +7,7 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-from .parts import CONSUMER, ClientPart, has
+from .parts import CONSUMER, ClientPart, has, require
 
 _SCHEMA_BYTES = 8
 
@@ -98,6 +98,15 @@ class PublicMessage:
     def length(self) -> int:
         """Return the size of the payload, in bytes."""
         return len(self._public.data())
+
+    def has_null_value(self) -> bool:
+        """Return True for a null value, whose payload looks like an empty one.
+
+        Raises:
+            PrerequisiteError: the client does not tell.
+        """
+        require(ClientPart.NULL_VALUES)
+        return bool(self._public.has_null_value())
 
     def int_schema_version(self) -> int:
         """Return the number of the schema's version; -1 without a schema."""

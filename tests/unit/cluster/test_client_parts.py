@@ -207,6 +207,12 @@ def test_a_message_without_its_core(
     assert message.int_schema_version() == version
 
 
+def test_null_values_that_cannot_be_told_from_empty_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    without(monkeypatch, ClientPart.MESSAGE, ClientPart.NULL_VALUES)
+    with pytest.raises(PrerequisiteError, match=r"null values from empty ones \(NULL_VALUES\)"):
+        receiving.message_core(_Public("")).has_null_value()
+
+
 def test_the_search_is_quiet_with_the_installed_client(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         parts.look()
