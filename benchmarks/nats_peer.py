@@ -31,7 +31,11 @@ from typing import Any
 
 from arrivals import STAMP, complete, stamped, summary, wait
 
+from delaylevel.cluster.local_brokers import DIRECTORIES
+
 MISSING = "NATS is left out: its server and client are not installed (pip install -e '.[bench]')"
+#: Version of the server that `make compare` builds with Go, which is preferred.
+GO_VERSION = "v2.15.2"
 # The number of messages without an answer, and the number that are written at once.
 _IN_FLIGHT, _BLOCK = 5000, 250
 
@@ -41,9 +45,17 @@ def server_path() -> str | None:
     found = importlib.util.find_spec("nats")
     if found is None or found.origin is None:
         return None
+    if built_path().is_file():
+        return str(built_path())
     near = Path(found.origin).parents[1] / "bin"  # with `pip install --target`
     folders = (sysconfig.get_path("scripts"), str(near), os.environ.get("PATH", ""))
     return shutil.which("nats-server", path=os.pathsep.join(folders))
+
+
+def built_path() -> Path:
+    """Return the path of the server that was built with Go, if it was."""
+    folder = Path(DIRECTORIES.user_cache_dir) / "peers" / f"nats-server-{GO_VERSION}"
+    return folder / "nats-server"
 
 
 class NatsServer:

@@ -1,0 +1,156 @@
+"""RocketMQ 5: a broker with its timer wheel, and a name server, both from Maven."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+from delaylevel.broker import process
+from delaylevel.broker.distribution import java
+
+from .system import HEAP_MB, TOPIC, Server, cache
+
+_SOURCES = Path(__file__).with_name("rocketmq")
+_DAYS_S = 31 * 86_400
+# Private parts of Java that RocketMQ uses, as in its own start scripts.
+_OPENED = (
+    "--add-exports=java.base/jdk.internal.ref=ALL-UNNAMED",
+    "--add-exports=java.base/sun.nio.ch=ALL-UNNAMED",
+    "--add-opens=java.base/sun.nio.ch=ALL-UNNAMED",
+    "--add-opens=java.base/java.nio=ALL-UNNAMED",
+)
+
+
+class RocketMq:
+    """One broker and one name server. Messages have a time of delivery for the timer wheel."""
+
+    name = "rocketmq"
+    title = "RocketMQ"
+    settings = (
+        "It confirms before the disk has the data: `flushDiskType` is ASYNC_FLUSH (its default). "
+        "`timerMaxDelaySec` is 31 days instead of 3, and for the cancellations "
+        "`recallMessageEnable` is true."
+    )
+    cancels = True
+
+    def __init__(self) -> None:
+        self._names: Server | None = None
+        self._broker: Server | None = None
+        self._directory = Path()
+        self._ports: list[int] = []
+
+    def fetch(self) -> None:
+        """Download servers and client with Maven, and compile our client."""
+        if self._classpath_file().is_file():
+            return
+        maven = shutil.which("mvn")
+        if maven is None:
+            raise RuntimeError("RocketMQ is fetched with Maven, and `mvn` is not on the PATH")
+        command = [
+            *(maven, "--batch-mode", "--quiet", "--strict-checksums"),
+            *("--file", str(_SOURCES / "pom.xml")),
+            f"-Doutput.directory={self._folder()}",
+            *("compile", "dependency:build-classpath"),
+            f"-Dmdep.outputFile={self._classpath_file()}",
+        ]
+        subprocess.run(command, check=True, stdin=subprocess.DEVNULL)
+
+    def version(self) -> str:
+        """Return the version of servers and client."""
+        found = re.search(r"<rocketmq.version>(.*)</", (_SOURCES / "pom.xml").read_text())
+        assert found is not None
+        return f"RocketMQ {found[1]}"
+
+    def start(self, directory: Path, cancellable: bool) -> None:
+        """Start name server and broker, and create the topic."""
+        self._directory = directory
+        # The broker also uses the port two below its own one.
+        names, broker = process.free_ports(2)
+        self._ports = [names, broker]
+        (directory / "names.conf").write_text(
+            f"listenPort={names}\nbindAddress=127.0.0.1\n"
+            f"kvConfigPath={directory}/names/kv.json\nconfigStorePath={directory}/names/names\n"
+        )
+        settings = {
+            "brokerName": "compare",
+            "brokerId": 0,
+            "namesrvAddr": self._servers,
+            "brokerIP1": "127.0.0.1",
+            "brokerIP2": "127.0.0.1",
+            "bindAddress": "127.0.0.1",
+            "listenPort": broker,
+            "storePathRootDir": directory / "store",
+            "storePathCommitLog": directory / "store" / "commitlog",
+            "timerMaxDelaySec": _DAYS_S,
+            "recallMessageEnable": str(cancellable).lower(),
+        }
+        text = "".join(f"{name}={value}\n" for name, value in settings.items())
+        (directory / "broker.conf").write_text(text)
+        self.restart()
+        subprocess.run(
+            [*self.client("topic"), f"topic={TOPIC}"],
+            check=True,
+            stdout=subprocess.DEVNULL,
+            timeout=60,
+        )
+
+    def restart(self) -> None:
+        """Start name server and broker."""
+        self._names = self._run("namesrv.NamesrvStartup", "names", 128)
+        self._names.wait_for(
+            lambda: self._names is not None and "boot success" in self._names.log()
+        )
+        self._broker = self._run("broker.BrokerStartup", "broker", HEAP_MB)
+        self._broker.wait_for(
+            lambda: self._broker is not None and "boot success" in self._broker.log()
+        )
+
+    def kill(self) -> None:
+        """Kill broker and name server."""
+        for server in self._running():
+            server.kill()
+        self._broker = self._names = None
+
+    def stop(self) -> None:
+        """Stop broker and name server."""
+        for server in self._running():
+            server.stop()
+        self._broker = self._names = None
+
+    def pids(self) -> list[int]:
+        """Return the IDs of both processes."""
+        return [server.pid for server in self._running()]
+
+    def client(self, action: str) -> list[str]:
+        """Return the command of a client."""
+        command = self._java("compare.Client", 400)
+        return [*command, action, f"servers={self._servers}", f"topic={TOPIC}"]
+
+    @property
+    def _servers(self) -> str:
+        return f"127.0.0.1:{self._ports[0]}"
+
+    def _running(self) -> list[Server]:
+        return [each for each in (self._broker, self._names) if each is not None]
+
+    def _run(self, name: str, conf: str, heap_mb: int) -> Server:
+        command = self._java(f"org.apache.rocketmq.{name}", heap_mb)
+        conf_file = str(self._directory / f"{conf}.conf")
+        return Server([*command, "-c", conf_file], self._directory, conf)
+
+    def _java(self, main: str, heap_mb: int) -> list[str]:
+        """Return the command line of a class, with all logs in our directory."""
+        classpath = f"{self._folder()}/classes:{self._classpath_file().read_text().strip()}"
+        return [
+            *(java(), *_OPENED, "-XX:+UseSerialGC", "-Xms64m", f"-Xmx{heap_mb}m"),
+            *(f"-XX:MaxDirectMemorySize={heap_mb}m", f"-Duser.home={self._directory}"),
+            *(f"-Drocketmq.home.dir={self._directory}", "-cp", classpath, main),
+        ]
+
+    def _folder(self) -> Path:
+        return cache(self.version().lower().replace(" ", "-"))
+
+    def _classpath_file(self) -> Path:
+        return self._folder() / "classpath"

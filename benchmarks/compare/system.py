@@ -1,0 +1,199 @@
+"""The protocol that each system implements, and what all of them do with their processes."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import psutil
+
+from delaylevel.broker import process
+from delaylevel.cluster.local_brokers import DIRECTORIES
+
+#: The business topic, or its counterpart.
+TOPIC = "orders"
+#: Java options that all servers in Java share. Only the size of their heaps is restricted.
+HEAP_MB = 600
+
+
+class System(Protocol):
+    """A system under comparison. It listens on the loopback interface only.
+
+    Attributes:
+        name: name on the command line.
+        title: name in tables.
+        settings: what its durability depends on, and every setting that is not its default.
+        cancels: True if it can cancel messages.
+    """
+
+    name: str
+    title: str
+    settings: str
+    cancels: bool
+
+    def fetch(self) -> None:
+        """Download what is missing, with the usual clients of its ecosystem."""
+
+    def version(self) -> str:
+        """Return its version."""
+
+    def start(self, directory: Path, cancellable: bool) -> None:
+        """Start it for the first time, and wait until clients can use it.
+
+        Args:
+            directory: an empty directory for its data.
+            cancellable: True if messages will be cancelled.
+        """
+
+    def restart(self) -> None:
+        """Start it again after :meth:`kill`, and wait until it accepts clients."""
+
+    def kill(self) -> None:
+        """Kill all of its processes (-9)."""
+
+    def stop(self) -> None:
+        """Stop all of its processes that run."""
+
+    def pids(self) -> list[int]:
+        """Return the IDs of its processes."""
+
+    def client(self, action: str) -> list[str]:
+        """Return the command of its client for an action, without the options of the load.
+
+        Args:
+            action: ``publish``, ``consume`` or ``cancel``.
+        """
+
+
+class Server:
+    """Process of a system that ends with this process.
+
+    Args:
+        command: command line. It must contain the name of the directory.
+        directory: directory of its data and its log file.
+        log_name: name of its log file.
+    """
+
+    def __init__(self, command: Sequence[str], directory: Path, log_name: str) -> None:
+        self.log_file = directory / f"{log_name}.log"
+        self._directory = directory
+        with self.log_file.open("wb") as log:
+            self._process = subprocess.Popen(
+                list(command),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=directory,
+                start_new_session=True,
+            )
+        self._watcher = process.follow_parent(self._process.pid)
+
+    @property
+    def pid(self) -> int:
+        """Process ID."""
+        return self._process.pid
+
+    def log(self) -> str:
+        """Return what it has written since its start."""
+        return self.log_file.read_text(encoding="utf-8", errors="replace")
+
+    def wait_for(self, condition: Callable[[], bool], limit_s: float = 300) -> None:
+        """Wait until a condition holds.
+
+        Raises:
+            RuntimeError: the process ended, or the limit has passed.
+        """
+        deadline = time.monotonic() + limit_s
+        while not condition():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"the server is not ready; its log ends:\n{self.log()[-3000:]}")
+            time.sleep(0.02)
+
+    def kill(self) -> None:
+        """Kill the process between two of its writes, as the embedded broker is killed."""
+        process.kill(self.pid, str(self._directory))
+        self._end()
+
+    def stop(self) -> None:
+        """Stop the process."""
+        process.end(self.pid, str(self._directory), timeout_seconds=10)
+        self._end()
+
+    def _end(self) -> None:
+        self._process.wait()
+        self._watcher.kill()
+        self._watcher.communicate()
+
+
+def cache(name: str) -> Path:
+    """Return the directory for the downloads of a peer."""
+    folder = Path(DIRECTORIES.user_cache_dir) / "peers" / name
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def answers(url: str) -> bool:
+    """Return True if a GET request succeeds."""
+    try:
+        with urllib.request.urlopen(url, timeout=5) as answer:
+            return bool(answer.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def memory(pids: Sequence[int]) -> tuple[int, int]:
+    """Return the resident memory of processes, and its part without files, in bytes.
+
+    Child processes are included. Mapped files are in the first figure as far as they were used.
+    """
+    resident = private = 0
+    for pid in pids:
+        for status in map(_status, _family(pid)):
+            resident += status.get("VmRSS", 0)
+            private += status.get("RssAnon", 0)
+    return resident, private
+
+
+def cpu_s(pids: Sequence[int]) -> float:
+    """Return the processor time that processes and their children have used, in seconds."""
+    used_s = 0.0
+    for pid in pids:
+        for each in _family(pid):
+            try:
+                used_s += sum(psutil.Process(each).cpu_times()[:4])
+            except psutil.Error:
+                continue
+    return used_s
+
+
+def disk(directory: Path) -> int:
+    """Return the disk space that a directory occupies, in bytes."""
+    found = 0
+    for path in directory.rglob("*"):
+        try:
+            found += path.lstat().st_blocks * 512
+        except OSError:  # deleted meanwhile
+            continue
+    return found
+
+
+def _family(pid: int) -> list[int]:
+    try:
+        return [pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))]
+    except psutil.Error:
+        return []
+
+
+def _status(pid: int) -> dict[str, int]:
+    """Return the sizes in the status of a process, in bytes."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return {}
+    parts = (line.split() for line in lines if line.endswith(" kB"))
+    return {words[0].rstrip(":"): int(words[1]) * 1024 for words in parts}
