@@ -183,8 +183,10 @@ class LedgerReader:
         """Return the rows that were written since the last call."""
         found: list[Row] = []
         for path in sorted(self._folder.glob("*.db")):
-            file = sqlite3.connect(path, timeout=10)
+            file = sqlite3.connect(path, timeout=10, isolation_level=None)
             try:
+                # One view of all tables: what is confirmed was sent.
+                file.execute("BEGIN")
                 for kind in KINDS:
                     found += self._rows(file, path.name, kind)
             except sqlite3.OperationalError as error:

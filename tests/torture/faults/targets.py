@@ -7,11 +7,12 @@ import random
 import time
 from dataclasses import dataclass
 
+from delaylevel.dispatcher.service import partition_owners
 from delaylevel.errors import BrokerError
 from delaylevel.model.clock import SystemClock
 from delaylevel.model.topic_name import TopicName
 from delaylevel.topics.lifecycle import pause, resume
-from torture.scene import Scene, choose_target
+from torture.scene import Scene, StageError, choose_target
 
 from .fault import Fault, Undo
 
@@ -97,7 +98,17 @@ class KilledWhileRefused:
             )
             for dispatcher in stage.dispatchers:
                 scene.parts[dispatcher].kill(lambda tree: tree[0] if tree else None)
-        return _over_quota(scene, target, "producer_exception")
+        lift = _over_quota(scene, target, "producer_exception")
+
+        def taken_over() -> bool:
+            pids = [scene.parts[dispatcher].pid for dispatcher in stage.dispatchers]
+            owners = partition_owners(scene.admin, stage.level_topic)
+            names = [each.owner.name if each.owner else "" for each in owners]
+            return all(name.endswith(tuple(f":{pid}" for pid in pids)) for name in names)
+
+        with contextlib.suppress(StageError):
+            scene.wait(taken_over, "a takeover", 60)
+        return lift
 
 
 @dataclass(frozen=True)
