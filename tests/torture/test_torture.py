@@ -55,7 +55,6 @@ def test_five_minutes_of_faults_lose_copy_and_change_nothing(tmp_path: Path) -> 
     [
         ("full-disk", "disk full", {"lost"}),
         ("deleted-target", "delete", {"lost"}),
-        ("unclear-refusal", "takeover over quota", {"copied"}),
         ("new-target", "add target", {"lost"}),
     ],
 )
