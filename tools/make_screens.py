@@ -33,6 +33,8 @@ SIZES = {
     "doctor": (80, 24),
     "demo": (80, 14),
 }
+# Spark starts in ten seconds, or in minutes on a machine that is busy.
+_PATIENCE_S = 900
 _PROGRAM = (sys.executable, "-m", "delaylevel.cli.main")
 
 
@@ -63,7 +65,7 @@ def _take_with(connection: Connection, names: Sequence[str]) -> None:
         _save_result("doctor", environment)
     with ExitStack() as stack:
         run = stack.enter_context(Terminal([*_PROGRAM, "run", "orders"], 120, 24, environment))
-        run.wait_for(_shows("moving"))
+        run.wait_for(_shows("moving"), _PATIENCE_S)
         if "horizon" in names:
             _save_result("horizon", environment)
         if "top" not in names:
@@ -71,22 +73,21 @@ def _take_with(connection: Connection, names: Sequence[str]) -> None:
         stack.enter_context(traffic(connection))
         arguments = ("top", "orders", "--every", "1s")
         top = stack.enter_context(open_terminal("top", *arguments, environment=environment))
-        top.wait_for(lambda rows: any(_rate_of(row, "orders") > 10 for row in rows))
+        top.wait_for(lambda rows: any(_rate_of(row, "orders") > 10 for row in rows), _PATIENCE_S)
         _save("top", top.picture("delaylevel top orders"))
 
 
 def _save_result(name: str, environment: dict[str, str]) -> None:
     """Save a picture of a command that ends."""
     with open_terminal(name, name, "orders", environment=environment) as terminal:
-        terminal.wait()
+        terminal.wait(_PATIENCE_S)
         _save(name, terminal.picture(f"delaylevel {name} orders"))
 
 
 def _demo() -> str:
     """Return a picture of the demonstration while its messages move from level to level."""
     with Terminal([*_PROGRAM, "demo"], *SIZES["demo"]) as terminal:
-        terminal.wait_for(lambda rows: any(" delivered" in row for row in rows), 240)
-        terminal.wait_for(lambda rows: any(_delivered(row) > 1000 for row in rows), 240)
+        terminal.wait_for(lambda rows: any(_delivered(row) > 1000 for row in rows), _PATIENCE_S)
         return terminal.picture("delaylevel demo")
 
 

@@ -17,11 +17,11 @@ from .text import cut, local
 _COLUMNS = (
     Column("stage"),
     Column("pending", "number", head="ENTRIES", tone=lambda _, row: row["wrong"]),
-    Column("change", "number", head="CHANGE/s"),
+    Column("change", "number", head="CHANGE/s", rank=2),
     Column("in", "number", head="IN/s"),
     Column("out", "number", head="OUT/s"),
     Column("behind", "number", tone=red_if_any),
-    Column("next", "number", head="NEXT HAND-OFF"),
+    Column("next", "number", head="NEXT HAND-OFF", rank=1),
 )
 # Roles of topics in which only what went wrong waits.
 _WRONG: dict[Role | None, Tone] = {Role.HELD: "yellow", Role.DEAD_LETTER: "red"}

@@ -20,7 +20,7 @@ DATA = load("tools/screen_data.py")
 COMMANDS = (
     ("levels list", "PROBLEMS"),
     ("levels describe orders", "DEAD LETTERS    2"),
-    (f"levels describe {DATA.LONG_NAME}", "CONSUMED BY"),
+    (f"levels describe {DATA.LONG_NAME}", "OLDEST HAND OFF"),
     ("levels orphans", "No orphans"),
     ("doctor", "--all shows them"),
     ("doctor orders --all", "ack holes"),
@@ -32,8 +32,7 @@ COMMANDS = (
     ("pending histogram orders --by target", "orders"),
     ("pending histogram orders --by amount --limit 5", "more are not shown"),
     ("pending average orders amount", "COUNTED"),
-    ("pending outcome orders --limit 3", "No outcome"),
-    ("pending cancel orders --key nobody --count 0", "No message"),
+    ("pending outcome orders", ""),
     ("horizon orders", "DUE FROM (UTC)"),
     ("horizon orders --exact", "DUE WITHIN"),
     ("top orders --refreshes 1 --every 1s", "lateness:"),
@@ -105,7 +104,16 @@ def test_top_leaves_nothing_behind(terminal: Callable[..., Any]) -> None:
     screen.wait_for(with_text("+0.0"), PATIENCE_S)
     for columns, lines in ((80, 30), (60, 24), (100, 18), (120, 30)):
         screen.resize(columns, lines)
-        stages = ("DAY", "window", "held", "movers:", "lateness:", "ENTRIES wait")
+        stages = (
+            "_orders",
+            "STAGE",
+            "DAY",
+            "window",
+            "held",
+            "movers:",
+            "lateness:",
+            "ENTRIES wait",
+        )
         screen.wait_for(
             lambda rows, stages=stages: (
                 [sum(row.startswith(stage) for row in rows) for stage in stages]
@@ -113,7 +121,6 @@ def test_top_leaves_nothing_behind(terminal: Callable[..., Any]) -> None:
             ),
             PATIENCE_S,
         )
-        assert sum("NEXT HAND-OFF" in row for row in screen.rows) == 1
     assert screen.continued == []
 
 
