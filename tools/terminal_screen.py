@@ -135,11 +135,12 @@ class Terminal:
         """Wait until a condition on the rows holds.
 
         Raises:
-            TimeoutError: it did not hold in time.
+            TimeoutError: it did not hold in time, or before the program ended.
         """
         deadline = time.monotonic() + timeout_s
         while not condition(self.rows):
-            if time.monotonic() > deadline:
+            ended = self.process.poll() is not None and not self._reader.is_alive()
+            if (ended and not condition(self.rows)) or time.monotonic() > deadline:
                 raise TimeoutError("the screen shows\n" + "\n".join(self.rows))
             time.sleep(0.02)
 
