@@ -55,12 +55,11 @@ def test_five_minutes_of_faults_lose_copy_and_change_nothing(tmp_path: Path) -> 
     [
         ("full-disk", "disk full", {"lost"}),
         ("deleted-target", "delete", {"lost"}),
-        ("new-target", "add target", {"lost"}),
     ],
 )
 def test_a_run_fails_without_a_fix(fix: str, faults: str, rules: set[str], tmp_path: Path) -> None:
     options = ["--topics", "local", "--delivery", "effectively-once", "--no-java"]
-    options += ["--tokens", "no", "--minutes", "1.5", "--drain", "100", "--seed", "7"]
+    options += ["--tokens", "no", "--minutes", "1.5", "--drain", "200", "--seed", "7"]
     options += ["--faults", faults, "--without", fix]
     code, result = run(tmp_path / "result.json", *options)
     assert code == 1
