@@ -50,13 +50,7 @@ def test_the_screenshots_are_small_and_shown() -> None:
         page.read_text(encoding="utf-8")
         for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"))
     )
-    taken = [
-        name
-        for name in load("tools/make_screens.py").SIZES
-        if (TOOL.IMAGES / f"{name}.svg").exists()
-    ]
-    assert {"top", "horizon", "doctor"} <= set(taken)
-    for name in taken:
+    for name in load("tools/make_screens.py").SIZES:
         path = TOOL.IMAGES / f"{name}.svg"
         assert 0 < path.stat().st_size < 100_000
         root = ElementTree.parse(path).getroot()
