@@ -84,6 +84,8 @@ class _Trial:
         self._found["publish_per_s"] = round(load.count / result["seconds"])
         self._found["spare_s"] = round(self._begin_s - time.time(), 1)
         note(f"published in {result['seconds']:.1f} s, {self._found['spare_s']} s to spare")
+        if self._found["spare_s"] < 0:
+            note("TOO SLOW: messages were due before all were published; use --patience")
 
     def look(self, data: Path) -> None:
         """Measure memory and disk space while everything is pending."""
