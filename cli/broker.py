@@ -31,6 +31,9 @@ _COLUMNS = (
     Column("directory", wide=True),
 )
 _FOLLOW_SECONDS = 0.3
+_VERSION_HELP = (
+    f"Version of the server; by default that of the instance's last start, or {PULSAR_VERSION}."
+)
 
 name_option = click.option(
     "--name", default="default", metavar="NAME", help="Name of the instance."
@@ -94,11 +97,7 @@ def broker() -> None:
     metavar="MIB",
     help="Size of the Java heap; 400 at the first start.",
 )
-@click.option(
-    "--version",
-    metavar="VERSION",
-    help=f"Version of the server; by default that of the last start, at first {PULSAR_VERSION}.",
-)
+@click.option("--version", metavar="VERSION", help=_VERSION_HELP)
 @options.output
 def start(
     name: str,
@@ -221,7 +220,7 @@ def _follow(instance: EmbeddedBroker, position: int) -> None:
 
 @examples("delaylevel broker fetch", f"delaylevel broker fetch --version {PULSAR_VERSION}")
 @broker.command("fetch")
-@click.option("--version", default=PULSAR_VERSION, metavar="VERSION", help="Version of the server.")
+@click.option("--version", default=PULSAR_VERSION, metavar="VERSION", help=_VERSION_HELP)
 def fetch_command(version: str) -> None:
     """Download a server with Maven, and print its folder.
 

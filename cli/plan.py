@@ -141,7 +141,7 @@ def parse_size(text: str) -> int:
     "--plot",
     type=click.Path(dir_okay=False, writable=True, path_type=Path),
     metavar="FILE",
-    help="File for a drawing of the simulated day: .png or .svg.",
+    help="File for a drawing of the result: .png or .svg.",
 )
 @options.output
 def plan(
