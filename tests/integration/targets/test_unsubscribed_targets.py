@@ -31,7 +31,7 @@ def test_commands_explain_a_target_without_subscription_and_keep_it(
     assert (row["missing"], row["parked"]) == ([name.full], 1)
     assert remedy in listed.stderr
     failed = invoke("doctor", orders)
-    assert f"{name} does not exist" in failed.output
+    assert f"{orders} does not exist" in failed.output
     assert remedy in failed.output
 
     assert invoke("levels", "set", orders, "--keep-target").exit_code == 0
