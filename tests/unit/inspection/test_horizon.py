@@ -343,7 +343,7 @@ def test_short_numbers_have_three_digits() -> None:
         "1.00M",
         "10.4M",
         "2.00G",
-        "5000G",
+        "5.00T",
     ]
     assert short(10_400_123, False) == "~10.4M"
 
