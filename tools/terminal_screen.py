@@ -52,6 +52,11 @@ class WrapScreen(pyte.Screen):
             super().draw(one)
 
 
+def _accept_interrupts() -> None:
+    # A program that a script runs in the background inherits that Ctrl-C is ignored.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 class Terminal:
     """A program in an emulated terminal, for a ``with`` block that ends it.
 
@@ -84,6 +89,7 @@ class Terminal:
             stdout=slave,
             stderr=slave,
             start_new_session=True,
+            preexec_fn=_accept_interrupts,
             cwd=folder,
             env={**inherited, "TERM": "xterm-256color", **(environment or {})},
         )

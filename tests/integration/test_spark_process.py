@@ -68,7 +68,7 @@ def park(client: DelayLevelClient, target: str, count: int, longest_ms: int, see
             )
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(1200)
 def test_killed_then_started_twice_then_ended(
     world: RealWorld, cli_process: Start, tmp_path: Path

@@ -225,7 +225,7 @@ def searching(examples: int, shrinking: bool) -> Callable[[Any], Any]:
 
 
 # Each planted fault below is found within 100 runs.
-number_of_runs = pytest.mark.parametrize("runs", [200, pytest.param(400, marks=pytest.mark.long)])
+number_of_runs = pytest.mark.parametrize("runs", [100, pytest.param(400, marks=pytest.mark.long)])
 
 
 @number_of_runs
