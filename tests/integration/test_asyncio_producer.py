@@ -18,12 +18,12 @@ import pytest
 
 from delaylevel.asyncio import DelayLevelClient, DelayLevelProducer, wrap
 from delaylevel.broker.embedded import EmbeddedBroker
+from delaylevel.cluster.client_parts.aio import open_producer
 from delaylevel.cluster.connection import Connection
 from delaylevel.errors import InvalidInputError
 from delaylevel.model.level_topic import default_level_topic
 from delaylevel.model.strategy import PartitionBy, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
-from delaylevel.producer.async_calls import open_producer
 from world import QUIET, RealWorld, Stored
 
 HOURS = PartitionStrategy(partition_by=PartitionBy.HOUR, maximum_delay=timedelta(hours=4))
