@@ -209,6 +209,36 @@ class FakeMessage:
 
 
 @dataclass
+class CoreMessage:
+    """A message with the methods of one of the client's core."""
+
+    fields: dict[str, str]
+    key: str = ""
+    value: bytes | None = b"body"
+
+    def properties(self) -> dict[str, str]:
+        return dict(self.fields)
+
+    def partition_key(self) -> str:
+        return self.key
+
+    def ordering_key(self) -> str:
+        return self.key[:1]
+
+    def publish_timestamp(self) -> int:
+        return 5
+
+    def event_timestamp(self) -> int:
+        return len(self.key)
+
+    def has_null_value(self) -> bool:
+        return self.value is None
+
+    def data(self) -> bytes:
+        return self.value or b""
+
+
+@dataclass
 class Sent:
     """A message that was passed to a producer, with the arguments of the call."""
 

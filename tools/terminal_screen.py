@@ -63,9 +63,8 @@ class Terminal:
     Args:
         command: the program and its arguments.
         columns, lines: size of the terminal.
-        environment: further variables of the program.
+        environment: variables of the program in addition to those of this process.
         folder: its working directory.
-        environment_of: variables of the program, by default those of this process.
     """
 
     def __init__(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import marshal
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from delaylevel.model.level_topic import FinalWindow
 from delaylevel.structures.segments.pending import PendingSegments
 from delaylevel.testing import ManualClock
 from delaylevel.topics.description_cache import DescriptionCache
-from fakes import describe
+from fakes import CoreMessage, describe
 
 T0 = 1_800_000_000_000
 ORDERS = "persistent://public/default/orders"
@@ -31,36 +31,6 @@ DESCRIPTION = describe(final_window=FinalWindow.TRACKER)
 TOPIC = DESCRIPTION.window_topic.partition(3).full
 PARKED = {DUE: str(T0), TARGET: ORDERS}
 MOVED = {**PARKED, ID: "public/default/orders-delay-level-hour-partition-3:7:1:2"}
-
-
-@dataclass
-class CoreMessage:
-    """A message with the methods of one of the client's core."""
-
-    fields: dict[str, str]
-    key: str = ""
-    value: bytes | None = b"body"
-
-    def properties(self) -> dict[str, str]:
-        return dict(self.fields)
-
-    def partition_key(self) -> str:
-        return self.key
-
-    def ordering_key(self) -> str:
-        return self.key
-
-    def publish_timestamp(self) -> int:
-        return 5
-
-    def event_timestamp(self) -> int:
-        return len(self.key)
-
-    def has_null_value(self) -> bool:
-        return self.value is None
-
-    def data(self) -> bytes:
-        return self.value or b""
 
 
 MESSAGES = [

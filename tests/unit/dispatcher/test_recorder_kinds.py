@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import _pulsar
 import pytest
@@ -15,42 +15,12 @@ from delaylevel.model.level_topic import FinalWindow
 from delaylevel.model.message import parked_message
 from delaylevel.model.unreadable import RAW_KEY
 from delaylevel.topics.description_cache import DescriptionCache
-from fakes import describe
+from fakes import CoreMessage, describe
 
 ORDERS = "persistent://public/default/orders"
 DESCRIPTION = describe(final_window=FinalWindow.TRACKER)
 TOPIC = DESCRIPTION.window_topic.partition(3).full
 PARKED = {DUE: "1800000000000", TARGET: ORDERS}
-
-
-@dataclass
-class RawMessage:
-    """A message with the methods of one of the client's core."""
-
-    fields: dict[str, str] = field(default_factory=lambda: dict(PARKED))
-    key: str = ""
-    value: bytes | None = b"body"
-
-    def properties(self) -> dict[str, str]:
-        return dict(self.fields)
-
-    def partition_key(self) -> str:
-        return self.key
-
-    def ordering_key(self) -> str:
-        return self.key[:1]
-
-    def publish_timestamp(self) -> int:
-        return 5
-
-    def event_timestamp(self) -> int:
-        return len(self.key)
-
-    def has_null_value(self) -> bool:
-        return self.value is None
-
-    def data(self) -> bytes:
-        return self.value or b""
 
 
 def recorder() -> Recorder:
@@ -90,7 +60,7 @@ PROPERTIES = st.fixed_dictionaries(
     },
 )
 MESSAGES = st.builds(
-    RawMessage,
+    CoreMessage,
     st.one_of(PROPERTIES, PROPERTIES.map(lambda some: {**PARKED, **some})),
     st.sampled_from(["", "key", "é"]),
     st.sampled_from([None, b"", b"\x00", b"body"]),
@@ -105,7 +75,7 @@ POSITIONS = st.tuples(
 @settings(max_examples=400, deadline=None)
 @given(st.lists(st.tuples(MESSAGES, POSITIONS), max_size=12))
 def test_a_message_has_the_same_record_as_if_it_were_checked_completely(
-    messages: list[tuple[RawMessage, tuple[int, int, int]]],
+    messages: list[tuple[CoreMessage, tuple[int, int, int]]],
 ) -> None:
     records = recorder()
     for message, position in messages:
@@ -123,7 +93,11 @@ def test_a_message_has_the_same_record_as_if_it_were_checked_completely(
 def test_the_keys_of_ids_of_one_source_are_one_object() -> None:
     records = recorder()
     given_ids = {**PARKED, ID: "public/default/orders-delay-level-hour-partition-3:7:1:2"}
-    for message in (RawMessage(), RawMessage(given_ids), RawMessage({**PARKED, ID: "mine"})):
+    for message in (
+        CoreMessage(PARKED),
+        CoreMessage(given_ids),
+        CoreMessage({**PARKED, ID: "mine"}),
+    ):
         found = [records.record(message, 7, entry, 0) for entry in range(3)]
         assert len({id(each[0]) for each in found if each is not None}) == 1
 
@@ -133,14 +107,14 @@ def test_a_target_that_is_removed_is_unknown_again() -> None:
     descriptions = DescriptionCache(lambda: now[0], DESCRIPTION)
     records = Recorder(descriptions, TOPIC, lambda: None)
     for _ in range(2):
-        found = records.record(RawMessage(), 7, 0, 0)
+        found = records.record(CoreMessage(PARKED), 7, 0, 0)
         assert found is not None
         assert found[3] == ORDERS
     now[0] = replace(DESCRIPTION, targets=("persistent://public/default/other",))
     records.refresh()
-    assert records.record(RawMessage(), 7, 0, 0) is None
+    assert records.record(CoreMessage(PARKED), 7, 0, 0) is None
     records.refresh()
-    found = records.record(RawMessage(), 7, 0, 0)
+    found = records.record(CoreMessage(PARKED), 7, 0, 0)
     assert found is not None
     assert found[3] == ""
 
@@ -149,7 +123,7 @@ def test_a_target_that_is_removed_is_unknown_again() -> None:
 def test_a_field_that_is_not_utf_8_makes_a_dead_letter(warm: bool) -> None:
     records = recorder()
     if warm:
-        records.record(RawMessage(), 7, 0, 0)
+        records.record(CoreMessage(PARKED), 7, 0, 0)
     builder = _pulsar.MessageBuilder().content(b"body").properties(PARKED)
     message = builder.partition_key(b"\xff").build()
     found = records.record(message, 7, 1, -1)
