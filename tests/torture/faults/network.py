@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
-from dataclasses import dataclass
 
 from torture.scene import Scene
 
@@ -36,31 +34,10 @@ def _admin_away(scene: Scene, chosen: random.Random) -> Undo:
     return scene.web_proxy.restore
 
 
-@dataclass(frozen=True)
-class Disturbed:
-    """Connections that a proxy disturbs.
-
-    Attributes:
-        disturb: function that does it.
-    """
-
-    name: str
-    lasts_s: tuple[float, float]
-    disturb: Callable[[Scene, random.Random], Undo]
-    weight: float = 2.0
-    alone: bool = False
-
-    def possible(self, scene: Scene) -> bool:
-        return True
-
-    def inject(self, scene: Scene, chosen: random.Random) -> Undo:
-        return self.disturb(scene, chosen)
-
-
 FAULTS: tuple[Fault, ...] = (
-    Disturbed("cut connections", (0.0, 0.0), _cut_some),
-    Disturbed("network away", (0.5, 8.0), _cut_away),
-    Disturbed("network hangs", (0.5, 8.0), _hang),
-    Disturbed("network slow", (3.0, 10.0), _slow),
-    Disturbed("admin away", (2.0, 15.0), _admin_away),
+    Fault("cut connections", (0.0, 0.0), _cut_some, weight=2.0),
+    Fault("network away", (0.5, 8.0), _cut_away, weight=2.0),
+    Fault("network hangs", (0.5, 8.0), _hang, weight=2.0),
+    Fault("network slow", (3.0, 10.0), _slow, weight=2.0),
+    Fault("admin away", (2.0, 15.0), _admin_away, weight=2.0),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
-from dataclasses import dataclass
+from functools import partial
 
 import psutil
 
@@ -42,92 +42,75 @@ def worker(tree: list[psutil.Process], chosen: random.Random) -> psutil.Process 
 CHOICES = {"": whole, " JVM": java, " worker": worker}
 
 
-@dataclass(frozen=True)
-class KilledOrSuspended:
-    """A process that gets a signal.
+def _parts(scene: Scene, kind: str) -> list[Part]:
+    return [part for name, part in sorted(scene.parts.items()) if name.startswith(kind)]
 
-    Attributes:
+
+def _is_there(kind: str, which: str, scene: Scene) -> bool:
+    choose = CHOICES[which]
+    return any(choose(part.tree(), random.Random(0)) for part in _parts(scene, kind))
+
+
+def _part(kind: str, scene: Scene, chosen: random.Random) -> Part:
+    return chosen.choice([part for part in _parts(scene, kind) if part.pid is not None])
+
+
+def _kill(kind: str, which: str, scene: Scene, chosen: random.Random) -> Undo:
+    choose = CHOICES[which]
+    _part(kind, scene, chosen).kill(lambda tree: choose(tree, chosen))
+    return nothing
+
+
+def _suspend(kind: str, which: str, scene: Scene, chosen: random.Random) -> Undo:
+    victim = CHOICES[which](_part(kind, scene, chosen).tree(), chosen)
+    if victim is None:
+        return nothing
+    with contextlib.suppress(psutil.Error):
+        victim.suspend()
+
+    def resume() -> None:
+        with contextlib.suppress(psutil.Error):
+            victim.resume()
+
+    return resume
+
+
+def _signals(kind: str, which: str, weight: float) -> tuple[Fault, Fault]:
+    """Return the faults that kill and suspend a process.
+
+    Args:
         kind: start of the names of the parts.
         which: which process of the part; one of `CHOICES`.
-        suspended: True to suspend it for a while, False to kill it.
+        weight: how often each of the two is chosen.
     """
-
-    kind: str
-    which: str
-    suspended: bool
-    weight: float = 1.0
-    alone: bool = False
-
-    @property
-    def name(self) -> str:
-        act = "suspend" if self.suspended else "kill"
-        return f"{act} {self.kind.rstrip('-')}{self.which}"
-
-    @property
-    def lasts_s(self) -> tuple[float, float]:
-        return (0.5, 15.0) if self.suspended else (0.0, 0.0)
-
-    def _parts(self, scene: Scene) -> list[Part]:
-        return [part for name, part in sorted(scene.parts.items()) if name.startswith(self.kind)]
-
-    def possible(self, scene: Scene) -> bool:
-        choose = CHOICES[self.which]
-        return any(choose(part.tree(), random.Random(0)) for part in self._parts(scene))
-
-    def inject(self, scene: Scene, chosen: random.Random) -> Undo:
-        part = chosen.choice([part for part in self._parts(scene) if part.pid is not None])
-        choose = CHOICES[self.which]
-        if not self.suspended:
-            part.kill(lambda tree: choose(tree, chosen))
-            return nothing
-        victim = choose(part.tree(), chosen)
-        if victim is None:
-            return nothing
-        with contextlib.suppress(psutil.Error):
-            victim.suspend()
-
-        def resume() -> None:
-            with contextlib.suppress(psutil.Error):
-                victim.resume()
-
-        return resume
+    name, possible = f"{kind.rstrip('-')}{which}", partial(_is_there, kind, which)
+    kill, suspend = partial(_kill, kind, which), partial(_suspend, kind, which)
+    return (
+        Fault(f"kill {name}", (0.0, 0.0), kill, weight=weight, possible=possible),
+        Fault(f"suspend {name}", (0.5, 15.0), suspend, weight=weight, possible=possible),
+    )
 
 
-@dataclass(frozen=True)
-class Restarted:
-    """A process of the product that is ended by SIGTERM and started again."""
-
-    name: str = "restart"
-    lasts_s: tuple[float, float] = (0.0, 3.0)
-    weight: float = 1.0
-    alone: bool = False
-
-    def possible(self, scene: Scene) -> bool:
-        return any(part.pid is not None for part in scene.programs())
-
-    def inject(self, scene: Scene, chosen: random.Random) -> Undo:
-        part = chosen.choice([part for part in scene.programs() if part.pid is not None])
-        part.stop()
-        return part.resume
+def _can_restart(scene: Scene) -> bool:
+    return any(part.pid is not None for part in scene.programs())
 
 
-_KILLED = (
-    ("dispatcher", "", 3.0),
-    ("run", "", 3.0),
-    ("mover-local", "", 1.0),
-    ("mover-spark", "", 1.0),
-    ("mover-spark", " JVM", 1.0),
-    ("mover-spark", " worker", 1.0),
-    ("producer", "", 1.0),
-    ("producer-java", " JVM", 0.5),
-    ("consumer", "", 1.0),
-)
+def _restart(scene: Scene, chosen: random.Random) -> Undo:
+    """End a process of the product by SIGTERM; start it again."""
+    part = chosen.choice([part for part in scene.programs() if part.pid is not None])
+    part.stop()
+    return part.resume
+
 
 FAULTS: tuple[Fault, ...] = (
-    *(
-        KilledOrSuspended(kind, which, suspended, weight)
-        for kind, which, weight in _KILLED
-        for suspended in (False, True)
-    ),
-    Restarted(),
+    *_signals("dispatcher", "", 3.0),
+    *_signals("run", "", 3.0),
+    *_signals("mover-local", "", 1.0),
+    *_signals("mover-spark", "", 1.0),
+    *_signals("mover-spark", " JVM", 1.0),
+    *_signals("mover-spark", " worker", 1.0),
+    *_signals("producer", "", 1.0),
+    *_signals("producer-java", " JVM", 0.5),
+    *_signals("consumer", "", 1.0),
+    Fault("restart", (0.0, 3.0), _restart, possible=_can_restart),
 )
