@@ -12,9 +12,10 @@ import shutil
 import signal
 import subprocess
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +31,13 @@ NAME = "loopback"
 #: Pulsar's own default: a broker that dies is noticed after this time.
 DEFAULT_SESSION_MS = 30_000
 _START_S = 300.0
-_STOP_S = 60.0
+_STOP_S = 150.0
+# Number of times that a node is started again while the cluster starts.
+_STARTS = 3
 
 _ZOOKEEPER = {
-    "tickTime": "500",  # a session lasts for two ticks at least
+    "tickTime": "500",  # a session lasts for two ticks at least ...
+    "maxSessionTimeout": "120000",  # ... and for no more than 20, if nothing else is set
     "clientPortAddress": "127.0.0.1",
     "admin.enableServer": "false",
     "forceSync": "no",
@@ -122,6 +126,7 @@ class Node:
     def start(self) -> None:
         """Start the process; it ends with this one."""
         assert not self.running, f"{self.name} is running"
+        self._end_watcher()  # its process may have ended by itself
         with self.log_file.open("ab") as output:
             self._process = subprocess.Popen(
                 [str(self.home / "bin" / "pulsar"), *self.command],
@@ -258,12 +263,27 @@ class Cluster:
     # -- start and end
 
     def start(self) -> None:
-        """Start all processes, and wait until the brokers serve topics."""
+        """Start all processes, and wait until each broker serves topics that any of them knows."""
         self.zookeeper.start()
         self._initialize()
         for node in [*self.bookie_nodes, *self.broker_nodes]:
             node.start()
         self.wait_ready()
+        for broker in self.broker_nodes:
+            wanted = f"negotiated timeout = {self.session_ms}"
+            assert wanted in broker.log_file.read_text("utf-8", "replace"), wanted
+        for index, broker in enumerate(self.broker_nodes):
+            namespace = f"public/ready-{index}"
+            self.create_namespace(namespace, bundles=1)
+            self.place(namespace, broker)
+            for each in self.broker_nodes:
+                path = f"/admin/v2/persistent/{namespace}/{each.name}"
+                self.eventually(
+                    lambda each=each, path=path: self._follow("PUT", each, path) in (204, 409),
+                    f"a topic at {broker.name} by way of {each.name}",
+                    _START_S,
+                )
+            assert self.owner(f"persistent://{namespace}/{broker.name}") is broker
 
     def recover(self) -> None:
         """Resume and start everything that a test has suspended, stopped or killed."""
@@ -275,15 +295,35 @@ class Cluster:
         self.wait_ready()
 
     def wait_ready(self) -> None:
-        """Wait until every broker serves topics."""
+        """Wait until every broker serves topics, and knows all brokers.
+
+        Bookies and brokers end if ZooKeeper does not answer in time, as on a busy machine. They
+        are started again, as a supervisor would do.
+        """
         deadline = time.monotonic() + _START_S
-        for node in self.broker_nodes:
-            path = "/admin/v2/brokers/health"
-            while self.status(node, path) != 200:
-                for each in self.nodes:
-                    assert each.running, f"{each.name} ended:\n{each.log_end()}"
-                assert time.monotonic() < deadline, f"{node.name} is not ready:\n{node.log_end()}"
-                time.sleep(0.1)
+        starts: Counter[str] = Counter()
+        while waiting := [node for node in self.broker_nodes if not self._is_ready(node)]:
+            for node in self.nodes:
+                if node.running:
+                    continue
+                starts[node.name] += 1
+                assert starts[node.name] <= _STARTS, f"{node.name} ended:\n{node.log_end()}"
+                node.start()
+            names = ", ".join(node.name for node in waiting)
+            log_end = waiting[0].log_end()
+            assert time.monotonic() < deadline, f"{names} not ready:\n{log_end}"
+            time.sleep(0.2)
+
+    def _is_ready(self, broker: Node) -> bool:
+        """Return True if a broker stores messages, and knows all brokers."""
+        if not broker.running or self.status(broker, "/admin/v2/brokers/health") != 200:
+            return False
+        try:
+            answer = self._http.request("GET", f"{broker.admin_url}/admin/v2/brokers", retries=1)
+            found = set(answer.json()) if answer.status == 200 else set()
+        except (urllib3.exceptions.HTTPError, ValueError):
+            return False
+        return {f"127.0.0.1:{node.ports[1]}" for node in self.broker_nodes} <= found
 
     def close(self) -> None:
         """Kill all processes."""
@@ -333,17 +373,42 @@ class Cluster:
         url = self._json(f"/lookup/v2/topic/{path}")["brokerUrl"]
         return next(node for node in self.broker_nodes if node.service_url == url)
 
+    def bundle(self, topic: str) -> str:
+        """Return the bundle of a topic: ``0x00000000_0x40000000``."""
+        path = TopicName.parse(topic).full.replace("://", "/")
+
+        def found() -> str:
+            url = f"{self._living().admin_url}/lookup/v2/topic/{path}/bundle"
+            answer = self._http.request("GET", url, retries=5)
+            return answer.data.decode() if answer.status == 200 else ""
+
+        return str(self.eventually(found, f"the bundle of {topic}"))
+
     def place(self, namespace: str, broker: Node) -> None:
         """Move all topics of a namespace to one broker."""
         bounds = self._json(f"/admin/v2/namespaces/{namespace}")["bundles"]["boundaries"]
-        name = broker.admin_url.removeprefix("http://")
         for low, high in pairwise(bounds):
-            path = f"/admin/v2/namespaces/{namespace}/{low}_{high}/unload?destinationBroker={name}"
-            # Only the present owner unloads it.
-            self.eventually(
-                lambda path=path: 204 in [self._follow("PUT", each, path) for each in self.living],
-                f"the move of {namespace} to {broker.name}",
-            )
+            self.place_bundle(namespace, f"{low}_{high}", broker)
+
+    def place_bundle(self, namespace: str, bundle: str, broker: Node) -> None:
+        """Move the topics of one bundle of a namespace to a broker."""
+        names = (f"persistent://{namespace}/probe-{number}" for number in count())
+        probe = next(name for name in names if self.bundle(name) == bundle)
+        target = broker.admin_url.removeprefix("http://")
+        path = f"/admin/v2/namespaces/{namespace}/{bundle}/unload?destinationBroker={target}"
+
+        def moved() -> bool:
+            # A broker accepts the destination of a bundle that nobody owns, and ignores it. So the
+            # look at its owner comes first. A lookup may fail while the bundle moves.
+            with contextlib.suppress(AssertionError, StopIteration, urllib3.exceptions.HTTPError):
+                owner = self.owner(probe)
+                if owner is broker:
+                    return True
+                self._follow("PUT", owner, path)
+                return self.owner(probe) is broker
+            return False
+
+        self.eventually(moved, f"the move of {namespace} to {broker.name}", 120)
 
     def other(self, broker: Node) -> Node:
         """Return a broker that is not this one."""

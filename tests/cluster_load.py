@@ -45,6 +45,9 @@ ONE_LEVEL = Levels(
     [PartitionStrategy(partition_by=timedelta(seconds=5), maximum_delay=timedelta(minutes=4))]
 )
 KEYS = 16
+#: The payload of messages that show that every part works.
+PROBE = b"probe"
+_START_S = 180.0
 
 
 class Gaps:
@@ -70,6 +73,9 @@ class Gaps:
 class Arrivals:
     """The messages that a target has received, and their lateness.
 
+    Attributes:
+        flows: True once a probe has arrived, which does not count.
+
     A reader that is disconnected is replaced at once: the client itself would wait longer after
     each attempt. The former one is left alone, as its close may take for ever.
     """
@@ -81,6 +87,7 @@ class Arrivals:
         self._stop = stop
         self._last: Any = pulsar.MessageId.earliest
         self._readers: list[Any] = [self._open()]
+        self.flows = False
         self.copies: Counter[str] = Counter()
         self.order: dict[str, list[int]] = defaultdict(list)  # by key
         self.worst_ms = 0
@@ -102,6 +109,9 @@ class Arrivals:
                         self._readers.append(self._open())
                 continue
             self._last = message.message_id()
+            if message.data() == PROBE:
+                self.flows = True
+                continue
             late_ms = now_ms() - int(message.properties()["delaylevel.due"])
             name = message.data().decode()
             if not self.copies[name]:
@@ -135,6 +145,38 @@ class Interruption:
     early_ms: int
 
 
+class Processes:
+    """Commands of ours as processes of their own.
+
+    Args:
+        directory: folder for their logs.
+    """
+
+    def __init__(self, connection: Connection, directory: Path) -> None:
+        self._connection = connection
+        self._directory = directory
+        self._running: list[subprocess.Popen[bytes]] = []
+
+    def run(self, *arguments: str) -> None:
+        """Start a command; its first argument is the name of its log."""
+        log = self._directory / f"{arguments[0]}.log"
+        with log.open("wb") as output:
+            command = [sys.executable, "-m", "delaylevel"]
+            command += ["--service-url", self._connection.service_url]
+            command += ["--admin-url", self._connection.admin_url, *arguments]
+            environ = {**os.environ, "PYTHONUNBUFFERED": "1"}
+            self._running.append(
+                subprocess.Popen(command, stdout=output, stderr=output, env=environ)
+            )
+
+    def kill(self) -> None:
+        """Kill all of them."""
+        for process in self._running:
+            if process.poll() is None:
+                process.send_signal(signal.SIGKILL)
+            process.wait()
+
+
 class ClusterLoad:
     """A producer, a mover, dispatchers and consumers on one namespace of a cluster.
 
@@ -143,6 +185,9 @@ class ClusterLoad:
         namespace: full name of a namespace.
         directory: folder for logs and spill files.
         seconds: time over which the messages become due, after `LEAD_S`.
+
+    Attributes:
+        processes: the mover and the dispatcher.
     """
 
     LEAD_S = 20.0
@@ -155,7 +200,7 @@ class ClusterLoad:
         self._namespace = namespace
         self._directory = directory
         self._stop = threading.Event()
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self.processes = Processes(connection, directory)
         self._threads: list[threading.Thread] = []
         self._count = int(seconds * 1000 / self.STEP_MS)
         self.publishing, self.administration = Gaps(), Gaps()
@@ -175,8 +220,11 @@ class ClusterLoad:
         self.released = Arrivals(self._connection, self.topic("released"), self._stop)
         self.moved = Arrivals(self._connection, self.topic("moved"), self._stop)
         names = [self.topic("released"), self.topic("moved")]
-        self._run("mover", "run", "--local", self.topic("moved"))
-        self._run("dispatcher", "run", *names, "--spill-dir", str(self._directory / "spill"))
+        self.processes.run("mover", "run", "--local", self.topic("moved"))
+        self.processes.run(
+            "dispatcher", "run", *names, "--spill-dir", str(self._directory / "spill")
+        )
+        self._probe()
         self._store()
         for target in (self._publish, self._administer):
             self._threads.append(threading.Thread(target=target))
@@ -189,10 +237,7 @@ class ClusterLoad:
             thread.join()
         for arrivals in (self.released, self.moved):
             arrivals.thread.join(10)
-        for process in self._processes:
-            if process.poll() is None:
-                process.send_signal(signal.SIGKILL)
-            process.wait()
+        self.processes.kill()
         self.client.shutdown()
         self._admin.close()
 
@@ -203,16 +248,13 @@ class ClusterLoad:
     def _plain(self, name: str) -> Any:
         return self.client.create_producer(self.topic(name))
 
-    def _run(self, *arguments: str) -> None:
-        log = self._directory / f"{arguments[0]}.log"
-        with log.open("wb") as output:
-            command = [sys.executable, "-m", "delaylevel"]
-            command += ["--service-url", self._connection.service_url]
-            command += ["--admin-url", self._connection.admin_url, *arguments]
-            environ = {**os.environ, "PYTHONUNBUFFERED": "1"}
-            self._processes.append(
-                subprocess.Popen(command, stdout=output, stderr=output, env=environ)
-            )
+    def _probe(self) -> None:
+        """Wait until a message has passed all parts: on a busy machine they start slowly."""
+        for name, arrivals in (("released", self.released), ("moved", self.moved)):
+            producer = self.client.create_producer(self.topic(name), enable_delay_level_topic=True)
+            producer.send(PROBE, deliver_after=timedelta(seconds=8))
+            producer.close()
+            eventually(lambda arrivals=arrivals: arrivals.flows, f"a probe of {name}", _START_S)
 
     def _store(self) -> None:
         """Store all messages that become due."""
@@ -280,8 +322,8 @@ class ClusterLoad:
             assert arrivals.worst_ms < 10_000, "not on time before the fault"
         self.publishing.start()
         self.administration.start()
-        fault()
         try:
+            fault()
             for name, arrivals in (("released", self.released), ("moved", self.moved)):
                 with contextlib.suppress(AssertionError):
                     eventually(
@@ -313,5 +355,9 @@ class ClusterLoad:
 @contextlib.contextmanager
 def load_on(*arguments: Any, **options: Any) -> Iterator[ClusterLoad]:
     """Yield a running `ClusterLoad`; the arguments are its own."""
-    with ClusterLoad(*arguments, **options) as load:
-        yield load
+    load = ClusterLoad(*arguments, **options)
+    try:
+        with load:
+            yield load
+    finally:
+        load.processes.kill()  # also if it could not be entered

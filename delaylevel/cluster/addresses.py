@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterable
 from urllib.parse import urlsplit
@@ -18,6 +19,8 @@ _MOST_LEARNED = 8
 _FIRST_LIST_S, _LIST_EVERY_S = 5.0, 300.0
 # A broker that hangs costs the whole timeout: after one, requests fail at once for this time.
 _HANGING_S = 5.0
+# An address that timed out is asked for a sign of life at most once in this time.
+_PROBE_EVERY_S = 2.0
 
 
 class AdminAddresses:
@@ -42,7 +45,9 @@ class AdminAddresses:
         self._learned: dict[str, float] = {}  # time at which the address was named last
         self._answered: dict[str, float] = {}
         self._failed: dict[str, float] = {}  # end of the time in which it counts as hanging
+        self._probe_at_s: dict[str, float] = {}  # of those that timed out and have not answered
         self._list_at_s = now_s() + _FIRST_LIST_S
+        self.probing = threading.Lock()  # held while an address is asked for a sign of life
 
     def in_order(self) -> list[str]:
         """Return the base URLs, the first one to try first."""
@@ -59,6 +64,7 @@ class AdminAddresses:
     def answered(self, address: str) -> None:
         """Note that an address has answered now."""
         self._failed.pop(address, None)
+        self._probe_at_s.pop(address, None)
         self._answered[address] = self._now_s()
 
     def failed(self, address: str, *, hangs: bool) -> None:
@@ -68,6 +74,20 @@ class AdminAddresses:
             hangs: True if a request timed out; False if the connection failed at once.
         """
         self._failed[address] = self._now_s() + (_HANGING_S if hangs else 0.0)
+        if hangs:
+            self._probe_at_s.setdefault(address, 0.0)
+
+    def needs_probe(self, address: str) -> bool:
+        """Return True if a request to an address timed out, and it has not answered since."""
+        return address in self._probe_at_s
+
+    def take_probe(self, address: str) -> bool:
+        """Return True if it is time to ask an address for a sign of life; once in each period."""
+        now_s = self._now_s()
+        if now_s < self._probe_at_s.get(address, 0.0):
+            return False
+        self._probe_at_s[address] = now_s + _PROBE_EVERY_S
+        return True
 
     def is_hanging(self, address: str) -> bool:
         """Return True if a request to an address timed out a moment ago."""
@@ -76,6 +96,7 @@ class AdminAddresses:
     def redirected(self, address: str) -> None:
         """Note that an address has answered to which another one redirects."""
         self._failed.pop(address, None)
+        self._probe_at_s.pop(address, None)
         self.learn(address)
 
     def learn(self, address: str) -> None:

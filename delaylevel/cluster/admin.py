@@ -16,6 +16,7 @@ from delaylevel.model.topic_name import TopicName
 from . import parsing as read
 from .connection import Connection
 from .http import Rest, RestOptions, options_of
+from .partition_reports import PartitionReports
 from .port import OperatorAdmin
 from .stored_messages import STATS, BaseAdmin
 from .values import (
@@ -58,6 +59,9 @@ class Admin(BaseAdmin, OperatorAdmin):
 
     def __init__(self, admin_url: str, **options: Unpack[RestOptions]) -> None:
         super().__init__(Rest(admin_url, **options))
+        self._reports = PartitionReports(
+            self._rest, lambda topic: self.partitioned_metadata(topic).partitions
+        )
 
     @classmethod
     def from_connection(cls, connection: Connection) -> Admin:
@@ -280,14 +284,8 @@ class Admin(BaseAdmin, OperatorAdmin):
         return read.partition_stats(self._rest.get(f"{partition.rest_path}/stats", **STATS))
 
     def partitioned_stats(self, topic: TopicName) -> dict[int, PartitionStats]:
-        path = f"{topic.rest_path}/partitioned-stats"
-        value = self._rest.get(path, perPartition="true", **STATS)
-        found = {}
-        for name, stats in value["partitions"].items():
-            index = TopicName.parse(name).partition_index
-            if index is not None and stats:
-                found[index] = read.partition_stats(stats)
-        return found
+        found = self._reports.read(topic, STATS)
+        return {index: read.partition_stats(stats) for index, stats in found.items()}
 
     def messages_in(self, topic: TopicName) -> dict[TopicName, int]:
         """Return the number of messages published to each partition since the broker opened it.
@@ -295,8 +293,8 @@ class Admin(BaseAdmin, OperatorAdmin):
         A topic without partitions counts as its own partition; a missing topic has none.
         """
         try:
-            value = self._rest.get(f"{topic.rest_path}/partitioned-stats", perPartition="true")
-            found = {TopicName.parse(name): stats for name, stats in value["partitions"].items()}
+            reported = self._reports.read(topic, {})
+            found = {topic.partition(index): stats for index, stats in reported.items()}
         except NotFoundError:
             try:
                 found = {topic: self._rest.get(f"{topic.rest_path}/stats")}

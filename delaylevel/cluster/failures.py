@@ -9,7 +9,13 @@ from typing import Any
 
 import pulsar
 
-from delaylevel.errors import AdminError, BrokerError, ClientError, LevelTopicError
+from delaylevel.errors import (
+    AdminError,
+    BrokerError,
+    BrokerUnreachableError,
+    ClientError,
+    LevelTopicError,
+)
 
 log = logging.getLogger(__name__)
 
@@ -24,6 +30,8 @@ TOO_LARGE = "MessageTooBig"
 MESSAGE_REFUSALS = frozenset((TOO_LARGE, "InvalidMessage"))
 # Redirects in a circle while no broker owns a topic, and too many requests.
 _PASSING_STATUSES = (307, 429)
+# Answers of a proxy in front of brokers that do not answer.
+_GATEWAY_STATUSES = (502, 504)
 
 #: Names of failures that may pass by themselves: the broker has a problem, not the topic.
 TRANSIENT_FAILURES = frozenset(
@@ -84,6 +92,17 @@ def may_pass(error: BaseException | None) -> bool:
             return False
         error = error.__cause__
     return True
+
+
+def is_admin_away(error: BaseException) -> bool:
+    """Return True for the error of an admin interface of which no address answers.
+
+    Brokers may serve their topics all the same. Otherwise, what the interface is asked for is
+    refused, or the broker of one topic is away.
+    """
+    if isinstance(error, AdminError):
+        return error.status in _GATEWAY_STATUSES
+    return isinstance(error, BrokerUnreachableError) and not error.address
 
 
 def close_quietly(resource: Any, kind: str) -> None:

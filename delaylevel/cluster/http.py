@@ -39,6 +39,7 @@ _Path = str | os.PathLike[str] | None
 
 _HOPS = 5
 _LIST_TIMEOUT_S = 5.0
+_PROBE_TIMEOUT_S = 1.0
 # While a topic moves to another broker, requests for it are refused with 503.
 _PAUSES_S = (0.2, 0.5, 1.0)
 _ERRORS: dict[int, type[AdminError]] = {
@@ -145,6 +146,10 @@ class Rest:
         """Get the JSON value at a path; None if the answer is empty."""
         return json_value(self.request("GET", path, query=query))
 
+    def get_soon(self, path: str, timeout_s: float, query: Mapping[str, str]) -> Any:
+        """Get a value as `get` does, with a timeout as for `request`."""
+        return json_value(self.request("GET", path, query=query, timeout_s=timeout_s))
+
     def put(self, path: str, value: Any = None, *, kind: str = "application/json") -> None:
         """Put a JSON value."""
         self.request("PUT", path, value=value, kind=kind)
@@ -168,6 +173,7 @@ class Rest:
         retry: bool = True,
         data: bytes | None = None,
         api: str = "v2",
+        timeout_s: float | None = None,
     ) -> urllib3.BaseHTTPResponse:
         """Send a request and return the successful answer.
 
@@ -180,6 +186,9 @@ class Rest:
             retry: True to repeat the request for 1.7 s while the broker answers 503.
             data: the body in bytes, instead of ``value``.
             api: the version of the interface: ``v2``, or ``v3`` for functions.
+            timeout_s: time to wait for this answer, in s; by default that of all requests. If the
+                first broker does not answer by then, no other one is tried: the request may take
+                as long there.
 
         Raises:
             BrokerUnreachableError: there is no answer.
@@ -195,7 +204,7 @@ class Rest:
         suffix = f"/admin/{api}/{path}" + (f"?{urlencode(query)}" if query else "")
         pauses = list(_PAUSES_S) if retry else []
         while True:
-            answer = self._send(method, suffix, headers, body)
+            answer = self._send(method, suffix, headers, body, timeout_s)
             if answer.status < 300:
                 self._learn_brokers(headers)
                 return answer
@@ -205,23 +214,58 @@ class Rest:
             raise self._error(method, path, answer, token)
 
     def _send(
-        self, method: str, suffix: str, headers: dict[str, str], body: bytes | None
+        self,
+        method: str,
+        suffix: str,
+        headers: dict[str, str],
+        body: bytes | None,
+        timeout_s: float | None,
     ) -> urllib3.BaseHTTPResponse:
         failure: Exception | None = None
         for base in self._addresses.in_order():
+            if not self._lives(base):
+                failure = failure or urllib3.exceptions.TimeoutError("no answer in time")
+                continue
             try:
-                answer = self._ask(method, base + suffix, headers, body)
+                answer = self._ask(method, base + suffix, headers, body, timeout_s)
             except urllib3.exceptions.HTTPError as error:
+                if timeout_s is not None and is_timeout(error):
+                    failure = error
+                    break
                 self._addresses.failed(base, hangs=is_timeout(error))
                 failure = failure or error
                 continue
             self._addresses.answered(base)
-            return self._follow(method, base + suffix, answer, headers, body)
+            return self._follow(method, base + suffix, answer, headers, body, timeout_s)
         raise BrokerUnreachableError(
             f"the admin interface at {self.admin_url} does not answer ({failure_words(failure)}): "
             "is the broker running, and is this its web "
             "address? Name it with admin_url, --admin-url or DELAYLEVEL_ADMIN_URL"
         ) from failure
+
+    def _lives(self, base: str) -> bool:
+        """Return False if an address timed out, and still gives no sign of life.
+
+        Any answer is one. So an address that hangs costs one request the whole timeout, and not
+        every one.
+        """
+        addresses = self._addresses
+        if not addresses.needs_probe(base):
+            return True
+        with addresses.probing:  # the others wait for its result
+            if not addresses.needs_probe(base):
+                return True
+            if not addresses.take_probe(base):
+                return False
+            url = base + "/status.html"
+            try:
+                self._pool.request(
+                    "GET", url, redirect=False, retries=False, timeout=_PROBE_TIMEOUT_S
+                )
+            except urllib3.exceptions.HTTPError:
+                return False
+            addresses.answered(base)
+            return True
 
     def _follow(
         self,
@@ -230,6 +274,7 @@ class Rest:
         answer: urllib3.BaseHTTPResponse,
         headers: dict[str, str],
         body: bytes | None,
+        timeout_s: float | None,
     ) -> urllib3.BaseHTTPResponse:
         """Return an answer; if it is a redirect, that of the broker that owns the topic."""
         first, hops = url, 0
@@ -247,7 +292,7 @@ class Rest:
                 raise broker_away(url, first, "no answer in time")
             try:
                 # Not by urllib3, which would drop the token.
-                answer = self._ask(method, url, headers, body)
+                answer = self._ask(method, url, headers, body, timeout_s)
             except urllib3.exceptions.HTTPError as error:
                 self._addresses.failed(owner, hangs=is_timeout(error))
                 raise broker_away(url, first, failure_words(error)) from error
@@ -271,11 +316,18 @@ class Rest:
             self._addresses.learn(f"http://{broker}")
 
     def _ask(
-        self, method: str, url: str, headers: dict[str, str], body: bytes | None
+        self,
+        method: str,
+        url: str,
+        headers: dict[str, str],
+        body: bytes | None,
+        timeout_s: float | None,
     ) -> urllib3.BaseHTTPResponse:
+        options: dict[str, Any] = {} if timeout_s is None else {"timeout": timeout_s}
+
         def ask() -> urllib3.BaseHTTPResponse:
             return self._pool.request(
-                method, url, headers=headers, body=body, redirect=False, retries=False
+                method, url, headers=headers, body=body, redirect=False, retries=False, **options
             )
 
         try:

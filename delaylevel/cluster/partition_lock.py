@@ -23,6 +23,7 @@ from delaylevel.model.source_partition import SourcePartition
 
 from .failures import close_quietly, error_name
 from .port import TopicAdmin
+from .values import ConsumerStats, PartitionStats
 
 _THREADS = 8
 _FEW = 2  # a dispatcher's window and journal partition
@@ -147,10 +148,17 @@ class PartitionLock:
 
 def describe_owner(admin: TopicAdmin, source: SourcePartition) -> str:
     """Return a description of a source partition's consumer; an empty string without one."""
-    subscription = admin.partition_stats(source.name).subscriptions.get(SUBSCRIPTION)
-    if subscription is None or not subscription.consumers:
+    owner = owner_in(admin.partition_stats(source.name))
+    if owner is None:
         return ""
-    owner = subscription.consumers[0]
     since = f", connected since {owner.connected_since}" if owner.connected_since else ""
     where = f" from {owner.address}" if owner.address else ""
     return f"{owner.name}{where}{since}"
+
+
+def owner_in(stats: PartitionStats) -> ConsumerStats | None:
+    """Return the consumer that has locked a partition of ours; None without one."""
+    subscription = stats.subscriptions.get(SUBSCRIPTION)
+    if subscription is None or not subscription.consumers:
+        return None
+    return subscription.consumers[0]

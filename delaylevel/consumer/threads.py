@@ -82,7 +82,7 @@ class Worker(threading.Thread):
         # This loop costs each message time, so everything that it calls is looked up once.
         stopped, receive, now_ms = self._stopping.is_set, consumer.receive, self._parts.clock.now_ms
         topic, subscription = self._listener.business_topic, self._listener.subscription
-        tally, handle, timeout = self._tally, self._handle, pulsar.Timeout
+        tally, handle, timeout = self._tally, self._handle_one, pulsar.Timeout
         unfinished, most = self._unfinished, self._unfinished.most
         while not stopped():
             try:
@@ -106,7 +106,7 @@ class Worker(threading.Thread):
         while self._unfinished.full and not self._stopping.is_set():
             self._unfinished.wait_for_room(WAIT_S)
 
-    def _handle(self, message: ReceivedMessage, consumer: Any) -> None:
+    def _handle_one(self, message: ReceivedMessage, consumer: Any) -> None:
         """Handle one message, and acknowledge it or leave it to the unfinished ones."""
         lock = self._lock
         if not lock.acquire(False):

@@ -44,6 +44,7 @@ class DelayLevelProducer(Scheduling):
         self._sends: dict[tuple[int, int], Callable[[Any, Any], None]] = {}
         # Messages without a callback, those of the business topic too.
         self._callbackless = CallbacklessMessages()
+        self._count_outcome, self._count_sent = self._callbackless.callback, self._callbackless.sent
         at_exit.close(self)
 
     def send(
@@ -139,7 +140,7 @@ class DelayLevelProducer(Scheduling):
         """
         without_callback = callback is None
         if callback is None:
-            callback = self._callbackless.callback
+            callback = self._count_outcome
         if (
             type(content) is bytes
             and self._takes_bytes
@@ -152,8 +153,9 @@ class DelayLevelProducer(Scheduling):
         ):
             # Fast path for plain bytes that go into our own topics: nearly every message.
             try:
-                self._cache.refresh_if_old()
-                parked = self._cache.routing.route_fast(
+                cache = self._cache
+                cache.refresh_if_old()
+                parked = cache.routing.route_fast(
                     deliver_at,
                     deliver_after,
                     properties,
@@ -172,7 +174,7 @@ class DelayLevelProducer(Scheduling):
                         )
                         self._sent[level] += 1
                         if without_callback:
-                            self._callbackless.sent()
+                            self._count_sent()
                         return
             except TypeError:
                 pass  # nothing was sent; the client's own checks give a better error

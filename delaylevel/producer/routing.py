@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 from delaylevel.errors import InvalidDelayError, UnsupportedOptionError
 from delaylevel.model import envelope as env
 from delaylevel.model.cancellation import cancellation, cancellation_partition
-from delaylevel.model.clock import Clock
-from delaylevel.model.due_time import due_time_ms, expiry_ms, spread_ms_of
+from delaylevel.model.clock import Clock, duration_ms
+from delaylevel.model.due_time import LATEST_DUE_MS, due_time_ms, expiry_ms, spread_ms_of
 from delaylevel.model.envelope import Envelope, SchemaRef
 from delaylevel.model.formatting import format_instant
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Mover
@@ -26,9 +26,12 @@ WINDOW = -2
 # Messages without key and ID may go to any window partition. This number of them in a row go to
 # the same one, so that batches fill.
 _RUN = 1000
-_PREFIX_LENGTH = len(env.PREFIX)
+# Constants of this module are faster to read than those of another one.
+_PREFIX, _PREFIX_LENGTH = env.PREFIX, len(env.PREFIX)
+_DUE, _TARGET = env.DUE, env.TARGET
 # As fast as `len`, and it raises a TypeError for values other than strings.
 _length = str.__len__
+_FEW = SizeLimit.few
 
 # Arguments of send that have no meaning in a level topic.
 NOT_PARKABLE = ("sequence_id", "replication_clusters", "disable_replication")
@@ -113,8 +116,10 @@ class Routing:
         self._schema_text = None if schema is None else str(schema)
         self._spark = description.mover is Mover.SPARK
         levels = description.levels
-        # (unit, last partition), coarse to fine.
-        self._units = tuple((level.unit_ms, level.partitions - 1) for level in levels)
+        # (level, unit, last partition), coarse to fine.
+        self._units = tuple(
+            (number, level.unit_ms, level.partitions - 1) for number, level in enumerate(levels)
+        )
         self._longest_ms = levels.maximum_ms
         self._window = description.final_window is FinalWindow.TRACKER
         self._unkeyed = itertools.count(random.randrange(description.window_partitions) * _RUN)
@@ -278,27 +283,28 @@ class Routing:
         if not self._spark or size > self._short_body:
             return None
         now_ms = self._clock.now_ms()
-        if type(deliver_at) is int and deliver_after is None:
-            due_ms = deliver_at
+        if deliver_at is None and type(deliver_after) is timedelta:
+            remaining = duration_ms(deliver_after)
+            due_ms = now_ms + remaining
+        elif deliver_after is None and type(deliver_at) is int:
+            remaining, due_ms = deliver_at - now_ms, deliver_at
         else:
             found = due_time_ms(deliver_at, deliver_after, now_ms)
             if found is None:
                 return None
-            due_ms = found
-        remaining = due_ms - now_ms
-        if not 0 < remaining <= self._longest_ms:
+            remaining, due_ms = found - now_ms, found
+        if not 0 < remaining <= self._longest_ms or due_ms > LATEST_DUE_MS:
             return None
         if properties is not None:
-            if type(properties) is not dict or len(properties) > SizeLimit.few:
+            if type(properties) is not dict or len(properties) > _FEW:
                 return None
+            short = self._short_text
             for name, value in properties.items():
-                if name[:_PREFIX_LENGTH] == env.PREFIX:
+                if name[:_PREFIX_LENGTH] == _PREFIX or len(name) + len(value) > short:
                     return None
-                if len(name) + len(value) > self._short_text:
-                    return None
-            own = {**properties, env.DUE: str(due_ms), env.TARGET: self._target}
+            own = {**properties, _DUE: str(due_ms), _TARGET: self._target}
         else:
-            own = {env.DUE: str(due_ms), env.TARGET: self._target}
+            own = {_DUE: str(due_ms), _TARGET: self._target}
         if partition_key is not None and _length(partition_key) > self._short_text:
             return None
         if ordering_key is not None and _length(ordering_key) > self._short_text:
@@ -309,7 +315,7 @@ class Routing:
             own[env.SCHEMA] = self._schema_text
         if self._compression is not None:
             own[env.COMPRESSION] = self._compression
-        for level, (unit_ms, last) in enumerate(self._units):
+        for level, unit_ms, last in self._units:
             if remaining >= unit_ms:
                 partition = remaining // unit_ms - 1
                 return level, partition if partition < last else last, own

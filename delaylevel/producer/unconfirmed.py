@@ -33,6 +33,15 @@ class CallbacklessMessages:
     result as a key, and no Python code runs for a stored message: the dict compares the result with
     its key, and the keys count the comparisons.
 
+    Every message has the callback. The movers give one to the first message of each batch only, but
+    their batches end at known messages. Those of an application's producer also end by the clock,
+    so there may be a batch without any callback, and its outcome would be lost. We cannot end the
+    batches in place of the clock: the client's ``flush_async`` waits for the producer's lock while
+    it holds the interpreter, and a thread that ends a full batch meanwhile takes these two in the
+    other order, because it copies the callbacks. The process hangs. Nor does the outcome of a flush
+    replace the callbacks: a message that the client drops before it is in a batch, because the
+    queue or the memory is full, fails by its own callback only.
+
     Several threads may use it.
 
     Attributes:

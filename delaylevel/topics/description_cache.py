@@ -6,7 +6,8 @@ import threading
 import time
 from collections.abc import Callable
 
-from delaylevel.errors import UpgradeRequiredError
+from delaylevel.cluster.failures import is_admin_away
+from delaylevel.errors import BrokerError, UpgradeRequiredError
 from delaylevel.model.level_topic import LevelTopicDescription
 
 #: Age from which a description is read again, in s. Hosts look once a second: they notice changes
@@ -83,6 +84,20 @@ class DescriptionCache:
             return self._read_now()
         finally:
             self._lock.release()
+
+    def known(self) -> LevelTopicDescription:
+        """Return the description as :meth:`current` does; the latest one without an answer.
+
+        Raises:
+            BrokerError, UpgradeRequiredError: as for :meth:`current`, if the admin interface
+                answers.
+        """
+        try:
+            return self.current()
+        except BrokerError as error:
+            if not is_admin_away(error):
+                raise
+            return self.latest()
 
     def read_since(self, since_s: float) -> LevelTopicDescription | None:
         """Return the description if its reading began at a time or later; None otherwise.

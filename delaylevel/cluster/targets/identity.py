@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from delaylevel.cluster.port import TopicAdmin
@@ -19,11 +20,15 @@ def topic_stats(admin: TopicAdmin, topic: TopicName) -> dict[TopicName, Partitio
         the topic does not exist.
     """
     try:
-        if not admin.partitioned_metadata(topic).partitions:
-            return {topic: admin.partition_stats(topic)}
-        found = admin.partitioned_stats(topic)
+        return _stats(admin, topic, admin.partitioned_metadata(topic).partitions)
     except NotFoundError:
         return None
+
+
+def _stats(admin: TopicAdmin, topic: TopicName, partitions: int) -> dict[TopicName, PartitionStats]:
+    if not partitions:
+        return {topic: admin.partition_stats(topic)}
+    found = admin.partitioned_stats(topic)
     return {topic.partition(index): stats for index, stats in found.items()}
 
 
@@ -34,7 +39,7 @@ class TopicIdentity:
     Attributes:
         partitions: number of partitions; 0 if it is not partitioned.
         subscriptions: names of the durable subscriptions.
-        deduplication: True if the broker deduplicates on every partition.
+        deduplication: True if the broker deduplicates.
     """
 
     partitions: int
@@ -46,26 +51,42 @@ class TopicIdentity:
         return earlier.partitions <= self.partitions and earlier.subscriptions <= self.subscriptions
 
 
-def identify(admin: TopicAdmin, topic: TopicName) -> TopicIdentity:
+def identify(admin: TopicAdmin, topic: TopicName, partition: int = -1) -> TopicIdentity:
     """Return the identity that a topic has now.
+
+    Args:
+        partition: the partition that is looked at, whatever becomes of the others; -1 for all.
 
     Raises:
         NotFoundError: the topic does not exist.
+        BrokerError: no broker serves it, or one of these partitions, now; among other reasons.
     """
-    found = topic_stats(admin, topic)
-    if not found:
-        raise NotFoundError(f"{topic.full} does not exist", status=404)
+    partitions = admin.partitioned_metadata(topic).partitions
+    found = _looked_at(admin, topic, partitions, partition)
     durable = (
         name
-        for stats in found.values()
+        for stats in found
         for name, subscription in stats.subscriptions.items()
         if subscription.durable
     )
     return TopicIdentity(
-        partitions=0 if topic in found else len(found),
+        partitions=partitions,
         subscriptions=frozenset(durable),
-        deduplication=all(stats.deduplication for stats in found.values()),
+        deduplication=all(stats.deduplication for stats in found),
     )
+
+
+def _looked_at(
+    admin: TopicAdmin, topic: TopicName, partitions: int, partition: int
+) -> Collection[PartitionStats]:
+    if partitions and partition >= 0:
+        # Brokers delete single partitions that are not used, and create them again.
+        with suppress(NotFoundError):
+            return [admin.partition_stats(topic.partition(partition))]
+    found = _stats(admin, topic, partitions)
+    if not found:
+        raise NotFoundError(f"{topic.full} does not exist", status=404)
+    return found.values()
 
 
 def is_same_topic(
@@ -73,6 +94,7 @@ def is_same_topic(
     topic: TopicName,
     opened: TopicIdentity,
     ledgers: Iterable[tuple[int, int]],
+    partition: int = -1,
 ) -> bool:
     """Return False if a topic was deleted and created again since it was opened.
 
@@ -82,12 +104,13 @@ def is_same_topic(
 
     Args:
         ledgers: partition and ID of ledgers that the topic is known to have had.
+        partition: as for `identify`.
 
     Raises:
         BrokerError: the admin interface does not answer.
     """
     try:
-        if identify(admin, topic).has_all_of(opened):
+        if identify(admin, topic, partition).has_all_of(opened):
             return True
         if opened.partitions:
             return _any_left(admin, topic.partition, ledgers)

@@ -24,8 +24,8 @@ log = logging.getLogger(__name__)
 SLOW_PATIENCE_S = 30.0
 _SLOW = "it does not answer"
 _SLOW_FAILURES = (_SLOW, "ProducerBusy")
-# A target gets no more messages after this time without an opening that succeeds, or without a
-# connection and any confirmation.
+#: A target gets no more messages after this time without an opening that succeeds, or without a
+#: connection and any confirmation, unless its host is more patient.
 STALL_S = 5.0
 _RETRY_S = 0.1
 _LONGEST_RETRY_S = 1.0
@@ -82,6 +82,10 @@ class Opened:
             ledgers that were.
         max_size: limit of the topic itself for an entry, in bytes; None without one.
         entry_limits: limits of its batches; None if it has none, or their messages are not known.
+        shared: True if it writes to several partitions, which may be at different brokers.
+        ledgers: ledgers that the topic certainly has; its confirmations from others are verified.
+        remembered: True if nobody could look at the topic, so that a sequence ID that it has stored
+            is perhaps that of a new topic.
     """
 
     producer: Any
@@ -89,6 +93,9 @@ class Opened:
     is_same_topic: Callable[[Collection[Ledger]], bool] | None = None
     max_size: int | None = None
     entry_limits: EntryLimits | None = None
+    shared: bool = False
+    ledgers: frozenset[Ledger] = frozenset()
+    remembered: bool = False
 
 
 class Opener:
@@ -100,6 +107,7 @@ class Opener:
         open_producer: function that opens a producer. It raises OpeningError, ClientError or
             BrokerError.
         opened: function that gets a new producer, or the error if nothing was opened.
+        patience_s: time without an answer after which there is no hope of one, in s.
         start: function that runs slow work.
         report: function that is called in any thread with work for the owner's thread.
     """
@@ -109,12 +117,14 @@ class Opener:
         open_producer: Callable[[], Opened],
         opened: Callable[[Opened | OpeningError], None],
         *,
+        patience_s: float,
         start: Starter,
         report: Callable[[Callable[[], None]], None],
         now_s: Callable[[], float],
     ) -> None:
         self._open_producer = open_producer
         self._opened = opened
+        self._patience_s = patience_s
         self._start = start
         self._report = report
         self._now_s = now_s
@@ -132,7 +142,9 @@ class Opener:
         """The reason why openings have failed for too long; None while success is likely."""
         if self._failure is None or self._is_outdated:
             return None
-        patience_s = SLOW_PATIENCE_S if self._failure in _SLOW_FAILURES else STALL_S
+        patience_s = self._patience_s
+        if self._failure in _SLOW_FAILURES:
+            patience_s = max(patience_s, SLOW_PATIENCE_S)
         waited_s = self._now_s() - self._failing_since_s
         return self._failure if waited_s > patience_s else None
 

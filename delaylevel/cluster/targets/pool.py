@@ -24,23 +24,21 @@ from delaylevel.cluster.publisher import (
     UNLIMITED_SETTINGS,
     open_producer,
 )
-from delaylevel.errors import ClientError, NotFoundError
-from delaylevel.model.envelope import SchemaRef
+from delaylevel.errors import ClientError
 from delaylevel.model.topic_name import TopicName
 
 from .entry_outcomes import EntryLimits
-from .identity import TopicIdentity, identify, is_same_topic
+from .identity import TopicIdentity, is_same_topic
+from .looks import TargetLooks
 from .opening import STALL_S, Ledger, Opened, OpeningError, Refusal
-from .producer import REPLACED, TargetProducer
-from .schema import NO_TOPIC, target_schema
+from .producer import TargetProducer
+from .schema import NO_TOPIC
 from .send_state import NOT_STORED, SendOutcome, Settled
 
 log = logging.getLogger(__name__)
 
 Item = TypeVar("Item")
 
-#: The reason for holding a message that would be published effectively once.
-NO_DEDUPLICATION = "broker deduplication is off"
 # A connected producer creates a topic again that is deleted by force: none is kept while idle.
 IDLE_S = 2.0
 # Topics with a lower limit get unbatched messages.
@@ -84,6 +82,9 @@ class TargetPool(Generic[Item]):
         name: start of the names of the producers, for broker deduplication; empty without.
         replay: True if an earlier process may have sent the same messages; only with a name.
         pause_s: function that returns for how long a target is left alone after a refusal, in s.
+        patience_s: as for :class:`~delaylevel.cluster.targets.producer.TargetProducer`.
+        connected: as for :class:`~delaylevel.cluster.targets.looks.TargetLooks`; by default, an
+            opening always waits for the admin interface.
         start, now_s, wake: as for :class:`~delaylevel.cluster.targets.producer.TargetProducer`.
     """
 
@@ -95,6 +96,8 @@ class TargetPool(Generic[Item]):
         name: str = "",
         replay: bool = False,
         pause_s: Callable[[], float],
+        patience_s: float = STALL_S,
+        connected: Callable[[], bool] = lambda: False,
         start: Starter = in_thread,
         now_s: Callable[[], float] = time.monotonic,
         wake: Callable[[], None] = lambda: None,
@@ -105,14 +108,14 @@ class TargetPool(Generic[Item]):
         self._name = name
         self.replay = replay
         self._pause_s = pause_s
+        self._patience_s = patience_s
         self._start = start
         self._now_s = now_s
         self._wake = wake
         self._producers: dict[TargetKey, TargetProducer[Item]] = {}
         self._by_topic: dict[str, list[TargetProducer[Item]]] = {}
         self._refused: dict[tuple[str, str], tuple[str, float]] = {}
-        # Targets as they were at their last opening.
-        self._opened: dict[str, TopicIdentity] = {}
+        self._looks = TargetLooks(admin, self.numbered, connected)
 
     def __len__(self) -> int:
         """Return the number of messages without an outcome."""
@@ -131,6 +134,7 @@ class TargetPool(Generic[Item]):
                 partial(self._open, key),
                 numbered=self.numbered,
                 replay=self.replay,
+                patience_s=self._patience_s,
                 start=self._start,
                 now_s=self._now_s,
                 wake=self._wake,
@@ -157,9 +161,15 @@ class TargetPool(Generic[Item]):
         """Return the producers that wait until their refusals are recorded."""
         return [key for key, producer in self._producers.items() if producer.is_suspended]
 
-    def load(self, topic: str) -> tuple[int, int]:
-        """Return number and bytes of a target's messages without an outcome."""
-        producers = self._by_topic.get(topic, ())
+    def load(self, topic: str, *, without_lost: bool = False) -> tuple[int, int]:
+        """Return number and bytes of a target's messages without an outcome.
+
+        Args:
+            without_lost: True to leave out partitions without a connection.
+        """
+        producers: Collection[TargetProducer[Item]] = self._by_topic.get(topic, ())
+        if without_lost:
+            producers = [each for each in producers if not each.is_lost]
         return sum(each.messages for each in producers), sum(each.size for each in producers)
 
     def age_s(self, topic: str) -> float:
@@ -218,6 +228,7 @@ class TargetPool(Generic[Item]):
 
     def _remove(self, key: TargetKey) -> None:
         producer = self._producers.pop(key)
+        self._looks.keep(key, producer.ledgers)
         same = self._by_topic[key.topic]
         same.remove(producer)
         if not same:
@@ -254,23 +265,12 @@ class TargetPool(Generic[Item]):
             OpeningError, ClientError, BrokerError: it cannot be opened.
         """
         name = TopicName.parse(key.topic)
-        try:
-            identity = identify(self._admin, name)
-        except NotFoundError:
-            raise OpeningError(Refusal.GONE, NO_TOPIC) from None
-        before = self._opened.get(key.topic)
-        if before is not None and before.subscriptions and not identity.subscriptions:
-            # A new topic: whatever it has stored of ours is worth nothing.
-            raise OpeningError(Refusal.GONE, REPLACED)
-        if key.partition >= 0 and not identity.partitions:
-            # The topic is a new one. The client would create another one for the partition.
-            raise OpeningError(Refusal.GONE, NO_TOPIC)
-        if self.numbered and identity.deduplication is False:
-            raise OpeningError(Refusal.REFUSED, NO_DEDUPLICATION)
-        reference = SchemaRef.parse(key.schema) if key.schema else None
-        schema = target_schema(self._admin, key.topic, reference)
-        if isinstance(schema, str):
-            raise OpeningError(Refusal.REFUSED, schema)
+        present = self._producers.get(key)
+        if present is not None:
+            self._looks.keep(key, present.ledgers)
+        recalls = present is not None and present.is_recalling
+        look = self._looks.look(key, name, key.partition, key.schema, may_remember=not recalls)
+        identity, limit = look.identity, look.max_size
         batching = UNBATCHED_SETTINGS if self.numbered else KEY_BATCHED_SETTINGS
         settings = {**batching, **UNLIMITED_SETTINGS}
         topic = key.topic if key.partition < 0 else name.partition(key.partition).full
@@ -278,7 +278,6 @@ class TargetPool(Generic[Item]):
         settings |= compression_settings(key.compression or None)
         parts = (self._name, key.schema, key.compression, key.suffix)
         producer_name = "-".join(filter(None, parts)) if self.numbered else None
-        limit = self._admin.max_message_size(name)
         if limit is not None and not self.numbered:
             settings |= _batches_below(limit)
         if key.alone:
@@ -288,7 +287,7 @@ class TargetPool(Generic[Item]):
                 self._client_of(key.topic),
                 topic,
                 settings,
-                schema=schema,
+                schema=look.schema,
                 name=producer_name,
                 patience_s=0,
             )
@@ -298,25 +297,31 @@ class TargetPool(Generic[Item]):
                 # after some seconds.
                 raise OpeningError(Refusal.UNAVAILABLE, error.name) from error
             raise
-        self._opened[key.topic] = identity
+        self._looks.opened(key, name, key.partition, look)
         last = -1
-        if self.numbered and (key.partition >= 0 or not identity.partitions):
+        of_one_topic = key.partition >= 0 or not identity.partitions
+        if self.numbered and of_one_topic and not look.remembered:
             last = producer.last_sequence_id()
-        # Otherwise each partition has a last ID of its own, and the client reports the largest. All
-        # messages are sent again, and the broker drops those that are stored.
+        # Otherwise each partition has a last ID of its own, and the client reports the largest; or
+        # the ID is perhaps that of a new topic. All messages are sent again, and the broker drops
+        # those that are stored.
+        shared = key.partition < 0 and identity.partitions > 1
         entries = None
         if settings["batching_enabled"] and not identity.partitions:
             # The client chooses the partition of a message without a key.
             entries = EntryLimits(
                 settings["batching_max_messages"], settings["batching_max_allowed_size_in_bytes"]
             )
-        return Opened(producer, last, partial(self._is_same, key, identity), limit, entries)
+        is_same = partial(self._is_same, key, identity)
+        ledgers, remembered = look.ledgers, look.remembered
+        return Opened(producer, last, is_same, limit, entries, shared, ledgers, remembered)
 
     def _is_same(self, key: TargetKey, opened: TopicIdentity, ledgers: Collection[Ledger]) -> bool:
         """Return whether a topic is the one that was opened; called in any thread."""
         if key.partition >= 0:
             ledgers = [(key.partition, ledger) for _, ledger in ledgers]
-        return is_same_topic(self._admin, TopicName.parse(key.topic), opened, ledgers)
+        topic = TopicName.parse(key.topic)
+        return is_same_topic(self._admin, topic, opened, ledgers, key.partition)
 
 
 def _recreate(topic: str) -> str:

@@ -5,11 +5,9 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from typing import Any, Generic, TypeVar
 
 import pulsar
@@ -21,29 +19,24 @@ from delaylevel.cluster.failures import (
     OK,
     TOO_LARGE,
     error_name,
-    is_ok,
     result_name,
 )
 from delaylevel.cluster.publisher import build_message, send_checked
 from delaylevel.model.message import Payload
 
-from .entry_outcomes import UNPROVEN, EntryOutcomes
-from .opening import STALL_S, Opened, Opener, OpeningError, Refusal
+from .answers import Answers
+from .entry_outcomes import EntryOutcomes
+from .flushes import Flushes
+from .liveness import CONNECTED_STALL_S, GIVE_UP_S, RECONNECT_S, Liveness
+from .opening import STALL_S, Ledger, Opened, Opener, OpeningError, Refusal
 from .send_state import SendState, Settled
 from .sent_message import NO_PAYLOAD, Sent
 from .verification import Verification
-
-log = logging.getLogger(__name__)
 
 Item = TypeVar("Item")
 
 #: The reason for messages that were confirmed by a new topic of the same name.
 REPLACED = "the topic was deleted, and exists again without its subscriptions"
-# A throttled target has its connection, and may confirm nothing for long.
-CONNECTED_STALL_S = 300.0
-# After this time without any confirmation the producer is given up.
-GIVE_UP_S = 30.0
-_SUSPENDED_S = 1.0
 
 
 class TargetProducer(Generic[Item]):
@@ -57,6 +50,8 @@ class TargetProducer(Generic[Item]):
             OpeningError, ClientError or BrokerError.
         numbered: True if the messages have sequence IDs, for broker deduplication.
         replay: True if an earlier process may have sent the same messages.
+        patience_s: time without a connection, or without an answer to an opening, after which
+            messages are refused, in s.
         start: function that runs slow work.
         wake: function that is called in any thread when :meth:`poll` has something to do.
 
@@ -71,15 +66,22 @@ class TargetProducer(Generic[Item]):
         *,
         numbered: bool = False,
         replay: bool = False,
+        patience_s: float = STALL_S,
         start: Starter = in_thread,
         now_s: Callable[[], float] = time.monotonic,
         wake: Callable[[], None] = lambda: None,
     ) -> None:
+        self._patience_s = patience_s
         self._start = start
         self._now_s = now_s
         self._wake = wake
         self._opener = Opener(
-            open_producer, self._take_opened, start=start, report=self._report, now_s=now_s
+            open_producer,
+            self._take_opened,
+            patience_s=patience_s,
+            start=start,
+            report=self._report,
+            now_s=now_s,
         )
         self._state: SendState[Sent[Item]] = SendState(numbered, replay)
         self._opened: Opened | None = None
@@ -88,8 +90,10 @@ class TargetProducer(Generic[Item]):
         self._reports: deque[Callable[[], None]] = deque()  # from other threads
         self._verification = Verification(start, self._report, now_s)
         self.messages = self.size = 0
-        self._flush_ended = self._flushed = self._given = self._answered = 0
-        self.used_s = self._polled_s = self._confirmed_s = self._connected_s = now_s()
+        self._flushes = Flushes(self.flush, self._report, wake, now_s)
+        self._liveness = Liveness(now_s)
+        self._answers = Answers(self._verification, self._liveness, now_s)
+        self.used_s = now_s()
 
     @property
     def is_open(self) -> bool:
@@ -112,9 +116,24 @@ class TargetProducer(Generic[Item]):
         return self._state.is_unclear
 
     @property
+    def is_recalling(self) -> bool:
+        """True while it asks what became of messages of an earlier process; in any thread."""
+        return self._state.is_recalling
+
+    @property
+    def waits_for_flush(self) -> bool:
+        """True while messages cannot be sent before `poll` takes note of the end of a flush."""
+        return self._flushes.waits
+
+    @property
     def last_number(self) -> int:
         """Last sequence ID that the broker had stored at the opening."""
         return self._opened.last_number if self._opened is not None else -1
+
+    @property
+    def ledgers(self) -> frozenset[Ledger]:
+        """The ledgers that its topic certainly has; read in any thread."""
+        return self._verification.ledgers
 
     def take_refusal(self) -> str | None:
         """Return the reason of a refusal since the last call, or why no opening succeeds."""
@@ -123,20 +142,28 @@ class TargetProducer(Generic[Item]):
     @property
     def stalled_s(self) -> float:
         """Time since the last sign of life while messages are unconfirmed, in s; otherwise 0."""
-        if not self._state.in_flight:
-            return 0.0
-        since_s = max(self._state.in_flight[0].sent_s, self._confirmed_s)
-        return max(0.0, self._now_s() - since_s)
+        in_flight = self._state.in_flight
+        return self._liveness.silent_s(in_flight[0].sent_s) if in_flight else 0.0
 
     @property
     def is_stalled(self) -> bool:
         """True if none of the unconfirmed messages was confirmed for the stall time."""
-        return self._lost_s > STALL_S or self.stalled_s > CONNECTED_STALL_S
+        return self._lost_s > self._patience_s or self.stalled_s > CONNECTED_STALL_S
+
+    @property
+    def is_lost(self) -> bool:
+        """True if its messages wait for another connection, and further ones would have to.
+
+        That holds for partitions that share a producer, too: the client begins no flush, and so
+        ends no batch, while one of them has not confirmed the last flush.
+        """
+        return self._state.is_unclear or self._lost_s > RECONNECT_S
 
     @property
     def _lost_s(self) -> float:
         """Time without a confirmation and without a connection, in s."""
-        return min(self.stalled_s, self._now_s() - self._connected_s)
+        in_flight = self._state.in_flight
+        return self._liveness.lost_s(in_flight[0].sent_s) if in_flight else 0.0
 
     @property
     def age_s(self) -> float:
@@ -157,7 +184,7 @@ class TargetProducer(Generic[Item]):
     @property
     def owes_answers(self) -> bool:
         """True if a flush has ended, and callbacks of its messages are about to come."""
-        return self._answered < self._flush_ended and bool(self._state.in_flight)
+        return self._answers.answered < self._flushes.ended and bool(self._state.in_flight)
 
     def open(self) -> None:
         """Open the producer before the first message."""
@@ -215,22 +242,8 @@ class TargetProducer(Generic[Item]):
 
     def flush(self) -> None:
         """End the client's present batch, and have ``wake`` called when all are answered."""
-        if self._opened is None or not self._state.is_open or self._flushed == self._given:
-            return
-        given = self._flushed = self._given
-        self._entries.end()
-
-        def ended(_result: Any) -> None:
-            self._report(partial(self._end_flush, given))
-
-        try:
-            if self._core is not None:
-                self._core.flush_async(ended)
-            else:
-                self._opened.producer.flush()  # a producer in memory has called back then
-                self._wake()
-        except pulsar.PulsarException as error:
-            log.debug("flush: %s", error_name(error))
+        if self._opened is not None and self._state.is_open:
+            self._flushes.begin(self._opened, self._core, self._entries, self._answers.given)
 
     def resume(self) -> None:
         """Go on after a refusal with sequence IDs, once it is recorded."""
@@ -244,18 +257,18 @@ class TargetProducer(Generic[Item]):
 
     def poll(self) -> list[Settled]:
         """Process all that has happened; return the messages whose outcome is known since then."""
-        now_s = self._now_s()
-        if now_s - self._polled_s > _SUSPENDED_S:
-            # This process was suspended or busy, so the target is not to blame for its delay.
-            self._confirmed_s = self._connected_s = now_s
-        self._polled_s = now_s
+        self._liveness.polled()
         while self._reports:
             self._reports.popleft()()
-        self._take_answers()
+        shared = self._opened is not None and self._opened.shared
+        self._answers.take(self._state, shared, self._flushes.times)
         if self.stalled_s > 0 and self._is_connected():
-            self._connected_s = now_s
-        if self._lost_s > GIVE_UP_S or self.stalled_s > CONNECTED_STALL_S:
+            self._liveness.connected()
+        if self._lost_s > max(GIVE_UP_S, self._patience_s) or self.stalled_s > CONNECTED_STALL_S:
             self.give_up()
+        elif self._state.is_open and self._lost_s > STALL_S:
+            # The client may wait for up to a minute before it looks for the topic again.
+            self._verification.run((), self._take_served)
         if self._state.unverified:
             self._verification.run(list(self._state.unverified), self._take_verified)
         if not self._state.is_open:
@@ -273,16 +286,13 @@ class TargetProducer(Generic[Item]):
         """Give up the producer, which confirms nothing; the next one is opened by `poll`."""
         self._state.broken(f"nothing confirmed for {self.stalled_s:.0f} s")
 
-    def close(self) -> list[Sent[Item]]:
-        """Close the producer in the background; return the messages without an outcome."""
-        state = self._state
-        left = [*state.in_flight, *state.unverified, *state.unsent]
+    def close(self) -> None:
+        """Close the producer in the background; messages without an outcome get none."""
         self._opener.end()
         while self._reports:  # one of them may be a producer that was just opened
             self._reports.popleft()()
         self._close_producer()
-        state.broken("closed")
-        return left
+        self._state.broken("closed")
 
     def _report(self, work: Callable[[], None]) -> None:
         """Keep work for the next poll; called in any thread."""
@@ -315,12 +325,15 @@ class TargetProducer(Generic[Item]):
             elif opened.kind is Refusal.REFUSED:
                 state.refuse_unsent(opened.reason)
             return
+        if opened.remembered and state.is_recalling:
+            self._opener.close(opened)  # the next one is opened after a look
+            return
         self._opened = opened
         self._verification.begin(opened)
         # Below the client's checks in Python: this runs for every message.
         self._core = producer_core(opened.producer)
         self._entries = EntryOutcomes(opened.entry_limits if self._core is not None else None)
-        self._confirmed_s = self._connected_s = self._now_s()
+        self._liveness.opened()
         state.opened(opened.last_number)
         self._pass_on()
         self.flush()
@@ -336,14 +349,15 @@ class TargetProducer(Generic[Item]):
     def _pass_on(self) -> None:
         """Pass all messages to the client that may be sent now."""
         opened, core, state, entries = self._opened, self._core, self._state, self._entries
+        answers = self._answers
         if opened is None:
             return
         # The client does not know a topic's own limit: it would send the message for ever.
         limit = opened.max_size
         while state.unsent and (sent := state.take()) is not None:
-            self._given += 1
+            answers.given += 1
             if limit is not None and sent.exceeds(limit):
-                self._answered += 1
+                answers.answered += 1
                 state.rejected(TOO_LARGE)
                 continue
             fields = sent.payload, sent.properties, sent.deliver_at_ms, sent.number
@@ -362,35 +376,17 @@ class TargetProducer(Generic[Item]):
             if outcome and OK not in outcome:
                 reason = result_name(next(iter(outcome)))
                 if reason in MESSAGE_REFUSALS:
-                    self._answered += 1
+                    answers.answered += 1
                     state.rejected(reason)
 
-    def _take_answers(self) -> None:
-        state, in_flight = self._state, self._state.in_flight
-        while in_flight and in_flight[0].outcome:
-            confirmed, verified = self._verification.count_confirmed(in_flight)
-            if confirmed:
-                self._answered += confirmed
-                self._confirmed_s = self._now_s()
-                state.confirmed(confirmed, verified)
-            else:
-                result = next(iter(in_flight[0].outcome))
-                self._take_failure(UNPROVEN if is_ok(result) else result_name(result))
-        if not in_flight:
-            self._answered = self._given
-
-    def _take_failure(self, reason: str) -> None:
-        """Process the failure of the oldest message in flight."""
-        state = self._state
-        self._answered += 1
-        if reason in MESSAGE_REFUSALS and not state.numbered:
-            state.in_flight.rotate(-1)
-            state.rejected(reason)
+    def _take_served(self, _: Sequence[Sent[Item]], same: bool) -> None:
+        """Replace a producer that is still without a connection: a broker serves its topic."""
+        if not self._state.is_open or self._lost_s <= STALL_S:
             return
-        state.failed(reason)
-
-    def _end_flush(self, given: int) -> None:
-        self._flush_ended = max(self._flush_ended, given)
+        if same:
+            self._state.lost()
+        else:
+            self._state.replaced(REPLACED)
 
     def _take_verified(self, messages: Sequence[Sent[Item]], same: bool) -> None:
         if same:

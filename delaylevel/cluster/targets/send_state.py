@@ -10,6 +10,7 @@ of its reconnect, stored or not. Only this is certain:
 - A message that the client itself refuses has not been sent (too large, for example).
 - A message that was never passed to a producer is not stored.
 - A topic that does not exist has stored nothing.
+- A closed producer sends nothing else.
 - With sequence IDs (*numbered*), and broker deduplication: the broker stores the messages of a
   producer's name in the order of their IDs, and reports the last one to a new producer of that
   name. A message up to that ID is stored unless it was refused before; a later one is not.
@@ -22,7 +23,8 @@ States of one message
 - *unsent*: not passed to a producer.
 - *in flight*: passed to the present producer, without an answer.
 - *unverified*: confirmed by a topic that may be a new one of the same name (see below).
-- *unclear* (numbered only): passed to a producer that is lost, without an answer.
+- *unclear*: passed to a producer that was lost, without an answer. The next producer sends it
+  again; with numbers, only if it is not stored.
 - *recalled* (numbered only): perhaps sent by an earlier process; its intent is in the journal.
 - *settled*: STORED, REFUSED (certainly not stored) or UNKNOWN (not numbered only).
 
@@ -37,11 +39,14 @@ confirmed                -         STORED or      -           -              -
                                    unverified
 failed                   REFUSED   UNKNOWN        unverified  -              -
   if numbered            unsent    unclear        unverified  unclear        recalled
-broken                   REFUSED   UNKNOWN        unverified  -              -
+broken                   REFUSED   UNKNOWN        unverified  UNKNOWN        -
   if numbered            unsent    unclear        unverified  unclear        recalled
-opened, ID <= last       unsent    -              unverified  STORED         STORED
-opened, ID > last        unsent    -              unverified  unsent         REFUSED
-opening refused          REFUSED   -              unverified  unclear        recalled
+lost                     unsent    unclear        unverified  unclear        recalled
+opened                   unsent    -              unverified  unsent         -
+  if numbered, ID <= last  unsent  -              unverified  STORED         STORED
+  if numbered, ID > last unsent    -              unverified  unsent         REFUSED
+opening refused          REFUSED   -              unverified  UNKNOWN        -
+  if numbered            REFUSED   -              unverified  unclear        recalled
 topic is gone            REFUSED   -              unverified  REFUSED        REFUSED
 topic is the same        unsent    in flight      STORED      unclear        recalled
 topic was replaced       REFUSED   REFUSED        REFUSED     REFUSED        REFUSED
@@ -50,6 +55,11 @@ topic was replaced       REFUSED   REFUSED        REFUSED     REFUSED        REF
 A *replay* sends messages that an earlier process may have sent with the same IDs, and that are
 to be sent now if they are not stored. So its messages are unclear instead of unsent as long as it
 has no producer: a refused opening does not mean that they are not stored.
+
+Without numbers, a message that was unclear once is UNKNOWN instead of REFUSED from then on, unless
+the topic does not exist. *Lost* means that the connection is gone and another producer is likely to
+be opened at once. The client does the same when it connects again: it sends everything in flight
+once more.
 
 With numbers, nothing is sent after a REFUSED message until the owner has recorded the refusal and
 called `resume`: a later sequence ID would make the refused message look stored.
@@ -61,7 +71,9 @@ subscriptions, so its confirmations are worth nothing.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Collection
 from enum import Enum
+from itertools import groupby
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 
@@ -74,7 +86,13 @@ class SendOutcome(Enum):
 
 
 class Numbered(Protocol):
-    """A message with a sequence ID."""
+    """A message with a sequence ID.
+
+    Attributes:
+        maybe_stored: True if an earlier producer may have stored it; without sequence IDs only.
+    """
+
+    maybe_stored: bool
 
     @property
     def number(self) -> int:
@@ -153,6 +171,11 @@ class SendState(Generic[Item]):
         """True while only a new producer can tell which messages are stored."""
         return bool(self._unclear or self._recalled)
 
+    @property
+    def is_recalling(self) -> bool:
+        """True while messages of an earlier process have no outcome."""
+        return bool(self._recalled)
+
     def add(self, item: Item) -> None:
         """Add a message. With sequence IDs, they rise."""
         if not self._replay:
@@ -178,7 +201,7 @@ class SendState(Generic[Item]):
 
     def rejected(self, reason: str) -> None:
         """Settle the message that was taken last: the client has refused to send it."""
-        self._settle([self.in_flight.pop()], SendOutcome.REFUSED, reason)
+        self._refuse([self.in_flight.pop()], reason)
 
     def confirmed(self, count: int, verified: bool = True) -> None:
         """Process the broker's confirmations of the oldest messages in flight.
@@ -191,6 +214,21 @@ class SendState(Generic[Item]):
         items = [popleft() for _ in range(count)]
         if verified:
             self._settle(items, SendOutcome.STORED)
+        else:
+            self.unverified += items
+
+    def confirmed_apart(self, items: Collection[Item], verified: bool = True) -> None:
+        """Process confirmations of messages in flight that are behind others without an answer.
+
+        Args:
+            verified: as for `confirmed`.
+        """
+        apart = set(map(id, items))
+        rest = [each for each in self.in_flight if id(each) not in apart]
+        self.in_flight.clear()
+        self.in_flight += rest
+        if verified:
+            self._settle(list(items), SendOutcome.STORED)
         else:
             self.unverified += items
 
@@ -217,6 +255,20 @@ class SendState(Generic[Item]):
         self._settle_all(self.in_flight, SendOutcome.UNKNOWN, reason)
         self.refuse_unsent(reason)
 
+    def lost(self) -> None:
+        """Give up the producer, as its connection is lost; another one sends its messages again.
+
+        It must be closed before the next one is opened.
+        """
+        if self.numbered:
+            self.broken("lost")
+            return
+        self.is_open = False
+        for item in self.in_flight:
+            item.maybe_stored = True
+        self._unclear += self.in_flight
+        self.in_flight.clear()
+
     def opened(self, last_number: int) -> None:
         """Use a new producer, and decide on the messages of earlier ones.
 
@@ -228,7 +280,7 @@ class SendState(Generic[Item]):
         again: list[Item] = []
         while self._unclear:
             item = self._unclear.popleft()
-            if item.number <= last_number:
+            if self.numbered and item.number <= last_number:
                 self._settle([item], SendOutcome.STORED)
             else:
                 again.append(item)
@@ -241,8 +293,15 @@ class SendState(Generic[Item]):
                 self._settle([item], SendOutcome.REFUSED, NOT_STORED)
 
     def refuse_unsent(self, reason: str) -> None:
-        """Settle the messages that were not sent; those that may be stored stay as they are."""
-        self._settle_all(self.unsent, SendOutcome.REFUSED, reason)
+        """Settle the messages that were not sent.
+
+        With sequence IDs, those that may be stored stay as they are. Without, they are unknown.
+        """
+        if not self.numbered:
+            self._settle_all(self._unclear, SendOutcome.UNKNOWN, reason)
+        unsent = list(self.unsent)
+        self.unsent.clear()
+        self._refuse(unsent, reason)
 
     def gone(self, reason: str) -> None:
         """Settle all messages without a confirmation: the topic does not exist."""
@@ -271,6 +330,12 @@ class SendState(Generic[Item]):
         """Return the outcomes since the last call."""
         found, self._settled = self._settled, []
         return found
+
+    def _refuse(self, items: list[Item], reason: str) -> None:
+        """Settle messages that are not sent; earlier producers may have stored some of them."""
+        for maybe_stored, group in groupby(items, key=lambda item: item.maybe_stored):
+            outcome = SendOutcome.UNKNOWN if maybe_stored else SendOutcome.REFUSED
+            self._settle(list(group), outcome, reason)
 
     def _settle_all(self, queue: deque[Item], outcome: SendOutcome, reason: str) -> None:
         items = list(queue)

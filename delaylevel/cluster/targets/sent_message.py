@@ -23,6 +23,8 @@ class Sent(Generic[Item]):
         item: the value that identifies it for the caller.
         outcome: outcome of its entry, once it was passed to the client.
         sent_s: time at which the producer got it, by the monotonic clock.
+        maybe_stored: True if an earlier producer may have stored it; without sequence IDs only.
+        answered_s: time of its answer, by the monotonic clock; 0 if it is not known.
     """
 
     item: Item
@@ -34,6 +36,8 @@ class Sent(Generic[Item]):
     sent_s: float
     # Python 3.10 refuses any dict as a default. This factory runs no Python code for a message.
     outcome: EntryOutcome = field(default_factory=repeat(_NOT_SENT).__next__)
+    maybe_stored: bool = False
+    answered_s: float = 0.0
 
     def exceeds(self, limit: int) -> bool:
         """Return True if a topic with this limit for an entry, in bytes, may refuse the message."""

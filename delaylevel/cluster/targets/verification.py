@@ -39,22 +39,23 @@ class Verification:
         self._report = report
         self._now_s = now_s
         self._opened: Opened | None = None
-        self._ledgers: set[Ledger] = set()
+        #: Ledgers of the topic that was opened.
+        self.ledgers: frozenset[Ledger] = frozenset()
         self._running = False
         self._retry_at_s = 0.0
 
     def begin(self, opened: Opened) -> None:
         """Forget the ledgers of an earlier producer."""
         self._opened = opened
-        self._ledgers = set()
+        self.ledgers = opened.ledgers
 
     def knows(self, message_id: Any) -> bool:
         """Return True if a message was certainly stored in the topic that was opened."""
         if self._opened is None or self._opened.is_same_topic is None or message_id is None:
             return True
-        # A deduplicated message has no position; its topic knows the sequence ID.
-        ledger = message_id.ledger_id()
-        return ledger < 0 or (message_id.partition(), ledger) in self._ledgers
+        # A message that the broker has dropped, because it knows the sequence ID, has no position:
+        # perhaps it is a new topic that knows it.
+        return (message_id.partition(), message_id.ledger_id()) in self.ledgers
 
     def count_confirmed(self, in_flight: Iterable[Sent[Any]]) -> tuple[int, bool]:
         """Return how many of the oldest messages are confirmed, and if their topic is known."""
@@ -75,18 +76,20 @@ class Verification:
     def run(
         self, messages: Sequence[Sent[Any]], done: Callable[[Sequence[Sent[Any]], bool], None]
     ) -> None:
-        """Look at the topic in the background, if it is time for that.
+        """Look at the topic in the background, if it is time for that and it can be done.
 
         Args:
-            messages: confirmed messages from ledgers that are not known.
+            messages: confirmed messages from ledgers that are not known; none to ask if a broker
+                serves the topic.
             done: function that gets the messages, and True if the topic is still the same.
         """
         if self._running or self._now_s() < self._retry_at_s:
             return
         assert self._opened is not None
         is_same_topic = self._opened.is_same_topic
-        assert is_same_topic is not None
-        ledgers = frozenset(self._ledgers)
+        if is_same_topic is None:
+            return
+        ledgers = self.ledgers
         self._running = True
 
         def look() -> None:
@@ -110,8 +113,9 @@ class Verification:
             self._retry_at_s = self._now_s() + _RETRY_S
             return
         if same:
-            for sent in messages:
-                ((_, message_id),) = sent.outcome.items()
-                if message_id is not None:
-                    self._ledgers.add((message_id.partition(), message_id.ledger_id()))
+            ids = [message_id for sent in messages for message_id in sent.outcome.values()]
+            found = {(each.partition(), each.ledger_id()) for each in ids if each is not None}
+            self.ledgers |= {ledger for ledger in found if ledger[1] >= 0}
+        else:
+            self.ledgers = frozenset()
         done(messages, same)

@@ -1,11 +1,12 @@
 """The interruption of each part by each fault, with the default settings of Pulsar.
 
 All topics are at the broker that gets the fault, and the addresses of both brokers are given, those
-of this broker first. ``-s`` prints the rows of the table in docs/faults.md.
+of this broker first. ``-s`` prints the table in docs/faults.md.
 """
 
 from __future__ import annotations
 
+import os
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,12 +16,19 @@ import pytest
 from cluster import DEFAULT_SESSION_MS, Cluster, cluster_in
 from cluster_load import load_on
 
-pytestmark = [pytest.mark.broker, pytest.mark.long, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.broker, pytest.mark.long, pytest.mark.timeout(900)]
 
 # The end of the messages is behind that of every interruption.
 SECONDS = 75.0
 # A broker's session, the other broker's takeover, and the pauses of clients and movers.
 MOST_S = DEFAULT_SESSION_MS / 1000 + 60
+# A client notices that its broker hangs by its second request for a sign of life, one in 30 s.
+NOTICE_S = 60.0
+#: The table in docs/faults.md, printed at the end.
+TABLE = [
+    "| fault | bookies | producer | mover | dispatcher | commands | not received | copies | load |",
+    "|---|---|---|---|---|---|---|---|---|",
+]
 
 
 @pytest.fixture(scope="module")
@@ -28,6 +36,7 @@ def three_bookies(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]
     """A cluster that can do without one bookie: each message is stored by two of three."""
     with cluster_in(tmp_path_factory.mktemp("cluster"), bookies=3) as cluster:
         yield cluster
+    print("", *TABLE, sep="\n")
 
 
 def kill_broker(cluster: Cluster) -> None:
@@ -51,7 +60,14 @@ def restart_zookeeper(cluster: Cluster) -> None:
     cluster.zookeeper.start()
 
 
-FAULTS = (kill_broker, suspend_broker, stop_broker, kill_bookie, restart_zookeeper)
+#: The faults, and their names in the table.
+FAULTS = {
+    kill_broker: "broker killed",
+    suspend_broker: "broker suspended, and not resumed",
+    stop_broker: "broker stopped with SIGTERM",
+    kill_bookie: "a bookie killed",
+    restart_zookeeper: "ZooKeeper killed and started",
+}
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
@@ -64,11 +80,12 @@ def test_a_fault_interrupts_each_part_only_for_a_while(
     cluster.place(namespace, cluster.broker_nodes[0])
     with load_on(cluster.connection, namespace, tmp_path, SECONDS) as load:
         found = load.measure(lambda: fault(cluster), cluster.recover)
-    print(
-        f"\n| {fault.__name__} | {found.publish_s:.1f} | {found.hand_off_s:.1f} | "
-        f"{found.release_s:.1f} | {found.admin_s:.1f} | {found.lost} | {found.copies} |"
-    )
+    longest_s = found.publish_s, found.hand_off_s, found.release_s, found.admin_s
+    times = " | ".join(f"{each:.1f}" for each in longest_s)
+    counts = f"{found.lost} | {found.copies} | {os.getloadavg()[0]:.0f}"
+    TABLE.append(f"| {FAULTS[fault]} | {cluster.bookies} | {times} | {counts} |")
+    print(f"\n{TABLE[-1]}")
     assert (found.lost, found.early_ms <= 0) == (0, True), found
     assert not found.disordered, found
-    worst_s = max(found.publish_s, found.hand_off_s, found.release_s, found.admin_s)
-    assert worst_s < MOST_S, found
+    most_s = MOST_S + (NOTICE_S if fault is suspend_broker else 0)
+    assert max(longest_s) < most_s, found

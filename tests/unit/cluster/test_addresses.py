@@ -108,3 +108,20 @@ def test_an_admin_url_names_addresses_that_a_process_shares() -> None:
             addresses_of(wrong)
     assert base_of("https://h:1/admin/v2?x=1") == "https://h:1"
     assert host_of("https://h:1/admin/v2?x=1") == "h:1"
+
+
+def test_an_address_that_timed_out_is_probed_now_and_then() -> None:
+    now = Time()
+    addresses = AdminAddresses([A], now)
+    addresses.failed(A, hangs=False)
+    assert not addresses.needs_probe(A), "a refusal costs no time"
+    addresses.failed(A, hangs=True)
+    assert addresses.needs_probe(A)
+    assert addresses.take_probe(A)
+    assert not addresses.take_probe(A)
+    addresses.failed(A, hangs=True)
+    assert not addresses.take_probe(A)
+    now.now_s = 2.5
+    assert addresses.take_probe(A)
+    addresses.answered(A)
+    assert not addresses.needs_probe(A)

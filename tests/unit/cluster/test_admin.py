@@ -294,6 +294,34 @@ def test_a_broker_that_hangs_does_not_cost_the_timeout_at_every_request(
         assert time.monotonic() - began < 4
 
 
+def test_the_only_address_costs_its_timeout_once_while_it_hangs() -> None:
+    with Hanging() as hanging:
+        with pytest.raises(BrokerUnreachableError):
+            Admin(hanging.url, timeout_s=0.2).properties(TOPIC)
+        began = time.monotonic()
+        for _ in range(20):
+            with pytest.raises(BrokerUnreachableError, match="no answer in time"):
+                Admin(hanging.url, timeout_s=60).properties(TOPIC)
+        assert time.monotonic() - began < 10
+
+
+def test_an_address_that_was_slow_once_is_asked_again_at_once(
+    servers: Callable[[], Server],
+) -> None:
+    server, slow = servers(), threading.Event()
+
+    def answer(method: str, path: str) -> Answer:
+        if "properties" in path and not slow.is_set():
+            slow.wait(20)
+        return reply(404, {}) if "status" in path else reply(200, {"a": "b"})
+
+    server.answer = answer
+    with pytest.raises(BrokerUnreachableError):
+        Admin(server.url, timeout_s=0.2).properties(TOPIC)
+    slow.set()
+    assert Admin(server.url, timeout_s=60).properties(TOPIC) == {"a": "b"}
+
+
 def test_a_broker_known_from_a_redirect_answers_for_an_address_that_died(
     servers: Callable[[], Server],
 ) -> None:

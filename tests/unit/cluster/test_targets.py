@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import pulsar
 import pytest
 
 from delaylevel.cluster.publisher import BULK_SETTINGS, KEY_BATCHED_SETTINGS, PRODUCER_SETTINGS
+from delaylevel.cluster.targets.entry_outcomes import EntryOutcomes
+from delaylevel.cluster.targets.flushes import Flushes
+from delaylevel.cluster.targets.opening import Opened
 from delaylevel.cluster.targets.pool import TargetKey, TargetPool
 from delaylevel.cluster.values import PartitionStats, SubscriptionStats, TopicMetadata
-from delaylevel.errors import NotFoundError
+from delaylevel.errors import BrokerUnreachableError, NotFoundError
 from delaylevel.model.message import ParkedMessage
 from delaylevel.model.topic_name import TopicName
 
 ORDERS = TargetKey("persistent://public/default/orders")
+PATIENCE_S = 60.0
 
 
 @dataclass(eq=False)
@@ -35,7 +40,7 @@ class Producer:
         return True
 
     def last_sequence_id(self) -> int:
-        return -1
+        return self.client.last_sequence_id
 
     def close(self) -> None:
         self.client.connected.remove(self)
@@ -48,12 +53,19 @@ class Client:
     Attributes:
         connected: the producers that are not closed.
         refusal: the error of each opening; None for a success.
+        away: the error of requests for statistics of some partitions; None if all are served.
+        subscriptions: the subscriptions of each topic.
+        last_sequence_id: the last sequence ID that each topic has stored.
     """
 
     connected: list[Producer] = field(default_factory=list)
     refusal: Exception | None = None
     openings: int = 0
     partitions: int = 0
+    away: Exception | None = None
+    away_partitions: Container[int] = range(2)
+    subscriptions: Sequence[str] = ("app",)
+    last_sequence_id: int = -1
 
     def create_producer(self, topic: str, **settings: Any) -> Producer:
         self.openings += 1
@@ -70,13 +82,21 @@ class Client:
         return TopicMetadata(self.partitions)
 
     def partition_stats(self, name: TopicName) -> PartitionStats:
-        app = {"app": SubscriptionStats(0, None, "Shared", True, ())}
-        return PartitionStats(0, app, (), deduplication=True)
+        if self.away is not None and (name.partition_index or 0) in self.away_partitions:
+            raise self.away
+        subscription = SubscriptionStats(0, None, "Shared", True, ())
+        found = dict.fromkeys(self.subscriptions, subscription)
+        return PartitionStats(0, found, (), deduplication=True)
+
+    def ledgers(self, name: TopicName) -> list[Any]:
+        return []
 
     def partitioned_stats(self, name: TopicName) -> dict[int, PartitionStats]:
         if not self.partitions:
             raise NotFoundError("not partitioned", status=404)
-        return {index: self.partition_stats(name) for index in range(self.partitions)}
+        return {
+            index: self.partition_stats(name.partition(index)) for index in range(self.partitions)
+        }
 
     def max_message_size(self, name: TopicName) -> int | None:
         return None
@@ -85,7 +105,9 @@ class Client:
 class World:
     """A pool of targets, its slow work and its time."""
 
-    def __init__(self, name: str = "") -> None:
+    def __init__(
+        self, name: str = "", patience_s: float = PATIENCE_S, connected: bool = False
+    ) -> None:
         self.client = Client()
         self.jobs: list[Callable[[], None]] = []
         self.time_s = 0.0
@@ -94,6 +116,8 @@ class World:
             self.client,  # type: ignore[arg-type]
             name=name,
             pause_s=lambda: 10.0,
+            patience_s=patience_s,
+            connected=lambda: connected,
             start=self.jobs.append,
             now_s=lambda: self.time_s,
         )
@@ -154,7 +178,7 @@ def test_no_topic_is_created_for_a_partition_that_is_gone() -> None:
 
 
 def test_a_stalled_partition_is_refused_once_while_another_confirms() -> None:
-    world = World("name")
+    world = World("name", patience_s=5.0)
     world.client.partitions = 2
     keys = [ORDERS._replace(partition=index) for index in range(2)]
     for number, key in enumerate(keys, 1):
@@ -164,6 +188,8 @@ def test_a_stalled_partition_is_refused_once_while_another_confirms() -> None:
         world.work()
     stalled, healthy = world.client.connected
     stalled.is_connected = lambda: False  # type: ignore[method-assign]
+    world.client.away = BrokerUnreachableError("the broker does not answer")
+    world.client.away_partitions = {0}
     refusals: list[str | None] = []
     for number in range(3, 30):
         world.time_s += 0.5
@@ -172,6 +198,7 @@ def test_a_stalled_partition_is_refused_once_while_another_confirms() -> None:
             callback(pulsar.Result.Ok, None)
         healthy.sent.clear()
         world.outcomes()
+        world.work()
         refusals.append(world.pool.refusal(ORDERS.topic, ""))
     first = next(index for index, reason in enumerate(refusals) if reason)
     assert all(refusals[first:])
@@ -225,3 +252,316 @@ def test_a_producer_with_unanswered_messages_is_not_forgotten() -> None:
 def test_no_clock_ends_a_batch(settings: dict[str, Any]) -> None:
     # With 1 ms, a loop of send_async and flush_async hangs after seconds: see PRODUCER_SETTINGS.
     assert settings["batching_max_publish_delay_ms"] >= 3_600_000
+
+
+def lose(world: World, key: TargetKey, messages: int = 2) -> Producer:
+    """Send messages with a producer that has lost its connection; return it."""
+    for number in range(1, messages + 1):
+        world.pool.producer(key).send(number, message(), {}, number=number)
+    for _ in range(3):
+        world.outcomes()
+        world.work()
+    (producer,) = world.client.connected
+    producer.is_connected = lambda: False  # type: ignore[method-assign]
+    return producer
+
+
+def test_a_lost_producer_is_replaced_as_soon_as_a_broker_serves_the_topic() -> None:
+    world = World()
+    lost = lose(world, ORDERS)
+    world.client.away = BrokerUnreachableError("the broker does not answer")
+    for _ in range(40):  # 20 s, far longer than the pause between two attempts
+        world.time_s += 0.5
+        assert not world.outcomes()
+        world.work()
+        assert world.client.connected == [lost]
+    assert world.pool.refusal(ORDERS.topic, "") is None
+    world.client.away = None
+    for _ in range(5):
+        world.time_s += 0.5
+        assert not world.outcomes()
+        world.work()
+    (found,) = world.client.connected
+    assert found is not lost
+    assert len(found.sent) == 2
+    lost.sent[0][1](pulsar.Result.Ok, None)  # an answer that came too late counts for nothing
+    assert not world.outcomes()
+    for _, callback in found.sent:
+        callback(pulsar.Result.Ok, None)
+    assert world.outcomes() == [(1, "stored"), (2, "stored")]
+
+
+def test_a_lost_producer_that_cannot_be_replaced_leaves_its_messages_unknown() -> None:
+    """Messages that were sent may be stored; the others are certainly not."""
+    world = World()
+    lose(world, ORDERS)
+    world.client.refusal = pulsar.TopicTerminated("terminated")
+    for _ in range(11):
+        world.time_s += 0.5
+        assert not world.outcomes()
+    world.work()  # a broker serves the topic
+    assert not world.outcomes()
+    world.pool.producer(ORDERS).send(3, message(), {})
+    found = []
+    for _ in range(4):
+        world.work()
+        found += world.outcomes()
+    assert found == [(1, "unknown"), (2, "unknown"), (3, "refused")]
+
+
+def test_a_target_without_a_connection_is_refused_in_the_end() -> None:
+    world = World()
+    lose(world, ORDERS)
+    world.client.away = BrokerUnreachableError("the broker does not answer")
+    found: list[tuple[int, str]] = []
+    while world.pool.refusal(ORDERS.topic, "") is None:
+        world.time_s += 0.5
+        found += world.outcomes()
+        world.work()
+    assert PATIENCE_S < world.time_s < PATIENCE_S + 2
+    assert found == [(1, "unknown"), (2, "unknown")]
+
+
+def test_confirmations_of_partitions_do_not_wait_for_one_without_a_connection() -> None:
+    world = World()
+    world.client.partitions = 2
+    lost = lose(world, ORDERS, 4)
+    world.client.away = BrokerUnreachableError("the broker does not answer")
+    for _, callback in lost.sent[1::2]:  # those of the other partition
+        callback(pulsar.Result.Ok, None)
+    world.time_s += 0.5
+    assert world.outcomes() == [(2, "stored"), (4, "stored")]
+    world.client.away = None
+    for _ in range(20):
+        world.time_s += 0.5
+        assert not world.outcomes()
+        world.work()
+    (found,) = world.client.connected
+    assert len(found.sent) == 2, "only what has no answer is sent again"
+
+
+def test_a_lost_partition_takes_no_room_from_the_others() -> None:
+    world = World("name")
+    world.client.partitions = 2
+    lose(world, ORDERS._replace(partition=0), 5)
+    world.pool.producer(ORDERS._replace(partition=1)).send(6, message(), {}, number=1)
+    assert world.pool.load(ORDERS.topic, without_lost=True)[0] == 6
+    world.time_s += 2
+    assert world.pool.load(ORDERS.topic, without_lost=True)[0] == 1
+    assert world.pool.load(ORDERS.topic)[0] == 6
+
+
+def test_a_partition_is_looked_at_whatever_becomes_of_the_others() -> None:
+    world = World("name")
+    world.client.partitions = 2
+    world.client.away = BrokerUnreachableError("the broker does not answer")
+    world.client.away_partitions = {0}
+    for index in range(2):
+        key = ORDERS._replace(partition=index)
+        world.pool.producer(key).send(index, message(), {}, number=1)
+    for _ in range(3):
+        world.outcomes()
+        world.work()
+    (found,) = world.client.connected
+    assert found.topic == TopicName.parse(ORDERS.topic).partition(1).full
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_the_next_flush_of_partitions_begins_when_the_last_one_has_ended(shared: bool) -> None:
+    """The client would take it for the same flush, and end no batch."""
+    ends: list[Callable[[Any], None]] = []
+    reports: list[Callable[[], None]] = []
+    core: Any = SimpleNamespace(flush_async=ends.append)
+    opened = Opened(None, shared=shared)
+
+    def flush(given: int = 3) -> None:
+        flushes.begin(opened, core, EntryOutcomes(), given)
+
+    flushes = Flushes(flush, reports.append, lambda: None)
+    for given in (1, 2, 3):
+        flush(given)
+    assert len(ends) == (1 if shared else 3)
+    ends[0](None)
+    reports.pop()()
+    assert flushes.ended == 1
+    assert len(ends) == (2 if shared else 3)
+    ends[-1](None)
+    reports.pop()()
+    assert flushes.ended == 3
+    flush()
+    assert len(ends) == (2 if shared else 3), "nothing is new"
+
+
+NOBODY = BrokerUnreachableError("no address of the admin interface answers")
+
+
+def settle(world: World, value: int, ledger: int, key: TargetKey = ORDERS) -> list[tuple[int, str]]:
+    """Send a message, confirm it from a ledger, and return the outcomes after that."""
+    world.pool.producer(key).send(value, message(), {}, number=value)
+    found = []
+    for _ in range(4):
+        found += world.outcomes()
+        world.work()
+        for producer in world.client.connected:
+            for _, callback in producer.sent:
+                stored = pulsar.MessageId(key.partition, ledger, value, -1)
+                callback(pulsar.Result.Ok, stored._msg_id)
+            producer.sent.clear()
+        world.time_s += 1.5
+    return found
+
+
+def close_idle(world: World) -> None:
+    world.time_s += 10
+    world.pool.close_idle()
+    world.work()
+    assert not world.client.connected
+
+
+def test_a_known_target_is_opened_without_the_admin_interface() -> None:
+    world = World(connected=True)
+    assert settle(world, 1, ledger=7) == [(1, "stored")]
+    for value in (2, 3):
+        close_idle(world)
+        world.client.away = NOBODY
+        assert settle(world, value, ledger=7) == [(value, "stored")]
+
+
+def test_a_confirmation_from_a_new_ledger_waits_for_the_admin_interface() -> None:
+    world = World(connected=True)
+    settle(world, 1, ledger=7)
+    close_idle(world)
+    world.client.away = NOBODY
+    assert not settle(world, 2, ledger=8), "it may come from a new topic of the same name"
+    assert settle(world, 3, ledger=7) == [(3, "stored")]
+    world.client.away = None
+    assert settle(world, 4, ledger=8) == [(2, "stored"), (4, "stored")]
+    # The new ledger is known now.
+    close_idle(world)
+    world.client.away = NOBODY
+    assert settle(world, 5, ledger=8) == [(5, "stored")]
+
+
+def test_a_topic_that_was_created_again_meanwhile_keeps_nothing() -> None:
+    world = World(connected=True)
+    settle(world, 1, ledger=7)
+    close_idle(world)
+    world.client.away = NOBODY
+    settle(world, 2, ledger=8)
+    world.client.away = NotFoundError("no such topic", status=404)
+    assert settle(world, 3, ledger=8)[0][1] != "stored"
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_other_targets_wait_for_the_admin_interface(known: bool) -> None:
+    """Those that were never open, and all while the host's own topics are not served."""
+    world = World(connected=not known)
+    if known:
+        settle(world, 1, ledger=7)
+        close_idle(world)
+    world.client.away = NOBODY
+    openings = world.client.openings
+    assert not settle(world, 2, ledger=7)
+    assert world.client.openings == openings
+    world.client.away = None
+    assert settle(world, 3, ledger=7) == [(2, "stored"), (3, "stored")]
+
+
+def test_a_sequence_id_of_a_new_topic_settles_nothing() -> None:
+    """The client created the topic again when it reconnected, and its confirmation was lost."""
+    world = World("name", connected=True)
+    assert settle(world, 1, ledger=7) == [(1, "stored")]
+    world.pool.producer(ORDERS).send(2, message(), {}, number=2)
+    world.outcomes()
+    (producer,) = world.client.connected
+    producer.is_connected = lambda: False  # type: ignore[method-assign]
+    world.client.away = NOBODY
+    world.client.last_sequence_id = 2
+    for _ in range(200):
+        world.time_s += 0.5
+        assert not world.outcomes()
+        world.work()
+        if world.client.openings == 2 and world.client.connected[0].sent:
+            break
+    # The broker drops the message that it has, and reports no position.
+    (again,) = world.client.connected
+    again.sent.pop()[1](pulsar.Result.Ok, pulsar.MessageId(-1, -1, -1, -1)._msg_id)
+    for _ in range(5):
+        world.time_s += 1.5
+        assert not world.outcomes(), "nobody knows yet if it is the same topic"
+        world.work()
+    world.client.away, world.client.subscriptions = None, ()
+    found = []
+    for _ in range(3):
+        world.time_s += 1.5
+        found += world.outcomes()
+        world.work()
+    assert found == [(2, "refused")]
+
+
+def test_a_target_with_messages_of_an_earlier_process_waits_for_the_admin_interface() -> None:
+    world = World("name", connected=True)
+    assert settle(world, 1, ledger=7) == [(1, "stored")]
+    close_idle(world)
+    world.client.away, openings = NOBODY, world.client.openings
+    world.pool.producer(ORDERS).recall(2, 2)
+    for _ in range(10):
+        world.time_s += 1.5
+        assert not world.outcomes()
+        world.work()
+    assert world.client.openings == openings
+    world.client.away, world.client.last_sequence_id = None, 2
+    for _ in range(4):
+        world.time_s += 1.5
+        if found := world.outcomes():
+            assert found == [(2, "stored")]
+            return
+        world.work()
+    pytest.fail("no outcome")
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_partition_that_is_new_here_is_compared_with_the_others(replaced: bool) -> None:
+    """A topic without subscriptions is a new one, if any of its partitions had some."""
+    world = World("name")
+    world.client.partitions = 2
+    first, second = (ORDERS._replace(partition=index) for index in range(2))
+    assert settle(world, 1, 7, first) == [(1, "stored")]
+    close_idle(world)
+    if replaced:
+        world.client.subscriptions = ()
+    assert settle(world, 2, 9, second) == [(2, "refused" if replaced else "stored")]
+
+
+def test_ledgers_that_were_known_before_an_opening_still_are() -> None:
+    world = World(connected=True)
+    settle(world, 1, ledger=7)
+    close_idle(world)
+    world.pool.producer(ORDERS).open()
+    world.work()
+    world.outcomes()
+    world.client.away = NOBODY
+    assert settle(world, 2, ledger=7) == [(2, "stored")]
+
+
+def test_a_producer_that_is_given_up_is_not_looked_at_again_and_again() -> None:
+    world = World()
+    lost = lose(world, ORDERS, 3)
+    world.time_s += 6
+    lost.sent[0][1](pulsar.Result.UnknownError, None)  # no more messages for this producer
+    looks = 0
+    while world.time_s < PATIENCE_S / 2:
+        world.outcomes()
+        looks += len(world.jobs)
+        world.work()
+        world.time_s += 0.05
+    assert looks < 5
+
+
+def test_a_deduplicated_message_is_perhaps_known_by_a_new_topic() -> None:
+    """The client's second reconnect sends it to the topic that the first one has created."""
+    world = World("name")
+    assert settle(world, 1, ledger=7) == [(1, "stored")]
+    assert settle(world, 2, ledger=-1) == [(2, "stored")], "it is the same topic"
+    world.client.subscriptions = ()
+    assert settle(world, 3, ledger=-1) == [(3, "refused")]

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from delaylevel.errors import DelayLevelError
+from delaylevel.errors import DelayLevelError, InvalidDelayError
+from delaylevel.model.due_time import LATEST_DUE_MS
 from delaylevel.model.envelope import SchemaRef
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Mover
 from delaylevel.model.strategy import Levels, PartitionStrategy
@@ -40,6 +41,9 @@ moments = st.one_of(
     delays.map(lambda ms: {"deliver_at": T0 + ms}),
     delays.map(lambda ms: {"deliver_at": datetime.fromtimestamp((T0 + ms) / 1000, timezone.utc)}),
     delays.map(lambda ms: {"deliver_after": timedelta(milliseconds=ms)}),
+    st.tuples(delays, st.integers(-999, 999)).map(
+        lambda both: {"deliver_after": timedelta(milliseconds=both[0], microseconds=both[1])}
+    ),
     st.sampled_from(
         [{}, {"deliver_at": 0}, {"deliver_at": T0 // 1000}, {"deliver_at": True},
          {"deliver_at": -1}, {"deliver_at": T0 * 1000}, {"deliver_at": "soon"},
@@ -107,6 +111,16 @@ def test_the_fast_path_gives_the_same_route_or_none(
     # Without a key and an ID, any window partition is valid.
     assume(level != WINDOW or key or message_id)
     assert partition == placed.partition
+
+
+def test_a_due_time_beyond_the_year_9999_is_left_to_the_general_path() -> None:
+    routes = routing("reject")
+    clock = ManualClock(LATEST_DUE_MS - DAY)
+    late = Routing(routes.description, routes.description.targets[0], None, clock)
+    for moment in ((None, timedelta(days=2)), (LATEST_DUE_MS + DAY, None)):
+        assert late.route_fast(*moment, None, None, None) is None
+        with pytest.raises(InvalidDelayError, match="9999"):
+            late.route(*moment, None, None)
 
 
 def test_a_property_name_that_is_not_a_string_is_an_error() -> None:

@@ -249,6 +249,39 @@ def test_no_python_code_runs_for_a_stored_message() -> None:
     assert [name for event, name in ran if event == "call"] == []
 
 
+def test_a_parked_message_takes_few_calls_of_python_code() -> None:
+    given: list[tuple[Any, Any]] = []
+    with MemoryPulsar() as memory:
+        producer: Any = memory.client().create_producer(
+            "orders", enable_delay_level_topic=True, partition_strategy=WEEK
+        )
+        producer._sends[0, 1] = lambda message, callback: given.append((message, callback))
+        ran: list[str] = []
+
+        def profile(frame: Any, event: str, _: Any) -> None:
+            if event == "call":
+                ran.append(frame.f_code.co_name)
+
+        sys.setprofile(profile)
+        try:
+            producer.send_async(b"x", None, {"a": "b"}, "key", deliver_after=TWO_DAYS)
+        finally:
+            sys.setprofile(None)
+        producer._sends.clear()
+    assert ran == [
+        "send_async",
+        "refresh_if_old",
+        "route_fast",
+        "now_ms",
+        "duration_ms",
+        "build",
+        "<lambda>",
+    ]
+    ((message, callback),) = given
+    assert message.data() == b"x"
+    assert callback.__name__ == "setdefault"
+
+
 def test_a_refused_message_is_reported_in_memory_too() -> None:
     with MemoryPulsar() as memory:
         # With a Function, the messages of levels are not batched.
