@@ -135,6 +135,7 @@ class Relay:
             target_client or (lambda target: client),
             admin,
             pause_s=lambda: self._router.description.hold_pause_ms / 1000,
+            connected=lambda: bool(consumer.is_connected()),
             start=start,
             now_s=now_s,
         )

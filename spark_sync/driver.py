@@ -6,19 +6,23 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from operator import attrgetter
 from typing import Any
 
 from pyspark.sql.datasource import InputPartition
 
-from delaylevel.cluster.data_loss import find_lost_range
+from delaylevel.cluster.data_loss import LostRange, find_lost_range
+from delaylevel.cluster.failures import is_admin_away
 from delaylevel.cluster.partition_lock import PartitionLock
 from delaylevel.cluster.reader import read_range
-from delaylevel.errors import AlreadyRunningError, DataLossError, LevelTopicError
+from delaylevel.errors import AlreadyRunningError, BrokerError, DataLossError, LevelTopicError
 from delaylevel.model.clock import Clock, SystemClock
 from delaylevel.model.level_topic import LevelTopicDescription, Mover
 from delaylevel.model.position import EARLIEST, Position
 from delaylevel.model.source_partition import SourcePartition, source_partitions
-from delaylevel.mover.ready import SEARCH_THREADS, NextChecks, ReadyBound, ready_bound
+from delaylevel.mover.ready import SEARCH_THREADS, NextChecks
+from delaylevel.mover.ready_queue import ReadyRange
+from delaylevel.mover.search import ReadySearch
 
 from .input_range import InputRange
 from .offsets import Offset, make_offset, positions_of, skipped_of
@@ -49,11 +53,19 @@ class Driver:
         self._first: dict[str, Position] = {}
         self._acknowledged: dict[str, Position] = {}
         self._next_checks = NextChecks(self._clock)
+        # Earliest due times of the ranges of the batch that was chosen last, ms since the epoch.
+        self._due_ms: dict[str, int] = {}
         self._fixed_now_ms: int | None = None
         self._warm = False
         # Batches that were chosen here, and not planned yet. Others are replayed.
         self._chosen: list[Offset] = []
         self._threads = ThreadPoolExecutor(SEARCH_THREADS, "delaylevel-search")
+        self._ready_search = ReadySearch(
+            self._runtime.client,
+            self._runtime.admin,
+            lambda: all(lock.connected for lock in self._locks.values()),
+            "Spark job",
+        )
         self._refresh()
 
     @property
@@ -79,7 +91,10 @@ class Driver:
         return make_offset(0, positions)
 
     def latest_offset(self, start: Offset, max_messages: int | None) -> Offset:
-        """Return the end of a batch of messages that are ready now, from a start."""
+        """Return the end of a batch of messages that are ready now, from a start.
+
+        A limited batch has the partitions that are due first.
+        """
         self._refresh()
         if not self._warm and self._fixed_now_ms is None:
             self._warm = True
@@ -100,24 +115,29 @@ class Driver:
             lambda source: self._search(source, positions[source.topic], now_ms), due
         )
         skipped: dict[str, Position] = {}
-        ready: list[tuple[SourcePartition, Position]] = []
-        for source, (begin, bound) in zip(due, list(found), strict=True):
-            self._next_checks[source.topic] = bound.next_check_ms
-            if begin != positions[source.topic]:
-                skipped[source.topic] = positions[source.topic] = begin
-            if bound.end > begin:
-                ready.append((source, bound.end))
-        if max_messages is not None:
-            ready = self._earliest_due_first(ready, positions, max_messages)
-        positions.update((source.topic, end) for source, end in ready)
+        ready: list[ReadyRange] = []
+        for begin, item in list(found):
+            topic = item.source.topic
+            self._next_checks[topic] = item.bound.next_check_ms
+            if begin != positions[topic]:
+                skipped[topic] = positions[topic] = begin
+            if item.bound.end > begin:
+                ready.append(item)
+        self._due_ms = {item.source.topic: item.due_ms for item in ready}
+        if max_messages is None:
+            positions.update((item.source.topic, item.bound.end) for item in ready)
+        else:
+            positions.update(self._earliest_due_first(ready, positions, max_messages))
         if not ready and not new and not skipped:
             return start
         end = make_offset(now_ms, {**positions, **new}, skipped)
         self._chosen = [end]
         return end
 
-    def input_ranges(self, start: Offset, end: Offset) -> list[InputPartition]:
+    def input_ranges(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
         """Return the messages between two offsets, as a range for each partition.
+
+        Spark starts a task for each, in this order: the earliest due first.
 
         If there are none (in the first batch of a run), return some empty ranges: they start the
         Python workers and their connections before a message has to wait for them.
@@ -126,7 +146,7 @@ class Driver:
         first_run = end in self._chosen
         self._chosen = []
         starts = {**positions_of(start), **skipped_of(end)}
-        found: list[InputPartition] = []
+        found: list[InputRange] = []
         for topic, until in positions_of(end).items():
             source = self._sources.get(topic)
             since = starts.get(topic)
@@ -143,7 +163,7 @@ class Driver:
         if not found:
             some = list(self._sources.values())[:_WARM_UP_RANGES]
             return [InputRange(source, EARLIEST, EARLIEST, now_ms) for source in some]
-        return found
+        return sorted(found, key=lambda item: self._due_ms.get(item.source.topic, 0))
 
     def acknowledge(self, end: Offset) -> None:
         """Acknowledge cumulatively up to an offset whose batches are all complete."""
@@ -166,52 +186,51 @@ class Driver:
 
     def _search(
         self, source: SourcePartition, start: Position, now_ms: int
-    ) -> tuple[Position, ReadyBound]:
-        """Return the start of a partition's next batch, and its ready bound."""
-        admin = self._runtime.admin
+    ) -> tuple[Position, ReadyRange]:
+        """Return the start of a partition's next batch, and its ready messages."""
+        known_ms, find_ready = self._next_checks[source.topic], self._ready_search.ready_range
         lead_ms = self._described[source.level_topic].levels.smallest_lead_ms
-        bound = ready_bound(admin, source, start, now_ms, lead_ms)
-        lost = find_lost_range(admin, source, start) if bound.end > start else None
+        found = find_ready(source, start, now_ms, lead_ms, known_ms)
+        lost = self._find_lost(source, start) if found.bound.end > start else None
         if lost is None:
-            return start, bound
+            return start, found
         if self._options.fail_on_data_loss:
             raise DataLossError(
                 f"{lost}. Set failOnDataLoss=false to continue after them, or give the query the "
                 "checkpoint that it belongs to"
             )
         log.warning("%s; continuing after them (failOnDataLoss=false)", lost)
-        return lost.until, ready_bound(admin, source, lost.until, now_ms, lead_ms)
+        return lost.until, find_ready(source, lost.until, now_ms, lead_ms, 0)
+
+    def _find_lost(self, source: SourcePartition, start: Position) -> LostRange | None:
+        """Return a lost range in front of a batch; None also while the admin interface is away."""
+        try:
+            return find_lost_range(self._runtime.admin, source, start)
+        except BrokerError as error:
+            if not is_admin_away(error):
+                raise
+            return None
 
     def _earliest_due_first(
-        self,
-        ready: Sequence[tuple[SourcePartition, Position]],
-        positions: Mapping[str, Position],
-        max_messages: int,
-    ) -> list[tuple[SourcePartition, Position]]:
+        self, ready: Sequence[ReadyRange], positions: Mapping[str, Position], max_messages: int
+    ) -> dict[str, Position]:
         """Return the ends of the partitions' ranges, for a limited number of messages in all.
 
-        Partitions are taken in the order of the due times of their first messages. Messages are
-        counted by reading them: the broker does not report how many a batched entry contains.
+        Messages are counted by reading them: the broker does not report how many a batched entry
+        contains.
         """
-
-        def due_ms(item: tuple[SourcePartition, Position]) -> int:
-            source = item[0]
-            front = self._runtime.admin.entry_publish_time(source.name, positions[source.topic])
-            lead_ms = self._described[source.level_topic].levels[source.level].lead_ms
-            return (front or 0) + source.hand_off_after_ms + lead_ms
-
-        order = list(self._threads.map(due_ms, ready))
-        chosen: list[tuple[SourcePartition, Position]] = []
+        ends: dict[str, Position] = {}
         left = max_messages
-        for _, (source, end) in sorted(zip(order, ready, strict=True), key=lambda pair: pair[0]):
-            until = positions[source.topic]
+        for item in sorted(ready, key=attrgetter("due_ms")):
+            topic, end = item.source.topic, item.bound.end
+            until = positions[topic]
             if left > 0:
-                count, until = _count(self._runtime.client, source, until, end, left)
+                count, until = _count(self._runtime.client, item.source, until, end, left)
                 left -= count
-                chosen.append((source, until))
+                ends[topic] = until
             if until < end:
-                self._next_checks[source.topic] = 0
-        return chosen
+                self._next_checks[topic] = 0
+        return ends
 
     def _refresh(self) -> None:
         """Read the descriptions again, and lock new partitions."""

@@ -60,7 +60,7 @@ class Runtime:
 
     def describe(self, level_topic: str) -> LevelTopicDescription:
         """Return the description of a level topic; a change is noticed after some seconds."""
-        return self._cache(level_topic).current()
+        return self._cache(level_topic).known()
 
     def refreshed(self, level_topic: str) -> LevelTopicDescription:
         """Return a description whose reading began in this task, for targets that may be new.

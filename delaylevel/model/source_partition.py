@@ -22,6 +22,8 @@ class SourcePartition:
         hand_off_after_ms: time from the publish time of a message until it is ready, ms.
         takes_longer: True if messages may be due later than the partition's number implies: it is
             the last partition of its level, or was the last before an expansion.
+        lead_ms: time from readiness to the earliest due time that a message can have, ms; 0 for the
+            held topic, whose messages were due before.
     """
 
     level_topic: str
@@ -31,11 +33,16 @@ class SourcePartition:
     partition: int
     hand_off_after_ms: int
     takes_longer: bool = False
+    lead_ms: int = 0
 
     @property
     def name(self) -> TopicName:
         """The parsed name of the partition."""
         return TopicName.parse(self.topic)
+
+    def ready_ms(self, published_ms: int) -> int:
+        """Return the time from which a message is ready, ms since the epoch."""
+        return published_ms + self.hand_off_after_ms
 
     def ready_until_ms(self, now_ms: int) -> int:
         """Return the latest publish time of a message that is ready now, ms since the epoch."""
@@ -53,14 +60,23 @@ def source_partitions(description: LevelTopicDescription) -> tuple[SourcePartiti
             if member.role is Role.LEVEL:
                 level = member.level
                 after_ms = description.levels[level].hand_off_after_ms(index)
+                lead_ms = description.levels[level].lead_ms
             elif member.role is Role.HELD:
                 level, after_ms = len(description.levels) - 1, description.hold_pause_ms
+                lead_ms = 0
             else:
                 continue
             topic = member.topic.partition(index).full
             found.append(
                 SourcePartition(
-                    description.topic, topic, member.role, level, index, after_ms, takes_longer
+                    description.topic,
+                    topic,
+                    member.role,
+                    level,
+                    index,
+                    after_ms,
+                    takes_longer,
+                    lead_ms,
                 )
             )
     return tuple(found)

@@ -64,6 +64,7 @@ class Forwarder:
             thread; ``client`` by default. See
             :class:`~delaylevel.cluster.targets.clients.TargetClients`.
         start: function that runs slow work; a thread for each by default.
+        connected: as for :class:`~delaylevel.cluster.targets.pool.TargetPool`.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class Forwarder:
         *,
         client_of: Callable[[str], Any] | None = None,
         start: Starter | None = None,
+        connected: Callable[[], bool] = lambda: False,
     ) -> None:
         if sequence is not None:
             hop.check_delivery(description, Delivery.EFFECTIVELY_ONCE)
@@ -100,6 +102,7 @@ class Forwarder:
             lambda: description.hold_pause_ms / 1000,
             start=start,
             now_s=monotonic_s(self._clock),
+            connected=connected,
         )
         self._too_large = DeadLetterTopic(
             client,

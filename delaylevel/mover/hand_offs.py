@@ -11,8 +11,8 @@ from typing import Any
 from delaylevel.cluster.background import Starter
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.publisher import needs_own_batch
+from delaylevel.cluster.targets.liveness import GIVE_UP_S
 from delaylevel.cluster.targets.pool import TargetKey, TargetPool
-from delaylevel.cluster.targets.producer import GIVE_UP_S
 from delaylevel.cluster.targets.schema import NO_TOPIC
 from delaylevel.cluster.targets.send_state import SendOutcome
 from delaylevel.errors import BrokerError
@@ -66,6 +66,7 @@ class HandOffs:
         pause_s: function that returns for how long a target is left alone after a refusal, in s.
         start: function that runs slow work; a thread for each by default.
         now_s: monotonic clock.
+        connected: as for :class:`~delaylevel.cluster.targets.pool.TargetPool`.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class HandOffs:
         *,
         start: Starter | None = None,
         now_s: Callable[[], float] = time.monotonic,
+        connected: Callable[[], bool] = lambda: False,
     ) -> None:
         self._admin = admin
         self._now_s = now_s
@@ -91,6 +93,7 @@ class HandOffs:
             start=start or self._threads.start,
             now_s=now_s,
             wake=self._woken.set,
+            connected=connected,
         )
         self._partition_counts: dict[str, int] = {}
         self._aside: list[HandOff] = []

@@ -7,16 +7,19 @@ It hosts the same router, ready bound, forwarder and partition lock as the Spark
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
 from typing import Any
 
+from delaylevel.cluster.failures import translate_errors
 from delaylevel.cluster.partition_lock import PartitionLock
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.reader import read_range
 from delaylevel.cluster.targets.clients import TargetClients
+from delaylevel.errors import BrokerError
 from delaylevel.model.clock import Clock, SystemClock
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.message import ParkedMessage
@@ -28,7 +31,9 @@ from delaylevel.topics.description_cache import DescriptionCache
 from delaylevel.topics.foreign_watch import ForeignSubscriptionWatch
 
 from .forwarder import Forwarder
-from .ready import SEARCH_THREADS, NextChecks, ReadyBound, ready_bound
+from .ready import SEARCH_THREADS, NextChecks, ReadyBound
+from .ready_queue import ReadyQueue, ReadyRange
+from .search import ReadySearch
 
 #: Kind of this mover in the names of its consumers.
 KIND = "local"
@@ -52,6 +57,11 @@ class LocalMover:
             a connection of its own, and a throttled one delays no other. None to publish with
             ``client``.
 
+    Attributes:
+        postponed: partitions that have failed and are served after the others: see `ReadyQueue`. A
+            mover that replaces this one after a failure should get them.
+        made_progress: True if the last pass has acknowledged something.
+
     Raises:
         AlreadyRunningError: another mover has the level topic.
     """
@@ -72,14 +82,22 @@ class LocalMover:
         self._lock = PartitionLock(client, admin, self._sources, KIND)
         self._next: dict[str, Position] = dict(self._lock.start_positions(self._sources))
         self._next_checks = NextChecks(self._clock)
+        self._ready = ReadyQueue()
+        self.postponed = self._ready.postponed
+        self.made_progress = False
+        # What was handed off in this pass and is not confirmed: ranges, and number of messages.
+        self._moved: list[tuple[SourcePartition, ReadyBound]] = []
+        self._count = 0
         self._descriptions = DescriptionCache(
             partial(topics.describe, admin, description.topic),
             description,
             now_s=self._clock.monotonic_s,
         )
         self._watch = ForeignSubscriptionWatch(admin)
+        self._ready_search = ReadySearch(
+            client, admin, lambda: self._lock.connected, f"level topic {description.topic}"
+        )
         self._planned_s = self._clock.monotonic_s()
-        self._failed = False
         self._clients = None if target_client is None else TargetClients(target_client)
         self._threads = ThreadPoolExecutor(SEARCH_THREADS, "delaylevel-search")
         self._forwarder = self._open_forwarder()
@@ -94,70 +112,131 @@ class LocalMover:
         """True if the consumers that lock the partitions are connected."""
         return self._lock.connected
 
-    def run_once(self, stopping: Callable[[], bool] = lambda: False) -> ForwardReport:
-        """Hand off all messages that are ready now, and acknowledge them.
+    @property
+    def behind(self) -> bool:
+        """True if the last pass left ready messages, so that the next one should begin at once."""
+        return bool(self._ready)
+
+    def run_once(
+        self, stopping: Callable[[], bool] = lambda: False, longest_s: float = math.inf
+    ) -> ForwardReport:
+        """Hand off all messages that are ready now, the earliest due first, and acknowledge them.
 
         Args:
             stopping: function that returns True to end the pass early. What was handed off until
                 then is acknowledged, and the next pass continues there.
+            longest_s: time after which the pass ends early, seconds. Then :attr:`behind` is true.
 
         Raises:
             BrokerError: a message was not confirmed; it is unacknowledged, and a later pass sends
-                it again.
+                it again. Or the ready messages of a partition were not found; the others are handed
+                off.
         """
-        total = ForwardReport()
         now_ms = self._next_checks.start_pass()
-        self._use(self._descriptions.current())
+        if self._next_checks.stepped:
+            self._ready.clear()  # these were found by the wrong time
+        self._use(self._descriptions.known())
         self._watch.look(self._description)
-        lead_ms = self._description.levels.smallest_lead_ms
-        due = [source for source in self._sources if now_ms >= self.next_check_ms(source)]
-        found = self._threads.map(
-            lambda source: ready_bound(
-                self._admin, source, self._next[source.topic], now_ms, lead_ms
-            ),
-            due,
-        )
-        bounds = list(zip(due, found, strict=True))
+        self._ready.forgive(self._clock.monotonic_s())
+        failure = self._find_ready(now_ms)
         # All messages before these bounds are stored by now, so one read of the description after
         # this moment decides which targets are unknown.
         self._planned_s = self._clock.monotonic_s()
+        end_s = self._planned_s + longest_s
+
+        def is_over() -> bool:
+            return self._clock.monotonic_s() >= end_s or stopping()
+
         # After a failure, each partition is confirmed alone, so that one which fails again does not
         # keep the others from being acknowledged.
-        flush_every, self._failed = 0 if self._failed else _FLUSH_EVERY, True
-        moved: list[tuple[SourcePartition, ReadyBound]] = []
-        count = 0
+        flush_every = 0 if self.postponed else _FLUSH_EVERY
+        total, topic = ForwardReport(), ""
+        self._moved, self._count, self.made_progress = [], 0, False
         try:
-            for source, bound in bounds:
-                start = self._next[source.topic]
-                if bound.end <= start:
-                    self._next_checks[source.topic] = bound.next_check_ms
-                    continue
-                with closing(read_range(self._client, source.topic, start, bound.end)) as messages:
-                    complete = False
-                    while not (complete or stopping()):
-                        portion = _Portion(messages, _FLUSH_EVERY - count, stopping)
-                        count += self._forwarder.forward_all(source, portion, self._clock.now_ms)
-                        complete = portion.complete
-                        moved.append((source, bound if complete else portion.bound(now_ms)))
-                        if count >= flush_every:
-                            total.add(self._confirm(moved))
-                            moved, count = [], 0
-                if stopping():
-                    break
-            total.add(self._confirm(moved))
-            self._failed = False
+            while self._ready and not is_over():
+                item = self._ready.take()
+                topic = item.source.topic
+                self._hand_off(item, flush_every, total, stopping, is_over)
+            self._confirm(total)
+            if not self._ready:
+                self.postponed.clear()
+        except BaseException:
+            if topic:
+                self._ready.fail(topic, self._clock.monotonic_s())
+            raise
         finally:
             self._forwarder.close_targets()
+        if failure is not None:
+            raise failure
         return total
 
-    def _confirm(self, moved: Sequence[tuple[SourcePartition, ReadyBound]]) -> ForwardReport:
+    def _find_ready(self, now_ms: int) -> BrokerError | None:
+        """Add the ready messages of partitions that may have some, unless some are known.
+
+        Returns:
+            The first failure, if those of some partitions were not found.
+        """
+        failure: BrokerError | None = None
+        lead_ms = self._description.levels.smallest_lead_ms
+        due = [
+            source
+            for source in self._sources
+            if now_ms >= self.next_check_ms(source) and source.topic not in self._ready
+        ]
+        for item in list(self._threads.map(partial(self._search, now_ms, lead_ms), due)):
+            if isinstance(item, BrokerError):
+                failure = failure or item
+            elif item.bound.end > self._next[item.source.topic]:
+                self._ready.add(item)
+            else:
+                self._next_checks[item.source.topic] = item.bound.next_check_ms
+        return failure
+
+    def _search(
+        self, now_ms: int, lead_ms: int, source: SourcePartition
+    ) -> ReadyRange | BrokerError:
+        """Return the ready messages of a partition, or the failure."""
+        start, known_ms = self._next[source.topic], self.next_check_ms(source)
+        try:
+            with translate_errors():
+                return self._ready_search.ready_range(source, start, now_ms, lead_ms, known_ms)
+        except BrokerError as error:
+            return error
+
+    def _hand_off(
+        self,
+        item: ReadyRange,
+        flush_every: int,
+        total: ForwardReport,
+        stopping: Callable[[], bool],
+        is_over: Callable[[], bool],
+    ) -> None:
+        """Hand off a range as long as it is the most urgent one, and add the rest to the queue."""
+        source, start = item.source, self._next[item.source.topic]
+        with closing(read_range(self._client, source.topic, start, item.bound.end)) as messages:
+            while True:
+                portion = _Portion(messages, _FLUSH_EVERY - self._count, stopping)
+                self._count += self._forwarder.forward_all(source, portion, self._clock.now_ms)
+                self._moved.append((source, item.bound if portion.complete else portion.bound))
+                if self._count >= flush_every:
+                    self._confirm(total)
+                if portion.complete:
+                    return
+                item = item.rest(portion.published_ms, self._clock.now_ms())
+                if not self._ready.is_first(item) or is_over():
+                    self._ready.add(item)
+                    return
+
+    def _confirm(self, total: ForwardReport) -> None:
         """Wait for the confirmations of everything that was read, and acknowledge it."""
-        report = self._forwarder.flush()
-        for source, bound in moved:
+        total.add(self._forwarder.flush())
+        for source, bound in self._moved:
             self._lock.acknowledge(source, bound.end)
             self._next[source.topic] = bound.end
             self._next_checks[source.topic] = bound.next_check_ms
-        return report
+            self._ready.succeed(source.topic)
+            self.made_progress = True
+        self._moved, self._count = [], 0
 
     def _use(self, description: LevelTopicDescription) -> None:
         """Use a description that was read again, and lock new partitions."""
@@ -183,6 +262,7 @@ class LocalMover:
             self._clock,
             refreshed=lambda: self._descriptions.refresh(self._planned_s),
             client_of=client_of,
+            connected=lambda: self._lock.connected,
         )
 
     def next_check_ms(self, source: SourcePartition) -> int:
@@ -229,7 +309,14 @@ class _Portion:
                 return
         self.complete = True
 
-    def bound(self, now_ms: int) -> ReadyBound:
-        """Return the end of an incomplete portion; the next pass checks its partition at once."""
+    @property
+    def published_ms(self) -> int:
+        """The publish time of the last message, ms since the epoch."""
         assert self._last is not None
-        return ReadyBound(self._last.position.next, now_ms)
+        return self._last.publish_ms
+
+    @property
+    def bound(self) -> ReadyBound:
+        """The end of an incomplete portion; its partition is checked again at once."""
+        assert self._last is not None
+        return ReadyBound(self._last.position.next, 0)

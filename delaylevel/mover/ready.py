@@ -53,17 +53,23 @@ class NextChecks:
 
     Args:
         clock: the mover's clock.
+
+    Attributes:
+        stepped: True if the wall clock had stepped at the start of the present pass.
     """
 
     def __init__(self, clock: Clock) -> None:
+        self.stepped = False
         self._steps = StepDetector(clock)
         self._times_ms: dict[str, int] = {}
+        self._now_ms = 0
 
     def start_pass(self) -> int:
         """Return the present time for a pass, ms since the epoch, and look for a step."""
-        now_ms, stepped = self._steps.read()
-        if stepped:
+        now_ms, self.stepped = self._steps.read()
+        if self.stepped:
             self._times_ms.clear()
+        self._now_ms = now_ms
         return now_ms
 
     def __getitem__(self, topic: str) -> int:
@@ -71,7 +77,8 @@ class NextChecks:
         return self._times_ms.get(topic, 0)
 
     def __setitem__(self, topic: str, time_ms: int) -> None:
-        self._times_ms[topic] = time_ms
+        # A check that is due at once may find messages that have been ready for long.
+        self._times_ms[topic] = time_ms if time_ms > self._now_ms else 0
 
 
 def ready_bound(

@@ -22,11 +22,10 @@ from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.report import ForwardReport
 
 from .local import KIND, LocalMover
+from .ready_queue import LONGEST_PASS_S, trigger_of
 
 log = logging.getLogger(__name__)
 
-# As for the Spark job: a fifth of the lead is left for other delays.
-_SHORTEST_TRIGGER_MS, _LONGEST_TRIGGER_MS = 200, 5_000
 # Time between two attempts to lock a level topic of another mover. The broker takes five seconds
 # more to find that a process hangs.
 _PROBE_S = 2.0
@@ -69,12 +68,6 @@ class MoverStats:
     last_pass_ms: int | None = None
 
 
-def trigger_of(description: LevelTopicDescription) -> int:
-    """Return the default time between two passes, in ms."""
-    fifth_ms = description.levels.smallest_lead_ms // 5
-    return max(_SHORTEST_TRIGGER_MS, min(_LONGEST_TRIGGER_MS, fifth_ms))
-
-
 class TopicThread(threading.Thread):
     """The thread that serves one level topic.
 
@@ -108,6 +101,7 @@ class TopicThread(threading.Thread):
         self._lock = threading.Lock()
         self._stats = MoverStats()
         self._warning = RepeatedWarning(log, f"mover of {description.topic}")
+        self._postponed: dict[str, float] = {}
         self._deadline_s = 0.0
         self._pause_s = _FIRST_PAUSE_S
 
@@ -180,12 +174,24 @@ class TopicThread(threading.Thread):
             self._wait = True
             self._set(state="moving", holder="", problem="")
             self._warning.over()
+            # One partition that fails again must not keep the others waiting.
+            mover.postponed.update(self._postponed)
+            self._postponed = mover.postponed
             while not self._stopping.is_set():
-                report = mover.run_once(self._stopping.is_set)
-                self._passed(mover, report)
-                self._stopping.wait((self._trigger_ms or trigger_of(self.description)) / 1000)
+                self._pass(mover)
+                if not mover.behind:
+                    self._stopping.wait((self._trigger_ms or trigger_of(self.description)) / 1000)
                 if not self._connected(mover):
                     raise BrokerError("the lock on the level topic is lost; locking it again")
+
+    def _pass(self, mover: LocalMover) -> None:
+        try:
+            report = mover.run_once(self._stopping.is_set, LONGEST_PASS_S)
+        except Exception:
+            if mover.made_progress:
+                self._pause_s = _FIRST_PAUSE_S  # only some partitions fail
+            raise
+        self._passed(mover, report)
 
     def _connected(self, mover: LocalMover) -> bool:
         deadline_s = time.monotonic() + _RECONNECT_S

@@ -142,6 +142,7 @@ def test_killed_then_started_twice_then_ended(
     assert world.stored(description.dead_letter_topic.full) == []
 
 
+@pytest.mark.long
 def test_once_from_cron(world: RealWorld, cli_process: Start) -> None:
     description = world.level_topic(BRIEF, ("orders", "invoices"))
     for target in description.targets:

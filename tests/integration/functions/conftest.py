@@ -14,7 +14,6 @@ import signal
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import pulsar
@@ -27,6 +26,7 @@ from delaylevel.errors import DelayLevelError
 from delaylevel.functions import deployment
 from delaylevel.model.clock import SystemClock
 from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription, Role
+from function_instances import instance_pids
 
 
 @pytest.fixture(scope="session")
@@ -41,22 +41,9 @@ def connection(functions_broker: EmbeddedBroker) -> Connection:
     return functions_broker.connection.model_copy(update=patience)
 
 
-def instance_pids(function: str, broker: EmbeddedBroker) -> list[int]:
-    """Return the process IDs of a function's instances on an embedded broker."""
-    found = []
-    _tenant, namespace, name = function.split("/")
-    marks = (f'"name":"{name}"', f'"namespace":"{namespace}"', str(broker.directory))
-    for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            words = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            if "python_instance_main.py" in words and all(mark in words for mark in marks):
-                found.append(int(folder.name))
-    return found
-
-
 @pytest.fixture
 def pids() -> Callable[[str, EmbeddedBroker], list[int]]:
-    return instance_pids
+    return lambda function, broker: instance_pids(function, broker.directory)
 
 
 @pytest.fixture

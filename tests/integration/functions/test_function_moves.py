@@ -190,6 +190,7 @@ def test_a_target_that_is_added_later_is_known(
     assert [item.message.data() for item in get_later(1, 60)] == [b"second"]
 
 
+@pytest.mark.long
 def test_delete_keeps_parked_messages_and_a_new_deployment_moves_them(
     description: LevelTopicDescription,
     deployed: Callable[..., Any],
@@ -314,6 +315,7 @@ def test_the_command_line(
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_the_line_for_pulsar_admin(
     description: LevelTopicDescription, connection: Connection, world: RealWorld, tmp_path: Path
 ) -> None:

@@ -25,7 +25,7 @@ MESSAGES = 1500
 MOST_RANGES = 100
 
 
-@pytest.mark.parametrize("when", ["before", "meanwhile"])
+@pytest.mark.parametrize("when", ["before", pytest.param("meanwhile", marks=pytest.mark.long)])
 def test_a_failing_target_does_not_stop_other_targets(
     when: str,
     world: RealWorld,

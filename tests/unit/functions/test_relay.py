@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from delaylevel.cluster.targets.clients import TargetClients
+from delaylevel.cluster.targets.liveness import GIVE_UP_S
 from delaylevel.cluster.targets.opening import STALL_S
-from delaylevel.cluster.targets.producer import GIVE_UP_S, REPLACED
+from delaylevel.cluster.targets.producer import REPLACED
 from delaylevel.errors import BrokerUnreachableError, UpgradeRequiredError
 from delaylevel.functions import relay as relay_module
 from delaylevel.functions.ack_order import AckOrder
@@ -854,11 +855,17 @@ def test_a_single_target_is_never_held_because_it_is_slow() -> None:
     assert world.acknowledged == [0, 1, 2, 3, 4]
 
 
-def test_a_target_that_confirms_nothing_is_held_after_the_stall_time(world: RelayWorld) -> None:
+def test_a_target_that_confirms_nothing_is_held_after_the_stall_time(
+    world: RelayWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_broker_serves_it(_: object) -> None:
+        raise BrokerUnreachableError("the broker does not answer")
+
     relay = world.relay()
     relay.offer(parked(0, target=BILLS))
     settle(relay)
     world[BILLS].connected = False  # a throttled target keeps its connection, and is not held
+    monkeypatch.setattr(world.admin, "partition_stats", no_broker_serves_it)
     world.pass_time(relay, STALL_S + 0.5)
     relay.offer(parked(1, target=BILLS))
     settle(relay)

@@ -11,7 +11,7 @@ import pytest
 
 from delaylevel.cluster.publisher import BULK_SETTINGS, PRODUCER_SETTINGS
 from delaylevel.cluster.values import SchemaVersion
-from delaylevel.errors import BrokerError, InvalidInputError
+from delaylevel.errors import BrokerError, BrokerUnreachableError, InvalidInputError
 from delaylevel.model.delivery import Delivery, Sequence
 from delaylevel.model.envelope import (
     ATTEMPT,
@@ -289,11 +289,18 @@ def test_a_target_that_is_served_again_gets_its_messages(bench: Bench) -> None:
         None,  # flush returns without a confirmation
     ],
 )
-def test_messages_that_a_target_does_not_confirm_are_held(bench: Bench, outcome: Any) -> None:
+def test_messages_that_a_target_does_not_confirm_are_held(
+    bench: Bench, outcome: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_broker_serves_it(_: object) -> None:
+        raise BrokerUnreachableError("the broker does not answer")
+
     bench.client.outcomes[ORDERS] = outcome if outcome is not None else "silence"
     bench.forward(*[bench.message() for _ in range(3)], bench.message(target=BILLS))
     bench.client[ORDERS].connected = False  # one that is connected may be throttled
-    report = bench.forwarder.flush()
+    with monkeypatch.context() as patch:
+        patch.setattr(bench.admin, "partition_stats", no_broker_serves_it)
+        report = bench.forwarder.flush()
     # Only the unconfirmed messages are held, with the same ID.
     ids = [sent.properties[ID] for sent in bench.client.to(ORDERS)]
     unconfirmed = ids[1:2] if isinstance(outcome, list) else ids

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -24,6 +24,18 @@ WEEK = PartitionStrategy(partition_by=PartitionBy.DAY, maximum_delay=7 * DAY)
 
 def source_of(description: LevelTopicDescription, topic: str) -> SourcePartition:
     return next(item for item in source_partitions(description) if item.topic == topic)
+
+
+def reading_all_but(broken: str) -> Callable[..., Iterator[Any]]:
+    """Return a replacement of ``read_range`` that fails for a topic."""
+
+    def read(client: Any, topic: str, *ends: Any) -> Iterator[Any]:
+        if topic == broken:
+            yield from ()
+            raise BrokerError("the partition delivers nothing")
+        yield from read_range(client, topic, *ends)
+
+    return read
 
 
 def test_a_mover_locks_new_partitions() -> None:
@@ -118,34 +130,34 @@ def test_a_clock_that_was_wrong_for_a_moment_makes_no_message_late(
             assert moved == 1, "late"
 
 
-def test_a_partition_that_cannot_be_read_does_not_keep_the_others_unacknowledged(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.fixture
+def stuck() -> Iterator[tuple[MemoryPulsar, LevelTopicDescription]]:
+    """A ready message in partition 1, and one in partition 2, which is to break."""
     with MemoryPulsar() as memory:
         producer = memory.client().create_producer(
             "orders", enable_delay_level_topic=True, partition_strategy=WEEK
         )
-        description = producer.description
         producer.send(b"stuck", deliver_after=3 * DAY + HOUR)
-        memory.clock.advance(DAY)
+        # It is due before the other one, so it would always be the first.
+        memory.clock.advance(DAY + timedelta(minutes=1))
         producer.send(b"first", deliver_after=2 * DAY + HOUR)
         memory.clock.advance(2 * DAY)
-        first, broken = (description.name.partition(number).full for number in (1, 2))
+        yield memory, producer.description
 
-        def read(client: Any, topic: str, *ends: Any) -> Iterator[Any]:
-            if topic == broken:
-                yield from ()
-                raise BrokerError("the partition delivers nothing")
-            yield from read_range(client, topic, *ends)
 
-        with LocalMover(memory.client(), memory.admin, description, memory.clock) as mover:
-            with monkeypatch.context() as patch:
-                patch.setattr(local, "read_range", read)
-                for _ in range(3):
-                    with pytest.raises(BrokerError, match="delivers nothing"):
-                        mover.run_once()
-            assert mover.next_check_ms(source_of(description, first)) > memory.clock.now_ms()
-            assert mover.run_once().window == 1
+def test_a_partition_that_cannot_be_read_does_not_keep_the_others_unacknowledged(
+    stuck: tuple[MemoryPulsar, LevelTopicDescription], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory, description = stuck
+    first, broken = (description.name.partition(number).full for number in (1, 2))
+    with LocalMover(memory.client(), memory.admin, description, memory.clock) as mover:
+        with monkeypatch.context() as patch:
+            patch.setattr(local, "read_range", reading_all_but(broken))
+            for _ in range(3):
+                with pytest.raises(BrokerError, match="delivers nothing"):
+                    mover.run_once()
+        assert mover.next_check_ms(source_of(description, first)) > memory.clock.now_ms()
+        assert mover.run_once().window == 1
 
 
 @pytest.fixture
@@ -206,3 +218,138 @@ def test_a_pass_that_is_stopped_acknowledges_what_it_has_handed_off(
         assert mover.run_once(lambda: True).window == 0
         assert mover.run_once().window == 50 - first
         assert acknowledged(memory, description) == 50
+
+
+@pytest.fixture
+def backlog(
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[tuple[MemoryPulsar, LevelTopicDescription]]:
+    """Ready messages of an hour in a coarse and in a fine level, and movers that confirm each.
+
+    The coarse ones are due five minutes before the fine ones, at the earliest.
+    """
+    monkeypatch.setattr(local, "_FLUSH_EVERY", 1)
+    hours = PartitionStrategy(partition_by=PartitionBy.HOUR, maximum_delay=DAY)
+    with MemoryPulsar() as memory:
+        producer = memory.client().create_producer(
+            "orders", enable_delay_level_topic=True, partition_strategy=[WEEK, hours]
+        )
+        for payload, delay in ((b"coarse", DAY + HOUR / 2), (b"fine", HOUR + HOUR / 2)):
+            for _ in range(4):
+                producer.send(payload, deliver_after=delay)
+                memory.clock.advance(HOUR / 4)
+            memory.clock.advance(DAY - 2 * HOUR + timedelta(minutes=5))
+        yield memory, producer.description
+
+
+def test_a_backlog_is_handed_off_in_the_order_of_the_due_times(
+    backlog: tuple[MemoryPulsar, LevelTopicDescription], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory, description = backlog
+    order: list[bytes | None] = []
+
+    def read(client: Any, topic: str, *ends: Any) -> Iterator[Any]:
+        for message in read_range(client, topic, *ends):
+            order.append(message.value)
+            yield message
+
+    monkeypatch.setattr(local, "read_range", read)
+    with LocalMover(memory.client(), memory.admin, description, memory.clock) as mover:
+        assert mover.run_once().total == 8
+        assert not mover.behind
+    # The rest of a partition counts with the due time of the message before it.
+    assert order == [b"coarse", b"coarse", b"fine", *2 * [b"fine", b"coarse"], b"fine"]
+
+
+def test_a_long_pass_ends_and_the_next_one_continues(
+    backlog: tuple[MemoryPulsar, LevelTopicDescription],
+) -> None:
+    class Ticking(ManualClock):
+        """A clock on which each look takes a second."""
+
+        def monotonic_s(self) -> float:
+            self.advance(timedelta(seconds=1))
+            return super().monotonic_s()
+
+    memory, description = backlog
+    clock = Ticking(memory.clock.now_ms())
+    with LocalMover(memory.client(), memory.admin, description, clock) as mover:
+        passes = [mover.run_once(longest_s=5).total]
+        while mover.behind:
+            passes.append(mover.run_once(longest_s=5).total)
+    assert sum(passes) == 8
+    assert 0 < passes[0] < 8
+
+
+def test_ready_messages_are_found_again_after_a_step_of_the_clock() -> None:
+    """A range that was found by a clock that is ahead would end with a check weeks later."""
+    with MemoryPulsar() as memory:
+        producer = memory.client().create_producer(
+            "orders", enable_delay_level_topic=True, partition_strategy=WEEK
+        )
+        ready = timedelta(milliseconds=producer.description.levels[0].hand_off_after_ms(0))
+        clock = ManualClock(memory.clock.now_ms())
+
+        def let_pass(time: timedelta) -> None:
+            memory.clock.advance(time)
+            clock.advance(time)
+
+        with LocalMover(memory.client(), memory.admin, producer.description, clock) as mover:
+            mover.run_once()
+            producer.send(b"early", deliver_after=DAY + timedelta(seconds=5))
+            let_pass(timedelta(seconds=5))
+            clock.step(20 * DAY)
+            mover.run_once(longest_s=0)
+            assert mover.behind
+            clock.step(-20 * DAY)
+            mover.run_once()
+            producer.send(b"pay me", deliver_after=DAY + timedelta(seconds=5))
+            let_pass(ready + timedelta(seconds=2))
+            assert mover.run_once().total == 2
+
+
+def test_a_common_failure_does_not_put_the_wrong_partition_behind_the_guilty_one(
+    stuck: tuple[MemoryPulsar, LevelTopicDescription], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse() -> None:
+        raise BrokerError("not confirmed")
+
+    memory, description = stuck
+    healthy, broken = (description.name.partition(index) for index in (1, 2))
+    with LocalMover(memory.client(), memory.admin, description, memory.clock) as mover:
+        with monkeypatch.context() as failing:
+            failing.setattr(mover._forwarder, "flush", refuse)
+            with pytest.raises(BrokerError, match="not confirmed"):
+                mover.run_once()
+        monkeypatch.setattr(local, "read_range", reading_all_but(broken.full))
+        for _ in range(3):
+            with pytest.raises(BrokerError, match="delivers nothing"):
+                mover.run_once()
+        backlog = memory.admin.partition_stats(healthy).subscriptions["delaylevel"]
+        assert not backlog.backlog_entries
+        assert mover.postponed.keys() == {broken.full}
+        monkeypatch.setattr(local, "read_range", read_range)
+        assert mover.run_once().total == 1
+        assert not mover.postponed
+
+
+def test_a_partition_that_cannot_be_searched_stops_no_other(
+    stuck: tuple[MemoryPulsar, LevelTopicDescription], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory, description = stuck
+    broken = description.name.partition(2)
+    with LocalMover(memory.client(), memory.admin, description, memory.clock) as mover:
+        find = mover._ready_search.ready_range
+
+        def ready_range(source: SourcePartition, *given: Any) -> Any:
+            if source.name == broken:
+                raise BrokerError("no broker serves it")
+            return find(source, *given)
+
+        with monkeypatch.context() as failing:
+            failing.setattr(mover._ready_search, "ready_range", ready_range)
+            with pytest.raises(BrokerError, match="no broker serves it"):
+                mover.run_once()
+        assert mover.made_progress
+        assert not mover.postponed
+        assert mover.run_once().total == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +23,7 @@ from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.report import ForwardReport
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.mover import topic_thread
+from delaylevel.mover.ready_queue import LONGEST_PASS_S
 from delaylevel.mover.topic_thread import MoverStats, TopicThread
 from world import eventually
 
@@ -42,10 +44,13 @@ class FakeMover:
 
     def __init__(self) -> None:
         self.connected = True
+        self.behind = False
         self.failure: Exception | None = None
+        self.postponed: dict[str, float] = {}
+        self.made_progress = False
         self.closed = threading.Event()
 
-    def run_once(self, stopping: Callable[[], bool]) -> ForwardReport:
+    def run_once(self, stopping: Callable[[], bool], longest_s: float = math.inf) -> ForwardReport:
         if self.failure is not None:
             raise self.failure
         return ForwardReport(window=1)
@@ -96,8 +101,9 @@ def serve(topic: LockedTopic) -> Iterator[Callable[..., TopicThread]]:
     """``serve(wait=False)``: start a thread, which is stopped at the end."""
     threads: list[TopicThread] = []
 
-    def start(wait: bool = False) -> TopicThread:
-        thread = TopicThread(topic.lock, topic.describe, DESCRIPTION, 5, SystemClock(), wait)
+    def start(wait: bool = False, trigger_ms: int = 5) -> TopicThread:
+        clock = SystemClock()
+        thread = TopicThread(topic.lock, topic.describe, DESCRIPTION, trigger_ms, clock, wait)
         threads.append(thread)
         thread.start()
         return thread
@@ -138,6 +144,56 @@ def test_it_moves_and_releases_the_lock_at_the_end(
     assert thread.stats().state == "stopped"
     assert topic.movers[0].closed.is_set()
     assert thread.failure is None
+
+
+def test_a_pass_that_is_behind_is_followed_by_the_next_one_at_once(
+    monkeypatch: pytest.MonkeyPatch, topic: LockedTopic, serve: Callable[..., TopicThread]
+) -> None:
+    limits = []
+
+    def run_once(mover: FakeMover, _: Callable[[], bool], longest_s: float) -> ForwardReport:
+        limits.append(longest_s)
+        mover.behind = len(limits) < 4
+        return ForwardReport(window=1)
+
+    monkeypatch.setattr(FakeMover, "run_once", run_once)
+    thread = serve(trigger_ms=60_000)
+    eventually(lambda: thread.stats().passes == 4, "the last pass of the backlog", 10)
+    time.sleep(0.05)
+    assert limits == 4 * [LONGEST_PASS_S]
+
+
+def test_a_mover_learns_which_partitions_have_failed_before(
+    monkeypatch: pytest.MonkeyPatch, topic: LockedTopic, serve: Callable[..., TopicThread]
+) -> None:
+    """Each failure ends a mover, and the next one must not fail with the same partition first."""
+    learned: list[dict[str, float]] = []
+
+    def run_once(mover: FakeMover, *_: Any) -> ForwardReport:
+        learned.append(dict(mover.postponed))
+        number = len(learned)
+        mover.postponed[f"partition-{number}"] = number
+        raise BrokerError("not confirmed")
+
+    monkeypatch.setattr(FakeMover, "run_once", run_once)
+    serve()
+    eventually(lambda: len(learned) >= 3, "three movers", 10)
+    assert learned[:3] == [{}, {"partition-1": 1}, {"partition-1": 1, "partition-2": 2}]
+
+
+def test_pauses_do_not_grow_while_other_partitions_are_handed_off(
+    monkeypatch: pytest.MonkeyPatch, topic: LockedTopic, serve: Callable[..., TopicThread]
+) -> None:
+    monkeypatch.setattr(topic_thread, "_LONGEST_PAUSE_S", 60.0)
+
+    def run_once(mover: FakeMover, *_: Any) -> ForwardReport:
+        mover.made_progress = True
+        raise BrokerError("one partition fails")
+
+    monkeypatch.setattr(FakeMover, "run_once", run_once)
+    thread = serve()
+    # With pauses that double, this would be 0.01 s * 2**19.
+    eventually(lambda: thread.stats().failures >= 20, "twenty failures", 10)
 
 
 @pytest.mark.parametrize("kind", ["local", "drain"])

@@ -9,6 +9,7 @@ import pytest
 
 pytest.importorskip("pyspark")
 
+from delaylevel.errors import BrokerUnreachableError
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.strategy import PartitionStrategy
 from delaylevel.spark_sync import driver as driver_module
@@ -16,6 +17,7 @@ from delaylevel.spark_sync.driver import Driver
 from delaylevel.spark_sync.offsets import positions_of
 from delaylevel.spark_sync.options import SyncOptions
 from delaylevel.testing import ManualClock, MemoryPulsar
+from fakes import PartTimeAdmin
 
 DAY = timedelta(days=1)
 WEEK = PartitionStrategy(maximum_delay=7 * DAY)
@@ -25,7 +27,7 @@ class InMemoryRuntime:
     """The runtime of Spark's driver, on the in-memory Pulsar."""
 
     def __init__(self, memory: MemoryPulsar, description: LevelTopicDescription) -> None:
-        self.client, self.admin = memory.client(), memory.admin
+        self.client, self.admin = memory.client(), PartTimeAdmin(memory.admin)
         self._description = description
 
     def describe(self, level_topic: str) -> LevelTopicDescription:
@@ -60,3 +62,50 @@ def test_a_clock_that_was_wrong_for_a_moment_delays_no_search(
                 memory.clock.advance(delta)
                 clock.advance(delta)
             assert positions_of(driver.latest_offset(offset, None))[first] > start, "late"
+
+
+def test_tasks_and_limited_batches_begin_with_the_earliest_due(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hours = PartitionStrategy(partition_by="HOUR", maximum_delay=DAY)
+    with MemoryPulsar() as memory:
+        producer = memory.client().create_producer(
+            "orders", enable_delay_level_topic=True, partition_strategy=[WEEK, hours]
+        )
+        description = producer.description
+        here = InMemoryRuntime(memory, description)
+        monkeypatch.setattr(driver_module, "runtime", lambda options: here)
+        producer.send(b"coarse", deliver_after=DAY + timedelta(hours=1))
+        memory.clock.advance(DAY - timedelta(minutes=70))
+        for _ in range(2):
+            producer.send(b"fine", deliver_after=timedelta(minutes=65))
+        memory.clock.advance(timedelta(hours=3))
+        coarse = description.level_topic(0).partition(0).full
+        fine = description.level_topic(1).partition(0).full
+        with closing(Driver(SyncOptions((), (description.topic,)), memory.clock)) as driver:
+            start = driver.latest_offset(driver.initial_offset(), None)
+            limited = driver.latest_offset(start, 2)
+            assert positions_of(limited)[coarse] == positions_of(start)[coarse]
+            assert positions_of(limited)[fine] > positions_of(start)[fine]
+            end = driver.latest_offset(start, None)
+            ranges = driver.input_ranges(start, end)
+            assert [item.source.topic for item in ranges] == [fine, coarse]  # type: ignore[attr-defined]
+
+
+def test_a_batch_is_found_without_the_admin_interface(monkeypatch: pytest.MonkeyPatch) -> None:
+    with MemoryPulsar() as memory:
+        producer = memory.client().create_producer(
+            "orders", enable_delay_level_topic=True, partition_strategy=WEEK
+        )
+        description = producer.description
+        here = InMemoryRuntime(memory, description)
+        monkeypatch.setattr(driver_module, "runtime", lambda options: here)
+        producer.send(b"pay me", deliver_after=DAY + timedelta(seconds=5))
+        first = description.name.partition(0).full
+        with closing(Driver(SyncOptions((), (description.topic,)), memory.clock)) as driver:
+            start = driver.latest_offset(driver.initial_offset(), None)
+            memory.clock.advance(DAY)
+            here.admin.failure = BrokerUnreachableError("the admin interface does not answer")
+            end = driver.latest_offset(start, None)
+            assert positions_of(end)[first] > positions_of(start)[first]
+            assert [item.source.topic for item in driver.input_ranges(start, end)] == [first]  # type: ignore[attr-defined]
