@@ -4,7 +4,9 @@ Messages of 1 KiB, due at random within one minute, are published before that mi
 separate process consumes them and compares the time of each arrival with its due time.
 ``tracker`` is a dispatcher that publishes in batches, ``tracker, deduplicated`` one that publishes
 through broker deduplication, and ``native`` is deliver_at on the business topic with a Shared
-subscription. Before the minute begins, the dispatcher is killed (-9) and started again; for
+subscription. ``loop`` is a process that has all messages in memory and sends each at its due time
+with a plain producer: nothing is stored, and nothing is promised, so no dispatcher in Python can
+cost less. Before the minute begins, the dispatcher is killed (-9) and started again; for
 ``native`` the topic is unloaded. "restart_s" is the time until all pending messages are known
 again, and "cpu" is processor time in seconds from the first due time to the last arrival; "percent"
 is the same as a share of one core. "disorder" counts messages that arrive in another order than
@@ -22,7 +24,7 @@ and "rate_per_s" the number of messages divided by it.
 
 Examples:
     python benchmarks/bench_dispatch.py --burst --messages 300000 --sides tracker,nats
-    python benchmarks/bench_dispatch.py --rates 100,1000 --seconds 30
+    python benchmarks/bench_dispatch.py --rates 100,1000 --seconds 30 --sides tracker,loop,nats
     python benchmarks/bench_dispatch.py
     python benchmarks/bench_dispatch.py --messages 1000000 --sides tracker
     python benchmarks/bench_dispatch.py --messages 1000000 --sides "cancellable,half cancelled"
@@ -41,8 +43,9 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import nats_peer
 import psutil
@@ -50,6 +53,7 @@ from arrivals import consume, stamped, wait, watched
 from baselines import Case
 from cancelling import cancel
 from common import arguments, connected, note, report
+from plain_timer import send_on_time
 
 from delaylevel import PartitionBy, PartitionStrategy, topics
 from delaylevel.broker.embedded import EmbeddedBroker
@@ -259,6 +263,8 @@ def run(side: str, load: Load, restart: bool, dispatchers: int) -> Case | None:
     if side == "nats":
         return measure_nats(load, restart)
     with broker_with_defaults() as (connection, broker, directory):
+        if side == "loop":
+            return measure_loop(load, connection, broker)
         return measure(side, load, restart, dispatchers, connection, broker, directory)
 
 
@@ -304,18 +310,7 @@ def measure(
         ),
     )
     delivery = "effectively-once" if "deduplicated" in side else "at-least-once"
-    context = multiprocessing.get_context("spawn")
-    answer = context.Queue()
-    reader = context.Process(
-        target=consume,
-        args=(
-            *(connection.service_url, topic, native),
-            *(load.released, load.keys, load.limit_s, answer),
-        ),
-        daemon=True,
-    )
-    reader.start()
-    assert answer.get(timeout=60) == "ready"
+    reader, answer = consuming(connection, topic, native, load)
     if "deduplicated" in side:
         name = TopicName.parse(topic)
         admin.set_topic_policies(name, TopicPolicies(deduplication=True))
@@ -370,6 +365,43 @@ def measure(
             wait(lambda: sum(d.series(PENDING) for d in started) <= left, 60)
             figures["stored"] = admin.partition_stats(TopicName.parse(topic)).messages_in
     return {**load.row(side, arrivals, restart_s, usage), **figures}
+
+
+def consuming(
+    connection: Connection, topic: str, shared: bool, load: Load
+) -> tuple[BaseProcess, Any]:
+    """Start a consumer; return its process, and the queue for the summary of the arrivals."""
+    context = multiprocessing.get_context("spawn")
+    answer = context.Queue()
+    kept = load.released, load.keys, load.limit_s
+    reader = context.Process(
+        target=consume, args=(connection.service_url, topic, shared, *kept, answer), daemon=True
+    )
+    reader.start()
+    assert answer.get(timeout=60) == "ready"
+    return reader, answer
+
+
+def measure_loop(load: Load, connection: Connection, broker: psutil.Process) -> Case:
+    """Measure a loop that sends messages from memory at their due times."""
+    topic = "persistent://public/default/orders"
+    reader, answer = consuming(connection, topic, False, load)
+    context = multiprocessing.get_context("spawn")
+    ready = context.Queue()
+    begin_ms = round((time.time() + load.prepare_s) * 1000)
+    dues_ms = list(load.dues_ms(begin_ms))
+    sender = context.Process(
+        target=send_on_time, args=(connection.service_url, topic, dues_ms, ready), daemon=True
+    )
+    sender.start()
+    assert ready.get(timeout=60) == "ready"
+    sleep_until("loop", begin_ms, 0.0)
+    with watched({"broker": [broker], "dispatcher": [psutil.Process(sender.pid)]}) as usage:
+        arrivals = answer.get(timeout=load.limit_s)
+    reader.join()
+    sender.kill()
+    sender.join()
+    return load.row("loop", arrivals, 0.0, usage)
 
 
 def decided(dispatchers: list[DispatcherProcess]) -> float:

@@ -465,3 +465,20 @@ def cancellable_orders() -> Iterator[MemoryPulsar]:
         memory.client().subscribe("orders", "app")
         topics.create(memory.admin, described)
         yield memory
+
+
+class PartTimeAdmin:
+    """An admin interface that a test can take away.
+
+    Attributes:
+        failure: the error of every call; None while the interface answers.
+    """
+
+    def __init__(self, admin: Any) -> None:
+        self._admin = admin
+        self.failure: Exception | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        if self.failure is not None:
+            raise self.failure
+        return getattr(self._admin, name)

@@ -13,6 +13,9 @@ from .publishing import BatchPublisher
 _LOOK_EVERY_S = 0.001
 # Time between two looks at targets that do not answer.
 _CHECK_EVERY_S = 0.1
+# Answers of targets may wait for so long while nothing waits for them, and otherwise.
+_CALM_S = 0.25
+_PATIENCE_S = 0.02
 
 
 class OwnerAgenda:
@@ -43,15 +46,24 @@ class OwnerAgenda:
     @property
     def next_due_ms(self) -> int | None:
         """Time of the next work by due times, ms since the epoch; None if there is none."""
+        dues = self.next_send_ms, self.next_step_ms
+        return min((due_ms for due_ms in dues if due_ms is not None), default=None)
+
+    @property
+    def next_send_ms(self) -> int | None:
+        """Time at which a planned message is due, ms since the epoch; None if there is none."""
+        return self._publisher.next_due_ms
+
+    @property
+    def next_step_ms(self) -> int | None:
+        """Time of the next other work by due times, ms since the epoch; None if there is none."""
         publisher = self._publisher
-        dues = [] if publisher.next_due_ms is None else [publisher.next_due_ms]
         candidates: list[int | None] = []
         if self.caught_up:
             candidates.append(publisher.next_spread_ms)
         if self.caught_up and publisher.ready:
             candidates += self._queue.next_due_ms(), publisher.next_plan_ms
-        dues += [due_ms for due_ms in candidates if due_ms is not None]
-        return min(dues, default=None)
+        return min((due_ms for due_ms in candidates if due_ms is not None), default=None)
 
     @property
     def next_look_s(self) -> float | None:
@@ -60,7 +72,8 @@ class OwnerAgenda:
         looks = self._offers.retry_s, publisher.next_commit_s, self._desk.next_look_s
         times = [each for each in looks if each]
         if publisher.owes_answers or publisher.busy:
-            times.append(self._now_s() + self.look_every_s)
+            is_calm = not publisher.owes_answers and self.is_calm
+            times.append(self._now_s() + (_CALM_S if is_calm else self.look_every_s))
         return min(times, default=None)
 
     @property
@@ -81,6 +94,13 @@ class OwnerAgenda:
         return _LOOK_EVERY_S if self._publisher.owes_answers else _CHECK_EVERY_S
 
     @property
-    def is_patient(self) -> bool:
-        """True if the answers of targets may wait."""
-        return self._publisher.ready
+    def is_calm(self) -> bool:
+        """True if planned messages may be sent without a look at anything else."""
+        return self.caught_up and self._publisher.ready and self._publisher.is_calm
+
+    @property
+    def patience_s(self) -> float:
+        """Time for which the answers of targets may wait, in s; 0 if they may not."""
+        if self.is_calm:
+            return _CALM_S
+        return _PATIENCE_S if self._publisher.ready else 0.0

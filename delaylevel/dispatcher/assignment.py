@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from delaylevel.cluster.failures import close_quietly
+from delaylevel.cluster.partition_lock import owner_in
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.reader import open_idle_reader
-from delaylevel.errors import BrokerError, ClientError
+from delaylevel.errors import BrokerError, BrokerUnreachableError, ClientError
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.topics.stats import window_stats
 
@@ -32,10 +33,13 @@ class GroupState:
     Attributes:
         members: names of the running dispatchers, sorted.
         owners: name of each window partition's consumer, by index; those without are missing.
+        unknown: window partitions whose broker does not answer. Until another one takes over,
+            nobody can acquire them, and it is not known if they have an owner.
     """
 
     members: tuple[str, ...]
     owners: Mapping[int, str]
+    unknown: Collection[int] = ()
 
 
 @dataclass(frozen=True)
@@ -69,7 +73,8 @@ def assign(group: GroupState, me: str, mine: Collection[int], partitions: int) -
     if len(owned) > share:
         return Reassignment(revoke=tuple(owned[share:]))
     others = [index for index in range(partitions) if index not in mine]
-    free = [index for index in others if index not in group.owners]
+    taken = {*group.owners, *group.unknown}
+    free = [index for index in others if index not in taken]
     return Reassignment(
         acquire=tuple(free[: share - len(owned)]),
         probe=tuple(index for index in others if index in group.owners),
@@ -108,8 +113,33 @@ class Membership:
             for name, found in self._admin.partition_stats(self._first).subscriptions.items()
             if name.startswith(_PREFIX) and found.consumers
         )
-        owners = window_stats(self._admin, self._description).owners
+        try:
+            owners = window_stats(self._admin, self._description).owners
+        except BrokerUnreachableError:
+            return GroupState(tuple(members), *self._each_owner())
         return GroupState(tuple(members), owners)
+
+    def _each_owner(self) -> tuple[dict[int, str], frozenset[int]]:
+        """Return the owners of the window partitions that are served, and the other partitions.
+
+        Raises:
+            BrokerUnreachableError: no partition is served.
+        """
+        owners: dict[int, str] = {}
+        unknown: list[int] = []
+        partitions = self._description.window_partitions
+        for index in range(partitions):
+            name = self._description.window_topic.partition(index)
+            try:
+                owner = owner_in(self._admin.partition_stats(name))
+            except BrokerUnreachableError:
+                unknown.append(index)
+                if len(unknown) == partitions:
+                    raise
+                continue
+            if owner is not None:
+                owners[index] = owner.name
+        return owners, frozenset(unknown)
 
     def close(self) -> None:
         """Leave the group."""

@@ -8,8 +8,6 @@ from typing import Any
 
 #: An event without content: there is something to process.
 WAKE = object()
-# Answers of targets may wait for so long if the owner wakes up anyway.
-_PATIENCE_S = 0.02
 
 
 class EventQueue:
@@ -17,13 +15,13 @@ class EventQueue:
 
     Most wakes come from targets that have answered. They need not be processed at once, and the
     owner wakes up for the next due time anyway. So such a wake is an event only if the owner would
-    wait for longer.
+    wait for longer than its patience.
     """
 
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._until_s = 0.0
-        self._answered_s = 0.0
+        self._wake_until_s = 0.0  # an answer before this time is an event
+        self._answered = False
 
     def __bool__(self) -> bool:
         """Return True if there are events."""
@@ -39,33 +37,31 @@ class EventQueue:
 
     def answered(self) -> None:
         """Let the owner look soon: a target has answered."""
-        now_s = time.monotonic()
-        # In this order: either `get` sees the time of the answer, or this sees its limit.
-        self._answered_s = now_s
-        if self._until_s - now_s > _PATIENCE_S:
+        # In this order: either `get` sees the answer, or this sees its limit.
+        self._answered = True
+        if time.monotonic() < self._wake_until_s:
             self._queue.put(WAKE)
 
-    def take_answered_s(self) -> float | None:
-        """Return the monotonic time of the last answer since the last call, in s, or None."""
-        answered_s, self._answered_s = self._answered_s, 0.0
-        return answered_s or None
+    def take_answered(self) -> None:
+        """Take note that all answers until now are going to be processed."""
+        self._answered = False
 
-    def get(self, until_s: float, patient: bool) -> Any:
+    def get(self, until_s: float, patience_s: float) -> Any:
         """Return the next event; None if there is none by a monotonic time, in s.
 
         Args:
-            patient: False if answers are events.
+            patience_s: time for which answers of targets may wait, in s; 0 if they are events.
         """
-        self._until_s = until_s if patient else float("inf")
+        self._wake_until_s = until_s - patience_s if patience_s else float("inf")
         now_s = time.monotonic()
-        if self._answered_s:
-            until_s = min(until_s, now_s + _PATIENCE_S) if patient else now_s
+        if self._answered:
+            until_s = min(until_s, now_s + patience_s)
         try:
-            return self._queue.get(timeout=until_s - now_s) if until_s > now_s else None
+            return self._queue.get(timeout=max(until_s - now_s, 0.0))
         except queue.Empty:
             return None
         finally:
-            self._until_s = 0.0
+            self._wake_until_s = 0.0
 
     def get_nowait(self) -> Any:
         """Return the next event, or None."""

@@ -33,7 +33,7 @@ class Flight:
         record: number of records that the journal has to have confirmed before a message is sent.
         sent: number of messages that were sent, or refused instead; always the first ones.
         unclear: True if it is not known of some messages if they are stored.
-        confirmed_ms: time at which everything had an outcome, ms since the epoch; 0 before.
+        confirmed_ms: time of the last outcome so far, ms since the epoch; 0 before the first one.
         cut: True if nothing else is sent, and the rest is going to be pending again.
     """
 

@@ -31,7 +31,8 @@ class InFlightLimits:
 
     def has_room(self, key: TargetKey) -> bool:
         """Return True if a target takes further messages."""
-        return _is_below_limits(*self._pool.load(key.topic))
+        # Messages of a lost partition stay there: those of another one must not wait for them.
+        return _is_below_limits(*self._pool.load(key.topic, without_lost=True))
 
     def has_room_aside(self) -> bool:
         """Return True if further messages may be set aside."""

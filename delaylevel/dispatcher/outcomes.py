@@ -13,6 +13,7 @@ import numpy as np
 
 from delaylevel.cluster.targets.pool import TargetKey, TargetPool
 from delaylevel.cluster.targets.send_state import SendOutcome
+from delaylevel.cluster.targets.sent_message import Sent
 from delaylevel.dispatcher.journal.records import DispositionKind, LowWatermark
 from delaylevel.dispatcher.journal.topic import Journal
 from delaylevel.model.clock import Clock
@@ -28,6 +29,8 @@ from .turns import PUBLISHING, TURNS
 # The longest time, and the largest number of messages, without a commit after the confirmation.
 _COMMIT_S = 0.25
 _UNCOMMITTED = 2_000
+# The longest time until a message is counted whose flight is not completely confirmed.
+_COUNT_S = 1.0
 
 
 class FlightOutcomes:
@@ -117,25 +120,22 @@ class FlightOutcomes:
                 self._withdraw(flight)
 
     @TURNS.take(PUBLISHING)
-    def process(self, answered_s: float | None = None) -> None:
+    def process(self) -> None:
         """Process the outcomes of messages that were sent.
-
-        Args:
-            answered_s: monotonic time of the last answer of a target, in s; None for now.
 
         Raises:
             BrokerError: a record was not confirmed, or messages could not be set aside.
         """
         refused: list[tuple[Flight, int]] = []
         done: list[Flight] = []
-        stored: list[tuple[Flight, int]] = []
+        stored: list[Sent[PoolItem]] = []
         for _, (sent, outcome, reason) in self._pool.poll():
             owner, index = sent.item
             if isinstance(owner, Recall):
                 self._earlier.settle(owner, index, outcome is SendOutcome.STORED)
                 continue
             if outcome is SendOutcome.STORED:
-                stored.append(sent.item)
+                stored.append(sent)
             else:
                 owner.refused[index] = reason
                 owner.unclear |= outcome is SendOutcome.UNKNOWN
@@ -152,14 +152,10 @@ class FlightOutcomes:
         self._record(refused)
         if self._numbered:
             self._resume()
+        if stored:
+            self._note_stored(stored)
         for flight in done:
             self._finish(flight)
-        if stored:
-            self._gather()
-            ago_s = 0.0 if answered_s is None else self._now_s() - answered_s
-            stored_ms = self._clock.now_ms() - int(ago_s * 1000)
-            late_ms = (stored_ms - flight.dues[index] for flight, index in stored)
-            self._late_ms += [max(each, 0) for each in late_ms]
         due_s = self.next_commit_s
         if due_s is not None and (self._now_s() >= due_s or len(self._late_ms) >= _UNCOMMITTED):
             self.write_commits()
@@ -200,10 +196,25 @@ class FlightOutcomes:
                 number = flight.batch.number
                 self._journal.append_soon(self._queue.cancelling.dispose(number, kind, index))
 
-    def _gather(self) -> None:
-        """Begin to gather what `write_commits` writes, unless something is gathered already."""
-        if self.next_commit_s is None:
-            self._commit_s = self._now_s() + _COMMIT_S
+    def _note_stored(self, stored: list[Sent[PoolItem]]) -> None:
+        """Note when messages were stored, and how late."""
+        self._gather(_COUNT_S)
+        now_s, now_ms = self._now_s(), self._clock.now_ms()
+        at_s, at_ms = now_s, now_ms
+        for sent in stored:
+            if sent.answered_s != at_s:
+                at_s = sent.answered_s
+                at_ms = now_ms - int((now_s - at_s) * 1000) if at_s else now_ms
+            flight, index = sent.item
+            assert isinstance(flight, Flight)
+            flight.confirmed_ms = at_ms
+            late_ms = at_ms - flight.dues[index]
+            self._late_ms.append(late_ms if late_ms > 0 else 0)
+
+    def _gather(self, most_s: float) -> None:
+        """Gather what `write_commits` writes, for at most this time in s."""
+        before_s, commit_s = self.next_commit_s, self._now_s() + most_s
+        self._commit_s = commit_s if before_s is None else min(before_s, commit_s)
 
     def _withdraw(self, flight: Flight) -> None:
         """Let the messages of a flight that are not stored be pending again."""
@@ -260,7 +271,9 @@ class FlightOutcomes:
             self._count_refused(flight.key.topic, -len(flight.batch), -flight.size)
         self.flights.discard(flight)
         self._set_aside.count(flight.counted)
-        self._gather()
-        flight.confirmed_ms = self._clock.now_ms()
+        now_ms = self._clock.now_ms()
+        if flight.refused or not flight.confirmed_ms:
+            flight.confirmed_ms = now_ms
+        self._gather(_COMMIT_S - (now_ms - flight.confirmed_ms) / 1000)
         self._confirmed.append(flight)
         self.uncommitted += len(flight.batch)

@@ -42,7 +42,7 @@ from .opening import open_queue
 from .publishing import BatchPublisher
 from .segments import OwnerSegments
 from .set_aside import SetAsideTopics
-from .settings import DispatchSettings
+from .settings import FAILOVER_S, DispatchSettings
 from .sources import window_sources
 from .stats import SharedOwnerStats
 from .target_names import TargetPartitions
@@ -174,6 +174,8 @@ class PartitionOwner:
             # publisher for it while this owner is connected.
             name=f"delaylevel-dispatch-{window}" if numbered else "",
             pause_s=lambda: self._description().hold_pause_ms / 1000,
+            patience_s=FAILOVER_S,
+            connected=lambda: self._lock.connected,
             wake=self.events.answered,
             **self._background,
         )
@@ -219,9 +221,8 @@ class PartitionOwner:
             start = max(start, entry_of(low_watermark))
         last_stored = partial(self._admin.last_message_id, self._source.name)
         record = recorder_of(self._descriptions, self.topic, last_stored, self._now_s)
-        put, clock, rank = self.events.put, self._clock, self.partition
         make = partial(Fetcher, self._client, self.topic, start, last_stored(), record)
-        return make(put, clock, rank, now_s=self._now_s)
+        return make(self.events.put, self._clock, self.partition, now_s=self._now_s)
 
     def take_in(self, event: Any = None) -> None:
         """Process an event and those that wait, and the outcomes of what was sent.
@@ -237,7 +238,8 @@ class PartitionOwner:
 
     def process_outcomes(self) -> None:
         """Process the outcomes of what was sent, and cancellations; errors as for `take_in`."""
-        self._publisher.process(self.events.take_answered_s())
+        self.events.take_answered()
+        self._publisher.process()
         self._desk.process(everything_offered=not self._offers)
 
     def release(self) -> float:
@@ -252,6 +254,12 @@ class PartitionOwner:
         if not self._caught_up:
             return 0.0
         self._release()
+        return self._publisher.pause_s
+
+    @TURNS.take(PUBLISHING)
+    def send_planned(self) -> float:
+        """Send planned messages that are due, and nothing else; result and errors as `release`."""
+        self._publisher.send_due()
         return self._publisher.pause_s
 
     def tidy_up(self) -> None:
@@ -370,10 +378,7 @@ class PartitionOwner:
         self._snapshot_size = sum(map(len, chunks))
 
     def withdraw(self) -> None:
-        """Begin the end: send nothing else.
-
-        The next owner has less to recover if `finish` waits for what is in flight.
-        """
+        """Send nothing else, so that `finish` can wait for what is in flight."""
         self._publisher.withdraw_plans()
 
     @property
@@ -387,11 +392,7 @@ class PartitionOwner:
         return {each for flight in flights for each in flight.batch.positions[: flight.sent]}
 
     def finish(self) -> None:
-        """Write everything that the next owner needs.
-
-        Raises:
-            BrokerError: a record of the journal was not confirmed.
-        """
+        """Write everything that the next owner needs; errors as for `tidy_up`."""
         self._publisher.write_commits()
         self._desk.finish()
         self._acknowledgement.write_watermark()

@@ -49,6 +49,7 @@ class OwnerThread(threading.Thread):
         self.failure: Exception | None = None
         self._clock = clock
         self._stopping = threading.Event()
+        self._next_cycle_s = 0.0
 
     @property
     def partition(self) -> int:
@@ -91,27 +92,42 @@ class OwnerThread(threading.Thread):
     def _serve(self) -> None:
         """Process events, release due messages and make checkpoints, until stopped."""
         owner = self.owner
-        next_cycle = 0.0
         while not self._stopping.is_set():
-            owner.take_in(self._wait(max(next_cycle, time.monotonic())))
+            owner.take_in(self._wait())
             now = time.monotonic()
-            if now >= next_cycle:
-                next_cycle = now + owner.release()
+            if now >= self._next_cycle_s:
+                self._next_cycle_s = now + owner.release()
             owner.tidy_up()
 
-    def _wait(self, at_s: float) -> Any:
-        """Wait for an event, the next due time, or the next checkpoint; return the event if any."""
-        owner = self.owner
+    def _wait(self) -> Any:
+        """Wait for an event, the next due time, or the next checkpoint; return the event if any.
+
+        In calm times, planned messages that are due meanwhile are sent here: a look at everything
+        costs more than that.
+        """
+        owner, agenda = self.owner, self.owner.agenda
         if owner.events:
             return None
-        now = time.monotonic()
-        until = min(owner.next_checkpoint_s, now + _CLOCK_S)
-        until = min(until, owner.agenda.next_look_s or until)
-        due_ms = owner.agenda.next_due_ms
-        if due_ms is not None:
-            due_s = now + (due_ms - self._clock.now_ms()) / 1000
-            until = min(until, max(due_s, at_s))
-        return owner.events.get(until, patient=owner.agenda.is_patient)
+        until = min(owner.next_checkpoint_s, time.monotonic() + _CLOCK_S)
+        until = min(until, agenda.next_look_s or until, self._monotonic_s(agenda.next_step_ms))
+        due_ms, is_calm, patience_s = agenda.next_send_ms, agenda.is_calm, agenda.patience_s
+        while True:
+            due_s = min(until, self._monotonic_s(due_ms))
+            event = owner.events.get(due_s, patience_s)
+            if event is not None or due_s >= until or not is_calm or self._stopping.is_set():
+                return event
+            self._next_cycle_s = time.monotonic() + owner.send_planned()
+            sent_ms, due_ms = due_ms, agenda.next_send_ms
+            if due_ms == sent_ms or not agenda.is_calm:
+                return None  # it was not sent, or its target has to be looked at
+            until = min(until, agenda.next_look_s or until)
+
+    def _monotonic_s(self, due_ms: int | None) -> float:
+        """Return the monotonic time of the first cycle from a due time on, in s."""
+        if due_ms is None:
+            return float("inf")
+        due_s = time.monotonic() + (due_ms - self._clock.now_ms()) / 1000
+        return max(due_s, self._next_cycle_s)
 
     def _finish(self) -> None:
         """Wait a while for the messages in flight, so that the next owner has less to recover."""
@@ -119,6 +135,6 @@ class OwnerThread(threading.Thread):
         deadline = time.monotonic() + _STOP_S
         owner.withdraw()
         while owner.in_flight and time.monotonic() < deadline:
-            owner.events.get(time.monotonic() + owner.agenda.look_every_s, patient=False)
+            owner.events.get(time.monotonic() + owner.agenda.look_every_s, 0.0)
             owner.process_outcomes()
         owner.finish()

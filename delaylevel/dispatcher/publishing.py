@@ -16,6 +16,7 @@ from collections.abc import Callable
 from delaylevel.cluster.targets.pool import TargetKey, TargetPool
 from delaylevel.dispatcher.journal.topic import Journal
 from delaylevel.model.clock import Clock
+from delaylevel.model.features import CANCEL
 from delaylevel.model.level_topic import LevelTopicDescription
 
 from .admission import Admission
@@ -68,6 +69,7 @@ class BatchPublisher:
         self._set_aside = set_aside
         self._partitions = partitions
         self._numbered = partitions is not None
+        self._description = description
         self._clock = clock
         self._look_ahead = LookAhead()
         self._sender = FlightSender(
@@ -144,6 +146,22 @@ class BatchPublisher:
         return all(map(self._limits.is_slow, behind))
 
     @property
+    def is_calm(self) -> bool:
+        """True if no message waits for an answer of a target.
+
+        With deduplication, messages wait for the answer to those before them if it is a refusal;
+        those for a partitioned target wait for the end of a flush. A target of which no ledger is
+        known has to be looked at soon: if it were deleted before, its confirmations would count for
+        nothing.
+        """
+        if self._numbered or self._queue.waiting.targets:
+            return False
+        return all(
+            producer.is_open and producer.ledgers and not producer.waits_for_flush
+            for _, producer in self._pool.waiting()
+        )
+
+    @property
     def planned(self) -> int:
         """Number of messages with an intent that are not sent."""
         return self._sender.planned
@@ -210,7 +228,7 @@ class BatchPublisher:
         most = self._look_ahead.most(self.planned)
         if next_ms is None or now_ms < next_ms or most < 1 or not self.ready:
             return
-        until_ms = self._look_ahead.until_ms(now_ms)
+        until_ms = self._look_ahead.until_ms(now_ms, self._may_look_far())
         batch = self._queue.advance(until_ms, most)
         flights: list[Flight] = []
         if batch is not None:
@@ -224,6 +242,11 @@ class BatchPublisher:
             self.write_commits()
             self._sender.plan(flights)
             self._outcomes.add(flights)
+
+    def _may_look_far(self) -> bool:
+        """Return True if nothing is decided about messages at the time of their intents."""
+        description = self._description()
+        return CANCEL not in description.features and not description.expire_after_ms
 
     def withdraw_plans(self) -> None:
         """Send nothing else of what is planned; the next owner does."""
@@ -285,13 +308,9 @@ class BatchPublisher:
                 placement.place(part, key._replace(partition=-1), flights, waited=True)
             self._send(flights)
 
-    def process(self, answered_s: float | None = None) -> None:
-        """Process the outcomes of messages that were sent; errors as for `publish`.
-
-        Args:
-            answered_s: monotonic time of the last answer of a target, in s; None for now.
-        """
-        self._outcomes.process(answered_s)
+    def process(self) -> None:
+        """Process the outcomes of messages that were sent; errors as for `publish`."""
+        self._outcomes.process()
 
     def write_commits(self) -> None:
         """Write the commits of flights that are completely confirmed; errors as for `publish`."""

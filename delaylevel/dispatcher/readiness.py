@@ -52,7 +52,9 @@ class TargetReadiness:
         producer = self._pool.producer(key)
         if not producer.is_open:
             producer.open()
-        if not producer.is_open or producer.is_unclear or not self._limits.has_room(key):
+        if not producer.is_open or producer.is_unclear or producer.is_lost:
+            return False
+        if not self._limits.has_room(key):
             return False
         # More messages would be refused, too, and memory has no room for them.
         return self._limits.has_room_for_refusals(key)

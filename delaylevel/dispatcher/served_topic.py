@@ -43,6 +43,12 @@ class ServedTopic:
         """The latest description of the level topic."""
         return self.descriptions.latest()
 
+    @property
+    def is_alone(self) -> bool:
+        """True if this process is the only member of the group, and has all partitions."""
+        alone = self.group is not None and self.group.members == (self.membership.name,)
+        return alone and len(self.owners) == self.description.window_partitions
+
     def watch_pauses(self) -> None:
         """Log pauses that have begun or ended, and let the owners look at them at once."""
         if self.pauses.note(self.description):

@@ -55,6 +55,9 @@ from .stats import OwnerStats
 log = logging.getLogger(__name__)
 
 _LOOK_S = 1.0
+# Time between two looks at a group whose only member has all partitions. All that can happen there
+# is that another one joins.
+_ALONE_S = 3.0
 # Time between two attempts to acquire a partition of another dispatcher. If that dispatcher hangs,
 # the broker then takes the partition from it.
 _PROBE_S = 3.0
@@ -281,6 +284,8 @@ class Dispatcher:
         try:
             topic.descriptions.current()
             topic.watch_pauses()
+            if topic.is_alone and now < topic.group_s + _ALONE_S:
+                return
             group = topic.membership.read_group()
         except UpgradeRequiredError:
             raise
@@ -290,7 +295,7 @@ class Dispatcher:
             self._acquire_due(topic, sorted(topic.lost), now)
             raise
         topic.group, topic.group_s = group, time.monotonic()
-        topic.lost.clear()
+        topic.lost.intersection_update(group.unknown)
         moves = assign(
             group,
             topic.membership.name,
@@ -306,10 +311,22 @@ class Dispatcher:
         self._acquire_due(topic, wanted, now)
 
     def _acquire_due(self, topic: ServedTopic, partitions: Sequence[int], now: float) -> None:
-        """Acquire the partitions that are not left to others after a failure."""
+        """Acquire the partitions that are not left to others after a failure.
+
+        Raises:
+            BrokerError: one of them cannot be acquired; the others are.
+        """
+        failure: BrokerError | None = None
         for index in partitions:
             if now >= topic.retry_s.get(index, 0.0):
-                self._acquire(topic, index)
+                try:
+                    self._acquire(topic, index)
+                except UpgradeRequiredError:
+                    raise
+                except BrokerError as error:
+                    failure = failure or error
+        if failure is not None:
+            raise failure
 
     def _acquire(self, topic: ServedTopic, index: int) -> None:
         sources = window_sources(topic.description, index)

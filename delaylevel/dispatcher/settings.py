@@ -7,6 +7,11 @@ from pathlib import Path
 
 from delaylevel.model.delivery import Delivery
 
+#: Time for which messages wait for a target without a connection, in s; then they are held. It is
+#: longer than another broker needs to take over: a session (30 s by default) and some seconds. Held
+#: messages would come later than that, and not in their order.
+FAILOVER_S = 60.0
+
 
 @dataclass(frozen=True)
 class DispatchSettings:

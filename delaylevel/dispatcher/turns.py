@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ContextDecorator, contextmanager
 from heapq import heappop, heappush
 from itertools import count
 
@@ -24,17 +24,12 @@ class Turns:
         self._waiting: list[tuple[int, int, threading.Lock]] = []
         self._arrivals = count()
 
-    @contextmanager
-    def take(self, rank: int) -> Iterator[None]:
+    def take(self, rank: int) -> RankedTurn:
         """Hold the lock; threads of equal rank get it in the order of their calls.
 
         The result is a context manager, and a decorator of functions that need the lock.
         """
-        self._acquire(rank)
-        try:
-            yield
-        finally:
-            self._release()
+        return RankedTurn(self, rank)
 
     @contextmanager
     def pause(self) -> Iterator[None]:
@@ -43,31 +38,53 @@ class Turns:
         if holder is None or holder[0] != threading.get_ident():
             yield
             return
-        self._release()
+        self.release()
         try:
             yield
         finally:
-            self._acquire(holder[1])
+            self.acquire(holder[1])
 
-    def _acquire(self, rank: int) -> None:
-        turn = threading.Lock()
+    def acquire(self, rank: int) -> None:
+        """Wait for the lock; `take` is the usual way."""
         with self._lock:
-            if self._holder is not None or self._waiting:
-                turn.acquire()
-                heappush(self._waiting, (rank, next(self._arrivals), turn))
-            else:
+            if self._holder is None and not self._waiting:
                 self._holder = threading.get_ident(), rank
                 return
+            turn = threading.Lock()
+            turn.acquire()
+            heappush(self._waiting, (rank, next(self._arrivals), turn))
         turn.acquire()  # the thread before this one releases it
         with self._lock:
             self._holder = threading.get_ident(), rank
 
-    def _release(self) -> None:
+    def release(self) -> None:
+        """Give the lock to the next thread."""
         with self._lock:
             self._holder = None
             if self._waiting:
                 self._holder = 0, 0  # the next thread is on its way
                 heappop(self._waiting)[2].release()
+
+
+class RankedTurn(ContextDecorator):
+    """Context manager and decorator that holds a lock; it may be used again.
+
+    Owners take turns at every look at their messages, so this is no generator.
+
+    Args:
+        turns: the lock.
+        rank: rank of the thread.
+    """
+
+    def __init__(self, turns: Turns, rank: int) -> None:
+        self._turns = turns
+        self._rank = rank
+
+    def __enter__(self) -> None:
+        self._turns.acquire(self._rank)
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._turns.release()
 
 
 #: Rank of publishing; that of reading at a takeover is the number of the partition.

@@ -90,7 +90,8 @@ def test_a_topic_terminated_during_a_send(
     assert len(stored(client, admin, topic)) == MESSAGES
 
 
-@pytest.mark.parametrize("timeout_ms", [pytest.param(30_000, marks=pytest.mark.long), 1000])
+@pytest.mark.long
+@pytest.mark.parametrize("timeout_ms", [30_000, 1000])
 def test_a_broker_killed_during_a_send(private_broker: Callable[..., Any], timeout_ms: int) -> None:
     # With the shorter timeout the client drops its queue, but sends later messages.
     broker = private_broker()
@@ -169,6 +170,31 @@ def test_messages_to_a_target_share_the_outcome_of_their_entry(
     assert not entry_outcomes._mistakes
     expected = {str(n) for n in range(MESSAGES) if n not in refused}
     assert stored(client, admin, topic) - {"later"} == expected
+    pool.close()
+
+
+def test_a_message_to_a_partitioned_target_does_not_wait_for_the_next_one(
+    client: pulsar.Client, admin: Admin, namespace: str
+) -> None:
+    """While a flush is not confirmed by all partitions, the client begins no other one."""
+    topic = TopicName.parse(f"persistent://{namespace}/partitioned")
+    admin.create_partitioned(topic, 3)
+    admin.create_subscription(topic, "keep")
+    pool: TargetPool[int] = TargetPool(lambda target: client, admin, pause_s=lambda: 1.0)
+    producer = pool.producer(TargetKey(topic.full))
+    producer.open()
+
+    def poll() -> bool:
+        list(pool.poll())
+        return producer.is_open and not producer.messages
+
+    eventually(poll, "the target is open", 30)
+    for number in range(20):
+        for index in range(5):
+            message = ParkedMessage(1, number, -1, 0, f"key-{index}", "", 0, {}, b"x")
+            producer.send(index, message, {})
+            producer.flush()
+        eventually(poll, "all messages have an outcome", 10)
     pool.close()
 
 

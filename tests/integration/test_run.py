@@ -125,7 +125,9 @@ def test_it_moves_and_releases_until_it_is_stopped(world: RealWorld, cli_process
     assert Owners(world, description).window() == {0}
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.long)]
+)
 def test_a_process_on_standby_takes_over(
     world: RealWorld, cli_process: Start, number: signal.Signals, record_property: Any
 ) -> None:

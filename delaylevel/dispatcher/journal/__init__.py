@@ -26,7 +26,8 @@ commit of another one. Intents that were written by earlier versions may have se
 
 1. An intent is confirmed before the first of its messages is sent. All records before it in the
    journal are then confirmed too. The intent may be *ahead*: written up to 0.3 s before the due
-   times of its messages. Each message is sent when it is due, and then needs no further record.
+   times of its messages, or 0.7 s if they are few and the level topic has neither cancellations
+   nor an expiry. Each message is sent when it is due, and then needs no further record.
    In a burst, the next intents are written while the last ones are not confirmed, and each message
    is sent once its own is.
    But the last record that the journal has confirmed must be less than 1 s old. Otherwise another
@@ -145,7 +146,7 @@ after the message is stored, before the commit  With deduplication: Resolved lis
                                                 copy with the same ID. This concerns what was
                                                 sent of the open intents, and what the gathered
                                                 commits would have released: about half a second
-                                                of messages.
+                                                of messages, or a second if they are few.
 suspended after that, and taken over            What is left is not sent: the journal refuses the
                                                 record that has to be confirmed first.
 before the Resolved record of an intent that    As for any open intent. None of the messages that

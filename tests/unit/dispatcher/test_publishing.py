@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pulsar
 import pytest
-from simulation import TARGETS, Simulation
+from simulation import TARGETS, BatchingProducer, Simulation
 
 from delaylevel.cluster.targets.pool import TargetKey
 from delaylevel.dispatcher.journal.records import Intent, pack
@@ -224,3 +227,47 @@ def test_a_burst_is_sent_without_a_wait_for_its_intents(
     assert producer.messages == 10
     run.settle()
     run.check()
+
+
+def test_answers_may_wait_only_for_targets_that_are_certainly_the_same(tmp_path: Path) -> None:
+    run = Simulation(False, tmp_path)
+    assert run.publisher.is_calm, "nothing is in flight"
+    run.send(3, ORDERS, too_big=False)
+    rounds(run, 10)
+    assert not run.publisher.is_calm, "the topic may be deleted before its confirmations count"
+    answer(run, ORDERS)
+    rounds(run, 10)
+    assert not run.publisher.busy
+    run.send(3, ORDERS, too_big=False)
+    rounds(run, 3, seconds=0.01)
+    assert run.publisher.busy
+    assert run.publisher.is_calm
+
+
+def test_answers_may_not_wait_while_a_partitioned_target_waits_for_a_flush(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing but an answer tells that the next messages can leave the client."""
+    run = Simulation(False, tmp_path, partitions=4)
+    run.send(3, ORDERS, too_big=False)
+    rounds(run, 10)
+    answer(run, ORDERS)
+    rounds(run, 10)
+    ends: list[Callable[[Any], None]] = []
+
+    def flush_async(producer: BatchingProducer, ended: Callable[[Any], None]) -> None:
+        producer.end_batch()
+        ends.append(ended)
+
+    monkeypatch.setattr(BatchingProducer, "flush_async", flush_async)
+    run.send(1, ORDERS, too_big=False)
+    rounds(run, 3, seconds=0.01)
+    assert run.publisher.is_calm, "one flush is as good as with a target without partitions"
+    run.send(1, ORDERS, too_big=False)
+    rounds(run, 3, seconds=0.01)
+    assert len(ends) == 1
+    assert not run.publisher.is_calm
+    ends.pop()(pulsar.Result.Ok)
+    rounds(run, 1, seconds=0.01)
+    assert len(ends) == 1
+    assert run.publisher.is_calm

@@ -46,7 +46,10 @@ ACTIONS = (
     "own", "held", "own fails", "disk", "ahead", "ahead", "ahead", "soon", "turn", "turn",
     "turn", "journal", "crash", "suspend", "race", "race", "hand over", "hand over",
     "cut", "cancel", "cancel", "cancel early", "cancel and takeover",
+    "lose", "lose", "fail over", "reconnect", "pass time",
 )  # fmt: skip
+# Without cancellations, intents of few messages are further ahead.
+FAR_ACTIONS = (*(each for each in ACTIONS if "cancel" not in each), "far", "far", "far")
 
 
 @pytest.fixture(autouse=True)
@@ -57,11 +60,12 @@ def too_big_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-steps = st.lists(
-    st.tuples(st.sampled_from(ACTIONS), st.integers(0, 1), st.integers(0, 7)),
-    min_size=8,
-    max_size=60,
-)
+def steps(actions: tuple[str, ...]) -> st.SearchStrategy[list[tuple[str, int, int]]]:
+    return st.lists(
+        st.tuples(st.sampled_from(actions), st.integers(0, 1), st.integers(0, 7)),
+        min_size=8,
+        max_size=60,
+    )
 
 
 def step(run: Simulation, action: str, which: int, amount: int, replacing: bool) -> None:
@@ -101,6 +105,23 @@ def step(run: Simulation, action: str, which: int, amount: int, replacing: bool)
         topic.refuses = True
     elif action == "refuse":
         topic.refuses = True
+    elif action == "lose":
+        # The broker of the target dies, perhaps while messages are sent to it.
+        run.send(amount // 2, target, too_big=False)
+        run.turn_several(3)
+        run.lose(target, amount)
+        run.turn_several(3)
+    elif action == "fail over":
+        run.fail_over()
+        run.turn_several(amount)
+    elif action == "reconnect":
+        run.reconnect()
+    elif action == "pass time":
+        # Until producers without a connection are replaced, or their target is refused.
+        for _ in range(8 * (amount + 1)):
+            run.wait(0.9)
+            run.work()
+            run.cycle()
     elif action == "accept":
         topic.refuses = False
     elif action == "forget":
@@ -134,6 +155,12 @@ def step(run: Simulation, action: str, which: int, amount: int, replacing: bool)
         for _ in range(3):
             run.work()
             run.wait(0.02)
+            run.cycle()
+    elif action == "far":
+        run.send(amount, target, too_big=False, due_in_ms=(600, 60, 450))
+        for _ in range(1 + amount):
+            run.work()
+            run.wait(0.05)
             run.cycle()
     elif action == "soon":
         # They are due before messages that are planned, and the journal is slow.
@@ -202,11 +229,17 @@ def step(run: Simulation, action: str, which: int, amount: int, replacing: bool)
 
 
 def run_all(
-    numbered: bool, replacing: bool, actions: list[tuple[str, int, int]], partitions: int = 0
+    numbered: bool,
+    replacing: bool,
+    actions: list[tuple[str, int, int]],
+    partitions: int = 0,
+    *,
+    far: bool = False,
 ) -> None:
     entry_outcomes._mistakes = 0
+    features = () if far else ("cancel",)
     with tempfile.TemporaryDirectory() as directory:
-        run = Simulation(numbered, Path(directory), partitions)
+        run = Simulation(numbered, Path(directory), partitions, features)
         for action, which, amount in actions:
             step(run, action, which, amount, replacing)
         run.settle()
@@ -233,6 +266,12 @@ number_of_runs = pytest.mark.parametrize("runs", [100, pytest.param(400, marks=p
 @pytest.mark.parametrize("replacing", [False, True])
 def test_nothing_is_lost_or_published_twice(numbered: bool, replacing: bool, runs: int) -> None:
     search_runs(numbered, replacing, shrinking=True, examples=runs)
+
+
+@number_of_runs
+@pytest.mark.parametrize("numbered", [False, True])
+def test_nothing_is_lost_or_published_twice_in_quiet_hours(numbered: bool, runs: int) -> None:
+    search_runs(numbered, False, shrinking=True, examples=runs, far=True)
 
 
 @number_of_runs
@@ -305,12 +344,18 @@ def small_entries(patch: pytest.MonkeyPatch) -> None:
 
 
 def search_runs(
-    numbered: bool, replacing: bool, *, shrinking: bool, examples: int, partitions: int = 0
+    numbered: bool,
+    replacing: bool,
+    *,
+    shrinking: bool,
+    examples: int,
+    partitions: int = 0,
+    far: bool = False,
 ) -> None:
     @searching(examples, shrinking)
-    @given(steps)
+    @given(steps(FAR_ACTIONS if far else ACTIONS))
     def search(actions: list[tuple[str, int, int]]) -> None:
-        run_all(numbered, replacing, actions, partitions)
+        run_all(numbered, replacing, actions, partitions, far=far)
 
     search()
 
@@ -329,11 +374,12 @@ class Share(random.Random):
         return b if self._most else a
 
 
-def steps_of_an_intent(run: Simulation, stored: int) -> Iterator[str]:
+def steps_of_an_intent(run: Simulation, stored: int, last_ms: int) -> Iterator[str]:
     """Take the steps of an intent for four messages, of which the last one is never sent.
 
     Args:
         stored: number of messages that the target stores and confirms at each send.
+        last_ms: time until the last message is due, in ms.
 
     Yields:
         The name of the step that was taken.
@@ -344,12 +390,15 @@ def steps_of_an_intent(run: Simulation, stored: int) -> Iterator[str]:
         run.publisher.process()
         run.publisher.send_due()
 
-    run.send(4, TARGETS[0], too_big=False, due_in_ms=(100, 100, 150, 250))
+    run.send(4, TARGETS[0], too_big=False, due_in_ms=(160, 160, 210, last_ms))
     run.cycle()
+    run.wait(0.115)
+    run.cycle()
+    assert run.publisher.planned == 4
     yield "the intent is written"
     run.journal.store(len(run.journal.tail))
     yield "the intent is confirmed"
-    for seconds in (0.11, 0.05):
+    for seconds in (0.05, 0.05):
         send(seconds)
         yield "some messages are sent"
         for producer in run.broker.producers:
@@ -377,22 +426,23 @@ def steps_of_an_intent(run: Simulation, stored: int) -> Iterator[str]:
 
 @pytest.mark.parametrize("end", ["crash", "suspend", "hand over"])
 @pytest.mark.parametrize("numbered", [False, True])
+@pytest.mark.parametrize(("last_ms", "features"), [(310, ("cancel",)), (710, ())])
 def test_a_crash_at_every_step_of_an_intent_that_is_ahead(
-    numbered: bool, end: str, tmp_path: Path
+    last_ms: int, features: tuple[str, ...], numbered: bool, end: str, tmp_path: Path
 ) -> None:
     taken = set()
     for stored, in_journal, most, last in product((0, 1, 2), (0, 1, 2), (False, True), range(13)):
         with tempfile.TemporaryDirectory(dir=tmp_path) as directory:
-            run = Simulation(numbered, Path(directory))
+            run = Simulation(numbered, Path(directory), features=features)
             run.send(1, TARGETS[0], too_big=False)
-            for _ in range(6):  # open the producer
+            for _ in range(10):  # open the producer, which is closed again after two seconds
                 step(run, "run", 0, 0, False)
-                step(run, "wait", 0, 1, False)
+                run.wait(0.1)
                 for producer in run.broker.producers:
                     producer.store(1)
                     producer.confirm(1)
             assert run.broker.topics[TARGETS[0]].delivered == ["id-0"]
-            for number, name in enumerate(steps_of_an_intent(run, stored)):
+            for number, name in enumerate(steps_of_an_intent(run, stored, last_ms)):
                 if number == last:
                     taken.add(name)
                     break
@@ -499,6 +549,16 @@ def a_suspended_process_sends_what_it_had_planned(patch: pytest.MonkeyPatch) -> 
     yield
 
 
+@contextmanager
+def messages_of_a_lost_producer_count_as_stored(patch: pytest.MonkeyPatch) -> Iterator[None]:
+    def lost(self: SendState[Any]) -> None:
+        self.is_open = False
+        self._settle_all(self.in_flight, SendOutcome.STORED, "")
+
+    patch.setattr(SendState, "lost", lost)
+    yield
+
+
 @pytest.mark.parametrize(
     "fault",
     [
@@ -512,6 +572,7 @@ def a_suspended_process_sends_what_it_had_planned(patch: pytest.MonkeyPatch) -> 
         a_refusal_at_a_takeover_means_nothing_is_stored,
         a_failure_in_flight_means_it_is_not_stored,
         refusals_are_not_recorded,
+        messages_of_a_lost_producer_count_as_stored,
     ],
 )
 def test_the_search_finds(fault: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -586,3 +647,39 @@ def test_two_copies_of_a_held_message_are_known_as_copies(tmp_path: Path) -> Non
     actions += ("publish", 0), ("run", 0), ("publish", 0), ("takeover", 0)
     run_all(True, False, [(action, 0, amount) for action, amount in actions])
     run_all(True, False, [*((a, 0, n) for a, n in actions[:-1]), ("takeover", 0, 1)])
+
+
+def turn(run: Simulation, seconds: float) -> None:
+    """Let time pass, and the process work; targets that are served store and confirm all."""
+    run.wait(seconds)
+    run.work()
+    run.cycle()
+    for producer in list(run.broker.producers):
+        producer.store(len(producer.wire))
+        producer.confirm(len(producer.answers))
+    run.cycle()
+
+
+@pytest.mark.parametrize("numbered", [False, True])
+def test_messages_wait_for_a_target_that_fails_over_and_delay_no_other(
+    numbered: bool, tmp_path: Path
+) -> None:
+    run = Simulation(numbered, tmp_path)
+    away, near = (run.broker.topics[target] for target in TARGETS)
+    for target in TARGETS:
+        run.send(1, target, too_big=False)
+    for _ in range(6):
+        turn(run, 0.5)
+    run.lose(TARGETS[0], 0)
+    for number in range(80):  # 40 s
+        for target in TARGETS:
+            run.send(1, target, too_big=False)
+        turn(run, 0.25)
+        turn(run, 0.25)
+        assert len(near.delivered) == number + 2
+    assert away.delivered == ["id-0"]
+    run.fail_over()
+    for _ in range(12):
+        turn(run, 0.5)
+    assert away.delivered == [f"id-{number}" for number in range(0, len(run.sent), 2)]
+    assert run.description.held_topic.partition(0).full not in run.broker.topics

@@ -7,17 +7,20 @@ import os
 import stat
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from delaylevel.cluster.repeated_warning import RepeatedWarning
-from delaylevel.dispatcher import Dispatcher, DispatchSettings, service
-from delaylevel.dispatcher.assignment import GroupState
+from delaylevel.cluster.values import ConsumerStats, PartitionStats, SubscriptionStats
+from delaylevel.dispatcher import Dispatcher, DispatchSettings, assignment, service
+from delaylevel.dispatcher.assignment import GroupState, Membership, assign
 from delaylevel.dispatcher.served_topic import ServedTopic
 from delaylevel.dispatcher.stats import SharedOwnerStats
 from delaylevel.errors import BrokerError, BrokerUnreachableError
-from delaylevel.model.level_topic import FinalWindow
+from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow
+from delaylevel.model.topic_name import TopicName
 from delaylevel.structures.segments.pending import SpillError
 from delaylevel.topics.description_cache import DescriptionCache
 from fakes import describe
@@ -113,3 +116,65 @@ def test_a_lost_partition_is_acquired_again_without_the_admin_interface(
     dispatcher._reassign(served)
     assert not acquired, "another dispatcher has it"
     assert not served.lost
+
+
+def test_a_partition_that_cannot_be_acquired_stops_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[int] = []
+
+    def acquire(dispatcher: Dispatcher, topic: ServedTopic, index: int) -> None:
+        tried.append(index)
+        if index == 0:
+            raise BrokerUnreachableError("its broker is away")
+
+    monkeypatch.setattr(Dispatcher, "_acquire", acquire)
+    dispatcher = Dispatcher(UNUSED, UNUSED, [], DispatchSettings(tmp_path))
+    served: Any = SimpleNamespace(retry_s={})
+    with pytest.raises(BrokerUnreachableError, match="its broker"):
+        dispatcher._acquire_due(served, [0, 1, 2], 1.0)
+    assert tried == [0, 1, 2]
+
+
+class Statistics:
+    """An admin interface: the broker of window partition 1 is dead.
+
+    Attributes:
+        dead: the window partitions without a broker.
+    """
+
+    def __init__(self, *dead: int) -> None:
+        self.dead = dead
+
+    def partition_stats(self, name: TopicName) -> PartitionStats:
+        if "-log" in name.full:
+            return PartitionStats(0, {})
+        if name.partition_index in self.dead:
+            raise BrokerUnreachableError("no answer")
+        owner = SubscriptionStats(0, consumers=(ConsumerStats("other"),))
+        return PartitionStats(0, {SUBSCRIPTION: owner} if name.partition_index == 0 else {})
+
+    def partitioned_stats(self, name: TopicName) -> dict[int, PartitionStats]:
+        return {index: self.partition_stats(name.partition(index)) for index in range(3)}
+
+
+def members(monkeypatch: pytest.MonkeyPatch, *dead: int) -> Membership:
+    monkeypatch.setattr(assignment, "open_idle_reader", lambda *_: None)
+    description = describe(final_window=FinalWindow.TRACKER, window_partitions=3)
+    admin: Any = Statistics(*dead)
+    return Membership(None, admin, description, "me")
+
+
+@pytest.mark.parametrize(("dead", "acquired"), [((), (1, 2)), ((1,), (2,)), ((0, 1), (2,))])
+def test_partitions_of_a_dead_broker_are_not_acquired_and_the_others_are(
+    monkeypatch: pytest.MonkeyPatch, dead: tuple[int, ...], acquired: tuple[int, ...]
+) -> None:
+    group = members(monkeypatch, *dead).read_group()
+    assert assign(group, "me", (), 3).acquire == acquired
+
+
+def test_a_group_whose_partitions_are_all_at_a_dead_broker_is_not_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(BrokerUnreachableError):
+        members(monkeypatch, 0, 1, 2).read_group()
