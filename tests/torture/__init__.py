@@ -13,6 +13,7 @@ what was confirmed, cancelled and received. Pure functions compare the ledgers i
 `process`             one process that is started again when it ends
 `control`             what the processes are told while they run
 `part`                the program of the processes
+`function`            the Function, whose process belongs to the broker
 `producing`           the part that sends; `java_sending` sends through the Java producer
 `consuming`           the part that receives
 `flow`                if messages flow again after a fault

@@ -16,7 +16,7 @@ from delaylevel.errors import DelayLevelError
 from .faults import ALL, named
 from .fixes import FIXES
 from .report import as_json, as_table
-from .run import Torture
+from .run import Limits, Torture
 from .scene import Settings, StageError
 from .stage import stages
 
@@ -30,8 +30,11 @@ def main() -> int:
     parser.add_argument(
         "--drain", type=float, default=420.0, help="seconds until everything has come in the end"
     )
+    parser.add_argument(
+        "--recovery", type=float, default=90.0, help="longest wait for the flow after a fault, in s"
+    )
     parser.add_argument("--rate", type=float, default=4.0, help="messages per second and target")
-    parser.add_argument("--topics", default="spark,local,run", help="level topics")
+    parser.add_argument("--topics", default="spark,local,run,function", help="level topics")
     parser.add_argument(
         "--delivery",
         choices=["", "at-least-once", "effectively-once"],
@@ -44,7 +47,8 @@ def main() -> int:
     parser.add_argument(
         "--tokens",
         choices=["yes", "no"],
-        help="a broker with tokens that expire, and without Java; by default, the seed decides",
+        help="a broker with tokens that expire, without Java and the Function; by default, the "
+        "seed decides",
     )
     parser.add_argument("--keep", action="store_true", help="keep logs and ledgers")
     parser.add_argument("--without", default="", choices=["", *FIXES], help=argparse.SUPPRESS)
@@ -57,7 +61,12 @@ def main() -> int:
     once, tokens = decided.random() < 0.7, decided.random() < 0.3
     if given.delivery:
         once = given.delivery == "effectively-once"
-    names = tuple(filter(None, given.topics.split(",")))
+    if given.tokens is not None:
+        tokens = given.tokens == "yes"
+    without = {"function"} if tokens else set()
+    names = tuple(name for name in given.topics.split(",") if name and name not in without)
+    if not names:
+        parser.error("no level topic is left")
     try:
         faults = named(tuple(filter(None, given.faults.split(","))))
     except ValueError as error:
@@ -77,11 +86,12 @@ def main() -> int:
         seed=seed,
         without=given.without,
         java=not given.no_java,
-        tokens=tokens if given.tokens is None else given.tokens == "yes",
+        tokens=tokens,
     )
     keep = True
     try:
-        result = Torture(settings, faults, given.minutes, given.drain, say).run()
+        limits = Limits(given.minutes, given.recovery, given.drain)
+        result = Torture(settings, faults, limits, say).run()
         keep = given.keep or not result.ok
     except KeyboardInterrupt:
         keep = given.keep

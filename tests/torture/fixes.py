@@ -1,12 +1,30 @@
 """Fixes that a test takes away, to see that a run then fails.
 
-Only `part` calls this. Each function puts a former fault back into the process.
+Only `part` calls this. Each function puts a former fault back into the process. A function that
+knows which messages it harms writes their names down, so that the test can tell them from messages
+that are late because the machine is busy.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any
+
+from .ledger import NAME
+
+_HARMED = Path("harmed")
+
+
+def harmed(folder: Path) -> set[str]:
+    """Return the names of the messages that the processes wrote down, by their common folder."""
+    found = (path.read_text().split() for path in folder.glob(f"*/{_HARMED}"))
+    return {name for names in found for name in names}
+
+
+def _note_harmed(names: Iterable[str]) -> None:
+    with _HARMED.open("a") as file:
+        file.writelines(f"{name}\n" for name in names)
 
 
 def deleted_target() -> None:
@@ -34,11 +52,17 @@ def full_disk() -> None:
         accepted = offer(self)
         if self.refusal is None:
             return accepted
-        self._waiting.popleft()
+        _note_harmed(map(_name, self._waiting.popleft().records))
         self.refusal = None
         return accepted._replace(batches=accepted.batches + 1)
 
     OfferQueue._offer_waiting = forget  # type: ignore[method-assign]
+
+
+def _name(record: tuple[Any, ...]) -> str:
+    """Return the name of a message that a dispatcher has read; empty for a cancellation."""
+    properties = next((field for field in record if isinstance(field, Mapping)), {})
+    return properties.get(NAME, "")
 
 
 def unclear_refusal() -> None:
@@ -58,10 +82,18 @@ def unclear_refusal() -> None:
 
 def new_target() -> None:
     """Take a target for unknown if the description of five seconds ago does not have it."""
+    from delaylevel.mover import hop
     from delaylevel.topics.description_cache import DescriptionCache
 
+    properties = hop.dead_letter_properties
+
+    def noted(message: Any, *place: str) -> dict[str, str]:
+        _note_harmed([message.properties.get(NAME, "")])
+        return properties(message, *place)
+
+    hop.dead_letter_properties = noted
     DescriptionCache.read_since = (  # type: ignore[method-assign]
-        lambda self, _since_s: self.latest
+        lambda self, _since_s: self.latest()
     )
 
 

@@ -21,8 +21,9 @@ A rule believes only what a process noted before or after its own act, and what 
     All arrivals of a message have one ``delaylevel.id``, and no other message has it.
 `false_outcome`
     ``cancelled``: the message never arrives. ``too late``: it has arrived, and its release was not
-    after the decision. No message has both. ``unknown``: the cancellation had no effect, so the
-    message is not excused from arriving. A cancellation that was accepted has an outcome.
+    after the decision, except for a clock that was wrong meanwhile. No message has both.
+    ``unknown``: the cancellation had no effect, so the message is not excused from arriving. A
+    cancellation that was accepted has an outcome.
 `never_sent`
     Only messages that were sent arrive.
 """
@@ -32,7 +33,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from .ledger import Received, Sent
+from .ledger import Cancelled, Received, Sent
 from .story import Story
 
 # A message that a dispatcher takes for due is sent within this time, unless it waits for its target
@@ -143,8 +144,29 @@ def false_outcome(story: Story) -> Iterator[Violation]:
         if ACCEPTED in says and not says & FINAL:
             yield Violation("false outcome", name, "accepted, and never decided")
         for row in rows:
-            if row.released_ms and row.decided_ms and row.released_ms > row.decided_ms:
-                yield Violation("false outcome", name, "released after it was too late")
+            if row.released_ms and row.decided_ms:
+                by_ms = row.released_ms - row.decided_ms
+                if by_ms > 0 and by_ms > allowed_disorder_ms(story, name, row):
+                    yield Violation("false outcome", name, "released after it was too late")
+
+
+def allowed_disorder_ms(story: Story, name: str, row: Cancelled) -> int:
+    """Return by how much a decision may seem to be before the release that it reports.
+
+    The two dispatchers that released and decided have clocks of their own.
+    """
+    pipeline = story.pipelines[story.sent[name].target]
+    since_ms = min(row.released_ms, row.decided_ms)
+    return max(
+        (
+            abs(step.offset_ms)
+            for step in story.steps
+            if step.part in pipeline.clocks
+            and step.from_ms <= row.at_ms
+            and step.until_ms + abs(step.offset_ms) >= since_ms
+        ),
+        default=0,
+    )
 
 
 def never_sent(story: Story) -> Iterator[Violation]:

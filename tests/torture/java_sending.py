@@ -9,6 +9,7 @@ import base64
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import threading
@@ -23,7 +24,21 @@ from .part import end_with_parent
 from .producing import Message, random_message
 from .stage import load_connection
 
+_CLIENT = Path(__file__).parents[2] / "clients" / "java"
 _PAUSE_S = 0.2
+
+
+def compile_session(classes: Path) -> Path | None:
+    """Compile the Java producer and its program; return the folder, or None without a compiler."""
+    compiler = shutil.which("javac", path=str(Path(java()).parent)) or shutil.which("javac")
+    if compiler is None:
+        return None
+    sources = [*(_CLIENT / "src" / "main").rglob("*.java")]
+    sources.append(_CLIENT / "src/test/java/delaylevel/client/Session.java")
+    command = [compiler, "-J-XX:TieredStopAtLevel=1", "-d", str(classes), "-encoding", "UTF-8"]
+    command += ["-cp", f"{distribution_directory()}/lib/*", *map(str, sources)]
+    subprocess.run(command, check=True, capture_output=True, timeout=300)
+    return classes
 
 
 class JavaSession:

@@ -2,7 +2,8 @@
 
 The role ``cli`` is the ``delaylevel`` program itself, with its clock and its spill disk replaced:
 faults change them through files. The clock of a part is ahead by the number of ms in the file
-``clock``, and its disk is full while the file ``disk-full`` exists, both in its own folder.
+``clock``, and its disk is full while the file ``disk-full`` exists, both in its own folder. There,
+the file ``refused`` grows whenever a batch finds neither memory nor space on the disk.
 
 ``TORTURE_WITHOUT`` names a fix that is taken away: see `fixes`.
 """
@@ -21,6 +22,7 @@ from typing import Any
 
 CLOCK = Path("clock")
 DISK_FULL = Path("disk-full")
+REFUSED = Path("refused")
 _PR_SET_PDEATHSIG = 1
 # Memory for the messages of a window partition: the least, so that bursts go to the disk.
 _MEMORY_BYTES = 1 << 20
@@ -84,12 +86,29 @@ class _Disk:
 def small_disk() -> None:
     """Give window partitions little memory, and a disk that can be full."""
     from delaylevel.dispatcher import segments
+    from delaylevel.dispatcher.offers import OfferQueue
     from delaylevel.structures.segments.pending import PendingSegments
 
     def make(directory: Path | None, *, budget_bytes: int, **options: Any) -> PendingSegments:
         return PendingSegments(directory, budget_bytes=_MEMORY_BYTES, opener=_Disk(), **options)
 
+    refuse = OfferQueue._refuse
+
+    def count(self: OfferQueue, error: Any) -> None:
+        refuse(self, error)
+        with REFUSED.open("ab") as file:
+            file.write(b".")
+
     segments.PendingSegments = make  # type: ignore[assignment, misc]
+    OfferQueue._refuse = count  # type: ignore[method-assign]
+
+
+def batches_refused(folder: Path) -> int:
+    """Return how often a part could not take a batch in, because its disk was full."""
+    try:
+        return (folder / REFUSED).stat().st_size
+    except FileNotFoundError:
+        return 0
 
 
 def main(arguments: list[str]) -> None:

@@ -9,13 +9,15 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import psutil
 import pulsar
 
-from delaylevel.errors import BrokerError
+from delaylevel.errors import BrokerError, DelayLevelError
 from delaylevel.model.outcome import Outcome
 from world import quiet_client, stored_messages
 
 from .faults import Fault, Undo
+from .fixes import harmed
 from .flow import Flow
 from .invariants import Violation, violations
 from .ledger import Cancelled, LedgerReader, now_ms
@@ -24,12 +26,27 @@ from .stage import MOST_ADDED, SUBSCRIPTIONS, Stage
 from .story import Pipeline, Story
 
 _BEGIN_S = 240.0
-_RECOVERY_S = 90.0
 # Share of the faults that come before the one before has ended or everything flows again.
 _OVERLAP = 0.3
 # A process that ends more often before the first fault does not work.
 _MOST_ENDS = 5
 _PRODUCERS = ("producer-1", "producer-2")
+# What a fault raises if it cannot be injected or undone.
+_FAILURES = (DelayLevelError, pulsar.PulsarException, StageError, OSError, psutil.Error)
+
+
+class Limits(NamedTuple):
+    """The times of a run.
+
+    Attributes:
+        minutes: time during which faults are injected, in minutes.
+        recovery_s: longest wait for the flow after a fault, in s.
+        drain_s: longest time after the last fault until everything has come, in s.
+    """
+
+    minutes: float
+    recovery_s: float
+    drain_s: float
 
 
 class Blow(NamedTuple):
@@ -64,6 +81,7 @@ class Result:
         ended: how often processes ended without being asked to, by name.
         drain_s: time from the end of the last fault until nothing was on its way, in s.
         unfinished: number of messages that were still on their way at the end.
+        harmed: the names of messages that a missing fix is known to have harmed.
     """
 
     seed: int
@@ -75,6 +93,7 @@ class Result:
     ended: dict[str, int] = field(default_factory=dict)
     drain_s: float = 0.0
     unfinished: int = 0
+    harmed: set[str] = field(default_factory=set)
 
     @property
     def ok(self) -> bool:
@@ -88,28 +107,27 @@ class Torture:
     Args:
         settings: the settings of the scene.
         faults: the kinds of faults.
-        minutes: time during which faults are injected, in minutes.
-        drain_s: longest time after the last fault until everything has come, in s.
+        limits: the times.
         say: function that shows a line of progress.
 
     Attributes:
         scene: the scene.
+        result: the result so far.
     """
 
     def __init__(
         self,
         settings: Settings,
         faults: tuple[Fault, ...],
-        minutes: float,
-        drain_s: float,
+        limits: Limits,
         say: Callable[[str], None],
     ) -> None:
-        self._drain_s = drain_s
+        self._limits = limits
         self.scene = Scene(settings, say)
         self._faults = faults
         self._chosen = random.Random(settings.seed)
         self._say = say
-        self._result = Result(settings.seed, minutes)
+        self.result = Result(settings.seed, limits.minutes)
         self._flow = Flow(
             LedgerReader(settings.folder / "ledgers"),
             Story(_pipelines(settings.stages), frozenset(SUBSCRIPTIONS)),
@@ -121,26 +139,30 @@ class Torture:
             self.scene.start()
             self._await_flow(now_ms(), _BEGIN_S, "the first messages")
             self._say("everything flows")
-            self._break(time.monotonic() + self._result.minutes * 60)
+            self._break(time.monotonic() + self.result.minutes * 60)
             self._drain()
             self._audit()
         finally:
             self.scene.close()
-        return self._result
+        return self.result
 
     # -- faults
 
     def _break(self, until_s: float) -> None:
         current: list[tuple[Fault, Undo, int, float]] = []
         while time.monotonic() < until_s:
-            self._inject(current)
+            self.inject(current)
             if current and self._chosen.random() < _OVERLAP and not current[-1][0].alone:
                 self._pause(self._chosen.uniform(0.1, 1.0))
                 continue
             self._end(current)
             self._pause(self._chosen.uniform(0.0, 2.0))
 
-    def _inject(self, current: list[tuple[Fault, Undo, int, float]]) -> None:
+    def inject(self, current: list[tuple[Fault, Undo, int, float]]) -> None:
+        """Inject a fault at random, and add it to those that are there.
+
+        One that cannot be injected is undone as far as it came, and noted with its failure.
+        """
         present = {fault.name for fault, *_ in current}
         possible = [
             fault
@@ -152,44 +174,51 @@ class Torture:
         weights = [fault.weight for fault in possible]
         (fault,) = self._chosen.choices(possible, weights)
         began_ms = now_ms()
-        self._say(f"fault {len(self._result.blows) + len(current) + 1}: {fault.name}")
+        self._say(f"fault {len(self.result.blows) + len(current) + 1}: {fault.name}")
+        undo = Undo()
         try:
-            undo = fault.inject(self.scene, self._chosen)
-        except (BrokerError, pulsar.PulsarException, StageError, OSError) as error:
-            self._result.blows.append(Blow(fault.name, began_ms, 0.0, None, repr(error)[:300]))
+            fault.inject(self.scene, self._chosen, undo)
+        except _FAILURES as error:
             self._say(f"  not injected: {error!r}")
+            failure = f"{repr(error)[:300]} {self._undo(undo)}".strip()
+            self.result.blows.append(Blow(fault.name, began_ms, 0.0, None, failure))
             return
         current.append((fault, undo, began_ms, self._chosen.uniform(*fault.lasts_s)))
+
+    def _undo(self, undo: Undo) -> str:
+        """Repair all that a fault has broken; return the error if that fails, or nothing."""
+        try:
+            undo.close()
+        except _FAILURES as error:
+            self._say(f"  not undone: {error!r}")
+            return repr(error)[:300]
+        return ""
 
     def _end(self, current: list[tuple[Fault, Undo, int, float]]) -> None:
         """Undo all present faults, each at its time, and wait until everything flows again."""
         ended: list[tuple[Fault, int, float, str]] = []
         for fault, undo, began_ms, lasts_s in sorted(current, key=lambda each: each[2] + each[3]):
             self._pause(lasts_s - (now_ms() - began_ms) / 1000)
-            failure = ""
-            try:
-                undo()
-            except (BrokerError, pulsar.PulsarException, StageError, OSError) as error:
-                failure = repr(error)[:300]
-                self._say(f"  not undone: {error!r}")
+            failure = self._undo(undo)
             ended.append((fault, began_ms, (now_ms() - began_ms) / 1000, failure))
         current.clear()
         undone_ms = now_ms()
         recovery_s: float | None = None
         try:
-            self._await_flow(undone_ms, _RECOVERY_S, "the flow")
+            self._await_flow(undone_ms, self._limits.recovery_s, "the flow")
             recovery_s = (now_ms() - undone_ms) / 1000
         except StageError:
             overdue = self._flow.overdue(undone_ms)
-            self._say(f"  no flow after {_RECOVERY_S:.0f} s: {len(overdue)} overdue {overdue[:2]}")
+            limit_s = self._limits.recovery_s
+            self._say(f"  no flow after {limit_s:.0f} s: {len(overdue)} overdue {overdue[:2]}")
         for fault, began_ms, lasted_s, failure in ended:
             alone_s = recovery_s if len(ended) == 1 else None
-            self._result.blows.append(Blow(fault.name, began_ms, lasted_s, alone_s, failure))
+            self.result.blows.append(Blow(fault.name, began_ms, lasted_s, alone_s, failure))
 
     def _await_flow(self, since_ms: int, seconds: float, what: str) -> None:
         def flows() -> bool:
             for name, part in self.scene.parts.items():
-                if part.ended > _MOST_ENDS and not self._result.blows:
+                if part.ended > _MOST_ENDS and not self.result.blows:
                     end = part.log.read_text()[-1_500:]
                     raise StageError(f"{name} ended {part.ended} times:\n{end}")
             self._flow.look()
@@ -204,7 +233,7 @@ class Torture:
     def _possible(self, fault: Fault) -> bool:
         try:
             return fault.possible(self.scene)
-        except (BrokerError, pulsar.PulsarException, OSError):
+        except _FAILURES:
             return False
 
     # -- the end
@@ -226,13 +255,13 @@ class Torture:
             return not self._flow.undecided()
 
         with contextlib.suppress(StageError):
-            self.scene.wait(drained, "the end of all messages", self._drain_s)
+            self.scene.wait(drained, "the end of all messages", self._limits.drain_s)
         # Copies come soon after, if at all.
         self._pause(5)
         self._read_outcomes()
         self._flow.look()
-        self._result.drain_s = time.monotonic() - began_s
-        self._result.unfinished = len(self._flow.missing()) + len(self._flow.undecided())
+        self.result.drain_s = time.monotonic() - began_s
+        self.result.unfinished = len(self._flow.missing()) + len(self._flow.undecided())
 
     def _read_outcomes(self) -> None:
         """Add the records of the outcomes topics to the ledger of the faults."""
@@ -257,7 +286,7 @@ class Torture:
                         self._flow.story.add([row])
 
     def _audit(self) -> None:
-        story, result = self._flow.story, self._result
+        story, result = self._flow.story, self.result
         result.violations = violations(story)
         first: dict[str, int] = {}
         for name, rows in story.received.items():
@@ -265,6 +294,7 @@ class Torture:
             if sent is not None:
                 first[name] = min(row.received_ms for row in rows) - sent.due_ms
         result.late_ms = sorted(first.values())
+        result.harmed = harmed(self.scene.parts_folder)
         result.ended = {name: part.ended for name, part in self.scene.parts.items() if part.ended}
         places = sum(
             len(found) - 1 for name in story.received for found in story.arrivals(name).values()

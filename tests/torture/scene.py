@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import random
 import secrets
-import shutil
-import subprocess
 import threading
 import time
 from collections.abc import Callable
@@ -18,26 +15,26 @@ from typing import Any
 import psutil
 
 from delaylevel import topics
-from delaylevel.broker.distribution import distribution_directory, java
 from delaylevel.cluster.admin import Admin
 from delaylevel.cluster.connection import Connection
 from delaylevel.cluster.http import Rest, options_of
 from delaylevel.cluster.local_brokers import load_instance
-from delaylevel.errors import BrokerError
+from delaylevel.errors import BrokerError, ConflictError
 from delaylevel.model.features import CANCEL
-from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription
+from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Mover
 from delaylevel.model.topic_name import TopicName
 from delaylevel.testing.embedded import small_broker
 from proxy import Proxy
 from signed_tokens import RenewedFile, jwt
 
 from .control import Control, TargetState, open_targets
+from .function import MovingFunction
+from .java_sending import compile_session
 from .ledger import Ledger, Stepped, now_ms
 from .part import DISK_FULL, write_clock
 from .process import Part, Supervisor
 from .stage import KEEP, LEVELS, LONGEST_S, SUBSCRIPTIONS, Stage, save_connection
 
-JAVA_CLIENT = Path(__file__).parents[2] / "clients" / "java"
 _HEAP_MB = 400
 #: Longest time for the start of the broker, in s: other programs may use all processors.
 START_S = 300
@@ -90,6 +87,7 @@ class Scene:
         rest: the same for what the admin client does not have.
         control: what the parts are told.
         supervisor: the parts.
+        functions: the Functions that move, which the broker runs.
         stopping: event that ends every wait.
     """
 
@@ -117,8 +115,11 @@ class Scene:
             },
             **options,
             heap_mb=_HEAP_MB,
+            functions=any(stage.mover is Mover.FUNCTION for stage in settings.stages),
         )
+        self.functions: list[MovingFunction] = []
         self._closing = contextlib.ExitStack()
+        self._closing.callback(self._end_functions)
         self._closing.callback(self.broker.remove)
         self._closing.callback(self.web_proxy.close)
         self._closing.callback(self.proxy.close)
@@ -183,6 +184,8 @@ class Scene:
         for stage in self.settings.stages:
             for name, arguments in stage.movers.items():
                 self._start_program(name, arguments, [stage])
+            if stage.mover is Mover.FUNCTION:
+                self._deploy_function(stage)
         for name in {name for stage in self.settings.stages for name in stage.dispatchers}:
             served = [stage for stage in self.settings.stages if name in stage.dispatchers]
             command = ("run",) if name.startswith("run") else ("dispatcher", "run")
@@ -196,10 +199,20 @@ class Scene:
         if self.settings.java and self.token is None:
             self._start_java()
 
+    def start_broker(self) -> None:
+        """Start the broker again, and the Functions, which a standalone broker does not."""
+        self.broker.start(timeout_seconds=START_S)
+        for function in self.functions:
+            function.restart()
+
     def close(self) -> None:
         """Stop everything."""
         self.stopping.set()
         self._closing.close()
+
+    def _end_functions(self) -> None:
+        for function in self.functions:
+            function.end()
 
     def _create(self, stage: Stage) -> None:
         for target, partitions in zip(stage.targets, stage.partitions, strict=True):
@@ -210,6 +223,7 @@ class Scene:
                 stage.level_topic,
                 LEVELS,
                 stage.targets,
+                mover=stage.mover,
                 final_window=FinalWindow.TRACKER,
                 hold_pause_ms=1_000,
                 window_partitions=2,
@@ -231,7 +245,8 @@ class Scene:
         elif not self.admin.topic_exists(name):
             self.rest.put(name.rest_path)
         for subscription in (*SUBSCRIPTIONS, KEEP):
-            self.admin.create_subscription(name, subscription, earliest=earliest)
+            with contextlib.suppress(ConflictError):  # it is there already
+                self.admin.create_subscription(name, subscription, earliest=earliest)
 
     def announce(self, stage: Stage, target: str) -> None:
         """Let producers and consumers use a target."""
@@ -251,6 +266,12 @@ class Scene:
         level_topics = [stage.level_topic for stage in served]
         self._add(Part(name, ["cli", *address, *arguments, *level_topics], self.parts_folder))
 
+    def _deploy_function(self, stage: Stage) -> None:
+        admin_url = f"http://127.0.0.1:{self.web_proxy.port}"
+        function = MovingFunction(self.broker, self.description(stage), admin_url)
+        self.functions.append(function)
+        function.deploy()
+
     def _start_part(self, name: str, role: str, *arguments: str) -> None:
         self._add(Part(name, [role, str(self._folder), *arguments], self.parts_folder))
 
@@ -265,16 +286,10 @@ class Scene:
 
     def _start_java(self) -> None:
         """Compile the Java producer, and start a part that sends with it."""
-        compiler = shutil.which("javac", path=str(Path(java()).parent)) or shutil.which("javac")
-        if compiler is None:
+        classes = compile_session(self._folder / "classes")
+        if classes is None:
             self.say("no Java compiler: nothing is sent from Java")
             return
-        classes = self._folder / "classes"
-        sources = [*(JAVA_CLIENT / "src" / "main").rglob("*.java")]
-        sources.append(JAVA_CLIENT / "src/test/java/delaylevel/client/Session.java")
-        command = [compiler, "-J-XX:TieredStopAtLevel=1", "-d", str(classes), "-encoding", "UTF-8"]
-        command += ["-cp", f"{distribution_directory()}/lib/*", *map(str, sources)]
-        subprocess.run(command, check=True, capture_output=True, timeout=300)
         self._start_part("producer-java", "java-producer", str(classes), str(self.settings.seed))
 
     # -- what faults use
@@ -283,6 +298,13 @@ class Scene:
     def parts(self) -> dict[str, Part]:
         """The processes by name."""
         return self.supervisor.parts
+
+    def victims(self, kind: str) -> list[Part | MovingFunction]:
+        """Return the processes whose names start so, in the order of their names."""
+        found: list[Part | MovingFunction] = [*self.parts.values(), *self.functions]
+        return sorted(
+            (each for each in found if each.name.startswith(kind)), key=lambda each: each.name
+        )
 
     def stage_of(self, target: str) -> Stage:
         """Return the stage of a target."""
@@ -373,17 +395,3 @@ class Scene:
             for member in self.description(stage).members()
             for index in range(member.partitions)
         ]
-
-
-def choose_target(scene: Scene, chosen: random.Random, plain: bool = False) -> str:
-    """Return a random target; with ``plain``, one without partitions."""
-    found = [
-        target
-        for target, state in scene.control.targets.items()
-        if state.sends and not (plain and _is_partitioned(scene, target))
-    ]
-    return chosen.choice(sorted(found))
-
-
-def _is_partitioned(scene: Scene, target: str) -> bool:
-    return bool(scene.admin.partitioned_metadata(TopicName.parse(target)).partitions)

@@ -12,6 +12,7 @@ import pulsar
 
 from delaylevel.cluster.connection import Connection
 from delaylevel.model.delivery import Delivery
+from delaylevel.model.level_topic import Mover
 from delaylevel.model.strategy import Levels, PartitionStrategy
 
 NAMESPACE = "public/default"
@@ -54,6 +55,7 @@ class Stage:
         dispatchers: names of the processes that release its messages.
         delivery: the guarantee of these.
         partitions: number of partitions of each target; 0 for a target that is not partitioned.
+        mover: `Mover.FUNCTION` if a Function moves instead of a program.
     """
 
     name: str
@@ -61,6 +63,7 @@ class Stage:
     dispatchers: tuple[str, ...]
     delivery: Delivery
     partitions: tuple[int, ...] = (0, 0)
+    mover: Mover = Mover.SPARK
 
     @property
     def once(self) -> bool:
@@ -102,6 +105,7 @@ def stages(names: tuple[str, ...], once: bool) -> list[Stage]:
         "local": Stage("local", {"mover-local": LOCAL}, DISPATCHERS, first),
         "spark": Stage("spark", {"mover-spark": SPARK}, DISPATCHERS, first),
         "run": Stage("run", {}, RUNNERS, second, (0, 2)),
+        "function": Stage("function", {}, DISPATCHERS, first, mover=Mover.FUNCTION),
     }
     return [known[name] for name in names]
 

@@ -140,6 +140,25 @@ def test_only_a_clock_that_is_ahead_excuses_early_messages(
     assert rules_broken(*rows) == (set() if allowed else {"early"})
 
 
+@pytest.mark.parametrize(
+    ("step", "before_ms", "allowed"),
+    [
+        (stepped("dispatcher-1", -500, DUE_MS), 500, True),
+        (stepped("dispatcher-1", 500, DUE_MS), 500, True),
+        (stepped("dispatcher-1", -500, DUE_MS), 501, False),
+        (stepped("run-1", -500, DUE_MS), 500, False),
+        (stepped("dispatcher-1", -500, DUE_MS - 2_600), 500, False),
+    ],
+    ids=["behind", "ahead", "more", "another process", "long ago"],
+)
+def test_only_a_wrong_clock_excuses_a_release_after_the_decision(
+    step: Row, before_ms: int, allowed: bool
+) -> None:
+    times = {"released_ms": DUE_MS, "decided_ms": DUE_MS - before_ms}
+    rows = [*sent(), *received(), cancelled("too late", **times), step]
+    assert rules_broken(*rows) == (set() if allowed else {"false outcome"})
+
+
 def test_the_ledgers_of_several_processes_make_one_story(
     tmp_path: Path,
 ) -> None:

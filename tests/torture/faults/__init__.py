@@ -2,7 +2,8 @@
 
 A fault is injected into the scene, lasts for a random time, and is undone. It says itself when it
 is not possible, for example because there is no process of its kind. More than one fault may be
-there at the same time, except for those that need the rest of the scene in order (`alone`).
+there at the same time, except for those that need the rest of the scene in order (`alone`). One
+that fails half-way is undone as far as it came.
 """
 
 from __future__ import annotations

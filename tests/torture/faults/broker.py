@@ -5,34 +5,29 @@ from __future__ import annotations
 import random
 
 from delaylevel.model.topic_name import TopicName
-from torture.scene import START_S, Scene
+from torture.scene import Scene
 
-from .fault import Fault, Undo, nothing
+from .fault import Fault, Undo
 
 
-def _kill(scene: Scene, chosen: random.Random) -> Undo:
+def _kill(scene: Scene, chosen: random.Random, undo: Undo) -> None:
     """Kill the broker; start it again after a while."""
+    undo.callback(scene.start_broker)
     scene.broker.kill()
-    return lambda: _start(scene)
 
 
-def _restart(scene: Scene, chosen: random.Random) -> Undo:
+def _restart(scene: Scene, chosen: random.Random, undo: Undo) -> None:
     """Stop the broker by SIGTERM; start it again."""
+    undo.callback(scene.start_broker)
     scene.broker.stop()
-    return lambda: _start(scene)
 
 
-def _start(scene: Scene) -> None:
-    scene.broker.start(timeout_seconds=START_S)
-
-
-def _unload(scene: Scene, chosen: random.Random) -> Undo:
+def _unload(scene: Scene, chosen: random.Random, undo: Undo) -> None:
     """Let the broker close topics of ours, or targets, and open them again."""
     found = [name for stage in scene.settings.stages for name in scene.member_partitions(stage)]
     found += [TopicName.parse(target) for target in scene.control.targets]
     for name in chosen.sample(found, chosen.choice((1, 1, 3, len(found)))):
         scene.admin.unload(name)
-    return nothing
 
 
 FAULTS: tuple[Fault, ...] = (

@@ -21,9 +21,9 @@ def _can_step(scene: Scene) -> bool:
     return bool(_parts(scene))
 
 
-def _step(scene: Scene, chosen: random.Random) -> Undo:
+def _step(scene: Scene, chosen: random.Random, undo: Undo) -> None:
     """Set a clock wrong for a while; then correct it."""
-    return scene.step_clock(chosen.choice(_parts(scene)), chosen.choice(_STEPS_MS))
+    undo.callback(scene.step_clock(chosen.choice(_parts(scene)), chosen.choice(_STEPS_MS)))
 
 
 FAULTS: tuple[Fault, ...] = (

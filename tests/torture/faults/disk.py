@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import random
 
+from torture.part import batches_refused
 from torture.process import Part
-from torture.scene import Scene, choose_target
+from torture.scene import Scene
 
 from .fault import Fault, Undo
+from .targets import choose_target
 
 
 def _parts(scene: Scene) -> list[Part]:
@@ -19,20 +21,23 @@ def _can_fill(scene: Scene) -> bool:
     return bool(_parts(scene))
 
 
-def _fill(scene: Scene, chosen: random.Random) -> Undo:
+def _fill(scene: Scene, chosen: random.Random, undo: Undo) -> None:
     """Fill the spill disks of all dispatchers during bursts of large messages."""
-    undo = [scene.fill_disk(part) for part in _parts(scene)]
+    parts = _parts(scene)
+    before = [batches_refused(part.folder) for part in parts]
+    for part in parts:
+        undo.callback(scene.fill_disk(part))
     # More than the memory of a window partition, due when all of it has been read.
     target = choose_target(scene, chosen)
     scene.burst(800, 5_000, target=target, after_ms=5_000)
 
-    def free() -> None:
-        for each in undo:
-            each()
+    def full() -> bool:
+        return [batches_refused(part.folder) for part in parts] != before
 
-    return free
+    # Otherwise it was no fault.
+    scene.wait(full, "a batch that a full disk refuses", 30)
 
 
 FAULTS: tuple[Fault, ...] = (
-    Fault("disk full", (8.0, 15.0), _fill, weight=2.0, possible=_can_fill),
+    Fault("disk full", (12.0, 20.0), _fill, weight=2.0, possible=_can_fill),
 )

@@ -6,32 +6,31 @@ import random
 
 from torture.scene import Scene
 
-from .fault import Fault, Undo, nothing
+from .fault import Fault, Undo
 
 
-def _cut_some(scene: Scene, chosen: random.Random) -> Undo:
+def _cut_some(scene: Scene, chosen: random.Random, undo: Undo) -> None:
     scene.proxy.cut_some(chosen, chosen.choice((0.1, 0.5, 1.0)))
-    return nothing
 
 
-def _cut_away(scene: Scene, chosen: random.Random) -> Undo:
+def _cut_away(scene: Scene, chosen: random.Random, undo: Undo) -> None:
+    undo.callback(scene.proxy.restore)
     scene.proxy.cut()
-    return scene.proxy.restore
 
 
-def _hang(scene: Scene, chosen: random.Random) -> Undo:
+def _hang(scene: Scene, chosen: random.Random, undo: Undo) -> None:
+    undo.callback(scene.proxy.restore)
     chosen.choice((scene.proxy.hold, scene.proxy.hold_answers))()
-    return scene.proxy.restore
 
 
-def _slow(scene: Scene, chosen: random.Random) -> Undo:
+def _slow(scene: Scene, chosen: random.Random, undo: Undo) -> None:
+    undo.callback(scene.proxy.restore)
     scene.proxy.slow(chosen.choice((0.01, 0.05, 0.2)))
-    return scene.proxy.restore
 
 
-def _admin_away(scene: Scene, chosen: random.Random) -> Undo:
+def _admin_away(scene: Scene, chosen: random.Random, undo: Undo) -> None:
+    undo.callback(scene.web_proxy.restore)
     chosen.choice((scene.web_proxy.cut, scene.web_proxy.hold))()
-    return scene.web_proxy.restore
 
 
 FAULTS: tuple[Fault, ...] = (

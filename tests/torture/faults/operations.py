@@ -12,21 +12,17 @@ from delaylevel.topics.lifecycle import expand, longer_levels, pause, resume
 from torture.scene import Scene
 from torture.stage import COARSE_UNIT_S, MOST_ADDED, MOST_S
 
-from .fault import Fault, Undo, nothing
+from .fault import Fault, Undo
 
 
-def _pause(scene: Scene, chosen: random.Random) -> Undo:
+def _pause(scene: Scene, chosen: random.Random, undo: Undo) -> None:
     """Pause a level topic, or one of its targets; resume it."""
     stage = chosen.choice(scene.settings.stages)
     targets = sorted(scene.description(stage).targets)
     target = chosen.choice([None, *targets])
     spread_ms = chosen.choice((0, 0, 3_000))
+    undo.callback(resume, scene.admin, stage.level_topic, target, SystemClock(), spread_ms)
     pause(scene.admin, stage.level_topic, target, SystemClock())
-
-    def end() -> None:
-        resume(scene.admin, stage.level_topic, target, SystemClock(), spread_ms)
-
-    return end
 
 
 def _can_expand(scene: Scene) -> bool:
@@ -36,7 +32,7 @@ def _can_expand(scene: Scene) -> bool:
     )
 
 
-def _expand(scene: Scene, chosen: random.Random) -> Undo:
+def _expand(scene: Scene, chosen: random.Random, undo: Undo) -> None:
     """Give a level topic partitions for longer delays."""
     stages = list(scene.settings.stages)
     stage = min(
@@ -51,14 +47,13 @@ def _expand(scene: Scene, chosen: random.Random) -> Undo:
     )
     scene.control.longest_delay_ms = int(shortest.total_seconds() * 1000) - 3_000
     scene.save_control()
-    return nothing
 
 
 def _can_add_target(scene: Scene) -> bool:
     return any(scene.added.get(stage.name, 0) < MOST_ADDED for stage in scene.settings.stages)
 
 
-def _add_target(scene: Scene, chosen: random.Random) -> Undo:
+def _add_target(scene: Scene, chosen: random.Random, undo: Undo) -> None:
     """Add a target to a level topic; producers use it at once."""
     stage = chosen.choice(
         [stage for stage in scene.settings.stages if scene.added.get(stage.name, 0) < MOST_ADDED]
@@ -70,7 +65,6 @@ def _add_target(scene: Scene, chosen: random.Random) -> Undo:
     topics.create(scene.admin, replace(before, targets=(*before.targets, target)))
     scene.announce(stage, target)
     scene.save_control()
-    return nothing
 
 
 FAULTS: tuple[Fault, ...] = (

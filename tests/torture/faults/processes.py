@@ -8,10 +8,11 @@ from functools import partial
 
 import psutil
 
+from torture.function import MovingFunction
 from torture.process import Part
 from torture.scene import Scene
 
-from .fault import Fault, Undo, nothing
+from .fault import Fault, Undo
 
 
 def whole(tree: list[psutil.Process], _chosen: random.Random) -> psutil.Process | None:
@@ -42,37 +43,32 @@ def worker(tree: list[psutil.Process], chosen: random.Random) -> psutil.Process 
 CHOICES = {"": whole, " JVM": java, " worker": worker}
 
 
-def _parts(scene: Scene, kind: str) -> list[Part]:
-    return [part for name, part in sorted(scene.parts.items()) if name.startswith(kind)]
-
-
 def _is_there(kind: str, which: str, scene: Scene) -> bool:
     choose = CHOICES[which]
-    return any(choose(part.tree(), random.Random(0)) for part in _parts(scene, kind))
+    return any(choose(part.tree(), random.Random(0)) for part in scene.victims(kind))
 
 
-def _part(kind: str, scene: Scene, chosen: random.Random) -> Part:
-    return chosen.choice([part for part in _parts(scene, kind) if part.pid is not None])
+def _part(kind: str, scene: Scene, chosen: random.Random) -> Part | MovingFunction:
+    return chosen.choice([part for part in scene.victims(kind) if part.pid is not None])
 
 
-def _kill(kind: str, which: str, scene: Scene, chosen: random.Random) -> Undo:
+def _kill(kind: str, which: str, scene: Scene, chosen: random.Random, undo: Undo) -> None:
     choose = CHOICES[which]
     _part(kind, scene, chosen).kill(lambda tree: choose(tree, chosen))
-    return nothing
 
 
-def _suspend(kind: str, which: str, scene: Scene, chosen: random.Random) -> Undo:
+def _suspend(kind: str, which: str, scene: Scene, chosen: random.Random, undo: Undo) -> None:
     victim = CHOICES[which](_part(kind, scene, chosen).tree(), chosen)
     if victim is None:
-        return nothing
-    with contextlib.suppress(psutil.Error):
-        victim.suspend()
+        return
 
     def resume() -> None:
         with contextlib.suppress(psutil.Error):
             victim.resume()
 
-    return resume
+    undo.callback(resume)
+    with contextlib.suppress(psutil.Error):
+        victim.suspend()
 
 
 def _signals(kind: str, which: str, weight: float) -> tuple[Fault, Fault]:
@@ -95,11 +91,21 @@ def _can_restart(scene: Scene) -> bool:
     return any(part.pid is not None for part in scene.programs())
 
 
-def _restart(scene: Scene, chosen: random.Random) -> Undo:
+def _restart(scene: Scene, chosen: random.Random, undo: Undo) -> None:
     """End a process of the product by SIGTERM; start it again."""
     part = chosen.choice([part for part in scene.programs() if part.pid is not None])
+    undo.callback(part.resume)
     part.stop()
-    return part.resume
+
+
+def _has_function(scene: Scene) -> bool:
+    return bool(scene.functions)
+
+
+def _restart_function(scene: Scene, chosen: random.Random, undo: Undo) -> None:
+    """Restart the Function by the command for it."""
+    for function in scene.functions:
+        function.restart()
 
 
 FAULTS: tuple[Fault, ...] = (
@@ -109,8 +115,10 @@ FAULTS: tuple[Fault, ...] = (
     *_signals("mover-spark", "", 1.0),
     *_signals("mover-spark", " JVM", 1.0),
     *_signals("mover-spark", " worker", 1.0),
+    *_signals("function", "", 1.0),
     *_signals("producer", "", 1.0),
     *_signals("producer-java", " JVM", 0.5),
     *_signals("consumer", "", 1.0),
     Fault("restart", (0.0, 3.0), _restart, possible=_can_restart),
+    Fault("restart function", (0.0, 0.0), _restart_function, 0.5, possible=_has_function),
 )

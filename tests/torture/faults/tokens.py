@@ -13,11 +13,11 @@ def _can_expire(scene: Scene) -> bool:
     return scene.token is not None
 
 
-def _expire(scene: Scene, chosen: random.Random) -> Undo:
+def _expire(scene: Scene, chosen: random.Random, undo: Undo) -> None:
     """Let the token of every process expire; renew it later."""
     assert scene.token is not None
     scene.token.lapse()
-    return scene.token.renew
+    undo.callback(scene.token.renew)
 
 
 FAULTS: tuple[Fault, ...] = (
