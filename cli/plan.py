@@ -63,6 +63,7 @@ def parse_size(text: str) -> int:
     "delaylevel plan --rate 2000 --max-delay 30d --size 1KiB",
     "delaylevel plan --rate 500 --max-delay 365d --size 2KiB --final-window broker",
     "delaylevel plan --rate 50 --max-delay 7d --mean-delay 3h --size 300 --mover function",
+    "delaylevel plan --rate 2000 --max-delay 30d --size 1KiB --at-nine 0.3 --nine-within 2m",
     "delaylevel plan --rate 100000 --max-delay 365d --size 1KiB --simulate",
     "delaylevel plan --rate 500 --max-delay 30d --size 1KiB --simulate --nine-spread 1h",
 )
@@ -113,6 +114,11 @@ def parse_size(text: str) -> int:
     default="0s",
     help="Time from nine o'clock on over which these are due.",
 )
+@click.option(
+    "--nine-within",
+    type=DURATION,
+    help="Time that the dispatchers have after that to release these.",
+)
 @click.option("--simulate", is_flag=True, help="Simulate the traffic up to one day in detail.")
 @click.option(
     "--days",
@@ -156,7 +162,8 @@ def plan(
 ) -> None:
     """Compute the resources that a load needs.
 
-    These are partitions, storage, memory and movers for lists of levels that fit. The results are
+    These are partitions, storage, memory, movers and dispatchers for lists of levels that fit, also
+    at the peak of the day: a part of all messages is due at nine o'clock. The results are
     extrapolated from this project's benchmarks on two shared cores: read them as orders of
     magnitude. The first list of levels is the recommended one. Nothing is contacted.
 
@@ -178,7 +185,8 @@ def plan(
         )
     best, *others = planning.plans(load)
     geometric = planning.geometric_plans(load, [best, *others])
-    rows = [plan_view(item) for item in (best, *geometric, *others)]
+    by_cost = sorted([*others, *geometric], key=lambda item: (item.cost, item.partitions))
+    rows = [plan_view(item) for item in (best, *by_cost)]
     if output == "json":
         figures = {
             name: {"value": figure.value, "unit": figure.unit, "command": figure.command}
@@ -193,9 +201,23 @@ def plan(
     click.echo()
     emit(rows, PLANS, output)
     note(
-        "The first list is the recommended one; -o wide shows the options to create each. MOVERS: "
+        "The first list is the recommended one: the lowest COST of the lists of named units. -o "
+        "wide shows the options to create each. MOVERS: "
         + ("cores of the Spark job" if load.mover is Mover.SPARK else "instances of the Function")
-        + ", with twice the capacity that is needed."
+        + ", with twice the capacity that the mean needs, and enough for PEAK/S. "
+        + _peak_text(load)
+    )
+
+
+def _peak_text(load: Load) -> str:
+    """Return the assumption about the peak of the day."""
+    if not load.nine_messages:
+        return "No peak is assumed: see --at-nine."
+    spread_ms = duration_ms(load.nine_spread)
+    over = f"over {exact_duration(spread_ms)}" if spread_ms else "at once"
+    return (
+        f"Assumed peak: {load.nine_share:.0%} of all messages are due at nine o'clock, {over}; see "
+        "--at-nine, --nine-spread and --nine-within."
     )
 
 

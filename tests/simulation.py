@@ -6,9 +6,10 @@ held messages back.
 
 The broker stores messages, refuses producers, drops confirmations, closes connections with some
 messages in flight stored and others not, forgets the last sequence ID of a producer that is away,
-and deletes topics. A takeover ends the process at any step: of the journal, everything that was
-confirmed remains, and some of the rest. A process that was only suspended goes on after the
-takeover. No message may be sent to its target before it is due.
+deletes topics, and dies, so that another one serves the topic later. A takeover ends the process
+at any step: of the journal, everything that was confirmed remains, and some of the rest. A process
+that was only suspended goes on after the takeover. No message may be sent to its target before it
+is due.
 """
 
 from __future__ import annotations
@@ -35,9 +36,10 @@ from delaylevel.dispatcher.journal.topic import LostOwnershipError
 from delaylevel.dispatcher.publishing import BatchPublisher
 from delaylevel.dispatcher.record import Cancellation, WindowMessage, identity
 from delaylevel.dispatcher.set_aside import SetAsideTopics
+from delaylevel.dispatcher.settings import FAILOVER_S
 from delaylevel.dispatcher.stats import SharedOwnerStats
 from delaylevel.dispatcher.target_names import TargetPartitions
-from delaylevel.errors import BrokerError, NotFoundError
+from delaylevel.errors import BrokerError, BrokerUnreachableError, NotFoundError
 from delaylevel.model import envelope as env
 from delaylevel.model.level_topic import FinalWindow, Role
 from delaylevel.model.outcome import Outcome
@@ -137,6 +139,7 @@ class Topic:
         delivered: IDs of messages that were stored while the topic had its subscription.
         last: last sequence ID by name of the producer.
         refuses: True while it takes no producers, as a topic over its quota.
+        away: True while no broker serves it.
     """
 
     name: str
@@ -147,6 +150,7 @@ class Topic:
     subscribed: bool = True
     exists: bool = True
     refuses: bool = False
+    away: bool = False
 
 
 @dataclass(eq=False)
@@ -160,6 +164,7 @@ class Producer:
     wire: list[Entry] = field(default_factory=list)
     answers: list[tuple[Entry, int]] = field(default_factory=list)  # with the ledger
     closed: bool = False
+    lost: bool = False
     settings: dict[str, Any] = field(default_factory=dict)
 
     def send_async(
@@ -199,10 +204,21 @@ class Producer:
         return self.topic.last.get(self.name, -1)
 
     def is_connected(self) -> bool:
-        return not self.closed
+        return not (self.closed or self.lost)
+
+    def lose(self, stored: int) -> None:
+        """Lose the connection; nothing else is stored, and no answer comes any more.
+
+        Args:
+            stored: number of entries in flight that were stored before.
+        """
+        self.store(stored)
+        self.lost = True
 
     def store(self, count: int) -> None:
         """Store the first entries in flight; their confirmations are on their way then."""
+        if self.lost:
+            return
         for _ in range(min(count, len(self.wire))):
             entry = self.wire.pop(0)
             number, topic = entry.number, self.topic
@@ -217,12 +233,15 @@ class Producer:
 
     def confirm(self, count: int) -> None:
         """Let the first confirmations arrive."""
+        if self.lost:
+            return
         for entry, ledger in self.answers[:count]:
             entry.answer(OK, ledger)
         del self.answers[:count]
 
     def fail(self, result: Any) -> None:
         """Fail everything without a confirmation, stored or not, as a reconnect does."""
+        self.lost = False
         entries = [*(entry for entry, _ in self.answers), *self.wire]
         self.answers.clear()
         self.wire.clear()
@@ -313,6 +332,8 @@ class Broker:
 
     def create_producer(self, name: str, **settings: Any) -> Any:
         topic = self.topic(name)
+        if topic.away:
+            raise pulsar.ConnectError("no broker serves it")
         if topic.refuses or self.topic(target_of(name)).refuses:
             raise pulsar.ProducerBlockedQuotaExceededException("over quota")
         chosen = settings.get("producer_name", "")
@@ -341,6 +362,12 @@ class Broker:
             raise NotFoundError("no such topic", status=404)
         return topic
 
+    def _served(self, name: TopicName) -> Topic:
+        topic = self._found(name)
+        if topic.away:
+            raise BrokerUnreachableError("no broker serves it")
+        return topic
+
     def topic_exists(self, name: TopicName) -> bool:
         return name.full in self.topics and self.topics[name.full].exists
 
@@ -349,7 +376,7 @@ class Broker:
         return TopicMetadata(self.partitions)
 
     def partition_stats(self, name: TopicName) -> PartitionStats:
-        topic = self._found(name)
+        topic = self._served(name)
         names = tuple(each.name for each in self.producers if each.topic is topic)
         app = {"app": SubscriptionStats(0, None, "Shared", True, ())} if topic.subscribed else {}
         return PartitionStats(0, app, names, deduplication=True)
@@ -362,7 +389,7 @@ class Broker:
         return {index: self.partition_stats(each) for index, each in enumerate(partitions)}
 
     def ledgers(self, name: TopicName) -> list[LedgerInfo]:
-        return [LedgerInfo(self._found(name).ledger, 1)]
+        return [LedgerInfo(self._served(name).ledger, 1)]
 
     def schemas(self, name: TopicName) -> list[Any]:
         return []
@@ -424,7 +451,13 @@ class SimulatedJournal:
 class Simulation:
     """Broker, journal, mover, and the one dispatcher process that runs at a time."""
 
-    def __init__(self, numbered: bool, directory: Path, partitions: int = 0) -> None:
+    def __init__(
+        self,
+        numbered: bool,
+        directory: Path,
+        partitions: int = 0,
+        features: tuple[str, ...] = ("cancel",),
+    ) -> None:
         self.numbered = numbered
         self.directory = directory
         self.clock = Time()
@@ -436,7 +469,7 @@ class Simulation:
             targets=TARGETS,
             final_window=FinalWindow.TRACKER,
             hold_pause_ms=1000,
-            features=("cancel",),
+            features=features,
         )
         self.window: list[WindowMessage | Cancellation] = []
         self.broker.window = self.window
@@ -490,6 +523,7 @@ class Simulation:
             self.broker,  # type: ignore[arg-type]
             name="dispatch" if self.numbered else "",
             pause_s=lambda: 1.0,
+            patience_s=FAILOVER_S,
             start=self.jobs.append,
             now_s=self.clock.now_s,
         )
@@ -721,6 +755,13 @@ class Simulation:
         for job in jobs:
             job()
 
+    def turn_several(self, turns: int) -> None:
+        """Let the process and its slow work take turns."""
+        for _ in range(turns):
+            self.work()
+            self.wait(0.02)
+            self.cycle()
+
     def own_topics_answer(self) -> None:
         for name, topic in self.broker.topics.items():
             if not is_target(name):
@@ -743,6 +784,33 @@ class Simulation:
                 producer.store(stored)
                 producer.fail(pulsar.Result.ProducerBlockedQuotaExceededException)
 
+    def lose(self, target: str, stored: int) -> None:
+        """Let the broker of a target, or of its first partition, die.
+
+        Args:
+            stored: as for :meth:`Producer.lose`.
+        """
+        first = [topic for topic in self.broker.topics.values() if target_of(topic.name) == target]
+        for topic in [each for each in first if each.name.endswith("-partition-0")] or first:
+            topic.away = True
+            for producer in self.broker.producers:
+                if producer.topic is topic:
+                    producer.lose(stored)
+
+    def fail_over(self) -> None:
+        """Let another broker serve what is away; producers stay without a connection."""
+        for topic in self.broker.topics.values():
+            topic.away = False
+
+    def reconnect(self) -> None:
+        """Let producers connect again to what is served; they send everything in flight again."""
+        for producer in self.broker.producers:
+            if producer.lost and not producer.topic.away:
+                producer.lost = False
+                entries = [entry for entry, _ in producer.answers]
+                producer.wire[:0] = entries
+                producer.answers.clear()
+
     def replace(self, target: str) -> None:
         """Delete a topic by force; connected producers create it again, without subscriptions."""
         self.replaced = True
@@ -757,7 +825,7 @@ class Simulation:
         self.disk_full = False
         self.journal.fails_after = -1
         for topic in self.broker.topics.values():
-            topic.refuses = False
+            topic.refuses = topic.away = False
         for round_number in range(300):
             self.work()
             for producer in list(self.broker.producers):
@@ -773,6 +841,7 @@ class Simulation:
             self.wait(0.5)
             resting = self.offered == len(self.window) and not len(self.queue)
             resting = resting and not self.queue.cancelling.passed_over
+            resting = resting and self.desk.next_look_s is None  # no outcome is on its way
             if round_number > 20 and resting and not (self.jobs or self.publisher.busy):
                 return
         raise AssertionError("it does not come to rest")

@@ -20,21 +20,26 @@ LOAD = (
     Column("stored_bytes", "size", head="STORED"),
     Column("native_index_bytes", "size", head="INDEX NATIVE"),
     Column("native_rebuild_ms", "duration", head="REBUILD NATIVE"),
+    Column("nine_messages", "number", head="DUE AT NINE"),
+    Column("dispatchers", "number"),
+    Column("nine_release_ms", "duration", head="RELEASED WITHIN"),
 )
 PLANS = (
     Column("units", head="LEVELS"),
     Column("partitions", "number"),
     Column("writes", "number"),
-    Column("moves_short", "number", head="MOVES/S"),
+    Column("moves_short", "number", head="MOVES/S", wide=True),
     Column("peak_short", "number", head="PEAK/S"),
     Column("window_short", "number", head="WINDOW"),
     Column("movers", "number"),
+    Column("cost_short", "number", head="COST"),
+    Column("local_mover", head="WITHOUT SPARK", wide=True),
     Column("window_size_bytes", "size", head="WINDOW SIZE", wide=True),
     Column("index_bytes", "size", head="INDEX", wide=True),
     Column("tracker_bytes", "size", head="TRACKER", wide=True),
     Column("rebuild_ms", "duration", head="REBUILD", wide=True),
-    Column("dispatchers", "number", wide=True),
     Column("dispatcher_cores", "number", wide=True),
+    Column("broker_cores", "number", wide=True),
     Column("create", wide=True),
 )
 FACTS = (
@@ -80,6 +85,9 @@ def load_view(load: Load) -> dict[str, Any]:
         "stored_bytes": load.stored_bytes,
         "native_index_bytes": load.native_index_bytes,
         "native_rebuild_ms": round(load.native_rebuild_s * 1000),
+        "nine_messages": load.nine_messages,
+        "dispatchers": load.dispatchers,
+        "nine_release_ms": round(load.nine_release_s * 1000),
     }
 
 
@@ -92,7 +100,8 @@ def plan_view(item: Plan) -> dict[str, Any]:
         "partitions": item.partitions,
         "writes": round(item.writes, 2),
         "window": item.window,
-        "window_short": short(item.window, True),
+        "peak_window": item.peak_window,
+        "window_short": short(item.peak_window, True),
         "window_size_bytes": item.window_bytes,
         "index_bytes": item.index_bytes,
         "tracker_bytes": item.tracker_bytes,
@@ -102,6 +111,10 @@ def plan_view(item: Plan) -> dict[str, Any]:
         "peak_moves_per_s": round(item.peak_moves_per_s),
         "peak_short": short(item.peak_moves_per_s, True),
         "movers": item.movers,
+        "local_mover": item.local_mover,
+        "cost": round(item.cost, 2),
+        "cost_short": f"{item.cost:,.1f}",
+        "broker_cores": round(item.broker_cores, 2),
         "dispatchers": item.dispatchers,
         "dispatcher_cores": round(item.dispatcher_cores, 2),
     }

@@ -78,10 +78,10 @@ PUBLISH_RATE = Figure(
     "python benchmarks/bench_publish.py",
 )
 RESTART_RATE = Figure(
-    1_000_000 / 16.2,
+    1_000_000 / 12.2,
     "pending messages a second, known again to a restarted dispatcher",
     "docs/benchmarks.md",
-    "| dispatcher, all messages known | 16.2 s | 407 MiB |",
+    "| dispatcher, all messages known | 12.2 s | 357 MiB |",
     "python benchmarks/bench_restart.py",
 )
 BURST_RATE = Figure(
@@ -90,6 +90,14 @@ BURST_RATE = Figure(
     "docs/benchmarks.md",
     "| dispatcher | 7.3 s | 41,200/s | 18.5 µs, 10.3 µs | 310 MiB, 642 MiB |",
     "python benchmarks/bench_dispatch.py --burst",
+)
+BROKER_STORE_S = Figure(
+    74e-6 / 3,
+    "seconds of a broker's core for a message and store, of the three on its way through one level",
+    "docs/benchmarks.md",
+    "| without Spark, 8,000/s, **120 s, quiet** | 0, 0, 0 | 23 ms | 322 ms | 752 ms | 16, 28, 78, "
+    "74, 6 µs |",
+    "python benchmarks/bench_end_to_end.py --rate 8000 --seconds 120 --sides local",
 )
 DISPATCHER_CORES_AT_100 = Figure(
     0.068,

@@ -1,10 +1,11 @@
 """The movement of cohorts through levels: the rules of the product on a virtual clock.
 
 Each partition of each level is a queue in publish order. The mover works in passes, as the local
-mover does: it finds the ready messages at the front of each partition, from the coarsest level to
-the finest, hands them off one after the other, and starts the next pass after its trigger. Router,
-levels, source partitions, their ready times and the trigger are those of the product; only the
-topics and the clock are simulated. A cohort moves as a message in its middle would.
+mover does: it finds the ready messages at the front of each partition, hands them off one after the
+other, the earliest due first, and starts the next pass after its trigger. A pass that takes longer
+ends, and the next one starts at once. Router, levels, source partitions, their order and the
+trigger are those of the product; only the topics and the clock are simulated. A cohort moves as a
+message in its middle would.
 
 With a rate, a hand-off takes time, and an outage stops all passes. So a backlog delays what is
 behind it in the same pass, as it does for the mover.
@@ -22,7 +23,7 @@ from delaylevel.model.level_topic import LevelTopicDescription, Role
 from delaylevel.model.router import Hop, Router
 from delaylevel.model.source_partition import SourcePartition, source_partitions
 from delaylevel.model.strategy import Levels
-from delaylevel.mover.topic_thread import trigger_of
+from delaylevel.mover.ready_queue import LONGEST_PASS_S, first_due_ms, trigger_of
 
 
 class Cohort(NamedTuple):
@@ -91,6 +92,7 @@ class Movement:
         outage_ms: beginning and end of the time without a mover, ms.
         stored: number of messages in each level.
         busy_until_ms: end of the last pass, ms.
+        behind: True if the last pass left ready messages.
     """
 
     def __init__(
@@ -120,6 +122,7 @@ class Movement:
         self.outage_ms = (0, 0)
         self.stored = [0.0] * len(description.levels)
         self.busy_until_ms = 0.0
+        self.behind = False
 
     @property
     def sources(self) -> list[SourcePartition]:
@@ -145,7 +148,7 @@ class Movement:
         copy._next = next(copy._cohorts, None)
         copy.recorder, copy.rate, copy.outage_ms = self.recorder, self.rate, self.outage_ms
         copy.stored = list(self.stored)
-        copy.busy_until_ms = self.busy_until_ms
+        copy.busy_until_ms, copy.behind = self.busy_until_ms, self.behind
         return copy
 
     def run(self, until_ms: int) -> None:
@@ -169,7 +172,8 @@ class Movement:
             return math.inf
         wanted_ms = max(self._checks[0][0], self.busy_until_ms)
         began_ms, ended_ms = self.outage_ms
-        pass_ms = math.ceil(wanted_ms / self._trigger_ms) * self._trigger_ms
+        trigger_ms = 1 if self.behind else self._trigger_ms
+        pass_ms = math.ceil(wanted_ms / trigger_ms) * trigger_ms
         if began_ms <= pass_ms < ended_ms:
             return math.ceil(ended_ms / self._trigger_ms) * self._trigger_ms
         return pass_ms
@@ -187,32 +191,41 @@ class Movement:
             self.recorder.arrived(now_ms, cohort, None)
 
     def _pass(self, now_ms: int) -> None:
-        """Hand off everything that is ready at the beginning of this pass."""
+        """Hand off what is ready at the beginning of this pass, as much as it has time for."""
         ready = []
         while self._checks and self._checks[0][0] <= now_ms:
             ready.append(heapq.heappop(self._checks)[1])
             self._scheduled[ready[-1]] = False
         decide, per_message_ms = self._router.decide, 1000 / self.rate
-        clock_ms = float(now_ms)
-        # The mover's own order: from coarse to fine levels.
-        for index in sorted(ready):
+        clock_ms, end_ms = float(now_ms), now_ms + 1000 * LONGEST_PASS_S
+        # The mover's own order.
+        queued = [(self._first_due_ms(index, now_ms), index) for index in ready]
+        heapq.heapify(queued)
+        while queued and clock_ms < end_ms:
+            _, index = heapq.heappop(queued)
             source, queue = self._sources[index], self._queues[index]
             level, bound_ms = source.level, source.ready_until_ms(now_ms)
-            while queue and queue[0][0] <= bound_ms:
-                cohort = queue.popleft()[1]
-                clock_ms += cohort.messages * per_message_ms
-                self.stored[level] -= cohort.messages
-                self.recorder.handed_off(level, clock_ms, cohort)
-                hop = decide(cohort.due_ms, int(clock_ms), level)
-                if hop.hop is Hop.PARK:
-                    # A partition is in publish order: what producers published meanwhile is first.
-                    while self._next is not None and self._next.published_ms < clock_ms:
-                        self._publish_next()
-                    self._park(hop.level, hop.partition, clock_ms, cohort, level)
-                else:
-                    self.recorder.arrived(clock_ms, cohort, level)
+            cohort = queue.popleft()[1]
+            clock_ms += cohort.messages * per_message_ms
+            self.stored[level] -= cohort.messages
+            self.recorder.handed_off(level, clock_ms, cohort)
+            hop = decide(cohort.due_ms, int(clock_ms), level)
+            if hop.hop is Hop.PARK:
+                # A partition is in publish order: what producers published meanwhile is first.
+                while self._next is not None and self._next.published_ms < clock_ms:
+                    self._publish_next()
+                self._park(hop.level, hop.partition, clock_ms, cohort, level)
+            else:
+                self.recorder.arrived(clock_ms, cohort, level)
+            if queue and queue[0][0] <= bound_ms:
+                heapq.heappush(queued, (self._first_due_ms(index, now_ms), index))
+        for index in ready:
             self._schedule(index)
-        self.busy_until_ms = clock_ms
+        self.busy_until_ms, self.behind = clock_ms, bool(queued)
+
+    def _first_due_ms(self, index: int, now_ms: int) -> int:
+        source = self._sources[index]
+        return first_due_ms(source, source.ready_ms(int(self._queues[index][0][0])), now_ms)
 
     def _park(
         self, level: int, partition: int, now_ms: float, cohort: Cohort, came_from: int | None

@@ -1,8 +1,11 @@
 """The simulation, compared with producer, mover and dispatcher on a real broker.
 
-The same strategy in units of seconds, some ten thousand messages in two minutes. The simulation
-knows only the load: rate, delays, peaks. The test compares numbers of messages per second: handed
-off by each level, and pending in the window.
+The same strategy in units of seconds, some twenty thousand messages in four minutes. The simulation
+knows only the load (rate, delays, peaks) and the pace of the mover. The test compares numbers of
+messages over time: handed off by each level, and pending in the window.
+
+The pace depends on the machine, so it is measured: a mover that looks less often hands messages off
+later, and with units of seconds this decides whether some of them pass another level.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +24,7 @@ import pulsar
 import pytest
 
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription
+from delaylevel.model.router import Router
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.simulation.movement import Movement
 from delaylevel.simulation.series import pending
@@ -33,21 +37,23 @@ pytestmark = [pytest.mark.broker, pytest.mark.long, pytest.mark.timeout(600)]
 SECOND_MS = 1000
 LEVELS = Levels(
     [
-        PartitionStrategy(partition_by=timedelta(seconds=12), maximum_delay=timedelta(seconds=48)),
-        PartitionStrategy(partition_by=timedelta(seconds=3), maximum_delay=timedelta(seconds=12)),
+        PartitionStrategy(partition_by=timedelta(seconds=24), maximum_delay=timedelta(seconds=96)),
+        PartitionStrategy(partition_by=timedelta(seconds=6), maximum_delay=timedelta(seconds=24)),
     ]
 )
-RATE, PUBLISHING_MS, LONGEST_MS, PERIOD_MS = 200, 70_000, 48_000, 120_000
+RATE, PUBLISHING_MS, LONGEST_MS, PERIOD_MS = 150, 140_000, 96_000, 240_000
 TRAFFIC = Traffic(
     rate=RATE,
     maximum_ms=LONGEST_MS,
     mean_ms=LONGEST_MS / 2,
     peak_share=0.3,
-    peak_every_ms=20_000,
-    peak_at_ms=15_000,
+    peak_every_ms=40_000,
+    peak_at_ms=30_000,
 )
 # A producer starts this long after the processes, ms.
 _READY_MS = 8_000
+# Time over which a peak is compared: passes of the mover decide about single seconds.
+_PEAK_S = 5
 
 
 def messages(seed: int) -> list[tuple[int, int]]:
@@ -105,9 +111,32 @@ def per_second(times_ms: Sequence[int]) -> list[float]:
 
 
 def difference(real: Sequence[float], simulated: Sequence[float]) -> float:
-    """Return the sum of the differences of all seconds as a part of the sum of all counts."""
-    apart = sum(abs(one - other) for one, other in zip(real, simulated, strict=True))
-    return apart / sum(simulated)
+    """Return the largest difference of the sums up to each second, as a part of the whole sum."""
+    sums = zip(accumulate(real), accumulate(simulated), strict=True)
+    return max(abs(one - other) for one, other in sums) / sum(simulated)
+
+
+def peak(counts: Sequence[float]) -> float:
+    """Return the largest mean of some seconds."""
+    return max(sum(counts[at : at + _PEAK_S]) for at in range(len(counts))) / _PEAK_S
+
+
+def mean_lag_ms(
+    description: LevelTopicDescription, stored: dict[int, list[tuple[int, str]]], due_ms: list[int]
+) -> float:
+    """Return the mean time from readiness to hand-off of messages that left a level, ms."""
+    router, lags = Router(description.levels), []
+    for number, found in stored.items():
+        level: int | None = None
+        for (at_ms, place), (next_ms, _) in pairwise(found):
+            if place not in ("0", "1"):
+                break
+            decision = router.decide(due_ms[number], at_ms, level)
+            level = int(place)
+            if decision.level == level:  # otherwise it was routed some milliseconds earlier
+                ready_ms = router.hand_off_ms(level, decision.partition, at_ms)
+                lags.append(next_ms - ready_ms)
+    return sum(lags) / len(lags)
 
 
 def test_a_real_run_has_the_flows_of_the_simulation(
@@ -131,22 +160,30 @@ def test_a_real_run_has_the_flows_of_the_simulation(
     time.sleep(max(0.0, left_s))
     world.eventually(lambda: len(world.stored(target)) >= len(sent), "the last message", seconds=60)
 
+    stored = hops(world, description, target, start_ms)
+    assert set(stored) == set(range(len(sent)))
+    lag_ms = mean_lag_ms(description, stored, [due_ms for _, due_ms in sent])
+    print(f"hand-offs {lag_ms:,.0f} ms late on average")
+    assert lag_ms < description.levels.smallest_lead_ms / 2, (
+        f"the mover was {lag_ms:,.0f} ms behind on average: this run shows the machine, so repeat "
+        "it on a quiet one"
+    )
+
     record = DayRecord(LEVELS, (0, PERIOD_MS), SECOND_MS)
     resolution = Resolution(coarse=LONGEST_MS // 200)
     traffic = sorted(TRAFFIC.cohorts(LEVELS, PUBLISHING_MS, (0, PERIOD_MS), resolution))
-    movement = Movement(description, traffic)
+    # On average, a message waits for half of the time between two passes.
+    movement = Movement(description, traffic, trigger_ms=max(1, round(2 * lag_ms)))
     movement.recorder = record
     movement.run(PERIOD_MS)
     simulated = {
-        "handed off by 12s": record.handed[0].values(),
-        "handed off by 3s": record.handed[1].values(),
+        "handed off by 24s": record.handed[0].values(),
+        "handed off by 6s": record.handed[1].values(),
         "into the window": record.arrivals.values(),
         "due": record.released.values(),
         "pending in the window": record.window(),
     }
 
-    stored = hops(world, description, target, start_ms)
-    assert set(stored) == set(range(len(sent)))
     left: dict[str, list[int]] = {"0": [], "1": [], "window": []}
     for found in stored.values():
         for (_, place), (next_ms, _) in pairwise(found):
@@ -154,8 +191,8 @@ def test_a_real_run_has_the_flows_of_the_simulation(
     into = [at for found in stored.values() for at, place in found if place == "window"]
     arrivals, out = per_second(into), per_second(left["window"])
     real = {
-        "handed off by 12s": per_second(left["0"]),
-        "handed off by 3s": per_second(left["1"]),
+        "handed off by 24s": per_second(left["0"]),
+        "handed off by 6s": per_second(left["1"]),
         "into the window": arrivals,
         "due": out,
         "pending in the window": pending(0, arrivals, out),
@@ -164,8 +201,8 @@ def test_a_real_run_has_the_flows_of_the_simulation(
         name: {
             "real": round(sum(real[name])),
             "simulated": round(sum(simulated[name])),
-            "peak real": round(max(real[name])),
-            "peak simulated": round(max(simulated[name])),
+            "peak real": round(peak(real[name])),
+            "peak simulated": round(peak(simulated[name])),
             "difference": round(difference(real[name], simulated[name]), 3),
         }
         for name in simulated
@@ -175,7 +212,9 @@ def test_a_real_run_has_the_flows_of_the_simulation(
         curves = {"real": real, "simulated": simulated, "rows": rows}
         Path(folder, "curves.json").write_text(json.dumps(curves))
     for name, row in rows.items():
-        assert row["real"] == pytest.approx(row["simulated"], rel=0.04), (name, row)
-        # Two hundred messages per second, drawn at random, differ by a tenth.
-        assert row["difference"] < 0.2, (name, row)
-        assert row["peak real"] == pytest.approx(row["peak simulated"], rel=0.25), (name, row)
+        # The messages of the simulation are as many, but were not drawn at random. Pending messages
+        # also wait for the dispatcher, which is never late in the simulation.
+        apart = 0.1 if name.startswith("pending") else 0.05
+        assert row["real"] == pytest.approx(row["simulated"], rel=apart), (name, row)
+        assert row["difference"] < apart, (name, row)
+        assert row["peak real"] == pytest.approx(row["peak simulated"], rel=0.15), (name, row)

@@ -32,6 +32,8 @@ def test_plan_shows_load_plans_and_figures() -> None:
     table = CliRunner().invoke(cli, base)
     assert table.exit_code == 0
     assert "PARTITIONS" in table.stdout
+    assert "10% of all messages are due at nine o'clock, at once" in table.stderr
+    assert result["plans"][0]["local_mover"] is True
     lines = CliRunner().invoke(cli, [*base, "-o", "jsonl"])
     assert len(lines.stdout.splitlines()) == len(result["plans"])
     assert CliRunner().invoke(cli, [*base[:-1], "big"]).exit_code == 2
@@ -48,7 +50,27 @@ def test_a_table_fits_into_80_columns_and_shows_geometric_levels() -> None:
     wide = CliRunner().invoke(cli, [*words, "-o", "wide"]).stdout
     assert "--unit day --max-delay 365d --lead 10m --then hour:1d:5m --then minute:1h:15s" in wide
     rows = json.loads(CliRunner().invoke(cli, [*words, "-o", "json"]).stdout)["plans"]
-    assert rows[0]["writes"] < min(row["writes"] for row in rows[2:5])
+    first, *rest = rows
+    assert first["units"] == "1d 1h"
+    assert [row["cost"] for row in rest] == sorted(row["cost"] for row in rest)
+
+
+def test_a_peak_can_have_a_time_in_which_it_is_released() -> None:
+    words = ["plan", "--rate", "2000", "--max-delay", "30d", "--size", "1KiB", "-o", "json"]
+
+    def load(*more: str) -> tuple[int, int]:
+        answer = CliRunner().invoke(cli, [*words, *more])
+        assert answer.exit_code == 0, answer.output
+        found = json.loads(answer.stdout)
+        return found["dispatchers"], found["nine_release_ms"]
+
+    assert load() == (1, 438_579)
+    dispatchers, release_ms = load("--nine-within", "1m")
+    assert dispatchers > 1
+    assert release_ms <= 60_000
+    assert load("--at-nine", "0") == (1, 0)
+    even = CliRunner().invoke(cli, [*words[:-2], "--at-nine", "0"])
+    assert "No peak is assumed" in even.stderr
 
 
 SIMULATE = ["plan", "--rate", "1000", "--max-delay", "3d", "--size", "1KiB", "--simulate"]

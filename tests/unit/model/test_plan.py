@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from delaylevel.errors import InvalidInputError
 from delaylevel.model.benchmarked import FIGURES, Figure
 from delaylevel.model.level_topic import FinalWindow, Mover
-from delaylevel.model.plan import COMFORTABLE_WINDOW, Load, plan, plans
+from delaylevel.model.plan import Load, Plan, plan, plans
 from delaylevel.model.strategy import Levels, PartitionStrategy
 
 ROOT = Path(__file__).parents[3]
@@ -60,20 +60,73 @@ def test_the_figures_of_a_month_of_two_thousand_messages_a_second() -> None:
     assert two.tracker_bytes == 0
     tracked = plan(replace(MONTH, final_window=FinalWindow.TRACKER), Levels([days, hours]))
     assert tracked.index_bytes == 0
-    assert tracked.rebuild_s == pytest.approx(tracked.window / (1_000_000 / 16.2))
+    assert tracked.rebuild_s == pytest.approx(tracked.window / (1_000_000 / 12.2))
     assert tracked.tracker_bytes == round(tracked.window * 3.92)
 
 
-def test_the_recommended_plan_has_the_fewest_partitions_of_the_comfortable_ones() -> None:
-    first, *rest = plans(MONTH)
-    assert first.window <= COMFORTABLE_WINDOW
-    assert all(
-        item.partitions >= first.partitions for item in rest if item.window <= COMFORTABLE_WINDOW
-    )
-    # DAY alone is enough for a small load.
-    (small, *_) = plans(replace(MONTH, rate=1))
-    assert str(small.levels.strategies[0].unit_name) in ("DAY", "MONTH")
-    assert len(small.levels) == 1
+def named(item: Plan) -> str:
+    return " ".join(level.name for level in item.levels)
+
+
+@pytest.mark.parametrize(
+    ("rate", "share", "recommended"),
+    [
+        # DAY alone is enough for a small load.
+        (10, 0.1, "DAY"),
+        (200, 0.1, "DAY HOUR"),
+        # Without a peak, minutes keep the window small. With one, the mover would need to hand off
+        # all of its messages within a minute, and the window would contain them all the same.
+        (2000, 0.0, "DAY HOUR MINUTE"),
+        (2000, 0.1, "DAY HOUR"),
+        (20_000, 0.0, "DAY HOUR MINUTE"),
+        (20_000, 0.1, "DAY HOUR"),
+    ],
+)
+def test_the_recommended_list_costs_least_with_its_peak(
+    rate: float, share: float, recommended: str
+) -> None:
+    found = plans(Load(rate, 30 * DAY, 1024, nine_share=share))
+    assert named(found[0]) == recommended
+    assert [item.cost for item in found] == sorted(item.cost for item in found)
+
+
+def test_a_plan_includes_nine_oclock() -> None:
+    even = Load(2000, 30 * DAY, 1024)
+    load = replace(even, nine_share=0.1)
+    by_name = {named(item): item for item in plans(load)}
+    without = {named(item): item for item in plans(even)}
+    hours, minutes = by_name["DAY HOUR"], by_name["DAY HOUR MINUTE"]
+    at_nine = 2000 * 8640
+    assert load.nine_messages == at_nine
+    assert minutes.peak_moves_per_s == 6000 + at_nine / 60
+    # The mean needs half of one core's capacity; 294,000 per second need all of eleven.
+    assert [without[name].movers for name in ("DAY HOUR", "DAY HOUR MINUTE")] == [1, 1]
+    assert (hours.movers, minutes.movers) == (1, 11)
+    assert (hours.local_mover, minutes.local_mover) == (True, False)
+    # A finer level makes the window smaller at other times only.
+    assert hours.window == without["DAY HOUR"].window == without["DAY HOUR"].peak_window
+    assert hours.peak_window == 2000 * 2100 * 0.9 + at_nine
+    assert minutes.peak_window == pytest.approx(at_nine, rel=0.01)
+    assert hours.tracker_bytes == round(hours.peak_window * 3.92)
+
+
+def test_dispatchers_release_nine_oclock_in_the_time_that_they_have() -> None:
+    load = Load(2000, 30 * DAY, 1024, nine_share=0.3)
+    at_nine = 2000 * 86_400 * 0.3
+    assert (load.dispatchers, load.nine_messages) == (1, at_nine)
+    assert load.nine_release_s == pytest.approx(at_nine / (41_200 - 1400))
+    within = replace(load, nine_within=timedelta(minutes=2))
+    assert within.dispatchers == 11  # 433,400 of 453,200 per second
+    assert within.nine_release_s <= 120
+    assert replace(within, nine_within=timedelta(minutes=30)).dispatchers == 1
+    spread = replace(load, nine_spread=timedelta(minutes=10))
+    assert spread.dispatchers == 3
+    assert spread.nine_release_s == 600
+    hour = plan(replace(load, nine_spread=2 * timedelta(hours=1)), plans(load)[0].levels)
+    # A message is in the window for 35 minutes.
+    assert hour.peak_window == pytest.approx(2000 * 2100 * 0.7 + at_nine * 35 / 120)
+    broker = replace(load, final_window=FinalWindow.BROKER)
+    assert (broker.dispatchers, broker.nine_release_s) == (0, 0)
 
 
 def test_a_dispatcher_needs_the_cores_that_were_measured() -> None:
@@ -127,6 +180,9 @@ def test_any_load_has_plans_that_fit(load: Load) -> None:
         {"copies": 0},
         {"maximum_delay": timedelta(0)},
         {"mean_delay": 31 * DAY},
+        {"nine_share": 1.1},
+        {"nine_spread": -DAY},
+        {"nine_within": -DAY},
     ],
 )
 def test_impossible_loads_are_refused(changes: dict[str, object]) -> None:

@@ -22,7 +22,8 @@ def test_the_page_has_the_proposals_of_plan() -> None:
         shown = f"{peak / 1e6:.1f} million" if peak > 1e6 else f"{peak:,.0f}"
         window = f"{item.window / 1e6:.1f}".removesuffix(".0")
         writes = f"{item.partitions} | {item.writes:.1f} times"
-        found[units] = f"{writes} | {moves:,} | {shown} | {window} million |"
+        cost = f"{item.movers} | {window} million | {item.cost:.0f} |"
+        found[units] = f"{writes} | {moves:,} | {shown} | {cost}"
     rows = re.findall(r"^\| `([^`]+)`(?:, named units)? \| (\d.*)$", PAGE, re.MULTILINE)
     assert len(rows) == 8
     for units, row in rows:
