@@ -105,6 +105,7 @@ def test_everything_listens_on_loopback_and_on_our_ports(own: EmbeddedBroker) ->
     assert listening == dict.fromkeys(ports, "0100007F")
 
 
+@pytest.mark.long
 def test_messages_survive_a_restart_and_a_crash(own: EmbeddedBroker) -> None:
     broker = own
     first = broker.status()

@@ -187,6 +187,7 @@ def command(connection: Connection, *arguments: str) -> Any:
     return json.loads(result.stdout)
 
 
+@pytest.mark.long
 def test_the_largest_letters_are_stored_in_chunks_shown_discarded_and_replayed(
     private_broker: Callable[..., EmbeddedBroker],
     started: Callable[[EmbeddedBroker], EmbeddedBroker],

@@ -495,6 +495,7 @@ client.close()
 # --- loss of the broker --------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_loss_of_the_broker(private_broker: Callable[..., EmbeddedBroker]) -> None:
     broker = private_broker()
     client = DelayLevelClient.from_connection(broker.connection, operation_timeout_seconds=3)

@@ -36,7 +36,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "run": ("dispatcher", "mover", "topics", "cluster", "structures", "model"),
     "inspection": ("dispatcher.journal", "topics", "cluster", "structures", "model"),
     "consumer": ("producer", "topics", "cluster", "structures", "model"),
-    "simulation": ("mover.topic_thread", "model"),
+    "simulation": ("mover.ready_queue", "model"),
     "functions": ("mover", "topics", "cluster", "model"),
     "spark_sync": ("inspection", "mover", "topics", "cluster", "model"),
     "broker": ("cluster",),
