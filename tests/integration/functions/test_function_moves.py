@@ -300,6 +300,7 @@ def test_the_command_line(
     get = world.arrivals(target)
     wrapped(world.client(), description).send(b"1", deliver_after=timedelta(seconds=1.5))
     get(1, 60)
+    world.drained(description)  # acknowledgement follows arrival
     at = json.loads(run("status", target, "-o", "json").stdout)
     assert at["running"] == "1 of 1"
     assert at["problems"] == []
