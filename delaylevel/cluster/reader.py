@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 import uuid
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
@@ -30,6 +31,11 @@ from .port import OperatorAdmin
 RECEIVER_QUEUE_SIZE = 2000
 DEFAULT_POLL_TIMEOUT_MS = 30_000
 _FIRST_POLL_MS = 200
+# The client says that nothing is available, without an error, if the connection breaks before the
+# broker has answered. So that counts only if it is said several times over an open connection.
+_SAME_ANSWERS = 3
+_ASK_AGAIN_S = 0.01
+_LONGEST_ASKING_S = 30.0
 
 
 def read_range(
@@ -164,8 +170,12 @@ class PartitionReader:
             return
 
     def has_message_available(self) -> bool:
-        """Return true if the broker has a message that was not received."""
-        return bool(self._reader.has_message_available())
+        """Return true if the broker has a message that was not received.
+
+        Raises:
+            BrokerError: no connection lasts until the broker has answered.
+        """
+        return _has_more(self._reader)
 
     def close(self) -> None:
         """Close the reader."""
@@ -216,12 +226,37 @@ def _await_message(
         except pulsar.Timeout:
             # The rest of the range may no longer exist. Asking the broker costs a round trip, so
             # ask only when it delivers nothing.
-            if not reader.has_message_available():
+            if not _has_more(reader):
                 return None
     raise BrokerError(
         f"{topic} has messages before {end} but delivered none within {poll_timeout_ms} ms: is the "
         "broker overloaded? Nothing was acknowledged"
     )
+
+
+def _has_more(reader: Any) -> bool:
+    """Return whether the broker has a message that a reader has not received.
+
+    Raises:
+        BrokerError: no connection lasts until the broker has answered.
+    """
+    until_s = time.monotonic() + _LONGEST_ASKING_S
+    answers = 0
+    while answers < _SAME_ANSWERS:
+        connected = reader.is_connected()
+        if reader.has_message_available():
+            return True
+        if connected and reader.is_connected():
+            answers += 1
+            continue
+        answers = 0
+        if time.monotonic() > until_s:
+            raise BrokerError(
+                f"the connection to {reader.topic()} breaks again and again before the broker can "
+                "tell whether there are more messages: is it overloaded? Nothing was acknowledged"
+            )
+        time.sleep(_ASK_AGAIN_S)
+    return False
 
 
 def _following(message_id: Any, at: tuple[int, int, int], end: tuple[int, int, int]) -> int:

@@ -12,6 +12,7 @@
     ``mover``        makes ``LocalMover``s; they are closed at the end
 
 ``eventually``   waits for a condition
+``proxy``        a proxy in front of the broker's service port
 ``clock``        a clock that changes only when a test moves it
 ``parked``       the properties of a parked message
 ``sources``      the source partitions of a level topic, by topic
@@ -34,6 +35,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pulsar
 import pytest
@@ -47,6 +49,7 @@ from delaylevel.cluster.connection import Connection
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.source_partition import source_partitions
 from fakes import HandClock
+from proxy import Proxy
 from world import (
     Arrival,
     Backlog,
@@ -121,6 +124,16 @@ def receive(world: RealWorld) -> Callable[..., Callable[..., list[Arrival]]]:
 def clock() -> HandClock:
     """A clock at the present time, for a producer or a mover."""
     return HandClock()
+
+
+@pytest.fixture
+def proxy(connection: Connection) -> Iterator[Proxy]:
+    """A proxy in front of the broker's service port, whose connections can be broken."""
+    address = urlsplit(connection.service_url)
+    assert address.hostname is not None
+    assert address.port is not None
+    with contextlib.closing(Proxy(address.hostname, address.port)) as made:
+        yield made
 
 
 @pytest.fixture

@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
-from urllib.parse import urlsplit
 
 import pulsar
 import pulsar.asyncio
@@ -213,16 +212,6 @@ def test_the_reader_is_closed_when_nobody_waits(
     late = Wait(watch, receipt)
     late.begin()
     assert late.result(10) is None
-
-
-@pytest.fixture
-def proxy(connection: Connection) -> Iterator[Proxy]:
-    address = urlsplit(connection.service_url)
-    assert address.hostname is not None
-    assert address.port is not None
-    made = Proxy(address.hostname, address.port)
-    yield made
-    made.close()
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
-from urllib.parse import urlsplit
 
 import pulsar
 import pytest
@@ -30,16 +29,6 @@ Result = pulsar.Result
 @pytest.fixture
 def orders(namespace: str) -> str:
     return f"persistent://{namespace}/orders"
-
-
-@pytest.fixture
-def proxy(connection: Connection) -> Iterator[Proxy]:
-    address = urlsplit(connection.service_url)
-    assert address.hostname is not None
-    assert address.port is not None
-    made = Proxy(address.hostname, address.port)
-    yield made
-    made.close()
 
 
 @pytest.fixture

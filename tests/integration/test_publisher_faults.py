@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
-from urllib.parse import urlsplit
 
 import pulsar
 import pytest
@@ -196,16 +195,6 @@ def test_a_message_to_a_partitioned_target_does_not_wait_for_the_next_one(
             producer.flush()
         eventually(poll, "all messages have an outcome", 10)
     pool.close()
-
-
-@pytest.fixture
-def proxy(connection: Connection) -> Iterator[Proxy]:
-    address = urlsplit(connection.service_url)
-    assert address.hostname
-    assert address.port
-    made = Proxy(address.hostname, address.port)
-    yield made
-    made.close()
 
 
 @pytest.mark.parametrize("host", ["mover", "producer"])

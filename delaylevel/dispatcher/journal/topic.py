@@ -71,16 +71,28 @@ class Journal:
             raise BrokerError(f"cannot open the journal {source.topic} ({error.name})") from error
 
     def read(self) -> Iterator[bytes]:
-        """Yield the bytes of every record that is not acknowledged, oldest first."""
+        """Yield the bytes of every record that is not acknowledged, oldest first.
+
+        Raises:
+            BrokerError: the last ones were not delivered.
+        """
         last = self._admin.last_message_id(self._source.name)
-        if last is None:
-            return
         start = self._admin.mark_delete_position(self._source.name, SUBSCRIPTION).next_entry
+        if last is None or start > last:
+            return
+        position = None
         for message in read_range(self._client, self._source.topic, start, last.next_entry):
             data = message.value or b""
             self.size_bytes += len(data)
             self.read_ms = message.publish_ms
+            position = message.position
             yield data
+        # Without the last records, what they release would be published once more.
+        if position != last:
+            raise BrokerError(
+                f"{self._source.topic} ends at {last}, but was delivered only up to {position}: "
+                "nothing is published, and it is read again"
+            )
 
     def append(self, record: Record) -> None:
         """Write a record, and wait until it and all earlier ones are stored.

@@ -24,6 +24,7 @@ class FakeReader:
     client: PartitionClient
     messages: list[FakeMessage]
     closed: bool = False
+    connected: bool = True
 
     def read_next(self, timeout_millis: int) -> FakeMessage:
         self.client.timeouts.append(timeout_millis)
@@ -36,7 +37,18 @@ class FakeReader:
 
     def has_message_available(self) -> bool:
         self.client.availability_checks += 1
+        if self.client.breaks:
+            self.client.breaks -= 1
+            self.connected = False
+            return False
         return bool(self.messages)
+
+    def topic(self) -> str:
+        return TOPIC
+
+    def is_connected(self) -> bool:
+        connected, self.connected = self.connected, True
+        return connected
 
     def close(self) -> None:
         self.closed = True
@@ -49,6 +61,7 @@ class PartitionClient:
     Attributes:
         entries: ledger, entry and batch size (0 if not batched) of each, in order.
         deliveries: for each of the first reads, True if the broker delivers in time.
+        breaks: how often the connection breaks while the client asks if there are more messages.
     """
 
     entries: list[tuple[int, int, int]]
@@ -56,6 +69,7 @@ class PartitionClient:
     readers: list[FakeReader] = field(default_factory=list)
     given: list[dict[str, Any]] = field(default_factory=list)
     timeouts: list[int] = field(default_factory=list)
+    breaks: int = 0
     availability_checks: int = 0
     reads: int = 0
 
@@ -198,8 +212,22 @@ def test_trimmed_entries_are_skipped() -> None:
     client = PartitionClient([(10, 0, 0)])
     # The range covers entries that the broker no longer has.
     assert read(client, EARLIEST, Position(10, 5)) == [Position(10, 0)]
-    assert client.availability_checks == 1
+    assert client.availability_checks == 3
     assert read(PartitionClient([]), Position(3, 0), Position(10, 5)) == []
+
+
+@pytest.mark.parametrize("breaks", [1, 2, 5])
+def test_an_answer_over_a_connection_that_breaks_does_not_end_a_range(breaks: int) -> None:
+    client = PartitionClient([(10, 0, 0), (10, 1, 0)], deliveries=[True, False], breaks=breaks)
+    assert read(client, EARLIEST, Position(10, 2)) == [Position(10, 0), Position(10, 1)]
+    assert client.availability_checks == breaks + 1
+
+
+def test_connections_that_always_break_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("delaylevel.cluster.reader._LONGEST_ASKING_S", 0.05)
+    client = PartitionClient([], breaks=10_000)
+    with pytest.raises(BrokerError, match="breaks again and again"):
+        read(client, EARLIEST, Position(10, 2))
 
 
 def test_a_range_may_end_in_a_later_ledger() -> None:
