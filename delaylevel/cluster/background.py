@@ -13,6 +13,7 @@ Starter = Callable[[Callable[[], None]], None]
 
 # Opening and closing take milliseconds, unless the broker is away.
 _EXIT_S = 2.0
+_CLOSING_S = 5.0
 _running: set[threading.Thread] = set()
 
 
@@ -32,6 +33,45 @@ def in_thread(work: Callable[[], None]) -> None:
     except RuntimeError:
         _running.discard(thread)
         raise
+
+
+class BackgroundWork:
+    """Slow work that can be waited for, each piece in a thread of its own; thread-safe.
+
+    While a producer is being closed, closing its client fails. So what has begun to close producers
+    of somebody else's client waits for that at its own end.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._pieces = 0
+
+    def start(self, work: Callable[[], None]) -> None:
+        """Run a piece of work, as `in_thread` does."""
+
+        def run() -> None:
+            try:
+                work()
+            finally:
+                self._ended()
+
+        with self._changed:
+            self._pieces += 1
+        try:
+            in_thread(run)
+        except RuntimeError:
+            self._ended()
+            raise
+
+    def join(self, timeout_s: float = _CLOSING_S) -> bool:
+        """Wait for the end of all work; return False if it takes longer than a time in s."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._pieces, timeout_s)
+
+    def _ended(self) -> None:
+        with self._changed:
+            self._pieces -= 1
+            self._changed.notify_all()
 
 
 def _wait() -> None:

@@ -1,4 +1,4 @@
-"""A level topic that a dispatcher serves."""
+"""Level topics that a dispatcher serves."""
 
 from __future__ import annotations
 
@@ -6,9 +6,13 @@ import logging
 from dataclasses import dataclass, field
 
 from delaylevel.cluster.failures import error_name
+from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.repeated_warning import RepeatedWarning
-from delaylevel.model.level_topic import LevelTopicDescription
+from delaylevel.errors import LevelTopicError
+from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription
+from delaylevel.topics import registry as topics
 from delaylevel.topics.description_cache import DescriptionCache
+from delaylevel.topics.stats import PartitionStatus, window_stats
 
 from .assignment import GroupState, Membership
 from .owner_thread import FAILURES, OwnerThread
@@ -67,3 +71,32 @@ class ServedTopic:
                 warning = RepeatedWarning(log, f"window partition {partition}")
                 self.owner_warnings[owner.partition] = warning
             warning.failed(str(owner.failure) or error_name(owner.failure))
+
+
+def served(admin: TopicAdmin, name: str, *, search: bool = False) -> LevelTopicDescription:
+    """Return the description of a level topic that a dispatcher can serve.
+
+    Args:
+        name: name of the level topic or of its business topic.
+        search: as for :func:`delaylevel.topics.describe`.
+
+    Raises:
+        LevelTopicError: it is missing, or its final window is not ``tracker``.
+    """
+    description = topics.describe(admin, name, search=search)
+    if description.final_window is not FinalWindow.TRACKER:
+        raise LevelTopicError(
+            f"level topic {description.topic} has the final window "
+            f"{description.final_window.value!r}: the broker itself delivers its messages, and "
+            "there is nothing to dispatch"
+        )
+    return description
+
+
+def partition_owners(admin: TopicAdmin, name: str) -> tuple[PartitionStatus, ...]:
+    """Return the owner and the backlog of each window partition, by index.
+
+    Raises:
+        LevelTopicError: as for `served`.
+    """
+    return window_stats(admin, served(admin, name, search=True)).reported

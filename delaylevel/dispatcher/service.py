@@ -9,27 +9,27 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from delaylevel.cluster.background import BackgroundWork
 from delaylevel.cluster.failures import translate_errors
 from delaylevel.cluster.partition_lock import PartitionLock
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.repeated_warning import RepeatedWarning
-from delaylevel.cluster.targets.clients import TargetClients
+from delaylevel.cluster.targets.clients import clients_of_targets
 from delaylevel.errors import (
     AlreadyRunningError,
     BrokerError,
-    LevelTopicError,
     UpgradeRequiredError,
 )
 from delaylevel.model.clock import Clock, SystemClock
 from delaylevel.model.delivery import Delivery
-from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription
+from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.topic_name import TopicName
 from delaylevel.structures.segments.disk import make_spill_folder
-from delaylevel.topics import registry as topics
 from delaylevel.topics.deduplication import require_on_targets
 from delaylevel.topics.description_cache import DescriptionCache
 from delaylevel.topics.reporting import REPORTED_ROLES
@@ -37,9 +37,7 @@ from delaylevel.topics.stats import (
     ADDRESS_PROPERTY,
     NAME_PROPERTY,
     LevelTopicStats,
-    PartitionStatus,
     read_stats,
-    window_stats,
 )
 
 from .assignment import GroupState, Membership, assign
@@ -47,7 +45,7 @@ from .history import ReleaseHistory
 from .leftovers import sweep
 from .owner import PartitionOwner
 from .owner_thread import OwnerThread
-from .served_topic import ServedTopic
+from .served_topic import ServedTopic, served
 from .settings import DispatchSettings
 from .sources import window_sources
 from .stats import OwnerStats
@@ -116,8 +114,12 @@ class Dispatcher:
         target_client: Callable[[], Any] | None = None,
     ) -> None:
         self._client = client
+        # The clients of targets are closed after the producers, which close in the background.
+        self._opened = ExitStack()
         target_client = target_client or getattr(client, "another", None)
-        self._clients = None if target_client is None else TargetClients(target_client)
+        self._client_of = self._opened.enter_context(clients_of_targets(client, target_client))
+        self._background = BackgroundWork()
+        self._opened.callback(self._background.join)
         self._admin = admin
         self._settings = settings
         self._clock = clock or SystemClock()
@@ -263,8 +265,7 @@ class Dispatcher:
             self._revoke([(topic, index) for topic in self._topics for index in topic.owners])
             for topic in self._topics:
                 topic.membership.close()
-            if self._clients is not None:
-                self._clients.close()
+            self._opened.close()
             shutil.rmtree(self._directory, ignore_errors=True)
 
     def stop(self) -> None:
@@ -346,7 +347,8 @@ class Dispatcher:
             directory / str(index),
             self._settings,
             self._clock,
-            None if self._clients is None else self._clients.of,
+            self._client_of,
+            start=self._background.start,
         )
         thread = OwnerThread(owner, self._clock)
         with self._lock:
@@ -368,32 +370,3 @@ class Dispatcher:
         with self._lock:
             owner = topic.owners.pop(index)
             self._released[topic.description.topic] += owner.stats.now().released
-
-
-def served(admin: TopicAdmin, name: str, *, search: bool = False) -> LevelTopicDescription:
-    """Return the description of a level topic that a dispatcher can serve.
-
-    Args:
-        name: name of the level topic or of its business topic.
-        search: as for :func:`delaylevel.topics.describe`.
-
-    Raises:
-        LevelTopicError: it is missing, or its final window is not ``tracker``.
-    """
-    description = topics.describe(admin, name, search=search)
-    if description.final_window is not FinalWindow.TRACKER:
-        raise LevelTopicError(
-            f"level topic {description.topic} has the final window "
-            f"{description.final_window.value!r}: the broker itself delivers its messages, and "
-            "there is nothing to dispatch"
-        )
-    return description
-
-
-def partition_owners(admin: TopicAdmin, name: str) -> tuple[PartitionStatus, ...]:
-    """Return the owner and the backlog of each window partition, by index.
-
-    Raises:
-        LevelTopicError: as for `served`.
-    """
-    return window_stats(admin, served(admin, name, search=True)).reported

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from delaylevel.cluster.background import Starter
+from delaylevel.cluster.background import BackgroundWork, Starter
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.publisher import needs_own_batch
 from delaylevel.cluster.targets.liveness import GIVE_UP_S
@@ -27,7 +27,6 @@ PATIENCE_S = 60.0
 _POLL_S = 0.05
 # Callbacks follow the end of a flush within a moment.
 _OWED_S = 0.0005
-_CLOSING_S = 5.0
 # Messages without a key go to a partition chosen here, by a producer of their own.
 _KEYLESS = "keyless"
 
@@ -83,14 +82,14 @@ class HandOffs:
         self._admin = admin
         self._now_s = now_s
         self._woken = threading.Event()
-        self._threads = _Threads()
+        self._background = BackgroundWork()
         self._pool: TargetPool[HandOff] = TargetPool(
             client_of,
             admin,
             name=sequence.producer_name if sequence is not None else "",
             replay=sequence is not None and not sequence.first_run,
             pause_s=pause_s,
-            start=start or self._threads.start,
+            start=start or self._background.start,
             now_s=now_s,
             wake=self._woken.set,
             connected=connected,
@@ -238,7 +237,7 @@ class HandOffs:
     def close(self) -> None:
         """Close the producers; messages without an outcome get none."""
         self._pool.close()
-        self._threads.join(_CLOSING_S)
+        self._background.join()
 
     def _partition_count(self, target: str) -> int | None:
         """Return the number of partitions, 0 if not partitioned; None without a topic."""
@@ -259,23 +258,3 @@ class HandOffs:
             f"{', '.join(names)}: it is not known which of the messages are stored; nothing was "
             "acknowledged, and they will be sent again"
         )
-
-
-class _Threads:
-    """Threads of slow work, which can be waited for."""
-
-    def __init__(self) -> None:
-        self._threads: list[threading.Thread] = []
-
-    def start(self, work: Callable[[], None]) -> None:
-        """Run work in a new thread that does not keep the process alive."""
-        self._threads = [thread for thread in self._threads if thread.is_alive()]
-        thread = threading.Thread(target=work, name="delaylevel-target", daemon=True)
-        self._threads.append(thread)
-        thread.start()
-
-    def join(self, timeout_s: float) -> None:
-        """Wait for all threads, up to a time in s."""
-        deadline_s = time.monotonic() + timeout_s
-        for thread in self._threads:
-            thread.join(max(0.0, deadline_s - time.monotonic()))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.dispatcher import Dispatcher
-from delaylevel.dispatcher.service import partition_owners
+from delaylevel.dispatcher.served_topic import partition_owners
 from delaylevel.dispatcher.stats import OwnerStats
 from delaylevel.errors import BrokerError
 from delaylevel.model.clock import Clock, SystemClock

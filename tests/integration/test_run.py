@@ -25,7 +25,7 @@ import pytest
 from delaylevel.cluster.connection import Connection
 from delaylevel.cluster.partition_lock import PartitionLock, describe_owner
 from delaylevel.dispatcher import DispatchSettings
-from delaylevel.dispatcher.service import partition_owners
+from delaylevel.dispatcher.served_topic import partition_owners
 from delaylevel.errors import AlreadyRunningError
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Mover
 from delaylevel.model.source_partition import source_partitions

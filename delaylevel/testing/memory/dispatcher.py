@@ -23,7 +23,7 @@ from delaylevel.cluster.port import TopicAdmin
 from delaylevel.dispatcher.events import EventQueue
 from delaylevel.dispatcher.fetcher import Fetcher
 from delaylevel.dispatcher.owner import PartitionOwner
-from delaylevel.dispatcher.service import served
+from delaylevel.dispatcher.served_topic import served
 from delaylevel.dispatcher.settings import DispatchSettings
 from delaylevel.dispatcher.sources import window_sources
 from delaylevel.dispatcher.stats import SharedOwnerStats

@@ -1,11 +1,16 @@
-"""Tests of background threads at the end of a process."""
+"""Tests of slow work in the background, and of what waits for its end."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+import threading
+from collections.abc import Callable
 
 import pytest
+
+from delaylevel.cluster import background
+from delaylevel.cluster.background import BackgroundWork
 
 PROGRAM = """
 import time
@@ -21,3 +26,34 @@ def test_a_process_waits_for_its_threads_for_a_limited_time(work: str, printed: 
     program = [sys.executable, "-c", PROGRAM.format(work=work)]
     done = subprocess.run(program, capture_output=True, text=True, timeout=30, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, printed, "")
+
+
+def test_work_is_waited_for() -> None:
+    work, go, ended = BackgroundWork(), threading.Event(), []
+    assert work.join()  # there is none
+    for number in range(3):
+        work.start(lambda number=number: (go.wait(60), ended.append(number)))
+    assert not work.join(0)
+    go.set()
+    assert work.join(60)
+    assert sorted(ended) == [0, 1, 2]
+
+
+def test_work_that_fails_or_cannot_begin_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail() -> None:
+        raise ValueError("failed")
+
+    def refuse(_: Callable[[], None]) -> None:
+        raise RuntimeError("can't start new thread")
+
+    work = BackgroundWork()
+    monkeypatch.setattr(background, "in_thread", lambda piece: piece())
+    with pytest.raises(ValueError, match="failed"):
+        work.start(fail)
+    assert work.join(0)
+    monkeypatch.setattr(background, "in_thread", refuse)
+    with pytest.raises(RuntimeError, match="can't start"):
+        work.start(fail)
+    assert work.join(0)
