@@ -5,17 +5,18 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pulsar
-
 from delaylevel import __version__
 from delaylevel.cluster.admin import Admin
 from delaylevel.cluster.connection import Connection
+from delaylevel.cluster.reader import PartitionReader
 from delaylevel.errors import ConfigError, LevelTopicError, NotFoundError
 from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription
+from delaylevel.model.position import EARLIEST
 from delaylevel.model.topic_name import TopicName
 
 from .archive import FILE_NAME, WorkerPython, build
@@ -269,12 +270,8 @@ def log_lines(client: Any, admin: Admin, topic: str, *, follow: bool = False) ->
     """
     if not follow and not admin.topic_exists(TopicName.parse(topic)):
         return
-    reader = client.create_reader(topic, pulsar.MessageId.earliest)
-    try:
+    with closing(PartitionReader(client, topic, EARLIEST)) as reader:
         while follow or reader.has_message_available():
-            try:
-                yield reader.read_next(_LOG_POLL_MS).data().decode("utf-8", "replace")
-            except pulsar.Timeout:
-                continue
-    finally:
-        reader.close()
+            message = reader.receive(_LOG_POLL_MS)
+            if message is not None:
+                yield message.data().decode("utf-8", "replace")
