@@ -109,17 +109,18 @@ def run(given: Any) -> list[Case]:
     with (
         private_broker() as connection,
         connected(connection) as client,
+        connected(connection) as plain,
         private_nats() as server,
     ):
         if server is None:
             note(MISSING)
         for kind, delays in (("one delay", FIXED), ("29 delays in turn", MIXED)):
-            producers = {"plain client": make(client, wrapped=False)}
+            producers = {"plain client": make(plain, wrapped=False)}
             for ms in given.batching_delay_ms:
                 settings = {"batching_max_publish_delay_ms": ms} if ms else {}
                 name = f"wrapper, {ms} ms" if ms else "wrapper"
                 producers[name] = make(client, True, **settings)
-            undelayed = make(client, wrapped=False, batching_enabled=True)
+            undelayed = make(plain, wrapped=False, batching_enabled=True)
 
             def side(
                 producer: Any, style: str, delays: Sequence[timedelta | None] = delays

@@ -25,6 +25,7 @@ from delaylevel.cluster.client_parts.sending import (
     closing_core,
     has_core,
 )
+from delaylevel.cluster.client_parts.threads import release_state
 
 from .results import error_of
 
@@ -236,9 +237,12 @@ def close_async(producer: Any, done: Done) -> None:
     """Start to close a producer; its pending messages fail."""
     core = closing_core(producer)
     if core is not None:
-        core.close_async(
-            lambda result: done(None if result == pulsar.Result.Ok else error_of(result))
-        )
+
+        def closed(result: Any) -> None:
+            release_state(producer)
+            done(None if result == pulsar.Result.Ok else error_of(result))
+
+        core.close_async(closed)
         return
     if calls_back_later(producer):
         in_thread(partial(_close_blocking, producer, done))

@@ -1,0 +1,109 @@
+"""Python's state of the client's threads, on a real broker."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pulsar
+import pytest
+
+from delaylevel import DelayLevelClient, PartitionStrategy
+from delaylevel.cluster.client_parts import threads
+from delaylevel.cluster.connection import Connection
+from world import QUIET
+
+pytestmark = pytest.mark.broker
+
+THREE_DAYS = timedelta(days=3)
+
+
+class Visits(threading.local):
+    """Number of callbacks of the present thread since Python has made its state."""
+
+    number = 0
+
+
+class Callbacks:
+    """Sends messages, and counts the callbacks with one state of the client's thread."""
+
+    def __init__(self) -> None:
+        self._visits = Visits()
+        self._counts: list[int] = []
+        self._threads: set[int] = set()
+
+    def __call__(self, result: Any, _: Any) -> None:
+        assert result == pulsar.Result.Ok
+        self._visits.number += 1
+        self._counts.append(self._visits.number)
+        self._threads.add(threading.get_ident())
+
+    def counts(self, producer: Any, **delay: Any) -> list[int]:
+        """Send three messages, and return how many callbacks the state had seen at each."""
+        self._counts.clear()
+        for _ in range(3):
+            producer.send_async(b"", self, **delay)
+        producer.flush()
+        assert len(self._counts) == 3
+        assert threading.get_ident() not in self._threads
+        return list(self._counts)
+
+
+@pytest.fixture
+def client(connection: Connection) -> Iterator[DelayLevelClient]:
+    client = DelayLevelClient.from_connection(connection, logger=QUIET)
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def orders(namespace: str) -> str:
+    return f"persistent://{namespace}/orders"
+
+
+def open_wrapper(client: DelayLevelClient, topic: str) -> Any:
+    return client.create_producer(
+        topic, enable_delay_level_topic=True, partition_strategy=PartitionStrategy()
+    )
+
+
+def test_the_state_lasts_as_long_as_a_level_producer(client: DelayLevelClient, orders: str) -> None:
+    callbacks = Callbacks()
+    plain = client.create_producer(orders)
+    assert callbacks.counts(plain) == [1, 1, 1]  # the client's own way
+    first, second = open_wrapper(client, orders), open_wrapper(client, orders)
+    first.send(b"", deliver_after=THREE_DAYS)
+    second.send(b"", deliver_after=THREE_DAYS)
+    assert callbacks.counts(first, deliver_after=THREE_DAYS) == [1, 2, 3]
+    first.close()
+    assert callbacks.counts(second, deliver_after=THREE_DAYS) == [4, 5, 6]
+    assert callbacks.counts(plain) == [7, 8, 9]
+    second.close()
+    assert callbacks.counts(plain) == [1, 1, 1]
+
+
+def test_without_ctypes_callbacks_come_as_before(
+    client: DelayLevelClient, orders: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(threads, "_ensure", None)
+    wrapper = open_wrapper(client, orders)
+    wrapper.send(b"", deliver_after=THREE_DAYS)
+    assert Callbacks().counts(wrapper, deliver_after=THREE_DAYS) == [1, 1, 1]
+    wrapper.close()
+
+
+def test_only_the_thread_that_keeps_a_state_releases_it() -> None:
+    """A producer that was closed by another thread leaves the state of the first one alone."""
+    kept = type("Opened", (), {})()
+    threads.keep_state(kept)
+    try:
+        other = threading.Thread(target=threads.release_state, args=(kept,))
+        other.start()
+        other.join()
+        assert kept in threads._references
+    finally:
+        threads.release_state(kept)
+    assert kept not in threads._references
+    threads.release_state(kept)  # a second close does nothing
