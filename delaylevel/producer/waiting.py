@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from delaylevel.cluster.client_parts.sending import not_stored
+from delaylevel.cluster.client_parts.sending import closing_core, not_stored
+from delaylevel.cluster.client_parts.threads import in_kept_state
 
 from .calls import Confirmation, Done
 from .results import result_of
@@ -33,8 +34,11 @@ class WaitingMessage:
     deadline_s: float = 0.0
 
     def give(self, producer: Any) -> None:
-        """Give the message to the client."""
-        producer.send_async(self.body, self.callback, **self.arguments)
+        """Give the message to the client, whose thread keeps Python's state from then on."""
+        callback = self.callback
+        if closing_core(producer) is not None:
+            callback = in_kept_state(producer, callback)
+        producer.send_async(self.body, callback, **self.arguments)
         if isinstance(self.callback, Confirmation):
             self.callback.given()
 

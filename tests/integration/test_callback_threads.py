@@ -13,6 +13,7 @@ import pytest
 from delaylevel import DelayLevelClient, PartitionStrategy
 from delaylevel.cluster.client_parts import threads
 from delaylevel.cluster.connection import Connection
+from delaylevel.producer import calls
 from world import QUIET, eventually
 
 pytestmark = pytest.mark.broker
@@ -33,11 +34,11 @@ class Callbacks:
         self._visits = Visits()
         self._results: list[Any] = []
         self._counts: list[int] = []
-        self._threads: set[int] = set()
+        self.threads: set[int] = set()
 
     def __call__(self, result: Any, _: Any) -> None:
         self._results.append(result)  # an exception here would end the process
-        self._threads.add(threading.get_ident())
+        self.threads.add(threading.get_ident())
         self._visits.number += 1
         self._counts.append(self._visits.number)
 
@@ -49,7 +50,7 @@ class Callbacks:
         producer.flush()  # the last callbacks may come a moment later
         eventually(lambda: len(self._counts) == 3, "three callbacks")
         assert set(map(str, self._results)) == {str(pulsar.Result.Ok)}
-        assert threading.get_ident() not in self._threads
+        assert threading.get_ident() not in self.threads
         return list(self._counts)
 
 
@@ -71,8 +72,17 @@ def open_wrapper(client: DelayLevelClient, topic: str) -> Any:
     )
 
 
-def test_the_state_lasts_as_long_as_a_level_producer(client: DelayLevelClient, orders: str) -> None:
+def test_the_state_lasts_as_long_as_a_level_producer(
+    client: DelayLevelClient, orders: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     callbacks = Callbacks()
+    closing: set[int] = set()
+
+    def release_state(producer: Any) -> None:
+        closing.add(threading.get_ident())
+        threads.release_state(producer)
+
+    monkeypatch.setattr(calls, "release_state", release_state)
     plain = client.create_producer(orders)
     assert callbacks.counts(plain) == [1, 1, 1]  # the client's own way
     first, second = open_wrapper(client, orders), open_wrapper(client, orders)
@@ -83,7 +93,9 @@ def test_the_state_lasts_as_long_as_a_level_producer(client: DelayLevelClient, o
     assert callbacks.counts(second, deliver_after=THREE_DAYS) == [4, 5, 6]
     assert callbacks.counts(plain) == [7, 8, 9]
     second.close()
-    assert callbacks.counts(plain) == [1, 1, 1]
+    # On a busy machine, the calling thread may call back for a closing. Then the state stays.
+    released = closing <= callbacks.threads
+    assert callbacks.counts(plain) == ([1, 1, 1] if released else [10, 11, 12])
 
 
 def test_without_ctypes_callbacks_come_as_before(
@@ -109,3 +121,20 @@ def test_only_the_thread_that_keeps_a_state_releases_it() -> None:
         threads.release_state(kept)
     assert kept not in threads._references
     threads.release_state(kept)  # a second close does nothing
+
+
+def test_only_a_stored_message_keeps_the_state() -> None:
+    """Other outcomes may come from the thread that sends."""
+    opened, outcomes = type("Opened", (), {})(), Callbacks()
+    callback = threads.in_kept_state(opened, outcomes)
+    callback(pulsar.Result.ProducerQueueIsFull, None)
+    assert opened not in threads._references
+    callback(pulsar.Result.Ok, None)
+    try:
+        assert opened in threads._references
+        callback(pulsar.Result.Ok, None)
+        assert threads._references[opened].producers == 1
+    finally:
+        threads.release_state(opened)
+    assert opened not in threads._references
+    assert len(outcomes.threads) == 1

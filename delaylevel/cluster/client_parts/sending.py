@@ -9,7 +9,6 @@ import _pulsar
 import pulsar
 
 from .parts import CREATE_PRODUCER, PRODUCER, ClientPart, has, missing_part
-from .threads import keep_state
 
 #: ID of a message that was not stored, as the client passes it to a callback.
 _NOT_STORED = (-1, -1, -1, 0)
@@ -106,7 +105,6 @@ class NativeOpening:
         def opened(result: Any, native: Any) -> None:
             if result == pulsar.Result.Ok:
                 producer._producer, producer._client = native, core
-                keep_state(producer)
             done(result, producer)
 
         core.create_producer_async(*self._arguments, opened)

@@ -3,13 +3,15 @@
 The client calls back in threads that Python did not start. For each call, Python makes a state for
 the thread, and deletes it at the end. That takes longer than a short callback: with a function that
 counts, ``send_async`` reaches 27,000 messages per second instead of 69,000. A thread whose state is
-in use otherwise keeps it. So the callback of an opening takes a reference to the state of its
-thread, and the callback of the closing gives it back. Both are called by the thread that calls back
-for the producer's messages.
+in use otherwise keeps it. So a callback for a stored message takes a reference to the state of its
+thread, and the callback of the closing gives it back.
 
-Python's own daemon threads keep their states in the same way, also at the end of the process. If a
-producer is closed by another thread, for example because its connection was lost, the state stays
-until the process ends (some KiB, at most once for each thread).
+A stored message is always reported by the thread that reads from the producer's connection. An
+opening is not: if the answer comes before the calling thread has asked for it, the calling thread
+calls back (on a busy machine, for one opening in twenty). A closing may be reported by the calling
+thread for the same reason, or because the connection was lost. Then the state stays until the
+process ends: some KiB, at most once for each thread. Python's own daemon threads keep their states
+in the same way, also at the end of the process.
 
 Source: ``PyGILState_Ensure`` and ``PyGILState_Release`` in the C API of Python, which nest.
 """
@@ -17,8 +19,11 @@ Source: ``PyGILState_Ensure`` and ``PyGILState_Release`` in the C API of Python,
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 from weakref import WeakKeyDictionary
+
+import pulsar
 
 try:
     from ctypes import pythonapi
@@ -56,7 +61,7 @@ def keep_state(producer: Any) -> None:
     Only for callbacks in threads of the client.
 
     Args:
-        producer: a producer that was just opened.
+        producer: an open producer; nothing is done if a thread keeps its state for it.
     """
     if _ensure is None or producer in _references:
         return
@@ -80,3 +85,19 @@ def release_state(producer: Any) -> None:
     reference.producers -= 1
     if reference.producers == 0:
         _release(_LOCKED)
+
+
+def in_kept_state(producer: Any, callback: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """Return a callback that keeps the state of its thread if its message is stored.
+
+    Args:
+        producer: the client's own producer, to which the message is given.
+        callback: the callback of the message, which is called in any case.
+    """
+
+    def called_back(result: Any, message_id: Any) -> None:
+        if result == pulsar.Result.Ok:
+            keep_state(producer)
+        callback(result, message_id)
+
+    return called_back
