@@ -28,7 +28,7 @@ help: ## Show this list
 	@echo "Variables: PYTHON=$(PYTHON) (creates the virtual environment), VENV=$(VENV), PYTEST_ARGS (for pytest),"
 	@echo "WORKERS=$(WORKERS) (processes that run tests; 0 runs them in pytest itself)"
 
-demo: fetch ## Send delayed messages through a real broker and watch them arrive
+demo: $(STAMP) ## Send delayed messages through a real broker and watch them arrive
 	$(BIN)/delaylevel demo
 
 test: lint typecheck wheel-check java pytest ## Run all checks of CI

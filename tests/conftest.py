@@ -6,7 +6,8 @@
 ``namespace``       the test's own namespace, ``public/test-…``, deleted at the end
 ``broker``          the shared embedded broker itself
 ``broker_with``     ``broker_with({"brokerDeduplicationEnabled": True})``: an embedded broker with
-                    these settings, shared by all tests with the same settings
+                    these settings, shared by the tests of a group (see ``parallel``) with the same
+                    settings
 ``private_broker``  makes brokers for one test, which may kill and restart them
 ``started``         starts an `EmbeddedBroker` that a test has configured itself
 
@@ -19,7 +20,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,31 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return GroupScheduling(config, log)
 
 
+# Brokers that tests share, by their settings.
+_shared: dict[object, EmbeddedBroker] = {}
+
+
+def _key(conf: Mapping[str, str | int | float | bool], functions: bool) -> object:
+    return (tuple(sorted(conf.items())), functions)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(
+    item: pytest.Item, nextitem: pytest.Item | None
+) -> Generator[None, object, object]:
+    """Remove brokers with special settings after their group: idle ones use the processors."""
+    result = yield
+    if "PYTEST_XDIST_WORKER" not in os.environ or nextitem is None:
+        return result
+    from parallel import group
+
+    if group(item.nodeid) != group(nextitem.nodeid):
+        usual = _key(FAST_CONF, functions=False)
+        for key in [key for key in _shared if key != usual]:
+            _shared.pop(key).remove()
+    return result
+
+
 @pytest.fixture(autouse=True)
 def _own_environment(
     monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
@@ -118,21 +144,20 @@ def _embedded(
 @pytest.fixture(scope="session")
 def broker_with(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerFactory]:
     """``broker_with(conf, functions=False)``: a broker shared by tests with the same settings."""
-    shared: dict[object, EmbeddedBroker] = {}
 
     def get(
         conf: Mapping[str, str | int | float | bool] | None = None, functions: bool = False
     ) -> EmbeddedBroker:
-        key = (tuple(sorted({**FAST_CONF, **(conf or {})}.items())), functions)
-        if key not in shared:
+        key = _key({**FAST_CONF, **(conf or {})}, functions)
+        if key not in _shared:
             directory = tmp_path_factory.mktemp("broker")
-            shared[key] = start_or_skip(_embedded(directory, conf, functions))
-        return shared[key]
+            _shared[key] = start_or_skip(_embedded(directory, conf, functions))
+        return _shared[key]
 
     try:
         yield get
     finally:
-        for broker in shared.values():
+        for broker in _shared.values():
             broker.remove()
 
 

@@ -32,7 +32,7 @@ from delaylevel.cluster.local_brokers import (
 )
 from delaylevel.errors import AlreadyRunningError, BrokerError, InvalidInputError
 
-from . import process
+from . import class_archive, process
 from .conf import ConfValue, conf_text, environment, start_command, write_conf
 from .distribution import PULSAR_VERSION, Report, fetch, java, locked, release_of
 from .ready import NotReadyError, RegistrationLoopError, wait_ready
@@ -64,6 +64,8 @@ class EmbeddedBroker:
         report: function that receives lines about the progress of fetching and starting.
         version: version of the server, e.g. ``3.3.6``; None for that of the last start, at first
             `PULSAR_VERSION`.
+        archive_to: path to which the JVM writes an archive of its classes when it is stopped; for
+            :func:`delaylevel.broker.preparing.prepare`.
 
     Raises:
         InvalidInputError: the name, directory or version cannot be used.
@@ -81,6 +83,7 @@ class EmbeddedBroker:
         follow_parent: bool = False,
         report: Report = log.info,
         version: str | None = None,
+        archive_to: Path | None = None,
     ) -> None:
         if not NAME.fullmatch(name):
             raise InvalidInputError(
@@ -103,6 +106,7 @@ class EmbeddedBroker:
         self._token = token
         self._follow_parent = follow_parent
         self._report = report
+        self._archive_to = archive_to
         self._child: subprocess.Popen[bytes] | None = None
         self._watcher: subprocess.Popen[bytes] | None = None
 
@@ -321,12 +325,7 @@ class EmbeddedBroker:
                     functions=settings.functions,
                     bookie_port=bookie_port,
                 ),
-                env=environment(
-                    self.directory,
-                    java=java(),
-                    functions=settings.functions,
-                    heap_mb=settings.heap_mb,
-                ),
+                env=self._environment(home, settings),
                 cwd=self.directory,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -345,6 +344,20 @@ class EmbeddedBroker:
         if self._follow_parent:
             self._watcher = process.follow_parent(launched.pid)
         return launched
+
+    def _environment(self, home: Path, settings: SavedInstance) -> dict[str, str]:
+        program = java()
+        environ = environment(
+            self.directory,
+            java=program,
+            functions=settings.functions,
+            heap_mb=settings.heap_mb,
+        )
+        archive = class_archive.archive_path(home, program)
+        log_conf = Path(environ["PULSAR_LOG_CONF"])
+        if self._archive_to is None:
+            return environ | class_archive.reading(archive, log_conf)
+        return environ | class_archive.writing(archive, log_conf, self._archive_to)
 
     def _end(self, pid: int, *, timeout_seconds: float) -> bool:
         self._end_watcher()

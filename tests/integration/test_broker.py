@@ -13,7 +13,10 @@ import pytest
 import urllib3
 from click.testing import CliRunner
 
+from delaylevel.broker.class_archive import archive_path
+from delaylevel.broker.distribution import java
 from delaylevel.broker.embedded import BrokerStatus, EmbeddedBroker, running_instance
+from delaylevel.broker.preparing import prepare
 from delaylevel.broker.ready import RegistrationMonitor
 from delaylevel.cli.main import cli
 from delaylevel.cluster.admin import Admin
@@ -86,6 +89,16 @@ def test_conf_reaches_the_broker(own: EmbeddedBroker) -> None:
     assert runtime["delayedDeliveryTickTimeMillis"] == "250"
     assert runtime["subscriptionExpirationTimeMinutes"] == "7"
     assert runtime["bindAddress"] == "127.0.0.1"
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs Linux")
+def test_a_prepared_server_starts_with_the_archive_of_its_classes(own: EmbeddedBroker) -> None:
+    home = prepare()
+    own.stop()
+    pid = own.start().pid
+    archive = archive_path(home, java())
+    assert str(archive) in Path(f"/proc/{pid}/maps").read_text()
+    assert " INFO " in own.logs()  # the log configuration applies
 
 
 def test_everything_listens_on_loopback_and_on_our_ports(own: EmbeddedBroker) -> None:

@@ -1,0 +1,98 @@
+"""Tests of the archive of a server's classes; no broker is started."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from delaylevel.broker import class_archive, preparing
+from delaylevel.errors import BrokerError
+
+JAVA = "#!/bin/sh\n"
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a server that is fetched, and a program for Java."""
+    program = tmp_path / "java"
+    program.write_text(JAVA)
+    folder = tmp_path / "apache-pulsar-4.0.8"
+    folder.mkdir()
+    monkeypatch.setattr(preparing, "java", lambda: str(program))
+    monkeypatch.setattr(preparing, "fetch", lambda report, version: folder)
+    return folder
+
+
+class Broker:
+    """A broker that writes what Java would write."""
+
+    content: bytes | None = b"classes"
+    error: Exception | None = None
+    starts = 0
+
+    def __init__(self, _: str, *, archive_to: Path, **__: Any) -> None:
+        self._archive_to = archive_to
+
+    def start(self) -> None:
+        Broker.starts += 1
+        if Broker.error is not None:
+            raise Broker.error
+
+    def stop(self, **_: Any) -> bool:
+        if Broker.content is not None and not self._archive_to.exists():
+            self._archive_to.write_bytes(Broker.content)
+        return True
+
+
+@pytest.fixture
+def broker(monkeypatch: pytest.MonkeyPatch) -> type[Broker]:
+    monkeypatch.setattr(preparing, "EmbeddedBroker", Broker)
+    for name, value in (("content", b"classes"), ("error", None), ("starts", 0)):
+        monkeypatch.setattr(Broker, name, value)
+    return Broker
+
+
+def archives(home: Path) -> list[Path]:
+    return [path for path in home.iterdir() if path.suffix in (".jsa", ".part")]
+
+
+def test_an_archive_is_made_once(home: Path, broker: type[Broker]) -> None:
+    reports: list[str] = []
+    assert preparing.prepare(reports.append) == home
+    assert preparing.prepare(reports.append) == home
+    assert broker.starts == len(reports) == 1
+    assert [path.read_bytes() for path in archives(home)] == [b"classes"]
+
+
+def test_another_build_of_java_has_another_archive(home: Path, broker: type[Broker]) -> None:
+    preparing.prepare()
+    Path(preparing.java()).write_text(JAVA + "# updated\n")
+    preparing.prepare()
+    assert broker.starts == len(archives(home)) == 2
+
+
+@pytest.mark.parametrize(
+    ("content", "error"), [(None, None), (b"a part", BrokerError("it ended")), (None, OSError(28))]
+)
+def test_a_server_that_is_not_prepared_can_be_used(
+    home: Path, broker: type[Broker], content: bytes | None, error: Exception | None
+) -> None:
+    broker.content, broker.error = content, error
+    reports: list[str] = []
+    assert preparing.prepare(reports.append) == home
+    assert "starts more slowly" in reports[-1]
+    assert archives(home) == []
+    assert class_archive.reading(home / "classes.jsa", home / "log4j2.yaml") == {}
+
+
+def test_all_instances_of_a_server_begin_the_class_path_with_one_folder(tmp_path: Path) -> None:
+    archive = tmp_path / "classes.jsa"
+    archive.touch()
+    written = class_archive.writing(archive, tmp_path / "a" / "log4j2.yaml", tmp_path / "part")
+    read = class_archive.reading(archive, tmp_path / "b" / "log4j2.yaml")
+    assert written["PULSAR_LOG_CONF"] == read["PULSAR_LOG_CONF"]
+    assert not Path(read["PULSAR_LOG_CONF"]).parent.exists()
+    assert f"={tmp_path}/b/log4j2.yaml" in read["PULSAR_EXTRA_OPTS"]
+    assert f"-XX:SharedArchiveFile={archive}" in read["PULSAR_EXTRA_OPTS"]
