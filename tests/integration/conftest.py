@@ -268,7 +268,10 @@ def cli_process(
 
 
 class JavaPublisher:
-    """A Java client that publishes a message for each line of its input."""
+    """A Java client that publishes a message for each line of its input.
+
+    It keeps its producers. After a test, they ask for the deleted topics again and again.
+    """
 
     source: str
 
@@ -341,14 +344,14 @@ def _base64(value: bytes) -> str:
     return base64.b64encode(value).decode()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def skewed(connection: Connection) -> Iterator[SkewedPublisher]:
     """``skewed(topic, ahead_ms, value, properties)``: publish with a wrong clock."""
     with contextlib.closing(SkewedPublisher(connection)) as publisher:
         yield publisher
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def bytes_keys(connection: Connection) -> Iterator[BytesKeyPublisher]:
     """``bytes_keys(topic, kind, key, value, properties)``: publish with a key of bytes."""
     with contextlib.closing(BytesKeyPublisher(connection)) as publisher:
