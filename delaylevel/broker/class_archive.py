@@ -2,7 +2,7 @@
 
 It has the classes of one start, read and verified, in a form that all JVMs share (AppCDS of the
 JDK: a dynamic archive). It is valid for one build of Java and for class paths that begin with the
-same entries. The JVM ignores an archive that does not fit.
+same entries. The JVM ignores an archive that does not fit, but one whose end is missing aborts it.
 
 The start script begins the class path with the folder of the log configuration, which differs from
 instance to instance. So with an archive, the path begins with a folder that does not exist, and the

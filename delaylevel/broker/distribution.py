@@ -11,6 +11,7 @@ import tarfile
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from delaylevel.cluster.local_brokers import DIRECTORIES, FIRST_PULSAR_VERSION
@@ -94,22 +95,36 @@ def fetch(report: Report = lambda message: None, version: str = PULSAR_VERSION) 
         PrerequisiteError: Java or Maven is missing, or Maven cannot fetch the server.
     """
     home = distribution_directory(version)
-    if is_fetched(version):
-        return home
-    java()
+    make_once(home, partial(is_fetched, version), partial(_fetch, home, report, version))
+    return home
+
+
+def make_once(home: Path, is_made: Callable[[], bool], make: Callable[[], None]) -> None:
+    """Make a server, or something for it, once even if several processes call this.
+
+    Args:
+        home: directory of the server; it need not exist.
+        is_made: function that returns True if there is nothing to do.
+        make: function that makes it; one process at a time calls it.
+    """
+    if is_made():
+        return
     home.parent.mkdir(parents=True, exist_ok=True)
     with locked(home.with_name(f"{home.name}.lock")):
-        if is_fetched(version):
-            return home
-        with tempfile.TemporaryDirectory(dir=home.parent, prefix="fetch-") as scratch:
-            report(f"Fetching the Pulsar server {version} with Maven (about 240 MB) ...")
-            archive = _download(Path(scratch), version)
-            report("Unpacking it ...")
-            unpacked = _unpack(archive, Path(scratch))
-            shutil.rmtree(home, ignore_errors=True)  # an incomplete tree of an earlier version
-            unpacked.rename(home)
+        if not is_made():
+            make()
+
+
+def _fetch(home: Path, report: Report, version: str) -> None:
+    java()
+    with tempfile.TemporaryDirectory(dir=home.parent, prefix="fetch-") as scratch:
+        report(f"Fetching the Pulsar server {version} with Maven (about 240 MB) ...")
+        archive = _download(Path(scratch), version)
+        report("Unpacking it ...")
+        unpacked = _unpack(archive, Path(scratch))
+        shutil.rmtree(home, ignore_errors=True)  # an incomplete tree of an earlier version
+        unpacked.rename(home)
     report(f"The server is in {home}")
-    return home
 
 
 def java() -> str:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
-from delaylevel.errors import BrokerError
+from delaylevel.errors import BrokerError, DelayLevelError
 
 from .class_archive import archive_path
-from .distribution import PULSAR_VERSION, Report, fetch, java, locked
+from .distribution import PULSAR_VERSION, Report, fetch, java, make_once
 from .embedded import EmbeddedBroker
 
 # The JVM writes some 90 MB when it ends: 6 s on two idle processors.
@@ -35,16 +37,16 @@ def prepare(report: Report = lambda message: None, version: str = PULSAR_VERSION
     """
     home = fetch(report, version)
     archive = archive_path(home, java())
-    if archive.is_file():
-        return home
-    with locked(home.with_name(f"{home.name}.lock")):
-        if not archive.is_file():
-            report("Preparing it for quick starts (some 15 s, once) ...")
-            try:
-                _write(archive, version)
-            except (BrokerError, OSError) as error:
-                report(f"It was not prepared, and starts more slowly: {error}")
+    make_once(home, archive.is_file, partial(_try_to_write, archive, report, version))
     return home
+
+
+def _try_to_write(archive: Path, report: Report, version: str) -> None:
+    report("Preparing it for quick starts (some 15 s, once) ...")
+    try:
+        _write(archive, version)
+    except (DelayLevelError, OSError) as error:
+        report(f"It was not prepared, and starts more slowly: {error}")
 
 
 def _write(archive: Path, version: str) -> None:
@@ -66,7 +68,14 @@ def _write(archive: Path, version: str) -> None:
                 raise BrokerError(f"Java took more than {_WRITE_S} s to archive the classes")
             if not part.is_file():
                 raise BrokerError("Java did not archive the classes")
+            _sync(part)
             part.replace(archive)
         finally:
             broker.stop()
             part.unlink(missing_ok=True)
+
+
+def _sync(path: Path) -> None:
+    """Wait until a file is on the disk: half an archive would end each JVM that reads it."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())

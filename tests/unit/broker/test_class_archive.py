@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from delaylevel.broker import class_archive, preparing
-from delaylevel.errors import BrokerError
+from delaylevel.errors import BrokerError, InvalidInputError
 
 JAVA = "#!/bin/sh\n"
 
@@ -74,7 +74,13 @@ def test_another_build_of_java_has_another_archive(home: Path, broker: type[Brok
 
 
 @pytest.mark.parametrize(
-    ("content", "error"), [(None, None), (b"a part", BrokerError("it ended")), (None, OSError(28))]
+    ("content", "error"),
+    [
+        (None, None),
+        (b"a part", BrokerError("it ended")),
+        (None, OSError(28)),
+        (None, InvalidInputError("blanks in the path of temporary files")),
+    ],
 )
 def test_a_server_that_is_not_prepared_can_be_used(
     home: Path, broker: type[Broker], content: bytes | None, error: Exception | None
@@ -84,7 +90,18 @@ def test_a_server_that_is_not_prepared_can_be_used(
     assert preparing.prepare(reports.append) == home
     assert "starts more slowly" in reports[-1]
     assert archives(home) == []
-    assert class_archive.reading(home / "classes.jsa", home / "log4j2.yaml") == {}
+    archive = class_archive.archive_path(home, preparing.java())
+    assert class_archive.reading(archive, home / "log4j2.yaml") == {}
+
+
+def test_an_archive_of_a_killed_process_is_not_used(
+    home: Path, broker: type[Broker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preparing, "_WRITE_S", 0)
+    reports: list[str] = []
+    preparing.prepare(reports.append)
+    assert "took more than" in reports[-1]
+    assert archives(home) == []
 
 
 def test_all_instances_of_a_server_begin_the_class_path_with_one_folder(tmp_path: Path) -> None:
