@@ -8,6 +8,7 @@ import threading
 import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,10 @@ HEAP_MB = 256
 # A broker on a machine whose processors are busy takes longer than the client's default.
 _TIMEOUT_S = 60
 _START_S = 120.0
+# The broker refuses to delete a namespace while one of its topics is being opened or closed.
+_WHILE_TOPICS_CHANGE = urllib3.Retry(
+    3, backoff_factor=0.2, status_forcelist=(409, 422, 500, 503), raise_on_status=False
+)
 
 
 def small_broker(directory: Path, **options: Any) -> EmbeddedBroker:
@@ -72,6 +77,8 @@ def start_or_skip(broker: EmbeddedBroker) -> EmbeddedBroker:
 def own_namespace(connection: Connection) -> Iterator[str]:
     """Create a namespace ``public/test-…``, yield its name, and delete it with its topics.
 
+    If the broker keeps refusing to delete it, it stays.
+
     Raises:
         BrokerError: the broker does not create it.
     """
@@ -87,9 +94,10 @@ def own_namespace(connection: Connection) -> Iterator[str]:
         try:
             yield name
         finally:
-            if http.request("DELETE", url, fields={"force": "true"}).status == 405:
+            delete = partial(http.request, "DELETE", url, retries=_WHILE_TOPICS_CHANGE)
+            if delete(fields={"force": "true"}).status == 405:
                 _empty(http, connection, name)
-                http.request("DELETE", url)
+                delete()
 
 
 def _empty(http: urllib3.PoolManager, connection: Connection, namespace: str) -> None:

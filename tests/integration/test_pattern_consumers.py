@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from delaylevel.model.level_topic import LevelTopicDescription, Role, default_le
 from delaylevel.model.position import EARLIEST
 from delaylevel.model.strategy import Levels
 from delaylevel.model.topic_name import TopicName
+from delaylevel.testing.embedded import own_namespace
 from delaylevel.topics.lifecycle import delete
 from delaylevel.topics.subscriptions import read_foreign_subscriptions
 from world import QUIET, MakeClient, RealWorld
@@ -96,11 +97,9 @@ def test_level_topic_of_an_earlier_release_is_within_reach_and_still_used(
 
 
 @pytest.fixture
-def levels_namespace(world: RealWorld) -> Any:
-    name = f"{world.namespace}-levels"
-    world.admin._rest.put(f"namespaces/{name}")
-    yield name
-    world.admin._rest.delete(f"namespaces/{name}", force="true")
+def levels_namespace(connection: Connection) -> Iterator[str]:
+    with own_namespace(connection) as name:
+        yield name
 
 
 def test_namespace_of_its_own_is_out_of_reach_of_every_pattern(
