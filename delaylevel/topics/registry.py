@@ -25,6 +25,7 @@ from delaylevel.model.level_topic import (
     MEMBER_PROPERTY,
     PLAN_PROPERTY,
     LevelTopicDescription,
+    Member,
     default_level_topic,
     default_level_topics,
 )
@@ -92,9 +93,9 @@ def create(admin: TopicAdmin, description: LevelTopicDescription) -> LevelTopicD
         LevelTopicError: a member topic exists and is not ours.
         NotFoundError: the namespace does not exist.
     """
-    description, existing, policies, settings = _checked(admin, description)
-    for member in description.members():
-        members.ensure(admin, member, description, policies, settings, existing[member.topic])
+    checked = _checked(admin, description)
+    description, existing = checked.description, checked.existing
+    _ensure_members(admin, checked)
     wanted = description.to_properties()
     level_topic = existing[description.name]
     stored = dict(level_topic.properties) if level_topic is not None else {}
@@ -113,6 +114,24 @@ def create(admin: TopicAdmin, description: LevelTopicDescription) -> LevelTopicD
     if found is None:
         raise LevelTopicError(f"level topic {description.topic} was deleted while it was created")
     return found
+
+
+def _ensure_members(admin: TopicAdmin, checked: _Checked) -> None:
+    """Create the missing member topics, and give all of them their subscriptions and policies.
+
+    The level topic itself comes first: a client that creates it with another strategy at the same
+    time is refused there, and leaves no other topic. The rest may come in any order, because
+    nobody uses a level topic before its description is written.
+    """
+    description, existing, policies, settings = checked
+
+    def ensure(member: Member) -> None:
+        members.ensure(admin, member, description, policies, settings, existing[member.topic])
+
+    first, *others = description.members()
+    ensure(first)
+    with ThreadPoolExecutor(_THREADS) as pool:
+        list(pool.map(ensure, others))
 
 
 def check_creatable(admin: TopicAdmin, description: LevelTopicDescription) -> None:

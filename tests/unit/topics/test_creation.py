@@ -10,7 +10,7 @@ import pytest
 
 from delaylevel import topics
 from delaylevel.cluster.values import TopicMetadata, TopicPolicies
-from delaylevel.errors import ConflictError, NotFoundError, StrategyMismatchError
+from delaylevel.errors import AdminError, ConflictError, NotFoundError, StrategyMismatchError
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.strategy import Levels, PartitionBy, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
@@ -82,6 +82,47 @@ def test_a_topic_that_stays_invisible_is_a_conflict(monkeypatch: pytest.MonkeyPa
     late: Any = SlowToAppear(admin, 1_000_000)
     with pytest.raises(ConflictError):
         topics.create(late, described(HOURS))
+
+
+class Recording:
+    """A cluster that records the topics that are created, and refuses one of them."""
+
+    def __init__(self, admin: Any, refused: str = "") -> None:
+        self._admin = admin
+        self.refused = refused
+        self.created: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._admin, name)
+
+    def create_partitioned(self, topic: TopicName, *arguments: Any) -> None:
+        self.created.append(topic.local)
+        if topic.local == self.refused:
+            raise AdminError("Not enough bookies", status=500, reason="")
+        self._admin.create_partitioned(topic, *arguments)
+
+
+def test_the_level_topic_is_created_before_its_other_topics() -> None:
+    admin: Any = Recording(MemoryPulsar(namespaces=["acme/test"]).admin, "orders-delay-level")
+    with pytest.raises(AdminError, match="bookies"):
+        topics.create(admin, described(HOURS))
+    assert admin.created == ["orders-delay-level"]
+
+
+@pytest.mark.parametrize("index", range(1, 5))
+def test_a_level_topic_is_unfinished_until_all_its_topics_are_there(index: int) -> None:
+    admin: Any = Recording(MemoryPulsar(namespaces=["acme/test"]).admin)
+    wanted = described(HOURS)
+    admin.refused = list(wanted.members())[index].topic.local
+    with pytest.raises(AdminError, match="bookies"):
+        topics.create(admin, wanted)
+    assert topics.find(admin, wanted.topic) is None
+    # The next attempt creates what is missing, and only that.
+    there = set(admin.created) - {admin.refused}
+    admin.created, admin.refused = [], ""
+    assert topics.create(admin, wanted) == wanted
+    assert there.isdisjoint(admin.created)
+    assert there | set(admin.created) == {member.topic.local for member in wanted.members()}
 
 
 class StillDeleting:
