@@ -32,7 +32,7 @@ HEAP_MB = 256
 # A broker on a machine whose processors are busy takes longer than the client's default.
 _TIMEOUT_S = 60
 _START_S = 120.0
-# The broker refuses to delete a namespace while one of its topics is being opened or closed.
+# The broker may refuse to delete a namespace for a moment, for example while a topic is opened.
 _WHILE_TOPICS_CHANGE = urllib3.Retry(
     3, backoff_factor=0.2, status_forcelist=(409, 422, 500, 503), raise_on_status=False
 )
@@ -77,7 +77,7 @@ def start_or_skip(broker: EmbeddedBroker) -> EmbeddedBroker:
 def own_namespace(connection: Connection) -> Iterator[str]:
     """Create a namespace ``public/test-…``, yield its name, and delete it with its topics.
 
-    If the broker keeps refusing to delete it, it stays.
+    A namespace that the broker keeps refusing to delete is left there.
 
     Raises:
         BrokerError: the broker does not create it.

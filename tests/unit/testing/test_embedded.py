@@ -7,14 +7,21 @@ from collections.abc import Callable
 import pytest
 
 from delaylevel.cluster.connection import Connection
+from delaylevel.testing import embedded
 from delaylevel.testing.embedded import own_namespace
 from scripted_http import Answer, Server, reply
 
 DONE = (204, {}, b"")
 
 
+@pytest.fixture(autouse=True)
+def repeated_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    at_once = embedded._WHILE_TOPICS_CHANGE.new(backoff_factor=0)
+    monkeypatch.setattr(embedded, "_WHILE_TOPICS_CHANGE", at_once)
+
+
 def _deletions(server: Server, answers: list[Answer]) -> list[str]:
-    """Return the requests to delete a namespace that get these answers, without its address."""
+    """Delete a namespace with these answers; return what followed its name in each request."""
     left = list(answers)
     server.answer = lambda method, path: left.pop(0) if method == "DELETE" else DONE
     with own_namespace(Connection(admin_url=server.url)) as name:
