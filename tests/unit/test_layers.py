@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import re
-from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -224,29 +223,6 @@ def test_a_new_cycle_is_found() -> None:
     (found,) = cycles(with_line("model.clock", "from .router import Router"))
     assert "model.clock" in found
     assert "model.router" in found
-
-
-def test_modules_have_at_most_400_lines() -> None:
-    lengths = {module: text.count("\n") for module, (text, _) in TREE.items()}
-    assert {module: lines for module, lines in lengths.items() if lines > 400} == {}
-
-
-def test_no_folder_is_crowded_and_no_family_is_spelt_as_a_prefix() -> None:
-    assert len(list((ROOT / "delaylevel").glob("*.*"))) <= 12
-    for folder in {path.parent for path in SOURCES.values()}:
-        names = [path.stem for path in folder.glob("*.py") if path.stem != "__init__"]
-        for word in {name.strip("_").partition("_")[0] for name in names}:
-            family = [name for name in names if name.strip("_").split("_")[0] == word]
-            assert len(family) < 3, f"{folder.name}: {family} could be a package {word!r}"
-
-
-def test_no_two_classes_share_a_name() -> None:
-    places = defaultdict(list)
-    for module, (text, _) in TREE.items():
-        for node in ast.walk(ast.parse(text)):
-            if isinstance(node, ast.ClassDef):
-                places[node.name.strip("_")].append(module)
-    assert {name: at for name, at in places.items() if len(at) > 1} == {}
 
 
 MAP = (ROOT / "docs" / "inside.md").read_text(encoding="utf-8")
