@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from delaylevel import _moved
 from delaylevel.errors import DelayLevelError, MissingExtraError
 
 if TYPE_CHECKING:
@@ -54,8 +53,6 @@ _LAZY: dict[str, tuple[str, str | None]] = {
     "TimeBucketTracker": ("delaylevel.structures.timebucket.tracker", "window"),
     "wrap": ("delaylevel.producer.client", None),
 }
-
-_moved.install()
 
 
 def __getattr__(name: str) -> Any:

@@ -1,17 +1,15 @@
-"""Views of ``delaylevel plan``: lists of levels with their requirements, and a simulated day."""
+"""Views of ``delaylevel plan``: a load, and lists of levels with their requirements."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from typing import Any
 
 from delaylevel.cli.output import Column
-from delaylevel.model import benchmarked as bench
+from delaylevel.model.clock import duration_ms
 from delaylevel.model.formatting import exact_duration
-from delaylevel.model.geometric import create_options
-from delaylevel.model.plan import OVERHEAD_BYTES, Load, Plan, dispatcher_cores
+from delaylevel.model.plan import Load, Plan
 from delaylevel.model.strategy import Levels
-from delaylevel.simulation.year import BIN_MS, Recovery, SimulatedDay
 
 from .text import short
 
@@ -41,35 +39,6 @@ PLANS = (
     Column("dispatcher_cores", "number", wide=True),
     Column("broker_cores", "number", wide=True),
     Column("create", wide=True),
-)
-FACTS = (
-    Column("days", "number"),
-    Column("units", head="LEVELS"),
-    Column("topics", "number"),
-    Column("partitions", "number"),
-    Column("stored_bytes", "size", head="STORED"),
-    Column("writes", "number", head="WRITES PER MESSAGE"),
-    Column("written_bytes_per_s", "size", head="WRITTEN PER SECOND"),
-    Column("mover", head="MOVER"),
-    Column("dispatcher", head="DISPATCHERS"),
-    Column("dispatcher_cores", "number"),
-    Column("tracker_bytes", "size", head="TRACKER AT PEAK"),
-)
-PARTS = (
-    Column("part"),
-    Column("partitions", "number"),
-    Column("messages", "number"),
-    Column("stored_bytes", "size", head="SIZE"),
-    Column("out", "number", head="OUT/S"),
-    Column("peak", "number", head="PEAK/S"),
-    Column("peak_at", head="PEAK AT"),
-)
-RECOVERIES = (
-    Column("case"),
-    Column("late_short", "number", head="LATE"),
-    Column("worst_ms", "duration"),
-    Column("near", head="< 1M LATE FROM"),
-    Column("on_time", head="ON TIME FROM"),
 )
 
 
@@ -120,119 +89,18 @@ def plan_view(item: Plan) -> dict[str, Any]:
     }
 
 
-def facts_view(load: Load, found: SimulatedDay) -> dict[str, Any]:
-    """Return the figures of a simulated day that concern the whole level topic."""
-    size = load.size + OVERHEAD_BYTES
-    mean = found.due.mean
-    return {
-        "days": found.days,
-        "cohorts": found.cohorts,
-        "units": unit_names(found.levels),
-        "create": create_options(found.levels),
-        "topics": found.topics,
-        "partitions": found.partitions,
-        "stored_bytes": round(found.stored * size * load.copies),
-        "writes": round(found.written, 2),
-        "written_bytes_per_s": round(found.written * mean * size * load.copies),
-        "mover": f"{short(found.mover_rate, True)} messages per second and hop",
-        "mover_rate": round(found.mover_rate),
-        "dispatcher": f"{short(found.dispatcher_rate, True)} messages per second",
-        "dispatcher_rate": round(found.dispatcher_rate),
-        "dispatcher_cores": round(dispatcher_cores(mean), 2),
-        "tracker_bytes": round(found.window.peak * bench.TRACKER_BYTES.value),
-    }
+def create_options(levels: Levels) -> str:
+    """Return the options of ``delaylevel levels create`` for a list of levels."""
 
+    def text(value: timedelta) -> str:
+        return exact_duration(duration_ms(value))
 
-def part_views(load: Load, found: SimulatedDay) -> list[dict[str, Any]]:
-    """Return a row for each level, for the mover as a whole, and for the window."""
-    size = (load.size + OVERHEAD_BYTES) * load.copies
-
-    def row(
-        part: str, partitions: int | None, stored: Sequence[float] | None, out: Any
-    ) -> dict[str, Any]:
-        most = None if stored is None else max(stored)
-        return {
-            "part": part,
-            "partitions": partitions,
-            "messages": None if most is None else short(most, True),
-            "most": None if most is None else round(most),
-            "mean": None if stored is None else round(sum(stored) / len(stored)),
-            "stored_bytes": None if most is None else round(most * size),
-            "out": short(out.mean, True),
-            "out_per_s": round(out.mean),
-            "peak": short(out.peak, True),
-            "peak_per_s": round(out.peak),
-            "peak_at": _clock(out.peak_at_ms),
-            "peak_at_ms": out.peak_at_ms,
-        }
-
-    rows = [
-        row(load.name, load.partitions, load.stored.values, load.handed_off) for load in found.loads
+    first, *finer = levels.strategies
+    words = [
+        f"--unit {first.unit_name.lower()} --max-delay {text(first.maximum_delay)} "
+        f"--lead {text(first.effective_lead)}"
     ]
-    rows.append(row("all levels", sum(part.partitions for part in found.loads), None, found.moved))
-    rows.append(row("window", None, found.window.values, found.due))
-    return rows
-
-
-def recovery_views(found: SimulatedDay) -> list[dict[str, Any]]:
-    """Return a row for each case in which messages can be late."""
-    begin, end = (_clock(time_ms)[:5] for time_ms in found.outage_ms)
-    cases = (
-        ("mover, no outage", found.mover),
-        ("dispatchers, no outage", found.dispatcher),
-        (f"no mover {begin} to {end}", found.mover_outage),
-        (f"no dispatcher {begin} to {end}", found.dispatcher_outage),
-    )
-    return [{"case": name, **_recovery(item)} for name, item in cases]
-
-
-def _recovery(item: Recovery) -> dict[str, Any]:
-    return {
-        "late": round(item.late),
-        "late_short": short(item.late, True),
-        "worst_ms": round(item.worst_ms),
-        "on_time_ms": None if item.on_time_ms is None else round(item.on_time_ms),
-        "on_time": _from(item.on_time_ms),
-        "within_a_minute_ms": None if item.near_ms is None else round(item.near_ms),
-        "near": _from(item.near_ms),
-    }
-
-
-def _from(time_ms: float | None) -> str:
-    if time_ms is None:
-        return "-"
-    return _clock(time_ms) if time_ms else "always"
-
-
-def simulated_view(load: Load, found: SimulatedDay) -> dict[str, Any]:
-    """Return a simulated day as one JSON object."""
-    return {
-        **facts_view(load, found),
-        "parts": part_views(load, found),
-        "cases": recovery_views(found),
-        "growth": [round(value) for value in found.growth],
-        "bin_ms": BIN_MS,
-        "curves": {
-            scale: {name: [round(value) for value in values] for name, values in panel.items()}
-            for scale, panel in curves(found).items()
-        },
-    }
-
-
-def curves(found: SimulatedDay) -> Mapping[str, Mapping[str, Sequence[float]]]:
-    """Return the curves of a simulated day, by scale and name."""
-    return {
-        "handed off per second": {
-            **{load.name: load.handed_off.values for load in found.loads},
-            "due": found.due.values,
-        },
-        "messages": {
-            **{load.name: load.stored.values for load in found.loads},
-            "window": found.window.values,
-        },
-    }
-
-
-def _clock(time_ms: float) -> str:
-    seconds = int(time_ms // 1000)
-    return f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
+    for item in finer:
+        parts = (item.unit_name.lower(), text(item.maximum_delay), text(item.effective_lead))
+        words.append(f"--then {':'.join(parts)}")
+    return " ".join(words)

@@ -1,8 +1,7 @@
-"""Plots of a horizon, and of curves over a day."""
+"""Plots of a horizon."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -44,36 +43,6 @@ def save_plot(found: Horizon, path: Path) -> None:
     """
     figure = _figure(path, 4.5)
     _draw(figure.add_subplot(), found)
-    _save(figure, path)
-
-
-def save_curves(
-    path: Path, title: str, panels: Mapping[str, Mapping[str, Sequence[float]]], bin_ms: int
-) -> None:
-    """Save a plot of curves over a day, with logarithmic scales.
-
-    An existing file is replaced.
-
-    Args:
-        panels: the curves of each panel by their names; the name of a panel is that of its scale.
-        bin_ms: time between two values, ms.
-
-    Raises:
-        InvalidInputError, MissingExtraError: see :func:`check_plot`.
-        DelayLevelError: the file cannot be written.
-    """
-    figure = _figure(path, 3.0 * len(panels))
-    all_axes = figure.subplots(len(panels), sharex=True, squeeze=False)[:, 0]
-    for axes, (scale, curves) in zip(all_axes, panels.items(), strict=True):
-        for name, values in curves.items():
-            hours = [index * bin_ms / 3_600_000 for index in range(len(values))]
-            axes.plot(hours, [value if value > 0 else None for value in values], label=name, lw=1)
-        axes.set_yscale("log")
-        axes.set_ylabel(scale)
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.legend(frameon=False, ncols=len(curves), loc="upper left")
-    all_axes[0].set_title(title, loc="left")
-    all_axes[-1].set_xticks(range(0, 25, 3), [f"{hour:02}:00" for hour in range(0, 25, 3)])
     _save(figure, path)
 
 

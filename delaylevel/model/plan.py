@@ -1,25 +1,23 @@
 """Capacity planning: the partitions, storage, memory and movers for a load of delayed messages.
 
-The arithmetic uses the figures in :mod:`delaylevel.model.benchmarked` and assumes a steady state,
-in which a part of the messages may be due at one time of the day: nine o'clock. Unless a mean is
-given, delays are spread evenly between zero and the longest one.
+The arithmetic assumes a steady state in which a part of the messages may be due at one time of
+the day: nine o'clock. Unless a mean is given, delays are spread evenly between zero and the
+longest one. The rates below are rounded results of the project's benchmarks on two shared cores
+(docs/benchmarks.md): plans are orders of magnitude.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 
 from delaylevel.errors import InvalidInputError
 
-from . import benchmarked as bench
 from .clock import duration_ms
-from .geometric import geometric_lists
 from .level_topic import FinalWindow, Mover
-from .path import hop_times
-from .router import Router
+from .router import Hop, Router
 from .strategy import (
     DEFAULT_PARTITION_LIMIT,
     Levels,
@@ -28,19 +26,29 @@ from .strategy import (
     fitting_levels,
 )
 
+# Messages per second: of a core of the Spark job, of the local mover and of an instance of the
+# Function for each hop; of one dispatcher in a burst; and until a restarted dispatcher or broker
+# knows its pending messages again.
+SPARK_RATE, LOCAL_MOVER_RATE, FUNCTION_RATE = 29_000, 31_000, 9_000
+BURST_RATE = 41_000
+RESTART_RATE, NATIVE_REBUILD_RATE = 80_000, 15_000
+# Bytes of a pending message: in the broker's index of one subscription, and in the tracker.
+NATIVE_INDEX_BYTES, TRACKER_BYTES = 34, 4
+# Cores of a dispatcher at 100 and at 1,000 messages per second, and of a broker for each stored
+# message.
+_DISPATCHER_CORES = ((100, 0.07), (1000, 0.14))
+_BROKER_STORE_S = 25e-6
 # Approximate size of the envelope and the broker's metadata of a parked message.
-OVERHEAD_BYTES = 200
+_OVERHEAD_BYTES = 200
 # A mover needs spare capacity to catch up after an outage.
-HEADROOM = 0.5
-#: Price of partitions, which need memory in the brokers and searches by the mover: the number of
-#: them that costs as much as one core. This and the next price are choices, not measurements.
-PARTITIONS_PER_CORE = 100
-#: Price of a slow restart: the time until a restarted dispatcher knows its messages, in seconds,
-#: that costs as much as one core.
-RESTART_S_PER_CORE = 60
+_HEADROOM = 0.5
+# Prices, by choice: the number of partitions (memory of the brokers, searches of the mover) and
+# the seconds until a restarted dispatcher knows its messages that cost as much as one core.
+_PARTITIONS_PER_CORE = 100
+_RESTART_S_PER_CORE = 60
 _MOST_LEVELS = 3
 _DAY = timedelta(days=1)
-# Delays of which the mean number of hops is computed.
+# Number of delays over which the hops of a message are averaged.
 _SAMPLES = 200
 
 
@@ -59,10 +67,9 @@ class Load:
         mover: the process that moves near-due messages.
         final_window: the place of messages before their due time.
         partition_limit: largest number of partitions of a level.
-        nine_share: share of the messages that are due at one time of the day, 0 to 1.
-        nine_spread: time over which these are due.
-        nine_within: time after that by which the dispatchers have released them; None for as long
-            as the dispatchers take that the mean rate needs.
+        nine_share: share of the messages that are due at one instant of the day, 0 to 1.
+        nine_within: time after that in which the dispatchers release them; None for as long as the
+            dispatchers take that the mean rate needs.
 
     Raises:
         InvalidInputError: a value is out of range.
@@ -78,7 +85,6 @@ class Load:
     final_window: FinalWindow = FinalWindow.TRACKER
     partition_limit: int = DEFAULT_PARTITION_LIMIT
     nine_share: float = 0.0
-    nine_spread: timedelta = timedelta(0)
     nine_within: timedelta | None = None
 
     def __post_init__(self) -> None:
@@ -94,8 +100,8 @@ class Load:
             raise InvalidInputError("the mean delay must be between zero and the longest delay")
         if not 0 <= self.nine_share <= 1:
             raise InvalidInputError(f"a share of {self.nine_share} is not between 0 and 1")
-        if self.nine_spread < timedelta(0) or self._nine_time_s < 0:
-            raise InvalidInputError("a time in which messages are due or released is negative")
+        if self.nine_within is not None and self.nine_within <= timedelta(0):
+            raise InvalidInputError("the time to release the messages of nine o'clock must be > 0")
 
     @property
     def mean(self) -> timedelta:
@@ -113,23 +119,19 @@ class Load:
         return round(self.nine_share * self.rate * min(_DAY, self.maximum_delay).total_seconds())
 
     @property
-    def _nine_time_s(self) -> float:
-        within = timedelta(0) if self.nine_within is None else self.nine_within
-        return (self.nine_spread + within).total_seconds()
-
-    @property
     def dispatchers(self) -> int:
         """Number of dispatchers; 0 with ``broker``.
 
-        They release the mean rate at half their capacity, and those of nine o'clock in their time,
-        if there is one, at their full capacity.
+        They release the mean rate at half their capacity, and the messages of nine o'clock within
+        the given time at their full capacity.
         """
         if self.final_window is FinalWindow.BROKER:
             return 0
-        needed = _processes(self.rate, bench.BURST_RATE)
-        if self._nine_time_s:
-            at_nine = self.nine_messages / self._nine_time_s + self.rate * (1 - self.nine_share)
-            needed = max(needed, math.ceil(at_nine / bench.BURST_RATE.value))
+        needed = _processes(self.rate, BURST_RATE)
+        if self.nine_within is not None:
+            at_nine = self.nine_messages / self.nine_within.total_seconds()
+            others = self.rate * (1 - self.nine_share)
+            needed = max(needed, math.ceil((at_nine + others) / BURST_RATE))
         return needed
 
     @property
@@ -140,23 +142,23 @@ class Load:
         """
         if not (self.dispatchers and self.nine_messages):
             return 0.0
-        spare = self.dispatchers * bench.BURST_RATE.value - self.rate * (1 - self.nine_share)
-        return max(self.nine_spread.total_seconds(), self.nine_messages / spare)
+        spare = self.dispatchers * BURST_RATE - self.rate * (1 - self.nine_share)
+        return self.nine_messages / spare
 
     @property
     def native_index_bytes(self) -> int:
         """Size of the broker's index if the broker itself delays all messages, bytes."""
-        return round(self.pending * bench.NATIVE_INDEX_BYTES.value * self.subscriptions)
+        return self.pending * NATIVE_INDEX_BYTES * self.subscriptions
 
     @property
     def native_rebuild_s(self) -> float:
         """Time that a restarted broker then needs before it delivers, seconds."""
-        return self.pending / bench.NATIVE_REBUILD_RATE.value
+        return self.pending / NATIVE_REBUILD_RATE
 
     @property
     def stored_bytes(self) -> int:
         """Size of the pending messages on all bookies together, bytes."""
-        return self.pending * (self.size + OVERHEAD_BYTES) * self.copies
+        return self.pending * (self.size + _OVERHEAD_BYTES) * self.copies
 
 
 @dataclass(frozen=True)
@@ -168,9 +170,8 @@ class Plan:
         partitions: number of partitions of all levels.
         writes: mean number of times that a message is stored: in levels, in the final window and in
             the business topic.
-        moves_per_s: largest number of messages per second that the mover forwards, over all hops.
-        peak_moves_per_s: the same while the messages of nine o'clock leave the level with the
-            shortest unit.
+        moves_per_s: messages per second that the mover forwards, if each passes all levels.
+        peak_moves_per_s: the same while the messages of nine o'clock leave the finest level.
         movers: cores of the Spark job, or instances of the Function: those that need half their
             capacity for the mean, and no more than all of it for the peak.
         local_mover: True if one mover without Spark is enough, by the same rule.
@@ -207,17 +208,14 @@ class Plan:
 
     @property
     def cost(self) -> float:
-        """The total cost, in cores: movers, dispatchers, brokers, partitions, and a restart.
-
-        See :data:`PARTITIONS_PER_CORE` and :data:`RESTART_S_PER_CORE`.
-        """
+        """The total cost, in cores: movers, dispatchers, brokers, partitions, and a restart."""
         restart_s = self.rebuild_s / max(1, self.dispatchers)
         return (
             self.movers
             + self.dispatchers
             + self.broker_cores
-            + self.partitions / PARTITIONS_PER_CORE
-            + restart_s / RESTART_S_PER_CORE
+            + self.partitions / _PARTITIONS_PER_CORE
+            + restart_s / _RESTART_S_PER_CORE
         )
 
 
@@ -228,18 +226,19 @@ def plan(load: Load, levels: Levels) -> Plan:
     # that, or at once if its whole delay is less than a unit.
     window_ms = min(finest.unit_ms / 2 + finest.lead_ms, duration_ms(load.maximum_delay))
     window = round(load.rate * window_ms / 1000)
+    others = window * (1 - load.nine_share) if load.nine_messages else window
+    peak_window = max(window, round(others + load.nine_messages))
     moves = load.rate * len(levels)
-    peak = moves + _peak_per_s(load, levels)
-    rate = bench.SPARK_RATE if load.mover is Mover.SPARK else bench.FUNCTION_RATE
+    # All messages that are due at one instant leave a level within its unit.
+    peak = moves + load.nine_messages / min(finest.unit_ms / 1000, _DAY.total_seconds())
+    rate = SPARK_RATE if load.mover is Mover.SPARK else FUNCTION_RATE
     tracked = load.final_window is FinalWindow.TRACKER
-    peak_window = _peak_window(load, levels, window)
-    index = 0.0 if tracked else peak_window * bench.NATIVE_INDEX_BYTES.value * load.subscriptions
-    rebuild_rate = bench.RESTART_RATE if tracked else bench.NATIVE_REBUILD_RATE
+    index = 0 if tracked else peak_window * NATIVE_INDEX_BYTES * load.subscriptions
     if load.mover is Mover.FUNCTION:
         # The broker delays parked messages; its fixed-delay detection limits each index.
-        indexed = min(load.pending, 50_000 * levels.partitions)
-        index += indexed * bench.NATIVE_INDEX_BYTES.value
+        index += min(load.pending, 50_000 * levels.partitions) * NATIVE_INDEX_BYTES
     writes = _mean_parks(load, levels) + 2
+    stores = max(load.rate * writes / _HEADROOM, load.rate * writes - moves + peak)
     return Plan(
         levels=levels,
         partitions=levels.partitions,
@@ -247,71 +246,17 @@ def plan(load: Load, levels: Levels) -> Plan:
         moves_per_s=moves,
         peak_moves_per_s=peak,
         movers=_processes(moves, rate, peak),
-        local_mover=_processes(moves, bench.LOCAL_MOVER_RATE, peak) == 1,
+        local_mover=_processes(moves, LOCAL_MOVER_RATE, peak) == 1,
         window=window,
         peak_window=peak_window,
-        window_bytes=peak_window * (load.size + OVERHEAD_BYTES),
-        index_bytes=round(index),
-        tracker_bytes=round(peak_window * bench.TRACKER_BYTES.value) if tracked else 0,
-        rebuild_s=window / rebuild_rate.value,
+        window_bytes=peak_window * (load.size + _OVERHEAD_BYTES),
+        index_bytes=index,
+        tracker_bytes=peak_window * TRACKER_BYTES if tracked else 0,
+        rebuild_s=window / (RESTART_RATE if tracked else NATIVE_REBUILD_RATE),
         dispatchers=load.dispatchers,
-        dispatcher_cores=dispatcher_cores(load.rate) if tracked else 0.0,
-        broker_cores=max(load.rate * writes / HEADROOM, load.rate * writes - moves + peak)
-        * bench.BROKER_STORE_S.value,
+        dispatcher_cores=_dispatcher_cores(load.rate) if tracked else 0.0,
+        broker_cores=stores * _BROKER_STORE_S,
     )
-
-
-def _processes(per_s: float, rate: bench.Figure, peak_per_s: float = 0.0) -> int:
-    """Return the number of processes or cores for messages per second, with spare capacity.
-
-    Args:
-        peak_per_s: the messages per second of a short time, for which no capacity is spare.
-    """
-    return max(1, math.ceil(max(per_s / HEADROOM, peak_per_s) / rate.value))
-
-
-def _mean_parks(load: Load, levels: Levels) -> float:
-    """Return the mean number of levels, and rounds in them, that a message passes."""
-    longest_ms, mean_ms = duration_ms(load.maximum_delay), duration_ms(load.mean)
-    # Evenly around the mean.
-    reach_ms = min(mean_ms, longest_ms - mean_ms)
-    router = Router(levels)
-    delays = (
-        mean_ms + round(reach_ms * (2 * (number + 0.5) / _SAMPLES - 1))
-        for number in range(_SAMPLES)
-    )
-    return sum(len(hop_times(router, max(1, delay_ms))) - 1 for delay_ms in delays) / _SAMPLES
-
-
-def _peak_per_s(load: Load, levels: Levels) -> float:
-    """Return the messages per second of nine o'clock that leave the level with most of them.
-
-    All messages that are due at one instant leave a level within its unit.
-    """
-    unit_s = min(levels[-1].unit_ms / 1000, _DAY.total_seconds())
-    return load.nine_messages / max(unit_s, load.nine_spread.total_seconds())
-
-
-def _peak_window(load: Load, levels: Levels, window: int) -> int:
-    """Return the largest number of messages in the window.
-
-    At nine o'clock, it contains those of nine o'clock: if they are due over a time, the part that
-    is due before a message leaves that enters the window now.
-    """
-    finest, spread_ms = levels[-1], duration_ms(load.nine_spread)
-    stay_ms = finest.unit_ms / 2 + finest.lead_ms
-    part = min(1.0, stay_ms / spread_ms) if spread_ms else 1.0
-    others = window * (1 - load.nine_share) if load.nine_messages else window
-    return max(window, round(others + part * load.nine_messages))
-
-
-def dispatcher_cores(per_s: float) -> float:
-    """Return the cores that dispatchers use at a rate: on the line through the measured points."""
-    (least, low), (most, high) = (
-        (100, bench.DISPATCHER_CORES_AT_100.value),
-        (1000, bench.DISPATCHER_CORES_AT_1000.value),
-    )
-    return low + (per_s - least) * (high - low) / (most - least)
 
 
 def plans(load: Load) -> list[Plan]:
@@ -332,23 +277,37 @@ def plans(load: Load) -> list[Plan]:
     return sorted(found, key=lambda item: (item.cost, item.partitions))
 
 
-def geometric_plans(load: Load, named: Sequence[Plan]) -> list[Plan]:
-    """Return plans with units that grow geometrically, for each last unit of lists of named units.
+def _processes(per_s: float, rate: int, peak_per_s: float = 0.0) -> int:
+    """Return the processes or cores for a mean rate with, and for a peak without, a reserve."""
+    return max(1, math.ceil(max(per_s / _HEADROOM, peak_per_s) / rate))
 
-    Each has clearly fewer partitions than the first of the lists of several named units with this
-    last unit, and than those with fewer levels.
-    """
-    first: dict[int, Plan] = {}
-    for item in named:
-        if len(item.levels) > 1:
-            first.setdefault(item.levels[-1].unit_ms, item)
-    known = {item.levels for item in named}
-    found = []
-    for unit_ms, item in first.items():
-        unit = timedelta(milliseconds=unit_ms)
-        lists = geometric_lists(load.maximum_delay, unit, load.partition_limit, item.partitions)
-        found += [plan(load, levels) for levels in lists if levels not in known]
-    return found
+
+def _mean_parks(load: Load, levels: Levels) -> float:
+    """Return the mean number of levels, and rounds in them, that a message passes."""
+    longest_ms, mean_ms = duration_ms(load.maximum_delay), duration_ms(load.mean)
+    reach_ms = min(mean_ms, longest_ms - mean_ms)  # evenly around the mean
+    router = Router(levels)
+    delays = (
+        mean_ms + round(reach_ms * (2 * (number + 0.5) / _SAMPLES - 1))
+        for number in range(_SAMPLES)
+    )
+    return sum(_parks(router, max(1, delay_ms)) for delay_ms in delays) / _SAMPLES
+
+
+def _parks(router: Router, delay_ms: int) -> int:
+    """Return the number of times that a message is parked, if every hop is on time."""
+    count, now_ms, level = 0, 0, None
+    while (hop := router.decide(delay_ms, now_ms, level)).hop is Hop.PARK:
+        level = hop.level
+        now_ms = router.hand_off_ms(level, hop.partition, now_ms)
+        count += 1
+    return count
+
+
+def _dispatcher_cores(per_s: float) -> float:
+    """Return the cores that dispatchers use at a rate: on the line through the measured points."""
+    (least, low), (most, high) = _DISPATCHER_CORES
+    return low + (per_s - least) * (high - low) / (most - least)
 
 
 def _lists(load: Load) -> Iterator[Levels]:

@@ -16,7 +16,7 @@ The info string of a fence has options for its block:
 
 ``sh`` blocks are commands. In ``console`` blocks commands begin with ``$``, and the lines below a
 command must be in its output (``...`` for omitted text). Commands that start Spark, functions
-workers or brokers, or simulate a year, run only with the long tests.
+workers or brokers run only with the long tests.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ OUTSIDE = re.compile(
     rf"delaylevel ({SPARK}|(dispatch(er)? )?run|listen|mover|function|broker|demo)\b"
 )
 SLOW = re.compile(
-    r"make|python benchmarks|pulsar-admin|.* --every 5s|.* 365d .*--simulate|"
+    r"make|python benchmarks|pulsar-admin|.* --every 5s|"
     rf"delaylevel ({SPARK}|mover|function|broker|demo)\b"
 )
 FOREVER = re.compile(

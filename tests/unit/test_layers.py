@@ -35,7 +35,6 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "run": ("dispatcher", "mover", "topics", "cluster", "structures", "model"),
     "inspection": ("dispatcher.journal", "topics", "cluster", "structures", "model"),
     "consumer": ("producer", "topics", "cluster", "structures", "model"),
-    "simulation": ("mover.ready_queue", "model"),
     "functions": ("mover", "topics", "cluster", "model"),
     "spark_sync": ("inspection", "mover", "topics", "cluster", "model"),
     "broker": ("cluster",),
@@ -49,11 +48,11 @@ ROOMS: dict[str, tuple[str, ...]] = {
     ),
 }
 ROOMS["demo"] = ("doctor", "broker", *ROOMS["doctor"])
-ROOMS["cli"] = ("demo", "run", "simulation", *ROOMS["demo"])
+ROOMS["cli"] = ("demo", "run", *ROOMS["demo"])
 #: What every room may import: modules without a room, and the room `web`.
 LEAVES = ("errors", "installed", "prometheus", "web", "__version__")
 #: Modules that only re-export names of the rooms. No room imports them.
-RE_EXPORTS = ("", "__main__", "_moved", "admin", "asyncio", "config", "metrics")
+RE_EXPORTS = ("", "__main__", "admin", "asyncio", "config", "metrics")
 #: Rooms that use the official Pulsar client. `cluster` translates its exceptions.
 USES_CLIENT = {"cluster", "producer", "consumer", "testing", "functions", "demo"}
 #: Imports that the table does not allow, each with the reason.

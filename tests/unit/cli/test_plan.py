@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 from datetime import timedelta
-from pathlib import Path
 
 from click.testing import CliRunner
 
 from delaylevel.cli.main import cli
-from delaylevel.model.benchmarked import FIGURES
 from delaylevel.model.level_topic import FinalWindow
 from delaylevel.model.plan import Load
 
@@ -28,11 +26,10 @@ def test_plan_shows_load_plans_and_figures() -> None:
     assert result["plans"][0]["rebuild_ms"] > 0
     assert result["plans"][0]["dispatchers"] == 1
     assert 0 < result["plans"][0]["dispatcher_cores"] < 1
-    assert set(result["figures"]) == set(FIGURES)
     table = CliRunner().invoke(cli, base)
     assert table.exit_code == 0
     assert "PARTITIONS" in table.stdout
-    assert "10% of all messages are due at nine o'clock, at once" in table.stderr
+    assert "10% of all messages are due at nine o'clock; see" in table.stderr
     assert result["plans"][0]["local_mover"] is True
     lines = CliRunner().invoke(cli, [*base, "-o", "jsonl"])
     assert len(lines.stdout.splitlines()) == len(result["plans"])
@@ -40,13 +37,12 @@ def test_plan_shows_load_plans_and_figures() -> None:
     assert CliRunner().invoke(cli, [*base, "--mean-delay", "40d"]).exit_code == 2
 
 
-def test_a_table_fits_into_80_columns_and_shows_geometric_levels() -> None:
+def test_a_table_fits_into_80_columns() -> None:
     words = ["plan", "--rate", "100000", "--max-delay", "365d", "--size", "1KiB"]
     answer = CliRunner().invoke(cli, words)
     assert answer.exit_code == 0, answer.output
     lines = answer.stdout.splitlines()
     assert max(map(len, lines)) <= 80
-    assert any(line.startswith("30d 2d 3h 15m 1m ") for line in lines)
     wide = CliRunner().invoke(cli, [*words, "-o", "wide"]).stdout
     assert "--unit day --max-delay 365d --lead 10m --then hour:1d:5m --then minute:1h:15s" in wide
     rows = json.loads(CliRunner().invoke(cli, [*words, "-o", "json"]).stdout)["plans"]
@@ -64,47 +60,10 @@ def test_a_peak_can_have_a_time_in_which_it_is_released() -> None:
         found = json.loads(answer.stdout)
         return found["dispatchers"], found["nine_release_ms"]
 
-    assert load() == (1, 438_579)
+    assert load() == (1, 440_816)
     dispatchers, release_ms = load("--nine-within", "1m")
     assert dispatchers > 1
     assert release_ms <= 60_000
     assert load("--at-nine", "0") == (1, 0)
     even = CliRunner().invoke(cli, [*words[:-2], "--at-nine", "0"])
     assert "No peak is assumed" in even.stderr
-
-
-SIMULATE = ["plan", "--rate", "1000", "--max-delay", "3d", "--size", "1KiB", "--simulate"]
-SIMULATE += ["--level", "day:3d", "--level", "hour:24h"]
-
-
-def test_a_simulated_day_fits_into_80_columns(tmp_path: Path) -> None:
-    picture = tmp_path / "day.svg"
-    answer = CliRunner().invoke(cli, [*SIMULATE, "--plot", str(picture)])
-    assert answer.exit_code == 0, answer.output
-    assert max(map(len, answer.stdout.splitlines())) <= 80
-    for word in ("1d 1h", "WRITES PER MESSAGE", "PEAK AT", "no mover 12:00 to 13:00"):
-        assert word in answer.stdout
-    assert "handed off per second" in picture.read_text(encoding="utf-8")
-
-
-def test_a_simulated_day_as_json_has_curves() -> None:
-    words = [*SIMULATE, "--at-nine", "0.5", "--days", "2", "--movers", "3", "--dispatchers", "2"]
-    answer = CliRunner().invoke(cli, [*words, "-o", "json"])
-    assert answer.exit_code == 0, answer.output
-    found = json.loads(answer.stdout)
-    assert found["days"] == len(found["growth"]) == 2
-    assert found["mover_rate"] == round(3 * FIGURES["spark_rate"].value)
-    assert found["dispatcher_rate"] == round(2 * FIGURES["burst_rate"].value)
-    assert [part["part"] for part in found["parts"]] == ["DAY", "HOUR", "all levels", "window"]
-    assert {len(curve) for panel in found["curves"].values() for curve in panel.values()} == {8640}
-    assert [case["late"] > 0 for case in found["cases"]][2:] == [True, True]
-
-
-def test_options_of_a_simulation_that_cannot_be_used_are_refused() -> None:
-    words = [word for word in SIMULATE if word != "--simulate"]
-    answer = CliRunner().invoke(cli, words)
-    assert answer.exit_code == 2
-    assert "need --simulate" in answer.output
-    short = CliRunner().invoke(cli, [*SIMULATE[:7], "--simulate", "--level", "day:2d"])
-    assert short.exit_code == 2
-    assert "accepts only" in short.output

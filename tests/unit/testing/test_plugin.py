@@ -114,7 +114,7 @@ def test_a_project_that_does_not_use_it_imports_next_to_nothing(
         def test_nothing_heavy_is_loaded():
             ours = {{name for name in sys.modules if name.partition(".")[0] == "delaylevel"}}
             assert ours == {{
-                "delaylevel", "delaylevel._moved", "delaylevel.errors", "delaylevel.testing",
+                "delaylevel", "delaylevel.errors", "delaylevel.testing",
                 "{PLUGIN}",
             }}
             assert not set({HEAVY!r}) & set(sys.modules)

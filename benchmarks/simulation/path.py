@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .router import Hop, Router
+from delaylevel.model.router import Hop, Router
 
 
 def hop_times(router: Router, delay_ms: int) -> list[int]:

@@ -20,11 +20,11 @@ from functools import cached_property
 from itertools import pairwise
 
 from delaylevel.errors import InvalidInputError
-from delaylevel.model.path import hop_times
 from delaylevel.model.router import Router
 from delaylevel.model.strategy import Levels
 
 from .movement import Cohort
+from .path import hop_times
 
 DAY_MS = 86_400_000
 NINE_MS = 9 * 3_600_000

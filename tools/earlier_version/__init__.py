@@ -1,1 +1,0 @@
-"""Record of the level topics and messages of an earlier version, for tests of compatibility."""
