@@ -13,11 +13,11 @@ from typing import Any
 from delaylevel.consumer import (
     Backoff,
     Deduplication,
-    FileIdStore,
     Listeners,
     ReceivedMessage,
     Reject,
     Retry,
+    TopicIdStore,
 )
 from listening_plan import LATER_MS, AuditFile, Fate, Plan
 
@@ -26,8 +26,8 @@ audit = AuditFile(plan.audit)
 app = Listeners.from_config()
 
 options: dict[str, Any] = {}
-if plan.ids:
-    options["deduplicate"] = Deduplication(store=FileIdStore(plan.ids))
+if plan.deduplicate:
+    options["deduplicate"] = Deduplication(store=TopicIdStore())
 
 
 def begin(message: ReceivedMessage) -> tuple[int, float]:

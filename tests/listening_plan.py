@@ -43,7 +43,7 @@ class Plan:
         subscription_type: as in ``Listeners.on``.
         delays_ms: delays between attempts.
         concurrency: number of calls at the same time.
-        ids: path of the handled IDs; empty without deduplication.
+        deduplicate: True to store handled IDs in a topic.
         work_ms: longest duration of a call.
         seed: the seed of all fates.
     """
@@ -54,7 +54,7 @@ class Plan:
     subscription_type: str = "Shared"
     delays_ms: tuple[int, ...] = (1_000, 2_000)
     concurrency: int = 8
-    ids: str = ""
+    deduplicate: bool = False
     work_ms: float = 5.0
     seed: int = 21
 

@@ -10,13 +10,11 @@ from delaylevel.errors import MissingExtraError
 if TYPE_CHECKING:
     from .backoff import Backoff
     from .deduplication import Deduplication
-    from .file_ids import FileIdStore
     from .handled_ids import HandledIds
     from .ids import InvalidIdError
     from .listener import Listener
     from .listeners import Listeners
     from .message import ReceivedMessage
-    from .reconsuming import RetryingConsumer, retrying
     from .signals import Reject, Retry
     from .stats import ListenerCounts
     from .topic_ids import TopicIdStore
@@ -24,7 +22,6 @@ if TYPE_CHECKING:
 __all__ = [
     "Backoff",
     "Deduplication",
-    "FileIdStore",
     "HandledIds",
     "InvalidIdError",
     "Listener",
@@ -33,16 +30,13 @@ __all__ = [
     "ReceivedMessage",
     "Reject",
     "Retry",
-    "RetryingConsumer",
     "TopicIdStore",
-    "retrying",
 ]
 
 # Name -> (module, required extra or None). Loaded on first use.
 _LAZY: dict[str, tuple[str, str | None]] = {
     "Backoff": ("backoff", None),
     "Deduplication": ("deduplication", None),
-    "FileIdStore": ("file_ids", "window"),
     "HandledIds": ("handled_ids", "window"),
     "InvalidIdError": ("ids", None),
     "Listener": ("listener", None),
@@ -51,9 +45,7 @@ _LAZY: dict[str, tuple[str, str | None]] = {
     "ReceivedMessage": ("message", None),
     "Reject": ("signals", None),
     "Retry": ("signals", None),
-    "RetryingConsumer": ("reconsuming", None),
     "TopicIdStore": ("topic_ids", "window"),
-    "retrying": ("reconsuming", None),
 }
 
 

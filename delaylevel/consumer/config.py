@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -156,7 +155,6 @@ class ApplicationConfig:
     producer: Mapping[str, Any] = field(default_factory=dict)
     listeners: Mapping[str, Any] = field(default_factory=dict)
     by_name: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    _variables: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @classmethod
     def load(
@@ -173,8 +171,8 @@ class ApplicationConfig:
         The file and its lookup are those of :meth:`.Connection.load`. Arguments override the
         environment, which overrides the file: ``DELAYLEVEL_LISTENERS_CONCURRENCY`` and
         ``DELAYLEVEL_PRODUCER_COMPRESSION_TYPE`` override ``[listeners]`` and ``[producer]``. The
-        settings of a listener's name override those of all listeners:
-        ``DELAYLEVEL_LISTENERS_BILL_CONCURRENCY`` and ``[listeners.bill]`` for the handler ``bill``.
+        settings of a listener's name, ``[listeners.bill]`` for the handler ``bill``, override those
+        of all listeners.
 
         Args:
             config_file: the configuration file.
@@ -197,23 +195,21 @@ class ApplicationConfig:
         path, must_exist = config_path(config_file, environ)
         contents = read_config(path, sorted(known), must_exist=must_exist)
         defaults, by_name = _tables(_table(contents, _LISTENERS, path), path)
-        variables = dict(_variables(_LISTENERS, ListenerSettings, environ))
         return cls(
             loaded,
             {
                 **_checked(
                     ProducerSettings, _table(contents, _PRODUCER, path), f"[{_PRODUCER}] in {path}"
                 ),
-                **dict(_variables(_PRODUCER, ProducerSettings, environ)).get("", {}),
+                **_variables(_PRODUCER, ProducerSettings, environ),
                 **_checked(ProducerSettings, producer or {}, "the call"),
             },
             {
                 **defaults,
-                **variables.pop("", {}),
+                **_variables(_LISTENERS, ListenerSettings, environ),
                 **_checked(ListenerSettings, listeners or {}, "the call"),
             },
             by_name,
-            variables,
         )
 
     def listener(self, name: str) -> dict[str, Any]:
@@ -222,8 +218,7 @@ class ApplicationConfig:
         Args:
             name: name of the listener.
         """
-        variables = self._variables.get(_variable(name), {})
-        return {**self.listeners, **self.by_name.get(name, {}), **variables}
+        return {**self.listeners, **self.by_name.get(name, {})}
 
     def open_client(self) -> DelayLevelClient:
         """Return a new client; it logs warnings to stderr. The caller closes it.
@@ -239,15 +234,7 @@ class ApplicationConfig:
         Args:
             names: names of the listeners.
         """
-        known = set(map(_variable, names))
-        unused = [f"[{_LISTENERS}.{name}]" for name in self.by_name if name not in names]
-        unused += [
-            f"{ENVIRONMENT_PREFIX}{_LISTENERS.upper()}_{name}_{option.upper()}"
-            for name, options in self._variables.items()
-            for option in options
-            if name not in known
-        ]
-        return sorted(unused)
+        return sorted(f"[{_LISTENERS}.{name}]" for name in self.by_name if name not in names)
 
 
 def _table(contents: Mapping[str, Any], name: str, path: os.PathLike[str]) -> dict[str, Any]:
@@ -297,30 +284,24 @@ def _checked(model: type[_TableSettings], values: Mapping[str, Any], place: str)
 
 def _variables(
     table: str, model: type[_TableSettings], environ: Mapping[str, str]
-) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the settings in the environment: for all (name ""), and for each listener's name."""
+) -> dict[str, Any]:
+    """Return the settings in the environment."""
     prefix = f"{ENVIRONMENT_PREFIX}{table.upper()}_"
-    found: dict[str, dict[str, Any]] = {}
-    # The longest first: SUBSCRIPTION_TYPE is no setting TYPE of a listener SUBSCRIPTION.
-    options = sorted(model.model_fields, key=len, reverse=True)
+    options = {option.upper(): option for option in model.model_fields}
+    found: dict[str, Any] = {}
     for variable, text in sorted(environ.items()):
         if not variable.startswith(prefix) or not text:
             continue
-        rest = variable.removeprefix(prefix)
-        for option in options:
-            name = rest.removesuffix(option.upper())
-            if name == "" or (table == _LISTENERS and name != rest and name.endswith("_")):
-                break
-        else:
+        option = options.get(variable.removeprefix(prefix))
+        if option is None:
+            single = f"; settings of one listener stand in [{_LISTENERS}.NAME] of the file"
             raise ConfigError(
-                f"the environment variable {variable} is not a setting: its name ends with one of "
-                f"{', '.join(sorted(option.upper() for option in options))}"
+                f"the environment variable {variable} is not a setting: {prefix} is followed by "
+                f"one of {', '.join(sorted(options))}{single if table == _LISTENERS else ''}"
             )
         place = f"the environment variable {variable}"
-        value = _parsed(model, option, text, place)
-        checked = _checked(model, {option: value}, place)
-        found.setdefault(name.removesuffix("_"), {}).update(checked)
-    yield from found.items()
+        found |= _checked(model, {option: _parsed(model, option, text, place)}, place)
+    return found
 
 
 def _parsed(model: type[_TableSettings], option: str, text: str, place: str) -> Any:
@@ -340,11 +321,6 @@ def _parsed(model: type[_TableSettings], option: str, text: str, place: str) -> 
         except ValueError:
             raise ConfigError(f"{option} (from {place}): must be a whole number") from None
     return text
-
-
-def _variable(name: str) -> str:
-    """Return a listener's name as it is written in environment variables."""
-    return re.sub(r"\W", "_", name).upper()
 
 
 def _retry(value: Any) -> Any:

@@ -44,7 +44,7 @@ class Deduplication:
             of a message, and should not depend on anything else.
         capacity: maximum number of remembered IDs, even; the last half of them is certain. A text
             takes 8 bytes of memory, consecutive integers much less.
-        store: None to forget all IDs at the end of the process, or a `FileIdStore` or
+        store: None to forget all IDs at the end of the process, or a
             `TopicIdStore`.
 
     Raises:
@@ -67,7 +67,7 @@ class Deduplication:
             raise InvalidInputError(f"capacity must be even and at least 2, got {capacity}")
         store = self.store
         if store is not None and (isinstance(store, type) or not hasattr(store, "open")):
-            raise InvalidInputError(f"store must be a FileIdStore or a TopicIdStore, got {store!r}")
+            raise InvalidInputError(f"store must be a TopicIdStore or None, got {store!r}")
 
     @classmethod
     def from_option(cls, option: object) -> Deduplication | None:
@@ -103,8 +103,7 @@ class Deduplication:
 
         Raises:
             MissingExtraError: numpy or pyroaring is not installed.
-            AlreadyRunningError: another process uses the file.
-            DelayLevelError: the store cannot be used; the text says why.
+                DelayLevelError: the store cannot be used; the text says why.
         """
         try:
             from .handled_ids import HandledIds

@@ -78,8 +78,6 @@ class RetryPublisher:
         client: a :class:`delaylevel.DelayLevelClient` with admin access.
         topic: the business topic.
         subscription: name of the subscription.
-        delay_level_topic, delay_level_namespace: name of the level topic, or namespace of a new
-            one, as in :meth:`delaylevel.DelayLevelClient.create_producer`.
         producer_options: further arguments of ``create_producer``, e.g. ``compression_type`` and
             ``max_message_size``.
 
@@ -92,15 +90,10 @@ class RetryPublisher:
         client: Any,
         topic: str,
         subscription: str,
-        *,
-        delay_level_topic: str | None = None,
-        delay_level_namespace: str | None = None,
         **producer_options: Any,
     ) -> None:
         self.topics = RetryTopics.of(topic, subscription)
         self._client = client
-        self._level_topic = delay_level_topic
-        self._level_namespace = delay_level_namespace
         self._clock: Clock = getattr(client, "_delaylevel_clock", None) or SystemClock()
         # Only a real client waits. In memory, time stands still meanwhile: no batch would end.
         real = has_core(client)
@@ -223,12 +216,7 @@ class RetryPublisher:
         with self._lock:
             if self._producers is None:
                 admin = getattr(self._client, "admin", None)
-                description = prepare(
-                    admin,
-                    self.topics,
-                    level_topic=self._level_topic,
-                    level_namespace=self._level_namespace,
-                )
+                description = prepare(admin, self.topics)
                 assert admin is not None
                 if self._letters is None:
                     name = self.topics.dead_letter

@@ -81,13 +81,7 @@ class RetryTopics:
         }
 
 
-def prepare(
-    admin: TopicAdmin | None,
-    topics: RetryTopics,
-    *,
-    level_topic: str | None = None,
-    level_namespace: str | None = None,
-) -> LevelTopicDescription:
+def prepare(admin: TopicAdmin | None, topics: RetryTopics) -> LevelTopicDescription:
     """Create the topics of a subscription's retries as far as they are missing.
 
     The retry topic has the subscription, and the dead-letter topic a durable one, before anything
@@ -98,8 +92,6 @@ def prepare(
     Args:
         admin: the admin interface of the client; None is refused.
         topics: the topics.
-        level_topic: name of the level topic, if it is not that of the business topic.
-        level_namespace: namespace (``tenant/namespace``) of a new level topic.
 
     Returns:
         The level topic, with the retry topic among its targets.
@@ -117,15 +109,14 @@ def prepare(
             "interface, to create their topics: give the client admin_url=… (or admin=…)"
         )
     try:
-        found = find_level_topic(admin, topics.topic, level_topic, level_namespace)
+        found = find_level_topic(admin, topics.topic)
         wanted = found or LevelTopicDescription(
-            level_topic or default_level_topic(topics.topic.full, level_namespace),
+            default_level_topic(topics.topic.full),
             as_levels(PartitionStrategy()),
             (topics.topic.full,),
         )
         served = topics.retry.full in wanted.targets
-        added = [topics.retry.full] if level_topic else [topics.topic.full, topics.retry.full]
-        wanted = replace(wanted, targets=(*wanted.targets, *added))
+        wanted = replace(wanted, targets=(*wanted.targets, topics.topic.full, topics.retry.full))
         if found is None:
             registry.check_creatable(admin, wanted)
         _ensure(admin, topics, wanted)
@@ -144,29 +135,28 @@ def prepare(
 
 
 def find_level_topic(
-    admin: TopicAdmin,
-    topic: TopicName,
-    level_topic: str | None = None,
-    level_namespace: str | None = None,
+    admin: TopicAdmin, topic: TopicName, level_topic: str | None = None
 ) -> LevelTopicDescription | None:
     """Return the level topic of a business topic as a producer finds it; None if there is none.
 
     A level topic of another name counts, too, if it is the only one that serves the topic.
+
+    Args:
+        level_topic: its name, if it is known.
 
     Raises:
         LevelTopicError: several level topics serve the business topic.
     """
     if level_topic is not None:
         return registry.find(admin, level_topic)
-    name = registry.default_name(admin, topic.full, level_namespace)
-    found = registry.find(admin, name)
-    if level_namespace is not None or (found is not None and topic.full in found.targets):
+    found = registry.find(admin, registry.default_name(admin, topic.full))
+    if found is not None and topic.full in found.targets:
         return found
     serving = registry.serving_level_topics(admin, topic)
     if len(serving) > 1:
         raise LevelTopicError(
-            f"{topic} is served by several level topics ({', '.join(serving)}): name the one for "
-            "its retries with delay_level_topic=…"
+            f"{topic} is served by several level topics ({', '.join(serving)}), so it is not clear "
+            "which one takes its retries: remove it from the targets of all but one"
         )
     return registry.find(admin, serving[0]) if serving else found
 

@@ -20,7 +20,6 @@ from delaylevel.asyncio import DelayLevelClient as AsyncDelayLevelClient
 from delaylevel.cluster.client_parts.aio import open_producer, reading_client
 from delaylevel.cluster.client_parts.parts import ClientPart
 from delaylevel.cluster.connection import Connection
-from delaylevel.consumer import retrying
 from delaylevel.errors import PrerequisiteError
 from delaylevel.functions.relay import Relay
 from delaylevel.model.level_topic import LevelTopicDescription, Mover
@@ -108,38 +107,6 @@ def test_messages_are_routed_read_and_forwarded_unchanged(
     assert found[20].has_null_value()
     with pytest.raises(pulsar.Timeout):
         consumer.receive(200)
-
-
-@pytest.mark.parametrize(
-    "lost", [REPLACED, (ClientPart.OPENING,), (ClientPart.CONSUMER, ClientPart.MESSAGE)]
-)
-def test_messages_come_back_to_a_subscription(
-    world: RealWorld, monkeypatch: pytest.MonkeyPatch, lost: tuple[ClientPart, ...]
-) -> None:
-    without(monkeypatch, *lost)
-    client = world.client()
-    orders = world.topic("orders")
-    producer_of(world, "orders").close()
-    schema = pulsar.schema.BytesSchema()
-    plain = client.subscribe(orders, "app", pulsar.ConsumerType.Shared, schema=schema)
-    sender = client.create_producer(orders)
-    consumer = retrying(plain, client, schema=schema, consumer_type=pulsar.ConsumerType.Shared)
-    try:
-        for body in (b"once", b"again"):
-            sender.send(body)
-        for _ in range(2):
-            message = consumer.receive(20_000)
-            if message.data() == b"again":
-                assert consumer.reconsume_later(message, timedelta(minutes=1))
-            else:
-                consumer.acknowledge(message)
-        with pytest.raises(pulsar.Timeout):
-            consumer.receive(100)
-        world.catch_up(timedelta(minutes=2))
-        stored = f"{orders}-app-RETRY"
-        eventually(lambda: len(world.stored(stored)) == 1, "the retried copy")
-    finally:
-        consumer.close()
 
 
 def test_the_relay_of_the_function_forwards(

@@ -30,12 +30,12 @@ class ClientPart(Enum):
 
     PRODUCER = ("publish below the client's checks", "Producer.send_async()")
     READER = ("read below the client's wrappers", "Reader.read_next()")
-    CONSUMER = ("receive from two consumers at a time", "Consumer.receive() in turns")
+    CONSUMER = ("receive below the client's wrappers", "Consumer.receive()")
     MESSAGE = ("read the fields of a received message", "the methods of Message")
     OPENING = ("open producers without threads", "Client.create_producer() in threads")
     CHECKS = ("check arguments before a message waits", "checks of our own")
     SCHEMA_INFO = ("declare a schema by its text", "Schema(), which formats the text again")
-    SCHEMA = ("find the schema of a producer or consumer", "the argument schema=")
+    SCHEMA = ("find the schema of a producer", "the argument schema=")
     ASYNC_OPENING = ("close a producer that nobody waits for", "a task of its own")
     ASYNC_CALLS = ("flush and close in threads", "the asynchronous calls")
     NULL_VALUES = ("tell null values from empty ones", "")
@@ -87,9 +87,7 @@ def look() -> frozenset[ClientPart]:
     found = {
         ClientPart.PRODUCER: core and _has("MessageBuilder", *_BUILDER),
         ClientPart.READER: _of(_READER, "read_next", "_reader") and message,
-        ClientPart.CONSUMER: consumer
-        and schema
-        and _has("Consumer", "receive_async", "close_async"),
+        ClientPart.CONSUMER: consumer and _has("Consumer", "receive", "acknowledge"),
         ClientPart.MESSAGE: message,
         ClientPart.OPENING: client
         and core

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
-from types import SimpleNamespace
+from collections.abc import Callable
 from typing import Any
 
-from .parts import CONSUMER, ClientPart, has, require
+from .parts import ClientPart, has, require
 
 _SCHEMA_BYTES = 8
 
@@ -35,31 +33,6 @@ def acknowledging(consumer: Any) -> Any:
     """Return the fastest object with the methods of a consumer that take messages of the core."""
     core = getattr(consumer, "_consumer", None) if has(ClientPart.CONSUMER) else None
     return consumer if core is None else core
-
-
-def consumer_cores(consumers: Sequence[Any]) -> list[Any] | None:
-    """Return the cores of consumers; None without the part."""
-    if not has(ClientPart.CONSUMER):
-        return None
-    return [consumer._consumer for consumer in consumers]
-
-
-def wrapped_receive(
-    consumer: Any, receive: Callable[..., Any], batch_receive: Callable[[], list[Any]]
-) -> tuple[Callable[..., Any], Callable[[], list[Any]]]:
-    """Return the methods ``receive`` and ``batch_receive`` of a consumer with another source.
-
-    Args:
-        consumer: a consumer with the schema.
-        receive, batch_receive: sources of messages of the core; without the part, of messages that
-            the client has wrapped.
-    """
-    if not has(ClientPart.CONSUMER):
-        return receive, batch_receive
-    # The client's own code checks arguments and wraps messages.
-    core = SimpleNamespace(receive=receive, batch_receive=batch_receive)
-    owner = SimpleNamespace(_consumer=core, _schema=consumer._schema)
-    return partial(CONSUMER.receive, owner), partial(CONSUMER.batch_receive, owner)
 
 
 def message_core(message: Any) -> Any:

@@ -58,11 +58,6 @@ def schema_of(owner: Any, stated: Any = None) -> Any:
     return stated
 
 
-def has_schema(owner: Any) -> bool:
-    """Return True if the schema of a producer or consumer can be found, or has to be stated."""
-    return not has(ClientPart.SCHEMA) or hasattr(owner, "_schema")
-
-
 def client_core(client: Any) -> Any | None:
     """Return the core of a client, or what is there in its place; None without one."""
     return getattr(client, "_client", None)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delaylevel.consumer import Deduplication, FileIdStore, HandledIds, InvalidIdError
+from delaylevel.consumer import Deduplication, HandledIds, InvalidIdError, TopicIdStore
 from delaylevel.consumer.ids import key_of
 from delaylevel.errors import InvalidInputError
 
@@ -47,8 +47,8 @@ def handle(handled: HandledIds, each: Any) -> bool:
         ({"capacity": 0}, "even and at least 2, got 0"),
         ({"capacity": 2.0}, "must be an integer, got 2.0"),
         ({"capacity": True}, "must be an integer, got True"),
-        ({"store": "handled.ids"}, "FileIdStore or a TopicIdStore, got 'handled.ids'"),
-        ({"store": FileIdStore}, "FileIdStore or a TopicIdStore, got <class"),
+        ({"store": "handled.ids"}, "a TopicIdStore or None, got 'handled.ids'"),
+        ({"store": TopicIdStore}, "a TopicIdStore or None, got <class"),
     ],
 )
 def test_wrong_options_are_refused(options: dict[str, Any], text: str) -> None:
@@ -64,7 +64,7 @@ def test_the_option_of_a_listener_has_short_forms() -> None:
     short = Deduplication.from_option(len)
     assert short is not None
     assert short.by is len
-    for wrong in (1, "id", Deduplication, FileIdStore("folder")):
+    for wrong in (1, "id", Deduplication, TopicIdStore()):
         with pytest.raises(InvalidInputError, match="deduplicate must be True, False"):
             Deduplication.from_option(wrong)
 

@@ -1,17 +1,14 @@
-"""Tests of ``retrying()`` and of parking on the in-memory Pulsar."""
+"""Tests of parking on the in-memory Pulsar."""
 
 from __future__ import annotations
 
 from datetime import timedelta
 
 import pulsar
-import pytest
 
-from delaylevel.consumer import Backoff, retrying
 from delaylevel.consumer.failure import Failure
 from delaylevel.consumer.message import ReceivedMessage
 from delaylevel.consumer.parking import RetryPublisher
-from delaylevel.errors import UnsupportedOptionError
 from delaylevel.testing import MemoryPulsar
 
 
@@ -23,29 +20,6 @@ def failing(memory: MemoryPulsar) -> tuple[RetryPublisher, ReceivedMessage]:
     publisher = RetryPublisher(client, "orders", "billing")
     topic = "persistent://public/default/orders"
     return publisher, ReceivedMessage(consumer.receive(), topic, "billing", 0)
-
-
-def test_a_message_comes_back_after_a_day_in_memory() -> None:
-    with MemoryPulsar() as memory:
-        client = memory.client()
-        shared = pulsar.ConsumerType.Shared
-        consumer = retrying(
-            client.subscribe("orders", "billing", consumer_type=shared),
-            client,
-            retry=Backoff("1d", "2d"),
-        )
-        client.create_producer("orders").send(b"pay")
-        for attempt in (1, 2, 3):
-            message = consumer.receive()
-            assert consumer.attempt(message) == attempt
-            assert consumer.reconsume_later(message, reason="later") is (attempt < 3)
-            with pytest.raises(pulsar.Timeout):
-                consumer.receive()
-            memory.advance(timedelta(days=1, minutes=-1))
-            assert consumer.batch_receive() == []
-            memory.advance(timedelta(days=attempt))
-        assert len(memory.delivered("orders-billing-DLQ")) == 1
-        consumer.close()
 
 
 def test_outcomes_are_known_at_once_in_memory() -> None:
@@ -72,11 +46,3 @@ def test_a_failing_function_for_the_outcome_breaks_nothing() -> None:
         publisher.park(message, timedelta(hours=5), Failure(None, "x"), fail)
         publisher.bury(message, Failure(None, "x"), fail)
         assert len(memory.pending("orders-billing-RETRY")) == 1
-
-
-def test_a_listener_is_refused_in_memory_as_on_a_broker() -> None:
-    with MemoryPulsar() as memory:
-        client = memory.client()
-        consumer = client.subscribe("orders", "billing", message_listener=lambda _, message: None)
-        with pytest.raises(UnsupportedOptionError, match="message_listener"):
-            retrying(consumer, client)
