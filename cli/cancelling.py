@@ -12,7 +12,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from delaylevel.cluster.connection import require_reachable
-from delaylevel.errors import CancellationFailedError, InvalidInputError, StillPendingError
+from delaylevel.errors import (
+    CancellationFailedError,
+    InvalidInputError,
+    LevelTopicError,
+    StillPendingError,
+)
 from delaylevel.inspection import Inspector, Selection
 from delaylevel.inspection.outcomes import CancelledName
 from delaylevel.model.clock import duration_ms
@@ -335,7 +340,12 @@ def _send(
 ) -> list[_Changed]:
     """Change messages, and wait for the outcomes of their cancellations."""
     description, outcomes = look.description, look.outcomes()
-    start = outcomes.end()
+    if timeout is not None:
+        try:
+            start = outcomes.end()
+        except LevelTopicError as error:
+            note(f"Not waiting: {error}.")
+            timeout = None
 
     def apply(receipt: Receipt) -> _Changed:
         try:

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.reader import PartitionReader, read_range
-from delaylevel.errors import EnvelopeError, LevelTopicError
+from delaylevel.errors import EnvelopeError, LevelTopicError, NotFoundError
 from delaylevel.model.features import CANCEL
 from delaylevel.model.level_topic import LevelTopicDescription
-from delaylevel.model.outcome import Outcome, OutcomeStatus
+from delaylevel.model.outcome import Outcome, OutcomeStatus, no_outcomes
 from delaylevel.model.position import EARLIEST, Position
 from delaylevel.model.topic_name import TopicName
 
@@ -54,8 +54,15 @@ class Outcomes:
         self._partition: TopicName = description.outcomes_topic.partition(0)
 
     def end(self) -> Position:
-        """Return the position behind the last outcome."""
-        last = self._admin.last_message_id(self._partition)
+        """Return the position behind the last outcome.
+
+        Raises:
+            LevelTopicError: the outcomes topic does not exist.
+        """
+        try:
+            last = self._admin.last_message_id(self._partition)
+        except NotFoundError as error:
+            raise LevelTopicError(no_outcomes(self._partition)) from error
         return EARLIEST if last is None else last.next_entry
 
     def stored(self, message_id: str | None = None) -> list[Outcome]:
@@ -65,6 +72,9 @@ class Outcomes:
 
         Args:
             message_id: the only message to include; None for all.
+
+        Raises:
+            LevelTopicError: the outcomes topic does not exist.
         """
         found: dict[tuple[str, str], Outcome] = {}
         for message in read_range(self._client, self._partition.full, EARLIEST, self.end()):

@@ -253,6 +253,16 @@ class Rescheduled:
     outcome: Outcome
 
 
+def no_outcomes(partition: TopicName) -> str:
+    """Return why no outcome can be read without the outcomes topic, and the remedy."""
+    return (
+        f"no outcome can be read, because the outcomes topic {partition.without_partition} does "
+        "not exist: run `delaylevel levels create` again, as for the level topic. Cancellations "
+        "are decided all the same, and the dispatcher stores the outcomes that it still has when "
+        "the topic is there"
+    )
+
+
 def _place(text: str) -> tuple[str, Position]:
     """Return the full name of the partition and the position in ``topic:ledger:entry:batch``."""
     topic, *numbers = text.rsplit(":", 3)

@@ -26,6 +26,7 @@ from .receipts import (
     check_scheduled,
     explained,
     new_id,
+    replacement_id,
     seconds_of,
     too_late,
 )
@@ -107,7 +108,7 @@ class AsyncScheduling(BaseProducer):
         """Replace a scheduled message; see :meth:`delaylevel.DelayLevelProducer.reschedule`."""
         wanted = self._wanted(receipt)
         timeout_s = seconds_of(timeout)
-        own_id = new_id() if message_id is None else check_id(message_id)
+        own_id = replacement_id(wanted, message_id, partition_key)
         self._enter_loop()
         self._check_open()
         due_ms = self._due_again(deliver_at, deliver_after)
@@ -221,7 +222,7 @@ class AsyncScheduling(BaseProducer):
             return accepted(wanted)
         ended, _ = await asyncio.wait([asyncio.wrap_future(wait.future)], timeout=timeout_s)
         outcome = next(iter(ended)).result() if ended else None
-        return outcome or accepted(wanted)
+        return outcome or accepted(wanted, wait.reason)
 
     # -- of the producer
 

@@ -16,8 +16,8 @@ import pulsar
 
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.reader import PartitionReader, read_range
-from delaylevel.errors import EnvelopeError
-from delaylevel.model.outcome import Outcome, OutcomeStatus, Receipt
+from delaylevel.errors import EnvelopeError, LevelTopicError, NotFoundError
+from delaylevel.model.outcome import Outcome, OutcomeStatus, Receipt, no_outcomes
 from delaylevel.model.position import EARLIEST
 from delaylevel.model.topic_name import TopicName
 from delaylevel.model.unreadable import text_of
@@ -84,11 +84,18 @@ class OutcomeWatch:
     def expect(self, wait: Wait) -> None:
         """Begin to wait for an outcome that is published from now on.
 
+        Without the outcomes topic, the wait ends at once, with the reason.
+
         Raises:
             pulsar.PulsarException: the outcomes topic cannot be read.
             BrokerError: the admin interface refused.
         """
-        last = self._admin.last_message_id(self._partition)
+        try:
+            last = self._admin.last_message_id(self._partition)
+        except NotFoundError:
+            wait.reason = no_outcomes(self._partition)
+            wait.end(None)
+            return
         if last is not None:
             wait.after = (last.ledger, last.entry)
         with self._opening:
@@ -219,6 +226,7 @@ class Wait:
         future: the outcome; None if the watch was closed.
         after: ledger and entry of the last record before the wait, which is not for it.
         forgotten: True once nobody waits.
+        reason: why no outcome can come; empty if one can.
     """
 
     def __init__(self, watch: OutcomeWatch, receipt: Receipt) -> None:
@@ -227,6 +235,7 @@ class Wait:
         self.future: Future[Outcome | None] = Future()
         self.after = (EARLIEST.ledger, EARLIEST.entry)
         self.forgotten = False
+        self.reason = ""
         self._watch = watch
 
     def begin(self) -> None:
@@ -266,8 +275,14 @@ def stored_outcome(
         admin: the admin interface.
         partition: the partition of the outcomes topic.
         receipt: that of the message.
+
+    Raises:
+        LevelTopicError: the outcomes topic does not exist.
     """
-    last = admin.last_message_id(partition)
+    try:
+        last = admin.last_message_id(partition)
+    except NotFoundError as error:
+        raise LevelTopicError(no_outcomes(partition)) from error
     if last is None:
         return None
     return last_outcome(

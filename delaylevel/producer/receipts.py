@@ -53,6 +53,32 @@ def new_id() -> str:
     return uuid.uuid4().hex
 
 
+def replacement_id(old: Receipt, message_id: str | None, key: str | None) -> str:
+    """Return the ID of the message that replaces another one.
+
+    Under the ID and key of the old message, the new one would be a copy of it. The two take
+    different ways, so that either can be the first in the window: whatever the dispatcher decides
+    about one of them, released or cancelled, it has decided about both.
+
+    Args:
+        old: the receipt of the old message.
+        message_id: ID given by the application, or None.
+        key: the key that is given for the new message; None for that of the old one.
+
+    Raises:
+        InvalidInputError: the new message would be a copy of the old one.
+    """
+    if message_id is None:
+        return new_id()
+    if check_id(message_id) == old.id and (old.key if key is None else key) == old.key:
+        raise InvalidInputError(
+            f"message_id={message_id!r} is the ID of the message to replace: the new message would "
+            "be a copy of it, and be cancelled with it. Leave message_id out, or give another one, "
+            f"e.g. {message_id[:500] + '-2'!r}; nothing was sent"
+        )
+    return message_id
+
+
 def check_scheduled(deliver_at: object, deliver_after: object) -> None:
     """Raise InvalidDelayError if neither a due time nor a delay was given."""
     if deliver_at is None and deliver_after is None:
@@ -199,9 +225,11 @@ def seconds_of(timeout: timedelta | float | None) -> float:
     return float(timeout)
 
 
-def accepted(receipt: Receipt) -> Outcome:
+def accepted(receipt: Receipt, reason: str = "") -> Outcome:
     """Return the outcome of a cancellation that is stored and not decided yet."""
-    return Outcome(OutcomeStatus.ACCEPTED, receipt.id, receipt.target, receipt.due_ms)
+    return Outcome(
+        OutcomeStatus.ACCEPTED, receipt.id, receipt.target, receipt.due_ms, reason=reason
+    )
 
 
 def too_late(receipt: Receipt) -> Outcome:

@@ -24,6 +24,7 @@ from .receipts import (
     check_scheduled,
     explained,
     new_id,
+    replacement_id,
     seconds_of,
     too_late,
 )
@@ -95,7 +96,8 @@ class Scheduling(BaseProducer):
 
         Returns:
             The outcome: ``accepted`` once the broker has stored the cancellation, or the decision
-            if it came in time.
+            if it came in time. Its ``reason`` says so if no decision can come, because the outcomes
+            topic is missing.
 
         Raises:
             InvalidInputError: the message is not named well; nothing was sent.
@@ -145,14 +147,17 @@ class Scheduling(BaseProducer):
                 default.
             deliver_at, deliver_after: the new due time, as for
                 :meth:`~delaylevel.DelayLevelProducer.send`.
-            message_id: ID of the new message; a random one by default.
+            message_id: ID of the new message; a random one by default. With the same key, it must
+                not be that of the old message: the two would be copies of one message, and the
+                cancellation would end both.
             expires_at, expires_after: the expiry of the new message, as for
                 :meth:`~delaylevel.DelayLevelProducer.send`. By default, a message that is read back
                 expires as long after its due time as before, and one with ``content`` has none.
             timeout: as for :meth:`cancel`.
 
         Raises:
-            InvalidInputError: no content is given, and the old message cannot be read back.
+            InvalidInputError: no content is given, and the old message cannot be read back; or the
+                new message would have the identity of the old one.
             CancellationFailedError: the new message is stored, and the broker did not confirm the
                 cancellation of the old one. ``error.receipt`` is that of the new message.
             As :meth:`schedule` and :meth:`cancel`; then the new message is not stored, unless the
@@ -160,7 +165,7 @@ class Scheduling(BaseProducer):
         """
         wanted = self._wanted(receipt)
         timeout_s = seconds_of(timeout)
-        own_id = new_id() if message_id is None else check_id(message_id)
+        own_id = replacement_id(wanted, message_id, partition_key)
         self._check_open()
         due_ms = self._due_again(deliver_at, deliver_after)
         expires_ms = self._expiry_again(expires_at, expires_after, due_ms)
@@ -206,6 +211,7 @@ class Scheduling(BaseProducer):
             receipt: the receipt of the message, or its text.
 
         Raises:
+            LevelTopicError: the outcomes topic does not exist.
             As :meth:`cancel`.
         """
         wanted = self._wanted(receipt)
@@ -282,7 +288,9 @@ class Scheduling(BaseProducer):
         """
         with explained(wanted, new):
             self._partition(route).send(PAYLOAD, self._arguments(route, wanted.key or None))
-        return (wait and wait.result(timeout_s)) or accepted(wanted)
+        if wait is None:
+            return accepted(wanted)
+        return wait.result(timeout_s) or accepted(wanted, wait.reason)
 
     def _check_open(self) -> None:
         if self._closed:

@@ -368,6 +368,24 @@ def test_a_message_is_rescheduled_with_other_contents(world: World) -> None:
         producer.reschedule(moved.receipt, b"x")
 
 
+def test_a_message_is_not_replaced_under_its_own_id(world: World) -> None:
+    description = described(world)
+    producer = producer_for(world)
+    receipt = producer.schedule(b"old", None, "k", deliver_after=FAR, message_id="order-17")
+    before = everything(world, description)
+    for content, key in ((None, None), (b"new", None), (b"new", "k")):
+        with pytest.raises(InvalidInputError, match=r"Leave message_id out.*nothing was sent"):
+            producer.reschedule(
+                receipt, content, partition_key=key, deliver_after=NEAR, message_id="order-17"
+            )
+    assert everything(world, description) == before
+    # With another key, it is another message.
+    other = producer.reschedule(
+        receipt, b"new", None, "l", deliver_after=NEAR, message_id="order-17"
+    )
+    assert (other.receipt.id, other.receipt.key) == ("order-17", "l")
+
+
 @pytest.mark.parametrize("content", [None, b"new"])
 def test_a_rescheduled_message_can_expire(world: World, content: bytes | None) -> None:
     description = described(world)
@@ -498,3 +516,22 @@ def test_an_outcome_from_before_the_call_is_not_its_answer(world: World) -> None
     assert producer.cancel(receipt, timeout=0.3).status is OutcomeStatus.ACCEPTED
     publish(world, description, decided(receipt, OutcomeStatus.UNKNOWN))
     assert producer.cancel(receipt, timeout=0.3).status is OutcomeStatus.ACCEPTED
+
+
+def test_a_cancellation_without_an_outcomes_topic_is_stored(world: World) -> None:
+    description = described(world)
+    producer = producer_for(world)
+    receipt = producer.schedule(b"x", deliver_after=FAR)
+    world.admin.delete(description.outcomes_topic, force=True)
+    outcome = producer.cancel(receipt, timeout=5)
+    assert outcome.status is OutcomeStatus.ACCEPTED
+    assert f"{description.outcomes_topic} does not exist" in outcome.reason
+    assert "delaylevel levels create" in outcome.reason
+    _, cancellation = members(world, description)["orders-delay-level"]
+    assert cancellation.properties[env.KIND] == env.CANCEL
+    with pytest.raises(LevelTopicError, match="does not exist: run `delaylevel levels create`"):
+        producer.outcome(receipt)
+    topics.create(world.admin, description)
+    assert producer.outcome(receipt) is None
+    publish(world, description, decided(receipt, OutcomeStatus.CANCELLED))
+    assert producer.outcome(receipt) == decided(receipt, OutcomeStatus.CANCELLED)

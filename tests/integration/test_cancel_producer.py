@@ -385,6 +385,8 @@ def test_the_asyncio_producer_does_the_same(
         assert await producer.outcome(receipts[1]) == outcomes[1]
         far = await producer.schedule(b"far", {"n": "9"}, "k", deliver_after=FAR)
         assert (await producer.cancel(far, timeout=0.2)).status is OutcomeStatus.ACCEPTED
+        with pytest.raises(InvalidInputError, match="Leave message_id out"):
+            await producer.reschedule(far, b"x", deliver_after=NEAR, message_id=far.id)
         again = await producer.reschedule(far, deliver_after=NEAR, expires_after=FAR)
         expiring[again.receipt.due_ms] = again.receipt.id
         fired = await producer.fire_now(again.receipt, b"new", timeout=30)

@@ -81,6 +81,23 @@ def test_a_message_is_cancelled_by_its_id(memory: MemoryPulsar, producer: Any, r
     assert "cancelled" in shown.stdout
 
 
+def test_cancellations_are_stored_without_an_outcomes_topic(
+    memory: MemoryPulsar, producer: Any, run: Run
+) -> None:
+    description = topics.find(memory.admin, "orders-delay-level")
+    assert description is not None
+    memory.admin.delete(description.outcomes_topic, force=True)
+    for name in ("a", "b"):
+        producer.send(b"x", deliver_after=timedelta(days=3), message_id=name)
+    cancelled = run("cancel", "orders", "a", "--timeout", "1s", "-o", "json")
+    assert (cancelled.exit_code, rows(cancelled)[0]["outcome"]) == (0, "accepted")
+    assert "-outcomes does not exist: run `delaylevel levels create` again" in cancelled.stderr
+    assert run("fire", "orders", "b").exit_code == 0
+    assert run("outcome", "orders").exit_code == 1
+    memory.advance(timedelta(days=4))
+    assert len(memory.delivered("orders")) == 1
+
+
 @pytest.mark.parametrize("delay", [timedelta(days=3), timedelta(hours=2), timedelta(minutes=5)])
 def test_a_message_without_an_id_is_cancelled_by_its_position(
     memory: MemoryPulsar, producer: Any, run: Run, delay: timedelta
