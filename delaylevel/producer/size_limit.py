@@ -11,6 +11,7 @@ from delaylevel.model import envelope as env
 from delaylevel.model.due_time import LATEST_DUE_MS
 from delaylevel.model.envelope import SchemaRef
 from delaylevel.model.level_topic import LevelTopicDescription
+from delaylevel.model.retries import REAL_SUBSCRIPTION
 
 #: ``maxMessageSize`` of a broker with default settings, in bytes. The client learns the broker's
 #: own limit when it connects, but does not tell Python.
@@ -30,6 +31,9 @@ _LONGEST_POSITION = len(":9223372036854775807:9223372036854775807:1023")
 _LONGEST_ATTEMPT = len("4294967295")
 # What compression can add to a payload that it cannot compress: LZ4 adds the most, 1 byte in 255.
 _INCOMPRESSIBLE = 255
+# What a listener adds to a copy for a further attempt, without the names of topics: the name of the
+# subscription several times, IDs, positions and counters.
+_RETRY = 2048
 # A partition's number, at most 5 digits.
 _LONGEST_PARTITION = len("-partition-99999")
 # The fast path is for messages with few and short properties, where the limit leaves room for them
@@ -46,11 +50,10 @@ class SizeLimit:
     """The largest size of a message that is parked in one level topic for one target.
 
     A level topic's message is published again at each hop, with more properties and perhaps without
-    compression. Its held copy and its dead letter have the most properties: the time of delivery,
-    the target, the ID, the schema, the number of attempts, the reason and the source. The client
-    writes the properties of a batched message into the payload, to which the broker's limit
-    applies. So the limit is for the uncompressed payload, keys and properties together, less a
-    reserve for everything that is added. Expiry and replaced ID count if a message has them.
+    compression. It may be held, become a dead letter, be rescheduled or retried by a listener, and
+    each adds more. The client writes the properties of a batched message into the payload, to which
+    the broker's limit applies. So the limit is for the uncompressed payload, keys and properties
+    together, less a reserve for everything that may be added later, whatever the message has now.
 
     Args:
         description: the level topic.
@@ -81,23 +84,27 @@ class SizeLimit:
         names = [member.topic.full for member in description.members()]
         longest = max(map(_bytes, names)) + _LONGEST_PARTITION
         # An ID that a hop adds is the position where the message was stored first.
-        self._added_id = longest + _LONGEST_POSITION
+        added_id = longest + _LONGEST_POSITION
         added = {
             env.DUE: len(str(LATEST_DUE_MS)),
             env.TARGET: _bytes(target),
-            env.ID: self._added_id,
+            env.ID: added_id,
             env.SCHEMA: _bytes(str(schema)) if schema is not None else 0,
             env.COMPRESSION: _bytes(compression or ""),
             env.ATTEMPT: _LONGEST_ATTEMPT,
             env.REASON: _REASON + longest + _bytes(target),
-            env.SOURCE: self._added_id,
+            env.SOURCE: added_id,
+            env.EXPIRES: len(str(LATEST_DUE_MS)),
+            env.REPLACES: added_id,
         }
-        self._reserved = added.keys()
+        self._reserved = added
+        self._retry = _RETRY + 3 * _bytes(target)
         self.reserve = _METADATA + sum(
             _bytes(name) + value + 2 * _FRAMING for name, value in added.items()
         )
         if compression is not None:
             self.reserve += max_message_size // _INCOMPRESSIBLE + _FRAMING
+        self.reserve += self._retry
         self._max_message_size = max_message_size
         self.bytes = max_message_size - self.reserve
         # Half of the limit for the payload, and a quarter for properties of 4 bytes a character.
@@ -126,10 +133,15 @@ class SizeLimit:
             if key:
                 size += _bytes(key) + _FRAMING
         for name, value in (properties or {}).items():
-            if name == env.ID:
-                size += max(0, _bytes(value) - self._added_id)
-            elif name not in self._reserved:
+            reserved = self._reserved.get(name)
+            if reserved is None:
                 size += _bytes(name) + _bytes(value) + 2 * _FRAMING
+            else:
+                # A replacement has the ID once more, as the one that it replaces.
+                excess = max(0, _bytes(value) - reserved)
+                size += 2 * excess if name == env.ID else excess
+        if properties and REAL_SUBSCRIPTION in properties:
+            size -= self._retry  # a listener's copy, for which this part was reserved
         if size <= self.bytes:
             return
         raise PulsarMessageTooLargeError(

@@ -54,9 +54,12 @@ final class Routing {
         longest += "-partition-99999".length();
         longestId = longest + ":9223372036854775807:9223372036854775807:1023".length();
         int added = 128;
-        added += added(Envelope.DUE, 15) + added(Envelope.ATTEMPT, 10);
+        added += 2048 + 3 * bytes(target);
+        added += added(Envelope.DUE, 15) + added(Envelope.EXPIRES, 15);
+        added += added(Envelope.ATTEMPT, 10);
         added += added(Envelope.TARGET, bytes(target));
         added += added(Envelope.ID, longestId) + added(Envelope.PREFIX + "source", longestId);
+        added += added(Envelope.REPLACES, longestId);
         added += added(Envelope.SCHEMA, schema == null ? 0 : bytes(schema));
         added += added(Envelope.COMPRESSION, compression == null ? 0 : bytes(compression));
         added += added(Envelope.PREFIX + "reason", 1024 + longest + bytes(target));
@@ -161,6 +164,9 @@ final class Routing {
         }
         for (Map.Entry<String, String> each : properties.entrySet()) {
             if (each.getKey().equals(Envelope.ID)) {
+                // A replacement has the ID once more, as the one that it replaces.
+                size += 2 * Math.max(0, bytes(each.getValue()) - longestId);
+            } else if (each.getKey().equals(Envelope.REPLACES)) {
                 size += Math.max(0, bytes(each.getValue()) - longestId);
             } else if (!each.getKey().startsWith(Envelope.PREFIX)) {
                 size += added(each.getKey(), bytes(each.getValue()));
