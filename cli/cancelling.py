@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from delaylevel.cluster.connection import require_reachable
+from delaylevel.cluster.failures import close_quietly
 from delaylevel.errors import (
     CancellationFailedError,
     InvalidInputError,
@@ -25,16 +25,17 @@ from delaylevel.model.level_topic import LevelTopicDescription, Role
 from delaylevel.model.outcome import Outcome, OutcomeStatus, Receipt, Rescheduled
 from delaylevel.model.topic_name import TopicName
 from delaylevel.producer.client import DelayLevelClient
-from delaylevel.producer.receipts import check_cancellable
+from delaylevel.producer.receipts import accepted, check_cancellable
 from delaylevel.topics.members import metadata_of
 
 from . import options
 from .command import Settings, examples, pass_settings
 from .inspecting import Reading, inspector
 from .output import Column, emit, note
+from .results import Failure, finish, for_each
 from .selection import query, selection_options
 from .values import DURATION
-from .views.cancelling import OUTCOMES, RESCHEDULED, change_view, outcome_view
+from .views.cancelling import OUTCOMES, RESCHEDULED, outcome_view
 
 if TYPE_CHECKING:
     from delaylevel.inspection.rows import PendingRow
@@ -96,8 +97,8 @@ def cancel(
     by its ID is searched for, unless --at gives its due time. More than one message needs --count.
 
     OUTCOME is `accepted` until the dispatcher has decided, which it does when the message is nearly
-    due. The exit code is 0 if all messages are accepted or cancelled, and 1 if one of them is too
-    late or unknown, or none is found.
+    due. There is a row for each message. The exit code is 0 if all of them are accepted or
+    cancelled, and 1 if one of them is failed, too late or unknown, or none is found.
     """
     if due_ms is None and partition_key is not None:
         raise click.UsageError("--partition-key is that of a message given by ID and --at")
@@ -124,7 +125,9 @@ def reschedule(
     and OUTCOME is that of its cancellation. At least one of the two is delivered, and if OUTCOME is
     `too late`, both are. Messages are selected as for `delaylevel pending cancel`.
 
-    The exit code is 1 if one of them is too late or unknown, or none is found.
+    There is a row for each message. One that could not be stored again is `failed` with the reason,
+    and stays as it is; `unconfirmed` if nobody knows. The exit code is 1 if one of them is failed,
+    too late or unknown, or none is found.
     """
     change = partial(_reschedule, deliver_at)
     _change(settings, topic, message_id, change, RESCHEDULED, **arguments)
@@ -188,23 +191,33 @@ class _Changed:
 
     Attributes:
         receipt: that of the message.
-        outcome: the outcome of its cancellation; None if that was not confirmed.
+        outcome: the outcome of its cancellation, or the reason why there is none.
         new: the receipt of the message that replaces it, or None.
-        reason: the reason for which the cancellation failed.
     """
 
     receipt: Receipt
-    outcome: Outcome | None
+    outcome: Outcome | Failure
     new: Receipt | None = None
-    reason: str = ""
 
     @property
     def done(self) -> bool:
         """True if the message is cancelled, or its cancellation is accepted."""
-        return self.outcome is not None and self.outcome.status in (
+        return isinstance(self.outcome, Outcome) and self.outcome.status in (
             OutcomeStatus.ACCEPTED,
             OutcomeStatus.CANCELLED,
         )
+
+    @property
+    def view(self) -> dict[str, Any]:
+        """The result as one row."""
+        if isinstance(self.outcome, Failure):
+            view = outcome_view(accepted(self.receipt)) | self.outcome.view
+        else:
+            view = outcome_view(self.outcome)
+        if self.new is not None:
+            new = self.new
+            view |= {"new_id": new.id, "new_due_ms": new.due_ms, "receipt": str(new)}
+        return view
 
 
 def _cancel(producer: Any, receipt: Receipt) -> Outcome:
@@ -260,10 +273,15 @@ def _change(
         shown.close()
         _confirm(chosen, count)
         results = _send(settings, look, chosen, change, timeout) if chosen else []
-    views = [change_view(one.receipt, one.outcome, one.new, one.reason) for one in results]
-    emit(views, columns, output, empty="No message matches.")
-    if not results or not all(one.done for one in results):
-        click.get_current_context().exit(1)
+        # Nothing that can fail stands between the changes and their rows.
+        finish(
+            [one.view for one in results],
+            columns,
+            output,
+            done=sum(one.done for one in results),
+            of=len(results),
+            empty="No message matches.",
+        )
 
 
 def _named(
@@ -352,12 +370,15 @@ def _send(
             result = change(producers[receipt.target], receipt)
         except CancellationFailedError as error:
             new = Receipt.parse(error.receipt) if error.receipt else None
-            return _Changed(receipt, None, new, str(error))
+            return _Changed(receipt, Failure.of(error), new)
         if isinstance(result, Rescheduled):
             return _Changed(receipt, result.outcome, result.receipt)
         return _Changed(receipt, result)
 
-    with contextlib.closing(client_of(settings)) as client:
+    # Closing it waits for nothing that has not been confirmed.
+    client = client_of(settings)
+    with contextlib.ExitStack() as stack:
+        stack.callback(close_quietly, client, "client")
         producers = {}
         assert client.admin is not None
         for target in sorted({receipt.target for receipt in chosen}):
@@ -370,19 +391,28 @@ def _send(
                 delay_level_topic=description.topic,
                 create_level_topic=False,
             )
-        with ThreadPoolExecutor(min(_THREADS, len(chosen)), "delaylevel-cancel") as pool:
-            results = list(pool.map(apply, chosen))
-        open_ = [one for one in results if one.outcome is not None and not one.outcome.final]
-        if timeout is None or not open_:
-            return results
-        names = {_name(one.receipt) for one in open_}
+        results = [
+            _Changed(receipt, result) if isinstance(result, Failure) else result
+            for receipt, result in zip(chosen, for_each(chosen, apply, _THREADS), strict=True)
+        ]
+    names = {_name(one.receipt) for one in results if _undecided(one)}
+    if timeout is None or not names:
+        return results
+    try:
         decided = outcomes.wait(start, names, duration_ms(timeout) / 1000)
+    except (Exception, KeyboardInterrupt) as error:
+        note(f"Outcomes could not be waited for: {Failure.of(error).reason}")
+        return results
     return [
-        _Changed(one.receipt, decided.get(_name(one.receipt), one.outcome), one.new, one.reason)
-        if one in open_
+        replace(one, outcome=decided.get(_name(one.receipt), one.outcome))
+        if _undecided(one)
         else one
         for one in results
     ]
+
+
+def _undecided(one: _Changed) -> bool:
+    return isinstance(one.outcome, Outcome) and not one.outcome.final
 
 
 def _name(receipt: Receipt) -> CancelledName:

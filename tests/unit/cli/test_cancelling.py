@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from datetime import timedelta
 from typing import Any
 
@@ -11,9 +14,11 @@ import pytest
 
 pytest.importorskip("duckdb")
 
+import pulsar
 from click.testing import Result
 
 from delaylevel import topics
+from delaylevel.model.envelope import Envelope
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.strategy import Levels
 from delaylevel.testing import MemoryPulsar
@@ -220,3 +225,58 @@ def test_without_the_feature_nothing_is_read(
         assert "--feature cancel" in refused.stderr
     add_feature(memory.admin, described.topic, "cancel")
     assert run("outcome", "bills").exit_code == 0
+
+
+@pytest.mark.parametrize("command", ["reschedule", "fire"])
+def test_a_message_that_cannot_be_changed_does_not_hide_the_others(
+    memory: MemoryPulsar, producer: Any, run: Run, command: str
+) -> None:
+    later = timedelta(days=3)
+    for number in range(10):
+        producer.send(b"x", deliver_after=later, message_id=str(number), partition_key="k")
+    # A foreign writer leaves no room for what the hops add.
+    level = topics.describe(memory.admin, "orders").level_topic(0).partition(1).full
+    due_ms = memory.clock.now_ms() + 3 * 86_400_000
+    envelope = Envelope(due_ms, "persistent://public/default/orders", "huge")
+    with closing(memory.client().create_producer(level)) as foreign:
+        foreign.send(bytes(5_242_000), envelope.parked_properties({}), partition_key="k")
+
+    at = ["--at", "+5d"] if command == "reschedule" else []
+    done = run(command, "orders", "--key", "k", "--count", "11", *at, "-o", "json")
+    assert done.exit_code == 1
+    assert "10 of 11 messages are done" in done.stderr
+    found = {row["id"]: row for row in rows(done)}
+    assert len(found) == 11
+    failed = found.pop("huge")
+    assert failed["outcome"] == "failed"
+    assert "The message was not sent" in failed["reason"]
+    assert "new_id" not in failed
+    assert {row["outcome"] for row in found.values()} == {"accepted"}
+    new = {row["new_id"] for row in found.values()}
+    if command == "reschedule":
+        assert set(pending_ids(run)) == new | {"huge"}
+    memory.advance(timedelta(days=6))
+    delivered = {one.properties["delaylevel.id"] for one in memory.delivered("orders")}
+    assert delivered == new | {"huge"}
+
+
+def test_what_was_changed_before_an_unknown_failure_is_told(
+    memory: MemoryPulsar, producer: Any, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(40):
+        producer.send(b"x", deliver_after=timedelta(days=3), message_id=f"{number:02}")
+    real, calls = type(producer).cancel, itertools.count()
+
+    def cancel(self: Any, receipt: Any, **arguments: Any) -> Any:
+        if next(calls) == 20:
+            raise pulsar.Timeout("no answer")
+        return real(self, receipt, **arguments)
+
+    monkeypatch.setattr(type(producer), "cancel", cancel)
+    done = run("cancel", "orders", "--from", "now", "--count", "40", "-o", "json")
+    assert done.exit_code == 1
+    outcomes = Counter(row["outcome"] for row in rows(done))
+    assert outcomes.keys() == {"accepted", "unconfirmed", "not tried"}
+    assert outcomes.total() == 40
+    assert outcomes["unconfirmed"] == 1
+    assert len(pending_ids(run)) == 40 - outcomes["accepted"]
