@@ -10,12 +10,12 @@ from delaylevel.errors import MissingExtraError
 if TYPE_CHECKING:
     from .backoff import Backoff
     from .deduplication import Deduplication
+    from .failure import Reject, Retry
     from .handled_ids import HandledIds
     from .ids import InvalidIdError
     from .listener import Listener
     from .listeners import Listeners
     from .message import ReceivedMessage
-    from .signals import Reject, Retry
     from .stats import ListenerCounts
     from .topic_ids import TopicIdStore
 
@@ -43,8 +43,8 @@ _LAZY: dict[str, tuple[str, str | None]] = {
     "ListenerCounts": ("stats", None),
     "Listeners": ("listeners", None),
     "ReceivedMessage": ("message", None),
-    "Reject": ("signals", None),
-    "Retry": ("signals", None),
+    "Reject": ("failure", None),
+    "Retry": ("failure", None),
     "TopicIdStore": ("topic_ids", "window"),
 }
 

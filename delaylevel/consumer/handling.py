@@ -21,9 +21,8 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from .backoff import Backoff
-from .failure import Bury, Failure, Park, reason_of, trace_of
+from .failure import Bury, Failure, Park, Reject, Retry, reason_of, trace_of
 from .message import ReceivedMessage
-from .signals import Reject, Retry
 
 
 class Verdict(enum.Enum):

@@ -15,10 +15,9 @@ from typing import Any, NamedTuple
 
 import pulsar
 
+from .consumers import ReceivingThreads, Subscribe, Subscribed
 from .host import BATCH_S, RECEIVE_MS, WAIT_S, Parts, left_s
 from .message import ReceivedMessage
-from .receiving import ReceivingThreads, Subscribe
-from .subscribed import Subscribed
 
 log = logging.getLogger(__name__)
 

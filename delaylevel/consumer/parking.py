@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from functools import partial
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 import pulsar
 
@@ -17,23 +20,29 @@ from delaylevel.cluster.client_parts.receiving import message_core
 from delaylevel.cluster.client_parts.sending import has_core
 from delaylevel.cluster.compression import compression_name
 from delaylevel.cluster.dead_letter_topic import DeadLetterTopic
-from delaylevel.cluster.failures import close_quietly, is_ok, is_too_large, result_name
+from delaylevel.cluster.failures import close_quietly, error_name, is_ok, is_too_large, result_name
+from delaylevel.cluster.port import TopicAdmin
+from delaylevel.cluster.publisher import UNBATCHED_SETTINGS, close_all, open_producer
+from delaylevel.cluster.publisher import Publisher as PlainPublisher
+from delaylevel.cluster.schemas import EncodedSchema, canonical, registered_reference
+from delaylevel.cluster.values import SchemaVersion
 from delaylevel.errors import MessageTooLargeError, UnsupportedOptionError
 from delaylevel.model import envelope as env
+from delaylevel.model import retries
 from delaylevel.model.clock import Clock, SystemClock, duration_ms
 from delaylevel.model.due_time import LATEST_DUE_MS
+from delaylevel.model.envelope import SCHEMA_TYPES, SchemaRef
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.message import ParkedMessage, parked_message
 from delaylevel.model.router import Router
+from delaylevel.model.topic_name import TopicName
+from delaylevel.model.unreadable import RAW
 from delaylevel.producer.results import error_of
 from delaylevel.topics import members
 
-from .dead_letters import copy_id, copy_properties, letter_properties, text_of_error
 from .failure import Failure
 from .message import ReceivedMessage
-from .retry_producers import RetryProducers, SchemaKey
 from .retry_topics import RetryTopics, dead_letter_partition, prepare
-from .slow_work import SlowWork
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +53,336 @@ Done = Callable[[Exception | None], None]
 _CLOSE_S = 60.0
 # A producer with these failures never works again.
 _ENDED = frozenset(("AlreadyClosed", "ProducerFenced", "TopicNotFound", "TopicTerminated"))
+
+LONGEST_TRACE = 8_000
+_LONGEST_REASON = 1_000
+
+
+def copy_properties(message: ReceivedMessage, error: str) -> dict[str, str]:
+    """Return the properties of a retried copy, without those that routing adds.
+
+    Args:
+        error: text of the error; empty to leave it out.
+    """
+    properties = env.application_properties(message.all_properties)
+    if message.retry_properties:
+        for name in retries.ATTEMPT_PROPERTIES:
+            properties.pop(name, None)
+    else:
+        properties = retries.without_retries(properties)
+    properties[retries.FAILED_ATTEMPTS] = str(message.attempt)
+    properties[retries.REAL_TOPIC] = message.topic
+    properties[retries.REAL_SUBSCRIPTION] = message.subscription
+    origin = message.retry_properties.get(retries.ORIGIN_MESSAGE_ID)
+    properties[retries.ORIGIN_MESSAGE_ID] = origin or message.position_id
+    properties[retries.RETRY_ID] = message.id
+    properties[retries.RETRY_PUBLISHED] = str(message.first_published_ms)
+    if error:
+        properties[retries.ERROR] = error
+    return properties
+
+
+def copy_id(message: ReceivedMessage) -> str:
+    """Return the ID of the retried copy that follows this attempt.
+
+    A second copy made by a crash before the acknowledgement has the same ID, and every other copy
+    another one, also after a replay of the dead letter.
+    """
+    rounds = round_of(message)
+    return _own_id(message, f"{rounds}.{message.attempt}" if rounds else str(message.attempt))
+
+
+def letter_id(message: ReceivedMessage) -> str:
+    """Return the ID of the dead letter that follows this attempt."""
+    return _own_id(message, f"dead.{round_of(message) + 1}")
+
+
+def _own_id(message: ReceivedMessage, step: str) -> str:
+    whole = f"{message.id}#{quote(message.subscription, safe='')}#{step}"
+    if len(whole) <= env.LONGEST_ID:
+        return whole
+    return f"sha256-{hashlib.sha256(clean(whole).encode()).hexdigest()}#{step}"
+
+
+def letter_properties(
+    message: ReceivedMessage,
+    found: dict[str, str],
+    failure: Failure,
+    *,
+    retry_topic: str,
+    due_ms: int,
+    schema: SchemaRef | None,
+    compression: str | None,
+) -> dict[str, str]:
+    """Return all properties of a dead letter.
+
+    Args:
+        found: properties of the message, with those that replace unreadable fields.
+        retry_topic: full name of the topic to which a replay sends it.
+        due_ms: the present time, ms since the epoch.
+        schema: the schema of the payload; None for plain bytes.
+        compression: name of the compression for a replay; None without one.
+    """
+    properties = {
+        **copy_properties(message, text_of_error(failure)),
+        retries.TRACEBACK: clean(failure.trace)[-LONGEST_TRACE:],
+        retries.ATTEMPTS: str(message.attempt),
+        retries.ROUND: str(round_of(message) + 1),
+        env.DUE: str(due_ms),
+        env.TARGET: retry_topic,
+        env.ID: letter_id(message),
+        env.SOURCE: message.position_id,
+        env.REASON: reason_for(message, failure),
+    }
+    # Its attempts are counted from 1 again if it is replayed.
+    del properties[retries.FAILED_ATTEMPTS]
+    unreadable = (env.UNREADABLE, RAW)
+    properties.update((k, v) for k, v in found.items() if k.startswith(unreadable))
+    if not failure.trace:
+        del properties[retries.TRACEBACK]
+    if schema is not None:
+        properties[env.SCHEMA] = str(schema)
+    if compression is not None:
+        properties[env.COMPRESSION] = compression
+    return properties
+
+
+def round_of(message: ReceivedMessage) -> int:
+    """Return the number of times that a message has been a dead letter."""
+    text = message.retry_properties.get(retries.ROUND, "")
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0
+
+
+def reason_for(message: ReceivedMessage, failure: Failure) -> str:
+    """Return the reason of a dead letter, in one line."""
+    return f"attempt {message.attempt} failed: {text_of_error(failure)}"
+
+
+def text_of_error(failure: Failure) -> str:
+    """Return the error of a failed attempt in one line of at most 1,000 characters."""
+    text = failure.reason
+    if not text and failure.error is not None:
+        text = f"{error_name(failure.error)}: {failure.error}"
+    return " ".join(clean(text).split())[:_LONGEST_REASON]
+
+
+def clean(text: str) -> str:
+    """Return a text that can be encoded as UTF-8: properties cannot be anything else."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+class SchemaKey(NamedTuple):
+    """The schema of a received message, as the client tells it.
+
+    Attributes:
+        topic: full name of the topic from which the message was received; empty without a schema.
+        version: number of the version in that topic's registry; -1 without a schema.
+    """
+
+    topic: str
+    version: int
+
+    @classmethod
+    def of(cls, raw: Any) -> SchemaKey:
+        """Return the schema of a ``pulsar.Message``."""
+        version = int(message_core(raw).int_schema_version())
+        if version < 0:
+            return NO_SCHEMA
+        return cls(TopicName.parse(raw.topic_name()).without_partition.full, version)
+
+
+NO_SCHEMA = SchemaKey("", -1)
+
+
+class Declared(NamedTuple):
+    """A schema that the retry topic has.
+
+    Attributes:
+        schema: the schema for a producer of encoded payloads; None for plain bytes.
+        reference: the reference to it in the retry topic's registry; None for plain bytes.
+    """
+
+    schema: EncodedSchema | None
+    reference: SchemaRef | None
+
+
+_BYTES = Declared(None, None)
+
+
+class RetryProducers:
+    """Producers of retried copies; several threads may use them.
+
+    Args:
+        client: a :class:`delaylevel.DelayLevelClient`.
+        admin: its admin interface.
+        retry_topic: the topic of retried copies.
+        description: its level topic.
+        options: arguments of ``create_producer``.
+    """
+
+    def __init__(
+        self,
+        client: Any,
+        admin: TopicAdmin,
+        retry_topic: TopicName,
+        description: LevelTopicDescription,
+        options: Mapping[str, Any],
+    ) -> None:
+        self._client = client
+        self._admin = admin
+        self._retry_topic = retry_topic
+        self.description = description
+        self._options = dict(options)
+        self._lock = threading.RLock()
+        self._declared: dict[SchemaKey, Declared] = {NO_SCHEMA: _BYTES}
+        self._by_reference: dict[SchemaRef | None, Any] = {}
+        self._opened: dict[SchemaKey, Any] = {}
+
+    def get(self, key: SchemaKey) -> Any | None:
+        """Return the producer for a schema; None if it is not open."""
+        return self._opened.get(key)
+
+    def latest(self, topic: TopicName) -> SchemaKey:
+        """Return the schema with which new messages of a topic are most likely encoded."""
+        versions = self._admin.schemas(topic)
+        return SchemaKey(topic.full, versions[-1].version) if versions else NO_SCHEMA
+
+    def open(self, key: SchemaKey) -> Any:
+        """Return the producer for a schema, opened if necessary; this waits for the broker.
+
+        Raises:
+            BrokerError, pulsar.PulsarException: the broker refused.
+        """
+        with self._lock:
+            declared = self.declare(key)
+            producer = self._by_reference.get(declared.reference)
+            if producer is None:
+                options = dict(self._options)
+                if declared.schema is not None:
+                    options["schema"] = declared.schema
+                producer = self._client.create_producer(
+                    self._retry_topic.full,
+                    enable_delay_level_topic=True,
+                    delay_level_topic=self.description.topic,
+                    create_level_topic=False,
+                    **options,
+                )
+                self._by_reference[declared.reference] = producer
+            self._opened[key] = producer
+            return producer
+
+    def declare(self, key: SchemaKey) -> Declared:
+        """Return a schema that the retry topic has, after adding it there if it is missing.
+
+        Raises:
+            BrokerError: the broker refused.
+        """
+        with self._lock:
+            declared = self._declared.get(key)
+            if declared is None:
+                declared = self._declared[key] = self._declare(key)
+            return declared
+
+    def has(self, producer: Any) -> bool:
+        """Return True if a producer is one of these, and is in use."""
+        with self._lock:
+            return any(found is producer for found in self._by_reference.values())
+
+    def take_all(self) -> list[Any]:
+        """Return all producers, for closing; none is open afterwards."""
+        with self._lock:
+            producers = list(self._by_reference.values())
+            self._by_reference.clear()
+            self._opened.clear()
+            return producers
+
+    def _declare(self, key: SchemaKey) -> Declared:
+        versions = self._admin.schemas(TopicName.parse(key.topic))
+        wanted = next((each for each in versions if each.version == key.version), None)
+        if wanted is None:
+            log.warning(
+                "version %d of the schema of %s does not exist any more: copies of its messages "
+                "have no schema",
+                key.version,
+                key.topic,
+            )
+            return _BYTES
+        if wanted.type not in SCHEMA_TYPES:
+            # No hop could declare it. Consumers of this client receive such payloads as bytes.
+            return _BYTES
+        own = {_reference(each) for each in self._admin.schemas(self._retry_topic)}
+        # In this order each version was compatible with those before it.
+        for each in versions:
+            needed = each.version <= key.version and each.type in SCHEMA_TYPES
+            if needed and _reference(each) not in own:
+                self._register(each)
+        stored = self._admin.schemas(self._retry_topic)
+        reference = registered_reference(stored, wanted.type, wanted.definition)
+        return Declared(
+            EncodedSchema(wanted.type, wanted.definition), reference or _reference(wanted)
+        )
+
+    def _register(self, version: SchemaVersion) -> None:
+        """Add a schema to the retry topic: the client does that with a producer."""
+        schema = EncodedSchema(version.type, version.definition)
+        topic = self._retry_topic.full
+        producer = open_producer(self._client, topic, UNBATCHED_SETTINGS, schema=schema)
+        close_all([PlainPublisher(producer)])
+
+
+def _reference(version: SchemaVersion) -> SchemaRef:
+    return SchemaRef.of(version.type, canonical(version.definition))
+
+
+class SlowWork:
+    """Work that waits for the broker, given by threads that must not wait.
+
+    The thread lives as long as there is work.
+
+    Args:
+        start: runner of the thread; a function that calls the work at once runs it in the thread
+            that gives it.
+    """
+
+    def __init__(self, start: Starter = in_thread) -> None:
+        self._start = start
+        self._changed = threading.Condition(threading.RLock())
+        self._waiting: deque[Callable[[], None]] = deque()
+        self._working = False
+
+    def add(self, work: Callable[[], None]) -> None:
+        """Run work after all that was given before; an exception of it is logged."""
+        with self._changed:
+            self._waiting.append(work)
+            if self._working:
+                return
+            self._working = True
+        try:
+            self._start(self._run)
+        except RuntimeError:  # no thread can be started
+            with self._changed:
+                self._working = False
+                self._waiting.remove(work)
+                self._changed.notify_all()
+            raise
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until there is no work; return False if that takes too long."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._working, seconds)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                if not self._waiting:
+                    self._working = False
+                    self._changed.notify_all()
+                    return
+                work = self._waiting.popleft()
+            try:
+                work()
+            except Exception:
+                log.exception("work in the background failed")
 
 
 class _Copy(NamedTuple):

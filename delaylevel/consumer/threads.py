@@ -16,11 +16,10 @@ from typing import Any
 
 import pulsar
 
+from .consumers import ReceivingThreads, Subscribe, Subscribed
 from .handling import Verdict
 from .host import BATCH_S, RECEIVE_MS, WAIT_S, Parts, left_s, refuse_awaitable
 from .message import ReceivedMessage
-from .receiving import ReceivingThreads, Subscribe
-from .subscribed import Subscribed
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from delaylevel.consumer import ReceivedMessage
 from delaylevel.consumer.handled_ids import HandledIds
 from delaylevel.consumer.host import Parts
 from delaylevel.consumer.listener import listeners_of
-from delaylevel.consumer.starting import Started
+from delaylevel.consumer.listeners import Started
 from delaylevel.consumer.unfinished import Unfinished
 from fakes import HandClock
 from world import eventually

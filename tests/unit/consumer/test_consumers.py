@@ -8,8 +8,8 @@ from typing import Any
 import pulsar
 import pytest
 
-from delaylevel.consumer import subscribed as module
-from delaylevel.consumer.subscribed import Subscribed
+from delaylevel.consumer import consumers as module
+from delaylevel.consumer.consumers import Subscribed
 
 
 class FakeConsumer:
