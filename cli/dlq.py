@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
@@ -14,18 +14,20 @@ import click
 from delaylevel.cluster.admin import Admin
 from delaylevel.cluster.connection import Connection
 from delaylevel.consumer.retry_topics import find_dead_letters
-from delaylevel.errors import InvalidInputError, LevelTopicError
+from delaylevel.errors import InvalidInputError
+from delaylevel.model.envelope import ID
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.position import Position
 from delaylevel.model.source_partition import SourcePartition
 from delaylevel.model.topic_name import TopicName
 from delaylevel.mover import dead_letters as deadletters
-from delaylevel.mover.dead_letters import DeadLetter
+from delaylevel.mover.dead_letters import DeadLetter, Disposed
 from delaylevel.topics.registry import describe
 
 from . import options
 from .command import Settings, examples, pass_settings
-from .output import Column, emit, emit_one, note
+from .output import Column, emit, emit_one
+from .results import finish, outcome_tone
 from .values import Parsed
 
 _LIST = (
@@ -39,20 +41,19 @@ _LIST = (
     Column("source", wide=True),
 )
 _SHOW = (*_LIST[:-1], Column("source"), Column("properties"), Column("value"))
-_REPLAYED = (
-    Column("topic", "topic", head="LEVEL TOPIC"),
-    Column("replayed", "number"),
-    Column("parked", "number"),
-    Column("window", "number", head="HANDED OFF"),
-    Column("due", "number", head="DELIVERED"),
-    Column("held", "number"),
-    Column("expired", "number", wide=True),
-    Column("refused", "number", head="STILL DEAD"),
+_DISPOSED = (
+    Column("id", "id"),
+    Column("outcome", tone=outcome_tone),
+    Column("message_id"),
+    Column("target", "topic", rank=1),
+    Column("reason", rank=2),
 )
-_DISCARDED = (Column("topic", "topic", head="LEVEL TOPIC"), Column("discarded", "number"))
-
 
 _ID = Parsed("id", Position.parse)
+_NOT_FOUND = (
+    "no dead letter has this ID; IDs within a batch change when a part of the batch is replayed: "
+    "`delaylevel dlq list` shows the present ones"
+)
 _ids = click.argument("ids", nargs=-1, type=_ID, metavar="[ID]...")
 _subscription = click.option(
     "--subscription",
@@ -167,8 +168,9 @@ def replay(
 
     Use it, for example, after `delaylevel levels create` has added the target that they name. They
     keep their IDs, and their due times unless --at replaces them. Those that still cannot be read
-    or delivered stay dead letters. Those of a subscription go to that subscription only, and its
-    attempts are counted from 1 again. The exit code is 1 if nothing was replayed.
+    or delivered are `still dead`. Those of a subscription go to that subscription only, and its
+    attempts are counted from 1 again. There is a row for each message. The exit code is 1 if one of
+    them is still a dead letter, or none is found.
     """
     chosen = _chooser(**selected)
     full = TopicName.parse(target).full if target is not None else None
@@ -183,31 +185,7 @@ def replay(
             target_client=partial(place.connection.open_client, logger=settings.client_logger()),
             source=place.source,
         )
-    forwarded = report.forwarded
-    view = {
-        "topic": place.owner,
-        "replayed": report.replayed,
-        "parked": forwarded.parked.total(),
-        "window": forwarded.window,
-        "due": forwarded.due,
-        "held": forwarded.held.total(),
-        "expired": forwarded.expired.total(),
-        "refused": report.refused.total(),
-    }
-    emit_one(view, _REPLAYED, output)
-    for line, count in report.refused.items():
-        note(f"{count} still dead: {line}")
-    missing = len(set(selected["ids"])) - report.replayed - report.refused.total()
-    if selected["ids"] and missing:
-        raise LevelTopicError(
-            f"{missing} of the IDs name no dead letter of {place.owner}. IDs within a batch "
-            "change when a part of the batch is replayed: `delaylevel dlq list` shows the present "
-            "ones"
-        )
-    if not report.replayed:
-        if not report.refused:
-            note(f"Nothing was replayed: {place.owner} has no such dead letter.")
-        click.get_current_context().exit(1)
+        _finish(report.letters, target=full, missing=selected["ids"], output=output)
 
 
 @examples(
@@ -236,11 +214,49 @@ def discard(
     output: str,
     **selected: Any,
 ) -> None:
-    """Delete dead letters of TOPIC."""
+    """Delete dead letters of TOPIC.
+
+    There is a row for each message. The exit code is 1 if one of them may still be there.
+    """
     chosen = _chooser(**selected)
     with _connected(settings, topic, subscription) as place:
         gone = deadletters.discard(*place.arguments, chosen, count, source=place.source)
-    emit_one({"topic": place.owner, "discarded": gone}, _DISCARDED, output)
+        _finish(gone, target=None, missing=(), output=output)
+
+
+def _finish(
+    letters: Sequence[Disposed], *, target: str | None, missing: Iterable[Position], output: str
+) -> None:
+    """Print a row for each chosen dead letter, and for each ID that names none.
+
+    Args:
+        target: full name of the topic to which they were sent instead of their own.
+        missing: IDs that were given.
+    """
+    rows: list[dict[str, Any]] = [
+        {
+            "id": str(one.letter.position),
+            "outcome": one.outcome,
+            "message_id": one.letter.message.properties.get(ID),
+            "target": target or one.letter.target,
+            "reason": one.reason or None,
+        }
+        for one in letters
+    ]
+    known = {one.letter.position for one in letters}
+    rows += [
+        {"id": str(position), "outcome": "not found", "reason": _NOT_FOUND}
+        for position in dict.fromkeys(missing)
+        if position not in known
+    ]
+    finish(
+        rows,
+        _DISPOSED,
+        output,
+        done=sum(one.done for one in letters),
+        of=len(rows),
+        empty="There is no such dead letter.",
+    )
 
 
 class _Place(NamedTuple):

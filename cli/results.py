@@ -27,6 +27,7 @@ _TONES: dict[str, Tone] = {
     "unknown": "yellow",
     "still dead": "yellow",
     "not tried": "yellow",
+    "not found": "yellow",
 }
 
 

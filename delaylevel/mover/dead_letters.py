@@ -8,17 +8,18 @@ A message that was too large for the topic is there in chunks (see :mod:`delayle
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from delaylevel.cluster.dead_letter_topic import DeadLetterTopic
+from delaylevel.cluster.failures import may_pass, translate_errors
 from delaylevel.cluster.partition_lock import PartitionLock
 from delaylevel.cluster.port import OperatorAdmin
 from delaylevel.cluster.reader import read_unacknowledged
 from delaylevel.cluster.targets.clients import clients_of_targets
-from delaylevel.errors import EnvelopeError, LevelTopicError, StillPendingError
+from delaylevel.errors import DelayLevelError, EnvelopeError, LevelTopicError, StillPendingError
 from delaylevel.model import envelope as env
 from delaylevel.model.chunks import ChunkJoiner, Letter
 from delaylevel.model.clock import Clock, SystemClock
@@ -34,6 +35,10 @@ from delaylevel.model.source_partition import SourcePartition
 from .forwarder import Forwarder
 from .hop import open_envelope
 
+#: The outcome of a letter that cannot be read or delivered now, either.
+STILL_DEAD = "still dead"
+# Outcomes by the names of counts.
+_OUTCOMES = {"window": "handed off", "due": "delivered", "dead": STILL_DEAD}
 # Dead letters and chunks may be large, so the client prefetches few of them.
 _PREFETCH = 100
 # A letter with missing chunks may be complete soon, if its latest chunk is younger than this.
@@ -99,22 +104,48 @@ class DeadLetter:
         return self.message._replace(properties=properties)
 
 
+class Disposed(NamedTuple):
+    """A chosen dead letter, and what became of it.
+
+    Attributes:
+        letter: the dead letter.
+        outcome: one of ``parked``, ``handed off``, ``delivered``, ``held``, ``expired``,
+            ``dropped``, ``still dead`` and ``discarded``; or ``failed``, ``unconfirmed`` (nobody
+            knows) and ``not tried``, after which it is still a dead letter.
+        reason: the reason for an outcome that was not asked for; empty otherwise.
+    """
+
+    letter: DeadLetter
+    outcome: str
+    reason: str = ""
+
+    @property
+    def done(self) -> bool:
+        """True if the message is no dead letter any more, as far as is known."""
+        return not self.reason
+
+
 @dataclass
 class ReplayReport:
     """Outcomes of the dead letters chosen for a replay.
 
     Attributes:
+        letters: the chosen dead letters, oldest first.
         forwarded: counts of the forwarded messages by destination.
-        refused: counts of messages that still cannot be read, by reason; they stay.
     """
 
+    letters: list[Disposed] = field(default_factory=list)
     forwarded: ForwardReport = field(default_factory=ForwardReport)
-    refused: Counter[str] = field(default_factory=Counter)
 
     @property
     def replayed(self) -> int:
-        """Number of forwarded messages."""
-        return self.forwarded.total
+        """Number of messages that are no dead letters any more."""
+        return sum(one.done for one in self.letters)
+
+    @property
+    def refused(self) -> Counter[str]:
+        """Numbers of messages that still cannot be read, by reason; they stay."""
+        return Counter(one.reason for one in self.letters if one.outcome == STILL_DEAD)
 
 
 def source_of(description: LevelTopicDescription) -> SourcePartition:
@@ -189,8 +220,9 @@ def replay(
         source: as for :func:`dead_letters`.
 
     Raises:
-        AlreadyRunningError: another replay or discard is running.
-        BrokerError: a message was not confirmed; it is still in the dead-letter topic.
+        AlreadyRunningError: another replay or discard is running; nothing was replayed.
+        BrokerError: the dead letters cannot be read; nothing was replayed. A failure of one message
+            is its outcome, and later ones are not tried if its outcome is unknown.
     """
     clock = clock or SystemClock()
     source, report = source or source_of(description), ReplayReport()
@@ -201,28 +233,57 @@ def replay(
     ):
         letters = list(dead_letters(client, admin, description, source))
         taken = []
-        for letter in letters:
-            if not chosen(letter):
+        ended = ""
+        for letter in filter(chosen, letters):
+            if ended:
+                report.letters.append(Disposed(letter, "not tried", ended))
                 continue
-            if letter.letter.damage:
-                report.refused[letter.letter.damage] += 1
-                continue
-            mended = letter.mended(target, due_ms)
             try:
-                envelope = open_envelope(description, source.topic, mended)
-                if envelope.kind is not None and not (target is None and due_ms is None):
-                    raise EnvelopeError(
-                        f"{env.KIND} is {envelope.kind!r}: the target and due time of such a "
-                        "record are those of its message; replay it without changing them"
-                    )
+                mended = _mended(description, source, letter, target, due_ms)
+                forwarder.forward(source, mended, clock.now_ms())
+                found = forwarder.flush()
             except EnvelopeError as error:
-                report.refused[error.reason] += 1
-                continue
-            forwarder.forward(source, mended, clock.now_ms())
-            taken.append(letter)
-        report.forwarded.add(forwarder.flush())
-        _remove(client, lock, source, letters, taken)
+                report.letters.append(Disposed(letter, STILL_DEAD, error.reason))
+            except DelayLevelError as error:
+                outcome = "unconfirmed" if may_pass(error) else "failed"
+                report.letters.append(Disposed(letter, outcome, str(error)))
+                if outcome == "unconfirmed":
+                    ended = "the broker did not confirm another message"
+            except KeyboardInterrupt:
+                ended = "interrupted"
+                report.letters.append(Disposed(letter, "unconfirmed", ended))
+            else:
+                taken.append(letter)
+                report.forwarded.add(found)
+                (name,) = (name for name, count in found.counts().items() if count)
+                reason = "".join(found.dead)
+                report.letters.append(Disposed(letter, _OUTCOMES.get(name, name), reason))
+        report.letters = _removed(client, lock, source, letters, taken, report.letters)
     return report
+
+
+def _mended(
+    description: LevelTopicDescription,
+    source: SourcePartition,
+    letter: DeadLetter,
+    target: str | None,
+    due_ms: int | None,
+) -> ParkedMessage:
+    """Return the message of a dead letter for a replay.
+
+    Raises:
+        EnvelopeError: it cannot be read, or not be changed.
+    """
+    if letter.letter.damage:
+        raise EnvelopeError(letter.letter.damage)
+    mended = letter.mended(target, due_ms)
+    envelope = open_envelope(description, source.topic, mended)
+    if envelope.kind is not None and not (target is None and due_ms is None):
+        raise EnvelopeError(
+            f"{env.KIND} is {envelope.kind!r}: the target and due time of such a record are those "
+            "of its message; replay it without changing them"
+        )
+    return mended
 
 
 def discard(
@@ -233,7 +294,7 @@ def discard(
     count: int,
     clock: Clock | None = None,
     source: SourcePartition | None = None,
-) -> int:
+) -> list[Disposed]:
     """Delete dead letters.
 
     Args:
@@ -244,7 +305,7 @@ def discard(
         source: as for :func:`dead_letters`.
 
     Returns:
-        The number of deleted messages.
+        The chosen dead letters, each with its outcome.
 
     Raises:
         StillPendingError: another number of messages is chosen.
@@ -270,8 +331,8 @@ def discard(
                     f"deleted. Discard it {_STORING_MS // 60_000} minutes after its last chunk, or "
                     "choose other dead letters"
                 )
-        _remove(client, lock, source, letters, taken)
-    return count
+        disposed = [Disposed(letter, "discarded") for letter in taken]
+        return _removed(client, lock, source, letters, taken, disposed)
 
 
 def find(
@@ -295,14 +356,19 @@ def find(
     )
 
 
-def _remove(
+def _removed(
     client: Any,
     lock: PartitionLock,
     source: SourcePartition,
     letters: Collection[DeadLetter],
     taken: Collection[DeadLetter],
-) -> None:
-    """Acknowledge the entries of the taken messages, after a copy of the others in them."""
+    disposed: Sequence[Disposed],
+) -> list[Disposed]:
+    """Acknowledge the entries of the taken letters, after a copy of the others in them.
+
+    Returns:
+        The outcomes; those of letters that could not be acknowledged are changed.
+    """
     positions = {letter.position for letter in taken}
     entries = {position.entry_start for letter in taken for position in letter.letter.positions}
     # Chunks are not batched, so they share no entry.
@@ -311,8 +377,22 @@ def _remove(
         for letter in letters
         if letter.position.entry_start in entries and letter.position not in positions
     ]
-    if rest:
-        with closing(DeadLetterTopic(client, source.topic)) as own:
-            own.store((letter.message, letter.message.properties, None) for letter in rest)
-    for position in sorted(entries):
-        lock.acknowledge_entry(source, position)
+    try:
+        if rest:
+            with closing(DeadLetterTopic(client, source.topic)) as own:
+                own.store((letter.message, letter.message.properties, None) for letter in rest)
+        for position in sorted(entries):
+            with translate_errors():
+                lock.acknowledge_entry(source, position)
+            entries.remove(position)
+    except DelayLevelError as error:
+        reason = f"it may still be in {source.topic}, which did not confirm its removal ({error})"
+        return [
+            one._replace(
+                outcome="unconfirmed" if one.outcome == "discarded" else one.outcome, reason=reason
+            )
+            if one.done and one.letter.position.entry_start in entries
+            else one
+            for one in disposed
+        ]
+    return list(disposed)

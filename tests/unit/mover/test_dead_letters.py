@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -13,7 +14,7 @@ from delaylevel import topics
 from delaylevel.cluster.compression import compression_name, compression_settings
 from delaylevel.cluster.dead_letter_topic import DeadLetterTopic
 from delaylevel.cluster.partition_lock import PartitionLock
-from delaylevel.errors import LevelTopicError, StillPendingError
+from delaylevel.errors import ClientError, LevelTopicError, StillPendingError
 from delaylevel.model.envelope import (
     CHUNK,
     COMPRESSION,
@@ -37,6 +38,7 @@ from delaylevel.model.position import Position
 from delaylevel.model.topic_name import TopicName
 from delaylevel.mover import dead_letters as deadletters
 from delaylevel.mover import hop
+from delaylevel.mover.forwarder import Forwarder
 from delaylevel.testing import ManualClock, MemoryPulsar
 from fakes import describe
 
@@ -81,9 +83,11 @@ class World:
         return list(deadletters.dead_letters(self.client, self.admin, self.description))
 
     def discard(self, count: int) -> int:
-        return deadletters.discard(
+        gone = deadletters.discard(
             self.client, self.admin, self.description, lambda _: True, count, self.memory.clock
         )
+        assert all(one.outcome == "discarded" for one in gone)
+        return len(gone)
 
     def backlog(self) -> int:
         stats = self.admin.partition_stats(TopicName.parse(self.topic))
@@ -222,3 +226,42 @@ def test_every_compression_of_the_client_has_a_name() -> None:
     for name, kind in found.items():
         assert compression_name(kind) == name
         assert compression_settings(name) == {"compression_type": kind}
+
+
+def test_the_outcome_of_each_letter_is_told_also_after_a_failure(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bodies = [b"1", b"2", b"3", b"4", b"5"]
+    for body in bodies:
+        world.store(body, **{ID: body.decode(), **({DUE: "soon"} if body == b"2" else {})})
+    real, calls = Forwarder.flush, itertools.count(1)
+
+    def flush(self: Forwarder) -> Any:
+        if next(calls) == 3:
+            self.reset()
+            raise ClientError("no answer", name="Timeout", transient=True)
+        return real(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Forwarder, "flush", flush)
+        report = world.replay()
+    assert [one.outcome for one in report.letters] == [
+        *("delivered", "still dead", "delivered", "unconfirmed", "not tried")
+    ]
+    assert [one.reason for one in report.letters][::2] == [
+        *("", "", "the broker did not confirm another message")
+    ]
+    assert [letter.message.value for letter in world.letters()] == [b"2", b"4", b"5"]
+
+    def refuse(*_: Any) -> None:
+        raise pulsar.Timeout("no answer")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PartitionLock, "acknowledge_entry", refuse)
+        report = world.replay()
+        (gone,) = deadletters.discard(
+            world.client, world.admin, world.description, lambda one: one.due == "soon", 1
+        )
+    assert [one.outcome for one in report.letters] == ["still dead", "delivered", "delivered"]
+    assert all("did not confirm its removal" in one.reason for one in report.letters[1:])
+    assert (gone.outcome, report.replayed, world.backlog()) == ("unconfirmed", 0, 3)
