@@ -130,13 +130,6 @@ def instant(text: str) -> int:
     return instant_ms(moment.replace(tzinfo=timezone.utc) if moment.tzinfo is None else moment)
 
 
-def is_missing_entry(reason: str) -> bool:
-    """Return true if the reason of a 500 is an entry that does not exist (any more, or yet)."""
-    return any(
-        words in reason for words in ("LastConfirmedEntry is", "No such entry", "No such ledger")
-    )
-
-
 # Other states are transitions.
 _DEDUPLICATION = {"Enabled": True, "Disabled": False}
 

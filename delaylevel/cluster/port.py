@@ -107,12 +107,6 @@ class TopicAdmin(Protocol):
             publish_ms: the time, ms since the epoch.
         """
 
-    def entry_publish_time(self, partition: TopicName, position: Position) -> int | None:
-        """Return the publish time of an entry, ms since the epoch; None if it does not exist.
-
-        The batch index of the position is ignored.
-        """
-
     def ledgers(self, partition: TopicName) -> list[LedgerInfo]:
         """Return the existing ledgers of a partition with their numbers of entries, oldest first.
 

@@ -137,6 +137,39 @@ def messages_in_range(
         reader.close()
 
 
+def entry_times(
+    client: Any, partition_topic: str, first: Position, last: Position
+) -> list[tuple[Position, int]]:
+    """Return the start and the publish time (ms since the epoch) of each entry from first to last.
+
+    Entries that do not exist are left out; if ``last`` does not, the next one is the end of the
+    list. This takes one short-lived reader. The admin interface takes as long to look at one entry,
+    and fails if the properties of a message do not fit into HTTP headers.
+
+    Raises:
+        BrokerError: the broker has more messages of the range and does not deliver them.
+    """
+    found: list[tuple[Position, int]] = []
+    with translate_errors():
+        reader = _open_reader(client, partition_topic, first.entry_start, 1)
+        read_next = read_next_of(reader)
+        try:
+            while not found or found[-1][0] < last.entry_start:
+                message = _await_message(
+                    reader, read_next, partition_topic, last, DEFAULT_POLL_TIMEOUT_MS
+                )
+                if message is None:
+                    break
+                message_id = message.message_id()
+                at = Position(message_id.ledger_id(), message_id.entry_id())
+                # The other messages of a batch follow.
+                if not found or at != found[-1][0]:
+                    found.append((at, message.publish_timestamp()))
+        finally:
+            reader.close()
+    return found
+
+
 class PartitionReader:
     """A reader of one partition that also receives what is appended later.
 

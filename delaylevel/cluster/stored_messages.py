@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from delaylevel.errors import AdminError, NotFoundError
+from delaylevel.errors import NotFoundError
 from delaylevel.model.position import Position
 from delaylevel.model.topic_name import TopicName
 
@@ -87,19 +87,3 @@ class BaseAdmin:
         # Past the end the broker returns the position of the next message.
         last = self.last_message_id(partition)
         return position if last is not None and position <= last else None
-
-    def entry_publish_time(self, partition: TopicName, position: Position) -> int | None:
-        path = f"{partition.rest_path}/ledger/{position.ledger}/entry/{position.entry}"
-        if position.ledger < 0 or position.entry < 0:
-            return None
-        try:
-            answer = self._rest.request("GET", path, retry=False)
-        except NotFoundError:
-            self.partitioned_metadata(partition)  # is only the entry missing, or the partition?
-            return None
-        except AdminError as error:
-            if error.status == 500 and read.is_missing_entry(error.reason):
-                return None
-            raise
-        published = answer.headers.get("X-Pulsar-publish-time")
-        return read.instant(published) if published else None

@@ -116,7 +116,7 @@ class LevelTopicContext:
     @cached_property
     def status(self) -> LevelTopicStatus:
         """Its status."""
-        return status_of(self.admin, self.stats, self.now_ms)
+        return status_of(self.stats, self.now_ms)
 
     @cached_property
     def metadata(self) -> dict[Member, TopicMetadata | None]:

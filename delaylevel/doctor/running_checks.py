@@ -137,18 +137,17 @@ def producer_clocks(context: LevelTopicContext) -> CheckResult:
     slack_ms = max(1000, context.description.levels.smallest_lead_ms // 2)
     rows = [row for row in context.status.partitions if row.backlog_entries]
 
-    def ahead_ms(row: PartitionStatus) -> int:
+    def is_ahead(row: PartitionStatus) -> bool:
+        until_ms = context.cluster.clock.now_ms() + slack_ms
         name = TopicName.parse(row.topic)
-        last = context.admin.last_message_id(name)
-        published = None if last is None else context.admin.entry_publish_time(name, last)
-        return 0 if published is None else published - context.cluster.clock.now_ms()
+        return context.admin.message_id_at(name, until_ms + 1) is not None
 
-    found = zip(context.cluster.in_parallel(ahead_ms, rows), rows, strict=True)
-    skew_ms, worst = max(found, default=(0, None), key=lambda pair: pair[0])
-    if worst is None or skew_ms <= slack_ms:
+    found = zip(context.cluster.in_parallel(is_ahead, rows), rows, strict=True)
+    wrong = [row.topic for ahead, row in found if ahead]
+    if not wrong:
         return CheckResult()
     return CheckResult.failed(
-        f"the clock of a producer of {worst.topic} is {format_duration(skew_ms)} ahead",
+        f"the clock of a producer of {wrong[0]} is more than {format_duration(slack_ms)} ahead",
         "synchronize the producers' clocks with NTP (chrony); no message is lost, but due "
         "times that are computed from this clock are wrong by as much",
     )

@@ -11,7 +11,9 @@ entries behind every bound that such a message could have set.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from delaylevel.cluster.entries import EntryRange
 from delaylevel.cluster.port import TopicAdmin
@@ -20,6 +22,10 @@ from delaylevel.model.clock import Clock, StepDetector
 from delaylevel.model.position import Position
 from delaylevel.model.source_partition import SourcePartition
 from delaylevel.model.topic_name import TopicName
+
+#: Function that returns the start and publish time of the entries between two positions, as
+#: :func:`delaylevel.cluster.reader.entry_times` does for a partition.
+EntryTimes: TypeAlias = Callable[[Position, Position], Sequence[tuple[Position, int]]]
 
 #: Number of searches to run in parallel; the broker would only queue more of them.
 SEARCH_THREADS = 8
@@ -82,14 +88,20 @@ class NextChecks:
 
 
 def ready_bound(
-    admin: TopicAdmin, source: SourcePartition, start: Position, now_ms: int, lead_ms: int
+    admin: TopicAdmin,
+    times: EntryTimes,
+    source: SourcePartition,
+    start: Position,
+    now_ms: int,
+    lead_ms: int,
 ) -> ReadyBound:
-    """Return the bound up to which a partition may be read; this itself reads nothing.
+    """Return the bound up to which a partition may be read; look at few of its entries.
 
     Messages behind an open transaction are not ready: readers do not get them, and the mover would
     acknowledge them unread.
 
     Args:
+        times: the publish times of the partition's entries.
         start: the first position that has not been handed off.
         now_ms: present time of the mover, ms since the epoch.
         lead_ms: the level topic's shortest lead in ms. A time that is off by more than half of it
@@ -98,9 +110,15 @@ def ready_bound(
     Raises:
         BrokerError: the positions cannot be read.
     """
-    bound = _stored_bound(admin, source, start, now_ms, lead_ms)
-    end = readable_end(admin, source, start, bound.end)
-    return bound if end == bound.end else ReadyBound(end, now_ms)
+    last = admin.last_message_id(source.name)
+    if last is None or last.next_entry <= start:
+        # A message that is published from now on is not ready sooner (save for its clock's skew).
+        return ReadyBound(start, now_ms + source.hand_off_after_ms)
+    end = readable_end(admin, source, start, last.next_entry)
+    if end <= start:
+        return ReadyBound(start, now_ms)
+    bound = _readable_bound(admin, times, source, start, end, now_ms, lead_ms)
+    return bound if end == last.next_entry else ReadyBound(bound.end, now_ms)
 
 
 def readable_end(
@@ -115,28 +133,32 @@ def readable_end(
     return max(start, _existing_bound(admin, source.name, limit, start))
 
 
-def _stored_bound(
-    admin: TopicAdmin, source: SourcePartition, start: Position, now_ms: int, lead_ms: int
+def _readable_bound(
+    admin: TopicAdmin,
+    times: EntryTimes,
+    source: SourcePartition,
+    start: Position,
+    end: Position,
+    now_ms: int,
+    lead_ms: int,
 ) -> ReadyBound:
+    """Return the bound within [start, end), of which readers get everything."""
     topic = source.name
-    last = admin.last_message_id(topic)
-    if last is None or last.next_entry <= start:
-        # A message that is published from now on is not ready sooner (save for its clock's skew).
-        return ReadyBound(start, now_ms + source.hand_off_after_ms)
     ready_until_ms = source.ready_until_ms(now_ms)
     slack_ms = max(1, lead_ms // 2)
     found = admin.message_id_at(topic, ready_until_ms + 1)
-    if found is None or found > last:
-        return ReadyBound(last.next_entry, now_ms)
+    if found is None or found >= end:
+        return ReadyBound(end, now_ms)
     if found.entry_start >= start:
-        published_ms = admin.entry_publish_time(topic, found)
+        close = times(found, min(found.next_entry, Position(end.ledger, end.entry - 1)))
+        published_ms = close[0][1] if close else 0
         # This entry is ready so soon that anything it hides can wait, and it hides nothing close.
-        if published_ms is not None and 0 < published_ms - ready_until_ms <= slack_ms // 2:
-            next_ms = admin.entry_publish_time(topic, found.next_entry)
-            if next_ms is None or next_ms > ready_until_ms:
-                end = _existing_bound(admin, topic, found, start)
-                return ReadyBound(end, published_ms + source.hand_off_after_ms)
-    return _search(_NumberedEntries(admin, topic, start, last), source, now_ms, slack_ms)
+        if 0 < published_ms - ready_until_ms <= slack_ms // 2 and all(
+            next_ms > ready_until_ms for _, next_ms in close
+        ):
+            bound = _existing_bound(admin, topic, found, start)
+            return ReadyBound(bound, published_ms + source.hand_off_after_ms)
+    return _search(_NumberedEntries(admin, times, topic, start, end), source, now_ms, slack_ms)
 
 
 def _search(
@@ -177,21 +199,25 @@ def _search(
 
 
 class _NumberedEntries:
-    """The entries of a partition from start to last, numbered across its ledgers."""
+    """The entries of a partition in [start, end), numbered across its ledgers."""
 
     def __init__(
-        self, admin: TopicAdmin, topic: TopicName, start: Position, last: Position
+        self,
+        admin: TopicAdmin,
+        times: EntryTimes,
+        topic: TopicName,
+        start: Position,
+        end: Position,
     ) -> None:
-        self._admin = admin
-        self._topic = topic
+        self._read = times
         self._start = start
         self._times: dict[int, int] = {}
-        # The count of an open ledger may be too low or too high; last is exact.
+        # The count of an open ledger may be too low or too high; the end is exact.
         ledgers = [
-            LedgerInfo(item.ledger, last.entry + 1) if item.ledger == last.ledger else item
+            LedgerInfo(item.ledger, end.entry) if item.ledger == end.ledger else item
             for item in admin.ledgers(topic)
         ]
-        self._entries = EntryRange(ledgers, start, last.next_entry)
+        self._entries = EntryRange(ledgers, start, end)
         self._count = len(self._entries)
 
     def __len__(self) -> int:
@@ -206,12 +232,23 @@ class _NumberedEntries:
         return self._start if number == 0 else self._entries.position(number - 1).next_entry
 
     def time(self, number: int) -> int:
-        """Return the publish time of an entry; 0, which is ready, if it does not exist any more."""
+        """Return the publish time of an entry, or of the next one if it does not exist any more.
+
+        If none follows, it is 0, which is ready.
+        """
         if number not in self._times:
-            position = self._entries.position(number)
-            published_ms = self._admin.entry_publish_time(self._topic, position)
-            self._times[number] = 0 if published_ms is None else published_ms
+            self._look(number, number)
         return self._times[number]
+
+    def _look(self, first: int, last: int) -> None:
+        """Read the times of adjacent entries, which costs no more than that of one."""
+        positions = [self._entries.position(number) for number in range(first, last + 1)]
+        found = iter(self._read(positions[0], positions[-1]))
+        at, published_ms = next(found, (None, 0))
+        for number, position in enumerate(positions, first):
+            while at is not None and at < position:
+                at, published_ms = next(found, (None, 0))
+            self._times[number] = published_ms
 
     def first_after(self, low: int, latest_ms: int) -> int:
         """Return the first entry from ``low`` on published after a time, as if times rose."""
@@ -220,6 +257,8 @@ class _NumberedEntries:
     def some_behind(self, number: int) -> list[int]:
         """Return entries behind one, in order: all close ones, and ever fewer further on."""
         chosen = list(range(number + 1, min(number + 1 + _CLOSE, self._count)))
+        if chosen:
+            self._look(number, chosen[-1])
         step = 2 * _CLOSE
         while number + step < self._count:
             chosen.append(number + step)

@@ -19,7 +19,7 @@ from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.position import Position
 from delaylevel.model.source_partition import SourcePartition
 
-from .ready import ReadyBound, ready_bound
+from .ready import EntryTimes, ReadyBound, ready_bound
 
 # As for the Spark job: a fifth of the lead is left for other delays.
 _SHORTEST_TRIGGER_MS, _LONGEST_TRIGGER_MS = 200, 5_000
@@ -137,6 +137,7 @@ def first_due_ms(source: SourcePartition, ready_ms: int, now_ms: int) -> int:
 
 def ready_range(
     admin: TopicAdmin,
+    times: EntryTimes,
     source: SourcePartition,
     start: Position,
     now_ms: int,
@@ -146,19 +147,20 @@ def ready_range(
     """Return the ready messages of a partition, with their urgency.
 
     Args:
+        times: as for :func:`delaylevel.mover.ready.ready_bound`.
         start: the first position that has not been handed off.
         now_ms, lead_ms: as for :func:`delaylevel.mover.ready.ready_bound`.
         next_check_ms: the partition's next check, before which nothing was ready; 0 if unknown: the
-            broker is asked for the first message then.
+            first message is looked at then.
 
     Raises:
         BrokerError: the positions cannot be read.
     """
-    bound = ready_bound(admin, source, start, now_ms, lead_ms)
+    bound = ready_bound(admin, times, source, start, now_ms, lead_ms)
     ready_ms = next_check_ms
     if not ready_ms and bound.end > start:
-        published_ms = admin.entry_publish_time(source.name, start)
-        ready_ms = 0 if published_ms is None else source.ready_ms(published_ms)
+        first = times(start, start)
+        ready_ms = source.ready_ms(first[0][1]) if first else 0
     return ReadyRange(source, bound, first_due_ms(source, ready_ms, now_ms))
 
 

@@ -1,10 +1,10 @@
 """The search for ready messages, which goes on without the admin interface.
 
-The admin interface tells positions and publish times without a read of messages. While no address
-of it answers, but brokers serve the partitions, the search reads messages from the start instead:
-up to the first one that is not ready. So a mover reads ready messages twice then. The other search
-passes a message whose publish time is far in the future. This one does not: what is behind such a
-message waits until the admin interface answers again.
+The admin interface tells positions, so that a search reads few entries for their publish times.
+While no address of it answers, but brokers serve the partitions, the search reads all messages from
+the start instead, up to the first one that is not ready. So a mover reads ready messages twice
+then. The other search passes a message whose publish time is far in the future. This one does not:
+what is behind such a message waits until the admin interface answers again.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 from delaylevel.cluster.failures import is_admin_away, translate_errors
 from delaylevel.cluster.port import TopicAdmin
-from delaylevel.cluster.reader import PartitionReader
+from delaylevel.cluster.reader import PartitionReader, entry_times
 from delaylevel.cluster.repeated_warning import RepeatedWarning
 from delaylevel.errors import BrokerError
 from delaylevel.model.position import Position
@@ -66,7 +67,8 @@ class ReadySearch:
             BrokerError: neither the admin interface nor the partition can be read.
         """
         try:
-            found = ready_range(self._admin, source, start, now_ms, lead_ms, next_check_ms)
+            times = partial(entry_times, self._client, source.topic)
+            found = ready_range(self._admin, times, source, start, now_ms, lead_ms, next_check_ms)
         except BrokerError as error:
             if not is_admin_away(error) or not self._connected():
                 raise

@@ -99,12 +99,6 @@ class MemoryAdmin(OperatorAdmin):
             number = log.first_published_at(publish_ms)
             return log.entries[number].position if number < len(log) else None
 
-    def entry_publish_time(self, partition: TopicName, position: Position) -> int | None:
-        with self._lock:
-            log = self._broker.existing(partition).log
-            number = log.find(position)
-            return None if number is None else log.entries[number].publish_ms
-
     def ledgers(self, partition: TopicName) -> list[LedgerInfo]:
         with self._lock:
             log = self._broker.existing(partition).log

@@ -37,9 +37,6 @@ class PartitionStatus:
         storage_bytes: size of its ledgers, including entries that are handed off and still kept.
         oldest_publish_ms: publish time of the oldest pending entry; None if nothing is pending.
         oldest_hand_off_ms: hand-off time of that entry; None outside the levels.
-        next_hand_off_ms: the same; in the result of :func:`delaylevel.topics.status.status` the
-            next hand-off time that has not passed. None if nothing is pending, or everything is
-            overdue.
         consumers: names of the mover's or dispatcher's consumers.
         stats: the broker's statistics; None if the partition is missing or was not reported.
     """
@@ -53,7 +50,6 @@ class PartitionStatus:
     storage_bytes: int
     oldest_publish_ms: int | None
     oldest_hand_off_ms: int | None
-    next_hand_off_ms: int | None
     consumers: tuple[str, ...]
     stats: PartitionStats | None = None
 
@@ -264,7 +260,6 @@ def _partition(
         storage_bytes=0 if stats is None else stats.storage_bytes,
         oldest_publish_ms=publish_ms,
         oldest_hand_off_ms=hand_off_ms,
-        next_hand_off_ms=hand_off_ms,
         consumers=tuple(item.name for item in subscription.consumers) if subscription else (),
         stats=stats,
     )

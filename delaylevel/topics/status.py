@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from delaylevel.cluster.port import TopicAdmin
-from delaylevel.errors import NotFoundError
 from delaylevel.model.features import CANCEL
 from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow, LevelTopicDescription, Role
-from delaylevel.model.topic_name import TopicName
 
 from .stats import LevelTopicStats, PartitionStatus, read_stats
 from .subscriptions import ForeignSubscription, foreign_subscriptions
@@ -18,7 +15,6 @@ __all__ = ["LevelTopicStatus", "PartitionStatus", "status", "status_of"]
 
 # Lateness of a healthy mover: one trigger, grouped acknowledgements, the start of a Function.
 _USUAL_DELAY_MS = 5000
-_THREADS = 8
 
 
 @dataclass(frozen=True)
@@ -88,8 +84,8 @@ class LevelTopicStatus:
 
     @property
     def next_hand_off_ms(self) -> int | None:
-        """The earliest of the partitions' next hand-offs."""
-        times = (row.next_hand_off_ms for row in self.partitions)
+        """The earliest hand-off of what is pending; it has passed if the mover is behind."""
+        times = (row.oldest_hand_off_ms for row in self.partitions)
         return min((time for time in times if time is not None), default=None)
 
     @property
@@ -128,28 +124,24 @@ class LevelTopicStatus:
 def status(admin: TopicAdmin, description: LevelTopicDescription, now_ms: int) -> LevelTopicStatus:
     """Return the status of a level topic; nothing is acknowledged or moved.
 
-    One request for each member topic, and three more for each partition whose mover is behind.
-    Times are as accurate as the producers' clocks.
+    One request for each member topic. Times are as accurate as the producers' clocks.
 
     Args:
         description: the level topic, e.g. from :func:`delaylevel.topics.describe`.
         now_ms: the present, ms since the epoch.
     """
-    return status_of(admin, read_stats(admin, description, as_described=True), now_ms)
+    return status_of(read_stats(admin, description, as_described=True), now_ms)
 
 
-def status_of(admin: TopicAdmin, stats: LevelTopicStats, now_ms: int) -> LevelTopicStatus:
+def status_of(stats: LevelTopicStats, now_ms: int) -> LevelTopicStatus:
     """Return the status of a level topic whose statistics are read already.
 
     Args:
-        admin: the cluster; it is used to search for the next hand-offs.
         stats: statistics of the described partitions.
         now_ms: the moment of the statistics, ms since the epoch.
     """
-    with ThreadPoolExecutor(_THREADS) as pool:
-        rows = tuple(pool.map(lambda row: _with_next(admin, row, now_ms), stats.partitions))
     problems = []
-    for row in rows:
+    for row in stats.partitions:
         if row.stats is None:
             problems.append(f"{row.topic} does not exist, or the broker reports no statistics")
         elif row.subscription is None:
@@ -160,8 +152,8 @@ def status_of(admin: TopicAdmin, stats: LevelTopicStats, now_ms: int) -> LevelTo
     return LevelTopicStatus(
         description=stats.description,
         now_ms=now_ms,
-        partitions=tuple(row for row in rows if row.role is Role.LEVEL),
-        others=tuple(row for row in rows if row.role is not Role.LEVEL),
+        partitions=tuple(row for row in stats.partitions if row.role is Role.LEVEL),
+        others=tuple(row for row in stats.partitions if row.role is not Role.LEVEL),
         problems=tuple(problems),
         foreign=tuple(
             found
@@ -169,22 +161,3 @@ def status_of(admin: TopicAdmin, stats: LevelTopicStats, now_ms: int) -> LevelTo
             for found in foreign_subscriptions(item.member, item.broker_stats)
         ),
     )
-
-
-def _with_next(admin: TopicAdmin, row: PartitionStatus, now_ms: int) -> PartitionStatus:
-    """Search for the next hand-off of a partition whose oldest one has passed."""
-    if row.oldest_hand_off_ms is None or row.oldest_hand_off_ms >= now_ms:
-        return row
-    assert row.oldest_publish_ms is not None
-    after_ms = row.oldest_hand_off_ms - row.oldest_publish_ms
-    name, next_ms = TopicName.parse(row.topic), None
-    try:
-        position = admin.message_id_at(name, now_ms - after_ms)
-        if position is not None:
-            next_ms = admin.entry_publish_time(name, position)
-    except NotFoundError:
-        pass  # the topic was deleted in the meantime
-    if next_ms is not None:
-        next_ms += after_ms
-    # A clock that differs can lead the search to an entry that is overdue as well.
-    return replace(row, next_hand_off_ms=None if next_ms is None or next_ms < now_ms else next_ms)

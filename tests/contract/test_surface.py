@@ -10,6 +10,7 @@ import pytest
 from pulsar import ConsumerType, InitialPosition
 from pulsar.schema import AvroSchema, Integer, JsonSchema, Record, String, StringSchema
 
+from delaylevel.cluster.reader import entry_times
 from delaylevel.cluster.values import TopicMetadata
 from delaylevel.errors import AdminError, ConflictError, NotFoundError
 from delaylevel.model.message import batch_size
@@ -668,10 +669,10 @@ def test_the_admin_finds_positions_by_publish_time(world: Any) -> None:
     assert world.admin.last_message_id(name) == stored[-1]
     for at, time_ms, after_ms in zip(stored, times, after, strict=True):
         assert world.admin.message_id_at(name, time_ms) == at
-        published_ms = world.admin.entry_publish_time(name, at)
-        assert published_ms is not None
+        ((found, published_ms),) = entry_times(client, topic, at, at)
+        assert found == at
         assert time_ms <= published_ms <= after_ms
-    assert world.admin.entry_publish_time(name, stored[-1].next_entry) is None
+    assert entry_times(client, topic, stored[-1].next_entry, stored[-1].next_entry) == []
     behind = world.admin.message_id_at(name, world.clock.now_ms() + 1000)
     assert behind is None or behind > stored[-1]
     last = batched(client, topic, [b"a", b"b"])[-1]

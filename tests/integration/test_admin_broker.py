@@ -11,6 +11,7 @@ import pytest
 from pulsar.schema import AvroSchema, Integer, Record, String
 
 from delaylevel.cluster.admin import Admin
+from delaylevel.cluster.reader import entry_times
 from delaylevel.cluster.values import TopicPolicies
 from delaylevel.errors import AdminError, ConflictError, NotFoundError
 from delaylevel.model.position import Position
@@ -63,7 +64,6 @@ def test_no_query_creates_a_topic(admin: Admin, namespace: str, topic: TopicName
         lambda: admin.mark_delete_position(topic, "s"),
         lambda: admin.last_message_id(topic),
         lambda: admin.message_id_at(topic, 5),
-        lambda: admin.entry_publish_time(topic, Position(1, 1)),
         lambda: admin.set_topic_policies(topic, TopicPolicies(message_ttl_s=0)),
         lambda: admin.expand(topic, 3),
         lambda: admin.delete(topic),
@@ -180,16 +180,13 @@ def test_positions_by_publish_time(admin: Admin, client: pulsar.Client, topic: T
     for entry, bound in enumerate(bounds):
         position = admin.message_id_at(partition, bound + 1)
         assert position == Position(last.ledger, entry)
-        published = admin.entry_publish_time(partition, position)
-        assert published is not None
+        ((found, published),) = entry_times(client, partition.full, position, position)
+        assert found == position
         assert bound < published
         assert admin.message_id_at(partition, published) == position
     assert admin.message_id_at(partition, 0) == Position(last.ledger, 0)
     assert admin.message_id_at(partition, -5) == Position(last.ledger, 0)
     assert admin.message_id_at(partition, bounds[2] + 3_600_000) is None
-    assert admin.entry_publish_time(partition, last.next_entry) is None
-    assert admin.entry_publish_time(partition, Position(1 << 40, 0)) is None
-    assert admin.entry_publish_time(partition, Position(-1, -1)) is None
 
 
 def test_positions_over_several_ledgers(
@@ -205,7 +202,6 @@ def test_positions_over_several_ledgers(
     admin.unload(partition)
     assert admin.last_message_id(partition) == first
     assert admin.message_id_at(partition, bounds[1] + 3_600_000) is None
-    assert admin.entry_publish_time(partition, first.next_entry) is None
     later = publish(client, partition, 1)
 
     last = admin.last_message_id(partition)
@@ -213,7 +209,6 @@ def test_positions_over_several_ledgers(
     assert last.ledger > first.ledger
     assert admin.message_id_at(partition, later[0] + 1) == last
     assert [info.entries for info in admin.ledgers(partition)] == [2, 1]
-    assert admin.entry_publish_time(partition, first.next_entry) is None
 
 
 def test_a_batch_is_one_entry(admin: Admin, client: pulsar.Client, topic: TopicName) -> None:
@@ -229,7 +224,6 @@ def test_a_batch_is_one_entry(admin: Admin, client: pulsar.Client, topic: TopicN
     assert (last.entry, last.batch) == (0, 4)
     assert admin.message_id_at(topic, 0) == last.entry_start
     assert admin.partition_stats(topic).subscriptions["s"].backlog_entries == 1
-    assert admin.entry_publish_time(topic, last) is not None
     assert len(admin.partition_stats(topic).producers) == 1
     producer.close()
 

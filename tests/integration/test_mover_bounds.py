@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
+from delaylevel.cluster.connection import Connection
+from delaylevel.doctor import State, examine
 from delaylevel.errors import AlreadyRunningError
+from delaylevel.model.clock import SystemClock
 from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription
 from delaylevel.model.message import ParkedMessage
 from delaylevel.model.strategy import Levels, PartitionStrategy
@@ -102,6 +106,41 @@ def test_an_empty_partition_delays_no_other_partition(world: RealWorld, clock: A
     clock.advance(120_000)
     report = moving.run_once()
     assert (report.window, report.latest_ms) == (1, 0)
+    world.drained(description)
+
+
+@pytest.mark.parametrize("field", ["properties", "partition_key", "ordering_key"])
+def test_no_field_of_a_message_hides_those_in_front_of_it(
+    world: RealWorld, connection: Connection, clock: Any, field: str
+) -> None:
+    """The admin interface tells fields in HTTP headers, and fails if they are large."""
+    description = world.level_topic(MINUTES)
+    orders, large = description.targets[0], "x" * 20_000
+    fields: dict[str, Any] = {field: {"large": large} if field == "properties" else large}
+    producer = world.client().create_producer(
+        orders, enable_delay_level_topic=True, batching_enabled=False
+    )
+    for value in (b"first", b"second"):
+        producer.send(value, deliver_after=timedelta(seconds=70))
+        time.sleep(0.02)
+    producer.send(b"large", deliver_after=timedelta(seconds=70), **fields)
+    producer.send(b"last", deliver_after=timedelta(seconds=70))
+    published = {m.value: m.publish_ms for m in world.stored(partition(description, 0))}
+
+    def hand_off(moving: LocalMover, *values: bytes) -> None:
+        clock.at_ms = published[values[-1]] + UNIT_MS - LEAD_MS
+        assert moving.run_once().total == len(values)
+        assert {m.value for m in world.stored(orders)} >= set(values)
+
+    with LocalMover(world.plain_client, world.admin, description, clock) as moving:
+        hand_off(moving, b"first")
+        # The clock of a producer cannot be wrong by less than it takes to send a message.
+        examined = examine(connection, orders, clock=SystemClock())
+        assert {found.check: found.state for found in examined}["producer clocks"] is State.OK
+    with LocalMover(world.plain_client, world.admin, description, clock) as moving:
+        hand_off(moving, b"second")
+    with LocalMover(world.plain_client, world.admin, description, clock) as moving:
+        hand_off(moving, b"large", b"last")
     world.drained(description)
 
 

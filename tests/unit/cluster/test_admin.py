@@ -24,7 +24,6 @@ from delaylevel.errors import (
     NotFoundError,
     PermissionDeniedError,
 )
-from delaylevel.model.position import Position
 from delaylevel.model.topic_name import TopicName
 from scripted_http import Answer, Server, reply
 
@@ -372,20 +371,6 @@ def test_settings_without_permission_are_unknown(servers: Callable[[], Server]) 
     settings = Admin(server.url, token="t").broker_settings()
     assert settings.max_partitions is None
     assert settings.topic_policies is None
-
-
-def test_a_missing_entry_is_none_and_a_failure_is_an_error(
-    servers: Callable[[], Server],
-) -> None:
-    server = servers()
-    admin = Admin(server.url)
-    server.answer = lambda method, path: reply(
-        500, {"reason": "Message: No such entry\nStacktrace:"}
-    )
-    assert admin.entry_publish_time(TOPIC, Position(1, 2)) is None
-    server.answer = lambda method, path: reply(500, {"reason": "bookie is on fire"})
-    with pytest.raises(AdminError, match="on fire"):
-        admin.entry_publish_time(TOPIC, Position(1, 2))
 
 
 def test_a_connection_passes_address_and_token(servers: Callable[[], Server]) -> None:

@@ -145,7 +145,7 @@ def test_a_short_inactivity_timeout_of_deduplication_is_reported() -> None:
 def window_row(storage_bytes: int) -> PartitionStatus:
     topic = TRACKER.window_topic.partition(0).full
     return PartitionStatus(
-        topic, Role.WINDOW, -1, "window", 0, 1, storage_bytes, None, None, None, ("d",)
+        topic, Role.WINDOW, -1, "window", 0, 1, storage_bytes, None, None, ("d",)
     )
 
 
@@ -312,9 +312,7 @@ def test_a_finding_shows_its_first_problem_and_each_remedy_once() -> None:
 def test_a_mover_that_reads_only_some_partitions() -> None:
     def row(index: int, *consumers: str) -> PartitionStatus:
         topic = BROKER.name.partition(index).full
-        return PartitionStatus(
-            topic, Role.LEVEL, 0, "DAY", index, 0, 0, None, None, None, consumers
-        )
+        return PartitionStatus(topic, Role.LEVEL, 0, "DAY", index, 0, 0, None, None, consumers)
 
     context = topic_context(BROKER)
     context.__dict__["status"] = LevelTopicStatus(BROKER, NOW, (row(0, "m"), row(1)), (), ())

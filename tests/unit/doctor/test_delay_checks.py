@@ -127,7 +127,6 @@ def look(check: Any, description: LevelTopicDescription, **answers: Any) -> Find
         0,
         None,
         None,
-        None,
         ("m",),
     )
     context.__dict__["status"] = LevelTopicStatus(description, NOW, (row,), (), ())

@@ -283,7 +283,6 @@ def level(behind_ms: int = 0, consumers: tuple[str, ...] = (), held: int = 0) ->
             storage_bytes=0,
             oldest_publish_ms=None,
             oldest_hand_off_ms=now - behind_ms if behind_ms else None,
-            next_hand_off_ms=None,
             consumers=consumers,
         )
 

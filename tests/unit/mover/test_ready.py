@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
@@ -16,7 +17,7 @@ from delaylevel.model.position import EARLIEST, Position
 from delaylevel.model.source_partition import SourcePartition
 from delaylevel.model.topic_name import TopicName
 from delaylevel.mover import ready
-from delaylevel.mover.ready import ready_bound
+from delaylevel.mover.ready import ReadyBound, ready_bound
 
 T0 = 1_800_000_000_000
 DAY = 86_400_000
@@ -103,16 +104,28 @@ class Stored:
                 high = middle - 1
         return entries[newest + 1][0]
 
-    def entry_publish_time(self, topic: TopicName, position: Position) -> int | None:
-        self.calls += 1
-        times = self.times.get(position.ledger, [])
-        return times[position.entry] if 0 <= position.entry < len(times) else None
-
     def ledgers(self, topic: TopicName) -> list[LedgerInfo]:
         self.calls += 1
         return [LedgerInfo(ledger, len(times)) for ledger, times in self.times.items()]
 
+    # -- a reader
+
+    def entry_times(self, first: Position, last: Position) -> list[tuple[Position, int]]:
+        self.calls += 1
+        entries = self.entries
+        behind = bisect_left(entries, last, key=lambda entry: entry[0]) + 1
+        assert self.readable_until is None or last < self.readable_until
+        return entries[self.number(first) : behind]
+
     # -- for the tests
+
+    def bound(
+        self, start: Position, now_ms: int, after_ms: int = AFTER, lead_ms: int = LEAD
+    ) -> ReadyBound:
+        """Return the ready bound of the partition."""
+        admin: Any = self
+        source = partition(after_ms)
+        return ready_bound(admin, self.entry_times, source, start, now_ms, lead_ms)
 
     def number(self, position: Position) -> int:
         """Return the number of entries before a position."""
@@ -121,7 +134,7 @@ class Stored:
 
 def check(stored: Stored, start: Position, now_ms: int, after_ms: int = AFTER) -> tuple[int, int]:
     """Return the number of entries before the bound, and the next check; verify its form."""
-    bound = ready_bound(stored, partition(after_ms), start, now_ms, LEAD)  # type: ignore[arg-type]
+    bound = stored.bound(start, now_ms, after_ms)
     assert bound.end >= start
     assert bound.next_check_ms >= now_ms
     if bound.end != start:
@@ -169,18 +182,18 @@ def test_an_empty_partition_is_checked_when_a_new_message_can_be_ready() -> None
 
 def test_a_bound_is_never_at_the_front_of_a_ledger() -> None:
     stored = Stored.of([T0, T0 + 1, T0 + DAY], cuts=(2,))
-    bound = ready_bound(stored, partition(), EARLIEST, T0 + AFTER + 1, LEAD)  # type: ignore[arg-type]
+    bound = stored.bound(EARLIEST, T0 + AFTER + 1)
     assert bound.end == Position(10, 2)
     # The last entry is close enough to use the broker's own answer.
     stored = Stored.of([T0, T0 + 1, T0 + 2], cuts=(2,))
-    bound = ready_bound(stored, partition(), EARLIEST, T0 + AFTER + 1, LEAD)  # type: ignore[arg-type]
+    bound = stored.bound(EARLIEST, T0 + AFTER + 1)
     assert bound.end == Position(10, 2)
 
 
 @pytest.mark.parametrize("far", [2, DAY])
 def test_the_bound_stays_at_the_end_of_a_ledger_if_nothing_after_it_is_ready(far: int) -> None:
     stored = Stored.of([T0, T0 + 1, T0 + far], cuts=(2,))
-    bound = ready_bound(stored, partition(), Position(10, 2), T0 + AFTER + 1, LEAD)  # type: ignore[arg-type]
+    bound = stored.bound(Position(10, 2), T0 + AFTER + 1)
     assert bound.end == Position(10, 2)
     assert bound.next_check_ms == T0 + far + AFTER
 
@@ -188,10 +201,10 @@ def test_the_bound_stays_at_the_end_of_a_ledger_if_nothing_after_it_is_ready(far
 def test_a_start_in_the_middle_of_a_batch_is_valid() -> None:
     stored = Stored.of([T0, T0 + 1, T0 + DAY])
     start = Position(10, 1, 7)
-    late = ready_bound(stored, partition(), start, T0 + AFTER + 1, LEAD)  # type: ignore[arg-type]
+    late = stored.bound(start, T0 + AFTER + 1)
     assert late.end == Position(10, 2)
     # Messages up to 6 were read early and parked again. The rest of the batch is not ready.
-    early = ready_bound(stored, partition(), start, T0 + AFTER, LEAD)  # type: ignore[arg-type]
+    early = stored.bound(start, T0 + AFTER)
     assert early.end == start
     assert early.next_check_ms == T0 + 1 + AFTER
 
@@ -248,7 +261,7 @@ def simulate(
             stored.append(stamped[arrived][1])
             arrived += 1
         if now >= again:
-            bound = ready_bound(stored, partition(after_ms), start, now, LEAD)  # type: ignore[arg-type]
+            bound = stored.bound(start, now, after_ms)
             assert bound.next_check_ms >= now
             for number in range(stored.number(start), stored.number(bound.end)):
                 read[number] = now
@@ -379,7 +392,7 @@ def test_a_bound_is_never_before_the_start() -> None:
     # The ledger of the start is gone; an older one still exists.
     stored = Stored({10: [T0], 12: [T0 + 1, T0 + DAY]})
     start = Position(11, 3)
-    assert ready_bound(stored, partition(), start, T0 + AFTER, LEAD).end == start  # type: ignore[arg-type]
+    assert stored.bound(start, T0 + AFTER).end == start
 
 
 def test_missing_entries_do_not_hide_ready_entries() -> None:
@@ -388,11 +401,11 @@ def test_missing_entries_do_not_hide_ready_entries() -> None:
             return [LedgerInfo(8, 40), *super().ledgers(topic)]
 
     stored = Trimmed.of([T0, T0 + 1, T0 + DAY])
-    bound = ready_bound(stored, partition(), Position(8, 3), T0 + AFTER + 1, LEAD)  # type: ignore[arg-type]
+    bound = stored.bound(Position(8, 3), T0 + AFTER + 1)
     assert bound.end == Position(10, 2)
-    # Missing entries have no times to wait for and are not read again.
-    bound = ready_bound(stored, partition(), Position(8, 3), T0 + AFTER - DAY, LEAD)  # type: ignore[arg-type]
-    assert bound.end == Position(8, 40)
+    # Missing entries are ready when the next one is.
+    bound = stored.bound(Position(8, 3), T0 + AFTER - DAY)
+    assert bound.end == Position(8, 3)
     assert bound.next_check_ms == T0 + AFTER
 
 
@@ -404,7 +417,7 @@ def test_a_quiet_day_needs_no_check() -> None:
 
 def test_a_lead_of_a_millisecond_works() -> None:
     stored = Stored.of([T0, T0 + 1])
-    bound = ready_bound(stored, partition(), EARLIEST, T0 + AFTER, 1)  # type: ignore[arg-type]
+    bound = stored.bound(EARLIEST, T0 + AFTER, lead_ms=1)
     assert bound.end == Position(10, 1)
 
 
@@ -436,6 +449,6 @@ def test_nothing_behind_an_open_transaction_is_ready(
     stored = Stored.of([T0] * 6, (3,))
     stored.readable_until = transaction
     now_ms = T0 + AFTER + 1
-    bound = ready_bound(stored, partition(), EARLIEST, now_ms, LEAD)  # type: ignore[arg-type]
+    bound = stored.bound(EARLIEST, now_ms)
     assert bound.end == end
     assert bound.next_check_ms == now_ms

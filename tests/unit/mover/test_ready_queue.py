@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import random
+from typing import cast
 
 import pytest
 
+from delaylevel.cluster.port import TopicAdmin
 from delaylevel.model.level_topic import Role
 from delaylevel.model.position import Position
 from delaylevel.model.source_partition import SourcePartition
@@ -108,14 +110,14 @@ def test_a_publish_time_in_the_future_makes_no_partition_wait() -> None:
 
 
 class _Stored:
-    """The admin interface of a broker with ready messages at one publish time."""
+    """A broker with ready messages at one publish time."""
 
     def __init__(self, published_ms: int | None) -> None:
         self.published_ms, self.asked = published_ms, 0
 
-    def entry_publish_time(self, topic: object, position: Position) -> int | None:
+    def entry_times(self, first: Position, last: Position) -> list[tuple[Position, int]]:
         self.asked += 1
-        return self.published_ms
+        return [] if self.published_ms is None else [(first, self.published_ms)]
 
     def last_message_id(self, topic: object) -> Position:
         return Position(1, 4)
@@ -140,6 +142,7 @@ def test_the_broker_is_asked_only_if_nothing_is_known_of_the_first_message(
 ) -> None:
     broker = _Stored(published_ms)
     start = Position(1, 2)
-    found = ready_range(broker, source(0), start, NOW, 1000, next_check_ms)  # type: ignore[arg-type]
+    admin, times = cast(TopicAdmin, broker), broker.entry_times
+    found = ready_range(admin, times, source(0), start, NOW, 1000, next_check_ms)
     assert found == ReadyRange(source(0), ReadyBound(END, NOW), due_ms)
     assert broker.asked == asked

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import random
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
 
+from delaylevel.cluster.reader import entry_times
 from delaylevel.errors import BrokerUnreachableError, NotFoundError
 from delaylevel.model.position import EARLIEST, Position
 from delaylevel.model.source_partition import source_partitions
@@ -45,10 +47,11 @@ def test_reading_finds_the_same_messages_as_the_admin_interface(batched: bool) -
         source = source_partitions(producer.description)[0]
         client, lead_ms = memory.client(), producer.description.levels.smallest_lead_ms
         end_ms = memory.clock.now_ms()
+        times = partial(entry_times, client, source.topic)
 
         def find(start: Position, hours: int) -> Position:
             now_ms = end_ms + hours * 3_600_000
-            bound = ready_bound(memory.admin, source, start, now_ms, lead_ms)
+            bound = ready_bound(memory.admin, times, source, start, now_ms, lead_ms)
             found = read_ready_range(client, source, start, now_ms, lead_ms)
             assert found.bound.end == bound.end
             assert now_ms <= found.bound.next_check_ms <= now_ms + lead_ms // 2

@@ -135,7 +135,7 @@ def test_status_and_metrics_agree(
     now_ms = memory_pulsar.clock.now_ms()
     stats = read_stats(memory_pulsar.admin, parked, as_described=True)
     at = status(memory_pulsar.admin, parked, now_ms)
-    assert at == status_of(memory_pulsar.admin, stats, now_ms)
+    assert at == status_of(stats, now_ms)
     assert at.late
     assert Backlog.of(stats, now_ms) == Backlog(
         at.behind_ms, 3, 0, 0, at.window_entries, {"DAY": 2, "HOUR": 1}
