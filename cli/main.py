@@ -51,7 +51,6 @@ _EXTRAS = {
     "pyarrow": "inspect",
     "pyroaring": "window",
     "pyspark": "spark",
-    "waitress": "metrics",
     "zstandard": "window",
 }
 

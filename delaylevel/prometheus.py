@@ -1,4 +1,4 @@
-"""Exposition of metrics; ``prometheus_client`` and the server are imported only to serve them.
+"""Exposition of metrics; ``prometheus_client`` is imported only to serve them.
 
 Names are ``delaylevel_<part>_<what>[_<unit>][_total]``, with the parts ``producer``, ``sync`` (the
 Spark job), ``function`` and ``dispatch``; docs/metrics.md lists all of them.
@@ -39,25 +39,31 @@ def serve(collector: Collector, port: int, address: str = "127.0.0.1") -> Iterat
         The port in use.
 
     Raises:
-        MissingExtraError: ``prometheus_client`` or the HTTP server is not installed.
+        MissingExtraError: ``prometheus_client`` is not installed.
         ConfigError: the address or port is not available.
     """
     try:
-        from prometheus_client import CollectorRegistry, make_wsgi_app
+        from prometheus_client import CollectorRegistry
+        from prometheus_client.exposition import choose_encoder
     except ModuleNotFoundError as error:
         raise MissingExtraError(
             "metrics need prometheus_client: pip install 'delaylevel[metrics]'"
         ) from error
-    from delaylevel.web.application import WebApplication
-    from delaylevel.web.reports import TOKEN_VARIABLE, reporters_of
+    from delaylevel.web.application import PROBES, WebApplication
+    from delaylevel.web.reports import TOKEN_VARIABLE, LiveAnswer, reporters_of
     from delaylevel.web.server import HttpServer
 
     registry = CollectorRegistry(auto_describe=False)
     registry.register(collector)
     reporters = reporters_of(collector)
     token = os.environ.get(TOKEN_VARIABLE, "").strip()
-    application = WebApplication(make_wsgi_app(registry), reporters, address, token)
-    server = HttpServer(application, address, port)
+
+    def metrics(accept: str) -> LiveAnswer:
+        encode, content_type = choose_encoder(accept)
+        return LiveAnswer(content_type, encode(registry))
+
+    application = WebApplication(metrics, reporters, address, token)
+    server = HttpServer(application, address, port, PROBES)
     host = f"[{address}]" if ":" in address else address
     for reporter in reporters:
         reporter.served_at(f"http://{host}:{server.port}")

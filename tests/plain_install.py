@@ -21,7 +21,7 @@ from typing import Any
 OPTIONAL = (
     *("bookkeeper", "duckdb", "fastavro", "google", "grpc", "matplotlib", "numpy", "pandas"),
     *("prometheus_client", "py4j", "pyarrow", "pyroaring", "pyspark", "ratelimit", "rich"),
-    *("waitress", "zstandard"),
+    "zstandard",
 )
 
 

@@ -6,19 +6,17 @@ import base64
 import binascii
 import hmac
 import json
-import logging
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 from urllib.parse import parse_qsl
 
 from .page import status_page
 from .reports import TOKEN_VARIABLE, LiveAnswer, ProbeCheck, QueryRefusedError, Reporter
-from .server import Application, is_loopback
+from .server import Request, Response, is_loopback
 
-log = logging.getLogger(__name__)
-
-#: Number of live queries that may wait for the one in work. Probes keep the other threads.
+#: The paths whose answers nothing may delay.
+PROBES = ("/healthz", "/readyz")
+#: Number of live queries that may wait for the one in work.
 _WAITING_QUERIES = 5
 _QUESTIONS = ("pending", "average", "counts")
 _TEXT, _JSON = "text/plain; charset=utf-8", "application/json"
@@ -27,17 +25,6 @@ _HEADERS = (
     ("X-Content-Type-Options", "nosniff"),
     ("Content-Security-Policy", "default-src 'none'; img-src data:; style-src 'unsafe-inline'"),
 )
-_REASONS = {
-    200: "OK",
-    400: "Bad Request",
-    401: "Unauthorized",
-    403: "Forbidden",
-    404: "Not Found",
-    405: "Method Not Allowed",
-    409: "Conflict",
-    500: "Internal Server Error",
-    503: "Service Unavailable",
-}
 
 
 class _RefusedRequest(Exception):  # noqa: N818 - an answer, not a failure
@@ -50,10 +37,10 @@ class _RefusedRequest(Exception):  # noqa: N818 - an answer, not a failure
 
 
 class WebApplication:
-    """The WSGI application of a process.
+    """The endpoints of a process.
 
     Args:
-        metrics: the WSGI application that answers ``/metrics``.
+        metrics: function that returns the metrics, given the ``Accept`` header.
         reporters: the parts of the process.
         address: address on which the process listens.
         token: token of live queries and of the status page; empty for none. Without a token, only
@@ -61,7 +48,11 @@ class WebApplication:
     """
 
     def __init__(
-        self, metrics: Application, reporters: Sequence[Reporter], address: str, token: str = ""
+        self,
+        metrics: Callable[[str], LiveAnswer],
+        reporters: Sequence[Reporter],
+        address: str,
+        token: str = "",
     ) -> None:
         self._metrics = metrics
         self._reporters = reporters
@@ -70,47 +61,33 @@ class WebApplication:
         self._token = token.encode()
         self._room = threading.BoundedSemaphore(_WAITING_QUERIES + 1)
         self._turn = threading.Lock()
-        self._routes: dict[str, Callable[[Mapping[str, Any]], tuple[int, LiveAnswer]]] = {
+        self._routes: dict[str, Callable[[Request], tuple[int, LiveAnswer]]] = {
+            "/metrics": lambda request: (200, metrics(request.headers.get("accept", ""))),
             "/": self._status,
             "/healthz": lambda _: self._probe([check for r in reporters for check in r.alive()]),
             "/readyz": lambda _: self._probe([check for r in reporters for check in r.ready()]),
             **{f"/{name}": self._live for name in _QUESTIONS},
         }
 
-    def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
-        """Answer a request; nothing that a client sends raises an error."""
+    def __call__(self, request: Request) -> Response:
+        """Answer a request."""
         extra: Sequence[tuple[str, str]] = ()
         try:
-            if environ["REQUEST_METHOD"] not in ("GET", "HEAD"):
+            if request.method not in ("GET", "HEAD"):
                 text = "only GET is supported here"
                 raise _RefusedRequest(405, text, ("Allow", "GET, HEAD"))
-            path = environ.get("PATH_INFO", "")
-            if path == "/metrics":
-                return self._metrics(environ, start_response)
-            route = self._routes.get(path)
+            route = self._routes.get(request.path)
             if route is None:
-                paths = ", ".join(["/metrics", *self._routes])
-                raise _RefusedRequest(404, f"there is no such page; there are {paths}")
-            status, (kind, body) = route(environ)
+                text = f"there is no such page; there are {', '.join(self._routes)}"
+                raise _RefusedRequest(404, text)
+            status, (kind, body) = route(request)
         except (_RefusedRequest, QueryRefusedError) as error:
             status, kind, body = error.status, _TEXT, f"{error}\n".encode()
             if isinstance(error, _RefusedRequest):
                 extra = error.headers
             elif status == 503:
                 extra = (("Retry-After", "1"),)
-        except Exception:
-            log.exception("the answer to an HTTP request failed")
-            status, kind, body = 500, _TEXT, b"the answer failed; the log of this process has why\n"
-        start_response(
-            f"{status} {_REASONS.get(status, 'Error')}",
-            [
-                ("Content-Type", kind),
-                ("Content-Length", str(len(body))),
-                *_HEADERS,
-                *extra,
-            ],
-        )
-        return [body]
+        return Response(status, body, (("Content-Type", kind), *_HEADERS, *extra))
 
     def _probe(self, checks: Sequence[ProbeCheck]) -> tuple[int, LiveAnswer]:
         ok = all(check.ok for check in checks)
@@ -118,18 +95,16 @@ class WebApplication:
         body = json.dumps(value, indent=1).encode() + b"\n"
         return (200 if ok else 503), LiveAnswer(_JSON, body)
 
-    def _status(self, environ: Mapping[str, Any]) -> tuple[int, LiveAnswer]:
-        self._authorize(environ)
+    def _status(self, request: Request) -> tuple[int, LiveAnswer]:
+        self._authorize(request)
         sections = [section for reporter in self._reporters for section in reporter.status()]
         checks = [check for reporter in self._reporters for check in reporter.ready()]
         return 200, LiveAnswer("text/html; charset=utf-8", status_page(sections, checks).encode())
 
-    def _live(self, environ: Mapping[str, Any]) -> tuple[int, LiveAnswer]:
-        self._authorize(environ)
+    def _live(self, request: Request) -> tuple[int, LiveAnswer]:
+        self._authorize(request)
         try:
-            pairs = parse_qsl(
-                environ.get("QUERY_STRING", ""), True, strict_parsing=False, max_num_fields=32
-            )
+            pairs = parse_qsl(request.query, True, strict_parsing=False, max_num_fields=32)
         except ValueError as error:
             raise _RefusedRequest(400, f"the parameters cannot be read: {error}") from None
         parameters = dict(pairs)
@@ -141,7 +116,7 @@ class WebApplication:
         try:
             # One at a time: each takes little time, and together they would take it from releases.
             with self._turn:
-                return 200, self._answer(environ["PATH_INFO"].lstrip("/"), parameters)
+                return 200, self._answer(request.path.lstrip("/"), parameters)
         finally:
             self._room.release()
 
@@ -160,10 +135,10 @@ class WebApplication:
                     return answer
         raise refusal
 
-    def _authorize(self, environ: Mapping[str, Any]) -> None:
+    def _authorize(self, request: Request) -> None:
         """Refuse a request that is neither from this machine alone nor has the token."""
         if self._token:
-            if not hmac.compare_digest(_token_of(environ), self._token):
+            if not hmac.compare_digest(_token_of(request), self._token):
                 raise _RefusedRequest(
                     401,
                     "this needs the token of live queries, as bearer token or as the password of "
@@ -176,23 +151,23 @@ class WebApplication:
                 f"live queries on {self._address} need a token: set {TOKEN_VARIABLE} in the "
                 "environment of this process, or let it listen on 127.0.0.1",
             )
-        elif not is_loopback(_host_of(environ)):
+        elif not is_loopback(_host_of(request)):
             # A page on the web whose name was made to point to this machine must not ask.
             raise _RefusedRequest(403, "this process answers only under the name localhost")
 
 
-def _host_of(environ: Mapping[str, Any]) -> str:
+def _host_of(request: Request) -> str:
     """Return the host for which a request is meant, without its port."""
-    host = str(environ.get("HTTP_HOST", ""))
+    host = request.headers.get("host", "")
     name, _, port = host.rpartition(":")
     if not name or not port.isdigit():
         name = host
     return name.strip("[]")
 
 
-def _token_of(environ: Mapping[str, Any]) -> bytes:
+def _token_of(request: Request) -> bytes:
     """Return the token of a request; empty without one."""
-    kind, _, value = str(environ.get("HTTP_AUTHORIZATION", "")).partition(" ")
+    kind, _, value = request.headers.get("authorization", "").partition(" ")
     if kind.lower() == "bearer":
         return value.strip().encode("latin-1", "replace")
     if kind.lower() == "basic":

@@ -1,88 +1,114 @@
 """An HTTP server that a thread of this process runs, with limits on everything a client can send.
 
-One thread of the server reads all requests without blocking, so that a slow client costs a buffer
-and no thread. A few other threads build the answers.
+One thread reads all requests and writes all answers without blocking, so that a slow client costs a
+buffer and no thread. A few other threads build the answers; probes have some of their own.
+
+Whoever can reach the port can open connections. Beyond a number of them, each new one takes the
+place of the oldest one that is not being answered. So a probe, which sends its request at once,
+gets through however many clients hold a connection. The server is our own because others stop
+accepting connections instead.
 """
 
 from __future__ import annotations
 
-import contextlib
+import asyncio
 import ipaddress
 import logging
 import socket
 import threading
-from collections.abc import Callable, Iterable
-from typing import Any, TypeAlias
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from http import HTTPStatus
+from typing import NamedTuple, TypeAlias
+from urllib.parse import unquote
 
-from delaylevel.errors import ConfigError, MissingExtraError
+from delaylevel.errors import ConfigError
 
-Application: TypeAlias = Callable[[dict[str, Any], Any], Iterable[bytes]]
+log = logging.getLogger(__name__)
 
-#: Number of threads that build answers.
+#: Number of threads that build answers, and of those that build the answers to probes.
 THREADS = 8
-#: Number of open connections, beyond which new ones wait.
+PROBE_THREADS = 2
+#: Number of open connections. A new one takes the place of the oldest.
 CONNECTIONS = 64
 #: Limits of a request, in bytes. No endpoint reads a body.
 HEADER_BYTES = 16 << 10
 BODY_BYTES = 4 << 10
-#: Time after which a connection without activity is closed, in s. A request that is not complete
-#: at two successive looks is closed as well, however busily its bytes trickle in.
-IDLE_S = 10
-LOOK_S = 5
-_QUEUED_CONNECTIONS = 64
-# The buffer of an answer that the client reads slowly. Beyond it, the thread of the answer waits,
-# so it is above the largest answer.
-_ANSWER_BYTES = 64 << 20
+#: Time in which a request must be complete, and in which its answer must be read, in s.
+REQUEST_S = 10.0
+ANSWER_S = 60.0
+# Connections that wait until the thread accepts them.
+_QUEUED_CONNECTIONS = 1024
+# What a refused client still sends is read for a moment, because the operating system would drop
+# the answer otherwise.
+_LINGER_S, _LINGER_BYTES = 2.0, 1 << 20
+_NO_ROOM_S = 0.1
+_VERSIONS = ("HTTP/1.1", "HTTP/1.0")
+
+
+class Request(NamedTuple):
+    """A request without its body.
+
+    Attributes:
+        method: ``GET``, ``HEAD`` ...
+        path: the decoded path.
+        query: the part of the URL after the question mark, not decoded.
+        headers: the headers, by their names in lower case.
+    """
+
+    method: str
+    path: str
+    query: str
+    headers: Mapping[str, str]
+
+
+class Response(NamedTuple):
+    """An answer.
+
+    Attributes:
+        status: the status code.
+        body: the bytes of the answer.
+        headers: names and values of the headers, without those of the connection.
+    """
+
+    status: int
+    body: bytes
+    headers: Sequence[tuple[str, str]] = ()
+
+
+Application: TypeAlias = Callable[[Request], Response]
 
 
 class HttpServer:
-    """A server of one WSGI application.
+    """A server of one application.
 
     Args:
-        application: the application; its code runs in the server's threads.
+        application: function that answers a request; it is called in the server's threads.
         address: address of the interface to listen on.
         port: TCP port; 0 for any free one.
+        probes: the paths whose answers no other ones delay.
 
     Attributes:
         port: the port in use.
 
     Raises:
-        MissingExtraError: the HTTP server is not installed.
         ConfigError: the address or the port is not available.
     """
 
-    def __init__(self, application: Application, address: str, port: int) -> None:
-        try:
-            from waitress.server import create_server
-        except ModuleNotFoundError as error:
-            raise MissingExtraError(
-                "the HTTP service needs waitress: pip install 'delaylevel[metrics]'"
-            ) from error
-        listening = _listen(address, port)
-        self.port: int = listening.getsockname()[1]
-        self._connections: dict[int, Any] = {}
-        self._incomplete: set[Any] = set()
-        self._server = create_server(
-            application,
-            map=self._connections,
-            sockets=[listening],
-            threads=THREADS,
-            connection_limit=CONNECTIONS,
-            channel_timeout=IDLE_S,
-            cleanup_interval=LOOK_S,
-            max_request_header_size=HEADER_BYTES,
-            max_request_body_size=BODY_BYTES,
-            outbuf_overflow=_ANSWER_BYTES,
-            outbuf_high_watermark=_ANSWER_BYTES,
-            asyncore_use_poll=True,  # select() fails in a process with more than 1,024 files
-            log_socket_errors=False,
-            ident="delaylevel",
-        )
-        self._close_idle = self._server.maintenance
-        self._server.maintenance = self._maintain
-        # It would log every request that waits for a thread.
-        logging.getLogger("waitress.queue").setLevel(logging.ERROR)
-        self._thread = threading.Thread(target=self._server.run, name="http", daemon=True)
+    def __init__(
+        self, application: Application, address: str, port: int, probes: Collection[str] = ()
+    ) -> None:
+        self._application = application
+        self._probes = probes
+        self._listening = _listen(address, port)
+        self.port: int = self._listening.getsockname()[1]
+        # The connections, oldest first; the value is True while the answer is built.
+        self._connections: dict[asyncio.Task[None], bool] = {}
+        self._loop = asyncio.new_event_loop()
+        self._stop = asyncio.Event()
+        self._probe_threads = ThreadPoolExecutor(PROBE_THREADS, "http-probe")
+        self._threads = ThreadPoolExecutor(THREADS, "http-answer")
+        self._thread = threading.Thread(target=self._run, name="http", daemon=True)
 
     def start(self) -> None:
         """Begin to answer."""
@@ -90,40 +116,141 @@ class HttpServer:
 
     def close(self) -> None:
         """Close all connections, and wait for the answers in work."""
-        trigger = self._server.trigger
-        trigger.pull_trigger(self._close_connections)
-        self._thread.join()
-        self._server.task_dispatcher.shutdown()
-        if not self._server.task_dispatcher.threads:
-            trigger.close()
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._stop.set)
+            self._thread.join()
+        self._listening.close()
+        self._loop.close()
+        self._threads.shutdown()
+        self._probe_threads.shutdown()
 
-    def _close_connections(self) -> None:
-        """Close everything except the trigger, whose file other threads may be writing to.
+    def _run(self) -> None:
+        self._loop.run_until_complete(self._serve())
 
-        The number of its closed file could belong to a connection of another part of the process.
-        The loop of the thread ends when it has no connection left.
-        """
-        from waitress.wasyncore import dispatcher
+    async def _serve(self) -> None:
+        accepting = self._loop.create_task(self._accept())
+        await self._stop.wait()
+        ended = [accepting, *self._connections]
+        for task in ended:
+            task.cancel()
+        await asyncio.gather(*ended, return_exceptions=True)
 
-        for connection in list(self._connections.values()):
-            with contextlib.suppress(OSError):
-                if connection is self._server:
-                    dispatcher.close(connection)  # its own method would close the trigger, too
-                elif connection is not self._server.trigger:
-                    connection.close()
-        self._connections.clear()
+    async def _accept(self) -> None:
+        """Accept one connection after the other, and end the oldest one if there are too many."""
+        while True:
+            try:
+                connection, _ = await self._loop.sock_accept(self._listening)
+            except OSError as error:  # the process has too many open files, for example
+                log.debug("a connection was not accepted: %s", error)
+                self._end_oldest()
+                await asyncio.sleep(_NO_ROOM_S)
+                continue
+            if len(self._connections) >= CONNECTIONS:
+                self._end_oldest()
+            task = self._loop.create_task(self._converse(connection))
+            self._connections[task] = False
+            task.add_done_callback(lambda task: self._connections.pop(task, None))
+            # Accepting does not wait while connections are queued: let the others go on.
+            await asyncio.sleep(0)
 
-    def _maintain(self, now: float) -> None:
-        """Close connections that are idle, or whose request is not complete for too long."""
-        self._close_idle(now)
-        incomplete = {
-            (channel, channel.request)
-            for channel in self._server.active_channels.values()
-            if channel.request is not None
-        }
-        for channel, _ in incomplete & self._incomplete:
-            channel.will_close = True
-        self._incomplete = incomplete
+    def _end_oldest(self) -> None:
+        waiting = (task for task, answering in self._connections.items() if not answering)
+        oldest = next(waiting, None) or next(iter(self._connections), None)
+        if oldest is not None:
+            oldest.cancel()
+            del self._connections[oldest]
+
+    async def _converse(self, connection: socket.socket) -> None:
+        """Read one request and answer it."""
+        try:
+            connection.setblocking(False)
+            reader, writer = await asyncio.open_connection(sock=connection, limit=HEADER_BYTES)
+        except BaseException:
+            connection.close()
+            raise
+        writer.transport.set_write_buffer_limits(0)  # drain() waits for all of an answer
+        try:
+            answer = await asyncio.wait_for(self._read(reader), REQUEST_S)
+            head_only = False
+            if isinstance(answer, Request):
+                head_only = answer.method == "HEAD"
+                answer = await self._answer(answer)
+            writer.write(_encoded(answer, head_only))
+            await asyncio.wait_for(writer.drain(), ANSWER_S)
+            writer.write_eof()
+            await asyncio.wait_for(_discard(reader), _LINGER_S)
+        except (OSError, EOFError, asyncio.TimeoutError):
+            pass  # the client is gone, or too slow
+        finally:
+            writer.transport.abort()
+
+    async def _read(self, reader: asyncio.StreamReader) -> Request | Response:
+        """Return the next request, or the refusal of what is none."""
+        try:
+            head = await reader.readuntil(b"\r\n\r\n")
+        except asyncio.LimitOverrunError:
+            return _refusal(431, f"a request has at most {HEADER_BYTES} bytes")
+        return _parsed(head.decode("latin-1"))
+
+    async def _answer(self, request: Request) -> Response:
+        threads = self._probe_threads if request.path in self._probes else self._threads
+        task = asyncio.current_task()
+        assert task is not None
+        if task in self._connections:
+            self._connections[task] = True
+        try:
+            return await self._loop.run_in_executor(threads, self._application, request)
+        except Exception:
+            log.exception("the answer to an HTTP request failed")
+            return _refusal(500, "the answer failed; the log of this process has why")
+        finally:
+            if task in self._connections:
+                self._connections[task] = False
+
+
+def _parsed(head: str) -> Request | Response:
+    """Return the request of a head, or its refusal."""
+    line, *fields = head.split("\r\n")[:-2]
+    parts = line.split(" ")
+    if len(parts) != 3 or parts[2] not in _VERSIONS:
+        return _refusal(400, "this is no HTTP request")
+    headers: dict[str, str] = {}
+    for field in fields:
+        name, colon, value = field.partition(":")
+        if not colon or not name or name.strip() != name:
+            return _refusal(400, "a header cannot be read")
+        headers[name.lower()] = value.strip()
+    length = headers.get("content-length", "0")
+    if "transfer-encoding" in headers or not (length.isascii() and length.isdigit()):
+        return _refusal(400, "the length of the body cannot be read")
+    if len(length) > 9 or int(length) > BODY_BYTES:
+        return _refusal(413, f"a body has at most {BODY_BYTES} bytes")
+    path, _, query = parts[1].partition("?")
+    return Request(parts[0], unquote(path, errors="replace"), query, headers)
+
+
+def _refusal(status: int, text: str) -> Response:
+    return Response(status, f"{text}\n".encode(), (("Content-Type", "text/plain; charset=utf-8"),))
+
+
+def _encoded(answer: Response, head_only: bool) -> bytes:
+    lines = [
+        f"HTTP/1.1 {answer.status} {HTTPStatus(answer.status).phrase}",
+        *(f"{name}: {value}" for name, value in answer.headers),
+        f"Content-Length: {len(answer.body)}",
+        "Connection: close",
+        "",
+        "",
+    ]
+    head = "\r\n".join(lines).encode("latin-1", "replace")
+    return head if head_only else head + answer.body
+
+
+async def _discard(reader: asyncio.StreamReader) -> None:
+    """Read what a client still sends, up to a limit."""
+    left = _LINGER_BYTES
+    while left > 0 and (data := await reader.read(65_536)):
+        left -= len(data)
 
 
 def _listen(address: str, port: int) -> socket.socket:
@@ -143,6 +270,7 @@ def _listen(address: str, port: int) -> socket.socket:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(target)
         listening.listen(_QUEUED_CONNECTIONS)
+        listening.setblocking(False)
     except OSError as error:
         listening.close()
         raise ConfigError(

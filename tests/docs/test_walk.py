@@ -85,7 +85,7 @@ def test_the_extras_of_the_first_block_suffice(
 def test_modules_of_other_extras_are_hidden() -> None:
     window = modules_of(["window"])
     assert {"numpy", "pyroaring"} <= window
-    assert not {"duckdb", "pyspark", "waitress"} & window
+    assert not {"duckdb", "pyspark"} & window
     assert "duckdb" in modules_of(["window", "inspect"])
 
 

@@ -142,7 +142,6 @@ def test_messages_are_fired_and_rescheduled_by_their_key(
 def test_running_dispatchers_and_the_topic_give_the_same_rows(
     run: Run, level_topic: MakeLevelTopic, world: RealWorld, tmp_path: Path
 ) -> None:
-    pytest.importorskip("waitress")
     pytest.importorskip("prometheus_client")
     from delaylevel.dispatcher.metrics import DispatchCollector
     from delaylevel.prometheus import serve

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 pytest.importorskip("duckdb")
-pytest.importorskip("waitress")
 pytest.importorskip("prometheus_client")
 
 import pulsar

@@ -84,7 +84,7 @@ def test_counts_and_durations(app: Troubled) -> None:
 def test_probes(
     app: Troubled, state: ListenerHealth | None, alive: int, ready: int, text: str
 ) -> None:
-    pytest.importorskip("waitress")
+    pytest.importorskip("prometheus_client")
     from delaylevel.prometheus import serve
 
     app.state = state

@@ -212,7 +212,7 @@ def test_without_the_extra_the_error_names_it() -> None:
 
 
 def test_the_job_reports_its_readiness_and_state(job: JobStats) -> None:
-    pytest.importorskip("waitress")
+    pytest.importorskip("prometheus_client")
     description = LevelTopicDescription(TOPIC, Levels(PartitionStrategy()), ("orders",))
     lead_ms = description.levels.smallest_lead_ms
     backlogs = FixedBacklogs({TOPIC: Backlog(lead_ms - 1, 10, 4, 1, 5, {"DAY": 7, "HOUR": 3})})
