@@ -15,20 +15,27 @@ from delaylevel.model.formatting import format_instant
 
 from .addresses import base_of, host_of
 
+#: The settings of a command that have a token.
+TOKEN_NAMED = "--token-file, DELAYLEVEL_TOKEN_FILE"
 _LONGEST_REASON = 400
 
 
-def permission_advice(token: str | None) -> str:
-    """Return the remedy for a refusal; the broker itself does not report an expired token."""
+def permission_advice(token: str | None, named: str) -> str:
+    """Return the remedy for a refusal; the broker itself does not report an expired token.
+
+    Args:
+        named: the name of the setting that has the token.
+    """
     if not token:
-        return ": this cluster wants a token (--token-file, DELAYLEVEL_TOKEN_FILE)"
+        return f": this cluster wants a token ({named})"
     expired_ms = _expired_ms(token)
     if expired_ms is not None:
+        again = "file" if named == TOKEN_NAMED else "function"
         return (
             f": the token expired at {format_instant(expired_ms)}; put a new one in its place "
-            "(--token-file, DELAYLEVEL_TOKEN_FILE: a file is read again at every use)"
+            f"({named}: a {again} is read again at every use)"
         )
-    return ": check the token (--token-file, DELAYLEVEL_TOKEN_FILE) and what its role may do"
+    return f": check the token ({named}) and what its role may do"
 
 
 def _expired_ms(token: str) -> int | None:

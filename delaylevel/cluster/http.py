@@ -23,6 +23,7 @@ from delaylevel.errors import (
 
 from .addresses import addresses_of, base_of
 from .answers import (
+    TOKEN_NAMED,
     broker_away,
     failure_words,
     is_timeout,
@@ -61,6 +62,7 @@ class RestOptions(TypedDict, total=False):
         tls_allow_insecure: True to accept any certificate, whatever its issuer and name.
         tls_validate_hostname: True, the default, to compare the certificate's name with the host's.
         timeout_s: time to wait for an answer, in seconds; 30 by default.
+        token_named: name of the setting that has the token, for the advice in errors.
     """
 
     token: Token
@@ -70,6 +72,7 @@ class RestOptions(TypedDict, total=False):
     tls_allow_insecure: bool
     tls_validate_hostname: bool
     timeout_s: float
+    token_named: str
 
 
 def options_of(connection: Connection) -> RestOptions:
@@ -113,8 +116,10 @@ class Rest:
         tls_allow_insecure: bool = False,
         tls_validate_hostname: bool = True,
         timeout_s: float = 30.0,
+        token_named: str = TOKEN_NAMED,
     ) -> None:
         self.admin_url = admin_url
+        self._token_named = token_named
         self._addresses = addresses_of(admin_url)
         self._token = token
         for file in (tls_trust_certs_file, tls_certificate_file, tls_private_key_file):
@@ -346,7 +351,9 @@ class Rest:
         if token:
             reason = reason.replace(token, "…")
         kind = _ERRORS.get(answer.status, AdminError)
-        advice = permission_advice(token) if kind is PermissionDeniedError else ""
+        advice = (
+            permission_advice(token, self._token_named) if kind is PermissionDeniedError else ""
+        )
         return kind(
             f"{method} {path} was refused with {answer.status}: {reason}{advice}",
             status=answer.status,

@@ -27,7 +27,7 @@ from .aio import AsyncDelayLevelProducer
 from .async_calls import in_thread
 from .asyncio_checks import asyncio_errors
 from .base import BaseProducer
-from .client import admin_for, prepare_wrapped
+from .client import admin_for, prepare_wrapped, wrapped_options
 from .options import given_options
 from .setup import StrategyArgument
 from .size_limit import DEFAULT_MAX_MESSAGE_SIZE
@@ -84,11 +84,11 @@ async def wrap(
     if admin is None:
         admin = getattr(client, "admin", None)
     if admin is None and admin_url is not None:
-        tls = {
-            "tls_trust_certs_file_path": tls_trust_certs_file_path,
-            "tls_validate_hostname": tls_validate_hostname,
-        }
-        admin = admin_for(tls, admin_url, admin_token)
+        admin = admin_for(
+            wrapped_options(client, tls_trust_certs_file_path, tls_validate_hostname),
+            admin_url,
+            admin_token,
+        )
     find = functools.partial(
         prepare_wrapped,
         producer,

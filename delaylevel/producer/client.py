@@ -14,7 +14,9 @@ from delaylevel.cluster.client_parts.checks import check_create_producer
 from delaylevel.cluster.client_parts.parts import CLIENT, CREATE_PRODUCER
 from delaylevel.cluster.client_parts.sending import schema_of
 from delaylevel.cluster.connection import Connection
+from delaylevel.cluster.credentials import admin_credentials
 from delaylevel.cluster.failures import close_quietly
+from delaylevel.cluster.http import RestOptions
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.schemas import bytes_schema
 from delaylevel.model.clock import Clock, SystemClock
@@ -65,7 +67,7 @@ class BaseClient:
         # Closed with the client, unless it is the application's own.
         self._delaylevel_own_admin: Admin | None = None
         if admin is None and admin_url is not None:
-            admin = admin_for({**given.arguments, **kwargs}, admin_url, admin_token)
+            admin = admin_for(client_options(self), admin_url, admin_token)
             self._delaylevel_own_admin = admin
         self._delaylevel_admin = admin
         self._delaylevel_clock = clock or SystemClock()
@@ -110,7 +112,9 @@ class DelayLevelClient(BaseClient, pulsar.Client):
             it, a producer reads the description of its level topic, and creates a missing one.
             Without it, the level topic must exist, and only its numbers of partitions are checked.
         admin: an existing admin client, instead of ``admin_url``.
-        admin_token: the token for the admin interface, or a function that returns it.
+        admin_token: the token for the admin interface, or a function that returns it. By default,
+            the admin interface gets the credentials of ``authentication`` if that is an
+            ``AuthenticationToken``, ``AuthenticationTLS`` or ``AuthenticationOauth2``.
         clock: source of the time at which a message is sent; the machine's by default.
         tls_validate_hostname: as for ``pulsar.Client``, but True by default: the client compares
             the host name with the certificate, for ``pulsar+ssl://`` and the admin address.
@@ -265,7 +269,8 @@ def wrap(
             (``http://one:8080,two:8080``), so that it works while one of them is away.
         admin_token, tls_trust_certs_file_path, tls_validate_hostname: the token, the trusted
             certificates (PEM; those of ``certifi`` by default) and the check of the host name for
-            ``admin_url``. For a client certificate, give ``admin``.
+            ``admin_url``. The credentials of a :class:`DelayLevelClient` are known, those of any
+            other client are not. For a client certificate, give ``admin``.
         clock: source of the time at which a message is sent.
         max_message_size: the broker's ``maxMessageSize``, in bytes.
         block_if_queue_full: True to let ``send_async`` wait while the queue of a level producer is
@@ -299,11 +304,11 @@ def wrap(
     if admin is None:
         admin = getattr(client, "admin", None)
     if admin is None and admin_url is not None:
-        tls = {
-            "tls_trust_certs_file_path": tls_trust_certs_file_path,
-            "tls_validate_hostname": tls_validate_hostname,
-        }
-        admin = admin_for(tls, admin_url, admin_token)
+        admin = admin_for(
+            wrapped_options(client, tls_trust_certs_file_path, tls_validate_hostname),
+            admin_url,
+            admin_token,
+        )
     with client_errors():
         setup, assumptions = prepare_wrapped(
             producer,
@@ -355,16 +360,42 @@ def prepare_wrapped(
 _WRAP_OPTIONS = tuple(inspect.signature(wrap).parameters)
 
 
+def wrapped_options(
+    client: Any, tls_trust_certs_file_path: str | None, tls_validate_hostname: bool
+) -> Mapping[str, Any]:
+    """Return the options for the admin client of a wrapped producer."""
+    options = {**client_options(client), "tls_validate_hostname": tls_validate_hostname}
+    if tls_trust_certs_file_path is not None:
+        options["tls_trust_certs_file_path"] = tls_trust_certs_file_path
+    return options
+
+
 def admin_for(
     client_options: Mapping[str, Any], admin_url: str, token: str | Callable[[], str] | None
 ) -> Admin:
-    """Return an admin client with the TLS settings of the Pulsar client."""
-    return Admin(
-        admin_url,
-        token=token,
+    """Return an admin client with the credentials and TLS settings of the Pulsar client."""
+    authentication = client_options.get("authentication")
+    options = RestOptions(
         tls_trust_certs_file=client_options.get("tls_trust_certs_file_path"),
         tls_certificate_file=client_options.get("tls_certificate_file_path"),
         tls_private_key_file=client_options.get("tls_private_key_file_path"),
         tls_allow_insecure=bool(client_options.get("tls_allow_insecure_connection", False)),
         tls_validate_hostname=bool(client_options.get("tls_validate_hostname", True)),
+        token_named="admin_token=",
     )
+    if token is not None:
+        options["token"] = token
+    else:
+        options.update(admin_credentials(authentication))
+        if authentication is not None and options.get("token") is None:
+            options["token_named"] = (
+                f"admin_token=, because it cannot be read from {type(authentication).__name__}"
+            )
+    return Admin(admin_url, **options)
+
+
+def client_options(client: Any) -> Mapping[str, Any]:
+    """Return the arguments with which a client of ours was created; nothing of others is known."""
+    arguments, options = getattr(client, "_delaylevel_arguments", ((), {}))
+    given = inspect.signature(CLIENT.__init__).bind_partial(None, *arguments)
+    return {**given.arguments, **options}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
 import os
@@ -14,6 +15,7 @@ from typing import Any
 import pulsar
 import pytest
 
+import delaylevel.asyncio
 from background import Serving
 from delaylevel import topics
 from delaylevel.cluster.admin import Admin
@@ -83,6 +85,37 @@ def test_a_renewed_token_file_is_used(secured: Any, tmp_path: Path) -> None:
         path.write_text(secured.token)
         admin.list_topics("public/default")
     publish(connection)
+
+
+@pytest.mark.parametrize("renewed", [False, True])
+def test_the_credentials_of_a_client_serve_the_admin_interface(secured: Any, renewed: bool) -> None:
+    options: dict[str, Any] = {
+        "tls_trust_certs_file_path": str(secured.certificate),
+        "authentication": pulsar.AuthenticationToken(
+            (lambda: secured.token) if renewed else secured.token
+        ),
+        "logger": QUIET,
+    }
+    name = f"{TOPIC}-{secrets.token_hex(4)}"
+    with DelayLevelClient(secured.service_url, admin_url=secured.admin_url, **options) as client:
+        client.create_producer(name, enable_delay_level_topic=True).close()
+        # The wrapper of a producer asks the client that made it.
+        wrap(client.create_producer(name), client).close()
+
+    async def in_a_loop() -> None:
+        async with delaylevel.asyncio.DelayLevelClient(
+            secured.service_url, admin_url=secured.admin_url, **options
+        ) as client:
+            await (await client.create_producer(name, enable_delay_level_topic=True)).close()
+
+    asyncio.run(in_a_loop())
+    plain = pulsar.Client(secured.service_url, **options)
+    producer = plain.create_producer(name)
+    tls = {"tls_trust_certs_file_path": options["tls_trust_certs_file_path"]}
+    with pytest.raises(PermissionDeniedError, match=r"\(admin_token=\)"):
+        wrap(producer, plain, admin_url=secured.admin_url, **tls)
+    wrap(producer, plain, admin_url=secured.admin_url, admin_token=secured.token, **tls).close()
+    plain.close()
 
 
 @pytest.mark.parametrize("kind", ["none", "foreign"])
