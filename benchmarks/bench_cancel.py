@@ -106,7 +106,7 @@ def new_topic(client: DelayLevelClient) -> str:
     client.create_producer(topic).close()
     levels = as_levels(PartitionStrategy())
     name = default_level_topic(topic)
-    description = LevelTopicDescription(name, levels, (topic,), features=("cancel",))
+    description = LevelTopicDescription(name, levels, (topic,))
     topics.create(client.admin, description)  # type: ignore[arg-type]
     return topic
 

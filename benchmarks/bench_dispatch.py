@@ -306,7 +306,6 @@ def measure(
             Levels([PartitionStrategy(partition_by=PartitionBy.HOUR)]),
             (topic,),
             final_window=FinalWindow.BROKER if native else FinalWindow.TRACKER,
-            features=("cancel",) if side in CANCELLABLE else (),
         ),
     )
     delivery = "effectively-once" if "deduplicated" in side else "at-least-once"

@@ -149,7 +149,6 @@ def levels() -> None:
 @options.on_missing_target(default=MissingTarget.HOLD.value)
 @options.expire_after(default="0s")
 @options.expired(default=Expired.DROP.value)
-@options.features
 @options.attribute(default=SIZE_ATTRIBUTE)
 @options.output
 @pass_settings

@@ -208,7 +208,6 @@ def delete(
 @examples(
     "delaylevel levels set orders --on-missing-target dead-letter",
     "delaylevel levels set orders --expire-after 1h --expired dead-letter",
-    "delaylevel levels set orders --feature cancel",
     "delaylevel levels set orders --attribute amount",
     "delaylevel levels set orders --keep-target",
 )
@@ -217,7 +216,6 @@ def delete(
 @options.on_missing_target()
 @options.expire_after()
 @options.expired()
-@options.features
 @options.attribute()
 @options.keep_target
 @options.output
@@ -228,7 +226,6 @@ def set_(
     on_missing_target: MissingTarget | None,
     expire_after_ms: int | None,
     expired: Expired | None,
-    features: tuple[str, ...],
     attribute: str | None,
     keep_target: bool,
     output: str,
@@ -238,17 +235,13 @@ def set_(
     Messages stay where they are. The Spark job and the dispatcher apply it within seconds, a
     Function when it is restarted. Dispatchers apply --attribute when they are started again.
     --keep-target is for TOPIC itself, or for all business topics if TOPIC is a level topic.
-
-    A feature cannot be removed. Before you add one, upgrade all producers, movers and dispatchers
-    to a version that knows it: earlier ones stop, and versions from before features would deliver
-    its records as messages.
     """
     expiry = expire_after_ms is not None or expired is not None
-    others = on_missing_target is not None or attribute is not None or bool(features)
+    others = on_missing_target is not None or attribute is not None
     if not (expiry or others or keep_target):
         raise InvalidInputError(
-            "nothing to change: give --on-missing-target, --expire-after, --expired, --attribute, "
-            "--keep-target or --feature"
+            "nothing to change: give --on-missing-target, --expire-after, --expired, --attribute "
+            "or --keep-target"
         )
     with Admin.from_connection(settings.connection()) as admin:
         after = topics.describe(admin, topic, search=True)
@@ -260,8 +253,6 @@ def set_(
             after = lifecycle.set_expiry(
                 admin, after.topic, expire_after_ms=expire_after_ms, expired=expired
             )
-        for feature in features:
-            after = lifecycle.add_feature(admin, after.topic, feature)
         if keep_target:
             full = TopicName.parse(topic).full
             for name in (full,) if full in after.targets else after.targets:

@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 import click
 
 from delaylevel.model.delivery import Delivery
-from delaylevel.model.features import FEATURES
 from delaylevel.model.level_topic import Expired, FinalWindow, MissingTarget, Mover
 from delaylevel.model.topic_name import parse_namespace
 
@@ -129,13 +128,6 @@ keep_target = click.option(
     "--keep-target",
     is_flag=True,
     help="Keep the business topic also without a subscription; create it if it is missing.",
-)
-features = click.option(
-    "--feature",
-    "features",
-    type=click.Choice(sorted(FEATURES)),
-    multiple=True,
-    help="Feature to add, which every process must know from then on. Repeatable.",
 )
 
 

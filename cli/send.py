@@ -16,8 +16,6 @@ import click
 from delaylevel.cluster.connection import Connection
 from delaylevel.errors import InvalidInputError
 from delaylevel.model.clock import SystemClock
-from delaylevel.model.features import CANCEL
-from delaylevel.model.level_topic import FinalWindow
 from delaylevel.model.outcome import Receipt
 from delaylevel.model.topic_name import TopicName
 
@@ -191,7 +189,11 @@ def _deliver(
                         producer = producer_for(TopicName.parse(message.target).full)
                     else:
                         producer = producers[own]
-                    if due_ms is not None and message.line is None and _cancellable(producer):
+                    if (
+                        due_ms is not None
+                        and message.line is None
+                        and producer.description.cancellable
+                    ):
                         receipt = producer.schedule(message.body, **message.arguments)
                         confirmed("Ok", _message_id(receipt))
                     else:
@@ -225,12 +227,6 @@ def _deliver(
         "due_ms": due_ms if attempted == 1 else None,
         "receipt": None if receipt is None else str(receipt),
     }
-
-
-def _cancellable(producer: Any) -> bool:
-    """Return True if the messages of a producer can be cancelled, so that a receipt is of use."""
-    described = producer.description
-    return CANCEL in described.features and described.final_window is FinalWindow.TRACKER
 
 
 def _message_id(receipt: Receipt) -> str:

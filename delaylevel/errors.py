@@ -185,16 +185,7 @@ class LevelTopicError(BrokerError):
 
 
 class UpgradeRequiredError(LevelTopicError):
-    """A level topic that only a later version of this package understands.
-
-    Attributes:
-        features: the features that this version does not know, each with the first version that
-            does; empty if the description does not name them.
-    """
-
-    def __init__(self, message: str, *, features: dict[str, str] | None = None) -> None:
-        super().__init__(message)
-        self.features = features or {}
+    """A level topic that only a later version of this package understands."""
 
 
 class StillPendingError(LevelTopicError):

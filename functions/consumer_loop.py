@@ -20,7 +20,6 @@ from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.repeated_warning import RepeatedWarning
 from delaylevel.cluster.targets.clients import TargetClients, close_anyway
 from delaylevel.errors import DelayLevelError, LevelTopicError
-from delaylevel.model.features import consumer_properties
 from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription, Mover, Role
 from delaylevel.topics import registry as topics
 from delaylevel.topics.foreign_watch import ForeignSubscriptionWatch
@@ -144,7 +143,6 @@ class ConsumerLoop:
             max_total_receiver_queue_size_across_partitions=_QUEUES_TOTAL,
             negative_ack_redelivery_delay_ms=_REDELIVERY_MS,
             consumer_name=self._name,
-            properties=consumer_properties(),
         )
         relay = Relay(
             self._client,

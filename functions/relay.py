@@ -221,7 +221,7 @@ class Relay:
         """Acknowledge messages that are confirmed, and set aside those that were refused.
 
         Raises:
-            UpgradeRequiredError: the level topic uses a feature that this version does not know.
+            UpgradeRequiredError: the level topic is described in a later format.
         """
         self._router.check()
         self._route_decidable()

@@ -83,7 +83,7 @@ class MessageRouter:
         """Read the description in the background if it is time; hosts call it regularly.
 
         Raises:
-            UpgradeRequiredError: the level topic uses a feature that this version does not know.
+            UpgradeRequiredError: the level topic is described in a later format.
         """
         if self._refusal is not None:
             raise self._refusal

@@ -12,7 +12,6 @@ from delaylevel.cluster.admin import Admin
 from delaylevel.cluster.connection import Connection
 from delaylevel.model.clock import duration_ms
 from delaylevel.model.envelope import DUE
-from delaylevel.model.features import CANCEL
 from delaylevel.model.level_topic import Role
 from delaylevel.topics.registry import describe
 
@@ -109,7 +108,7 @@ def pending(
 def _cancellable(connection: Connection, level_topics: Sequence[str]) -> bool:
     """Return True if messages of one of the level topics can be cancelled."""
     with Admin.from_connection(connection) as admin:
-        return any(CANCEL in describe(admin, topic).features for topic in level_topics)
+        return any(describe(admin, topic).cancellable for topic in level_topics)
 
 
 def _load(

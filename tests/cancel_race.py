@@ -127,7 +127,7 @@ class CancelRace:
     """A level topic with its dispatchers, and everything that was sent to it.
 
     Args:
-        description: description of a level topic with one target and the feature ``cancel``.
+        description: description of a level topic with one target and a tracker.
         directory: directory for logs and spill files.
 
     Attributes:

@@ -460,7 +460,7 @@ def cancellable_orders() -> Iterator[MemoryPulsar]:
     """Run an in-memory Pulsar with a level topic of ``orders`` whose messages can be cancelled."""
     with MemoryPulsar() as memory:
         described = LevelTopicDescription(
-            "orders-delay-level", Levels(days_and_hours(10)), ("orders",), features=("cancel",)
+            "orders-delay-level", Levels(days_and_hours(10)), ("orders",)
         )
         memory.client().subscribe("orders", "app")
         topics.create(memory.admin, described)

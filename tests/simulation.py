@@ -456,7 +456,6 @@ class Simulation:
         numbered: bool,
         directory: Path,
         partitions: int = 0,
-        features: tuple[str, ...] = ("cancel",),
     ) -> None:
         self.numbered = numbered
         self.directory = directory
@@ -469,7 +468,6 @@ class Simulation:
             targets=TARGETS,
             final_window=FinalWindow.TRACKER,
             hold_pause_ms=1000,
-            features=features,
         )
         self.window: list[WindowMessage | Cancellation] = []
         self.broker.window = self.window

@@ -187,12 +187,11 @@ DESCRIPTIONS: dict[str, LevelTopicDescription] = {
         window_partitions=64,
         on_missing_target=MissingTarget.DEAD_LETTER,
     ),
-    "days, cancel": _description("days", features=("cancel",)),
-    "days and hours, Function, cancel": _description(
-        "days and hours", mover=Mover.FUNCTION, window_partitions=64, features=("cancel",)
+    "days and hours, Function, 64 window partitions": _description(
+        "days and hours", mover=Mover.FUNCTION, window_partitions=64
     ),
-    "days, recirculating, cancel": _description(
-        "hours, recirculating", window_partitions=16, features=("cancel",)
+    "hours, recirculating, 16 window partitions": _description(
+        "hours, recirculating", window_partitions=16
     ),
     "earlier name": _description(
         "days", topic="persistent://public/default/orders-delay-level", window_partitions=1
@@ -257,16 +256,12 @@ def _description_inputs() -> Iterator[Case]:
     plan = {PLAN_PROPERTY: days.to_json(), "delaylevel.member-of": days.topic}
     yield {"name": "an unfinished level topic", "topic": days.topic, "properties": plan}
     yield changed("a newer format", version=99)
-    yield changed("a newer format with features", version=3, features={"tides": "9.0"})
-    yield changed("an unknown feature", version=2, features={"tides": "9.0"})
-    yield changed("two unknown features", version=2, features={"tides": "9.0", "ebb": "8.1"})
-    yield changed("format 2 without features", version=2)
-    yield changed("format 2 with no feature", version=2, features={})
-    yield changed("format 2 with a list of features", version=2, features=["tides"])
-    yield changed("format 2 with a feature of no version", version=2, features={"tides": 9})
-    yield changed("format 1 with features", features={"tides": "9.0"})
-    yield changed("format 1 with no feature", features={})
+    yield changed("the next format, with other members", version=2, levels={}, tides=[1])
+    yield changed("format 0", version=0)
+    yield changed("a negative format", version=-1)
     yield changed("a format as text", version="1")
+    yield changed("a format as a truth value", version=True)
+    yield changed("no format", version=None)
     yield changed("an unknown mover", mover="pigeon")
     yield changed("an unknown final window", final_window="drawer")
     yield changed("an unknown overflow", overflow="clamp")
@@ -684,8 +679,11 @@ def _cancellation_inputs() -> Iterator[Case]:
             "id": own,
         }
 
-    cancellable = [name for name, found in DESCRIPTIONS.items() if "cancel" in found.features]
-    for name in cancellable:
+    for name in (
+        "days",
+        "days and hours, Function, 64 window partitions",
+        "hours, recirculating, 16 window partitions",
+    ):
         for after_ms in (-_DAY_MS, 0, 1, _HOUR_MS - 1, _HOUR_MS, 5 * _DAY_MS, 40 * _DAY_MS):
             yield case(name, after_ms, None, "order-1")
         yield case(name, 1, "customer-7", "order-1")
@@ -698,13 +696,12 @@ def _cancellation_inputs() -> Iterator[Case]:
         yield case(name, 1, "customer-7", f"{direct}:17:4:0")
         for own in (f"{direct}:17:4:0", f"{direct}:17:4", f"x{direct}:17:4:0", f"{direct}:::"):
             yield case(name, 1, None, own)
-    yield case("days", 1, None, "order-1")
     yield case("days, broker", 1, None, "order-1")
 
 
 def _cancellation_answer(case: Case) -> Any:
     description = DESCRIPTIONS[case["level_topic"]]
-    if "cancel" not in description.features:
+    if not description.cancellable:
         raise LevelTopicError("it does not allow cancellations")
     envelope = cancellation(case["due"], case["target"], case["id"])
     router = Router(description.levels)

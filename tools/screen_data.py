@@ -52,7 +52,6 @@ def fill(connection: Connection, messages: int = 400) -> None:
             topic=topics.default_name(admin, full[0]),
             levels=LEVELS,
             targets=tuple(full[:2]),
-            features=("cancel",),
         )
         topics.create(admin, wanted)
         topics.create(

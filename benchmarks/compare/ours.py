@@ -37,9 +37,8 @@ class Ours(Native):
         """Start a broker, create the level topic, and start the service."""
         super().start(directory, cancellable)
         self._directory = directory
-        feature = ["--feature", "cancel"] if cancellable else []
         subprocess.run(
-            self._command("levels", "create", TOPIC, "--keep-target", *feature),
+            self._command("levels", "create", TOPIC, "--keep-target"),
             check=True,
             capture_output=True,
         )

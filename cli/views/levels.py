@@ -27,7 +27,6 @@ DESCRIPTION = (
     Column("attribute", wide=True),
     Column("expire_after_ms", "duration", wide=True),
     Column("expired", wide=True),
-    Column("features", wide=True),
     Column("paused", "topic", tone=yellow_if_any),
 )
 STATE = (
@@ -96,7 +95,6 @@ def description_view(description: LevelTopicDescription) -> dict[str, Any]:
         "on_missing_target": description.on_missing_target.value,
         "expire_after_ms": description.expire_after_ms or None,
         "expired": description.expired.value,
-        "features": list(description.features),
         "paused": ["all" if name == ALL else name for name, _ in description.pauses.paused],
     }
 

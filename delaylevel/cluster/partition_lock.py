@@ -16,7 +16,6 @@ from typing import Any
 import pulsar
 
 from delaylevel.errors import AlreadyRunningError, BrokerError, DelayLevelError
-from delaylevel.model.features import consumer_properties
 from delaylevel.model.level_topic import SUBSCRIPTION
 from delaylevel.model.position import EARLIEST, Position
 from delaylevel.model.source_partition import SourcePartition
@@ -127,7 +126,7 @@ class PartitionLock:
                 initial_position=pulsar.InitialPosition.Earliest,
                 receiver_queue_size=0,
                 consumer_name=name,
-                properties={**consumer_properties(), **self._properties},
+                properties=dict(self._properties),
             )
         except pulsar.ConsumerBusy as error:
             try:

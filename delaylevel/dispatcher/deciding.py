@@ -24,7 +24,6 @@ from delaylevel.dispatcher.journal.records import LowWatermark, pack
 from delaylevel.dispatcher.journal.topic import Journal
 from delaylevel.errors import DelayLevelError
 from delaylevel.model.clock import Clock
-from delaylevel.model.features import CANCEL
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.position import Position
 from delaylevel.model.source_partition import SourcePartition
@@ -151,8 +150,6 @@ class CancellationDesk:
     def tidy_up(self) -> None:
         """Write records that are due from time to time, and delete old outcomes."""
         self._close_reopened()
-        if CANCEL not in self._description().features:
-            return
         for record in self._cancelling.start():
             self._journal.append_soon(record)
         now_s = self._now_s()

@@ -1,8 +1,7 @@
 """Rules for writing intents ahead of the due times: when, and how far.
 
 An intent that is written for the messages of the next fraction of a second costs as much as one
-for a single message, and none of its messages waits for the journal. In quiet hours, intents are
-further ahead, as long as they are for a few messages.
+for a single message, and none of its messages waits for the journal.
 
 With deduplication, a message that arrives later than the intent and is due before its last message
 *cuts* the intent: sequence IDs have to rise in the order of sending, so the intent is withdrawn
@@ -16,10 +15,6 @@ from .batches import DueBatch
 
 #: The longest time by which an intent is ahead of a due time. A crash may repeat as much.
 LONGEST_MS = 300
-#: The same in quiet hours: the journal has to confirm a record every second while messages are
-#: sent, and this is sooner. No more messages than the second number are expected in this time.
-QUIET_MS = 700
-_FEW = 25
 _SHORTEST_MS = 16
 #: The shortest time in which the journal usually confirms an intent, with a reserve.
 _LEAD_MS = 50
@@ -37,8 +32,7 @@ class LookAhead:
     """Time up to which the intents of pending messages are written, ms since the epoch."""
 
     def __init__(self) -> None:
-        self._longest_ms = QUIET_MS
-        self._quiet_ms = 0  # time in which a few messages are expected
+        self._longest_ms = LONGEST_MS
         # Everything pending up to this due time was looked at. What is there again was put back.
         self._horizon_ms = -1
         self._pause_until_ms = 0
@@ -59,14 +53,9 @@ class LookAhead:
         lead_ms = LONGEST_MS if due_ms - self._horizon_ms > _IDLE_MS else _LEAD_MS
         return max(due_ms - min(lead_ms, self._longest_ms), self._pause_until_ms)
 
-    def until_ms(self, now_ms: int, far: bool = True) -> int:
-        """Return the latest due time of the messages to plan now, ms since the epoch.
-
-        Args:
-            far: True if intents may be further ahead in quiet hours.
-        """
-        quiet_ms = self._quiet_ms if far else 0
-        return now_ms + min(self._longest_ms, max(LONGEST_MS, quiet_ms))
+    def until_ms(self, now_ms: int) -> int:
+        """Return the latest due time of the messages to plan now, ms since the epoch."""
+        return now_ms + self._longest_ms
 
     def most(self, planned: int) -> int:
         """Return the number of messages to plan now; below 1 for none.
@@ -85,15 +74,13 @@ class LookAhead:
             taken: the messages that were taken.
             count: number of those that were not put back.
         """
-        time_ms = until_ms - max(self._horizon_ms, now_ms)
-        self._quiet_ms = max(time_ms, 0) * _FEW // (len(taken) if taken is not None else 1)
         self._horizon_ms = max(self._horizon_ms, until_ms)
         if taken is not None:
             size = sum(len(message.value or b"") for message in taken.messages)
             self._message_bytes = size // len(taken) + 500
             if count * 2 < len(taken):
                 self._pause_until_ms = now_ms + _PAUSE_MS
-        self._longest_ms = min(QUIET_MS, self._longest_ms + self._longest_ms // 8 + 1)
+        self._longest_ms = min(LONGEST_MS, self._longest_ms + self._longest_ms // 8 + 1)
 
     def cut(self) -> None:
         """Take note of a cut: look less far ahead, and plan again at once."""

@@ -16,7 +16,6 @@ from collections.abc import Callable
 from delaylevel.cluster.targets.pool import TargetKey, TargetPool
 from delaylevel.dispatcher.journal.topic import Journal
 from delaylevel.model.clock import Clock
-from delaylevel.model.features import CANCEL
 from delaylevel.model.level_topic import LevelTopicDescription
 
 from .admission import Admission
@@ -228,7 +227,7 @@ class BatchPublisher:
         most = self._look_ahead.most(self.planned)
         if next_ms is None or now_ms < next_ms or most < 1 or not self.ready:
             return
-        until_ms = self._look_ahead.until_ms(now_ms, self._may_look_far())
+        until_ms = self._look_ahead.until_ms(now_ms)
         batch = self._queue.advance(until_ms, most)
         flights: list[Flight] = []
         if batch is not None:
@@ -242,11 +241,6 @@ class BatchPublisher:
             self.write_commits()
             self._sender.plan(flights)
             self._outcomes.add(flights)
-
-    def _may_look_far(self) -> bool:
-        """Return True if nothing is decided about messages at the time of their intents."""
-        description = self._description()
-        return CANCEL not in description.features and not description.expire_after_ms
 
     def withdraw_plans(self) -> None:
         """Send nothing else of what is planned; the next owner does."""

@@ -28,7 +28,6 @@ from delaylevel.model.envelope import (
     SchemaRef,
     compression_of,
 )
-from delaylevel.model.features import CANCEL as CANCEL_FEATURE
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.message import ParkedMessage, parked_message
 from delaylevel.model.position import EARLIEST, Position
@@ -290,7 +289,7 @@ class Recorder:
         that was stored before it.
         """
         try:
-            envelope = self._open(self._descriptions.latest(), message)
+            envelope = hop.open_envelope(self._descriptions.latest(), self._topic, message)
         except UnknownTargetError:
             stored_s = self._stored_s if message.position < self._stored else self._now_s()
             description = self._descriptions.read_since(stored_s)
@@ -298,7 +297,7 @@ class Recorder:
                 self._undecided = message.position
                 return None
             try:
-                envelope = self._open(description, message)
+                envelope = hop.open_envelope(description, self._topic, message)
             except EnvelopeError as error:
                 return self._dead_letter(message, error.reason)
         except EnvelopeError as error:
@@ -337,17 +336,6 @@ class Recorder:
         self._descriptions.refresh(stored_s)
         self._stored = max(self._undecided.next, EARLIEST if last is None else last.next_entry)
         self._stored_s = stored_s
-
-    def _open(self, description: LevelTopicDescription, message: ParkedMessage) -> Envelope:
-        """Return the envelope of a message; errors as for ``hop.open_envelope``."""
-        envelope = hop.open_envelope(description, self._topic, message)
-        if envelope.kind == CANCEL and CANCEL_FEATURE not in description.features:
-            # As with a target: the feature may be new.
-            raise UnknownTargetError(
-                f"level topic {description.topic} does not have the feature {CANCEL_FEATURE!r}: "
-                "nothing can be cancelled"
-            )
-        return envelope
 
     def _dead_letter(self, message: ParkedMessage, reason: str) -> WindowMessage:
         properties = hop.dead_letter_properties(message, self._topic, reason)

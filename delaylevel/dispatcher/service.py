@@ -239,8 +239,8 @@ class Dispatcher:
 
         Raises:
             SpillError: the directory for spill files cannot be used.
-            UpgradeRequiredError: a level topic has begun to use a feature that this version does
-                not know. Dispatchers of a later version take over the partitions.
+            UpgradeRequiredError: a level topic was described in a later format. Dispatchers of a
+                later version take over the partitions.
         """
         try:
             make_spill_folder(self._directory, shared=self._settings.directory)

@@ -19,7 +19,7 @@ from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.topic_name import TopicName
 from delaylevel.topics import registry as topics
 
-from . import cluster_checks, delay_checks, feature_check, running_checks, topic_checks
+from . import cluster_checks, delay_checks, running_checks, topic_checks
 from .context import ClusterContext, ExamOptions, LevelTopicContext
 from .finding import CheckResult, Finding, Problem
 
@@ -44,7 +44,6 @@ TOPIC_CHECKS: tuple[tuple[str, Callable[[LevelTopicContext], CheckResult]], ...]
     ("delay tracker", delay_checks.delay_tracker),
     ("read-ahead", running_checks.read_ahead),
     ("deduplication", topic_checks.deduplication),
-    ("features", feature_check.features),
     ("mover", running_checks.mover),
     ("dispatcher", running_checks.dispatcher),
     ("pauses", running_checks.pauses),

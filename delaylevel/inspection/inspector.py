@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from delaylevel.cluster.connection import Connection
 from delaylevel.errors import InvalidInputError
 from delaylevel.model.clock import Clock, SystemClock
-from delaylevel.model.features import CANCEL
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription
 from delaylevel.model.source_partition import SourcePartition
 from delaylevel.model.topic_name import TopicName
@@ -347,16 +346,12 @@ class Inspector:
                 property; messages for which it is no number are counted separately.
             selection, tell, expect: as for :meth:`rows`.
         """
-        from .query import average, combined
+        from .query import average
 
-        chosen = selection or Selection()
-        found = None
-        # A dispatcher does not know cancellations that wait in the levels.
-        counts = not self._excludes and CANCEL not in self.description.features
-        if self.live is not None and chosen == Selection(chosen.due) and counts:
-            found = self.live.average(attribute, chosen.due)
-        read = partial(self._read, ReadProgress(tell, expect), counted=found and found.owners)
-        return combined(average(read, chosen, attribute), found.answers if found else ())
+        # A dispatcher does not know cancellations that wait in the levels, so its own average
+        # could contain cancelled messages.
+        read = partial(self._read, ReadProgress(tell, expect))
+        return average(read, selection or Selection(), attribute)
 
     def find(
         self,
@@ -390,11 +385,10 @@ class Inspector:
         progress: ReadProgress,
         selection: Selection,
         columns: set[str],
-        counted: Mapping[int, Mapping[str, Any]] | None = None,
     ) -> tuple[pa.Schema, Generator[pa.RecordBatch, None, None]]:
         """Return the schema and a stream of the selected rows; ignore the SQL condition."""
         from .rows import read_rows
 
         now_ms, live = self._clock.now_ms(), self.live
-        snapshot = self._snapshot(now_ms, due=selection.due, live=live, counted=counted)
+        snapshot = self._snapshot(now_ms, due=selection.due, live=live)
         return read_rows(without_cancelled(snapshot, progress), selection, columns, progress)

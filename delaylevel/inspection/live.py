@@ -22,7 +22,6 @@ from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.values import ConsumerStats
 from delaylevel.errors import BrokerError
 from delaylevel.model.level_topic import LevelTopicDescription
-from delaylevel.topics.scan import Window
 from delaylevel.topics.stats import ADDRESS_PROPERTY, NAME_PROPERTY, window_stats
 from delaylevel.web.reports import TOKEN_VARIABLE
 
@@ -124,10 +123,6 @@ class LiveDispatchers:
                 owners |= dict.fromkeys(owned, result)
         self.refusals = refusals
         return DispatcherAnswers(tuple(answers), owners)
-
-    def average(self, attribute: str, due: Window) -> DispatcherAnswers:
-        """Ask all dispatchers for their average; see `ask`."""
-        return self.ask("average", attribute=attribute, from_=due.from_ms, to=due.before_ms)
 
     def _request(
         self, pool: urllib3.PoolManager, address: DispatcherAddress, question: str, query: str

@@ -33,7 +33,7 @@ class _Known(NamedTuple):
     """The pending messages of one window partition.
 
     Attributes:
-        positions: (ledger, entry, batch index or 0) of each; empty if they are only counted.
+        positions: (ledger, entry, batch index or 0) of each.
         read_to: position of the last message that the dispatcher has read; the rest is pending.
     """
 
@@ -47,8 +47,6 @@ class LiveWindow:
     Args:
         others: function that returns the view of partitions that no dispatcher answers for, given
             their numbers.
-        counted: answers that count the messages of partitions, by number. Of these partitions, only
-            what the dispatchers have not read yet is pending.
     """
 
     def __init__(
@@ -57,28 +55,23 @@ class LiveWindow:
         description: LevelTopicDescription,
         live: LiveDispatchers,
         others: Callable[[Sequence[int]], WindowView],
-        counted: Mapping[int, Mapping[str, Any]] | None = None,
     ) -> None:
         self._admin = admin
         self._description = description
         self._live = live
         self._make_others = others
         self._others: WindowView | None = None
-        self._counted = counted
         self._known: dict[int, _Known] = {}
 
     def ranges(self, due: Window) -> list[PendingRange]:
-        answers = self._counted
-        if answers is None:
-            found = self._live.ask(
-                "pending", from_=due.from_ms, to=due.before_ms, limit=MOST_MESSAGES
-            )
-            answers = {} if any(each["more"] for each in found.answers) else found.owners
-            # The message of a cancellation that waits there is elsewhere, perhaps in a level.
-            answers = {
-                index: each for index, each in answers.items() if not each.get("cancellations")
-            }
-        self._known = {index: _known(index, answer) for index, answer in answers.items()}
+        found = self._live.ask("pending", from_=due.from_ms, to=due.before_ms, limit=MOST_MESSAGES)
+        answers = {} if any(each["more"] for each in found.answers) else found.owners
+        # The message of a cancellation that waits there is elsewhere, perhaps in a level.
+        self._known = {
+            index: _known(index, answer)
+            for index, answer in answers.items()
+            if not answer.get("cancellations")
+        }
         ranges: list[PendingRange] = []
         for index, known in sorted(self._known.items()):
             source = window_source(self._description, index)
@@ -116,7 +109,7 @@ def _known(index: int, answer: Mapping[str, Any]) -> _Known:
     place = answer["read_to"][str(index)] or (EARLIEST.ledger, EARLIEST.entry, 0)
     found = frozenset(
         (ledger, entry, batch)
-        for _, partition, ledger, entry, batch, _ in answer.get("rows", ())
+        for _, partition, ledger, entry, batch, _ in answer["rows"]
         if partition == index
     )
     return _Known(found, (place[0], place[1], place[2]))

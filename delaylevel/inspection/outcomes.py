@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.reader import PartitionReader, read_range
 from delaylevel.errors import EnvelopeError, LevelTopicError, NotFoundError
-from delaylevel.model.features import CANCEL
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.outcome import Outcome, OutcomeStatus, no_outcomes
 from delaylevel.model.position import EARLIEST, Position
@@ -44,10 +43,10 @@ class Outcomes:
     """
 
     def __init__(self, client: Any, admin: TopicAdmin, description: LevelTopicDescription) -> None:
-        if CANCEL not in description.features:
+        if not description.cancellable:
             raise LevelTopicError(
-                f"level topic {description.topic} has no outcomes, because it does not allow "
-                f"cancellations: `delaylevel levels set {description.topic} --feature {CANCEL}`"
+                f"level topic {description.topic} has no outcomes: with the final window "
+                f"{description.final_window.value!r}, messages cannot be cancelled"
             )
         self._client = client
         self._admin = admin

@@ -6,10 +6,9 @@ groups of a histogram) has a memory limit, and goes to a temporary folder beyond
 
 from __future__ import annotations
 
-import math
 import re
 import tempfile
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -117,30 +116,6 @@ def average(read: ReadRows, selection: Selection, attribute: str) -> Average:
         ((messages, counted, *values),) = result.fetchall()
     return Average(
         attribute, messages, counted, *(None if one is None else float(one) for one in values)
-    )
-
-
-def combined(found: Average, more: Sequence[Mapping[str, Any]]) -> Average:
-    """Return the average of messages that were read, and of those that dispatchers counted.
-
-    Args:
-        more: answers of dispatchers, with the keys of `Average` but for the attribute.
-    """
-    parts = [vars(found), *more]
-
-    def of(name: str, function: Callable[[list[float]], float]) -> float | None:
-        values = [part[name] for part in parts if part[name] is not None]
-        return function(values) if values else None
-
-    counted, total = sum(part["counted"] for part in parts), of("total", math.fsum)
-    return Average(
-        found.attribute,
-        sum(part["messages"] for part in parts),
-        counted,
-        None if total is None else total / counted,
-        of("least", min),
-        of("most", max),
-        total,
     )
 
 

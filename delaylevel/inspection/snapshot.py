@@ -13,7 +13,6 @@ from delaylevel.cluster.reader import RECEIVER_QUEUE_SIZE, messages_in_range
 from delaylevel.cluster.values import LedgerInfo
 from delaylevel.errors import InvalidInputError
 from delaylevel.model.envelope import TARGET, due_of, is_control
-from delaylevel.model.features import CANCEL
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Role
 from delaylevel.model.message import RawMessage
 from delaylevel.model.position import Position
@@ -140,20 +139,18 @@ def take_snapshot(
     due: Window = ALWAYS,
     most_journal_records: int | None = None,
     live: LiveDispatchers | None = None,
-    counted: Mapping[int, Mapping[str, Any]] | None = None,
 ) -> PendingSnapshot:
     """Find the ranges of all pending messages that are due in a window.
 
-    ``most_journal_records`` is as for ``TrackerWindow``, and ``counted`` as for ``LiveWindow``.
-    ``live`` are the dispatchers to ask, or None to read the window topic. The other arguments are
-    as for ``Inspector``.
+    ``most_journal_records`` is as for ``TrackerWindow``. ``live`` are the dispatchers to ask, or
+    None to read the window topic. The other arguments are as for ``Inspector``.
     """
     window: WindowView
     if description.final_window is FinalWindow.TRACKER:
         tracker = partial(TrackerWindow, client, admin, description, now_ms, most_journal_records)
         window = tracker()
         if live is not None:
-            window = LiveWindow(admin, description, live, tracker, counted)
+            window = LiveWindow(admin, description, live, tracker)
     else:
         targets = description.targets if target is None else (target,)
         window = BrokerWindow(admin, description, targets, now_ms)
@@ -162,7 +159,7 @@ def take_snapshot(
     levels = pending_ranges(admin, [description], now_ms, due=due, slack_ms=slack_ms)
     ranges = [*levels, *window.ranges(due)]
     cancelled = None
-    if CANCEL in description.features and description.final_window is FinalWindow.TRACKER:
+    if description.cancellable:
         cancelled = CancelledMessages(description, window.cancelled())
     return PendingSnapshot(client, admin, description, target, window, ranges, cancelled)
 

@@ -9,19 +9,20 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from delaylevel.errors import InvalidInputError, LevelTopicError, TargetNotAllowedError
-
-from .features import (
-    CANCEL,
-    FEATURES,
-    WITH_FEATURES,
-    WITHOUT_FEATURES,
-    check_known,
-    read_features,
+from delaylevel import __version__
+from delaylevel.errors import (
+    InvalidInputError,
+    LevelTopicError,
+    TargetNotAllowedError,
+    UpgradeRequiredError,
 )
+
 from .pauses import NO_PAUSES, Pauses
 from .strategy import Levels
 from .topic_name import TopicName, parse_namespace
+
+#: Format of the stored description. Readers refuse every other one.
+FORMAT = 1
 
 # The property of the level topic that holds the description.
 DESCRIPTION_PROPERTY = "delaylevel.description"
@@ -128,16 +129,13 @@ class LevelTopicDescription:
             (``tracker`` only), 1 to 64. It never changes: it determines a key's partition.
         former: the lists of levels before each expansion, oldest first.
         on_missing_target: the treatment of messages whose target does not exist.
-        features: names of the features in use, of those in
-            :data:`delaylevel.model.features.FEATURES`.
         attribute: the attribute by which live queries select pending messages: ``size`` (bytes of
             the payload), ``delay`` (ms from the publish time in the window until due), or the
-            name of a property with a number. Earlier versions ignore it.
+            name of a property with a number.
         expire_after_ms: longest time from due time to release, ms, of messages without an expiry of
-            their own; 0 for any time. Versions that do not know it ignore it.
+            their own; 0 for any time.
         expired: the treatment of messages that would be released later.
-        pauses: the targets to which nothing is released now. Versions that do not know them ignore
-            them.
+        pauses: the targets to which nothing is released now.
     """
 
     topic: str
@@ -149,7 +147,6 @@ class LevelTopicDescription:
     window_partitions: int = DEFAULT_WINDOW_PARTITIONS
     former: tuple[Levels, ...] = ()
     on_missing_target: MissingTarget = MissingTarget.HOLD
-    features: tuple[str, ...] = ()
     attribute: str = SIZE_ATTRIBUTE
     expire_after_ms: int = 0
     expired: Expired = Expired.DROP
@@ -175,12 +172,11 @@ class LevelTopicDescription:
         object.__setattr__(self, "topic", TopicName.parse(self.topic).full)
         names = sorted({TopicName.parse(target).full for target in self.targets})
         object.__setattr__(self, "targets", tuple(names))
-        object.__setattr__(self, "features", check_known(self.features))
 
     @property
-    def version(self) -> int:
-        """The format in which the description is stored; it rises with the first feature."""
-        return WITH_FEATURES if self.features else WITHOUT_FEATURES
+    def cancellable(self) -> bool:
+        """True if messages can be cancelled: with ``tracker``, a dispatcher decides about it."""
+        return self.final_window is FinalWindow.TRACKER
 
     @property
     def name(self) -> TopicName:
@@ -213,7 +209,7 @@ class LevelTopicDescription:
 
     @property
     def outcomes_topic(self) -> TopicName:
-        """The topic for outcomes of cancellations, with the feature ``cancel``."""
+        """The topic for outcomes of cancellations, with ``tracker``."""
         return self.name.with_suffix(OUTCOMES_SUFFIX)
 
     def window_partition(self, key: str, message_id: str) -> int:
@@ -231,8 +227,7 @@ class LevelTopicDescription:
     def members(self) -> Iterator[Member]:
         """Yield every member topic: levels from coarse to fine, held topic, dead-letter topic.
 
-        With ``tracker``, the window topic and the journal follow; with the feature ``cancel``, the
-        outcomes topic.
+        With ``tracker``, the window topic, the journal and the outcomes topic follow.
         """
         for level in self.levels:
             yield Member(self.level_topic(level.index), Role.LEVEL, level.partitions, level.index)
@@ -241,7 +236,6 @@ class LevelTopicDescription:
         if self.final_window is FinalWindow.TRACKER:
             yield Member(self.window_topic, Role.WINDOW, self.window_partitions)
             yield Member(self.journal_topic, Role.JOURNAL, self.window_partitions)
-        if CANCEL in self.features:
             yield Member(self.outcomes_topic, Role.OUTCOMES, 1)
 
     def accepts(self, levels: Levels) -> bool:
@@ -264,7 +258,7 @@ class LevelTopicDescription:
     def to_json(self) -> str:
         """Return the description as one versioned JSON value."""
         value: dict[str, Any] = {
-            "version": self.version,
+            "version": FORMAT,
             **self.levels.to_json(),
             "targets": list(self.targets),
             "mover": self.mover.value,
@@ -283,8 +277,6 @@ class LevelTopicDescription:
         if self.expired is not Expired.DROP:
             value["expired"] = self.expired.value
         value.update(self.pauses.to_json())
-        if self.features:
-            value["features"] = {name: FEATURES[name] for name in self.features}
         return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
     @classmethod
@@ -292,13 +284,12 @@ class LevelTopicDescription:
         """Parse the text from :meth:`to_json` for the level topic of this name.
 
         Raises:
-            UpgradeRequiredError: its format is newer than this release, or it uses a feature that
-                this release does not know.
+            UpgradeRequiredError: its format is a later one.
             LevelTopicError: the text is damaged.
         """
         try:
             value = json.loads(text)
-            features = read_features(topic, value)
+            _check_format(topic, value["version"])
             targets = value["targets"]
             if not (isinstance(targets, list) and all(isinstance(item, str) for item in targets)):
                 raise ValueError(f"targets is {targets!r}, not a list of topics")
@@ -312,7 +303,6 @@ class LevelTopicDescription:
                 window_partitions=int(value["window_partitions"]),
                 on_missing_target=MissingTarget(value.get("on_missing_target", "hold")),
                 former=tuple(Levels.from_json(item) for item in value.get("former", ())),
-                features=features,
                 attribute=_text(value.get("attribute", SIZE_ATTRIBUTE)),
                 expire_after_ms=int(value.get("expire_after_ms", 0)),
                 expired=Expired(value.get("expired", "drop")),
@@ -343,6 +333,22 @@ class LevelTopicDescription:
         described = cls.from_json(topic, text)
         added = [key[len(TARGET_PREFIX) :] for key in properties if key.startswith(TARGET_PREFIX)]
         return replace(described, targets=(*described.targets, *added))
+
+
+def _check_format(topic: str, version: object) -> None:
+    """Raise an error unless this version reads the format.
+
+    Raises:
+        UpgradeRequiredError: it is a later one.
+        ValueError: it is no format.
+    """
+    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+        raise ValueError(f"version is {version!r}, not the number of a format")
+    if version > FORMAT:
+        raise UpgradeRequiredError(
+            f"level topic {topic} is described in format {version}, and delaylevel {__version__} "
+            f"reads formats up to {FORMAT}: upgrade delaylevel"
+        )
 
 
 def _text(value: object) -> str:

@@ -164,7 +164,7 @@ class MoverService:
 
         Raises:
             AlreadyRunningError: a mover of another kind has the level topic.
-            UpgradeRequiredError: a level topic uses a feature that this version does not know.
+            UpgradeRequiredError: a level topic is described in a later format.
         """
         for thread in list(self._threads.values()):
             if thread.failure is not None:

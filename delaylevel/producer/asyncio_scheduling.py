@@ -12,7 +12,6 @@ from typing import Any
 from delaylevel.errors import InvalidInputError
 from delaylevel.model.cancellation import PAYLOAD
 from delaylevel.model.envelope import check_id
-from delaylevel.model.features import CANCEL
 from delaylevel.model.outcome import Outcome, Receipt, Rescheduled
 
 from .async_calls import in_thread
@@ -81,7 +80,7 @@ class AsyncScheduling(BaseProducer):
         self._enter_loop()
         self._check_open()
         with asyncio_errors():
-            await self._check_in_thread()
+            self._check_cancellable()
             if wanted.sent_directly:
                 return too_late(wanted)
             if not timeout_s:
@@ -117,7 +116,7 @@ class AsyncScheduling(BaseProducer):
         if not given:
             check_read_back(wanted, properties, partition_key, ordering_key, event_timestamp)
         with asyncio_errors():
-            await self._check_in_thread()
+            self._check_cancellable()
             route = self._cancellation(wanted)
             async with self._expecting(wanted, timeout_s) as wait:
                 if given:
@@ -185,13 +184,6 @@ class AsyncScheduling(BaseProducer):
         route, arguments = self._parked_again(message, envelope, due_ms, message_id, expires_ms)
         stored = await self._partition(route).send(message.value, **arguments)
         return self._receipt(message_id, due_ms, message.key, route, stored)
-
-    async def _check_in_thread(self) -> None:
-        """Raise an error if messages cannot be cancelled."""
-        if CANCEL in self.description.features:
-            self._check_cancellable()  # it reads nothing
-        else:
-            await in_thread(self._check_cancellable)
 
     @asynccontextmanager
     async def _expecting(self, wanted: Receipt, timeout_s: float) -> AsyncIterator[Wait | None]:

@@ -14,7 +14,6 @@ from delaylevel.cluster.compression import compression_name
 from delaylevel.cluster.schemas import reference_to
 from delaylevel.model.due_time import due_time_ms, expiry_ms
 from delaylevel.model.envelope import DUE, Envelope, application_properties
-from delaylevel.model.features import CANCEL
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.message import ParkedMessage
 from delaylevel.model.outcome import Outcome, Receipt
@@ -202,10 +201,8 @@ class BaseProducer:
         )
 
     def _check_cancellable(self) -> None:
-        """Raise an error if messages cannot be cancelled; it may read the description."""
-        if self._admin is None:
-            check_cancellable(self.description, has_admin=False)
-        check_cancellable(self._cache.refresh_for(CANCEL), has_admin=True)
+        """Raise an error if messages cannot be cancelled."""
+        check_cancellable(self.description, has_admin=self._admin is not None)
 
     def _cancellation(self, wanted: Receipt) -> Route:
         """Return the route of a cancellation."""

@@ -94,23 +94,6 @@ class LevelTopicCache:
                 return False
             return self._refresh()
 
-    def refresh_for(self, feature: str) -> LevelTopicDescription:
-        """Read the description unless it has a feature, and return what is known then.
-
-        Raises:
-            LevelTopicError: the level topic was deleted.
-            BrokerError: the description cannot be read.
-        """
-        if self._describe is not None and feature not in self.description.features:
-            with self._lock:
-                if feature not in self.description.features:
-                    self._read_s = self._now_s()
-                    found = self._describe()
-                    if found is None:
-                        raise self._deleted()
-                    self._adopt(found)
-        return self.description
-
     @property
     def can_check(self) -> bool:
         """True with admin access."""
@@ -166,7 +149,7 @@ class LevelTopicCache:
     def _adopt(self, found: LevelTopicDescription) -> bool:
         """Use a description if it extends the current one; return True if the routing changed."""
         known = self.routing.description
-        if (found.levels, found.features) == (known.levels, known.features):
+        if found.levels == known.levels:
             return False
         if not found.accepts(known.levels) or found.mover is not known.mover:
             log.warning(
@@ -175,7 +158,6 @@ class LevelTopicCache:
                 found.levels,
             )
             return False
-        if found.levels != known.levels:
-            log.info("level topic %s was expanded: %s", known.topic, found.levels)
+        log.info("level topic %s was expanded: %s", known.topic, found.levels)
         self.routing = self.routing.with_description(found)
         return True

@@ -20,8 +20,7 @@ from delaylevel.errors import (
 )
 from delaylevel.model.due_time import due_time_ms
 from delaylevel.model.envelope import check_id
-from delaylevel.model.features import CANCEL
-from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription
+from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.outcome import Outcome, OutcomeStatus, Receipt
 from delaylevel.model.position import Position, stable_id
 
@@ -194,17 +193,11 @@ def check_cancellable(description: LevelTopicDescription, has_admin: bool) -> No
             f"without admin access, this producer cannot know whether level topic {topic} allows "
             "cancellations: create the client with admin_url=; nothing was sent"
         )
-    if description.final_window is not FinalWindow.TRACKER:
+    if not description.cancellable:
         raise LevelTopicError(
             f"messages of level topic {topic} cannot be cancelled: its final window is "
             f"{description.final_window.value!r}, so the broker releases them, and it cannot take "
             "one back; create a level topic with final window 'tracker'; nothing was sent"
-        )
-    if CANCEL not in description.features:
-        raise LevelTopicError(
-            f"level topic {topic} does not allow cancellations, because earlier versions of its "
-            "dispatchers would not understand them: upgrade these, then `delaylevel levels set "
-            f"{topic} --feature {CANCEL}`; nothing was sent"
         )
 
 

@@ -128,7 +128,7 @@ class LocalService:
             AlreadyRunningError: a mover of another kind, such as a Spark job, has a level topic
                 that was named.
             SpillError: the directory for spill files cannot be used.
-            UpgradeRequiredError: a level topic uses a feature that this version does not know.
+            UpgradeRequiredError: a level topic is described in a later format.
         """
 
         def look() -> None:

@@ -73,7 +73,7 @@ class DescriptionCache:
         Raises:
             BrokerError: the description cannot be read. For the next seconds, the calls return the
                 latest one: a failing admin interface does not stop the host.
-            UpgradeRequiredError: the level topic uses a feature that this version does not know.
+            UpgradeRequiredError: the level topic is described in a later format.
                 Every call reads and raises, because the host must not continue.
         """
         if self._now_s() < self._fresh_until_s:

@@ -3,12 +3,11 @@
 from .deletion import PendingEntries, delete, pending_entries
 from .expansion import expand, longer_levels
 from .orphans import Orphan, orphans
-from .settings import add_feature, pause, resume, set_expiry, set_on_missing_target
+from .settings import pause, resume, set_expiry, set_on_missing_target
 
 __all__ = [
     "Orphan",
     "PendingEntries",
-    "add_feature",
     "delete",
     "expand",
     "longer_levels",

@@ -19,7 +19,6 @@ from delaylevel.errors import (
     UpgradeRequiredError,
 )
 from delaylevel.model.level_topic import (
-    DESCRIPTION_PROPERTY,
     LEVEL_PREFIX,
     LEVEL_SUFFIX,
     MEMBER_PROPERTY,
@@ -73,7 +72,7 @@ class _Checked(NamedTuple):
 def create(admin: TopicAdmin, description: LevelTopicDescription) -> LevelTopicDescription:
     """Create a level topic with its member topics, finish its creation, or extend it.
 
-    An existing level topic keeps its targets and features, and gets those that it lacks.
+    An existing level topic keeps its targets and settings, and gets the targets that it lacks.
 
     Every member topic gets its durable subscription and its policies (no TTL, not deleted while
     inactive, not replicated) before the description is written, so that nobody can publish to an
@@ -83,13 +82,12 @@ def create(admin: TopicAdmin, description: LevelTopicDescription) -> LevelTopicD
         description: the level topic.
 
     Returns:
-        The description on the broker, with all targets and features.
+        The description on the broker, with all targets.
 
     Raises:
         StrategyMismatchError: it exists with another strategy; the text shows both.
         UnsafeNamespaceError: policies would delete or block parked messages; with remedies.
         InvalidStrategyError: more partitions than the broker allows; the text proposes levels.
-        InvalidInputError: its final window does not allow a feature.
         LevelTopicError: a member topic exists and is not ours.
         NotFoundError: the namespace does not exist.
     """
@@ -105,9 +103,6 @@ def create(admin: TopicAdmin, description: LevelTopicDescription) -> LevelTopicD
         # targets at the same time do not overwrite each other.
         added = not set(description.targets) <= set(described.targets)
         wanted = {key: value for key, value in wanted.items() if added and key not in stored}
-        if description.features != described.features:
-            after = replace(described, features=description.features)
-            wanted[DESCRIPTION_PROPERTY] = after.to_json()
     if wanted:
         admin.set_properties(description.name, wanted)
     found = find(admin, description.topic)
@@ -353,7 +348,6 @@ def _checked(admin: TopicAdmin, description: LevelTopicDescription) -> _Checked:
     """Check everything before anything is created, so that a refusal leaves nothing behind."""
     description = _as_stored(admin, description)
     safety.check_names(description)
-    safety.check_features(description)
     settings = admin.broker_settings()
     policies = members.policies_of(admin, description.name)
     safety.check_partition_limit(description, settings.max_partitions)
@@ -366,10 +360,7 @@ def _checked(admin: TopicAdmin, description: LevelTopicDescription) -> _Checked:
 
 
 def _as_stored(admin: TopicAdmin, wanted: LevelTopicDescription) -> LevelTopicDescription:
-    """Return the description with the stored features.
-
-    It gets the current levels if it has those before an expansion.
-    """
+    """Return the description, with the current levels if it has those before an expansion."""
     try:
         described = find(admin, wanted.topic)
     except LevelTopicError:
@@ -377,8 +368,4 @@ def _as_stored(admin: TopicAdmin, wanted: LevelTopicDescription) -> LevelTopicDe
     if described is None:
         return wanted
     expanded = wanted.levels in described.former
-    return replace(
-        wanted,
-        levels=described.levels if expanded else wanted.levels,
-        features=(*wanted.features, *described.features),
-    )
+    return replace(wanted, levels=described.levels) if expanded else wanted

@@ -6,9 +6,8 @@ from datetime import timedelta
 
 from delaylevel.cluster.values import BacklogQuota, BrokerSettings, NamespacePolicies
 from delaylevel.errors import InvalidInputError, InvalidStrategyError
-from delaylevel.model.features import CANCEL
 from delaylevel.model.formatting import format_duration
-from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription
+from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.strategy import propose_levels
 from delaylevel.model.topic_name import TopicName
 
@@ -100,17 +99,6 @@ def check_names(description: LevelTopicDescription) -> None:
             raise InvalidInputError(
                 f"{target} is part of the level topic {description.topic} and cannot be its target"
             )
-
-
-def check_features(description: LevelTopicDescription) -> None:
-    """Raise InvalidInputError if the final window does not allow a feature."""
-    if CANCEL in description.features and description.final_window is not FinalWindow.TRACKER:
-        raise InvalidInputError(
-            f"level topic {description.topic} has the final window "
-            f"{description.final_window.value!r}, where the broker holds messages until they are "
-            f"due and nobody can take them back: the feature {CANCEL!r} needs a level topic with "
-            "the final window 'tracker'"
-        )
 
 
 def _lifetime_problems(

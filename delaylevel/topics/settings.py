@@ -18,7 +18,6 @@ from delaylevel.model.level_topic import (
 from delaylevel.model.pauses import ALL
 from delaylevel.model.topic_name import TopicName
 
-from . import members, safety
 from .registry import describe
 
 _ATTEMPTS = 5
@@ -206,50 +205,3 @@ def set_attribute(admin: TopicAdmin, topic: str, attribute: str) -> LevelTopicDe
         LevelTopicError: as for `change`.
     """
     return change(admin, topic, lambda described: replace(described, attribute=attribute))
-
-
-def add_feature(admin: TopicAdmin, topic: str, feature: str) -> LevelTopicDescription:
-    """Add a feature to a level topic, which every reader and writer then has to know.
-
-    Upgrade all of them first: versions that do not know the feature stop, or refuse to start. The
-    member topics that the feature needs are created before the description names it. A feature that
-    the level topic has already is no error; missing member topics are created again.
-
-    Args:
-        topic: the level topic, or a topic that :func:`delaylevel.topics.describe` finds it by.
-        feature: a name in :data:`delaylevel.model.features.FEATURES`.
-
-    Returns:
-        The description with the feature.
-
-    Raises:
-        InvalidInputError: this version does not know the feature, or the final window does not
-            allow it.
-        LevelTopicError: another client changed the level topic at the same time, or the name of a
-            member topic is in use.
-    """
-    before = describe(admin, topic, search=True)
-    after = replace(before, features=(*before.features, feature))
-    safety.check_features(after)
-    safety.check_names(after)
-    _create_members(admin, replace(before, features=()), after)
-    if after.features == before.features:
-        return before
-    return change(
-        admin,
-        after.topic,
-        lambda described: replace(described, features=(*described.features, feature)),
-    )
-
-
-def _create_members(
-    admin: TopicAdmin, without: LevelTopicDescription, after: LevelTopicDescription
-) -> None:
-    """Create the member topics that features add, as far as they are missing."""
-    added = [member for member in after.members() if member not in set(without.members())]
-    if not added:
-        return
-    policies, settings = members.policies_of(admin, after.name), admin.broker_settings()
-    for member in added:
-        found = members.existing(admin, member, after)
-        members.ensure(admin, member, after, policies, settings, found)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from delaylevel.cluster.port import TopicAdmin
-from delaylevel.model.features import CANCEL
 from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow, LevelTopicDescription, Role
 
 from .stats import LevelTopicStats, PartitionStatus, read_stats
@@ -74,8 +73,8 @@ class LevelTopicStatus:
 
     @property
     def outcome_entries(self) -> int | None:
-        """Number of outcomes that are kept; None without the feature ``cancel``."""
-        return self._entries(Role.OUTCOMES) if CANCEL in self.description.features else None
+        """Number of outcomes that are kept (``tracker``); None with ``broker``."""
+        return self._tracked(Role.OUTCOMES)
 
     @property
     def dispatchers(self) -> tuple[str, ...]:

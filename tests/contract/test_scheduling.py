@@ -27,7 +27,6 @@ from delaylevel.model.message import ParkedMessage
 from delaylevel.model.position import EARLIEST
 from delaylevel.model.strategy import Levels, PartitionBy, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
-from delaylevel.topics.settings import add_feature
 from world import World
 
 HOUR = timedelta(hours=1)
@@ -45,8 +44,7 @@ class Order(Record):  # type: ignore[misc]
 
 
 def described(world: World, name: str = "orders", **values: Any) -> LevelTopicDescription:
-    """Create the level topic of a business topic, by default one that allows cancellations."""
-    values = {"features": ("cancel",), **values}
+    """Create the level topic of a business topic."""
     topic = world.topic(name)
     description = LevelTopicDescription(f"{topic}-delay-level", LEVELS, (topic,), **values)
     return topics.create(world.admin, description)
@@ -248,33 +246,20 @@ def test_a_mover_function_hands_the_cancellation_off_like_its_message(world: Wor
 # -- refused
 
 
-def test_a_level_topic_must_allow_cancellations(world: World) -> None:
-    description = described(world, features=())
+def test_the_broker_cannot_take_a_message_back(world: World) -> None:
+    description = described(world, final_window=FinalWindow.BROKER)
     producer = producer_for(world)
     receipt = producer.schedule(b"x", deliver_after=FAR)
-    before = members(world, description)
     for call in (
         lambda: producer.cancel(receipt),
         lambda: producer.reschedule(receipt, deliver_after=NEAR),
         lambda: producer.fire_now(receipt, b"y"),
         lambda: producer.outcome(receipt),
     ):
-        with pytest.raises(LevelTopicError, match=r"levels set .* --feature cancel.*nothing was"):
+        with pytest.raises(LevelTopicError, match=r"final window is 'broker'.*nothing was sent"):
             call()
         with pytest.raises(pulsar.PulsarException):
             call()
-    assert members(world, description) == before
-    add_feature(world.admin, description.topic, "cancel")
-    assert producer.cancel(receipt).status is OutcomeStatus.ACCEPTED  # without a restart
-    assert "cancel" in producer.description.features
-
-
-def test_the_broker_cannot_take_a_message_back(world: World) -> None:
-    description = described(world, features=(), final_window=FinalWindow.BROKER)
-    producer = producer_for(world)
-    receipt = producer.schedule(b"x", deliver_after=FAR)
-    with pytest.raises(LevelTopicError, match=r"final window is 'broker'.*nothing was sent"):
-        producer.cancel(receipt)
     near = producer.schedule(b"x", deliver_after=NEAR)  # the broker has it
     with pytest.raises(LevelTopicError, match="final window is 'broker'"):
         producer.cancel(near)

@@ -254,7 +254,7 @@ PENDING = (
 CANCELLABLE = (
     _nothing,
     _files,
-    "delaylevel levels create orders --overflow recirculate --feature cancel",
+    "delaylevel levels create orders --overflow recirculate",
     "delaylevel send orders 'renew' --after 3d --id renewal-4711",
     "delaylevel send orders --jsonl reminders.jsonl",
 )

@@ -53,7 +53,7 @@ def orders(
     level_topic: MakeLevelTopic, world: RealWorld, tmp_path: Path
 ) -> Iterator[LevelTopicDescription]:
     """A level topic that allows cancellations, with a dispatcher."""
-    description = level_topic(LEVELS, final_window=FinalWindow.TRACKER, features=("cancel",))
+    description = level_topic(LEVELS, final_window=FinalWindow.TRACKER)
     settings = DispatchSettings(directory=tmp_path, checkpoint_ms=200, cancel_grace_ms=700)
     with ExitStack() as stack:
         dispatcher = Dispatcher(world.plain_client, world.admin, [description.topic], settings)
@@ -146,7 +146,7 @@ def test_running_dispatchers_and_the_topic_give_the_same_rows(
     from delaylevel.dispatcher.metrics import DispatchCollector
     from delaylevel.prometheus import serve
 
-    orders = level_topic(LEVELS, final_window=FinalWindow.TRACKER, features=("cancel",))
+    orders = level_topic(LEVELS, final_window=FinalWindow.TRACKER)
     topic = orders.targets[0]
     settings = DispatchSettings(directory=tmp_path, checkpoint_ms=200)
     dispatcher = Dispatcher(world.plain_client, world.admin, [orders.topic], settings)

@@ -42,7 +42,7 @@ def orders(
     delivery: Delivery, level_topic: MakeLevelTopic, world: RealWorld, tmp_path: Path
 ) -> Iterator[LevelTopicDescription]:
     """A level topic that allows cancellations, with a dispatcher."""
-    description = level_topic(LEVELS, final_window=FinalWindow.TRACKER, features=("cancel",))
+    description = level_topic(LEVELS, final_window=FinalWindow.TRACKER)
     settings = DispatchSettings(
         directory=tmp_path, delivery=delivery, checkpoint_ms=200, cancel_grace_ms=GRACE_MS
     )

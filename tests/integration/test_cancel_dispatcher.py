@@ -106,7 +106,6 @@ def window(world: RealWorld, level_topic: MakeLevelTopic, tmp_path: Path) -> Mak
             LEVELS,
             final_window=FinalWindow.TRACKER,
             window_partitions=1,
-            features=("cancel",),
             **values,
         )
         return Window(world, description, tmp_path)
@@ -246,21 +245,6 @@ def test_the_next_dispatcher_knows_what_was_decided(
     finally:
         first.stop()
     assert topic.released() == ["kept"]
-
-
-def test_a_cancellation_without_the_feature_is_a_dead_letter(
-    world: RealWorld, level_topic: MakeLevelTopic, tmp_path: Path
-) -> None:
-    description = level_topic(LEVELS, final_window=FinalWindow.TRACKER, window_partitions=1)
-    topic = Window(world, description, tmp_path)
-    due_ms = world.clock.now_ms() + 1_500
-    topic.message("kept", due_ms)
-    topic.cancel("kept", due_ms)
-    with topic.serving():
-        world.eventually(lambda: topic.released() == ["kept"], "the message", seconds=15)
-        topic.wait_until_acknowledged()
-    (letter,) = dead_letters(world.plain_client, world.admin, description)
-    assert "does not have the feature 'cancel'" in letter.reason
 
 
 def test_old_outcomes_are_deleted(window: MakeWindow, world: RealWorld) -> None:

@@ -51,7 +51,7 @@ KNOWN = {
 @pytest.fixture
 def orders(level_topic: MakeLevelTopic) -> LevelTopicDescription:
     """A level topic that allows cancellations."""
-    return level_topic(HOURS, final_window=FinalWindow.TRACKER, features=("cancel",))
+    return level_topic(HOURS, final_window=FinalWindow.TRACKER)
 
 
 @pytest.fixture
@@ -423,7 +423,7 @@ def test_the_asyncio_producer_does_the_same(
 def test_asyncio_errors_are_those_of_its_client(
     connection: Connection, level_topic: MakeLevelTopic
 ) -> None:
-    plain = level_topic(HOURS, final_window=FinalWindow.TRACKER)
+    plain = level_topic(HOURS, final_window=FinalWindow.BROKER)
 
     async def run() -> None:
         client = AsyncDelayLevelClient(
@@ -434,7 +434,7 @@ def test_asyncio_errors_are_those_of_its_client(
         )
         receipt = await producer.schedule(b"x", deliver_after=FAR)
         for call in (producer.cancel, producer.fire_now, producer.outcome):
-            with pytest.raises(LevelTopicError, match="--feature cancel") as caught:
+            with pytest.raises(LevelTopicError, match="final window is 'broker'") as caught:
                 await call(receipt)
             assert isinstance(caught.value, pulsar.asyncio.PulsarException)
         await client.close()

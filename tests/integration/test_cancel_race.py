@@ -53,7 +53,7 @@ def test_a_kill_while_cancellations_race_with_their_messages(
 ) -> None:
     seed = random_seed()
     chosen = random.Random(seed)
-    description = level_topic(LEVELS, final_window=FinalWindow.TRACKER, features=("cancel",))
+    description = level_topic(LEVELS, final_window=FinalWindow.TRACKER)
     with CancelRace(connection, description, Delivery.AT_LEAST_ONCE, tmp_path / "race") as race:
         race.start()
         race.start()
@@ -92,7 +92,6 @@ def test_ten_thousand_cancellations_while_everything_is_killed(
                 LEVELS,
                 (TARGET,),
                 final_window=FinalWindow.TRACKER,
-                features=("cancel",),
             ),
         )
     counts: Counter[str] = Counter()
@@ -129,7 +128,7 @@ def test_a_suspended_dispatcher_releases_nothing_that_was_cancelled(
     # The target takes one message per second, so the dispatcher's client has sent messages that
     # the broker has not read. It sends them again when it goes on, and nobody else uses the name
     # of its producer then. The broker takes them if no higher sequence ID came.
-    description = level_topic(LEVELS, final_window=FinalWindow.TRACKER, features=("cancel",))
+    description = level_topic(LEVELS, final_window=FinalWindow.TRACKER)
     delivery = Delivery.EFFECTIVELY_ONCE
     with (
         CancelRace(connection, description, delivery, tmp_path / "race") as race,
@@ -208,7 +207,7 @@ def test_one_of_old_and_new_is_delivered_while_everything_is_killed(
 ) -> None:
     seed = random_seed()
     chosen = random.Random(seed)
-    description = level_topic(UNITS, final_window=FinalWindow.TRACKER, features=("cancel",))
+    description = level_topic(UNITS, final_window=FinalWindow.TRACKER)
     delivery = Delivery.AT_LEAST_ONCE
     with CancelRace(connection, description, delivery, tmp_path / "race") as race:
         services = [race.start(*SERVICE), race.start(*SERVICE)]
@@ -274,7 +273,7 @@ def test_cancellations_of_messages_in_a_level(
     dl_client: MakeClient,
     tmp_path: Path,
 ) -> None:
-    description = level_topic(UNITS, final_window=FinalWindow.TRACKER, features=("cancel",))
+    description = level_topic(UNITS, final_window=FinalWindow.TRACKER)
     producer: Any = dl_client().create_producer(
         description.targets[0], enable_delay_level_topic=True, delay_level_topic=description.topic
     )

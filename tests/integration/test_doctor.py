@@ -17,7 +17,6 @@ from click.testing import Result
 
 from background import Serving
 from delaylevel import topics
-from delaylevel.cluster import partition_lock
 from delaylevel.cluster.admin import Admin
 from delaylevel.cluster.connection import Connection
 from delaylevel.doctor import CHECKS, ExamOptions, Finding, State, examine
@@ -328,27 +327,6 @@ def test_a_tracker_without_a_dispatcher_and_with_one(
     dispatcher = Dispatcher(ward.client, ward.admin, [ward.description.topic], settings)
     with Serving(dispatcher):
         eventually(lambda: not ward.failed(), "a dispatcher for every partition", seconds=60)
-
-
-@pytest.mark.parametrize("ward", [{"final_window": FinalWindow.TRACKER}], indirect=True)
-def test_a_process_that_does_not_know_a_feature_in_use(
-    ward: Ward, eventually: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from delaylevel.dispatcher import Dispatcher, DispatchSettings
-
-    lifecycle.add_feature(ward.admin, ward.description.topic, "cancel")
-    settings = DispatchSettings(directory=ward.folder / "spill")
-    dispatcher = Dispatcher(ward.client, ward.admin, [ward.description.topic], settings)
-    with Serving(dispatcher):
-        eventually(lambda: not ward.failed(), "a dispatcher for every partition", seconds=60)
-        # A mover of an earlier version shows nothing.
-        ward.stop()
-        monkeypatch.setattr(partition_lock, "consumer_properties", dict)
-        ward.moving = LocalMover(ward.client, ward.admin, ward.description)
-        eventually(lambda: ward.failed() == {"features"}, "the mover", seconds=60)
-        (found,) = [item for item in ward.findings() if item.check == "features"]
-        assert found.says.startswith("delaylevel-local@")
-        assert "does not know the feature 'cancel'" in found.says
 
 
 @pytest.mark.parametrize("ward", [{"mover": Mover.FUNCTION}], indirect=True)

@@ -43,7 +43,7 @@ from delaylevel.model.outcome import Receipt
 from delaylevel.model.strategy import Levels, PartitionBy, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.mover.local import LocalMover
-from delaylevel.topics.lifecycle import add_feature, expand
+from delaylevel.topics.lifecycle import expand
 from world import RealWorld, eventually
 
 pytestmark = pytest.mark.broker
@@ -328,12 +328,9 @@ def test_a_level_topic_that_is_missing_foreign_or_newer_is_refused(
     other = session.open("x", world.topic("other"), levelTopic=description.topic)
     refused(other, "TARGET_NOT_ALLOWED", "does not carry messages for", orders)
     stored = json.loads(description.to_json())
-    newer = {**stored, "version": 2, "features": {"tides": "9.0"}}
-    later = {**stored, "version": 3}
-    for value, words in ((newer, "'tides' (delaylevel 9.0"), (later, "format 3")):
-        text = json.dumps(value)
-        world.admin.set_properties(description.name, {DESCRIPTION_PROPERTY: text})
-        refused(session.open("x", orders), "UPGRADE_REQUIRED", words, "upgrade")
+    text = json.dumps({**stored, "version": 2})
+    world.admin.set_properties(description.name, {DESCRIPTION_PROPERTY: text})
+    refused(session.open("x", orders), "UPGRADE_REQUIRED", "format 2", "upgrade")
     # A running producer goes on: the meaning of an ordinary message never changes.
     sent = session("send", name="found", schema="bytes", value=b64(b"x"), afterMs=86_400_000)
     assert "stored" in sent
@@ -394,9 +391,6 @@ def test_java_schedules_and_cancels_and_its_receipts_are_those_of_python(
         assert (message.position, message.key) == (position, receipt.key)
         assert int(message.properties[DUE]) == receipt.due_ms
         assert receipt.position == message.stable_id(topic)
-    # The running producer reads the description again before it refuses.
-    refused(cancel(receipt=str(parked)), "LEVEL_TOPIC", "--feature cancel", "nothing was sent")
-    add_feature(world.admin, description.topic, "cancel")
     accepted = {"status": "ACCEPTED", "reason": ""}
     for receipt in (keyed, parked, close):
         assert cancel(receipt=str(receipt)) == accepted

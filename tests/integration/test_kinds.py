@@ -1,15 +1,12 @@
-"""Tests of kinds and features on a real broker: unknown ones are refused by dispatchers."""
+"""Tests of unknown kinds and later formats on a real broker: dispatchers refuse them."""
 
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from click.testing import Result
 
 from background import Serving
 from delaylevel import topics
@@ -97,38 +94,7 @@ def test_a_dispatcher_never_delivers_a_record_of_an_unknown_kind(
     ]
 
 
-def test_the_command_line_adds_the_feature_for_cancellations(
-    world: RealWorld, description: LevelTopicDescription, invoke: Callable[..., Result]
-) -> None:
-    target, outcomes = description.targets[0], description.outcomes_topic
-    assert not world.admin.topic_exists(outcomes)
-    nothing = invoke("levels", "set", target)
-    assert (nothing.exit_code, "nothing to change" in nothing.stderr) == (2, True)
-    assert invoke("levels", "set", target, "--feature", "teleport").exit_code == 2
-    for _ in range(2):  # to repeat it is no error
-        answer = invoke("levels", "set", target, "--feature", "cancel", "-o", "json")
-        assert answer.exit_code == 0, answer.output
-        assert json.loads(answer.stdout)["features"] == ["cancel"]
-    (stats,) = world.admin.partitioned_stats(outcomes).values()
-    assert set(stats.subscriptions) == {"delaylevel"}
-    policies = world.admin.topic_policies(outcomes)
-    assert (policies.message_ttl_s, policies.delete_while_inactive) == (0, False)
-    wide = invoke("levels", "describe", target, "-o", "wide").stdout
-    assert re.search(r"^FEATURES +cancel$", wide, re.MULTILINE)
-    assert re.search(r"^OUTCOMES +0$", wide, re.MULTILINE)
-    created = world.topic("created")
-    answer = invoke("levels", "create", created, "--feature", "cancel", "-o", "json")
-    assert json.loads(answer.stdout)["features"] == ["cancel"]
-    refused = invoke(
-        "levels", "create", world.topic("b"), "--final-window", "broker", "--feature", "cancel"
-    )
-    assert (refused.exit_code, "nobody can take them back" in refused.stderr) == (2, True)
-    for name in (target, created):
-        assert invoke("levels", "delete", name).exit_code == 0
-    assert not world.admin.topic_exists(outcomes)
-
-
-def test_a_dispatcher_stops_when_its_level_topic_begins_to_use_an_unknown_feature(
+def test_a_dispatcher_stops_when_its_level_topic_is_described_in_a_later_format(
     world: RealWorld,
     description: LevelTopicDescription,
     tmp_path: Path,
@@ -140,19 +106,17 @@ def test_a_dispatcher_stops_when_its_level_topic_begins_to_use_an_unknown_featur
     try:
         world.eventually(lambda: serving.owned == [0], "the window partition")
         stored = json.loads(description.to_json())
-        later = {**stored, "version": 2, "features": {"teleport": "9.8.7"}}
+        later = {**stored, "version": 2}
         world.admin.set_properties(description.name, {DESCRIPTION_PROPERTY: json.dumps(later)})
         world.eventually(lambda: serving.failure, "the end of the dispatcher")
     finally:
         dispatcher.stop()
     assert isinstance(serving.failure, UpgradeRequiredError)
-    assert serving.failure.features == {"teleport": "9.8.7"}
-    assert "delaylevel 9.8.7 or later" in str(serving.failure)
-    with pytest.raises(UpgradeRequiredError, match="'teleport'"):
+    with pytest.raises(UpgradeRequiredError, match="format 2"):
         dispatcher_for(world, description, tmp_path / "second")
-    with pytest.raises(UpgradeRequiredError, match="'teleport'"):
+    with pytest.raises(UpgradeRequiredError, match="format 2"):
         topics.describe(world.admin, description.targets[0])
-    # A dispatcher that knows the feature takes over at once, because the partition is free.
+    # A dispatcher that reads the format takes over at once, because the partition is free.
     world.admin.set_properties(description.name, {DESCRIPTION_PROPERTY: description.to_json()})
     with Serving(dispatcher_for(world, description, tmp_path / "third")) as successor:
         world.eventually(lambda: successor.owned == [0], "the window partition")

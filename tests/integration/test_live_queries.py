@@ -163,7 +163,6 @@ def test_cancelled_messages_are_left_out_at_once(
         final_window=FinalWindow.TRACKER,
         window_partitions=2,
         attribute="amount",
-        features=("cancel",),
     )
     dispatcher, port = run(description)
     world.eventually(

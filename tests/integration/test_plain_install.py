@@ -99,7 +99,7 @@ def test_every_command_is_here() -> None:
 def names(world: RealWorld, tmp_path: Path) -> dict[str, str]:
     """The values of the words in capitals."""
     hours, tracker = Levels(HOURS), FinalWindow.TRACKER
-    world.level_topic(hours, ("orders",), final_window=tracker, features=("cancel",))
+    world.level_topic(hours, ("orders",), final_window=tracker)
     world.level_topic(hours, ("calm",), final_window=tracker, mover=Mover.FUNCTION)
     world.level_topic(hours, ("simple",))
     return {

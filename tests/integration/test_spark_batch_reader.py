@@ -296,7 +296,7 @@ def test_invalid_options_are_refused(spark: Any, connection: Connection) -> None
 def test_cancelled_messages_are_not_pending(
     spark: Any, connection: Connection, world: RealWorld, clock: Any
 ) -> None:
-    description = world.level_topic(LEVELS, final_window=FinalWindow.TRACKER, features=("cancel",))
+    description = world.level_topic(LEVELS, final_window=FinalWindow.TRACKER)
     at = clock.now_ms() + 20 * HOUR
     with world.client(clock).create_producer(
         description.targets[0], enable_delay_level_topic=True

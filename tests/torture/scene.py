@@ -20,7 +20,6 @@ from delaylevel.cluster.connection import Connection
 from delaylevel.cluster.http import Rest, options_of
 from delaylevel.cluster.local_brokers import load_instance
 from delaylevel.errors import BrokerError, ConflictError
-from delaylevel.model.features import CANCEL
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Mover
 from delaylevel.model.topic_name import TopicName
 from delaylevel.testing.embedded import small_broker
@@ -227,7 +226,6 @@ class Scene:
                 final_window=FinalWindow.TRACKER,
                 hold_pause_ms=1_000,
                 window_partitions=2,
-                features=(CANCEL,),
             ),
         )
         for target in stage.targets:

@@ -19,10 +19,9 @@ from click.testing import Result
 
 from delaylevel import topics
 from delaylevel.model.envelope import Envelope
-from delaylevel.model.level_topic import LevelTopicDescription
+from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription
 from delaylevel.model.strategy import Levels
 from delaylevel.testing import MemoryPulsar
-from delaylevel.topics.settings import add_feature
 from fakes import cancellable_orders, days_and_hours
 from pending_commands import pending_commands
 
@@ -214,17 +213,20 @@ def test_wrong_selections_are_refused(run: Run, arguments: tuple[str, ...], text
     assert text in " ".join(result.stderr.split())
 
 
-def test_without_the_feature_nothing_is_read(
+def test_the_final_window_of_the_broker_has_no_outcomes(
     memory: MemoryPulsar, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    described = LevelTopicDescription("bills-delay-level", Levels(days_and_hours(10)), ("bills",))
+    described = LevelTopicDescription(
+        "bills-delay-level",
+        Levels(days_and_hours(10)),
+        ("bills",),
+        final_window=FinalWindow.BROKER,
+    )
     topics.create(memory.admin, described)
     for command in ("cancel", "outcome"):
         refused = run(command, "bills", "a")
         assert refused.exit_code == 1
-        assert "--feature cancel" in refused.stderr
-    add_feature(memory.admin, described.topic, "cancel")
-    assert run("outcome", "bills").exit_code == 0
+        assert "'broker'" in refused.stderr
 
 
 @pytest.mark.parametrize("command", ["reschedule", "fire"])

@@ -13,15 +13,15 @@ from simulation import TARGETS, Simulation
 from delaylevel.dispatcher.batches import DueBatch
 from delaylevel.dispatcher.journal.records import Commit, Intent, Record, Resolved, decode
 from delaylevel.dispatcher.journal.state import JournalState
-from delaylevel.dispatcher.look_ahead import LONGEST_MS, QUIET_MS, LookAhead
+from delaylevel.dispatcher.look_ahead import LONGEST_MS, LookAhead
 
 ORDERS, INVOICES = TARGETS
 BOTH = pytest.mark.parametrize("numbered", [False, True])
 
 
-def ready(numbered: bool, directory: Path, features: tuple[str, ...] = ("cancel",)) -> Simulation:
+def ready(numbered: bool, directory: Path) -> Simulation:
     """Return a simulation with open producers."""
-    run = Simulation(numbered, directory, features=features)
+    run = Simulation(numbered, directory)
     for target in TARGETS:
         run.send(1, target, too_big=False)
     for _ in range(10):
@@ -81,20 +81,7 @@ def test_one_intent_and_one_commit_cover_a_fraction_of_a_second(
 
 
 @BOTH
-def test_one_intent_of_quiet_hours_is_further_ahead(numbered: bool, tmp_path: Path) -> None:
-    run = ready(numbered, tmp_path, ())
-    before = len(records(run))
-    ids = send(run, range(40, 640, 30))
-    until(run, run.clock.seconds + 1.0)
-    assert delivered(run) == ids
-    kinds = [type(each) for each in records(run)[before:]]
-    assert kinds == [Intent, Commit]
-
-
-@BOTH
-def test_intents_are_not_further_ahead_if_messages_can_be_cancelled(
-    numbered: bool, tmp_path: Path
-) -> None:
+def test_intents_are_not_further_ahead(numbered: bool, tmp_path: Path) -> None:
     run = ready(numbered, tmp_path)
     send(run, [60, 60 + LONGEST_MS])
     until(run, run.clock.seconds + 0.03)
@@ -258,19 +245,6 @@ def batch(count: int) -> DueBatch:
     message = ("", 0, 0, ORDERS, "", 0, "id", "", "", 0, {}, b"", "", 0)
     zeros = np.zeros(count, dtype=np.int64)
     return DueBatch(0, zeros, zeros, [message] * count)
-
-
-def test_only_intents_of_few_messages_are_further_ahead() -> None:
-    look = LookAhead()
-    look.planned(0, 300, batch(10), 10)
-    assert look.until_ms(0) == QUIET_MS
-    assert look.until_ms(0, far=False) == LONGEST_MS
-    look.planned(300, 1_000, batch(35), 35)
-    assert look.until_ms(0) == 500
-    look.planned(1_000, 1_300, batch(125), 125)
-    assert look.until_ms(0) == LONGEST_MS
-    look.planned(1_300, 1_600, None, 0)
-    assert look.until_ms(0) == QUIET_MS
 
 
 def test_messages_that_were_put_back_cause_no_plan_before_the_next_ones() -> None:

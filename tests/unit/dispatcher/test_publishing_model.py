@@ -48,8 +48,6 @@ ACTIONS = (
     "cut", "cancel", "cancel", "cancel early", "cancel and takeover",
     "lose", "lose", "fail over", "reconnect", "pass time",
 )  # fmt: skip
-# Without cancellations, intents of few messages are further ahead.
-FAR_ACTIONS = (*(each for each in ACTIONS if "cancel" not in each), "far", "far", "far")
 
 
 @pytest.fixture(autouse=True)
@@ -156,12 +154,6 @@ def step(run: Simulation, action: str, which: int, amount: int, replacing: bool)
             run.work()
             run.wait(0.02)
             run.cycle()
-    elif action == "far":
-        run.send(amount, target, too_big=False, due_in_ms=(600, 60, 450))
-        for _ in range(1 + amount):
-            run.work()
-            run.wait(0.05)
-            run.cycle()
     elif action == "soon":
         # They are due before messages that are planned, and the journal is slow.
         run.send(amount, target, too_big=amount == 1, due_in_ms=(30, 15, 100))
@@ -233,13 +225,10 @@ def run_all(
     replacing: bool,
     actions: list[tuple[str, int, int]],
     partitions: int = 0,
-    *,
-    far: bool = False,
 ) -> None:
     entry_outcomes._mistakes = 0
-    features = () if far else ("cancel",)
     with tempfile.TemporaryDirectory() as directory:
-        run = Simulation(numbered, Path(directory), partitions, features)
+        run = Simulation(numbered, Path(directory), partitions)
         for action, which, amount in actions:
             step(run, action, which, amount, replacing)
         run.settle()
@@ -266,12 +255,6 @@ number_of_runs = pytest.mark.parametrize("runs", [100, pytest.param(400, marks=p
 @pytest.mark.parametrize("replacing", [False, True])
 def test_nothing_is_lost_or_published_twice(numbered: bool, replacing: bool, runs: int) -> None:
     search_runs(numbered, replacing, shrinking=True, examples=runs)
-
-
-@number_of_runs
-@pytest.mark.parametrize("numbered", [False, True])
-def test_nothing_is_lost_or_published_twice_in_quiet_hours(numbered: bool, runs: int) -> None:
-    search_runs(numbered, False, shrinking=True, examples=runs, far=True)
 
 
 @number_of_runs
@@ -350,12 +333,11 @@ def search_runs(
     shrinking: bool,
     examples: int,
     partitions: int = 0,
-    far: bool = False,
 ) -> None:
     @searching(examples, shrinking)
-    @given(steps(FAR_ACTIONS if far else ACTIONS))
+    @given(steps(ACTIONS))
     def search(actions: list[tuple[str, int, int]]) -> None:
-        run_all(numbered, replacing, actions, partitions, far=far)
+        run_all(numbered, replacing, actions, partitions)
 
     search()
 
@@ -374,12 +356,11 @@ class Share(random.Random):
         return b if self._most else a
 
 
-def steps_of_an_intent(run: Simulation, stored: int, last_ms: int) -> Iterator[str]:
+def steps_of_an_intent(run: Simulation, stored: int) -> Iterator[str]:
     """Take the steps of an intent for four messages, of which the last one is never sent.
 
     Args:
         stored: number of messages that the target stores and confirms at each send.
-        last_ms: time until the last message is due, in ms.
 
     Yields:
         The name of the step that was taken.
@@ -390,7 +371,7 @@ def steps_of_an_intent(run: Simulation, stored: int, last_ms: int) -> Iterator[s
         run.publisher.process()
         run.publisher.send_due()
 
-    run.send(4, TARGETS[0], too_big=False, due_in_ms=(160, 160, 210, last_ms))
+    run.send(4, TARGETS[0], too_big=False, due_in_ms=(160, 160, 210, 310))
     run.cycle()
     run.wait(0.115)
     run.cycle()
@@ -426,14 +407,13 @@ def steps_of_an_intent(run: Simulation, stored: int, last_ms: int) -> Iterator[s
 
 @pytest.mark.parametrize("end", ["crash", "suspend", "hand over"])
 @pytest.mark.parametrize("numbered", [False, True])
-@pytest.mark.parametrize(("last_ms", "features"), [(310, ("cancel",)), (710, ())])
 def test_a_crash_at_every_step_of_an_intent_that_is_ahead(
-    last_ms: int, features: tuple[str, ...], numbered: bool, end: str, tmp_path: Path
+    numbered: bool, end: str, tmp_path: Path
 ) -> None:
     taken = set()
     for stored, in_journal, most, last in product((0, 1, 2), (0, 1, 2), (False, True), range(13)):
         with tempfile.TemporaryDirectory(dir=tmp_path) as directory:
-            run = Simulation(numbered, Path(directory), features=features)
+            run = Simulation(numbered, Path(directory))
             run.send(1, TARGETS[0], too_big=False)
             for _ in range(10):  # open the producer, which is closed again after two seconds
                 step(run, "run", 0, 0, False)
@@ -442,7 +422,7 @@ def test_a_crash_at_every_step_of_an_intent_that_is_ahead(
                     producer.store(1)
                     producer.confirm(1)
             assert run.broker.topics[TARGETS[0]].delivered == ["id-0"]
-            for number, name in enumerate(steps_of_an_intent(run, stored, last_ms)):
+            for number, name in enumerate(steps_of_an_intent(run, stored)):
                 if number == last:
                     taken.add(name)
                     break

@@ -13,7 +13,6 @@ import pytest
 
 from delaylevel import topics
 from delaylevel.cluster.connection import Connection
-from delaylevel.cluster.partition_lock import PartitionLock
 from delaylevel.cluster.values import (
     BrokerSettings,
     DelayedDelivery,
@@ -27,7 +26,6 @@ from delaylevel.cluster.values import (
 from delaylevel.doctor import (
     cluster_checks,
     examination,
-    feature_check,
     running_checks,
     topic_checks,
 )
@@ -36,20 +34,16 @@ from delaylevel.doctor.examination import _run
 from delaylevel.doctor.finding import CheckResult, Finding, Problem, State
 from delaylevel.errors import BrokerUnreachableError, PermissionDeniedError
 from delaylevel.model.delivery import Delivery
-from delaylevel.model.features import FEATURES_PROPERTY, VERSION_PROPERTY
 from delaylevel.model.level_topic import (
     DESCRIPTION_PROPERTY,
-    SUBSCRIPTION,
     FinalWindow,
     LevelTopicDescription,
     Mover,
     Role,
 )
-from delaylevel.model.source_partition import source_partitions
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.testing import ManualClock, MemoryPulsar
-from delaylevel.topics.settings import add_feature
 from delaylevel.topics.status import LevelTopicStatus, PartitionStatus
 
 DAYS = Levels(PartitionStrategy(maximum_delay=timedelta(days=4)))
@@ -325,44 +319,6 @@ def test_a_mover_that_reads_only_some_partitions() -> None:
     ]
 
 
-def test_a_process_that_does_not_know_a_feature_in_use_is_named() -> None:
-    memory = MemoryPulsar()
-    topics.create(memory.admin, TRACKER)
-    client = memory.client()
-
-    def outcome() -> CheckResult:
-        description = topics.describe(memory.admin, TRACKER.topic)
-        context = LevelTopicContext(cluster(), description)
-        context.admin = memory.admin  # type: ignore[assignment]
-        return feature_check.features(context)
-
-    assert (outcome().problems, outcome().note) == ((), "none in use")
-    add_feature(memory.admin, TRACKER.topic, "cancel")
-    sources = source_partitions(TRACKER)
-    lock = PartitionLock(client, memory.admin, sources[:1], "spark")
-    assert outcome() == CheckResult(
-        note="cancel: every mover, dispatcher and new producer must know it; all 1 connected "
-        "consumers do"
-    )
-    window = TRACKER.window_topic.partition(1).full
-    client.subscribe(window, SUBSCRIPTION, consumer_name="before")
-    known = {FEATURES_PROPERTY: "expiry,retreat", VERSION_PROPERTY: "0.0.9"}
-    client.subscribe(sources[1].topic, SUBSCRIPTION, consumer_name="between", properties=known)
-    because = (
-        "does not know the feature 'cancel': it makes control records dead letters, or delivers "
-        "them as messages if it is from before features"
-    )
-    assert problems_of(outcome()) == [
-        f"before (unknown version) {because}",
-        f"between (0.0.9) {because}",
-    ]
-    (remedy,) = {problem.remedy for problem in outcome().problems}
-    assert remedy == (
-        "stop it, and start it again with delaylevel 0.1.0 or later (docs/versions.md)"
-    )
-    lock.close()
-
-
 def test_the_subscription_types_of_a_target_are_checked() -> None:
     subscriptions = {
         "a": SubscriptionStats(0, type="Failover"),
@@ -404,10 +360,10 @@ def test_a_level_topic_that_needs_a_later_version_has_another_remedy() -> None:
     memory = MemoryPulsar()
     description = topics.create(memory.admin, TRACKER)
     stored = json.loads(description.to_json())
-    later = {**stored, "version": 2, "features": {"teleport": "9.8.7"}}
+    later = {**stored, "version": 2}
     memory.admin.set_properties(description.name, {DESCRIPTION_PROPERTY: json.dumps(later)})
     for topic in (description.topic, None):
         _, finding = examination._level_topics(memory.admin, topic, "public/default")  # type: ignore[arg-type]
         (problem,) = finding.outcome.problems
-        assert "delaylevel 9.8.7 or later" in problem.says
+        assert "format 2" in problem.says
         assert "docs/versions.md" in problem.remedy

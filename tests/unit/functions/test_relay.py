@@ -381,20 +381,20 @@ def test_a_cancellation_always_ends_in_the_window_partition_of_its_message(key: 
     assert (report.window, report.parked.total(), report.due) == (3, 1, 0)
 
 
-def test_a_feature_that_this_version_does_not_know_stops_the_relay(world: RelayWorld) -> None:
+def test_a_later_format_stops_the_relay(world: RelayWorld) -> None:
     reads = []
 
     def describe() -> LevelTopicDescription:
         reads.append(world.clock.now_ms())
         if len(reads) > 1:
-            raise UpgradeRequiredError("it uses 'cancel'")
+            raise UpgradeRequiredError("format 9")
         return world.description
 
     world.describe = describe
     relay = world.relay()
     world.pass_time(relay, 100)
     assert len(reads) == 1
-    with pytest.raises(UpgradeRequiredError, match="it uses 'cancel'"):
+    with pytest.raises(UpgradeRequiredError, match="format 9"):
         world.pass_time(relay, 100)
     assert len(reads) == 2
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -18,7 +18,6 @@ from delaylevel.errors import (
     TargetNotAllowedError,
     UpgradeRequiredError,
 )
-from delaylevel.model.features import FEATURES
 from delaylevel.model.level_topic import (
     FinalWindow,
     LevelTopicDescription,
@@ -155,76 +154,30 @@ def test_invalid_values_are_refused(changes: dict[str, Any], part: str) -> None:
 def test_a_later_format_asks_for_an_upgrade() -> None:
     value = json.loads(describe().to_json())
     with pytest.raises(LevelTopicError) as caught:
-        LevelTopicDescription.from_json(TOPIC, json.dumps({**value, "version": 3, "new": 1}))
-    for part in (TOPIC, "format 3", "understands format 1", "and format 2", "upgrade"):
+        # A later format may mean anything by its members.
+        LevelTopicDescription.from_json(TOPIC, json.dumps({**value, "version": 3, "levels": 1}))
+    for part in (TOPIC, "format 3", f"delaylevel {__version__} reads", "up to 1", "upgrade"):
         assert part in str(caught.value)
     assert isinstance(caught.value, UpgradeRequiredError)
     assert not isinstance(caught.value, InvalidInputError)
 
 
-def test_the_feature_cancel_adds_the_outcomes_topic() -> None:
-    described = describe(features=("cancel",))
-    added = [member for member in described.members() if member not in set(describe().members())]
-    assert added == [Member(TopicName.parse(TOPIC + "-outcomes"), Role.OUTCOMES, 1)]
-    assert added[0].topic == described.outcomes_topic
-    assert added == list(described.members())[-1:]
+@pytest.mark.parametrize("version", [0, -1, "1", 1.0, None, True, [1]])
+def test_what_is_no_format_is_damaged(version: Any) -> None:
+    value = {**json.loads(describe().to_json()), "version": version}
+    with pytest.raises(LevelTopicError, match=r"cannot be read.*format") as caught:
+        LevelTopicDescription.from_json(TOPIC, json.dumps(value))
+    assert not isinstance(caught.value, UpgradeRequiredError)
+
+
+def test_only_with_a_tracker_messages_can_be_cancelled_and_there_are_outcomes() -> None:
+    broker = describe(final_window=FinalWindow.BROKER)
+    assert (describe().cancellable, broker.cancellable) == (True, False)
+    outcomes = Member(TopicName.parse(TOPIC + "-outcomes"), Role.OUTCOMES, 1)
+    assert list(describe().members())[-1] == outcomes
+    assert outcomes.topic == describe().outcomes_topic
+    assert Role.OUTCOMES not in {member.role for member in broker.members()}
     assert Role.OUTCOMES.value == "outcomes"
-
-
-@pytest.fixture
-def known(monkeypatch: pytest.MonkeyPatch) -> Mapping[str, str]:
-    """Two features that this version knows."""
-    known = {"cancel": "0.2.0", "expiry": "0.3.0"}
-    for name, version in known.items():
-        monkeypatch.setitem(FEATURES, name, version)
-    return known
-
-
-def test_the_format_rises_with_the_first_feature(known: Mapping[str, str]) -> None:
-    before, after = describe(), describe(features=("expiry", "cancel", "expiry"))
-    assert after.features == ("cancel", "expiry")
-    assert (before.version, after.version) == (1, 2)
-    stored = json.loads(after.to_json())
-    assert stored == {**json.loads(before.to_json()), "version": 2, "features": known}
-    assert LevelTopicDescription.from_json(TOPIC, after.to_json()) == after
-    properties = after.to_properties()
-    assert LevelTopicDescription.from_properties(TOPIC, properties) == after
-
-
-def test_an_unknown_feature_names_the_version_that_knows_it(known: Mapping[str, str]) -> None:
-    stored = json.loads(describe(features=("cancel",)).to_json())
-    stored["features"] |= {"later": "0.7.0", "extra": "0.5.1"}
-    for version in (2, 3):
-        with pytest.raises(UpgradeRequiredError) as caught:
-            LevelTopicDescription.from_json(TOPIC, json.dumps({**stored, "version": version}))
-        assert caught.value.features == {"extra": "0.5.1", "later": "0.7.0"}
-        assert list(caught.value.features) == ["extra", "later"]
-        for part in (TOPIC, "'later'", "0.7.0 or later", "'extra'", "0.5.1 or later"):
-            assert part in str(caught.value)
-        assert "cancel" not in str(caught.value)
-    with pytest.raises(UpgradeRequiredError, match=re.escape(f"this delaylevel {__version__}")):
-        LevelTopicDescription.from_json(TOPIC, json.dumps(stored))
-
-
-def test_a_feature_that_this_version_does_not_know_cannot_be_used() -> None:
-    with pytest.raises(InvalidInputError, match=r"'teleport'.* knows no such feature"):
-        describe(features=("teleport",))
-
-
-@pytest.mark.parametrize(
-    "features", [None, [], ["cancel"], {}, {"cancel": 1}, {"cancel": None}, {"": "1"}, "cancel"]
-)
-def test_a_format_with_damaged_features_is_refused(features: Any) -> None:
-    value = {**json.loads(describe().to_json()), "version": 2, "features": features}
-    with pytest.raises(LevelTopicError, match=r"cannot be read.*features"):
-        LevelTopicDescription.from_json(TOPIC, json.dumps(value))
-
-
-def test_the_first_format_has_no_features() -> None:
-    """A reader that knows no features would misread such a description."""
-    value = {**json.loads(describe().to_json()), "features": {"cancel": "0.2.0"}}
-    with pytest.raises(LevelTopicError, match="features need format 2"):
-        LevelTopicDescription.from_json(TOPIC, json.dumps(value))
 
 
 def test_unknown_keys_are_ignored() -> None:

@@ -110,7 +110,7 @@ def world() -> World:
 
 
 @pytest.mark.parametrize("hours", [-1, 2, 30])
-def test_a_cancellation_that_an_earlier_version_did_not_know_goes_on_its_way(hours: int) -> None:
+def test_a_cancellation_that_is_replayed_goes_on_its_way(hours: int) -> None:
     world = World(ManualClock(), FinalWindow.TRACKER)
     due_ms = world.memory.clock.now_ms() + hours * 3_600_000
     own = {DUE: str(due_ms), KIND: "cancel", SOURCE: "public/default/x-partition-0:1:2:-1"}

@@ -17,9 +17,7 @@ def test_a_drain_hands_cancellations_to_the_window_partition_of_their_message() 
     memory = MemoryPulsar()
     client = memory.client()
     client.create_producer(ORDERS).close()
-    description = topics.create(
-        memory.admin, describe(final_window=FinalWindow.TRACKER, features=("cancel",))
-    )
+    description = topics.create(memory.admin, describe(final_window=FinalWindow.TRACKER))
     due_ms = memory.clock.now_ms() + 3 * DAY_MS
     places = [
         description.level_topic(0).partition(1),

@@ -290,9 +290,7 @@ def test_it_takes_its_time_while_the_broker_refuses(
     assert time.monotonic() - began > 1
 
 
-def test_a_feature_that_it_does_not_know_ends_it(
-    topic: LockedTopic, serve: Callable[..., TopicThread]
-) -> None:
+def test_a_later_format_ends_it(topic: LockedTopic, serve: Callable[..., TopicThread]) -> None:
     topic.refusal = UpgradeRequiredError("too new")
     thread = serve()
     thread.join(10)

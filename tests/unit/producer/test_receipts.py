@@ -28,9 +28,7 @@ RECEIPT = Receipt("old", 1_900_000_000_000, ORDERS, f"{ORDERS}-delay-level")
 @pytest.fixture
 def producer(memory_pulsar: MemoryPulsar) -> Any:
     """A producer whose level topic allows cancellations."""
-    description = LevelTopicDescription(
-        f"{ORDERS}-delay-level", LEVELS, (ORDERS,), features=("cancel",)
-    )
+    description = LevelTopicDescription(f"{ORDERS}-delay-level", LEVELS, (ORDERS,))
     topics.create(memory_pulsar.admin, description)
     return memory_pulsar.client().create_producer(ORDERS, enable_delay_level_topic=True)
 

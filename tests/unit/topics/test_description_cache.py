@@ -31,7 +31,7 @@ class Stored:
         if self.away:
             raise BrokerUnreachableError("no broker answers")
         if self.needs_upgrade:
-            raise UpgradeRequiredError("it uses 'cancel'")
+            raise UpgradeRequiredError("format 9")
         return self.description
 
     def wait(self, seconds: float) -> None:

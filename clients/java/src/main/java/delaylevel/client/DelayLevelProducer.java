@@ -181,7 +181,8 @@ public final class DelayLevelProducer<T> implements AutoCloseable {
         if (full != null) {
             return CompletableFuture.failedFuture(full);
         }
-        return cancellable()
+        return CompletableFuture.completedFuture(routing.description)
+                .thenAccept(Description::checkCancellable)
                 .thenCompose(done -> receipt.sentDirectly()
                         ? CompletableFuture.completedFuture(CancelOutcome.of(
                                 CancelOutcome.Status.TOO_LATE, receipt, SENT_DIRECTLY))
@@ -234,24 +235,6 @@ public final class DelayLevelProducer<T> implements AutoCloseable {
             flushAsync(); // do not wait for a batch to fill
         }
         return await(sent);
-    }
-
-    /** Completes if the level topic allows cancellations, as it is described now. */
-    private CompletableFuture<Void> cancellable() {
-        Description known = routing.description;
-        if (!known.tracker() || known.features().contains(Description.CANCEL)) {
-            return CompletableFuture.completedFuture(known)
-                    .thenAccept(Description::checkCancellable);
-        }
-        return CompletableFuture.runAsync(() -> {
-            synchronized (refreshing) {
-                if (routing.description == known) {
-                    readNs = System.nanoTime();
-                    use(admin.describe(known.topic()));
-                }
-            }
-            routing.description.checkCancellable();
-        }, executor);
     }
 
     private CompletableFuture<MessageId> sendCancellation(Receipt receipt) {
@@ -610,8 +593,6 @@ public final class DelayLevelProducer<T> implements AutoCloseable {
                     + "producer", known.topic());
         } else if (!found.levels().equals(known.levels())) {
             LOG.log(Level.INFO, "level topic {0} was expanded", known.topic());
-            routing = routing(found);
-        } else if (!found.features().equals(known.features())) {
             routing = routing(found);
         }
     }

@@ -9,7 +9,6 @@ import java.util.List;
 import java.util.Locale;
 import java.util.Map;
 import java.util.Set;
-import java.util.TreeMap;
 import java.util.TreeSet;
 import java.util.regex.Matcher;
 import java.util.regex.Pattern;
@@ -23,16 +22,14 @@ record Description(
         boolean byFunction,
         boolean tracker,
         int windowPartitions,
-        List<Levels> former,
-        Set<String> features) {
+        List<Levels> former) {
     static final String DESCRIPTION = "delaylevel.description";
     static final String PLAN = "delaylevel.plan";
     static final String MEMBER_OF = "delaylevel.member-of";
     static final String TARGET_PREFIX = "delaylevel.target.";
-    /** The feature of level topics whose messages can be cancelled. */
-    static final String CANCEL = "cancel";
 
-    private static final Set<String> KNOWN_FEATURES = Set.of(CANCEL);
+    /** The format of descriptions; later ones are refused. */
+    private static final BigInteger FORMAT = BigInteger.ONE;
 
     /** The ID of a message that was sent to a partition directly, of at most two digits. */
     private static final Pattern DIRECT =
@@ -103,7 +100,7 @@ record Description(
     }
 
     private static Description parse(TopicName topic, Map<?, ?> value, Set<String> properties) {
-        Set<String> features = checkFormat(topic, value);
+        checkFormat(topic, value);
         Set<String> targets = new TreeSet<>(Json.BY_CODE_POINT);
         for (Object target : (List<?>) required(value, "targets")) {
             targets.add(TopicName.parse((String) target).toString());
@@ -131,52 +128,21 @@ record Description(
                 choice(value, "mover", "spark", "function").equals("function"),
                 choice(value, "final_window", "broker", "tracker").equals("tracker"),
                 (int) window,
-                former,
-                features);
+                former);
     }
 
-    /** Returns the features in use, all of which this version knows. */
-    private static Set<String> checkFormat(TopicName topic, Map<?, ?> value) {
+    private static void checkFormat(TopicName topic, Map<?, ?> value) {
         Object version = required(value, "version");
-        Map<String, String> features = features(value.get("features"));
-        boolean first = BigInteger.ONE.equals(version);
-        boolean second = BigInteger.TWO.equals(version);
-        Map<String, String> unknown = new TreeMap<>(Json.BY_CODE_POINT);
-        unknown.putAll(features == null ? Map.of() : features);
-        unknown.keySet().removeAll(KNOWN_FEATURES);
-        if (!first && !second || (second && !unknown.isEmpty())) {
-            StringBuilder uses = new StringBuilder();
-            unknown.forEach((name, since) ->
-                    uses.append(uses.isEmpty() ? "" : " and ")
-                            .append("the feature '" + name + "' (delaylevel " + since
-                                    + " or later)"));
+        require(
+                version instanceof BigInteger number && number.signum() > 0,
+                "version is " + version + ", not the number of a format");
+        if (!version.equals(FORMAT)) {
             throw new DelayLevelException(
                     Reason.UPGRADE_REQUIRED,
                     "level topic " + topic + " is described in format " + version
-                            + (uses.isEmpty() ? "" : " and uses " + uses)
-                            + ", which this version of the Java client does not know: upgrade it");
+                            + ", and this version of the Java client reads formats up to " + FORMAT
+                            + ": upgrade it");
         }
-        // The first format has no features, and the second has at least one.
-        require(
-                first ? !value.containsKey("features") : features != null,
-                "features do not fit format " + version);
-        return features == null ? Set.of() : Set.copyOf(features.keySet());
-    }
-
-    /** Returns the features; null if there are none, or they are not names with versions. */
-    private static Map<String, String> features(Object value) {
-        if (!(value instanceof Map<?, ?> map) || map.isEmpty()) {
-            return null;
-        }
-        Map<String, String> found = new TreeMap<>(Json.BY_CODE_POINT);
-        for (Map.Entry<?, ?> entry : map.entrySet()) {
-            String name = (String) entry.getKey();
-            if (name.isEmpty() || !(entry.getValue() instanceof String since) || since.isEmpty()) {
-                return null;
-            }
-            found.put(name, since);
-        }
-        return found;
     }
 
     private static Levels levels(Map<?, ?> value) {
@@ -241,8 +207,6 @@ record Description(
         if (tracker) {
             found.add(new Member(windowTopic(), "window", windowPartitions));
             found.add(new Member(topic.withSuffix("-window-log"), "log", windowPartitions));
-        }
-        if (features.contains(CANCEL)) {
             found.add(new Member(topic.withSuffix("-outcomes"), "outcomes", 1));
         }
         return found;
@@ -291,14 +255,6 @@ record Description(
                     "messages of level topic " + topic + " cannot be cancelled: its final window is "
                             + "'broker', so the broker releases them, and it cannot take one back; "
                             + "create a level topic with final window 'tracker'; nothing was sent");
-        }
-        if (!features.contains(CANCEL)) {
-            throw new DelayLevelException(
-                    Reason.LEVEL_TOPIC,
-                    "level topic " + topic + " does not allow cancellations, because earlier "
-                            + "versions of its dispatchers would not understand them: upgrade these, "
-                            + "then `delaylevel levels set " + topic + " --feature cancel`; nothing "
-                            + "was sent");
         }
     }
 
