@@ -74,6 +74,7 @@ def test_member_topics() -> None:
         *family,
         Member(name.with_suffix("-window"), Role.WINDOW, 3),
         Member(name.with_suffix("-window-log"), Role.JOURNAL, 3),
+        Member(name.with_suffix("-outcomes"), Role.OUTCOMES, 1),
     ]
 
 

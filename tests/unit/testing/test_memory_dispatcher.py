@@ -15,6 +15,7 @@ from delaylevel.cluster import background
 from delaylevel.cluster.partition_lock import PartitionLock
 from delaylevel.dispatcher.journal.records import (
     Commit,
+    DispositionStart,
     Intent,
     LowWatermark,
     Record,
@@ -75,9 +76,11 @@ class Bench:
         return [decode(message.value or b"") for each in entries for message in each.messages]
 
     def kinds(self) -> list[type]:
-        """Return the kinds of the records, without low watermarks and snapshots."""
+        """Return the kinds of the records that concern messages."""
         every = [type(record) for record in self.records()]
-        return [kind for kind in every if kind not in (LowWatermark, SnapshotChunk)]
+        return [
+            kind for kind in every if kind not in (LowWatermark, SnapshotChunk, DispositionStart)
+        ]
 
 
 @pytest.fixture

@@ -88,6 +88,7 @@ def test_values_are_derived_from_the_statistics(
         "dead-letter",
         "window",
         "log",
+        "outcomes",
     ]
     assert {role: stats.backlog_entries(role) for role in Role} == {
         Role.LEVEL: 3,
