@@ -155,7 +155,7 @@ def test_an_intent_of_a_killed_dispatcher_is_resolved_by_the_next_one(bench: Ben
     assert bench.pending() == [b"x"]
     assert bench.memory.advance(HOUR).due == 1
     assert bench.delivered() == [b"x"]
-    assert bench.kinds() == [Intent, Resolved, Intent, Commit]
+    assert bench.kinds() == [Intent, Intent, Commit, Resolved]
 
 
 def test_a_dispatcher_that_dies_before_the_commit_repeats_messages_with_the_same_id(
