@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from delaylevel import __version__
 from delaylevel.errors import (
     InvalidInputError,
     LevelTopicError,
@@ -346,8 +345,8 @@ def _check_format(topic: str, version: object) -> None:
         raise ValueError(f"version is {version!r}, not the number of a format")
     if version > FORMAT:
         raise UpgradeRequiredError(
-            f"level topic {topic} is described in format {version}, and delaylevel {__version__} "
-            f"reads formats up to {FORMAT}: upgrade delaylevel"
+            f"level topic {topic} is described in format {version}, and this version of "
+            f"delaylevel reads formats up to {FORMAT}: upgrade delaylevel"
         )
 
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from delaylevel import __version__
 from delaylevel.errors import (
     InvalidInputError,
     LevelTopicError,
@@ -157,7 +156,7 @@ def test_a_later_format_asks_for_an_upgrade() -> None:
     with pytest.raises(LevelTopicError) as caught:
         # A later format may mean anything by its members.
         LevelTopicDescription.from_json(TOPIC, json.dumps({**value, "version": 3, "levels": 1}))
-    for part in (TOPIC, "format 3", f"delaylevel {__version__} reads", "up to 1", "upgrade"):
+    for part in (TOPIC, "format 3", "formats up to 1", "upgrade"):
         assert part in str(caught.value)
     assert isinstance(caught.value, UpgradeRequiredError)
     assert not isinstance(caught.value, InvalidInputError)
