@@ -319,14 +319,14 @@ def _found(look: Inspector, selection: Selection, shown: Reading) -> list[Receip
         rows: Any = look.find(selection.id, **reads)
     else:
         rows = look.rows(selection, **reads)
-    found: dict[tuple[str, str], Receipt] = {}
+    found: dict[tuple[str, str, str | None], Receipt] = {}
     held = 0
     for row in rows:
         if row.role == Role.HELD.value or row.due_ms is None:
             held += 1
             continue
         # A message that a mover forwards meanwhile may be there twice.
-        found[row.id, row.target] = _receipt(look.description, row)
+        found[row.id, row.target, row.key] = _receipt(look.description, row)
     if held:
         note(f"{held:,} selected messages are held or unreadable: they cannot be cancelled.")
     return list(found.values())
@@ -416,4 +416,4 @@ def _undecided(one: _Changed) -> bool:
 
 
 def _name(receipt: Receipt) -> CancelledName:
-    return CancelledName(receipt.id, receipt.target, receipt.due_ms)
+    return CancelledName(receipt.id, receipt.target, receipt.key, receipt.due_ms)

@@ -704,7 +704,7 @@ class Simulation:
         expires_ms: int = 0,
     ) -> None:
         due_ms = self.clock.now_ms() + due_in_ms
-        key, number = identity(message_id, target, attempt)
+        key, number = identity(message_id, target, "", attempt)
         properties = {env.ID: message_id, env.DUE: str(due_ms)}
         fields = key, number, due_ms, target, "", attempt, message_id, "", "", 0, properties, value
         self.window.append(WindowMessage(*fields, compression, expires_ms))
@@ -713,8 +713,8 @@ class Simulation:
         """Cancel the message with a number, which may not be there yet."""
         message_id = f"id-{number}"
         due_ms = self.clock.now_ms() + 10
-        key, identifier = identity(message_id, target, 0)
-        self.window.append(Cancellation(key, identifier, due_ms, target, message_id))
+        key, identifier = identity(message_id, target, "")
+        self.window.append(Cancellation(key, identifier, due_ms, target, message_id, ""))
 
     def outcomes(self) -> dict[str, set[str]]:
         """Return all outcomes that the outcomes topic has, by the ID of the message."""

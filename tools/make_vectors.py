@@ -789,7 +789,7 @@ def _outcome_inputs() -> Iterator[Case]:
         outcome = Outcome(OutcomeStatus(status), "order-1", _ORDERS, NEW_YEAR, NEW_YEAR - 1)
         yield {"name": status, "properties": outcome.properties()}
     full = Outcome(
-        OutcomeStatus.TOO_LATE, "Ä", _ORDERS, NEW_YEAR, NEW_YEAR + 2, NEW_YEAR + 1, "a reason"
+        OutcomeStatus.TOO_LATE, "Ä", _ORDERS, NEW_YEAR, NEW_YEAR + 2, NEW_YEAR + 1, "a reason", "ö"
     ).properties()
     yield {"name": "every property", "properties": full}
     yield {"name": "an unknown property", "properties": {**full, "delaylevel.later": "1"}}
@@ -813,6 +813,7 @@ def _outcome_answer(case: Case) -> Any:
         "status": found.status.value,
         "id": found.id,
         "target": found.target,
+        "key": found.key,
         "due": found.due_ms,
         "decided": found.decided_ms,
         "released": found.released_ms,

@@ -15,6 +15,7 @@ OUTCOMES: tuple[Column, ...] = (
     Column("released_ms", "time", rank=2),
     Column("reason", rank=3),
     Column("target", "topic", wide=True, head="FOR"),
+    Column("key", wide=True),
     Column("decided_ms", "time", wide=True),
 )
 RESCHEDULED = (*OUTCOMES, Column("new_id", head="NEW ID"), Column("new_due_ms", "time", rank=1))
@@ -30,4 +31,5 @@ def outcome_view(one: Outcome) -> dict[str, Any]:
         "decided_ms": one.decided_ms,
         "released_ms": one.released_ms,
         "reason": one.reason or None,
+        "key": one.key or None,
     }

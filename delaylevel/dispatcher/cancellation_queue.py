@@ -126,7 +126,8 @@ class CancellationQueue:
         early = self._cancellations.early.seen(*id_columns(records, index))
         for each in index[early].tolist():
             message = WindowMessage._make(as_plain(records[each])[: len(WindowMessage._fields)])
-            self._cancellations.arrived(Cancellation(*message[:4], message.message_id))
+            named = Cancellation(*message[:4], message.message_id, message.key)
+            self._cancellations.arrived(named)
 
     def note_refused(
         self, positions: Int64s, records: Sequence[MessageRecord], index: Int64s

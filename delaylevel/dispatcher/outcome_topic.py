@@ -59,6 +59,7 @@ def outcome_of(decision: CancelDecision) -> Outcome:
         decision.decided_ms,
         decision.released_ms,
         decision.reason,
+        cancellation.key,
     )
 
 

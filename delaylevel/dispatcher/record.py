@@ -34,7 +34,15 @@ from delaylevel.model.position import EARLIEST, Position
 from delaylevel.mover import hop
 from delaylevel.topics.description_cache import DescriptionCache
 
-from .packing import PLAIN, StoredKind, as_plain, kind_number, pack_head, packed_extended
+from .packing import (
+    PLAIN,
+    StoredKind,
+    as_plain,
+    kind_number,
+    pack_head,
+    packed_extended,
+    with_key,
+)
 
 #: An ID from which the compact form can be restored. Other spellings of the same numbers (01, +1,
 #: 1_0, digits of other scripts) are other IDs. A source is not empty, because the key would be that
@@ -105,6 +113,8 @@ class Cancellation(NamedTuple):
         due_ms: due time of that message, ms since the epoch.
         target: full name of its business topic.
         message_id: its ``delaylevel.id``.
+        key: its partition key; empty for none.
+        kind: the kind of the record.
     """
 
     id_key: str
@@ -112,16 +122,25 @@ class Cancellation(NamedTuple):
     due_ms: int
     target: str
     message_id: str
+    key: str
+    kind: str = CANCEL
 
 
-def identity(message_id: str, target: str, attempt: int) -> tuple[str, int]:
-    """Return the key and the number under which a message's ID is remembered.
+def identity(message_id: str, target: str, key: str, attempt: int = 0) -> tuple[str, int]:
+    """Return the key and the number under which a message is remembered.
 
-    An ID that is spelled as the product spells positions is packed into the number without loss.
-    For any other ID, the number is 63 bits of its BLAKE2b hash: the probability that two of ten
-    million IDs share a number is below 1 in 100,000. The attempt is part of the key, because a
-    message that was refused and comes back is not a copy of itself.
+    Its ID, target and partition key identify it. An ID that is spelled as the product spells
+    positions is packed into the number without loss. For any other ID, the number is 63 bits of its
+    BLAKE2b hash: the probability that two of ten million IDs share a number is below 1 in 100,000.
+    The attempt is part of the key, because a message that was refused and comes back is not a copy
+    of itself.
     """
+    id_key, number = _id_number(message_id, target, attempt)
+    return id_key, with_key(number, key)
+
+
+def _id_number(message_id: str, target: str, attempt: int = 0) -> tuple[str, int]:
+    """Return the key and the number of an ID without the partition key of its message."""
     suffix = f"\n{attempt}" if attempt else ""
     match = _POSITION_ID.fullmatch(message_id)
     if match:
@@ -250,7 +269,7 @@ class Recorder:
         elif not own_id:
             return self._record_checked(message, ledger, entry, batch)
         if own_id:
-            id_key, number = identity(own_id, kind.stored.target, 0)
+            id_key, number = _id_number(own_id, kind.stored.target)
             stored_kind, has_source = kind.others.get(id_key) or kind.other(id_key)
             name = None if has_source else own_id
         if stored_kind is None:
@@ -262,7 +281,7 @@ class Recorder:
             fields = name, key, ordering_key, event_ms, properties, int(expires) if expires else 0
             payload = None if not value and message.has_null_value() else value
             stored = packed_extended(stored_kind, number, due_ms, payload, fields)
-        return id_key, number, due_ms, stored, len(value), properties
+        return id_key, with_key(number, key), due_ms, stored, len(value), properties
 
     def _record_checked(
         self, message: Any, ledger: int, entry: int, batch: int
@@ -305,9 +324,10 @@ class Recorder:
         assert envelope.id is not None
         if envelope.kind == CANCEL:
             self.cancellations += 1
-            id_key, number = identity(envelope.id, envelope.target, 0)
-            return Cancellation(id_key, number, envelope.due_ms, envelope.target, envelope.id)
-        id_key, number = identity(envelope.id, envelope.target, envelope.attempt)
+            id_key, number = identity(envelope.id, envelope.target, message.key)
+            named = envelope.due_ms, envelope.target, envelope.id, message.key
+            return Cancellation(id_key, number, *named)
+        id_key, number = identity(envelope.id, envelope.target, message.key, envelope.attempt)
         return WindowMessage(
             id_key,
             number,

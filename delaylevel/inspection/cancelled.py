@@ -50,7 +50,7 @@ class AnyStored(Protocol):
 class CancelledIdentities(Protocol):
     """The IDs of the messages that the journal of a window partition has as cancelled."""
 
-    def is_cancelled(self, message_id: str, target: str, attempt: int) -> bool:
+    def is_cancelled(self, message_id: str, target: str, key: str, attempt: int) -> bool:
         """Return True if a message is cancelled; ``attempt`` is its number of refusals."""
 
 
@@ -110,7 +110,7 @@ class CancelledMessages:
         else:
             partition = cancellation_partition(self.description, key, own_id)
         journal = self.journals.get(partition)
-        return journal is not None and journal.is_cancelled(own_id, target, int(attempt))
+        return journal is not None and journal.is_cancelled(own_id, target, key, int(attempt))
 
 
 def name_of(target: str, message_id: str, due_ms: int | None, key: str) -> int:

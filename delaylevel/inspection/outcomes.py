@@ -24,11 +24,13 @@ class CancelledName(NamedTuple):
     Attributes:
         id: its ID.
         target: full name of its business topic.
+        key: its partition key; empty for none.
         due_ms: its due time as the cancellation gives it, ms since the epoch.
     """
 
     id: str
     target: str
+    key: str
     due_ms: int
 
 
@@ -75,12 +77,12 @@ class Outcomes:
         Raises:
             LevelTopicError: the outcomes topic does not exist.
         """
-        found: dict[tuple[str, str], Outcome] = {}
+        found: dict[tuple[str, str, str], Outcome] = {}
         for message in read_range(self._client, self._partition.full, EARLIEST, self.end()):
             outcome = _outcome(message.properties)
             if outcome is None or message_id not in (None, outcome.id):
                 continue
-            key = outcome.id, outcome.target
+            key = outcome.id, outcome.target, outcome.key
             known = found.get(key)
             says_nothing = outcome.status is OutcomeStatus.UNKNOWN
             if known is None or known.status is OutcomeStatus.UNKNOWN or not says_nothing:
@@ -111,7 +113,7 @@ class Outcomes:
                 outcome = _outcome(message.properties())
                 if outcome is None:
                     continue
-                name = CancelledName(outcome.id, outcome.target, outcome.due_ms)
+                name = CancelledName(outcome.id, outcome.target, outcome.key, outcome.due_ms)
                 if name in left:
                     left.remove(name)
                     found[name] = outcome

@@ -75,13 +75,13 @@ class JournalView:
         dispositions = self._state.dispositions
         return dispositions is not None and len(dispositions.cancelled) > 0
 
-    def is_cancelled(self, message_id: str, target: str, attempt: int) -> bool:
+    def is_cancelled(self, message_id: str, target: str, key: str, attempt: int) -> bool:
         """Return True if a message is cancelled; ``attempt`` is its number of refusals."""
         dispositions = self._state.dispositions
         if dispositions is None:
             return False
         with self._lock:
-            return dispositions.is_cancelled(message_id, target, attempt)
+            return dispositions.is_cancelled(message_id, target, key, attempt)
 
 
 def released_by_journal(

@@ -22,6 +22,7 @@ from .topic_name import TopicName
 OUTCOME = PREFIX + "outcome"
 DECIDED = PREFIX + "decided"
 RELEASED = PREFIX + "released"
+KEY = PREFIX + "key"
 
 # The prefix names the version of the form. A later form gets another one.
 _PREFIX = "dl1."
@@ -54,6 +55,7 @@ class Outcome:
         released_ms: time of the message's release, ms; None if it was not released, or if the
             time is not known.
         reason: explanation for people; empty for none.
+        key: partition key of the message as the cancellation gave it; empty for none.
     """
 
     status: OutcomeStatus
@@ -63,6 +65,7 @@ class Outcome:
     decided_ms: int | None = None
     released_ms: int | None = None
     reason: str = ""
+    key: str = ""
 
     @property
     def final(self) -> bool:
@@ -91,6 +94,8 @@ class Outcome:
             properties[RELEASED] = str(self.released_ms)
         if self.reason:
             properties[REASON] = self.reason
+        if self.key:
+            properties[KEY] = self.key
         return properties
 
     def payload(self) -> bytes:
@@ -123,6 +128,7 @@ class Outcome:
                 _ms(properties[DECIDED]),
                 _ms(properties[RELEASED]) if RELEASED in properties else None,
                 properties.get(REASON, ""),
+                properties.get(KEY, ""),
             )
         except KeyError as error:
             raise EnvelopeError(f"{error.args[0]} is missing: not an outcome") from error

@@ -275,9 +275,7 @@ class Forwarder:
         number: int | None,
         now_ms: int,
     ) -> None:
-        if self.sequencer is not None and self.sequencer.was_held(
-            envelope.id, envelope.attempt + 1, envelope.compression
-        ):
+        if self.sequencer is not None and self.sequencer.was_held(envelope, message.key):
             # An earlier run of the same batch has held it, and the target has recovered since.
             self._report.held[envelope.target] += 1
             return

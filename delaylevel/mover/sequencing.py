@@ -21,8 +21,8 @@ UNCONFIRMED_MESSAGES = 10_000
 UNCONFIRMED_BYTES = 32 * 1024 * 1024
 CONFIRM_WITHIN_S = 10.0
 
-#: The id and attempt of each held message.
-HeldIds = frozenset[tuple[str | None, int]]
+#: The identity of each held message, ID, target and key, and its attempt.
+HeldIds = frozenset[tuple[str | None, str, str, int]]
 
 
 class Sequencer:
@@ -101,28 +101,27 @@ class Sequencer:
             self._held_ids[None] = self._read_held_ids(number, None)
         return number
 
-    def was_held(
-        self, message_id: str | None, attempt: int, compression: str | None = None
-    ) -> bool:
-        """Return whether an earlier run of the same batch has held this message."""
+    def was_held(self, envelope: Envelope, key: str) -> bool:
+        """Return whether an earlier run of the same batch has held the message with this key."""
+        compression = envelope.compression
         found = self._held_ids.get(compression)
         if found is None:
             # Messages of each compression have a producer, and so sequence ids, of their own.
             found = self._held_ids[compression] = self._read_held_ids(self._first, compression)
-        return (message_id, attempt) in found
+        return (envelope.id, envelope.target, key, envelope.attempt + 1) in found
 
 
 def held_ids(client: Any, admin: TopicAdmin, topic: TopicName) -> HeldIds:
-    """Read the id and attempt of each pending message in the partition of the held topic."""
+    """Read the identity and attempt of each pending message in a partition of the held topic."""
     last = admin.last_message_id(topic)
     if last is None:
         return frozenset()
     start = admin.mark_delete_position(topic, SUBSCRIPTION).next_entry
     messages = read_range(client, topic.full, start, last.next_entry)
-    found: set[tuple[str | None, int]] = set()
+    found: set[tuple[str | None, str, str, int]] = set()
     for message in messages:
         # A message that cannot be read becomes a dead letter when its turn comes.
         with contextlib.suppress(EnvelopeError):
             envelope = Envelope.read(message.properties)
-            found.add((envelope.id, envelope.attempt))
+            found.add((envelope.id, envelope.target, message.key, envelope.attempt))
     return frozenset(found)

@@ -32,8 +32,8 @@ _POLL_MS = 100
 _IDLE_S = 10.0
 # A close of the reader takes milliseconds, unless the broker is away.
 _CLOSE_S = 2.0
-# Messages are identified by their IDs within a target.
-_Key = tuple[str, str]
+# ID, target and key of a message identify it.
+_Key = tuple[str, str, str]
 
 
 class OutcomeWatch:
@@ -207,7 +207,7 @@ class OutcomeWatch:
         if outcome is None:
             return
         with self._lock:
-            waits = list(self._waits.get((outcome.id, outcome.target), ()))
+            waits = list(self._waits.get((outcome.id, outcome.target, outcome.key), ()))
         stored = message.message_id()
         at = (stored.ledger_id(), stored.entry_id())
         for wait in waits:
@@ -230,7 +230,7 @@ class Wait:
     """
 
     def __init__(self, watch: OutcomeWatch, receipt: Receipt) -> None:
-        self.key: _Key = receipt.id, receipt.target
+        self.key: _Key = receipt.id, receipt.target, receipt.key
         self.due_ms = receipt.due_ms
         self.future: Future[Outcome | None] = Future()
         self.after = (EARLIEST.ledger, EARLIEST.entry)
@@ -298,9 +298,10 @@ def stored_outcome(
 def last_outcome(records: Iterable[Mapping[str, str]], receipt: Receipt) -> Outcome | None:
     """Return the outcome that counts among the properties of records, oldest first."""
     found: Outcome | None = None
+    wanted = receipt.id, receipt.target, receipt.key
     for properties in records:
         outcome = _outcome_of(properties)
-        if outcome is None or (outcome.id, outcome.target) != (receipt.id, receipt.target):
+        if outcome is None or (outcome.id, outcome.target, outcome.key) != wanted:
             continue
         says_nothing = outcome.status is OutcomeStatus.UNKNOWN
         if found is None or found.status is OutcomeStatus.UNKNOWN or not says_nothing:

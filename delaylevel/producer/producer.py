@@ -75,8 +75,11 @@ class DelayLevelProducer(Scheduling):
                 messages that are parked.
             deliver_at: due time, in ms since the epoch or as an aware datetime.
             deliver_after: delay from now, instead of ``deliver_at``.
-            message_id: ID given by the application, stored as ``delaylevel.id`` and so shared by
-                the copies that a resend makes. Without it, every send is a separate message.
+            message_id: ID given by the application, stored as ``delaylevel.id``. It identifies the
+                message together with its topic and key: of several messages with the same three,
+                the dispatcher delivers the first that reaches its window, whatever their due times
+                and contents. So a resend makes a copy, not a second message. Without it, every send
+                is a separate message.
             expires_at, expires_after: time from which the message is not released any more, in ms
                 since the epoch or as an aware datetime; or its distance from the due time. By
                 default the level topic's own rule applies.

@@ -221,7 +221,12 @@ def seconds_of(timeout: timedelta | float | None) -> float:
 def accepted(receipt: Receipt, reason: str = "") -> Outcome:
     """Return the outcome of a cancellation that is stored and not decided yet."""
     return Outcome(
-        OutcomeStatus.ACCEPTED, receipt.id, receipt.target, receipt.due_ms, reason=reason
+        OutcomeStatus.ACCEPTED,
+        receipt.id,
+        receipt.target,
+        receipt.due_ms,
+        reason=reason,
+        key=receipt.key,
     )
 
 
@@ -233,6 +238,7 @@ def too_late(receipt: Receipt) -> Outcome:
         receipt.target,
         receipt.due_ms,
         reason=_SENT_DIRECTLY,
+        key=receipt.key,
     )
 
 

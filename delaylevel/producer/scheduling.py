@@ -57,7 +57,8 @@ class Scheduling(BaseProducer):
         Args:
             content, properties, partition_key, ordering_key, event_timestamp, deliver_at,
                 deliver_after: as for :meth:`~delaylevel.DelayLevelProducer.send`.
-            message_id: ID given by the application; a random one by default.
+            message_id: ID given by the application, as for
+                :meth:`~delaylevel.DelayLevelProducer.send`; a random one by default.
             expires_at, expires_after, spread: as for
                 :meth:`~delaylevel.DelayLevelProducer.send`. The receipt has the final due time.
 

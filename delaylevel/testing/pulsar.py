@@ -339,7 +339,9 @@ def _pending(
                 continue
             if envelope.target != target or envelope.kind is not None:
                 continue
-            if released is None or not released.contains(entry.message_position(index), envelope):
+            position = entry.message_position(index)
+            key = message.key or ""
+            if released is None or not released.contains(position, envelope, key):
                 yield _topic_message(partition, message, envelope.due_ms)
 
 

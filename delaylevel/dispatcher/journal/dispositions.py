@@ -120,16 +120,17 @@ class Dispositions:
             others = self._others[record.kind]
             save_ids(others, record.id_keys, record.key_index, record.ids)
 
-    def is_cancelled(self, message_id: str, target: str, attempt: int) -> bool:
+    def is_cancelled(self, message_id: str, target: str, key: str, attempt: int) -> bool:
         """Return True if a message is cancelled.
 
         Args:
             message_id: its ``delaylevel.id``.
             target: full name of its business topic.
+            key: its partition key; empty for none.
             attempt: number of its refusals by the target.
         """
-        key, number = identity(message_id, target, attempt)
-        return self.cancelled.is_duplicate(number, key)
+        id_key, number = identity(message_id, target, key, attempt)
+        return self.cancelled.is_duplicate(number, id_key)
 
     def kinds_of(
         self, keys: Sequence[str], key_index: npt.NDArray[np.integer], ids: Int64s

@@ -39,11 +39,12 @@ class ReleasedMessages:
                 records += [each.value or b"" for each in journal.log.entries[number].messages]
         self._state = JournalState.read(records)
 
-    def contains(self, position: Position, envelope: Envelope) -> bool:
+    def contains(self, position: Position, envelope: Envelope, key: str) -> bool:
         """Return True if a message was released, or if it is a copy of one that was.
 
         Args:
             position: position of the message in the window partition.
+            key: its partition key; empty for none.
         """
         entry_id = position.entry << 10 | max(position.batch, 0)
         packed = pack(position.ledger, entry_id)
@@ -51,5 +52,5 @@ class ReleasedMessages:
             return True
         if envelope.id is None:  # its position is its ID, so it has no copies
             return False
-        id_key, number = identity(envelope.id, envelope.target, envelope.attempt)
+        id_key, number = identity(envelope.id, envelope.target, key, envelope.attempt)
         return self._state.memory.is_duplicate(number, id_key)

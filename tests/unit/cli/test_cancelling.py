@@ -71,6 +71,7 @@ def test_a_message_is_cancelled_by_its_id(memory: MemoryPulsar, producer: Any, r
         "decided_ms": None,
         "released_ms": None,
         "reason": None,
+        "key": "k",
     }
     assert pending_ids(run) == ["b"]
     assert run("outcome", "orders", "a").exit_code == 1

@@ -155,14 +155,15 @@ class World:
     def arrive(self) -> None:
         for _ in range(self.rng.randint(1, 5)):
             name, key_number = self.name(), None
-            key_number = identity(name, TARGET, 0)
+            key_number = identity(name, TARGET, "")
             due_ms = self.dues[name]
             if self.rng.random() < 0.45:
                 wrong = self.rng.choice([0, 0, 0, 0, -3_000, 3_000])
                 message_id = "wrong" if self.rng.random() < 0.03 else name
-                key_number = identity(message_id, TARGET, 0)
+                key_number = identity(message_id, TARGET, "")
                 self.store(
-                    due_ms + wrong, Cancellation(*key_number, due_ms + wrong, TARGET, message_id)
+                    due_ms + wrong,
+                    Cancellation(*key_number, due_ms + wrong, TARGET, message_id, ""),
                 )
                 continue
             if not self.copies and any(

@@ -37,8 +37,8 @@ class Owner:
         self.journal += [encode(record) for record in records if record is not None]
 
     def read(self, entry: int, name: str, due_ms: int, *, cancels: bool = False) -> None:
-        key, number = identity(name, TARGET, 0)
-        record: tuple[object, ...] = Cancellation(key, number, due_ms, TARGET, name)
+        key, number = identity(name, TARGET, "")
+        record: tuple[object, ...] = Cancellation(key, number, due_ms, TARGET, name, "")
         if not cancels:
             message = WindowMessage(key, number, due_ms, TARGET, "", 0, name, "", "", 0, {}, b"x")
             record = tuple(message)
@@ -177,5 +177,5 @@ def test_an_interleaved_disposition_is_read_with_the_snapshot(
     assert [each.outcome for each in owner.decide()] == ["cancelled"]
     state = JournalState.read([chunks[0], *owner.journal, *chunks[1:]], 10_000)
     assert state.dispositions is not None
-    key, number = identity("m", TARGET, 0)
+    key, number = identity("m", TARGET, "")
     assert state.dispositions.cancelled.is_duplicate(number, key)

@@ -99,7 +99,7 @@ class Fixture:
             batch.ledger_ids.append(7)
             batch.entry_ids.append(self.offered << 10)
             batch.due_ms.append(0)
-            batch.records.append(Cancellation("a", named, due, TARGET.topic, str(named)))
+            batch.records.append(Cancellation("a", named, due, TARGET.topic, str(named), ""))
         self.queue.offer(batch)
         self.decide()
 

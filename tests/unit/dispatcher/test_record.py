@@ -22,6 +22,7 @@ IDS = st.one_of(
     st.text(max_size=20),
     st.tuples(SOURCES, NUMBERS, NUMBERS, NUMBERS).map(":".join),
 )
+KEYS = st.sampled_from(["", "k", "l"])
 ATTEMPTS = st.integers(0, 12)
 
 
@@ -39,19 +40,24 @@ def spelled(key: str, number: int) -> tuple[str, int] | None:
 @example(":7:1:2", 1)
 @example("a\n1:7:1:2", 0)
 def test_a_compact_identity_is_that_of_one_id_only(message_id: str, attempt: int) -> None:
-    key, number = identity(message_id, TARGET, attempt)
+    key, number = identity(message_id, TARGET, "", attempt)
     assert 0 <= number < 1 << 63
     assert spelled(key, number) in (None, (message_id, attempt))
 
 
-@given(IDS, ATTEMPTS, IDS, ATTEMPTS)
-@example("inv:2024:1:2", 0, "inv:2024:01:02", 0)
-@example("a\n1:7:1:2", 0, "a:7:1:2", 1)
-def test_different_ids_have_different_identities(
-    one: str, attempt: int, other: str, other_attempt: int
+@given(st.tuples(IDS, KEYS, ATTEMPTS), st.tuples(IDS, KEYS, ATTEMPTS))
+@example(("inv:2024:1:2", "", 0), ("inv:2024:01:02", "", 0))
+@example(("a\n1:7:1:2", "", 0), ("a:7:1:2", "", 1))
+@example(("a:7:1:2", "k", 0), ("a:7:1:2", "", 0))
+@example(("mine", "k", 0), ("mine", "l", 0))
+def test_different_messages_have_different_identities(
+    one: tuple[str, str, int], other: tuple[str, str, int]
 ) -> None:
-    same = identity(one, TARGET, attempt) == identity(other, TARGET, other_attempt)
-    assert same == ((one, attempt) == (other, other_attempt))
+    (message_id, key, attempt), (other_id, other_key, other_attempt) = one, other
+    same = identity(message_id, TARGET, key, attempt) == identity(
+        other_id, TARGET, other_key, other_attempt
+    )
+    assert same == (one == other)
 
 
 @given(
@@ -65,7 +71,7 @@ def test_every_position_has_the_identity_that_journals_contain(
 ) -> None:
     key = f"{TARGET}\n{SOURCE}\n{attempt}" if attempt else f"{TARGET}\n{SOURCE}"
     number = ledger << 35 | entry << 10 | (batch + 1)
-    assert identity(f"{SOURCE}:{ledger}:{entry}:{batch}", TARGET, attempt) == (key, number)
+    assert identity(f"{SOURCE}:{ledger}:{entry}:{batch}", TARGET, "", attempt) == (key, number)
 
 
 @pytest.mark.parametrize(
@@ -80,6 +86,6 @@ def test_every_position_has_the_identity_that_journals_contain(
     ],
 )
 def test_the_identities_of_known_ids(message_id: str, expected: tuple[str, int]) -> None:
-    key, number = identity(message_id, TARGET, 0)
+    key, number = identity(message_id, TARGET, "")
     assert key == expected[0]
     assert not expected[1] or number == expected[1]

@@ -146,10 +146,11 @@ def message(entry: int, target: str = ORDERS, size: int = 4, **own: Any) -> Park
     return found._replace(**own)
 
 
-def held_ids(broker: Broker, _admin: object, topic: Any) -> frozenset[tuple[str, int]]:
+def held_ids(broker: Broker, _admin: object, topic: Any) -> frozenset[tuple[str, str, str, int]]:
     return frozenset(
-        (found["properties"][ID], int(found["properties"][ATTEMPT]))
+        (own[ID], own[TARGET], found["partition_key"] or "", int(own[ATTEMPT]))
         for found in broker.topics.get(topic.full, ())
+        for own in (found["properties"],)
     )
 
 
@@ -268,6 +269,18 @@ def test_a_first_run_holds_what_a_target_refuses_and_a_replay_does_not_know() ->
     # The target has recovered since; nothing is sent twice.
     assert run(broker, messages).held == {ORDERS: 3}
     assert broker.ids(ORDERS, HELD) == ["1", "2", "3"]
+
+
+def test_a_held_message_does_not_stand_for_others_of_its_id() -> None:
+    broker = Broker(openings=[REFUSED])
+    own = {ID: "7"}
+    held = message(1, properties=own)
+    run(broker, [held], first_run=True)
+    assert broker.ids(HELD) == ["7"]
+    others = [message(2, BILLS, properties=own), message(3, key="other", properties=own)]
+    report = run(broker, [held, *others])
+    assert report.held == {ORDERS: 1}
+    assert broker.ids(ORDERS, BILLS) == ["7", "7"]
 
 
 def test_nothing_follows_messages_that_are_held_without_asking_their_target() -> None:

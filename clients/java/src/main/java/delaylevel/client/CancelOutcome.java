@@ -8,6 +8,7 @@ import java.util.Map;
  * @param status the status; all but ACCEPTED are final
  * @param id the ID of the message
  * @param target the full name of its business topic
+ * @param key its key as the cancellation gave it; empty for none
  * @param dueMs its due time as the cancellation gave it, ms since the epoch
  * @param decidedMs the time of the dispatcher's decision, ms; null if it is not known
  * @param releasedMs the time of the message's release, ms; null if it was not released, or if the
@@ -18,6 +19,7 @@ public record CancelOutcome(
         Status status,
         String id,
         String target,
+        String key,
         long dueMs,
         Long decidedMs,
         Long releasedMs,
@@ -25,6 +27,7 @@ public record CancelOutcome(
     private static final String OUTCOME = Envelope.PREFIX + "outcome";
     private static final String DECIDED = Envelope.PREFIX + "decided";
     private static final String RELEASED = Envelope.PREFIX + "released";
+    private static final String KEY = Envelope.PREFIX + "key";
     private static final String REASON = Envelope.PREFIX + "reason";
 
     /** The status of a cancellation. */
@@ -50,7 +53,14 @@ public record CancelOutcome(
 
     static CancelOutcome of(Status status, Receipt receipt, String reason) {
         return new CancelOutcome(
-                status, receipt.id(), receipt.target(), receipt.dueMs(), null, null, reason);
+                status,
+                receipt.id(),
+                receipt.target(),
+                receipt.key(),
+                receipt.dueMs(),
+                null,
+                null,
+                reason);
     }
 
     /**
@@ -76,6 +86,7 @@ public record CancelOutcome(
                 Status.named(required(properties, OUTCOME)),
                 id,
                 target,
+                properties.getOrDefault(KEY, ""),
                 ms(Envelope.DUE, required(properties, Envelope.DUE)),
                 ms(DECIDED, required(properties, DECIDED)),
                 released == null ? null : ms(RELEASED, released),

@@ -295,6 +295,7 @@ class VectorsTest {
         answer.put("status", found.status().name().toLowerCase(Locale.ROOT).replace('_', ' '));
         answer.put("id", found.id());
         answer.put("target", found.target());
+        answer.put("key", found.key());
         answer.put("due", big(found.dueMs()));
         answer.put("decided", big(found.decidedMs()));
         answer.put("released", found.releasedMs() == null ? null : big(found.releasedMs()));

@@ -1,0 +1,118 @@
+"""Contract of the identity of a message: its ID together with its target and key.
+
+The three decide about copies, cancellations and replacements, in every window partition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from delaylevel import OutcomeStatus, PartitionStrategy, topics
+from delaylevel.model.level_topic import LevelTopicDescription
+from delaylevel.model.strategy import Levels, PartitionBy
+from delaylevel.testing import MemoryPulsar
+
+MINUTE = timedelta(minutes=1)
+LEVELS = Levels([PartitionStrategy(partition_by=PartitionBy.HOUR, maximum_delay=timedelta(days=1))])
+#: Ways of a message: straight into the window, and through a level.
+WAYS = [10 * MINUTE, timedelta(hours=2)]
+
+
+@pytest.fixture(params=[1, 4])
+def memory(request: pytest.FixtureRequest) -> Iterator[MemoryPulsar]:
+    with MemoryPulsar() as memory:
+        for name in ("orders", "invoices"):
+            memory.client().subscribe(name, "app")
+        targets = ("orders", "invoices")
+        described = LevelTopicDescription(
+            "delayed", LEVELS, targets, window_partitions=request.param, features=("cancel",)
+        )
+        topics.create(memory.admin, described)
+        yield memory
+
+
+def producer_for(memory: MemoryPulsar, target: str = "orders") -> Any:
+    return memory.client().create_producer(
+        target, enable_delay_level_topic=True, delay_level_topic="delayed"
+    )
+
+
+def delivered(memory: MemoryPulsar, target: str = "orders") -> list[bytes]:
+    return [message.data for message in memory.delivered(target)]
+
+
+@pytest.mark.parametrize("after", WAYS)
+def test_one_id_on_several_keys_and_targets_is_several_messages(
+    memory: MemoryPulsar, after: timedelta
+) -> None:
+    producer, other = producer_for(memory), producer_for(memory, "invoices")
+    keys = [None, "a", "b", "c", "d", "e"]
+    for key in keys:
+        for body in (f"{key}".encode(), b"copy"):
+            producer.send(body, partition_key=key, deliver_after=after, message_id="7")
+    other.send(b"invoice", deliver_after=after, message_id="7")
+    memory.advance(3 * timedelta(hours=1))
+    assert sorted(delivered(memory)) == [b"None", b"a", b"b", b"c", b"d", b"e"]
+    assert delivered(memory, "invoices") == [b"invoice"]
+
+
+@pytest.mark.parametrize("after", WAYS)
+def test_a_position_that_an_application_uses_as_an_id_is_like_any_other(
+    memory: MemoryPulsar, after: timedelta
+) -> None:
+    producer = producer_for(memory)
+    producer.send(b"first", partition_key="k", deliver_after=after)
+    memory.advance(3 * timedelta(hours=1))
+    (first,) = memory.delivered("orders")
+    own_id = first.properties["delaylevel.id"]
+    for number in range(8):
+        key = f"line-{number}"
+        producer.send(b"line", partition_key=key, deliver_after=after, message_id=own_id)
+    producer.send(b"copy", partition_key="k", deliver_after=after, message_id=own_id)
+    memory.advance(3 * timedelta(hours=1))
+    assert delivered(memory) == [b"first", *[b"line"] * 8]
+
+
+@pytest.mark.parametrize("key", [None, "k"])
+def test_another_due_time_makes_no_other_message(memory: MemoryPulsar, key: str | None) -> None:
+    producer = producer_for(memory)
+    options = {"partition_key": key, "message_id": "7"}
+    # The first one in the window is delivered, and the others are its copies.
+    producer.send(b"late", deliver_after=timedelta(hours=5), **options)
+    producer.send(b"early", deliver_after=timedelta(hours=3), **options)
+    memory.advance(timedelta(hours=2, minutes=57))
+    producer.send(b"straight", deliver_after=MINUTE, **options)
+    memory.advance(timedelta(hours=6))
+    assert delivered(memory) == [b"early"]
+
+
+@pytest.mark.parametrize("after", WAYS)
+def test_a_cancellation_ends_the_message_of_its_key_alone(
+    memory: MemoryPulsar, after: timedelta
+) -> None:
+    producer = producer_for(memory)
+    at = memory.clock.now_ms() + after // timedelta(milliseconds=1)
+    receipts = {
+        key: producer.schedule(f"{key}".encode(), None, key, deliver_at=at, message_id="7")
+        for key in (None, "a", "b", "c")
+    }
+    producer.cancel(message_id="7", deliver_at=at, partition_key="b")
+    moved = producer.reschedule(
+        receipts["c"], b"d", None, "d", deliver_after=2 * after, message_id="7"
+    )
+    memory.advance(3 * timedelta(hours=1))
+    producer.cancel(receipts["a"])
+    memory.advance(2 * timedelta(hours=1))
+    assert sorted(delivered(memory)) == [b"None", b"a", b"d"]
+    found = {key: producer.outcome(receipt) for key, receipt in receipts.items()}
+    assert {key: outcome and outcome.status for key, outcome in found.items()} == {
+        None: None,
+        "a": OutcomeStatus.TOO_LATE,
+        "b": OutcomeStatus.CANCELLED,
+        "c": OutcomeStatus.CANCELLED,
+    }
+    assert producer.outcome(moved.receipt) is None
