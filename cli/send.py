@@ -2,38 +2,61 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
 import contextlib
+import json
 import sys
-import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TextIO
 
 import click
 
 from delaylevel.cluster.connection import Connection
+from delaylevel.cluster.failures import close_quietly, is_ok
+from delaylevel.cluster.schemas import find
 from delaylevel.errors import InvalidInputError
-from delaylevel.model.clock import SystemClock
+from delaylevel.model.clock import SystemClock, duration_ms
+from delaylevel.model.envelope import EXPIRES, SCHEMA, UNREADABLE, SchemaRef
+from delaylevel.model.formatting import parse_duration
 from delaylevel.model.outcome import Receipt
 from delaylevel.model.topic_name import TopicName
+from delaylevel.producer.results import error_of
 
 from . import options
 from .command import examples, pass_connection, settings_of
 from .delivery import note_undelivered, note_unsubscribed
-from .json_lines import Outgoing, parse_line
-from .output import Column, emit_one, note, progress
-from .values import DURATION, TIME
+from .output import Column, emit, emit_one, note, progress
+from .results import Failure, outcome_tone
+from .values import DURATION, TIME, parse_time_ms
 
 _COLUMNS = (
-    Column("topic", "topic"),
-    Column("sent", "number"),
-    Column("failed", "number"),
-    Column("message_id"),
+    Column("line", "number"),
+    Column("outcome", tone=outcome_tone),
+    Column("id", "id"),
     Column("due_ms", "time"),
+    Column("message_id", rank=1),
+    Column("reason", rank=2),
+    Column("target", "topic", wide=True),
+    Column("receipt", wide=True),
 )
 _PATIENCE_S = 10.0
+_LINE_KEYS = frozenset(
+    (
+        *("body", "base64", "key", "ordering_key", "properties", "event_time", "id"),
+        *("at", "after", "expires_at", "expires_after", "target"),
+    )
+)
+# Keys of a line of `pending export` that describe the present place of the message.
+_EXPORTED_KEYS = frozenset(
+    (
+        *("due_ms", "event_ms", "publish_ms", "delay_ms", "size", "place", "role", "level"),
+        *("partition", "topic", "position", "value_base64"),
+    )
+)
 
 
 @examples(
@@ -84,8 +107,11 @@ def send(
     A long delay goes through the level topic. With --jsonl, each line is an object: body (text or
     null) or base64; key, ordering_key, properties, event_time; at or after; expires_at or
     expires_after; id; target, if it is not TOPIC. Or it is a line of `pending export --payload`:
-    its message keeps ID, target and due time. A wrong line ends the command with exit code 2 and
-    the line's number; the lines before it are sent.
+    its message keeps everything, its schema included.
+
+    There is a row for each message: `stored`; `failed` with the reason, e.g. for a wrong line;
+    `unconfirmed` if nobody knows; or `not tried`, after an interruption. The exit code is 1 unless
+    all of them are stored.
 
     With -o json, the result of a delayed message has its receipt, with which it can be cancelled,
     if the level topic allows that.
@@ -101,7 +127,7 @@ def send(
                 "with --jsonl, each line has its own body, keys, properties, times and ID: "
                 "give none of them here"
             )
-        messages: Iterable[Outgoing] = _lines(jsonl, now_ms)
+        messages: Iterable[Outgoing | _Row] = _lines(jsonl, now_ms)
         length = _count(jsonl)
     else:
         if arguments["deliver_after"] is not None and arguments["deliver_at"] is not None:
@@ -112,121 +138,203 @@ def send(
         messages = [Outgoing(content, {**arguments, "properties": arguments["properties"] or None})]
         length = 1
     place = {"delay_level_topic": level_topic, "delay_level_namespace": level_namespace}
-    result = _deliver(connection, topic, place, messages, length, spread)
-    emit_one(result, _COLUMNS, output)
-    if result["failed"]:
+    with _Sending(connection, topic, place, spread) as sending:
+        with progress(f"Sending to {topic}", length) as bar:
+            try:
+                for message in messages:
+                    if isinstance(message, Outgoing):
+                        sending.send(message)
+                    else:
+                        sending.rows.append(message)
+                    bar.update(1)
+            except KeyboardInterrupt:
+                note("Interrupted: lines after the last row are not sent.")
+                sending.interrupted = True
+            sending.flush()
+        done = sum(row["outcome"] == "stored" for row in sending.rows)
+        # Nothing that can fail stands between the messages and their rows.
+        if jsonl is None:
+            (row,) = sending.rows
+            emit_one(row, _COLUMNS[1:], output)
+            if row["reason"]:
+                note(f"The message is {row['outcome']}: {row['reason']}")
+        else:
+            emit(sending.rows, _COLUMNS, output, empty="There is no line.")
+        sending.note_delivery()
+    if jsonl is not None and done != len(sending.rows):
+        note(f"{done:,} of {len(sending.rows):,} messages are stored.")
+    if done != len(sending.rows) or sending.interrupted:
         click.get_current_context().exit(1)
 
 
-def _deliver(
-    connection: Connection,
-    topic: str,
-    place: dict[str, str | None],
-    messages: Iterable[Outgoing],
-    length: int | None,
-    spread: timedelta | None,
-) -> dict[str, Any]:
-    """Send messages, wait for every confirmation, and return the result as one row.
+_Row = dict[str, Any]
 
-    Raises:
-        InvalidInputError: a message cannot be sent; the messages before it are sent.
+
+class _Sending:
+    """Messages that are sent, each with a row for its result.
+
+    Args:
+        topic: the business topic of messages that name none.
+        place: arguments of ``create_producer`` that name the level topic.
+        spread: longest random time to add to due times, or None.
+
+    Attributes:
+        rows: the results, in the order of the messages.
+        interrupted: True if messages may be left.
     """
-    from delaylevel.producer.client import DelayLevelClient
 
-    logger = settings_of(click.get_current_context()).client_logger()
-    client = DelayLevelClient.from_connection(connection, logger=logger)
-    outcomes: Counter[str] = Counter()
-    last: dict[str, Any] = {}
-    lock = threading.Lock()
+    def __init__(
+        self,
+        connection: Connection,
+        topic: str,
+        place: dict[str, str | None],
+        spread: timedelta | None,
+    ) -> None:
+        from delaylevel.producer.client import DelayLevelClient
 
-    def confirmed(result: Any, message_id: Any) -> None:
-        with lock:
-            outcomes[str(result).rpartition(".")[2]] += 1
-            last["message_id"] = str(message_id)
+        self._topic = topic
+        self._place = place
+        self._spread = spread
+        self.rows: list[_Row] = []
+        self.interrupted = False
+        self._own = TopicName.parse(topic).full
+        # By target and text of the schema; or the reason for which there is none.
+        self._producers: dict[tuple[str, str | None], Any] = {}
+        self._delayed = False
+        self._stack = contextlib.ExitStack()
+        logger = settings_of(click.get_current_context()).client_logger()
+        self._client = DelayLevelClient.from_connection(connection, logger=logger)
+        self._stack.callback(close_quietly, self._client, "client")
 
-    due_ms: int | None = None
-    attempted = 0
-    delayed = False
-    receipt: Receipt | None = None
-    own = TopicName.parse(topic).full
-    with contextlib.ExitStack() as stack:
-        stack.callback(client.close)
-        producers: dict[str, Any] = {}
-
-        def producer_for(target: str) -> Any:
-            found = producers.get(target)
-            if found is None:
-                found = client.create_producer(
-                    target,
-                    enable_delay_level_topic=True,
-                    **place,
-                    create_level_topic=False,
-                    block_if_queue_full=True,
-                    batching_enabled=True,
-                )
-                producers[target] = stack.enter_context(found)
-                if target == own:
-                    # It serves the targets of other lines, too.
-                    place.update(
-                        delay_level_topic=found.description.topic, delay_level_namespace=None
-                    )
-            return found
-
-        def flush() -> None:
-            _flush(producers.values(), lambda: outcomes.total() == attempted)
-
-        producer = producer_for(own)
-        bar = stack.enter_context(progress(f"Sending to {topic}", length))
+    def __enter__(self) -> _Sending:
         try:
-            for message in messages:
-                message.fix_due(SystemClock().now_ms())
-                due_ms = message.arguments["deliver_at"]
-                if due_ms is not None:
-                    delayed = True
-                    message.arguments["spread"] = spread
-                try:
-                    if message.target is not None:
-                        producer = producer_for(TopicName.parse(message.target).full)
-                    else:
-                        producer = producers[own]
-                    if (
-                        due_ms is not None
-                        and message.line is None
-                        and producer.description.cancellable
-                    ):
-                        receipt = producer.schedule(message.body, **message.arguments)
-                        confirmed("Ok", _message_id(receipt))
-                    else:
-                        producer.send_async(message.body, confirmed, **message.arguments)
-                except InvalidInputError as error:
-                    raise _on_line(message.line, error) from error
-                attempted += 1
-                bar.update(1)
-        except InvalidInputError as error:
-            flush()
-            if length == 1 and not attempted:
+            own = self._open(self._own, None)
+        except BaseException:
+            self._stack.close()
+            raise
+        self._producers[self._own, None] = own
+        # It serves the targets of lines, too.
+        self._place = {
+            "delay_level_topic": own.description.topic,
+            "delay_level_namespace": None,
+        }
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def send(self, message: Outgoing) -> None:
+        """Send a message; its row is complete after the next flush.
+
+        Raises:
+            InvalidInputError: the only message cannot be sent.
+        """
+        message.fix_due(SystemClock().now_ms())
+        arguments = message.arguments
+        due_ms = arguments["deliver_at"]
+        row: _Row = {
+            "line": message.line,
+            "outcome": "unconfirmed",
+            "id": arguments["message_id"],
+            "due_ms": due_ms,
+            "message_id": None,
+            "reason": None,
+            "target": self._own if message.target is None else TopicName.parse(message.target).full,
+            "receipt": None,
+        }
+        self.rows.append(row)
+        if due_ms is not None:
+            self._delayed = True
+            arguments["spread"] = self._spread
+        if message.line is None and self._spread is not None:
+            row["due_ms"] = None  # only a receipt tells it
+
+        def confirmed(result: Any, message_id: Any) -> None:
+            if is_ok(result):
+                row.update(outcome="stored", message_id=str(message_id))
+            else:
+                row.update(Failure.of(error_of(result)).view)
+
+        try:
+            producer = self._producer(row["target"], message.schema)
+            if due_ms is not None and message.line is None and producer.description.cancellable:
+                receipt = producer.schedule(message.body, **arguments)
+                row.update(
+                    outcome="stored",
+                    id=receipt.id,
+                    due_ms=receipt.due_ms,
+                    message_id=_message_id(receipt),
+                    receipt=str(receipt),
+                )
+            else:
+                producer.send_async(message.body, confirmed, **arguments)
+        except Exception as error:
+            if message.line is None:
                 raise
-            raise InvalidInputError(
-                f"{error} ({outcomes['Ok']} messages before it were sent)"
-            ) from error
-        flush()
-        if delayed and client.admin is not None:
-            note_undelivered(client.admin, producers[own].description, topic)
-            for target in producers:
-                note_unsubscribed(client.admin, TopicName.parse(target))
-    if spread is not None and due_ms is not None:
-        due_ms = None if receipt is None else receipt.due_ms
-    refused = {name: count for name, count in outcomes.items() if name != "Ok"}
-    for name, count in refused.items():
-        note(f"{count} messages not stored: the Pulsar client reports {name}")
-    return {
-        "topic": topic,
-        "sent": outcomes["Ok"],
-        "failed": sum(refused.values()),
-        "message_id": last.get("message_id") if attempted == 1 else None,
-        "due_ms": due_ms if attempted == 1 else None,
-        "receipt": None if receipt is None else str(receipt),
-    }
+            row.update(Failure.of(error).view)
+
+    def flush(self) -> None:
+        """Wait for every confirmation."""
+        producers = [one for one in self._producers.values() if not isinstance(one, Exception)]
+        try:
+            _flush(producers, lambda: all(map(_is_settled, self.rows)))
+        except Exception as error:
+            note(f"Not everything was confirmed: {Failure.of(error).reason}")
+        except KeyboardInterrupt:
+            self.interrupted = True
+        for row in self.rows:
+            if not _is_settled(row):
+                row["reason"] = "it was not confirmed in time"
+
+    def note_delivery(self) -> None:
+        """Print notes about what keeps messages from being delivered."""
+        if self._delayed and self._client.admin is not None:
+            described = self._producers[self._own, None].description
+            note_undelivered(self._client.admin, described, self._topic)
+            for target in dict.fromkeys(row["target"] for row in self.rows if "target" in row):
+                note_unsubscribed(self._client.admin, TopicName.parse(target))
+
+    def _producer(self, target: str, schema: SchemaRef | None) -> Any:
+        key = (target, None if schema is None else str(schema))
+        found = self._producers.get(key)
+        if found is None:
+            try:
+                found = self._open(target, schema)
+            except Exception as error:  # the same for all lines
+                found = error
+            self._producers[key] = found
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    def _open(self, target: str, schema: SchemaRef | None) -> Any:
+        """Return a producer of payloads that are encoded by a schema, or of plain bytes."""
+        options: dict[str, Any] = {}
+        if schema is not None:
+            admin = self._client.admin
+            declared = None if admin is None else find(admin, TopicName.parse(target), schema)
+            if declared is None:
+                raise InvalidInputError(
+                    f"the payload is encoded by schema {schema}, which the registry of {target} "
+                    "does not have: consumers could not decode it. Register this version of the "
+                    "schema for the topic first; the message was not sent"
+                )
+            options["schema"] = declared
+        return self._stack.enter_context(
+            self._client.create_producer(
+                target,
+                enable_delay_level_topic=True,
+                **self._place,
+                create_level_topic=False,
+                block_if_queue_full=True,
+                batching_enabled=True,
+                **options,
+            )
+        )
+
+
+def _is_settled(row: _Row) -> bool:
+    return row["outcome"] != "unconfirmed" or row["reason"] is not None
 
 
 def _message_id(receipt: Receipt) -> str:
@@ -247,19 +355,17 @@ def _flush(producers: Iterable[Any], answered: Callable[[], bool]) -> None:
         time.sleep(0.001)
 
 
-def _lines(source: TextIO, now_ms: int) -> Iterator[Outgoing]:
+def _lines(source: TextIO, now_ms: int) -> Iterator[Outgoing | _Row]:
+    """Yield the message of each line; or the row of a wrong line."""
     for number, text in enumerate(source, 1):
         if text.strip():
             try:
                 message = parse_line(text.strip(), now_ms)
             except InvalidInputError as error:
-                raise _on_line(number, error) from error
-            message.line = number
-            yield message
-
-
-def _on_line(number: int | None, error: InvalidInputError) -> InvalidInputError:
-    return error if number is None else InvalidInputError(f"line {number}: {error}")
+                yield {"line": number, **Failure.of(error).view}
+            else:
+                message.line = number
+                yield message
 
 
 def _count(source: TextIO) -> int | None:
@@ -269,3 +375,125 @@ def _count(source: TextIO) -> int | None:
     count = sum(1 for line in source if line.strip())
     source.seek(0)
     return count
+
+
+@dataclass
+class Outgoing:
+    """A message as given on the command line or in a JSON line.
+
+    Attributes:
+        body: the payload; None for a null value.
+        arguments: further arguments of ``DelayLevelProducer.send``, by name.
+        line: the number of its JSON line; None for a message of the command line.
+        target: the business topic that its JSON line names; None for that of the command.
+        schema: the schema that has encoded the payload; None for plain bytes.
+    """
+
+    body: bytes | None
+    arguments: dict[str, Any]
+    line: int | None = None
+    target: str | None = None
+    schema: SchemaRef | None = None
+
+    def fix_due(self, now_ms: int) -> None:
+        """Replace a delay by a due time, so that the result shows the due time that is sent."""
+        after = self.arguments["deliver_after"]
+        if after and self.arguments["deliver_at"] is None:
+            self.arguments |= {"deliver_at": now_ms + duration_ms(after), "deliver_after": None}
+
+
+def parse_line(text: str, now_ms: int) -> Outgoing:
+    """Parse a JSON line.
+
+    Args:
+        text: an object with ``body`` (text, or null for a null value) or ``base64``. Optional keys
+            are ``key``, ``ordering_key``, ``properties``, ``event_time``, ``at`` or ``after``,
+            ``expires_at`` or ``expires_after``, ``id`` and ``target``. Times are ISO-8601, epoch ms
+            or ``+2h``; ``after`` and ``expires_after`` are durations (``3d``). Or a line that
+            ``pending export --payload`` has written.
+        now_ms: the present, in ms since the epoch; ``+2h`` is relative to it.
+
+    Raises:
+        InvalidInputError: the line is wrong; the text says why.
+    """
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise InvalidInputError(f"it is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise InvalidInputError("it is not a JSON object")
+    exact: dict[str, Any] = {}
+    schema = None
+    if "due_ms" in value and "position" in value:
+        exact = {"event_timestamp": value.get("event_ms"), "deliver_at": value["due_ms"]}
+        value, schema = _exported(value)
+    unknown = sorted(set(value) - _LINE_KEYS)
+    if unknown:
+        raise InvalidInputError(f"unknown key {unknown[0]!r}: use {sorted(_LINE_KEYS)}")
+    if ("body" in value) == ("base64" in value):
+        raise InvalidInputError("give either body (text or null) or base64")
+    body = _text(value, "body")
+    content = body.encode() if body is not None else None
+    if "base64" in value:
+        try:
+            content = base64.b64decode(_text(value, "base64") or "", validate=True)
+        except (binascii.Error, ValueError) as error:
+            raise InvalidInputError(f"base64: {error}") from None
+    properties = value.get("properties") or {}
+    if not (isinstance(properties, dict) and all(isinstance(v, str) for v in properties.values())):
+        raise InvalidInputError("properties is not an object whose values are all strings")
+    after, expires_after = _text(value, "after"), _text(value, "expires_after")
+    try:
+        arguments = {
+            "partition_key": _text(value, "key"),
+            "ordering_key": _text(value, "ordering_key"),
+            "properties": properties or None,
+            "event_timestamp": _time(value, "event_time", now_ms),
+            "deliver_at": _time(value, "at", now_ms),
+            "deliver_after": parse_duration(after) if after is not None else None,
+            "expires_at": _time(value, "expires_at", now_ms),
+            "expires_after": parse_duration(expires_after) if expires_after is not None else None,
+            "message_id": _text(value, "id"),
+        }
+    except ValueError as error:
+        raise InvalidInputError(str(error)) from None
+    target = _text(value, "target")
+    return Outgoing(content, {**arguments, **exact}, target=target, schema=schema)
+
+
+def _exported(row: dict[str, Any]) -> tuple[dict[str, Any], SchemaRef | None]:
+    """Return the line for a message that ``pending export`` has written, and its schema."""
+    if "value_base64" not in row:
+        raise InvalidInputError("it has no payload: export the messages with --payload")
+    if row["due_ms"] is None:
+        raise InvalidInputError("its due time could not be read: see `delaylevel dlq`")
+    line = {key: item for key, item in row.items() if key not in _EXPORTED_KEYS}
+    payload = row["value_base64"]
+    line |= {"body": None} if payload is None else {"base64": payload}
+    properties = row.get("properties")
+    if not isinstance(properties, dict):
+        return line, None
+    if UNREADABLE in properties:
+        raise InvalidInputError(
+            f"it has fields that are not UTF-8 ({properties[UNREADABLE]}), which would be lost"
+        )
+    if EXPIRES in properties:
+        line["expires_at"] = properties[EXPIRES]
+    schema = properties.get(SCHEMA)
+    return line, None if schema is None else SchemaRef.parse(str(schema))
+
+
+def _text(value: dict[str, Any], name: str) -> str | None:
+    found = value.get(name)
+    if found is not None and not isinstance(found, str):
+        raise InvalidInputError(f"{name} is {json.dumps(found)}, not a string")
+    return found
+
+
+def _time(value: dict[str, Any], name: str, now_ms: int) -> int | None:
+    found = value.get(name)
+    if found is None:
+        return None
+    if isinstance(found, bool) or not isinstance(found, (str, int)):
+        raise InvalidInputError(f"{name} is {json.dumps(found)}: write ISO-8601, epoch ms or +2h")
+    return parse_time_ms(str(found), now_ms)

@@ -67,7 +67,7 @@ def test_from_the_first_command_to_the_consumer(run: Run, orders: str, world: Re
     )
     assert sent.exit_code == 0, sent.stderr
     answer = json.loads(sent.stdout)
-    assert (answer["topic"], answer["sent"], answer["failed"]) == (orders, 1, 0)
+    assert (answer["outcome"], answer["id"], answer["target"]) == ("stored", "mine", orders)
     (message,) = world.stored(default_level_topic(orders))
     assert f"({message.ledger},{message.entry}," in answer["message_id"]
     # The result shows the stored due time, not one from a second look at the clock.
@@ -119,7 +119,7 @@ def test_json_lines(run: Run, orders: str, stored: Stored, tmp_path: Path) -> No
     file.write_text("\n\n".join(json.dumps(line) for line in lines))
     sent = run("send", orders, "--jsonl", str(file), "-o", "json")
     assert sent.exit_code == 0, sent.stderr
-    assert json.loads(sent.stdout)["sent"] == 5
+    assert [row["outcome"] for row in json.loads(sent.stdout)] == ["stored"] * 5
     found = parked(stored, orders)
     assert set(found) == {"text \u2713".encode(), b"\x00\xff", None, b""}
     assert found["text \u2713".encode()].key == "k"
@@ -161,12 +161,15 @@ def test_a_wrong_line(run: Run, orders: str, stored: Stored, line: str, says: st
     good = [json.dumps({"body": f"{n}", "after": "1s"}) for n in range(3)]
     # Blank lines count, so the number is the one that an editor shows.
     text = "\n".join([*good[:2], "", line, good[2]])
-    sent = run("send", orders, "--jsonl", "-", input=text)
-    assert sent.exit_code == 2, (sent.stdout, sent.stderr)
-    assert "line 4" in sent.stderr
-    assert says in sent.stderr
-    # Lines before the wrong one are sent, lines after it are not.
-    assert set(parked(stored, orders)) == {b"0", b"1"}
+    sent = run("send", orders, "--jsonl", "-", "-o", "json", input=text)
+    assert sent.exit_code == 1, (sent.stdout, sent.stderr)
+    rows = {row["line"]: row for row in json.loads(sent.stdout)}
+    assert rows.keys() == {1, 2, 4, 5}
+    wrong = rows.pop(4)
+    assert (wrong["outcome"], says in wrong["reason"]) == ("failed", True), wrong
+    # The other lines are sent.
+    assert {row["outcome"] for row in rows.values()} == {"stored"}
+    assert set(parked(stored, orders)) == {b"0", b"1", b"2"}
     assert stored(orders) == []
 
 

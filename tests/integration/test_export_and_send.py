@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 from click.testing import Result
+from pulsar.schema import AvroSchema, Integer, Record, String
 
 from delaylevel.errors import DelayTooLongError, InvalidDelayError
 from delaylevel.model.level_topic import FinalWindow
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.producer.aio import AsyncDelayLevelClient
+from fakes import HandClock
 from world import RealWorld
 
 pytest.importorskip("duckdb")
@@ -58,7 +60,7 @@ def test_exported_messages_are_sent_again_as_they_were(
 
     sent = invoke("send", orders, "--jsonl", str(file), "-o", "json")
     assert sent.exit_code == 0, sent.output
-    assert json.loads(sent.stdout)["sent"] == 4
+    assert [row["outcome"] for row in json.loads(sent.stdout)] == ["stored"] * 4
     kept = ("id", "target", "due_ms", "key", "ordering_key", "event_ms", "value_base64")
 
     def contents(found: list[dict[str, Any]]) -> list[Any]:
@@ -78,6 +80,71 @@ def test_exported_messages_are_sent_again_as_they_were(
     assert {row["target"] for row in before} == {orders, invoices}
 
 
+class First(Record):
+    """The first version of a schema."""
+
+    _avro_name = "Order"
+    number = Integer()
+
+
+class Second(Record):
+    """A later version: a field in front of the others."""
+
+    _avro_name = "Order"
+    note = String(required_default=True)
+    number = Integer()
+
+
+def test_exported_messages_keep_the_version_of_their_schema(
+    world: RealWorld, invoke: Callable[..., Result], tmp_path: Path, clock: HandClock
+) -> None:
+    described = world.level_topic(DAYS)
+    (orders,) = described.targets
+    client, plain = world.client(), world.plain_client
+    for schema, record in (
+        (AvroSchema(First), First(number=1)),
+        (AvroSchema(Second), Second(number=2)),
+    ):
+        with client.create_producer(
+            orders, schema=schema, enable_delay_level_topic=True
+        ) as producer:
+            producer.send(record, partition_key="k", deliver_after=timedelta(days=3))
+            producer.send(None, partition_key="k", deliver_after=timedelta(days=3))
+    consumer = plain.subscribe(orders, "app", schema=AvroSchema(Second))
+    file = tmp_path / "pending.jsonl"
+    assert invoke("pending", "export", orders, str(file), "--payload").exit_code == 0
+    before = rows(invoke, orders)
+    lines = [json.loads(line) for line in file.read_text("utf-8").splitlines()]
+    assert len(lines) == 4
+    # One that is due already goes straight to its topic, and one has a schema that nobody knows.
+    past = {**lines[0], "due_ms": world.clock.now_ms() - 1000}
+    properties = {**lines[0]["properties"], "delaylevel.schema": "AVRO:0123456789abcdef"}
+    lines += [past, {**lines[0], "properties": properties}]
+    file.write_text("\n".join(map(json.dumps, lines)), "utf-8")
+
+    sent = invoke("send", orders, "--jsonl", str(file), "-o", "json")
+    assert sent.exit_code == 1, sent.output
+    *stored, refused = json.loads(sent.stdout)
+    assert {row["outcome"] for row in stored} == {"stored"}
+    assert refused["outcome"] == "failed"
+    assert "consumers could not decode it" in refused["reason"]
+    again = rows(invoke, orders)
+    kept = ("id", "due_ms", "key", "value_base64", "properties")
+
+    def identified(found: list[dict[str, Any]]) -> list[str]:
+        for row in found:
+            row["properties"]["delaylevel.id"] = row["id"]
+        return sorted(json.dumps([row[name] for name in kept], sort_keys=True) for row in found)
+
+    assert identified(again) == sorted(2 * identified(before))
+    clock.advance(4 * 86_400_000)
+    world.mover(described, clock).run_once()
+    received = [consumer.receive(20_000) for _ in range(9)]
+    numbers = sorted(one.value().number for one in received if not one.has_null_value())
+    assert numbers == [1, 1, 1, 2, 2]
+    assert {one.value().note for one in received if not one.has_null_value()} == {None}
+
+
 def test_lines_without_payload_are_refused(
     world: RealWorld, invoke: Callable[..., Result], tmp_path: Path
 ) -> None:
@@ -85,9 +152,11 @@ def test_lines_without_payload_are_refused(
     assert invoke("send", orders, "hi", "--after", "2d").exit_code == 0
     file = tmp_path / "pending.jsonl"
     assert invoke("pending", "export", orders, str(file)).exit_code == 0
-    refused = invoke("send", orders, "--jsonl", str(file))
-    assert refused.exit_code == 2
-    assert "line 1: it has no payload: export the messages with --payload" in refused.stderr
+    refused = invoke("send", orders, "--jsonl", str(file), "-o", "json")
+    assert refused.exit_code == 1
+    (row,) = json.loads(refused.stdout)
+    assert (row["line"], row["outcome"]) == (1, "failed")
+    assert row["reason"] == "it has no payload: export the messages with --payload"
 
 
 def spread_of(due_ms: list[int]) -> int:

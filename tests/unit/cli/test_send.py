@@ -1,14 +1,98 @@
-"""Tests of ``delaylevel send`` with options that contradict each other."""
+"""Tests of ``delaylevel send``: options that contradict each other, and a row for each line."""
 
 from __future__ import annotations
 
+import itertools
+import json
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 from delaylevel.cli.main import cli
-from delaylevel.cli.send import parse_line
+from delaylevel.cli.send import Outgoing, parse_line
+from delaylevel.testing import MemoryPulsar
+from fakes import cancellable_orders
+
+Send = Callable[..., Result]
+
+
+@pytest.fixture
+def send(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[MemoryPulsar, Send]]:
+    """An in-memory Pulsar with a level topic, and ``send("orders", …)``."""
+    with cancellable_orders() as memory:
+        monkeypatch.setattr("delaylevel.cli.command.require_reachable", lambda connection: None)
+        monkeypatch.setattr(
+            "delaylevel.producer.client.DelayLevelClient.from_connection",
+            lambda connection, logger: memory.client(),
+        )
+        monkeypatch.setattr("delaylevel.cli.send.note_undelivered", lambda *_: None)
+
+        def run(*arguments: str, lines: str | None = None) -> Result:
+            return CliRunner().invoke(cli, ["send", *arguments], input=lines)
+
+        yield memory, run
+
+
+def test_each_line_has_a_row(send: tuple[MemoryPulsar, Send]) -> None:
+    memory, run = send
+    lines = [
+        {"body": "a", "after": "1d", "id": "first"},
+        {"body": "b", "after": "1d", "typo": "x"},
+        {"body": "c"},
+        {"body": "d", "after": "20000d"},
+        {"body": "e" * 5_242_880, "after": "1d"},
+        {"body": "f", "after": "1d", "target": "elsewhere"},
+        {"body": None, "after": "1d"},
+    ]
+    text = "\n".join(json.dumps(line) for line in lines)
+    sent = run("orders", "--jsonl", "-", "-o", "json", lines="not JSON\n\n" + text)
+    assert sent.exit_code == 1, sent.stderr
+    assert "3 of 8 messages are stored" in sent.stderr
+    rows = json.loads(sent.stdout)
+    assert [row["line"] for row in rows] == [1, *range(3, 10)]
+    wrong = {1: "not JSON", 4: "unknown key 'typo'", 6: "longest level", 7: "5,242,880 bytes"}
+    wrong[8] = "does not carry messages for"
+    for row in rows:
+        number = row["line"]
+        assert row["outcome"] == ("failed" if number in wrong else "stored"), row
+        assert number not in wrong or wrong[number] in row["reason"], row
+    assert rows[1]["id"] == "first"
+    assert rows[1]["message_id"]
+    memory.advance(timedelta(days=2))
+    assert [message.data for message in memory.delivered("orders")] == [b"c", b"a", None]
+
+
+def test_after_an_interruption_the_rows_are_shown(
+    send: tuple[MemoryPulsar, Send], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory, run = send
+    real, calls = Outgoing.fix_due, itertools.count()
+
+    def interrupted(self: Outgoing, now_ms: int) -> None:
+        if next(calls) == 3:
+            raise KeyboardInterrupt
+        real(self, now_ms)
+
+    monkeypatch.setattr(Outgoing, "fix_due", interrupted)
+    text = '{"body": "x", "after": "1d"}\n' * 9
+    sent = run("orders", "--jsonl", "-", "-o", "json", lines=text)
+    assert sent.exit_code == 1
+    assert [row["outcome"] for row in json.loads(sent.stdout)] == ["stored"] * 3
+    assert len(memory.pending("orders")) == 3
+
+
+def test_a_single_message_has_its_result(send: tuple[MemoryPulsar, Send]) -> None:
+    memory, run = send
+    sent = run("orders", "hi", "--after", "1d", "-o", "json")
+    assert sent.exit_code == 0
+    row = json.loads(sent.stdout)
+    (pending,) = memory.pending("orders")
+    assert (row["outcome"], row["due_ms"]) == ("stored", int(pending.properties["delaylevel.due"]))
+    assert row["receipt"].startswith("dl1.")
+    assert run("orders", "hi", "--after", "90000d").exit_code == 2
+    assert "stored" in run("orders", "hi").stdout
 
 
 @pytest.mark.parametrize(
