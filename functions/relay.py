@@ -26,7 +26,7 @@ from delaylevel.cluster.publisher import needs_own_batch
 from delaylevel.cluster.targets.pool import TargetKey, TargetPool
 from delaylevel.cluster.targets.send_state import SendOutcome
 from delaylevel.errors import EnvelopeError
-from delaylevel.model.clock import Clock, SystemClock
+from delaylevel.model.clock import Clock, SteadyClock, SystemClock
 from delaylevel.model.envelope import SchemaRef
 from delaylevel.model.expiry import reason_if_expired
 from delaylevel.model.level_topic import LevelTopicDescription
@@ -127,7 +127,7 @@ class Relay:
         self._consumer = consumer
         self._raw_consumer = acknowledging(consumer)
         self._core_of = core_of_messages()
-        self._clock = clock or SystemClock()
+        self._clock = SteadyClock(clock or SystemClock())
         self._router = MessageRouter(description, describe, self._clock, start, now_s)
         self._limit = in_flight
         self.now_s = now_s

@@ -16,7 +16,7 @@ from delaylevel.cluster.failures import is_admin_away
 from delaylevel.cluster.partition_lock import PartitionLock
 from delaylevel.cluster.reader import read_range
 from delaylevel.errors import AlreadyRunningError, BrokerError, DataLossError, LevelTopicError
-from delaylevel.model.clock import Clock, SystemClock
+from delaylevel.model.clock import Clock, SteadyClock, SystemClock
 from delaylevel.model.level_topic import LevelTopicDescription, Mover
 from delaylevel.model.position import EARLIEST, Position
 from delaylevel.model.source_partition import SourcePartition, source_partitions
@@ -46,7 +46,7 @@ class Driver:
     def __init__(self, options: SyncOptions, clock: Clock | None = None) -> None:
         self._options = options
         self._runtime: Runtime = runtime(options)
-        self._clock = clock or SystemClock()
+        self._clock = SteadyClock(clock or SystemClock())
         self._locks: dict[str, PartitionLock] = {}
         self._described: dict[str, LevelTopicDescription] = {}
         self._sources: dict[str, SourcePartition] = {}

@@ -25,7 +25,7 @@ from delaylevel.errors import (
     BrokerError,
     UpgradeRequiredError,
 )
-from delaylevel.model.clock import Clock, SystemClock
+from delaylevel.model.clock import Clock, SteadyClock, SystemClock
 from delaylevel.model.delivery import Delivery
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.topic_name import TopicName
@@ -122,7 +122,7 @@ class Dispatcher:
         self._opened.callback(self._background.join)
         self._admin = admin
         self._settings = settings
-        self._clock = clock or SystemClock()
+        self._clock = SteadyClock(clock or SystemClock())
         self._stopping = threading.Event()
         self._lock = threading.Lock()
         self._topics: list[ServedTopic] = []

@@ -10,6 +10,8 @@ from typing import Protocol
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 # A smaller difference is a pause between two reads, or a correction that every host tolerates.
 _STEP_MS = 1000
+# Time after which a step forward counts as a correction.
+_LASTING_S = 10.0
 
 
 class Clock(Protocol):
@@ -59,6 +61,40 @@ class StepDetector:
             return now_ms, False
         self._offset_ms = offset_ms
         return now_ms, True
+
+
+class SteadyClock:
+    """A wall clock that follows a step forward only once it has lasted.
+
+    What is released or dropped too early cannot be taken back; what is 10 s late is only late. So
+    a clock that is ahead for some seconds changes nothing. A step back is followed at once. A
+    machine that was suspended looks like a step forward.
+
+    Args:
+        clock: the clock to follow. It has to be right at the first call.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._offset_ms = clock.now_ms() - 1000 * clock.monotonic_s()
+        self._ahead_since_s: float | None = None
+
+    def now_ms(self) -> int:
+        """Return the present time in milliseconds since the epoch, UTC."""
+        now_ms, passed_s = self._clock.now_ms(), self._clock.monotonic_s()
+        offset_ms = now_ms - 1000 * passed_s
+        since_s = self._ahead_since_s
+        if offset_ms - self._offset_ms > _STEP_MS:
+            if since_s is None:
+                self._ahead_since_s = since_s = passed_s
+            if passed_s - since_s < _LASTING_S:
+                return int(self._offset_ms + 1000 * passed_s)
+        self._offset_ms, self._ahead_since_s = offset_ms, None
+        return now_ms
+
+    def monotonic_s(self) -> float:
+        """Return the monotonic time in seconds."""
+        return self._clock.monotonic_s()
 
 
 def monotonic_s(clock: Clock) -> Callable[[], float]:

@@ -18,7 +18,7 @@ from delaylevel.cluster.failures import is_too_large
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.publisher import needs_own_batch
 from delaylevel.errors import DelayLevelError, EnvelopeError, UnknownTargetError
-from delaylevel.model.clock import Clock, SystemClock, monotonic_s
+from delaylevel.model.clock import Clock, SteadyClock, SystemClock, monotonic_s
 from delaylevel.model.delivery import Delivery, Sequence
 from delaylevel.model.envelope import Envelope, compression_of
 from delaylevel.model.expiry import reason_if_expired
@@ -91,7 +91,8 @@ class Forwarder:
         self.sequencer: Sequencer | None = None
         if sequence is not None:
             self.sequencer = Sequencer(sequence, self._flush, self._held_ids)
-        self._clock = clock or SystemClock()
+        clock = clock or SystemClock()
+        self._clock = SteadyClock(clock)
         self._refreshed = refreshed
         self._tracked = description.final_window is FinalWindow.TRACKER
         self._held_by_broker = description.mover is Mover.FUNCTION
@@ -101,7 +102,7 @@ class Forwarder:
             sequence,
             lambda: description.hold_pause_ms / 1000,
             start=start,
-            now_s=monotonic_s(self._clock),
+            now_s=monotonic_s(clock),
             connected=connected,
         )
         self._too_large = DeadLetterTopic(
@@ -279,7 +280,10 @@ class Forwarder:
             # An earlier run of the same batch has held it, and the target has recovered since.
             self._report.held[envelope.target] += 1
             return
-        expired = reason_if_expired(self.description, envelope.due_ms, envelope.expires_ms, now_ms)
+        steady_ms = min(now_ms, self._clock.now_ms())
+        expired = reason_if_expired(
+            self.description, envelope.due_ms, envelope.expires_ms, steady_ms
+        )
         if expired is not None:
             self._expire(message, envelope, expired, number)
             return

@@ -20,7 +20,7 @@ from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.reader import read_range
 from delaylevel.cluster.targets.clients import TargetClients
 from delaylevel.errors import BrokerError
-from delaylevel.model.clock import Clock, SystemClock
+from delaylevel.model.clock import Clock, SteadyClock, SystemClock
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.message import ParkedMessage
 from delaylevel.model.position import Position
@@ -77,7 +77,7 @@ class LocalMover:
         self._client = client
         self._admin = admin
         self._description = description
-        self._clock = clock or SystemClock()
+        self._clock = SteadyClock(clock or SystemClock())
         self._sources = source_partitions(description)
         self._lock = PartitionLock(client, admin, self._sources, KIND)
         self._next: dict[str, Position] = dict(self._lock.start_positions(self._sources))

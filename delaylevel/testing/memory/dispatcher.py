@@ -27,6 +27,7 @@ from delaylevel.dispatcher.served_topic import served
 from delaylevel.dispatcher.settings import DispatchSettings
 from delaylevel.dispatcher.sources import window_sources
 from delaylevel.dispatcher.stats import SharedOwnerStats
+from delaylevel.model.clock import SteadyClock
 from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription
 from delaylevel.model.report import ForwardReport
 from delaylevel.model.topic_name import TopicName
@@ -73,7 +74,7 @@ class MemoryDispatcher:
                     PartitionLock(client, admin, sources, "dispatch"),
                     None,
                     SETTINGS,
-                    broker.clock,
+                    time.steady,
                     stats=_ReportedStats(lambda: self._report),
                     events=_StepEvents(),
                     start=_at_once,
@@ -167,7 +168,7 @@ class _WindowPartition:
         """Return the time of the next work, ms since the epoch; None for never."""
         if self._fetcher is None or self._ended:
             return None
-        due_ms = self._owner.agenda.next_due_ms
+        due_ms = self._time.broker_ms(self._owner.agenda.next_due_ms)
         look_ms = None if self._look_s is None else self._time.wall_ms(self._look_s)
         return min((time for time in (due_ms, look_ms) if time is not None), default=None)
 
@@ -240,10 +241,14 @@ class _StepTime:
     """Monotonic time by a manual clock.
 
     No two calls return the same time, as with a real clock: the order of events is known from it.
+
+    Attributes:
+        steady: the dispatcher's clock.
     """
 
     def __init__(self, clock: ManualClock) -> None:
         self._clock = clock
+        self.steady = SteadyClock(clock)
         self._last_s = -1.0
 
     def now_s(self) -> float:
@@ -251,6 +256,12 @@ class _StepTime:
         now_s = self._clock.monotonic_s()
         self._last_s = now_s if now_s > self._last_s else math.nextafter(self._last_s, math.inf)
         return self._last_s
+
+    def broker_ms(self, at_ms: int | None) -> int | None:
+        """Return the broker's time at a time of the dispatcher's clock, ms since the epoch."""
+        if at_ms is None:
+            return None
+        return self._clock.now_ms() + max(at_ms - self.steady.now_ms(), 0)
 
     def wall_ms(self, at_s: float) -> int:
         """Return the wall-clock time at a monotonic time, ms since the epoch, rounded up."""
