@@ -24,11 +24,12 @@ def open_queue(
     """Return a delay queue without messages, with the state at the end of the journal.
 
     Raises:
-        BrokerError: the journal cannot be read.
+        BrokerError: the journal cannot be read or claimed.
         DamagedJournalError: a record of it was changed.
     """
     releases = RecentReleases(lambda: journal.read_ms)
     state = JournalState.read(journal.read(), settings.remember, releases)
+    journal.claim()  # before anything is decided from what was read
     releases.now_ms = clock.now_ms
     state.split_intents()
     queue = DelayQueue(

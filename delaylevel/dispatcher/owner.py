@@ -239,6 +239,7 @@ class PartitionOwner:
     def process_outcomes(self) -> None:
         """Process the outcomes of what was sent, and cancellations; errors as for `take_in`."""
         self.events.take_answered()
+        self._journal.check()
         self._publisher.process()
         self._desk.process(everything_offered=not self._offers)
 

@@ -3,7 +3,7 @@
 An intent may be ahead of the due times of its messages (see `look_ahead`). Three things must hold
 when such a message is sent: it is due, its intent is confirmed, and the journal has confirmed a
 record that was written just before. The last one protects against two owners: a process that was
-suspended while another one took over writes a record first, and the broker refuses it.
+suspended while another one took over writes a record first, and it is not confirmed.
 """
 
 from __future__ import annotations

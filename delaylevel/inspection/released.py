@@ -11,6 +11,7 @@ import numpy as np
 
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.reader import messages_in_range
+from delaylevel.dispatcher.journal.fencing import counting
 from delaylevel.dispatcher.journal.records import pack
 from delaylevel.dispatcher.journal.state import JournalState
 from delaylevel.errors import NotFoundError
@@ -105,8 +106,8 @@ def released_by_journal(
         if last is None:
             break
         with closing(messages_in_range(client, journal.full, start, last.next_entry)) as found:
-            data = (message.data() for message, *_ in found)
-            state = _ReleasedPositions.read(_limited(data, most_records))
+            entries = ((each.data(), Position(*at)) for each, *at in found)
+            state = _ReleasedPositions.read(_limited(counting(entries), most_records))
         if pending_start(admin, journal) == start:
             break
         # Some of these records may have been deleted before they were read. The newer snapshot

@@ -81,6 +81,7 @@ def test_a_journal_that_was_not_read_to_its_end_is_an_error(
         journal = Journal(world.plain_client, world.admin, source, lock)
         opened.callback(journal.close)
         assert not list(journal.read())
+        journal.claim()
         for number in range(5):
             journal.append(LowWatermark(number))
         assert len(list(journal.read())) == 5

@@ -9,9 +9,12 @@ from it, the next owner of the partition knows which messages it must not publis
 carries the IDs that identify copies, and the next sequence ID of each target.
 
 The journal is a topic with one partition for each window partition. Its producer (`topic.Journal`)
-is exclusive, with fencing: as soon as another dispatcher opens the partition, the broker refuses
-every record of the earlier owner. A batch is published only after its intent is confirmed. Hence
-the first rule: **no journal record, no publish**.
+is exclusive, with fencing, and only the process that has locked the partition opens it. That
+usually ends an earlier owner, but proves nothing: the broker can accept two such producers at once.
+The proof is the order of the entries, by the rule in `fencing`: an owner begins with a claim, and
+from then on no record of an earlier owner counts, for itself and for every reader. A record is
+*confirmed* here if the broker has stored it and it counts. A batch is published only after its
+intent is confirmed. Hence the first rule: **no journal record, no publish**.
 
 `JournalState` is the sum of the records. The running owner applies each record as it makes it, and
 a later owner applies the same records when it reads the journal. `DelayQueue` makes the records;
@@ -112,8 +115,9 @@ Low watermarks never go back: a lower one than before is ignored.
 
 Recovery
 --------
-1. Lock the window and the journal partition, and open the journal. It now has one writer.
-2. Read it from its acknowledged position to its end, and add the records up to a `JournalState`.
+1. Lock the window and the journal partition, and open the journal.
+2. Read it from its acknowledged position to its end, add the records up to a `JournalState`, and
+   claim it. The claim fails if anything was written meanwhile.
 3. Begin to resolve each open intent. Without deduplication nothing is known: its messages are
    pending again, and a Resolved record without messages is written at once. After a
    DispositionStart record, it stays open until they are released again, so that none of them is
@@ -147,8 +151,8 @@ after the message is stored, before the commit  With deduplication: Resolved lis
                                                 sent of the open intents, and what the gathered
                                                 commits would have released: about half a second
                                                 of messages, or a second if they are few.
-suspended after that, and taken over            What is left is not sent: the journal refuses the
-                                                record that has to be confirmed first.
+suspended after that, and taken over            What is left is not sent: the record that has to
+                                                be confirmed first is refused, or does not count.
 before the Resolved record of an intent that    As for any open intent. None of the messages that
 is withdrawn                                    were not sent has another sequence ID yet.
 after that, before their next intent            Pending. Published once.

@@ -1,8 +1,11 @@
-"""The journal topic of one window partition: only its owner writes to it."""
+"""The journal topic of one window partition, as its owner reads and writes it."""
 
 from __future__ import annotations
 
+import secrets
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from functools import partial
@@ -16,13 +19,15 @@ from delaylevel.cluster.reader import read_range
 from delaylevel.dispatcher.turns import TURNS
 from delaylevel.errors import BrokerError, ClientError
 from delaylevel.model.level_topic import SUBSCRIPTION
-from delaylevel.model.position import Position
+from delaylevel.model.position import EARLIEST, Position
 from delaylevel.model.source_partition import SourcePartition
 
+from .fencing import OWNER_BITS, RecordOrder, claim, stamped
 from .records import Record, encode
 
 # The client takes 1,000 records that are not confirmed.
 _MOST_PENDING = 900
+_CLAIMED = "it has claimed the journal"
 
 
 class LostOwnershipError(BrokerError):
@@ -30,18 +35,18 @@ class LostOwnershipError(BrokerError):
 
 
 class Journal:
-    """The exclusive producer of a journal partition.
+    """The journal partition of one owner: `read` it, `claim` it, and write.
 
-    When another dispatcher opens the partition, the broker fences this producer: it can write no
-    further record.
+    While another dispatcher opens the partition, the broker usually fences this producer. It does
+    not always, so a record counts as stored only by the rule in `fencing`.
 
     The lock holds the subscription of the partition, so that snapshots can acknowledge.
 
     Attributes:
         size_bytes: bytes written since the last snapshot; before the first one, bytes read too.
-        stored: number of records that the broker has confirmed, with all before them.
+        stored: number of records that are stored and count, with all before them.
         proven_s: monotonic time at which the last of them was written. No other dispatcher had
-            opened the journal before.
+            claimed the journal before.
         read_ms: publish time of the record that was read last, ms since the epoch.
 
     Raises:
@@ -65,40 +70,59 @@ class Journal:
         self.size_bytes = self.read_ms = 0
         self._written = self.stored = 0
         self.proven_s = -1.0
+        self._owner = secrets.randbits(OWNER_BITS)
+        self._order = RecordOrder()
+        # Guards the order and the answers below, which come in threads of the client.
+        self._answering = threading.Lock()
+        # Number, time of writing, and entry of stored records that may not follow the last one.
+        self._unproven: deque[tuple[int, float, Position]] = deque()
         try:
             self._producer = open_producer(client, source.topic, FENCING_SETTINGS)
         except ClientError as error:
             raise BrokerError(f"cannot open the journal {source.topic} ({error.name})") from error
 
     def read(self) -> Iterator[bytes]:
-        """Yield the bytes of every record that is not acknowledged, oldest first.
+        """Yield the bytes of every record that counts and is not acknowledged, oldest first.
 
         Raises:
             BrokerError: the last ones were not delivered.
         """
+        self._order = RecordOrder()
         last = self._admin.last_message_id(self._source.name)
-        start = self._admin.mark_delete_position(self._source.name, SUBSCRIPTION).next_entry
-        if last is None or start > last:
+        mark = self._admin.mark_delete_position(self._source.name, SUBSCRIPTION)
+        if last is None:
             return
-        position = None
-        for message in read_range(self._client, self._source.topic, start, last.next_entry):
-            data = message.value or b""
+        if mark.next_entry > last:
+            self._order.last = last.entry_start
+            return
+        for data, publish_ms in self._read_range(mark, last):
             self.size_bytes += len(data)
-            self.read_ms = message.publish_ms
-            position = message.position
+            self.read_ms = publish_ms
             yield data
-        # Without the last records, what they release would be published once more.
-        if position != last:
-            raise BrokerError(
-                f"{self._source.topic} ends at {last}, but was delivered only up to {position}: "
-                "nothing is published, and it is read again"
-            )
+
+    def claim(self) -> None:
+        """Become the owner of the journal, once everything is read.
+
+        Raises:
+            LostOwnershipError: another dispatcher has written meanwhile.
+            BrokerError: the claim was not confirmed.
+        """
+        before, now_s = self._order.last, self._now_s()
+        sent = self._write(self._producer.send, claim(self._owner, before))
+        entry = Position(sent.ledger_id(), sent.entry_id())
+        with self._answering:
+            if entry == before.next_entry:
+                self._order.owner, self._order.number, self._order.last = self._owner, 0, entry
+                self.proven_s = now_s
+            else:
+                self._unproven.append((0, now_s, entry))
+        self.check()
 
     def append(self, record: Record) -> None:
         """Write a record, and wait until it and all earlier ones are stored.
 
         Raises:
-            LostOwnershipError: another dispatcher has opened the journal.
+            LostOwnershipError: another dispatcher has claimed the journal.
             BrokerError: a record was not confirmed.
         """
         self._write_through(encode(record))
@@ -110,39 +134,45 @@ class Journal:
             The number of records up to this one: it is stored once ``stored`` is not below that.
         """
         number = self._written + 1
-        stored = partial(self._take_answer, number, self._now_s())
-        self._write(self._producer.send_async, encode(record), stored)
+        answered = partial(self._take_answer, number, self._now_s())
+        self._write(
+            self._producer.send_async, stamped(self._owner, number, encode(record)), answered
+        )
         self._written = number
         return number
 
     def check(self) -> None:
-        """Raise the error of a record that was not confirmed; errors as for `append`."""
+        """Make sure that the confirmed records count; errors as for `append`."""
         if self._failure is not None:
             raise self._error(self._failure)
+        if self._unproven:
+            with TURNS.pause():
+                self._prove()
 
     def snapshot(self, chunks: list[bytes]) -> None:
         """Write a snapshot, and acknowledge the records before it."""
         first, *_ = [self._write_through(chunk) for chunk in chunks]
         self.size_bytes = 0
-        self._lock.acknowledge(self._source, Position(first.ledger_id(), first.entry_id()))
+        self._lock.acknowledge(self._source, first)
 
     @property
     def connected(self) -> bool:
-        """True while the producer has its connection, and therefore the right to write."""
+        """True while the producer has its connection."""
         return bool(self._producer.is_connected())
 
     def close(self) -> None:
         """Close the producer; another dispatcher may open the journal."""
         close_quietly(self._producer, "producer")  # a fenced one is already closed
 
-    def _write_through(self, data: bytes) -> Any:
-        """Write a record, wait until it and all earlier ones are stored, and return its ID."""
+    def _write_through(self, data: bytes) -> Position:
+        """Write a record, wait until it and all earlier ones are stored, and return its entry."""
         number, now_s = self._written + 1, self._now_s()
-        sent = self._write(self._producer.send, data)
+        sent = self._write(self._producer.send, stamped(self._owner, number, data))
         self._written = number
+        entry = Position(sent.ledger_id(), sent.entry_id())
+        self._take_stored(number, now_s, entry)
         self.check()
-        self.stored, self.proven_s = number, now_s
-        return sent
+        return entry
 
     def _write(self, send: Callable[..., Any], data: bytes, *arguments: Any) -> Any:
         self.check()
@@ -160,11 +190,68 @@ class Journal:
         """Take the broker's answer, in a thread of the client. Answers come in order."""
         if not is_ok(result):
             self._failure = result_name(result)
-        elif self._failure is None and number > self.stored:
-            self.stored, self.proven_s = number, written_s
+        elif self._failure is None:
+            entry = Position(message_id.ledger_id(), message_id.entry_id())
+            self._take_stored(number, written_s, entry)
+
+    def _take_stored(self, number: int, written_s: float, entry: Position) -> None:
+        with self._answering:
+            if number <= self.stored:
+                return  # it was read meanwhile
+            if not self._unproven and self._order.confirm(self._owner, number, entry):
+                self.stored, self.proven_s = number, written_s
+            else:
+                self._unproven.append((number, written_s, entry))
+
+    def _prove(self) -> None:
+        """Read what is before the confirmed records that do not follow the last one.
+
+        That is usual after the topic was opened again or began a new ledger.
+        """
+        order = self._order
+        # Answers that come meanwhile are only added, so the order is this thread's.
+        with self._answering:
+            number, _, end = self._unproven[-1]
+            unknown = any(entry <= order.last for *_, entry in self._unproven)
+        if unknown:  # the broker has not told where it is
+            last = self._admin.last_message_id(self._source.name)
+            end = order.last if last is None else last.entry_start
+        with translate_errors():
+            for _ in self._read_range(order.last, end):
+                pass
+        if order.owner != self._owner or order.number < number:
+            self._failure = _CLAIMED
+            raise self._error(_CLAIMED)
+        with self._answering:
+            while self._unproven:
+                number, written_s, entry = self._unproven[0]
+                if number > order.number and not order.confirm(self._owner, number, entry):
+                    break
+                self._unproven.popleft()
+                self.stored, self.proven_s = order.number, written_s
+
+    def _read_range(self, after: Position, last: Position) -> Iterator[tuple[bytes, int]]:
+        """Yield bytes and publish time of the records behind one entry, to the last, that count.
+
+        Raises:
+            BrokerError: the last ones were not delivered.
+        """
+        position = None
+        start = EARLIEST if after == EARLIEST else after.next_entry
+        for message in read_range(self._client, self._source.topic, start, last.next_entry):
+            position = message.position
+            data = self._order.take(message.value or b"", position)
+            if data is not None:
+                yield data, message.publish_ms
+        # Without the last records, what they release would be published once more.
+        if position is None or position.entry_start != last.entry_start:
+            raise BrokerError(
+                f"{self._source.topic} ends at {last}, but was delivered only up to {position}: "
+                "nothing is published, and it is read again"
+            )
 
     def _error(self, reason: str) -> BrokerError:
         topic = self._source.topic
-        if reason in ("ProducerFenced", "AlreadyClosed", "NotConnected"):
+        if reason in (_CLAIMED, "ProducerFenced", "AlreadyClosed", "NotConnected"):
             return LostOwnershipError(f"another dispatcher has opened {topic} ({reason})")
         return BrokerError(f"{topic} did not confirm ({reason}); nothing more is published")

@@ -52,9 +52,10 @@ class ConsumerLink:
         self._partition, self.subscription = partition, subscription
 
     def disconnect(self) -> None:
-        """Disconnect from the partition."""
-        self._partition.consumers.remove(self)
-        self.subscription.disconnect(self)
+        """Disconnect from the partition, if connected."""
+        if self in self._partition.consumers:
+            self._partition.consumers.remove(self)
+            self.subscription.disconnect(self)
 
     def drop_queue(self) -> None:
         """Drop the messages that the application has not received yet."""

@@ -6,6 +6,7 @@ from collections.abc import Collection
 
 import numpy as np
 
+from delaylevel.dispatcher.journal.fencing import counting
 from delaylevel.dispatcher.journal.records import pack
 from delaylevel.dispatcher.journal.state import JournalState
 from delaylevel.dispatcher.record import identity
@@ -33,11 +34,12 @@ class ReleasedMessages:
     ) -> None:
         self._sent = sent
         journal = broker.partitions.get(description.journal_topic.partition(partition))
-        records: list[bytes] = []
+        entries: list[tuple[bytes, Position]] = []
         if journal is not None and SUBSCRIPTION in journal.subscriptions:
             for number in journal.subscriptions[SUBSCRIPTION].unacknowledged():
-                records += [each.value or b"" for each in journal.log.entries[number].messages]
-        self._state = JournalState.read(records)
+                entry = journal.log.entries[number]
+                entries += [(each.value or b"", entry.position) for each in entry.messages]
+        self._state = JournalState.read(counting(entries))
 
     def contains(self, position: Position, envelope: Envelope, key: str) -> bool:
         """Return True if a message was released, or if it is a copy of one that was.

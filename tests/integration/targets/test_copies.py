@@ -7,6 +7,7 @@ import random
 import numpy as np
 import pytest
 
+from delaylevel.dispatcher.journal.fencing import stamped
 from delaylevel.dispatcher.journal.records import Intent, encode, pack
 from delaylevel.model import envelope as env
 from delaylevel.model.topic_name import TopicName
@@ -41,7 +42,7 @@ def resend_as_owner(setting: DispatchWorld, names: list[str]) -> None:
     )
     client = setting.world.plain_client
     journal = client.create_producer(setting.description.journal_topic.partition(0).full)
-    journal.send(encode(intent))
+    journal.send(stamped(7, 1, encode(intent)))
     journal.close()
     producer = client.create_producer(
         target, producer_name=f"delaylevel-dispatch-{window}", batching_enabled=False

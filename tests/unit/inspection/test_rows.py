@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import count
 from typing import Any
 
 import pytest
@@ -467,6 +468,7 @@ def test_messages_released_by_the_journal_are_not_pending(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     np = pytest.importorskip("numpy")
+    from delaylevel.dispatcher.journal.fencing import stamped
     from delaylevel.dispatcher.journal.records import (
         Commit,
         Intent,
@@ -487,9 +489,11 @@ def test_messages_released_by_the_journal_are_not_pending(
         )
         log = look.description.journal_topic.partition(waiting[0].partition).full
         producer = memory.client().create_producer(log)
-        producer.send(encode(intent))
+        producer.send(stamped(7, 1, encode(intent)))
         assert len(list(look.rows())) == len(sent), "an intent alone releases no message"
-        producer.send(encode(Commit(0, np.zeros(0, dtype=np.int64))))
+        producer.send(stamped(8, 2, encode(Commit(0, np.zeros(0, dtype=np.int64)))))
+        assert len(list(look.rows())) == len(sent), "another dispatcher owns the journal"
+        producer.send(stamped(7, 2, encode(Commit(0, np.zeros(0, dtype=np.int64)))))
         left = [row.id for row in look.rows()]
         assert len(left) == len(sent) - size
         assert not {row.id for row in gone} & set(left)
@@ -499,7 +503,7 @@ def test_messages_released_by_the_journal_are_not_pending(
         # If the journal is too long, an estimate relies on the time of its last record.
         monkeypatch.setattr("delaylevel.inspection.inspector._JOURNAL_RECORDS", 1)
         memory.clock.advance(timedelta(minutes=20))
-        producer.send(encode(LowWatermark(0)))
+        producer.send(stamped(7, 3, encode(LowWatermark(0))))
         written = memory.clock.now_ms()
         memory.clock.advance(timedelta(minutes=20))
         by_clock = look.horizon()
@@ -524,10 +528,12 @@ def test_overdue_messages_in_the_window_are_shown_without_a_dispatcher() -> None
 
 def test_a_journal_snapshot_is_read_without_its_message_ids() -> None:
     np = pytest.importorskip("numpy")
+    from delaylevel.dispatcher.journal.fencing import stamped
     from delaylevel.dispatcher.journal.records import Commit, Intent, encode, pack
     from delaylevel.dispatcher.journal.state import JournalState
     from delaylevel.inspection.released import released_by_journal
 
+    numbers = count(1)
     with MemoryPulsar() as memory:
         client, log = memory.client(), TopicName.parse("log")
         client.subscribe("log", SUBSCRIPTION)
@@ -542,12 +548,12 @@ def test_a_journal_snapshot_is_read_without_its_message_ids() -> None:
                 Commit(number, np.zeros(0, dtype=np.int64)),
             ):
                 state.apply(record)
-                producer.send(encode(record))
+                producer.send(stamped(7, next(numbers), encode(record)))
 
         state = JournalState()
         release(state, 0, range(0, 1000, 2))
         for chunk in state.snapshot():
-            producer.send(chunk)
+            producer.send(stamped(7, next(numbers), chunk))
         release(state, 1, range(1, 10, 2))
         asked = [(1, entry, -1) for entry in range(1002)]
         found = released_by_journal(client, memory.admin, log)(asked)

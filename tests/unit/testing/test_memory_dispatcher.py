@@ -13,6 +13,7 @@ from pulsar import ConsumerType
 
 from delaylevel.cluster import background
 from delaylevel.cluster.partition_lock import PartitionLock
+from delaylevel.dispatcher.journal.fencing import counting
 from delaylevel.dispatcher.journal.records import (
     Commit,
     DispositionStart,
@@ -29,9 +30,13 @@ from delaylevel.dispatcher.sources import window_sources
 from delaylevel.errors import AlreadyRunningError, BrokerError
 from delaylevel.model import envelope as env
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription
+from delaylevel.model.outcome import Outcome, OutcomeStatus
 from delaylevel.structures.segments import directory
 from delaylevel.testing import ManualClock, MemoryPulsar
+from delaylevel.testing.memory.broker import Partition
+from delaylevel.testing.memory.consumer import ConsumerLink
 from delaylevel.testing.memory.dispatcher import MemoryDispatcher
+from delaylevel.testing.memory.link import ProducerLink
 
 NOON_MS = int(datetime(2026, 3, 1, 12, tzinfo=timezone.utc).timestamp() * 1000)
 HOUR = timedelta(hours=1)
@@ -73,7 +78,8 @@ class Bench:
         index = self.description.window_partition("k", "")
         journal = self.description.journal_topic.partition(index)
         entries = self.memory._broker.partitions[journal].log.entries
-        return [decode(message.value or b"") for each in entries for message in each.messages]
+        stored = ((each.messages[0].value or b"", each.position) for each in entries)
+        return [decode(record) for record in counting(stored)]
 
     def kinds(self) -> list[type]:
         """Return the kinds of the records that concern messages."""
@@ -195,6 +201,42 @@ def test_a_dispatcher_that_has_lost_the_journal_publishes_nothing(bench: Bench) 
     assert bench.memory.advance(HOUR).due == 1
 
 
+def test_an_owner_that_the_broker_did_not_fence_publishes_and_tells_nothing(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As the broker does if two open the journal at the same time, this one accepts both.
+    def enter(self: ProducerLink, partition: Partition) -> None:
+        partition.producers[f"{self.name} {id(self)}"] = self
+
+    monkeypatch.setattr(ProducerLink, "_enter", enter)
+    receipt = bench.producer.schedule(b"x", deliver_after=HOUR, partition_key="k")
+    first = bench.dispatcher()
+    bench.clock.advance(HOUR - timedelta(seconds=1))
+    first.run_once()
+    partitions = bench.memory._broker.partitions.values()
+    for partition in partitions:  # its connection breaks, and another dispatcher is faster
+        for consumer in tuple(partition.consumers):
+            if isinstance(consumer, ConsumerLink):
+                consumer.disconnect()
+    second = bench.dispatcher()
+    second.run_once()
+    bench.clock.advance(timedelta(seconds=1))
+    second.run_once()
+    assert bench.delivered() == [b"x"]
+    bench.producer.cancel(receipt)
+    with pytest.raises(LostOwnershipError):
+        first.run_once()
+    second.run_once()
+    second.close()
+    third = bench.dispatcher()
+    third.run_once()
+    third.close()
+    assert bench.delivered() == [b"x"]
+    log = bench.memory._broker.partitions[bench.description.outcomes_topic.partition(0)].log
+    told = [Outcome.read(each.messages[0].properties).status for each in log.entries]
+    assert told == [OutcomeStatus.TOO_LATE]
+
+
 def test_a_message_that_was_planned_is_pending_again_after_a_stop(bench: Bench) -> None:
     bench.send(b"x", HOUR)
     with bench.dispatcher() as dispatcher:
@@ -311,3 +353,24 @@ def test_a_dispatcher_that_finds_a_partition_taken_locks_none(bench: Bench) -> N
         bench.dispatcher()
     lock.close()
     bench.dispatcher().close()
+
+
+def test_a_clock_that_is_ahead_for_some_seconds_drops_and_releases_nothing(bench: Bench) -> None:
+    bench.send(b"due soon", HOUR)
+    bench.send(b"expires", timedelta(minutes=30), expires_after=timedelta(minutes=10))
+    with bench.dispatcher() as dispatcher:
+        dispatcher.run_once()
+        bench.clock.step(HOUR)
+        for _ in range(3):
+            dispatcher.run_once()
+            assert (bench.delivered(), len(bench.pending())) == ([], 2)
+            bench.clock.advance(timedelta(seconds=1))
+        bench.clock.step(-HOUR)
+        bench.clock.advance(timedelta(minutes=30))
+        dispatcher.run_once()
+        assert bench.delivered() == [b"expires"]
+        bench.clock.step(HOUR)
+        dispatcher.run_once()
+        bench.clock.advance(timedelta(seconds=11))
+        dispatcher.run_once()
+        assert bench.delivered() == [b"expires", b"due soon"], "it was a correction"
