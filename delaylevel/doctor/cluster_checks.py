@@ -24,6 +24,8 @@ def broker(cluster: ClusterContext) -> CheckResult:
         problems.append(Problem(str(error), "start the broker, or name its --admin-url"))
     except PermissionDeniedError:
         version = "unknown"  # the next check reports it
+    except AdminError as error:
+        problems.append(Problem(str(error), "see the broker's own log, and try again"))
     try:
         require_reachable(connection)
     except BrokerUnreachableError as error:

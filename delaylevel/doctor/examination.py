@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from delaylevel.cluster.admin import Admin
 from delaylevel.cluster.connection import Connection
 from delaylevel.errors import (
+    AdminError,
     BrokerError,
     BrokerUnreachableError,
     LevelTopicError,
@@ -170,4 +171,7 @@ def _run(
     except NotFoundError as error:
         return CheckResult.skip(f"deleted during the check: {error.reason}")
     except BrokerError as error:
+        if isinstance(error, AdminError) and error.status >= 500:
+            # The broker does not know the fact, which says nothing about it.
+            return CheckResult.skip(f"{error}; the broker's own log has details")
         return CheckResult.failed(str(error), "try again; the broker's own log has details")

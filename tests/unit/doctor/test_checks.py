@@ -32,7 +32,7 @@ from delaylevel.doctor import (
 from delaylevel.doctor.context import ClusterContext, ExamOptions, LevelTopicContext
 from delaylevel.doctor.examination import _run
 from delaylevel.doctor.finding import CheckResult, Finding, Problem, State
-from delaylevel.errors import BrokerUnreachableError, PermissionDeniedError
+from delaylevel.errors import AdminError, BrokerUnreachableError, PermissionDeniedError
 from delaylevel.model.delivery import Delivery
 from delaylevel.model.level_topic import (
     DESCRIPTION_PROPERTY,
@@ -279,6 +279,12 @@ def test_a_failed_request_is_skipped_or_fails_but_never_raises() -> None:
 
     denied = _run(check(PermissionDeniedError("x", status=403, reason="no")), None)
     assert (denied.skipped, denied.problems) == (True, ())
+    failing = AdminError("GET a was refused with 500: x", status=500, reason="x")
+    unknown = Finding("a", "b", _run(check(failing), None))
+    assert unknown.state is State.SKIPPED
+    assert "not checked: GET a was refused with 500" in unknown.says
+    refused = _run(check(AdminError("no", status=406, reason="no")), None)
+    assert refused.problems
     away = Finding("a", "b", _run(check(BrokerUnreachableError("away")), None))
     assert (away.state, away.says) == (State.FAILED, "away")
     assert away.remedies
