@@ -14,7 +14,7 @@ from typing import Any
 
 import pulsar
 
-from delaylevel.cluster.client_parts.receiving import receive_of
+from delaylevel.cluster.client_parts.receiving import consumer_core
 from delaylevel.cluster.failures import error_name
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.repeated_warning import RepeatedWarning
@@ -167,7 +167,7 @@ class ConsumerLoop:
 
     def _receive(self, consumer: Any, relay: Relay, description: LevelTopicDescription) -> None:
         received = 0
-        receive = receive_of(consumer)
+        receive = consumer_core(consumer).receive
         report_at_s = relay.now_s() + _REPORT_S
         while not (self._stop.is_set() and not relay.in_flight):
             if relay.has_room and not self._stop.is_set():

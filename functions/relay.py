@@ -18,7 +18,7 @@ from typing import Any
 import pulsar
 
 from delaylevel.cluster.background import Starter, in_thread
-from delaylevel.cluster.client_parts.receiving import acknowledging, core_of_messages
+from delaylevel.cluster.client_parts.receiving import consumer_core, message_core
 from delaylevel.cluster.failures import error_name, is_too_large
 from delaylevel.cluster.own_producers import OwnOutcome, OwnProducers
 from delaylevel.cluster.port import TopicAdmin
@@ -125,8 +125,7 @@ class Relay:
         target_client: Callable[[str], Any] | None = None,
     ) -> None:
         self._consumer = consumer
-        self._raw_consumer = acknowledging(consumer)
-        self._core_of = core_of_messages()
+        self._raw_consumer = consumer_core(consumer)
         self._clock = SteadyClock(clock or SystemClock())
         self._router = MessageRouter(description, describe, self._clock, start, now_s)
         self._limit = in_flight
@@ -167,7 +166,7 @@ class Relay:
 
     def offer(self, received: Any) -> None:
         """Forward a message that the consumer delivered."""
-        received = self._core_of(received)
+        received = message_core(received)
         source = sys.intern(received.topic_name())
         message_id = received.message_id()
         message = parked_message(

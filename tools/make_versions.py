@@ -59,7 +59,6 @@ CORE = (
     "tests/unit/topics/test_scan.py",
     "tests/unit/spark_sync/test_executors.py",
     "tests/unit/model/test_formatting.py",
-    "tests/integration/test_client_parts.py",
     "tests/integration/test_cancel_dispatched.py",
     "tests/integration/test_dispatcher.py::test_every_field_of_a_message_arrives",
     "tests/integration/test_mover_bounds.py::test_a_mover_that_dies_before_it_acknowledges",

@@ -20,7 +20,6 @@ from delaylevel.cluster.client_parts.aio import (
     reading_client,
 )
 from delaylevel.cluster.client_parts.sending import schema_of
-from delaylevel.cluster.schemas import bytes_schema
 from delaylevel.errors import DelayTooLongError, InvalidInputError
 from delaylevel.model.level_topic import FinalWindow, Mover
 
@@ -370,7 +369,7 @@ class AsyncDelayLevelClient(BaseClient, pulsar.asyncio.Client):
             create_producer = functools.partial(open_producer, self)
             business = await create_producer(topic, **options)
             try:
-                schema = schema_of(business, options.get("schema") or bytes_schema())
+                schema = schema_of(business)
                 setup = await in_thread(functools.partial(setup.created, schema))
                 setup = setup._replace(reading=reading_client(self))
                 return AsyncDelayLevelProducer(create_producer, business, setup)

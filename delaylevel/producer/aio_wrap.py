@@ -110,9 +110,7 @@ async def wrap(
         for warning in (setup.warning, assumptions):
             if warning:
                 warnings.warn(warning, stacklevel=2)
-        setup = await in_thread(
-            functools.partial(setup.created, schema_of(producer, given.get("schema")))
-        )
+        setup = await in_thread(functools.partial(setup.created, schema_of(producer)))
         setup = setup._replace(reading=reading_client(client))
         return AsyncDelayLevelProducer(functools.partial(open_producer, client), producer, setup)
 

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import pulsar.asyncio
 
 from delaylevel.cluster import background
-from delaylevel.cluster.client_parts.aio import blocking_call, blocking_close, plain_close
+from delaylevel.cluster.client_parts.aio import blocking_call, blocking_close
 
 from .calls import in_client
 from .results import is_transient
@@ -45,8 +45,7 @@ async def close_client(client: pulsar.asyncio.Client) -> None:
     The client's own call ends while the client's thread still runs Python code. If the program ends
     then, one process in ten aborts.
     """
-    call = blocking_close(client)
-    await (plain_close(client) if call is None else _without_callback(call))
+    await _without_callback(blocking_close(client))
 
 
 async def _synchronously(producer: Any, call: str) -> None:

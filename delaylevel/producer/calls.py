@@ -18,10 +18,9 @@ from typing import Any
 import pulsar
 
 from delaylevel.cluster.background import Starter, after_fork, in_thread
-from delaylevel.cluster.client_parts.parts import CREATE_PRODUCER, ClientPart, has
+from delaylevel.cluster.client_parts import CREATE_PRODUCER
 from delaylevel.cluster.client_parts.sending import (
     NativeOpening,
-    calls_back_later,
     closing_core,
     has_core,
 )
@@ -115,7 +114,7 @@ class PartitionOpener:
         self._client: Any = client
         real = has_core(client)
         own = getattr(create_producer, "__func__", None) is CREATE_PRODUCER
-        self._native = real and own and has(ClientPart.OPENING)
+        self._native = real and own
         self.start: Starter = in_thread if real else _at_once
 
     def open(self, topic: str, settings: dict[str, Any], done: Opened) -> None:
@@ -244,17 +243,8 @@ def close_async(producer: Any, done: Done) -> None:
 
         core.close_async(closed)
         return
-    if calls_back_later(producer):
-        in_thread(partial(_close_blocking, producer, done))
-        return
     # Not the client's own class: an extended producer, or one of the in-memory Pulsar.
     done(first_error([producer.close]))
-
-
-def _close_blocking(producer: Any, done: Done) -> None:
-    with in_client:
-        error = first_error([producer.close])
-    done(error)
 
 
 def ignore(_: Exception | None) -> None:

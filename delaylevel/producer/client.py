@@ -10,15 +10,13 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import pulsar
 
 from delaylevel.cluster.admin import Admin
-from delaylevel.cluster.client_parts.checks import check_create_producer
-from delaylevel.cluster.client_parts.parts import CLIENT, CREATE_PRODUCER
-from delaylevel.cluster.client_parts.sending import schema_of
+from delaylevel.cluster.client_parts import CLIENT, CREATE_PRODUCER
+from delaylevel.cluster.client_parts.sending import check_create_producer, schema_of
 from delaylevel.cluster.connection import Connection
 from delaylevel.cluster.credentials import admin_credentials
 from delaylevel.cluster.failures import close_quietly
 from delaylevel.cluster.http import RestOptions
 from delaylevel.cluster.port import TopicAdmin
-from delaylevel.cluster.schemas import bytes_schema
 from delaylevel.model.clock import Clock, SystemClock
 from delaylevel.model.level_topic import FinalWindow, Mover
 from delaylevel.model.topic_name import TopicName
@@ -223,7 +221,7 @@ class DelayLevelClient(BaseClient, pulsar.Client):
             create_producer = super().create_producer
             business = create_producer(topic, **options)
             try:
-                schema = schema_of(business, options.get("schema") or bytes_schema())
+                schema = schema_of(business)
                 created = setup.created(schema)._replace(reading=self)
                 return DelayLevelProducer(create_producer, business, created)
             except BaseException:
@@ -331,7 +329,7 @@ def wrap(
         plain: Any = (
             super(DelayLevelClient, client) if isinstance(client, DelayLevelClient) else client
         )
-        schema = schema_of(producer, given.get("schema"))
+        schema = schema_of(producer)
         setup = setup.created(schema)._replace(reading=client)
         return DelayLevelProducer(plain.create_producer, producer, setup)
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from delaylevel.cluster.client_parts.checks import check_message
-from delaylevel.cluster.client_parts.sending import MessageBuilder
+from delaylevel.cluster.client_parts.sending import MessageBuilder, check_message
 from delaylevel.cluster.schemas import bytes_schema
 
 _BYTES = bytes_schema()

@@ -1,6 +1,6 @@
 """The checks that the plain client's own code makes of arguments, run without a broker.
 
-So the same mistakes raise the same exceptions as with the plain client, in each of its versions.
+So the same mistakes raise the same exceptions as with the plain client.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from delaylevel.cluster.client_parts.checks import check_message
+from delaylevel.cluster.client_parts.sending import check_message
 
 
 def check_message_arguments(

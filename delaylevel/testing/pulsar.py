@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any
 
-from delaylevel.cluster.client_parts.parts import ClientPart, require
 from delaylevel.cluster.values import NamespacePolicies
 from delaylevel.errors import EnvelopeError
 from delaylevel.model.clock import Clock, duration_ms
@@ -77,7 +76,6 @@ class MemoryPulsar:
         namespaces: Iterable[str] = (),
         entries_per_ledger: int = 50_000,
     ) -> None:
-        require(ClientPart.IN_MEMORY)
         self.clock = clock or ManualClock()
         self._broker = Broker(self.clock, entries_per_ledger)
         self.admin = MemoryAdmin(self._broker)

@@ -2,19 +2,46 @@
 
 Pulsar's Python client is a layer of checks over a native core (the module ``_pulsar``). Calling the
 core directly is several times faster, and some things are possible only there. Neither the core nor
-the attributes that lead to it are documented, so a version of the client may lack them.
-
-:class:`.parts.ClientPart` lists them, each with its public replacement. They are looked for once,
-when the package is imported, in the client's own code; this takes microseconds. The functions of
-the other modules take a part if it is there, and otherwise its replacement. Loops call them once
-and keep the result. Without a replacement they raise a
-:class:`~delaylevel.errors.PrerequisiteError` that names the part and the version of the client.
+the attributes that lead to it are documented, so another version of the client may lack them. Only
+the versions in ``setup.cfg`` were tested; with any other one, the import of this package fails.
 
 | module | contents |
 |---|---|
-| `parts` | the list, and the search |
-| `sending` | cores of producers and clients, opening without threads, schemas |
+| `sending` | cores of producers and clients, opening without threads, schemas, and checks |
 | `receiving` | cores of readers, consumers and messages |
-| `checks` | the client's own checks of arguments |
+| `threads` | Python's state of the client's threads |
 | `aio` | the same for ``pulsar.asyncio``, imported only with it |
 """
+
+from __future__ import annotations
+
+import pulsar
+
+from delaylevel.errors import PrerequisiteError
+
+#: The tested releases of the client, as in ``setup.cfg``; their patch releases count, too.
+TESTED = ((3, 13),)
+
+# Bound here: an application may replace the client's classes with ours.
+CLIENT = pulsar.Client
+CREATE_PRODUCER = pulsar.Client.create_producer
+PRODUCER = pulsar.Producer
+
+
+def require_tested(version: str) -> None:
+    """Refuse a version of the client that was not tested.
+
+    Raises:
+        PrerequisiteError: the text names the version, and how to install a tested one.
+    """
+    if tuple(version.split(".")[:2]) in [tuple(map(str, release)) for release in TESTED]:
+        return
+    (first, *_, last) = (*TESTED, TESTED[-1])
+    wanted = f">={first[0]}.{first[1]},<{last[0]}.{last[1] + 1}"
+    raise PrerequisiteError(
+        f"pulsar-client {version} is installed, and delaylevel was not tested with it: "
+        f"pip install 'pulsar-client{wanted}'"
+    )
+
+
+require_tested(pulsar.__version__)

@@ -1,27 +1,26 @@
-"""Cores of producers and clients, producers opened without threads, and schemas."""
+"""Cores of producers and clients, producers opened without threads, schemas, and checks."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import _pulsar
 import pulsar
 
-from .parts import CREATE_PRODUCER, PRODUCER, ClientPart, has, missing_part
+from . import CREATE_PRODUCER, PRODUCER
 
 #: ID of a message that was not stored, as the client passes it to a callback.
 _NOT_STORED = (-1, -1, -1, 0)
 
 #: Builder of messages for the core of a producer.
-MessageBuilder: Any = getattr(_pulsar, "MessageBuilder", None)
+MessageBuilder: Any = _pulsar.MessageBuilder
 
 
 def producer_core(producer: Any) -> Any | None:
-    """Return the core of the client's own producer; None for any other, or without the part."""
-    if type(producer) is not PRODUCER or not has(ClientPart.PRODUCER):
-        return None
-    return producer._producer
+    """Return the core of the client's own producer; None for any other."""
+    return producer._producer if type(producer) is PRODUCER else None
 
 
 def calls_back_later(producer: Any) -> bool:
@@ -37,25 +36,12 @@ def closing_core(producer: Any) -> Any | None:
 
 def not_stored() -> Any:
     """Return the ID that a callback gets for a message that was not stored."""
-    native: Any = getattr(_pulsar, "MessageId", pulsar.MessageId)
-    return native(*_NOT_STORED)
+    return _pulsar.MessageId(*_NOT_STORED)
 
 
-def schema_of(owner: Any, stated: Any = None) -> Any:
-    """Return the schema of a producer or consumer.
-
-    Args:
-        owner: the producer or consumer.
-        stated: the schema that the application has named; None if it has not.
-
-    Raises:
-        PrerequisiteError: the client does not tell, and no schema is stated.
-    """
-    if has(ClientPart.SCHEMA):
-        return owner._schema
-    if stated is None:
-        raise missing_part(ClientPart.SCHEMA, "name its schema with schema=…")
-    return stated
+def schema_of(producer: Any) -> Any:
+    """Return the schema of a producer."""
+    return producer._schema
 
 
 def client_core(client: Any) -> Any | None:
@@ -111,6 +97,34 @@ def type_named(name: str) -> Any:
 
 
 def set_schema_info(schema: Any, name: str, definition: str) -> None:
-    """Let a schema declare the text of a definition, byte for byte, if the client allows it."""
-    if has(ClientPart.SCHEMA_INFO):
-        schema._schema_info = _pulsar.SchemaInfo(type_named(name), name, definition)
+    """Let a schema declare the text of a definition, byte for byte."""
+    schema._schema_info = _pulsar.SchemaInfo(type_named(name), name, definition)
+
+
+def check_create_producer(topic: Any, options: dict[str, Any]) -> None:
+    """Raise the exception of ``Client.create_producer`` for arguments of a wrong type."""
+    native = SimpleNamespace(create_producer=lambda *_: None)
+    CREATE_PRODUCER(SimpleNamespace(_client=native), topic, **options)
+
+
+def check_message(
+    schema: Any,
+    content: Any,
+    properties: Any,
+    keys: tuple[Any, Any],
+    not_parkable: tuple[Any, Any, Any],
+    event_timestamp: Any,
+    deliver_at: Any = None,
+) -> None:
+    """Raise the exception of ``Producer.send`` for arguments of a wrong type.
+
+    Args:
+        schema: object with the method ``encode``.
+        content, properties: as the application gave them.
+        keys: partition key and ordering key.
+        not_parkable: sequence ID, replication clusters and the flag to disable replication.
+        event_timestamp, deliver_at: times, ms since the epoch.
+    """
+    owner = SimpleNamespace(_schema=schema)
+    times = (event_timestamp, deliver_at, None)
+    PRODUCER._build_msg(owner, content, properties, *keys, *not_parkable, *times)

@@ -20,19 +20,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from ctypes import pythonapi
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import pulsar
 
-try:
-    from ctypes import pythonapi
-
-    _ensure: Any = pythonapi.PyGILState_Ensure
-    _release: Any = pythonapi.PyGILState_Release
-except (ImportError, AttributeError):  # a Python without ctypes: callbacks take longer
-    _ensure = _release = None
-
+_ensure: Any = pythonapi.PyGILState_Ensure
+_release: Any = pythonapi.PyGILState_Release
 
 # PyGILState_LOCKED: what `PyGILState_Ensure` returns in a thread that holds the interpreter.
 _LOCKED = 0
@@ -63,7 +58,7 @@ def keep_state(producer: Any) -> None:
     Args:
         producer: an open producer; nothing is done if a thread keeps its state for it.
     """
-    if _ensure is None or producer in _references:
+    if producer in _references:
         return
     reference = _references[producer] = _thread.reference
     reference.producers += 1

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from pulsar.schema import AvroSchema, BytesSchema, JsonSchema, Record, String, StringSchema
 
 import fakes
-from delaylevel.consumer.dead_letters import copy_id, copy_properties
 from delaylevel.consumer.message import ReceivedMessage
+from delaylevel.consumer.parking import copy_id, copy_properties
 from delaylevel.errors import InvalidInputError, MessageTooLargeError
 from delaylevel.model import envelope as env
 from delaylevel.model.due_time import LATEST_DUE_MS
