@@ -20,7 +20,7 @@ import numpy as np
 
 from delaylevel.cluster.background import Starter, in_thread
 from delaylevel.cluster.port import TopicAdmin
-from delaylevel.dispatcher.journal.records import LowWatermark, pack
+from delaylevel.dispatcher.journal.records import LowWatermark, pack_message
 from delaylevel.dispatcher.journal.topic import Journal
 from delaylevel.errors import DelayLevelError
 from delaylevel.model.clock import Clock
@@ -210,9 +210,7 @@ class CancellationDesk:
             self._proof, self._proof_s = None, self._now_s() + _RETRY_S
         elif proof.answered and everything_offered:
             last = proof.last
-            if last is None or self._cancelling.has_read(
-                pack(last.ledger, last.entry << 10 | max(last.batch, 0))
-            ):
+            if last is None or self._cancelling.has_read(pack_message(last)):
                 self._proof = None
                 self._cancelling.everything_is_read(proof.asked_ms)
 

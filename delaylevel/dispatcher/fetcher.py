@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from itertools import islice
 from typing import Any, NamedTuple
 
 from delaylevel.cluster.reader import PartitionReader
 from delaylevel.cluster.repeated_warning import RepeatedWarning
+from delaylevel.dispatcher.journal.records import LAST_INDEX
 from delaylevel.errors import BrokerError
 from delaylevel.model.clock import Clock
 from delaylevel.model.message import batch_size, positions_of
@@ -62,6 +63,8 @@ class Fetcher:
         record: recorder of the partition's messages.
         put: function that is called with each `FetchedBatch`, with `CaughtUp` once, with `EntryEnd`
             when no further message is stored, or with the error that ended the reading.
+        unnumbered: function that stores those messages as dead letters whose batch index is above
+            LAST_INDEX. If it raises a BrokerError, it is called again.
         clock: clock of the due times.
         rank: rank among the partitions that have not caught up; the lowest is read first.
         now_s: the monotonic clock, in seconds.
@@ -80,6 +83,7 @@ class Fetcher:
         end: Position | None,
         record: Recorder,
         put: Callable[[Any], None],
+        unnumbered: Callable[[Sequence[tuple[Any, Position]]], None],
         clock: Clock,
         rank: int = 0,
         now_s: Callable[[], float] = time.monotonic,
@@ -91,13 +95,16 @@ class Fetcher:
         self._start = start
         self._end = None if end is None or end < start else end
         self._record = record
+        self._unnumbered = unnumbered
         self._clock = clock
         self._rank = rank
         self._now_s = now_s
         self._reader: PartitionReader | None = None
         self._ahead = threading.Semaphore(BATCHES_AHEAD)
         self._last: Any = None  # ID of the last message, until the end of its entry is known
-        self._undecided: list[Any] = []  # a message whose target may be new, and those behind it
+        # A message whose target may be new, or that could not be set aside, and those behind it.
+        self._undecided: list[Any] = []
+        self._refused: BrokerError | None = None  # why it could not
         self._warning = RepeatedWarning(log, f"window partition {topic}")
 
     def batch_taken(self) -> None:
@@ -152,15 +159,20 @@ class Fetcher:
         if self._undecided:
             self._refresh()
         else:
-            self._report_caught_up(reader, batch.ledger_ids[-1], batch.entry_ids[-1])
+            last = self._last
+            self._report_caught_up(reader, last.ledger_id(), last.entry_id())
         return True
 
     def _refresh(self) -> None:
         """Read the description for a message whose target may be new; everything else waits."""
+        failure, self._refused = self._refused, None
         try:
+            if failure is not None:
+                raise failure
             self._record.refresh()
         except BrokerError as error:
-            self._warning.failed(f"a message has a target that may be new: {error}")
+            what = "has a target that may be new" if failure is None else "cannot be set aside"
+            self._warning.failed(f"a message {what}: {error}")
             self.retry_s = self._now_s() + _RETRY_S
         else:
             self._warning.over()
@@ -180,6 +192,30 @@ class Fetcher:
     def _convert(self, batch: FetchedBatch, taken: list[Any]) -> None:
         """Add messages to a batch, up to one that is undecided; keep the others."""
         ledgers, entries, indices = positions_of(taken)
+        while indices and max(indices) > LAST_INDEX:
+            # They would have the positions of the messages of the next entry.
+            begin = next(n for n, index in enumerate(indices) if index > LAST_INDEX)
+            end = next(
+                (n for n in range(begin, len(taken)) if indices[n] <= LAST_INDEX), len(taken)
+            )
+            if begin:
+                self._convert(batch, taken[:begin])
+                if self._undecided:
+                    self._undecided += taken[begin:]
+                    return
+            positions = map(Position, ledgers[begin:end], entries[begin:end], indices[begin:end])
+            try:
+                with TURNS.pause():
+                    self._unnumbered(tuple(zip(taken[begin:end], positions, strict=True)))
+            except BrokerError as error:
+                self._undecided, self._refused = taken[begin:], error
+                return
+            self._undecided, self._last = [], taken[end - 1].message_id()
+            taken, ledgers, entries, indices = (
+                each[end:] for each in (taken, ledgers, entries, indices)
+            )
+            if not taken:
+                return
         records: list[tuple[Any, ...]] = []
         cancellations = self._record.cancellations
         for found in map(self._record.packed, taken, ledgers, entries, indices):
@@ -207,16 +243,16 @@ class Fetcher:
             return
         batch = last.batch_index()
         if batch < 0 or batch + 1 >= batch_size(last):
-            self.put(EntryEnd(last.ledger_id(), last.entry_id() << 10 | max(batch, 0)))
+            index = min(max(batch, 0), LAST_INDEX)
+            self.put(EntryEnd(last.ledger_id(), last.entry_id() << 10 | index))
 
-    def _report_caught_up(self, reader: PartitionReader, ledger: int, entry_id: int) -> None:
+    def _report_caught_up(self, reader: PartitionReader, ledger: int, entry: int) -> None:
         if self._end is None:
             return
         end = self._end.ledger, self._end.entry
-        entry = entry_id >> 10
         if (ledger, entry) < end:
             # Nothing is left to read: the messages up to the end were deleted.
-            if entry_id >= 0 or reader.has_message_available():
+            if entry >= 0 or reader.has_message_available():
                 return
         elif (ledger, entry) == end and reader.has_message_available():
             return  # messages of the same entry follow

@@ -10,12 +10,13 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from delaylevel.cluster.background import Starter, in_thread
+from delaylevel.cluster.dead_letter_topic import DeadLetterTopic, Outgoing
 from delaylevel.cluster.failures import error_name
 from delaylevel.cluster.partition_lock import PartitionLock
 from delaylevel.cluster.port import TopicAdmin
@@ -26,6 +27,9 @@ from delaylevel.errors import BrokerError
 from delaylevel.model.clock import Clock
 from delaylevel.model.delivery import Delivery
 from delaylevel.model.level_topic import SUBSCRIPTION
+from delaylevel.model.message import parked_message
+from delaylevel.model.position import Position
+from delaylevel.mover import hop
 from delaylevel.topics.description_cache import DescriptionCache
 
 from .acknowledgement import WindowAcknowledgement
@@ -54,6 +58,7 @@ _BATCH = 1000
 # A takeover publishes nothing until it has read everything that was stored, or for this time.
 _CATCH_UP_S = 60.0
 _SNAPSHOT_BYTES = 8 << 20
+_UNNUMBERED = "behind the first 1,024 messages of its batch: send batches of at most 1,024 messages"
 
 
 class PartitionOwner:
@@ -222,7 +227,24 @@ class PartitionOwner:
         last_stored = partial(self._admin.last_message_id, self._source.name)
         record = recorder_of(self._descriptions, self.topic, last_stored, self._now_s)
         make = partial(Fetcher, self._client, self.topic, start, last_stored(), record)
-        return make(self.events.put, self._clock, self.partition, now_s=self._now_s)
+        unnumbered = self._set_aside_unnumbered
+        return make(self.events.put, unnumbered, self._clock, self.partition, now_s=self._now_s)
+
+    def _set_aside_unnumbered(self, messages: Sequence[tuple[Any, Position]]) -> None:
+        """Store messages as dead letters whose batch index is too high; in the reading thread.
+
+        They are not in the journal. An owner that reads their entry again stores them again.
+        """
+        letters: list[Outgoing] = []
+        for message, at in messages:
+            parked = parked_message(message, at.ledger, at.entry, at.batch)
+            properties = hop.dead_letter_properties(parked, self.topic, _UNNUMBERED)
+            letters.append((parked, properties, None))
+        dead_letters = self._description().dead_letter_topic.partition(0).full
+        with contextlib.closing(DeadLetterTopic(self._client, dead_letters)) as topic:
+            topic.store(letters)
+        for _ in letters:
+            self.stats.set_aside("dead", _UNNUMBERED)
 
     def take_in(self, event: Any = None) -> None:
         """Process an event and those that wait, and the outcomes of what was sent.

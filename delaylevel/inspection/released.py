@@ -12,7 +12,7 @@ import numpy as np
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.reader import messages_in_range
 from delaylevel.dispatcher.journal.fencing import counting
-from delaylevel.dispatcher.journal.records import pack
+from delaylevel.dispatcher.journal.records import LAST_INDEX, pack
 from delaylevel.dispatcher.journal.state import JournalState
 from delaylevel.errors import NotFoundError
 from delaylevel.model.position import Position
@@ -66,7 +66,7 @@ class JournalView:
     def __call__(self, positions: Sequence[RawPosition]) -> list[bool]:
         """Return which positions are released."""
         columns = np.array(positions, dtype=np.int64).reshape(-1, 3)
-        entry_ids = columns[:, 1] << 10 | np.maximum(columns[:, 2], 0)
+        entry_ids = columns[:, 1] << 10 | np.clip(columns[:, 2], 0, LAST_INDEX)
         found: list[bool] = self._state.is_released(pack(columns[:, 0], entry_ids)).tolist()
         return found
 

@@ -20,6 +20,8 @@ from delaylevel.structures.rows import Int64s
 from .codec import DamagedJournalError, Writer, framed, unframed
 
 ENTRY_BITS = 35
+#: The highest batch index that has a packed position.
+LAST_INDEX = (1 << 10) - 1
 _LEDGER_LIMIT = 1 << 28
 _ENTRY_LIMIT = 1 << ENTRY_BITS
 
@@ -51,6 +53,11 @@ def pack(ledger: int | Int64s, entry_id: int | Int64s) -> int | Int64s:
         )
     packed = ledgers << ENTRY_BITS | entries
     return packed if isinstance(ledger, np.ndarray) else int(packed)
+
+
+def pack_message(position: Position) -> int:
+    """Pack the position of a message; those behind LAST_INDEX of a batch have the one of that."""
+    return pack(position.ledger, position.entry << 10 | min(max(position.batch, 0), LAST_INDEX))
 
 
 def unpack(positions: Int64s) -> tuple[Int64s, Int64s]:

@@ -7,7 +7,7 @@ from collections.abc import Collection
 import numpy as np
 
 from delaylevel.dispatcher.journal.fencing import counting
-from delaylevel.dispatcher.journal.records import pack
+from delaylevel.dispatcher.journal.records import pack_message
 from delaylevel.dispatcher.journal.state import JournalState
 from delaylevel.dispatcher.record import identity
 from delaylevel.model.envelope import Envelope
@@ -48,8 +48,7 @@ class ReleasedMessages:
             position: position of the message in the window partition.
             key: its partition key; empty for none.
         """
-        entry_id = position.entry << 10 | max(position.batch, 0)
-        packed = pack(position.ledger, entry_id)
+        packed = pack_message(position)
         if packed in self._sent or self._state.is_released(np.array([packed]))[0]:
             return True
         if envelope.id is None:  # its position is its ID, so it has no copies

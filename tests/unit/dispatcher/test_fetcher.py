@@ -18,6 +18,7 @@ from fakes import FakeMessage, FakeMessageId
 
 TOPIC = "persistent://public/default/window"
 Send = Callable[..., None]
+unused: Any = None
 
 
 class Message:
@@ -88,7 +89,7 @@ def fetched(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Send, list[Any]]]
             arriving.put(Message(number, clock.now_ms() + each))
             time.sleep(pause_s)
 
-    fetcher = Fetcher(None, TOPIC, EARLIEST, None, Records(), put, clock)  # type: ignore[arg-type]
+    fetcher = Fetcher(None, TOPIC, EARLIEST, None, Records(), put, unused, clock)  # type: ignore[arg-type]
     thread = FetcherThread(fetcher)
     thread.start()
     yield send, events
@@ -176,7 +177,7 @@ def test_a_message_with_a_new_target_and_those_behind_it_belong_to_the_takeover(
     records = NewTarget()
     end = Position(1, 0)
     put = records.events.append
-    fetcher = Fetcher(None, TOPIC, EARLIEST, end, records, put, SystemClock())  # type: ignore[arg-type]
+    fetcher = Fetcher(None, TOPIC, EARLIEST, end, records, put, unused, SystemClock())  # type: ignore[arg-type]
     thread = FetcherThread(fetcher)
     thread.start()
     assert batches(records.events, 3) == [1, 2]

@@ -29,7 +29,7 @@ from delaylevel.dispatcher.publishing import BatchPublisher
 from delaylevel.dispatcher.sources import window_sources
 from delaylevel.errors import AlreadyRunningError, BrokerError
 from delaylevel.model import envelope as env
-from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription
+from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow, LevelTopicDescription
 from delaylevel.model.outcome import Outcome, OutcomeStatus
 from delaylevel.structures.segments import directory
 from delaylevel.testing import ManualClock, MemoryPulsar
@@ -37,6 +37,7 @@ from delaylevel.testing.memory.broker import Partition
 from delaylevel.testing.memory.consumer import ConsumerLink
 from delaylevel.testing.memory.dispatcher import MemoryDispatcher
 from delaylevel.testing.memory.link import ProducerLink
+from delaylevel.testing.memory.log import StoredMessage
 
 NOON_MS = int(datetime(2026, 3, 1, 12, tzinfo=timezone.utc).timestamp() * 1000)
 HOUR = timedelta(hours=1)
@@ -374,3 +375,35 @@ def test_a_clock_that_is_ahead_for_some_seconds_drops_and_releases_nothing(bench
         bench.clock.advance(timedelta(seconds=11))
         dispatcher.run_once()
         assert bench.delivered() == [b"expires", b"due soon"], "it was a correction"
+
+
+def test_a_batch_with_too_many_messages_costs_nobody_else_anything(bench: Bench) -> None:
+    index = bench.description.window_partition("k", "")
+    window = bench.description.window_topic.partition(index).full
+    raw = bench.client.create_producer(
+        window, batching_enabled=True, batching_max_messages=5_000, max_pending_messages=5_000
+    )
+    due = {env.DUE: str(NOON_MS + 3_600_000), env.TARGET: bench.description.targets[0]}
+    for number in range(1_100):
+        raw.send_async(b"foreign %d" % number, None, properties=due, partition_key="k")
+    raw.flush()
+    for number in range(3):
+        bench.send(b"own %d" % number, HOUR)
+
+    def letters() -> list[StoredMessage]:
+        topic = bench.description.dead_letter_topic.partition(0)
+        log = bench.memory._broker.partitions[topic].log
+        return [message for entry in log.entries for message in entry.messages]
+
+    with bench.dispatcher() as first:  # which ends while they are pending
+        first.run_once()
+        assert len(letters()) == 76
+    bench.memory.advance(2 * HOUR)
+    assert bench.delivered() == [
+        *(b"foreign %d" % number for number in range(1_024)),
+        *(b"own %d" % number for number in range(3)),
+    ]
+    assert {each.value for each in letters()} == {b"foreign %d" % n for n in range(1_024, 1_100)}
+    assert "1,024 messages" in letters()[0].properties[env.REASON]
+    partition = bench.memory._broker.partitions[bench.description.window_topic.partition(index)]
+    assert partition.subscriptions[SUBSCRIPTION].backlog == 0
