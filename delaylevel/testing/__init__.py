@@ -21,6 +21,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from delaylevel.testing.memory.broker import Crashed
     from delaylevel.testing.memory.client import MemoryClient
 
     from .admin import MemoryAdmin
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from .pulsar import MemoryPulsar, TopicMessage
 
 __all__ = [
+    "Crashed",
     "EmbeddedPulsar",
     "ManualClock",
     "MemoryAdmin",
@@ -39,6 +41,7 @@ __all__ = [
 
 # Name -> module. Loaded on first use: pytest imports this package in every run, for the plugin.
 _LAZY = {
+    "Crashed": "delaylevel.testing.memory.broker",
     "EmbeddedPulsar": "delaylevel.testing.embedded",
     "ManualClock": "delaylevel.testing.clock",
     "MemoryAdmin": "delaylevel.testing.admin",

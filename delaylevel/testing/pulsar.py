@@ -22,6 +22,7 @@ from delaylevel.testing.memory.client import MemoryClient
 from delaylevel.testing.memory.dispatcher import MemoryDispatcher
 from delaylevel.testing.memory.log import Entry, StoredMessage
 from delaylevel.testing.memory.released import ReleasedMessages
+from delaylevel.testing.memory.strict import StrictRules
 
 from .admin import MemoryAdmin
 from .clock import ManualClock, check_duration
@@ -63,6 +64,11 @@ class MemoryPulsar:
     here, and delivers at least once. As in a real client, a message has at most 5 MiB, compressed
     and with its properties.
 
+    It is stricter than a real Pulsar. What every subscription has acknowledged is erased at once,
+    so that a reader which needs it later misses it. And an acknowledgement of a member topic of a
+    level topic must lose nothing (see :mod:`delaylevel.testing.memory.strict`): otherwise
+    :meth:`advance` and :meth:`close` raise an AssertionError.
+
     Args:
         clock: the clock; by default a new :class:`ManualClock`.
         namespaces: namespaces to create in addition to ``public/default``.
@@ -78,6 +84,7 @@ class MemoryPulsar:
     ) -> None:
         self.clock = clock or ManualClock()
         self._broker = Broker(self.clock, entries_per_ledger)
+        self._rules = StrictRules(self._broker)
         self.admin = MemoryAdmin(self._broker)
         self._clients: list[MemoryClient] = []
         self._running: list[_Movers] = []  # during `advance`
@@ -129,6 +136,7 @@ class MemoryPulsar:
                 instead.
         """
         report: ForwardReport = self._listening.drive(self._advance(delta))
+        self._check_rules()
         return report
 
     async def advance_async(self, delta: timedelta) -> ForwardReport:
@@ -144,7 +152,22 @@ class MemoryPulsar:
             InvalidInputError, AlreadyRunningError: as for :meth:`advance`.
         """
         report: ForwardReport = await self._listening.drive_async(self._advance(delta))
+        self._check_rules()
         return report
+
+    def crash_after(self, events: int | None) -> None:
+        """End the process under test after a number of further events.
+
+        An event is an entry that is stored, or an acknowledgement. After the last one, a
+        :exc:`Crashed`, which is no ``Exception``, ends the call that caused it, and everything
+        else that tries to store or to acknowledge: nothing is tidied up, as when a process is
+        killed. What is stored stays.
+
+        Args:
+            events: the number of events, at least 1; None starts the next process, for which
+                nothing ends.
+        """
+        self._broker.events_left = events
 
     def listen(self, app: Listeners) -> None:
         """Run the listeners of an application here, whatever client it has.
@@ -212,6 +235,12 @@ class MemoryPulsar:
         clients, self._clients = self._clients, []
         for client in clients:
             client.shutdown()
+        self._check_rules()
+
+    def _check_rules(self) -> None:
+        violations, self._rules.violations = self._rules.violations, []
+        if violations:
+            raise AssertionError("\n".join(violations))
 
     def __enter__(self) -> MemoryPulsar:
         return self

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Protocol
+from functools import partial
+from typing import Any, NamedTuple, Protocol
 
 import pulsar
 
@@ -33,10 +34,32 @@ class TimedTask(Protocol):
         """Run the work that is due now; return whether there was any."""
 
 
+class Event(NamedTuple):
+    """A change of what is stored, in the one order of the whole Pulsar.
+
+    Attributes:
+        topic: the partition, or the topic that is not partitioned.
+        entries: the entries that were stored, or that were acknowledged.
+        subscription: the subscription that acknowledged them; None if they were stored.
+    """
+
+    topic: TopicName
+    entries: tuple[Entry, ...]
+    subscription: str | None
+
+
+Watcher = Callable[[Event], None]
+
+
+class Crashed(BaseException):
+    """The end of the process under test, see :meth:`MemoryPulsar.crash_after`."""
+
+
 class Partition:
     """A partition, or a topic that is not partitioned."""
 
-    def __init__(self, name: TopicName, log: Log) -> None:
+    def __init__(self, name: TopicName, log: Log, watchers: list[Watcher]) -> None:
+        self._watchers = watchers
         self.name = name
         self.log = log
         self.subscriptions: dict[str, Subscription] = {}
@@ -49,9 +72,25 @@ class Partition:
         """Return a subscription; create it if it does not exist."""
         found = self.subscriptions.get(name)
         if found is None:
-            found = Subscription(self.log, 0 if earliest else len(self.log))
+            start = 0 if earliest else len(self.log)
+            found = Subscription(self.log, start, partial(self._acknowledged, name))
             self.subscriptions[name] = found
         return found
+
+    def notify(self, entries: Iterable[Entry], subscription: str | None = None) -> None:
+        """Tell the watchers what was stored or acknowledged."""
+        event = Event(self.name, tuple(entries), subscription)
+        for watch in tuple(self._watchers):
+            watch(event)
+
+    def _acknowledged(self, subscription: str, numbers: Iterable[int]) -> None:
+        """Erase what no subscription needs, as a broker may do at any time."""
+        numbers = tuple(numbers)
+        others = self.subscriptions.values()
+        self.log.erased.update(
+            number for number in numbers if all(each.is_acknowledged(number) for each in others)
+        )
+        self.notify((self.log.entries[number] for number in numbers), subscription)
 
 
 class Broker:
@@ -71,6 +110,8 @@ class Broker:
         self.schemas: dict[TopicName, list[SchemaVersion]] = {}
         self.changes = 0  # counts changes of partitioned topics and their properties
         self.timed_tasks: list[TimedTask] = []
+        self.watchers: list[Watcher] = [self._count_down]
+        self.events_left: int | None = None  # until the process under test ends
         self._entries_per_ledger = entries_per_ledger
         self._ledgers = itertools.count(1)
         self._names = itertools.count(1)
@@ -200,7 +241,7 @@ class Broker:
 
     def _add(self, name: TopicName) -> Partition:
         log = Log(lambda: next(self._ledgers), self._entries_per_ledger)
-        added = self.partitions[name] = Partition(name, log)
+        added = self.partitions[name] = Partition(name, log, self.watchers)
         return added
 
     def policies_of(self, namespace: str) -> NamespacePolicies:
@@ -270,6 +311,7 @@ class Broker:
         Raises:
             pulsar.TopicTerminated: the topic is terminated.
         """
+        self.check_alive()
         partition = self.partition(name)
         if partition.terminated:
             raise pulsar.TopicTerminated("Pulsar error: TopicTerminated")
@@ -282,7 +324,22 @@ class Broker:
         )
         for subscription in partition.subscriptions.values():
             subscription.entry_stored(len(partition.log) - 1)
+        partition.notify([entry])
         return entry
+
+    def check_alive(self) -> None:
+        """Refuse everything to a process that has ended.
+
+        Raises:
+            Crashed: the process under test has ended.
+        """
+        if self.events_left == 0:
+            raise Crashed
+
+    def _count_down(self, event: Event) -> None:
+        if self.events_left is not None:
+            self.events_left -= 1
+            self.check_alive()
 
     # -- timed tasks
 

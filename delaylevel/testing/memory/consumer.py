@@ -83,6 +83,7 @@ class ConsumerLink:
             index: batch index of the message; -1 for the whole entry.
             size: number of messages in the batch; 0 for the whole entry.
         """
+        self._broker.check_alive()
         if size and index >= 0:
             unacknowledged = self._partial_batches.setdefault(number, set(range(size)))
             unacknowledged.discard(index)
@@ -93,6 +94,7 @@ class ConsumerLink:
 
     def acknowledge_cumulative(self, number: int, index: int, size: int) -> None:
         """Acknowledge everything up to and including a message; see :meth:`acknowledge`."""
+        self._broker.check_alive()
         whole = index < 0 or index >= size - 1
         if not whole:
             unacknowledged = self._partial_batches.setdefault(number, set(range(size)))

@@ -72,6 +72,9 @@ class ProducerLink:
         self.properties = dict(options["properties"] or {})
         self._clock = clock
         self._batch = _OpenBatch()
+        # Messages outside of batches that are on their way: a client that sends without waiting
+        # loses them if its process ends now.
+        self._sent: list[tuple[BatchItem, int, int | None]] = []
         self.last_sequence_id: int = options["initial_sequence_id"] or -1
         self._next_sequence = self.last_sequence_id + 1
         self.fenced = False
@@ -91,8 +94,8 @@ class ProducerLink:
 
     def disconnect(self) -> None:
         """Disconnect from the partition; an open batch fails, as in Pulsar's client."""
-        waiting = self._take_batch()
-        for _, _, callback in waiting.items:
+        sent, waiting = self._take_sent(), self._take_batch()
+        for _, _, callback in [*(item for item, _, _ in sent), *waiting.items]:
             callback(pulsar.Result.AlreadyClosed, message_id(NO_POSITION))
         partition = self._broker.partitions.get(self._topic)
         if partition is not None and partition.producers.get(self.name) is self:
@@ -115,14 +118,16 @@ class ProducerLink:
         if self._entry_bytes(message) > MAX_MESSAGE_BYTES:
             done(pulsar.Result.MessageTooBig, message_id(NO_POSITION))
         elif not self._options["batching_enabled"] or outgoing.deliver_at_ms is not None:
-            self._store(
-                [(message, sequence_id, done)], self._clock.now_ms(), outgoing.deliver_at_ms
-            )
+            item = (message, sequence_id, done)
+            if not (self._sent or self._batch.items):
+                self._broker.timed_tasks.append(self)
+            self._sent.append((item, self._clock.now_ms(), outgoing.deliver_at_ms))
         else:
             self._add(message, size, sequence_id, done)
 
     def flush(self) -> None:
-        """Store the open batch."""
+        """Store what is on its way, and the open batch."""
+        self._store_sent()
         waiting = self._take_batch()
         groups: dict[str, list[BatchItem]] = {}
         keyed = self._options["batching_type"] == pulsar.BatchingType.KeyBased
@@ -132,14 +137,24 @@ class ProducerLink:
         for group in groups.values():
             self._store(group, waiting.since_ms, None, batched=True)
 
+    @property
+    def is_filling(self) -> bool:
+        """True if a batch is open."""
+        return bool(self._batch.items)
+
     def next_event_ms(self) -> int | None:
-        """Return the time at which the batch is sent, ms since the epoch; None if it is empty."""
+        """Return the time at which something is stored, ms since the epoch; None for never."""
+        if self._sent:
+            return self._clock.now_ms()
         if not self._batch.items:
             return None
         return self._batch.since_ms + int(self._options["batching_max_publish_delay_ms"])
 
     def run_due(self) -> bool:
-        """Store the batch if it is due; return whether it was."""
+        """Store what is on its way, and the batch if it is due; return whether there was any."""
+        if self._sent:
+            self._store_sent()
+            return True
         event_ms = self.next_event_ms()
         if event_ms is None or event_ms > self._clock.now_ms():
             return False
@@ -148,9 +163,19 @@ class ProducerLink:
 
     def _take_batch(self) -> _OpenBatch:
         waiting, self._batch = self._batch, _OpenBatch()
-        if waiting.items:
+        if waiting.items and not self._sent:
             self._broker.timed_tasks.remove(self)
         return waiting
+
+    def _take_sent(self) -> list[tuple[BatchItem, int, int | None]]:
+        sent, self._sent = self._sent, []
+        if sent and not self._batch.items:
+            self._broker.timed_tasks.remove(self)
+        return sent
+
+    def _store_sent(self) -> None:
+        for item, publish_ms, deliver_at_ms in self._take_sent():
+            self._store([item], publish_ms, deliver_at_ms)
 
     def _entry_bytes(self, message: StoredMessage) -> int:
         """Return about the bytes that the client counts: compressed payload, and metadata."""
@@ -173,7 +198,8 @@ class ProducerLink:
             batch = self._batch
         if not batch.items:
             batch.since_ms = self._clock.now_ms()
-            self._broker.timed_tasks.append(self)
+            if not self._sent:
+                self._broker.timed_tasks.append(self)
         batch.items.append((message, sequence_id, done))
         batch.bytes += size
         full = min(options["batching_max_messages"], options["max_pending_messages"] or 1 << 30)

@@ -91,6 +91,7 @@ class Log:
     Attributes:
         ledgers: ID and number of entries of each ledger.
         messages, size_bytes: number of messages, and bytes of their payloads.
+        erased: numbers of the entries that no subscription needs any more. Nobody can read them.
     """
 
     def __init__(self, new_ledger: Callable[[], int], entries_per_ledger: int) -> None:
@@ -99,6 +100,7 @@ class Log:
         self.ledgers: list[list[int]] = [[new_ledger(), 0]]
         self.entries: list[Entry] = []
         self.messages = self.size_bytes = 0
+        self.erased: set[int] = set()
         self._keys: list[tuple[int, int]] = []
 
     def append(

@@ -132,7 +132,7 @@ class ProducerCore(Core):
             return zlib.crc32(key.encode()) % count
         if self._options["message_routing_mode"] == pulsar.PartitionsRoutingMode.UseSinglePartition:
             return zlib.crc32(self._name.encode()) % count
-        filling = self._current >= 0 and self._links[self._current].next_event_ms() is not None
+        filling = self._current >= 0 and self._links[self._current].is_filling
         if not filling:  # as in Pulsar, fill a batch before moving on to the next partition
             self._current = (self._current + 1) % count
         return self._current

@@ -96,6 +96,8 @@ class ReaderCore(Core):
         log = self._broker.partition(name).log
         start = self._next[name]
         for number in range(log.first_at(start), len(log)):
+            if number in log.erased:
+                continue
             entry = log.entries[number]
             for index in range(len(entry.messages)):
                 if entry.message_position(index) >= start:

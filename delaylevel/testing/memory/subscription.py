@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import zlib
 from collections import Counter
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 import pulsar
@@ -46,10 +47,12 @@ class Subscription:
     Args:
         log: log of the partition.
         start: number of the first entry of the subscription.
+        acknowledged: function that is called with the numbers of entries that were acknowledged.
     """
 
-    def __init__(self, log: Log, start: int) -> None:
+    def __init__(self, log: Log, start: int, acknowledged: Callable[[Iterable[int]], None]) -> None:
         self._log = log
+        self._on_acknowledged = acknowledged
         self.kind = ConsumerType.Exclusive
         self.consumers: list[Subscriber] = []
         self.mark = start  # all entries before it are acknowledged
@@ -148,20 +151,26 @@ class Subscription:
     def acknowledge(self, number: int) -> None:
         """Acknowledge one entry."""
         self._holders.pop(number, None)
-        if number >= self.mark:
-            self._acknowledged.add(number)
+        if self.is_acknowledged(number):
+            return
+        self._acknowledged.add(number)
         while self.mark in self._acknowledged:
             self._acknowledged.discard(self.mark)
             self.mark += 1
+        self._on_acknowledged((number,))
 
     def acknowledge_before(self, number: int) -> None:
         """Acknowledge every entry before this one."""
         if number <= self.mark:
             return
+        added = [each for each in range(self.mark, number) if each not in self._acknowledged]
         self._acknowledged = {other for other in self._acknowledged if other >= number}
         self._holders = {n: holder for n, holder in self._holders.items() if n >= number}
         self.mark = number
-        self.acknowledge(number - 1)
+        while self.mark in self._acknowledged:
+            self._acknowledged.discard(self.mark)
+            self.mark += 1
+        self._on_acknowledged(added)
 
     def is_acknowledged(self, number: int) -> bool:
         """Return whether an entry is acknowledged."""
@@ -171,11 +180,13 @@ class Subscription:
         """Acknowledge all entries before this one, and no others."""
         for consumer in self.consumers:
             consumer.drop_queue()
+        added = [n for n in range(self.mark, number) if n not in self._acknowledged]
         self.mark = number
         self._acknowledged.clear()
         self._holders.clear()
         self._rewind_at_ms = None
         self._rebuild_ready()
+        self._on_acknowledged(added)
 
     @property
     def mark_delete_position(self) -> Position:

@@ -1,0 +1,107 @@
+"""Tests that a process may end after any event: nothing is lost, early or untrue.
+
+Each scenario runs once for every event of its pass: an entry that is stored, or an
+acknowledgement. The process ends after that event, a second one starts and goes on to the end, and
+an independent ledger of what the application sent and was told is compared with what arrived. The
+in-memory Pulsar erases at once what was acknowledged.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+import pytest
+
+from delaylevel.model.strategy import Levels, PartitionStrategy
+from delaylevel.testing import Crashed, MemoryPulsar
+
+DAY, HOUR, MINUTE = timedelta(days=1), timedelta(hours=1), timedelta(minutes=1)
+LEVELS = Levels(
+    [
+        PartitionStrategy(maximum_delay=2 * DAY),
+        PartitionStrategy(partition_by="HOUR", maximum_delay=DAY),
+    ]
+)
+TOPIC = "orders"
+
+
+@dataclass
+class Ledger:
+    """What the application did.
+
+    Attributes:
+        due_ms: due time of each message that it was told is stored.
+        cancelled: messages whose cancellation was told to have succeeded.
+    """
+
+    due_ms: dict[bytes, int] = field(default_factory=dict)
+    cancelled: set[bytes] = field(default_factory=set)
+
+    def compare(self, memory: MemoryPulsar, copies: bool = True) -> None:
+        """Compare with what arrived in the business topic by now."""
+        arrived = memory.delivered(TOPIC)
+        found = Counter(message.data for message in arrived)
+        expected = self.due_ms.keys() - self.cancelled
+        assert found.keys() == expected, "lost, or delivered although cancelled"
+        for message in arrived:
+            assert message.data is not None
+            assert message.at.timestamp() * 1000 >= self.due_ms[message.data], "early"
+        if not copies:
+            assert set(found.values()) == {1}, "copied"
+
+
+Work = Callable[[MemoryPulsar], None]
+
+
+def at_every_event(prepare: Callable[[MemoryPulsar], Ledger], work: Work) -> int:
+    """Run `work`, killed after each of its events and then run again; return their number."""
+    event = 0
+    while True:
+        event += 1
+        memory = MemoryPulsar()
+        ledger = prepare(memory)
+        memory.crash_after(event)
+        try:
+            work(memory)
+        except Crashed:
+            memory.crash_after(None)
+            work(memory)
+            memory.advance(2 * DAY)
+            ledger.compare(memory)
+            memory.close()
+        else:
+            memory.crash_after(None)
+            memory.advance(2 * DAY)
+            ledger.compare(memory, copies=False)
+            memory.close()
+            return event - 1
+
+
+def parked(memory: MemoryPulsar, *, final_window: str) -> Ledger:
+    """Send messages that are due in a minute, in hours, and in a day."""
+    ledger = Ledger()
+    producer = memory.client().create_producer(
+        TOPIC,
+        enable_delay_level_topic=True,
+        partition_strategy=LEVELS,
+        final_window=final_window,
+    )
+    delays = (MINUTE, 5 * HOUR, 5 * HOUR + MINUTE, DAY + HOUR)
+    for number, delay in enumerate(delays):
+        body = b"%d" % number
+        producer.send(body, deliver_after=delay, partition_key="k")
+        ledger.due_ms[body] = memory.clock.now_ms() + delay // timedelta(milliseconds=1)
+    producer.close()
+    return ledger
+
+
+@pytest.mark.parametrize("final_window", ["tracker", "broker"])
+def test_a_mover_and_a_dispatcher_may_end_after_any_event(final_window: str) -> None:
+    events = at_every_event(
+        lambda memory: parked(memory, final_window=final_window),
+        lambda memory: memory.advance(2 * DAY) and None,
+    )
+    assert events > 6, events
