@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from .invariants import FINAL
+from .invariants import FINAL, expires_soon
 from .ledger import Cancelled, Confirmed, LedgerReader, Received
 from .story import Story
 
@@ -35,7 +35,10 @@ class Flow:
         for row in rows:
             if isinstance(row, Confirmed):
                 left = self.story.subscriptions - self._seen[row.name]
-                if row.stored and left and not self.story.cancelled.get(row.name):
+                decided = self.story.cancelled.get(row.name) or expires_soon(
+                    self.story.sent[row.name]
+                )
+                if row.stored and left and not decided:
                     self._missing[row.name] = set(left)
             elif isinstance(row, Cancelled):
                 self._missing.pop(row.name, None)
@@ -77,7 +80,9 @@ class Flow:
                 continue
             arrived = self.story.arrivals(name).keys() >= self.story.subscriptions
             if ("accepted" in says and not says & FINAL) or (
-                name in self.story.confirmed and not arrived
+                name in self.story.confirmed
+                and not arrived
+                and not expires_soon(self.story.sent[name])
             ):
                 found.append(name)
         return found

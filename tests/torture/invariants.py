@@ -4,7 +4,12 @@ A rule believes only what a process noted before or after its own act, and what 
 
 `lost`
     A message that was confirmed arrives at every subscription, unless its cancellation has the
-    outcome ``cancelled``. A message whose send failed or was interrupted may arrive.
+    outcome ``cancelled``. A message whose send failed or was interrupted may arrive. One that
+    expires soon after it is due may be dropped, but then for all subscriptions; one that expires
+    in an hour may not, whatever any clock says for a moment.
+`expired`
+    No message is released after it has expired. What was on its way to a target that did not
+    answer may arrive later.
 `early`
     No message comes before it is due, by the machine's clock, which no fault changes. Effectively
     once, the time of the release counts; at least once, messages share batches, which have one time
@@ -40,6 +45,11 @@ from .story import Story
 # (then it is not early any more).
 _STEP_LASTS_MS = 2_000
 
+#: An expiry sooner than this after the due time may drop a message in a run.
+EXPIRES_SOON_MS = 60_000
+# A message that is on its way when it expires is not called back from a target that hangs.
+_ON_ITS_WAY_MS = 30_000
+
 CANCELLED, TOO_LATE, UNKNOWN, ACCEPTED = "cancelled", "too late", "unknown", "accepted"
 FINAL = {CANCELLED, TOO_LATE, UNKNOWN}
 
@@ -63,11 +73,26 @@ def lost(story: Story) -> Iterator[Violation]:
     for name in story.confirmed:
         if CANCELLED in story.statuses(name):
             continue
+        sent = story.sent[name]
         missing = story.subscriptions - story.arrivals(name).keys()
+        if missing == story.subscriptions and expires_soon(sent):
+            continue
         if missing:
-            sent = story.sent[name]
             text = f"due {sent.due_ms}, {sent.target}: not received by {', '.join(sorted(missing))}"
             yield Violation("lost", name, text)
+
+
+def expires_soon(sent: Sent) -> bool:
+    """Return True if a fault of a run can be the reason for which a message was dropped."""
+    return bool(sent.expires_ms) and sent.expires_ms < sent.due_ms + EXPIRES_SOON_MS
+
+
+def expired(story: Story) -> Iterator[Violation]:
+    """Find messages that were released after they had expired."""
+    for sent, received in _arrivals(story):
+        if sent.expires_ms and received.published_ms > sent.expires_ms + _ON_ITS_WAY_MS:
+            by_ms = received.published_ms - sent.expires_ms
+            yield Violation("expired", sent.name, f"published {by_ms} ms after it had expired")
 
 
 def early(story: Story) -> Iterator[Violation]:
@@ -177,6 +202,7 @@ def never_sent(story: Story) -> Iterator[Violation]:
 
 RULES: tuple[Callable[[Story], Iterator[Violation]], ...] = (
     lost,
+    expired,
     early,
     changed,
     copied,

@@ -29,6 +29,7 @@ class Sent(NamedTuple):
         due_ms: due time, ms since the epoch.
         sent_ms: time before the send, ms since the epoch.
         checksum: checksum of everything that must not change.
+        expires_ms: time from which it is not released any more, ms since the epoch; 0 for never.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Sent(NamedTuple):
     due_ms: int
     sent_ms: int
     checksum: str
+    expires_ms: int = 0
 
 
 class Confirmed(NamedTuple):

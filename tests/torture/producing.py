@@ -1,4 +1,7 @@
-"""The part that sends: delayed messages to every target, some of which it cancels."""
+"""The part that sends: delayed messages to every target.
+
+Some of them expire, and some are cancelled or replaced later.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,8 @@ from typing import Any
 import pulsar
 
 from delaylevel import DelayLevelClient
-from delaylevel.errors import DelayLevelError
+from delaylevel.errors import CancellationFailedError, DelayLevelError
+from delaylevel.model.outcome import Outcome, Receipt
 
 from .control import Control, ControlFile, TargetState, note_open
 from .ledger import NAME, Cancelled, Confirmed, Ledger, Row, Sent, checksum, now_ms
@@ -27,6 +31,10 @@ from .stage import load_connection
 _TICK_S = 0.05
 _SEND_TIMEOUT_MS = 20_000
 _CANCEL_SHARE = 0.08
+# Of the messages that are cancelled: those that are replaced by another message instead.
+_RESCHEDULE_SHARE = 0.4
+_EXPIRY_SHARE = 0.1
+_EXPIRIES_MS = (2_000, 8_000, 3_600_000)
 _DIRECT_SHARE = 0.02
 _TWICE_SHARE = 0.03
 _LARGE_SHARE = 0.02
@@ -52,11 +60,12 @@ class Message:
         self.key = f"key-{chosen.randrange(50)}" if chosen.random() < 0.5 else ""
         self.ordering_key = f"order-{chosen.randrange(9)}" if chosen.random() < 0.2 else ""
         self.event_ms = chosen.randrange(1, 1 << 40) if chosen.random() < 0.5 else 0
+        self.expires_ms = 0
 
     def sent(self, target: str) -> Sent:
         """Return the row of the ledger."""
         whole = checksum(self.body, self.properties, self.key, self.ordering_key, self.event_ms)
-        return Sent(self.name, target, self.due_ms, now_ms(), whole)
+        return Sent(self.name, target, self.due_ms, now_ms(), whole, self.expires_ms)
 
 
 def random_message(name: str, control: Control, chosen: random.Random) -> Message:
@@ -87,6 +96,7 @@ class Sender:
         self._opening: dict[str, threading.Thread] = {}
         self._noted: set[str] = {""}
         self._answers: deque[Row] = deque()
+        self._longest_ms = 6_000
         self._cancellations: queue.PriorityQueue[tuple[int, str, str, int, str]] = (
             queue.PriorityQueue()
         )
@@ -135,10 +145,14 @@ class Sender:
     def send(self, control: Control, rate: float, burst: bool) -> None:
         """Send the messages of one tick; the ledger has them before."""
         messages: list[tuple[str, Message]] = []
+        self._longest_ms = control.longest_delay_ms
         for target in list(self._producers):
             count = _poisson(rate * _TICK_S, self._chosen)
             for _ in range(count):
-                messages.append((target, random_message(self._next(), control, self._chosen)))
+                message = random_message(self._next(), control, self._chosen)
+                if message.due_ms > now_ms() and self._chosen.random() < _EXPIRY_SHARE:
+                    message.expires_ms = message.due_ms + self._chosen.choice(_EXPIRIES_MS)
+                messages.append((target, message))
         if burst and self._producers:
             target = control.burst_target
             if target not in self._producers:
@@ -170,6 +184,7 @@ class Sender:
                     event_timestamp=message.event_ms or None,
                     deliver_at=message.due_ms,
                     message_id=message.name if named else None,
+                    expires_at=message.expires_ms or None,
                 )
             except Exception as error:
                 self._answers.append(Confirmed(message.name, now_ms(), 0, repr(error)[:200]))
@@ -188,7 +203,9 @@ class Sender:
             with contextlib.suppress(queue.Empty):
                 heapq.heappush(waiting, self._cancellations.get(timeout=0.1))
             while waiting and waiting[0][0] <= now_ms():
-                self._cancel_one(*heapq.heappop(waiting)[1:])
+                _, *which = heapq.heappop(waiting)
+                replaces = self._chosen.random() < _RESCHEDULE_SHARE
+                (self._reschedule_one if replaces else self._cancel_one)(*which)
 
     def _cancel_one(self, name: str, target: str, due_ms: int, key: str) -> None:
         producer = self._producers.get(target)
@@ -206,6 +223,46 @@ class Sender:
             print(f"cancel {name}: {error!r}", flush=True)
             self._ledger.write([Cancelled(name, now_ms(), "failed", "call")])
             return
+        self._write_outcome(name, outcome)
+
+    def _reschedule_one(self, name: str, target: str, due_ms: int, key: str) -> None:
+        """Replace a message: at least one of the two arrives, as the outcome says."""
+        producer = self._producers.get(target)
+        if producer is None:
+            return
+        later_ms = now_ms() + self._chosen.randint(_SHORTEST_DELAY_MS, self._longest_ms)
+        message = Message(f"{name}-again", later_ms, 100, self._chosen)
+        message.key = key
+        self._ledger.write([message.sent(target), Cancelled(name, now_ms(), "requested", "call")])
+        try:
+            result = producer.reschedule(
+                Receipt(name, due_ms, target, producer.description.topic, key),
+                message.body,
+                properties=dict(message.properties),
+                partition_key=key or None,
+                ordering_key=message.ordering_key or None,
+                event_timestamp=message.event_ms or None,
+                deliver_at=later_ms,
+                message_id=message.name,
+                timeout=0.5 if self._chosen.random() < 0.5 else None,
+            )
+        except CancellationFailedError:
+            stored = 1
+        except (DelayLevelError, pulsar.PulsarException) as error:
+            print(f"reschedule {name}: {error!r}", flush=True)
+            stored = 0
+        else:
+            self._ledger.write([Confirmed(message.name, now_ms(), 1, "")])
+            self._write_outcome(name, result.outcome)
+            return
+        self._ledger.write(
+            [
+                Confirmed(message.name, now_ms(), stored, "" if stored else "failed"),
+                Cancelled(name, now_ms(), "failed", "call"),
+            ]
+        )
+
+    def _write_outcome(self, name: str, outcome: Outcome) -> None:
         self._ledger.write(
             [
                 Cancelled(

@@ -175,3 +175,18 @@ def test_the_ledgers_of_several_processes_make_one_story(
         map(str, [*received(), cancelled("too late")])
     )
     assert reader.new_rows() == []
+
+
+def test_a_message_that_expires_soon_may_be_dropped_for_all_subscriptions_alike() -> None:
+    soon = sent()
+    soon[0] = soon[0]._replace(expires_ms=DUE_MS + 2_000)
+    assert rules_broken(*soon) == set()
+    assert rules_broken(*soon, received()[0]) == {"lost"}
+    late = received(published_ms=DUE_MS + 60_000)
+    assert rules_broken(*soon, *late) == {"expired"}
+
+
+def test_a_message_that_expires_in_an_hour_is_not_dropped() -> None:
+    later = sent()
+    later[0] = later[0]._replace(expires_ms=DUE_MS + 3_600_000)
+    assert rules_broken(*later) == {"lost"}
