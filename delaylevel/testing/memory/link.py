@@ -120,7 +120,7 @@ class ProducerLink:
         elif not self._options["batching_enabled"] or outgoing.deliver_at_ms is not None:
             item = (message, sequence_id, done)
             if not (self._sent or self._batch.items):
-                self._broker.timed_tasks.append(self)
+                self._broker.timed_tasks.insert(0, self)  # before listeners
             self._sent.append((item, self._clock.now_ms(), outgoing.deliver_at_ms))
         else:
             self._add(message, size, sequence_id, done)
@@ -199,7 +199,7 @@ class ProducerLink:
         if not batch.items:
             batch.since_ms = self._clock.now_ms()
             if not self._sent:
-                self._broker.timed_tasks.append(self)
+                self._broker.timed_tasks.insert(0, self)  # before listeners
         batch.items.append((message, sequence_id, done))
         batch.bytes += size
         full = min(options["batching_max_messages"], options["max_pending_messages"] or 1 << 30)

@@ -69,7 +69,7 @@ class StrictRules:
         description, member = found
         if member.role in (Role.LEVEL, Role.HELD):
             for entry in event.entries:
-                self._check_hop(event.topic, entry)
+                self._check_hop(description, event.topic, entry)
         elif description.final_window is FinalWindow.TRACKER:
             if member.role is Role.WINDOW:
                 self._check_window(description, event)
@@ -81,11 +81,12 @@ class StrictRules:
             for message in entry.messages:
                 self._last[_trace(message)] = _Place(entry.ledger, entry.entry)
 
-    def _check_hop(self, topic: TopicName, entry: Entry) -> None:
+    def _check_hop(
+        self, description: LevelTopicDescription, topic: TopicName, entry: Entry
+    ) -> None:
         own = _Place(entry.ledger, entry.entry)
         for message in entry.messages:
-            expires = message.properties.get(EXPIRES, "")
-            if expires.isdigit() and int(expires) <= self._broker.clock.now_ms():
+            if _may_be_dropped(description, message, self._broker.clock.now_ms()):
                 continue
             if self._last.get(_trace(message), own) == own:
                 self._violated(topic, entry, "is stored nowhere else")
@@ -148,6 +149,17 @@ class StrictRules:
             f"entry {entry.ledger}:{entry.entry} of {topic} ({body!r:.60}) was acknowledged, but "
             f"{why}"
         )
+
+
+def _may_be_dropped(
+    description: LevelTopicDescription, message: StoredMessage, now_ms: int
+) -> bool:
+    """Return True if a message has expired."""
+    expires, due = message.properties.get(EXPIRES, ""), message.properties.get(DUE, "")
+    if expires.isdigit():
+        return int(expires) <= now_ms
+    default_ms = description.expire_after_ms
+    return bool(default_ms) and due.isdigit() and int(due) + default_ms <= now_ms
 
 
 def _trace(message: StoredMessage) -> _Trace:
