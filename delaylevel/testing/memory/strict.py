@@ -30,7 +30,7 @@ from .log import Entry, StoredMessage
 
 
 class _Trace(NamedTuple):
-    """What every hop keeps of a message: enough to find its copies."""
+    """The part of a message that every hop keeps: enough to find its copies."""
 
     value: bytes | None
     key: str

@@ -30,7 +30,7 @@ TOPIC = "orders"
 
 @dataclass
 class Ledger:
-    """What the application did.
+    """The acts of the application, and the answers that it got.
 
     Attributes:
         due_ms: due time of each message that it was told is stored.
