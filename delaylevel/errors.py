@@ -215,10 +215,10 @@ class StrategyMismatchError(LevelTopicError):
 
 
 class UnsafeNamespaceError(LevelTopicError):
-    """Namespace policies that would remove parked messages.
+    """Rules of a broker or namespace that would remove parked messages, or stop their release.
 
     Attributes:
-        problems: one line per policy, with its remedy.
+        problems: one line for each, with its remedy.
     """
 
     def __init__(self, message: str, *, problems: tuple[str, ...]) -> None:

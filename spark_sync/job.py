@@ -21,6 +21,7 @@ from delaylevel.cluster.admin import Admin
 from delaylevel.cluster.connection import Connection
 from delaylevel.cluster.partition_lock import describe_owner
 from delaylevel.cluster.repeated_warning import RepeatedWarning
+from delaylevel.cluster.rules import Explainer
 from delaylevel.errors import (
     AlreadyRunningError,
     BrokerError,
@@ -180,9 +181,11 @@ class SparkSyncJob:
             )
             spark.streams.addListener(listener)
             stack.callback(spark.streams.removeListener, listener)
-            self._run_queries(spark, listener)
+            self._run_queries(spark, listener, Explainer(admin))
 
-    def _run_queries(self, spark: SparkSession, listener: SyncListener) -> None:
+    def _run_queries(
+        self, spark: SparkSession, listener: SyncListener, explainer: Explainer
+    ) -> None:
         pause_s = _FIRST_PAUSE_S
         while not self._stop.is_set():
             started = time.monotonic()
@@ -196,9 +199,11 @@ class SparkSyncJob:
                 self.stats.add_failure()
                 if time.monotonic() - started > 2 * _LONGEST_PAUSE_S:
                     pause_s = _FIRST_PAUSE_S
+                found = next(filter(None, map(explainer.rules, self.descriptions)), "")
+                why = f". The cluster does not allow what it needs: {found}" if found else ""
                 self._warning.failed(
                     f"the query failed ({_first_cause(error)}); it starts again from its "
-                    "checkpoint after a pause"
+                    f"checkpoint after a pause{why}"
                 )
                 self._stop.wait(pause_s)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)

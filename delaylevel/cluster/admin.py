@@ -34,6 +34,14 @@ if TYPE_CHECKING:
 _METADATA = "application/vnd.partitioned-topic-metadata+json"
 _EARLIEST = {"ledgerId": -1, "entryId": -1, "partitionIndex": -1}
 _LATEST = {"ledgerId": (1 << 63) - 1, "entryId": (1 << 63) - 1, "partitionIndex": -1}
+_TYPES = "subscriptionTypesEnabled"
+# Policies of a topic, by the field of `ClientLimits`.
+_LIMITS = {
+    "max_producers": "maxProducers",
+    "max_consumers": "maxConsumers",
+    "max_consumers_per_subscription": "maxConsumersPerSubscription",
+    "max_subscriptions": "maxSubscriptionsPerTopic",
+}
 _REFUSED = (401, 403, 404, 405)  # 405: the broker has no policies for single topics
 _BUSY_TRIES = 40
 _BUSY_PAUSE_S = 0.05
@@ -223,6 +231,8 @@ class Admin(BaseAdmin, OperatorAdmin):
             message_ttl_s=self._rest.get(f"{path}/messageTTL"),
             delete_while_inactive=inactive["deleteWhileInactive"] if inactive else None,
             replication_clusters=frozenset(clusters) if clusters else None,
+            subscription_types=frozenset(self._rest.get(f"{path}/{_TYPES}") or ()) or None,
+            **{field: self._rest.get(f"{path}/{name}") for field, name in _LIMITS.items()},
         )
 
     def max_message_size(self, topic: TopicName) -> int | None:
@@ -244,6 +254,12 @@ class Admin(BaseAdmin, OperatorAdmin):
             self._rest.post(f"{path}/replication", sorted(policies.replication_clusters))
         if policies.deduplication is not None:
             self._rest.post(f"{path}/deduplicationEnabled", policies.deduplication)
+        if policies.subscription_types is not None:
+            self._rest.post(f"{path}/{_TYPES}", sorted(policies.subscription_types))
+        for field, name in _LIMITS.items():
+            limit = getattr(policies, field)
+            if limit is not None:
+                self._rest.post(f"{path}/{name}", limit)
 
     # --- subscriptions and statistics --------------------------------------------------------
 

@@ -39,6 +39,13 @@ def broker_settings(value: Mapping[str, str]) -> BrokerSettings:
         subscription_expiration_min=_number(value, "subscriptionExpirationTimeMinutes"),
         delete_inactive_topics="" if deletes is False else mode,
         backlog_quotas=_default_quotas(value),
+        encryption_required=_flag(value, "encryptionRequireOnProducer"),
+        authorization=_flag(value, "authorizationEnabled"),
+        subscription_types=frozenset(_words(value.get("subscriptionTypesEnabled", ""))) or None,
+        max_producers=_number(value, "maxProducersPerTopic"),
+        max_consumers=_number(value, "maxConsumersPerTopic"),
+        max_consumers_per_subscription=_number(value, "maxConsumersPerSubscription"),
+        max_subscriptions=_number(value, "maxSubscriptionsPerTopic"),
     )
 
 
@@ -62,6 +69,13 @@ def namespace_policies(value: Mapping[str, Any]) -> NamespacePolicies:
         subscription_expiration_min=value.get("subscription_expiration_time_minutes"),
         backlog_quotas=tuple(sorted(quotas, key=lambda quota: quota.type)),
         replication_clusters=frozenset(value.get("replication_clusters") or ()),
+        encryption_required=bool(value.get("encryption_required")),
+        subscription_prefix=value.get("subscription_auth_mode") == "Prefix",
+        subscription_types=frozenset(value.get("subscription_types_enabled") or ()) or None,
+        max_producers=value.get("max_producers_per_topic"),
+        max_consumers=value.get("max_consumers_per_topic"),
+        max_consumers_per_subscription=value.get("max_consumers_per_subscription"),
+        max_subscriptions=value.get("max_subscriptions_per_topic"),
     )
 
 
@@ -189,6 +203,11 @@ def _default_quotas(value: Mapping[str, str]) -> tuple[BacklogQuota, ...]:
     if age > 0:
         quotas.append(BacklogQuota("message_age", None, age, policy))
     return tuple(quotas)
+
+
+def _words(text: str) -> list[str]:
+    """Read a list as the broker writes it: ``[Shared, Failover]``."""
+    return re.findall(r"\w+", text)
 
 
 def _flag(value: Mapping[str, str], name: str) -> bool | None:

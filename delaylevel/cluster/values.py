@@ -138,8 +138,33 @@ class PartitionStats:
     publishers: tuple[PublisherStats, ...] = ()
 
 
+#: All types of subscriptions, as the broker calls them.
+SUBSCRIPTION_TYPES = frozenset({"Exclusive", "Failover", "Shared", "Key_Shared"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientLimits:
+    """Limits of the clients of a topic; None for the limit of the next higher place.
+
+    A topic's own limits override those of its namespace, and these the broker's. 0 is no limit.
+
+    Attributes:
+        subscription_types: types of subscriptions that are allowed.
+        max_producers: number of producers of a partition at the same time.
+        max_consumers: number of consumers and readers of a partition.
+        max_consumers_per_subscription: number of consumers of one subscription.
+        max_subscriptions: number of subscriptions of a partition; each reader has one.
+    """
+
+    subscription_types: frozenset[str] | None = None
+    max_producers: int | None = None
+    max_consumers: int | None = None
+    max_consumers_per_subscription: int | None = None
+    max_subscriptions: int | None = None
+
+
 @dataclass(frozen=True)
-class TopicPolicies:
+class TopicPolicies(ClientLimits):
     """Policies of a single topic; None for a policy that is unset, or left unchanged.
 
     Attributes:
@@ -174,7 +199,7 @@ class BacklogQuota:
 
 
 @dataclass(frozen=True)
-class NamespacePolicies:
+class NamespacePolicies(ClientLimits):
     """Policies of a namespace; None for the broker's default.
 
     Attributes:
@@ -183,16 +208,20 @@ class NamespacePolicies:
             never.
         backlog_quotas: the namespace's own quotas, without those that limit nothing.
         replication_clusters: the clusters that have its messages, including its own.
+        encryption_required: True if producers that do not encrypt are refused.
+        subscription_prefix: True if the name of a subscription must begin with the consumer's role.
     """
 
     message_ttl_s: int | None = None
     subscription_expiration_min: int | None = None
     backlog_quotas: tuple[BacklogQuota, ...] = ()
     replication_clusters: frozenset[str] = frozenset()
+    encryption_required: bool = False
+    subscription_prefix: bool = False
 
 
 @dataclass(frozen=True)
-class BrokerSettings:
+class BrokerSettings(ClientLimits):
     """The relevant part of the broker's own configuration; None without permission to read it.
 
     Attributes:
@@ -203,6 +232,8 @@ class BrokerSettings:
         subscription_expiration_min: the default for namespaces; 0 for never.
         delete_inactive_topics: the mode in which inactive topics are deleted; empty for never.
         backlog_quotas: the defaults for namespaces, without those that limit nothing.
+        encryption_required: True if producers that do not encrypt are refused.
+        authorization: True if roles have rights only where they were granted.
     """
 
     cluster: str | None = None
@@ -212,6 +243,8 @@ class BrokerSettings:
     subscription_expiration_min: int | None = None
     delete_inactive_topics: str | None = None
     backlog_quotas: tuple[BacklogQuota, ...] = ()
+    encryption_required: bool | None = None
+    authorization: bool | None = None
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from delaylevel.cluster.failures import close_quietly, is_ok, result_name, trans
 from delaylevel.cluster.publisher import UNLIMITED_SETTINGS, open_producer
 from delaylevel.cluster.reader import PartitionReader
 from delaylevel.cluster.repeated_warning import RepeatedWarning
-from delaylevel.cluster.values import TopicPolicies
+from delaylevel.cluster.rules import OURS
 from delaylevel.errors import (
     AdminError,
     BrokerError,
@@ -377,8 +377,7 @@ def _prepare(client: Any, topic: TopicName) -> str:
         except AdminError as error:
             log.info("%s was not created (%s): the client tries it", topic, error.reason)
         try:
-            policies = TopicPolicies(message_ttl_s=0, delete_while_inactive=False)
-            if not apply_policies(admin, topic, policies):
+            if not apply_policies(admin, topic, OURS):
                 log.warning("%s keeps policies of its namespace, which may expire IDs", topic)
         except AdminError as error:
             log.info("%s keeps the policies of its namespace (%s)", topic, error.reason)

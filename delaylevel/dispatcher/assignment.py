@@ -85,9 +85,6 @@ class Membership:
     """The membership of this process in the dispatchers of one level topic.
 
     Its name is derived from host and process if none is given.
-
-    Raises:
-        BrokerError: the journal topic cannot be read.
     """
 
     def __init__(
@@ -98,16 +95,24 @@ class Membership:
         name: str | None = None,
     ) -> None:
         self.name = name or f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:6]}"
+        self._client = client
         self._admin = admin
+        self._reader: Any = None  # until the group is read
         self._first = description.journal_topic.partition(0)
         self._description = description
-        try:
-            self._reader = open_idle_reader(client, self._first.full, f"{_PREFIX}{self.name}~")
-        except ClientError as error:
-            raise BrokerError(f"cannot read {self._first} ({error.name})") from error
 
     def read_group(self) -> GroupState:
-        """Read the members and the owners from the broker's statistics."""
+        """Enter the group, and read its members and the owners from the broker's statistics.
+
+        Raises:
+            BrokerError: the journal topic cannot be read.
+        """
+        if self._reader is None:
+            prefix = f"{_PREFIX}{self.name}~"
+            try:
+                self._reader = open_idle_reader(self._client, self._first.full, prefix)
+            except ClientError as error:
+                raise BrokerError(f"cannot read {self._first} ({error.name})") from error
         members = sorted(
             name.removeprefix(_PREFIX).rpartition("~")[0]
             for name, found in self._admin.partition_stats(self._first).subscriptions.items()
@@ -143,4 +148,5 @@ class Membership:
 
     def close(self) -> None:
         """Leave the group."""
-        close_quietly(self._reader, "reader")
+        if self._reader is not None:
+            close_quietly(self._reader, "reader")

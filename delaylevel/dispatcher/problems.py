@@ -37,6 +37,9 @@ def problems(
     """
     description = group.description
     lines: list[ProblemLine] = []
+    if group.problem:
+        remedy = f"It tries again. See `delaylevel doctor {description.name.local}`."
+        lines.append(ProblemLine(f"The dispatcher fails: {group.problem}", remedy))
     if group.group is None or group.age_s > _OLD_S or found is None:
         text = "The broker does not report the state of the topics"
         lines.append(ProblemLine(text, "Check that it runs, and that this host reaches it."))

@@ -158,7 +158,8 @@ def _locks(group: ServedGroup) -> ProbeCheck:
     """Check that every window partition has an owner, here or in another process."""
     name = f"partition locks of {group.description.topic}"
     if group.group is None or group.age_s > _OLD_S:
-        return ProbeCheck(name, False, "the broker has not reported the owners: is it reachable?")
+        text = group.problem or "the broker has not reported the owners: is it reachable?"
+        return ProbeCheck(name, False, text)
     count = group.description.window_partitions
     unowned = [
         str(index)
@@ -166,7 +167,8 @@ def _locks(group: ServedGroup) -> ProbeCheck:
         if index not in group.owners and index not in group.group.owners
     ]
     if unowned:
-        text = f"no dispatcher owns partition {', '.join(unowned)} yet"
+        why = f": {group.problem}" if group.problem else ""
+        text = f"no dispatcher owns partition {', '.join(unowned)} yet{why}"
         return ProbeCheck(name, False, text)
     held = len(group.owners)
     text = f"{held} of {count} here, the others elsewhere" if held < count else f"all {count} here"

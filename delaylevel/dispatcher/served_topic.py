@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, field
 
-from delaylevel.cluster.failures import error_name
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.repeated_warning import RepeatedWarning
+from delaylevel.cluster.rules import Explainer
 from delaylevel.errors import LevelTopicError
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription
 from delaylevel.topics import registry as topics
@@ -20,18 +20,23 @@ from .pause_log import PauseLog
 
 log = logging.getLogger(__name__)
 
+_ALL = -1
+
 
 @dataclass(eq=False)
 class ServedTopic:
     """A level topic that is served, and the partitions of it that this process owns.
 
     Attributes:
+        explainer: source of the texts of errors.
         lost: partitions whose owner here has failed since the group was read.
+        failures: texts of the present failures, by partition; -1 for that of the level topic.
     """
 
     descriptions: DescriptionCache
     membership: Membership
     warning: RepeatedWarning
+    explainer: Explainer
     owners: dict[int, OwnerThread] = field(default_factory=dict)
     owner_warnings: dict[int, RepeatedWarning] = field(default_factory=dict)
     retry_s: dict[int, float] = field(default_factory=dict)
@@ -41,6 +46,7 @@ class ServedTopic:
     probe_s: float = 0.0
     probes: int = 0
     pauses: PauseLog = field(default_factory=PauseLog)
+    failures: dict[int, str] = field(default_factory=dict)
 
     @property
     def description(self) -> LevelTopicDescription:
@@ -59,18 +65,36 @@ class ServedTopic:
             for owner in self.owners.values():
                 owner.owner.events.wake()
 
+    @property
+    def problem(self) -> str:
+        """The text of a present failure; empty for none."""
+        return next(iter(self.failures.values()), "")
+
+    def failed(self, error: Exception) -> None:
+        """Log that the group or a partition of it cannot be used now."""
+        self.failures[_ALL] = text = self.explainer.explain(self.description, error)
+        self.warning.failed(text)
+
+    def works(self) -> None:
+        """Log the end of the failure, if there was one."""
+        self.failures.pop(_ALL, None)
+        self.warning.over()
+
     def watch_owner(self, owner: OwnerThread) -> None:
         """Log the failure of an owner, and the end of the failure once it releases messages."""
         warning = self.owner_warnings.get(owner.partition)
         if owner.is_alive():
             if warning is not None and owner.stats.now().state == "releasing":
                 warning.over()
+                self.failures.pop(owner.partition, None)
         elif isinstance(owner.failure, FAILURES):
             if warning is None:
                 partition = self.description.window_topic.partition(owner.partition).full
                 warning = RepeatedWarning(log, f"window partition {partition}")
                 self.owner_warnings[owner.partition] = warning
-            warning.failed(str(owner.failure) or error_name(owner.failure))
+            text = self.explainer.explain(self.description, owner.failure)
+            self.failures[owner.partition] = text
+            warning.failed(text)
 
 
 def served(admin: TopicAdmin, name: str, *, search: bool = False) -> LevelTopicDescription:

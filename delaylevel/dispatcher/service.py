@@ -19,6 +19,7 @@ from delaylevel.cluster.failures import translate_errors
 from delaylevel.cluster.partition_lock import PartitionLock
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.repeated_warning import RepeatedWarning
+from delaylevel.cluster.rules import Explainer
 from delaylevel.cluster.targets.clients import clients_of_targets
 from delaylevel.errors import (
     AlreadyRunningError,
@@ -73,6 +74,7 @@ class ServedGroup:
         group: the group, as the broker last described it; None before that.
         age_s: time since then, in s.
         owners: the owners in this process, by partition.
+        problem: a failure to serve it or one of its partitions; empty for none.
     """
 
     description: LevelTopicDescription
@@ -80,6 +82,7 @@ class ServedGroup:
     group: GroupState | None
     age_s: float
     owners: Mapping[int, OwnerThread]
+    problem: str = ""
 
 
 class Dispatcher:
@@ -122,6 +125,7 @@ class Dispatcher:
         self._opened.callback(self._background.join)
         self._admin = admin
         self._settings = settings
+        self._explainer = Explainer(admin)
         self._clock = SteadyClock(clock or SystemClock())
         self._stopping = threading.Event()
         self._lock = threading.Lock()
@@ -175,7 +179,6 @@ class Dispatcher:
 
         Raises:
             LevelTopicError: as for the class.
-            BrokerError: the journal topic cannot be read.
         """
         description = served(self._admin, level_topic)
         if self._settings.delivery is Delivery.EFFECTIVELY_ONCE:
@@ -197,12 +200,13 @@ class Dispatcher:
                 self._topics.remove(topic)
 
     def _join(self, description: LevelTopicDescription) -> ServedTopic:
-        """Enter the group of dispatchers of a level topic."""
+        """Return a level topic, whose group of dispatchers is entered when it is read."""
         membership = Membership(self._client, self._admin, description, self._settings.name)
         descriptions = DescriptionCache(
             partial(served, self._admin, description.topic), description
         )
-        return ServedTopic(descriptions, membership, RepeatedWarning(log, description.topic))
+        warning = RepeatedWarning(log, description.topic)
+        return ServedTopic(descriptions, membership, warning, self._explainer)
 
     @property
     def silent_s(self) -> float:
@@ -219,6 +223,7 @@ class Dispatcher:
                     topic.group,
                     time.monotonic() - topic.group_s,
                     dict(topic.owners),
+                    topic.problem,
                 )
                 for topic in self._topics
             )
@@ -252,10 +257,10 @@ class Dispatcher:
                     except UpgradeRequiredError:
                         raise
                     except BrokerError as error:
-                        topic.warning.failed(error)
+                        topic.failed(error)
                     else:
                         if not topic.descriptions.failing:
-                            topic.warning.over()
+                            topic.works()
                 self.history.look(self.stats())
                 self._looked_s = time.monotonic()
                 if tick is not None:

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from delaylevel.cluster.admin import Admin
 from delaylevel.cluster.connection import Connection
+from delaylevel.cluster.rules import Facts, read_targets
 from delaylevel.cluster.targets.identity import topic_stats
 from delaylevel.cluster.values import (
     BrokerSettings,
@@ -134,6 +135,14 @@ class LevelTopicContext:
         there = [member for member, found in self.metadata.items() if found is not None]
         found = self.cluster.in_parallel(lambda m: self.admin.topic_policies(m.topic), there)
         return dict(zip(there, found, strict=True))
+
+    @cached_property
+    def rules(self) -> Facts:
+        """The rules of the cluster that are in force for it."""
+        settings = self.cluster.settings
+        own = {member.topic: policies for member, policies in self.topic_policies.items()}
+        targets = read_targets(self.admin, self.description, settings, own=True)
+        return Facts(self.description, self.policies, settings, own, targets)
 
     @cached_property
     def targets(self) -> dict[TopicName, dict[TopicName, PartitionStats] | None]:

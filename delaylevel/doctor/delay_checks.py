@@ -26,6 +26,10 @@ _STALLING = ((4, 2, 1), (4, 2, 2))
 _BUCKET_FIXES = "apache/pulsar#26230, #26240 and #26251"
 # Releases from before these fixes (July 2026), by their line; earlier lines have no later release.
 _LAST_LOSING = {(4, 2): 2, (4, 0): 10}
+_IN_MEMORY = "InMemoryDelayedDeliveryTrackerFactory"
+_IN_MEMORY_FIXES = "apache/pulsar#25617 and #25681"
+# The first and last releases with the fault of that tracker, by their line.
+_STOPPING = {(4, 0): (1, 10), (4, 1): (0, 99), (4, 2): (0, 1)}
 _OTHER_WAY = "use --final-window tracker with a mover other than the Function"
 
 
@@ -113,7 +117,7 @@ def strict_delivery(context: LevelTopicContext) -> CheckResult:
 
 
 def delay_tracker(context: LevelTopicContext) -> CheckResult:
-    """Check that the broker's bucket tracker is not of a version that loses messages."""
+    """Check that the broker's tracker of delayed messages neither loses them nor stops."""
     if not context.broker_delays:
         return CheckResult(note=_NOT_USED)
     configuration, release = context.cluster.configuration, context.cluster.release
@@ -122,12 +126,16 @@ def delay_tracker(context: LevelTopicContext) -> CheckResult:
     tracker = configuration.get(_TRACKER)
     if tracker is None:
         return CheckResult.skip(f"the broker does not tell {_TRACKER}")
+    if tracker.endswith(_IN_MEMORY):
+        return _in_memory(release)
     if not tracker.endswith(_BUCKET):
         return CheckResult(note=tracker.rpartition(".")[2])
-    remedy = (
-        f"set {_TRACKER}=org.apache.pulsar.broker.delayed.InMemoryDelayedDeliveryTrackerFactory "
-        f"in broker.conf and restart the brokers, or {_OTHER_WAY}"
-    )
+    remedy = f"upgrade to a release with these fixes, or {_OTHER_WAY}"
+    if release is None or not _stops(release):
+        remedy = (
+            f"set {_TRACKER}=org.apache.pulsar.broker.delayed.{_IN_MEMORY} in broker.conf and "
+            f"restart the brokers, or {_OTHER_WAY}"
+        )
     if release is not None and _loses_messages(release):
         return CheckResult.failed(
             f"Pulsar {_text(release)} with {_BUCKET} may never deliver some messages (fixed by "
@@ -140,6 +148,24 @@ def delay_tracker(context: LevelTopicContext) -> CheckResult:
         "never deliver some messages",
         f"look for these fixes in the release notes of the broker; without them, {remedy}",
     )
+
+
+def _in_memory(release: tuple[int, int, int] | None) -> CheckResult:
+    if release is not None and not _stops(release):
+        return CheckResult(note=_IN_MEMORY)
+    version = "of a version that it does not tell" if release is None else _text(release)
+    return CheckResult.warn(
+        f"Pulsar {version} with {_IN_MEMORY}: after one failed delivery, the broker may deliver "
+        f"nothing more of a subscription until it restarts ({_IN_MEMORY_FIXES}); nothing is lost",
+        f"upgrade to a release with these fixes, or {_OTHER_WAY}; if it happens, restart the "
+        "broker or unload the topic (`pulsar-admin topics unload`)",
+    )
+
+
+def _stops(release: tuple[int, int, int]) -> bool:
+    """Return true if the tracker in memory of a release may stop the delivery."""
+    first, last = _STOPPING.get(release[:2], (1, 0))
+    return first <= release[2] <= last
 
 
 def _setting(topic: TopicName, policy: DelayedDelivery | None) -> str:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 from delaylevel.cluster.admin import Admin
 from delaylevel.cluster.connection import Connection
+from delaylevel.cluster.rules import RULES
 from delaylevel.errors import (
     AdminError,
     BrokerError,
@@ -20,7 +22,7 @@ from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.topic_name import TopicName
 from delaylevel.topics import registry as topics
 
-from . import cluster_checks, delay_checks, running_checks, topic_checks
+from . import cluster_checks, delay_checks, openings, running_checks, topic_checks
 from .context import ClusterContext, ExamOptions, LevelTopicContext
 from .finding import CheckResult, Finding, Problem
 
@@ -30,10 +32,8 @@ TOPIC_CHECKS: tuple[tuple[str, Callable[[LevelTopicContext], CheckResult]], ...]
     ("partitions", topic_checks.partitions),
     ("subscriptions", topic_checks.subscriptions),
     ("foreign subscriptions", topic_checks.foreign_subscriptions),
-    ("message ttl", topic_checks.expiry),
-    ("inactive deletion", topic_checks.inactivity),
-    ("replication", topic_checks.replication),
-    ("namespace policies", topic_checks.namespace),
+    *((rule.name, partial(topic_checks.rule, rule)) for rule in RULES),
+    ("openings", openings.openings),
     ("targets", topic_checks.targets),
     ("target schemas", topic_checks.target_schemas),
     ("target subscriptions", topic_checks.target_subscriptions),

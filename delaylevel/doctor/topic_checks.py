@@ -1,16 +1,17 @@
-"""Checks of member topics and targets: their existence, subscriptions and policies."""
+"""Checks of member topics and targets: their existence, subscriptions, and the cluster's rules."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from delaylevel.cluster.rules import Rule, violations
+from delaylevel.cluster.rules import notes as rule_notes
 from delaylevel.cluster.values import PartitionStats
 from delaylevel.model.delivery import Delivery
 from delaylevel.model.envelope import KEY_VALUE
 from delaylevel.model.formatting import format_duration
 from delaylevel.model.level_topic import FinalWindow, Mover, Role
 from delaylevel.model.topic_name import TopicName
-from delaylevel.topics import safety
 from delaylevel.topics.subscriptions import early_subscriptions
 from delaylevel.topics.targets import unsubscribed
 
@@ -84,61 +85,13 @@ def foreign_subscriptions(context: LevelTopicContext) -> CheckResult:
     )
 
 
-def expiry(context: LevelTopicContext) -> CheckResult:
-    """Check that no message TTL applies to a topic that keeps parked messages."""
-    broker_s, namespace_s = context.cluster.settings.message_ttl_s, context.policies.message_ttl_s
-    default_s = broker_s if namespace_s is None else namespace_s
-    return CheckResult.of(
-        Problem(
-            f"messages in {member.topic} expire after {format_duration(ttl_s * 1000)} (message "
-            "TTL)",
-            f"`pulsar-admin topicPolicies set-message-ttl {member.topic} --ttl 0`",
-        )
-        for member, policies in context.topic_policies.items()
-        if (ttl_s := default_s if policies.message_ttl_s is None else policies.message_ttl_s)
-    )
-
-
-def inactivity(context: LevelTopicContext) -> CheckResult:
-    """Check that the broker does not delete a member topic without connections."""
-    if context.cluster.settings.topic_policies is False:
-        return CheckResult(note="the broker's own settings apply: see namespace policies")
-    return CheckResult.of(
-        Problem(
-            f"the broker may delete {member.topic} while no client is connected",
-            f"run `delaylevel levels create` again for {context.description.topic}, which sets "
-            "deleteWhileInactive=false",
-        )
-        for member, policies in context.topic_policies.items()
-        if policies.delete_while_inactive is not False
-    )
-
-
-def replication(context: LevelTopicContext) -> CheckResult:
-    """Check that no member topic is replicated: a mover in each cluster would deliver messages."""
-    clusters = context.policies.replication_clusters
-    return CheckResult.of(
-        Problem(
-            f"{member.topic} is replicated to {', '.join(sorted(found))}",
-            f"run `delaylevel levels create` again for {context.description.topic}, or use a "
-            "namespace that is not replicated",
-        )
-        for member, policies in context.topic_policies.items()
-        if len(found := policies.replication_clusters or clusters) > 1
-    )
-
-
-def namespace(context: LevelTopicContext) -> CheckResult:
-    """Check that quotas and expirations of the namespace neither delete nor block messages."""
-    settings = context.cluster.settings
-    found = safety.problems(context.description, context.policies, settings)
-    notes = safety.notes(context.description, context.policies, settings)
-    return CheckResult.of(map(_problem, found), notes[0] if notes else "")
-
-
-def _problem(line: str) -> Problem:
-    says, _, remedy = line.rpartition(": ")
-    return Problem(says or remedy, remedy)
+def rule(rule: Rule, context: LevelTopicContext) -> CheckResult:
+    """Check that a rule of the cluster allows what our clients and parked messages need."""
+    found = violations(context.rules, (rule,))
+    notes: tuple[str, ...] = ()
+    if rule.name == "backlog quota":
+        notes = rule_notes(context.description, context.policies, context.cluster.settings)
+    return CheckResult.of([Problem(each.says, each.remedy) for each in found], "".join(notes[:1]))
 
 
 def targets(context: LevelTopicContext) -> CheckResult:

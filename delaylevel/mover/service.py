@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 from delaylevel.cluster.port import TopicAdmin
+from delaylevel.cluster.rules import Explainer
 from delaylevel.errors import BrokerError, LevelTopicError, NotFoundError
 from delaylevel.model.clock import Clock, SystemClock
 from delaylevel.model.level_topic import LevelTopicDescription, Mover
@@ -70,6 +71,7 @@ class MoverService:
         self._trigger_ms = trigger_ms
         self._clock = clock or SystemClock()
         self._target_client = target_client
+        self._explainer = Explainer(admin)
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._threads = {item.topic: self._thread(item) for item in descriptions}
@@ -193,6 +195,7 @@ class MoverService:
             self._trigger_ms,
             self._clock,
             wait,
+            self._explainer.explain,
         )
 
     def _served(self, topic: str) -> LevelTopicDescription:

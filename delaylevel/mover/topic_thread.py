@@ -14,7 +14,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from delaylevel.cluster.failures import error_name, may_pass, translate_errors
+from delaylevel.cluster import trials
+from delaylevel.cluster.failures import may_pass, translate_errors
 from delaylevel.cluster.repeated_warning import RepeatedWarning
 from delaylevel.errors import AlreadyRunningError, BrokerError, UpgradeRequiredError
 from delaylevel.model.clock import Clock
@@ -37,8 +38,8 @@ _LOOK_S = 0.1
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
 # Topics of a broker that dies are back within half a minute, at a moment that nothing announces.
 _LONGEST_PASSING_S = 2.0
-# Movers that hold a lock only until their work is done, or that take over from each other.
-_PASSING = tuple(f"delaylevel-{kind}@" for kind in (KIND, "drain"))
+# Those that hold a lock only until their work is done, or that take over from each other.
+_PASSING = tuple(f"delaylevel-{kind}@" for kind in (KIND, "drain", trials.KIND))
 
 #: States of the mover of a level topic.
 STATES = ("starting", "standby", "moving", "failing", "stopped")
@@ -75,6 +76,7 @@ class TopicThread(threading.Thread):
         lock: function that locks the level topic and returns its mover.
         describe: function that reads the description again.
         wait: True to stay on standby while a mover of another kind has the level topic.
+        explain: function that returns the text of an error.
 
     Attributes:
         failure: the error that ended it; None while it runs and after a stop.
@@ -88,6 +90,7 @@ class TopicThread(threading.Thread):
         trigger_ms: int | None,
         clock: Clock,
         wait: bool,
+        explain: Callable[[LevelTopicDescription, Exception], str],
     ) -> None:
         super().__init__(name=f"mover {description.topic}", daemon=True)
         self.description = description
@@ -97,6 +100,7 @@ class TopicThread(threading.Thread):
         self._trigger_ms = trigger_ms
         self._clock = clock
         self._wait = wait
+        self._explain = explain
         self._stopping = threading.Event()
         self._lock = threading.Lock()
         self._stats = MoverStats()
@@ -223,7 +227,7 @@ class TopicThread(threading.Thread):
         return True
 
     def _failed(self, error: Exception) -> None:
-        reason = str(error) or error_name(error)
+        reason = self._explain(self.description, error)
         self._warning.failed(reason)
         with self._lock:
             self._stats.state, self._stats.problem = "failing", reason

@@ -180,12 +180,8 @@ class MemoryAdmin(OperatorAdmin):
         """Set policies of a topic; they are stored, but have no effect."""
         with self._lock:
             old = self.topic_policies(topic)
-            self._broker.policies[topic] = TopicPolicies(
-                *(
-                    getattr(old if getattr(policies, name) is None else policies, name)
-                    for name in TopicPolicies.__dataclass_fields__
-                )
-            )
+            given = {name: value for name, value in vars(policies).items() if value is not None}
+            self._broker.policies[topic] = replace(old, **given)
 
     # -- operator calls, named as in delaylevel.cluster.admin.Admin
 

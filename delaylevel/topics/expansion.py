@@ -96,7 +96,7 @@ def expand(admin: OperatorAdmin, topic: str, levels: Levels) -> LevelTopicDescri
     policies = members.policies_of(admin, after.name)
     settings = admin.broker_settings()
     safety.check_partition_limit(after, settings.max_partitions)
-    members.refuse_unsafe(after, policies, settings)
+    members.refuse_unsafe(admin, after, policies, settings)
     admin.set_properties(after.name, {PLAN_PROPERTY: after.to_json()})
     for member in after.members():
         if member.role is Role.LEVEL:

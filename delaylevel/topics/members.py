@@ -5,7 +5,10 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
 
+from delaylevel.cluster import rules
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.values import (
     BrokerSettings,
@@ -89,14 +92,20 @@ def no_namespace(namespace: str, error: NotFoundError) -> NotFoundError:
 
 
 def refuse_unsafe(
-    description: LevelTopicDescription, policies: NamespacePolicies, settings: BrokerSettings
+    admin: TopicAdmin,
+    description: LevelTopicDescription,
+    policies: NamespacePolicies,
+    settings: BrokerSettings,
 ) -> None:
     """Raise UnsafeNamespaceError with all problems and remedies, if there are any."""
-    problems = safety.problems(description, policies, settings)
+    targets = rules.read_targets(admin, description, settings, own=False)
+    found = rules.violations(rules.at_creation(description, policies, settings, targets))
+    problems = tuple(map(str, found))
     if problems:
         raise UnsafeNamespaceError(
             f"{description.topic} cannot be created in {description.name.namespace_path}, where "
-            "parked messages would not be safe:\n  " + "\n  ".join(problems),
+            "parked messages would not be safe, or could not be released (docs/cluster-rules.md):"
+            "\n  " + "\n  ".join(problems),
             problems=problems,
         )
 
@@ -249,20 +258,19 @@ def protect(
     policies: NamespacePolicies,
     settings: BrokerSettings,
 ) -> None:
-    """Set the policies that keep parked messages, and wait until the broker reports them."""
+    """Set the policies that keep parked messages, and lift the limits of our clients.
+
+    It waits until the broker reports them.
+    """
     if settings.topic_policies is False:
         return
-    local = None
-    if len(policies.replication_clusters) > 1 and settings.cluster is not None:
-        local = frozenset({settings.cluster})
-    wanted = TopicPolicies(message_ttl_s=0, delete_while_inactive=False, replication_clusters=local)
     try:
-        applied = apply_policies(admin, member.topic, wanted)
+        applied = apply_policies(admin, member.topic, rules.own_policies(policies, settings))
     except AdminError as error:
         if error.status != _NO_TOPIC_POLICIES:
             raise
-        unable = BrokerSettings(cluster=settings.cluster, topic_policies=False)
-        refuse_unsafe(description, policies, unable)
+        unable = replace(settings, topic_policies=False)
+        refuse_unsafe(admin, description, policies, unable)
         return
     if not applied:
         raise LevelTopicError(
@@ -280,24 +288,20 @@ def apply_policies(admin: TopicAdmin, topic: TopicName, wanted: TopicPolicies) -
     Returns:
         False if the broker does not report them within ``WAIT_S`` seconds.
     """
-    if _holds(admin, topic, wanted):
+    if not _missing(admin, topic, wanted):
         return True
     admin.set_topic_policies(topic, wanted)
     deadline_s = time.monotonic() + WAIT_S
     while True:
         again_s = min(deadline_s, time.monotonic() + _SET_AGAIN_S)
-        if await_true(lambda: _holds(admin, topic, wanted), again_s):
+        if await_true(lambda: not _missing(admin, topic, wanted), again_s):
             return True
         if time.monotonic() >= deadline_s:
             return False
-        current = admin.topic_policies(topic)
-        if current.message_ttl_s != wanted.message_ttl_s:
-            lost = TopicPolicies(message_ttl_s=wanted.message_ttl_s)
-        elif current.delete_while_inactive != wanted.delete_while_inactive:
-            lost = TopicPolicies(delete_while_inactive=wanted.delete_while_inactive)
-        else:
-            lost = TopicPolicies(replication_clusters=wanted.replication_clusters)
-        admin.set_topic_policies(topic, lost)
+        lost = _missing(admin, topic, wanted)
+        if lost:
+            name, value = next(iter(lost.items()))
+            admin.set_topic_policies(topic, TopicPolicies(**{name: value}))
 
 
 def await_true(condition: Callable[[], bool], deadline_s: float | None = None) -> bool:
@@ -317,10 +321,8 @@ def await_true(condition: Callable[[], bool], deadline_s: float | None = None) -
     return True
 
 
-def _holds(admin: TopicAdmin, topic: TopicName, wanted: TopicPolicies) -> bool:
-    current = admin.topic_policies(topic)
-    return (
-        current.message_ttl_s == wanted.message_ttl_s
-        and current.delete_while_inactive == wanted.delete_while_inactive
-        and wanted.replication_clusters in (None, current.replication_clusters)
-    )
+def _missing(admin: TopicAdmin, topic: TopicName, wanted: TopicPolicies) -> dict[str, Any]:
+    """Return the policies that the broker does not report as wanted, by their attributes."""
+    current = vars(admin.topic_policies(topic))
+    asked = {name: value for name, value in vars(wanted).items() if value is not None}
+    return {name: value for name, value in asked.items() if current[name] != value}

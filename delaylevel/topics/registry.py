@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from delaylevel.cluster import rules
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.values import BrokerSettings, NamespacePolicies, TopicMetadata
 from delaylevel.errors import (
@@ -75,8 +76,9 @@ def create(admin: TopicAdmin, description: LevelTopicDescription) -> LevelTopicD
     An existing level topic keeps its targets and settings, and gets the targets that it lacks.
 
     Every member topic gets its durable subscription and its policies (no TTL, not deleted while
-    inactive, not replicated) before the description is written, so that nobody can publish to an
-    incomplete level topic. The call may be repeated, also by several clients at once.
+    inactive, not replicated, no limits of clients) before the description is written, so that
+    nobody can publish to an incomplete level topic. The call may be repeated, also by several
+    clients at once.
 
     Args:
         description: the level topic.
@@ -86,7 +88,8 @@ def create(admin: TopicAdmin, description: LevelTopicDescription) -> LevelTopicD
 
     Raises:
         StrategyMismatchError: it exists with another strategy; the text shows both.
-        UnsafeNamespaceError: policies would delete or block parked messages; with remedies.
+        UnsafeNamespaceError: rules of broker or namespace would delete parked messages, or stop
+            those who release them; with remedies.
         InvalidStrategyError: more partitions than the broker allows; the text proposes levels.
         LevelTopicError: a member topic exists and is not ours.
         NotFoundError: the namespace does not exist.
@@ -341,7 +344,7 @@ def list_level_topics(admin: TopicAdmin, namespace: str) -> list[FoundLevelTopic
 def notes(admin: TopicAdmin, description: LevelTopicDescription) -> tuple[str, ...]:
     """Return notes on the policies of the namespace that are no reason to refuse it."""
     policies = members.policies_of(admin, description.name)
-    return safety.notes(description, policies, admin.broker_settings())
+    return rules.notes(description, policies, admin.broker_settings())
 
 
 def _checked(admin: TopicAdmin, description: LevelTopicDescription) -> _Checked:
@@ -355,7 +358,7 @@ def _checked(admin: TopicAdmin, description: LevelTopicDescription) -> _Checked:
         member.topic: members.existing(admin, member, description)
         for member in description.members()
     }
-    members.refuse_unsafe(description, policies, settings)
+    members.refuse_unsafe(admin, description, policies, settings)
     return _Checked(description, existing, policies, settings)
 
 

@@ -98,10 +98,12 @@ def test_a_lost_partition_is_acquired_again_without_the_admin_interface(
     monkeypatch.setattr(Dispatcher, "_acquire", lambda _, topic, index: acquired.append(index))
     description = describe(final_window=FinalWindow.TRACKER, window_partitions=2)
     group: Any = Group()
+    explainer: Any = SimpleNamespace(explain=lambda _, error: str(error))
     served = ServedTopic(
         DescriptionCache(lambda: description, description),
         group,
         RepeatedWarning(logging.getLogger(), "orders"),
+        explainer,
     )
     ended: Any = EndedOwner()
     served.owners[ended.partition] = ended

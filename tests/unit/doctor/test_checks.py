@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ import pytest
 
 from delaylevel import topics
 from delaylevel.cluster.connection import Connection
+from delaylevel.cluster.rules import RULES
 from delaylevel.cluster.values import (
     BrokerSettings,
     DelayedDelivery,
@@ -189,22 +191,28 @@ def test_many_delayed_messages_need_a_small_read_ahead() -> None:
 
 def test_replication_and_a_ttl_of_the_namespace_are_reported() -> None:
     both = frozenset({"east", "west"})
+    ttl, replication = (
+        partial(topic_checks.rule, rule)
+        for name in ("message ttl", "replication")
+        for rule in RULES
+        if rule.name == name
+    )
     context = topic_context(
         BROKER,
         partitioned_metadata=TopicMetadata(3, {}),
         topic_policies=TopicPolicies(None, False, None),
         namespace_policies=NamespacePolicies(message_ttl_s=3600, replication_clusters=both),
     )
-    assert "is replicated to east, west" in problems_of(topic_checks.replication(context))[0]
-    assert len(problems_of(topic_checks.expiry(context))) == len(context.members)
+    assert "is replicated to east, west" in problems_of(replication(context))[0]
+    assert len(problems_of(ttl(context))) == len(context.members)
     safe = topic_context(
         BROKER,
         partitioned_metadata=TopicMetadata(3, {}),
         topic_policies=TopicPolicies(0, False, frozenset({"east"})),
         namespace_policies=NamespacePolicies(message_ttl_s=3600, replication_clusters=both),
     )
-    assert topic_checks.replication(safe).problems == ()
-    assert topic_checks.expiry(safe).problems == ()
+    assert replication(safe).problems == ()
+    assert ttl(safe).problems == ()
 
 
 def test_a_strict_broker_delivers_late_and_not_early() -> None:

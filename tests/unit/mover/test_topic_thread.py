@@ -103,7 +103,7 @@ def serve(topic: LockedTopic) -> Iterator[Callable[..., TopicThread]]:
 
     def start(wait: bool = False, trigger_ms: int = 5) -> TopicThread:
         clock = SystemClock()
-        thread = TopicThread(topic.lock, topic.describe, DESCRIPTION, trigger_ms, clock, wait)
+        thread = TopicThread(topic.lock, topic.describe, DESCRIPTION, trigger_ms, clock, wait, said)
         threads.append(thread)
         thread.start()
         return thread
@@ -113,6 +113,10 @@ def serve(topic: LockedTopic) -> Iterator[Callable[..., TopicThread]]:
         thread.stop()
         thread.join(10)
         assert not thread.is_alive()
+
+
+def said(_: LevelTopicDescription, error: Exception) -> str:
+    return str(error) or type(error).__name__
 
 
 def reached(thread: TopicThread, **values: object) -> MoverStats:
@@ -309,6 +313,7 @@ def test_a_bug_does_not_end_it(
 
 
 def test_one_run_ends_when_nothing_is_ready(topic: LockedTopic) -> None:
-    thread = TopicThread(topic.lock, topic.describe, DESCRIPTION, 5, SystemClock(), False)
+    clock = SystemClock()
+    thread = TopicThread(topic.lock, topic.describe, DESCRIPTION, 5, clock, False, said)
     assert thread.run_once().window == 2  # one pass more than there are levels
     assert topic.movers[0].closed.is_set()

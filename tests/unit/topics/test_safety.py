@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 
 from delaylevel import topics
+from delaylevel.cluster.rules import at_creation, notes, violations
 from delaylevel.cluster.values import BacklogQuota, BrokerSettings, NamespacePolicies
 from delaylevel.errors import AdminError, InvalidStrategyError, LevelTopicError
 from delaylevel.model.level_topic import DESCRIPTION_PROPERTY, TARGET_PREFIX, LevelTopicDescription
 from delaylevel.model.strategy import Levels, PartitionBy, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.testing import MemoryPulsar
-from delaylevel.topics.safety import check_partition_limit, notes, problems
+from delaylevel.topics.safety import check_partition_limit
 
 DAYS = Levels(PartitionStrategy(partition_by=PartitionBy.DAY, maximum_delay=timedelta(days=30)))
 HELD_BACK = BacklogQuota("destination_storage", 10 << 30, None, "producer_request_hold")
@@ -30,6 +31,12 @@ HARMLESS = BrokerSettings(
 )
 UNSET = NamespacePolicies()
 DESCRIPTION = LevelTopicDescription("a/b/orders-delay-level", DAYS, ("a/b/orders",))
+
+
+def problems(
+    description: LevelTopicDescription, policies: NamespacePolicies, settings: BrokerSettings
+) -> tuple[str, ...]:
+    return tuple(map(str, violations(at_creation(description, policies, settings))))
 
 
 def found(policies: NamespacePolicies = UNSET, **settings: Any) -> tuple[str, ...]:
@@ -50,7 +57,7 @@ def test_ttl_counts_only_without_topic_policies(ttl: NamespacePolicies | None) -
     policies = ttl or NamespacePolicies()
     default = 0 if ttl else 60
     assert found(policies, message_ttl_s=default) == ()
-    (line,) = found(policies, message_ttl_s=default, topic_policies=False)
+    line, *_ = found(policies, message_ttl_s=default, topic_policies=False)
     assert "after 1m" in line
     assert "set-message-ttl a/b --messageTTL 0" in line
 
