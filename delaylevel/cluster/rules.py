@@ -35,6 +35,7 @@ from delaylevel.model.level_topic import (
 )
 from delaylevel.model.topic_name import TopicName
 
+from .failures import may_pass
 from .port import TopicAdmin
 from .values import (
     SUBSCRIPTION_TYPES,
@@ -258,7 +259,7 @@ def read_targets(
 class Explainer:
     """Texts of errors, with the rules of the cluster that stand in the way of a level topic.
 
-    Several threads may use it. A role that may not read the rules gets the errors alone.
+    Several threads may use it.
 
     Args:
         now_s: the monotonic clock, in seconds.
@@ -267,24 +268,34 @@ class Explainer:
     def __init__(self, admin: TopicAdmin, now_s: Callable[[], float] = time.monotonic) -> None:
         self._admin = admin
         self._now_s = now_s
-        self._found: dict[str, tuple[float, str]] = {}  # by level topic
+        self._found: dict[str, tuple[float, str | None]] = {}  # by level topic
 
     def explain(self, description: LevelTopicDescription, error: Exception) -> str:
         """Return the text of an error, and the rules in the way; nobody has to be reachable."""
         text = str(error) or type(error).__name__
-        refused = isinstance(error, BrokerError) and not isinstance(error, _CLEAR)
-        found = self.rules(description) if refused else ""
-        return f"{text}. The cluster does not allow what this needs: {found}" if found else text
+        if not isinstance(error, BrokerError) or isinstance(error, _CLEAR):
+            return text
+        found = self.rules(description)
+        if found:
+            return f"{text}. The cluster does not allow what this needs: {found}"
+        if found is None and not may_pass(error):
+            return (
+                f"{text}. This role may not read the rules of the cluster: an administrator can "
+                f"run `delaylevel doctor {description.topic}`"
+            )
+        return text
 
-    def rules(self, description: LevelTopicDescription) -> str:
-        """Return the rules in the way of a level topic, each with its remedy; empty for none."""
-        until_s, found = self._found.get(description.topic, (0.0, ""))
+    def rules(self, description: LevelTopicDescription) -> str | None:
+        """Return the rules in the way of a level topic, each with its remedy; empty for none.
+
+        None if they cannot be read.
+        """
+        until_s, found = self._found.get(description.topic, (0.0, None))
         if self._now_s() >= until_s:
-            found = ""
+            found = None
             with suppress(BrokerError):
-                found = "; ".join(
-                    map(str, violations(read(self._admin, description))[:_MOST_NAMED])
-                )
+                known = violations(read(self._admin, description))
+                found = "; ".join(map(str, known[:_MOST_NAMED]))
             self._found[description.topic] = self._now_s() + _READ_S, found
         return found
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from contextlib import closing
+from contextlib import closing, suppress
 
 from delaylevel.cluster import client_log, trials
 from delaylevel.cluster.rules import violations
+from delaylevel.cluster.targets.identity import topic_stats
 from delaylevel.cluster.trials import Trial
+from delaylevel.errors import BrokerError, PermissionDeniedError
+from delaylevel.model.level_topic import Member
+from delaylevel.model.topic_name import TopicName
+from delaylevel.topics.members import metadata_of
 
 from .context import LevelTopicContext
 from .finding import CheckResult, Problem
@@ -51,27 +56,33 @@ _GRANT = (
 
 
 def _trials(context: LevelTopicContext) -> list[Trial]:
-    members = [member for member, found in context.metadata.items() if found is not None]
+    """Return what can be tried; topics that this role may not even look at are left out."""
+    admin, description = context.admin, context.description
 
-    def of_member(index: int) -> list[Trial]:
-        member = members[index]
-        found = trials.trials_of_member(
-            context.admin, context.description, member.topic, member.role
-        )
-        return list(found)
+    def of_member(member: Member) -> list[Trial]:
+        try:
+            if metadata_of(admin, member.topic) is None:
+                return []  # the finding of another check
+            return list(trials.trials_of_member(admin, description, member.topic, member.role))
+        except PermissionDeniedError:
+            return []
 
-    found = context.cluster.in_parallel(of_member, range(len(members)))
-    targets = [
-        trials.trial_of_target(min(partitions, key=str))
-        for partitions in context.targets.values()
-        if partitions
-    ]
-    return [trial for each in found for trial in each] + targets
+    def of_target(name: str) -> list[Trial]:
+        try:
+            found = topic_stats(admin, TopicName.parse(name))
+        except PermissionDeniedError:
+            return []
+        return [trials.trial_of_target(min(found, key=str))] if found else []
+
+    in_parallel = context.cluster.in_parallel
+    found = in_parallel(of_member, context.members) + in_parallel(of_target, description.targets)
+    return [trial for each in found for trial in each]
 
 
 def _remedy(context: LevelTopicContext, failure: str) -> str:
-    if violations(context.rules):
-        return "the rules that other checks name forbid it: lift them (docs/cluster-rules.md)"
+    with suppress(BrokerError):
+        if violations(context.rules):
+            return "the rules that other checks name forbid it: lift them (docs/cluster-rules.md)"
     if failure == "ProducerBusy":
         return (
             "close the producer with exclusive access to it, or raise its maxProducersPerTopic "

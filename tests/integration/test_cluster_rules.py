@@ -1,0 +1,226 @@
+"""Tests of rules of namespaces that forbid what our clients do: before and after the creation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import urllib3
+
+from background import Serving
+from delaylevel.cluster.connection import Connection
+from delaylevel.dispatcher import DispatchSettings
+from delaylevel.doctor import State, examine
+from delaylevel.errors import UnsafeNamespaceError
+from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription
+from delaylevel.model.strategy import Levels, PartitionStrategy
+from delaylevel.model.topic_name import TopicName
+from delaylevel.run import LocalService
+from delaylevel.testing.embedded import own_namespace
+from delaylevel.topics import registry
+from world import QUIET, RealWorld
+
+pytestmark = pytest.mark.broker
+
+UNIT = timedelta(seconds=1)
+LEVELS = Levels([PartitionStrategy(partition_by=UNIT, maximum_delay=4 * UNIT)])
+BODIES = {b"1", b"2"}
+# Policies of a namespace that policies of our own topics lift.
+LIFTED: dict[str, Any] = {
+    "subscriptionTypesEnabled": ["Shared", "Key_Shared"],
+    "maxConsumersPerTopic": 1,
+    "maxConsumersPerSubscription": 1,
+    "maxSubscriptionsPerTopic": 1,
+    "maxProducersPerTopic": 1,
+}
+
+
+@dataclass
+class Place:
+    """A namespace with a level topic and its rules."""
+
+    world: RealWorld
+    connection: Connection
+    folder: Path
+
+    def rule(self, name: str, value: Any) -> None:
+        self._post(f"namespaces/{self.world.namespace}/{name}", value)
+
+    def exempt(self, topic: TopicName) -> None:
+        """Apply the remedy for a target that allows one producer."""
+        self._post(f"{topic.rest_path}/maxProducers", 0)
+
+    def _post(self, path: str, value: Any) -> None:
+        url = f"{self.world.admin.admin_url}/admin/v2/{path}"
+        answer = urllib3.request("POST", url, json=value)
+        assert answer.status == 204, answer.data
+
+    def create(self) -> LevelTopicDescription:
+        target = self.world.name("orders")
+        if not self.world.admin.topic_exists(target):
+            self.world.admin.create_partitioned(target, 0)
+            self.world.admin.create_subscription(target, "app")
+        return registry.create(
+            self.world.admin,
+            LevelTopicDescription(
+                self.world.topic("orders-delay-level"),
+                LEVELS,
+                (target.full,),
+                final_window=FinalWindow.TRACKER,
+                window_partitions=1,
+            ),
+        )
+
+    def park(self, delay: timedelta = 2 * UNIT) -> None:
+        orders = self.world.topic("orders")
+        with self.world.client().create_producer(
+            orders, enable_delay_level_topic=True, create_level_topic=False
+        ) as producer:
+            for body in BODIES:
+                producer.send(body, deliver_after=delay)
+
+    def arrived(self) -> bool:
+        # A rule may forbid a reader of the target.
+        count = self.world.admin.partition_stats(self.world.name("orders")).messages_in
+        return count == len(BODIES)
+
+    @contextmanager
+    def serving(self, *more: str) -> Iterator[LocalService]:
+        quick = self.connection.model_copy(update={"operation_timeout_seconds": 2})
+        service = LocalService(
+            lambda: quick.open_service_client(logger=QUIET),
+            self.world.admin,
+            [self.world.topic("orders-delay-level"), *more],
+            DispatchSettings(directory=self.folder / "spill"),
+            trigger_ms=100,
+        )
+        with Serving(service):
+            yield service
+
+    def failed(self) -> dict[str, str]:
+        """Return what each check of ``doctor`` says that fails."""
+        topic = self.world.topic("orders-delay-level")
+        quick = self.connection.model_copy(update={"operation_timeout_seconds": 2})
+        found = list(examine(quick, topic))
+        return {item.check: item.says for item in found if item.state is State.FAILED}
+
+
+@pytest.fixture
+def place(world: RealWorld, connection: Connection, tmp_path: Path) -> Place:
+    return Place(world, connection, tmp_path)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("rule", LIFTED)
+def test_a_rule_that_policies_of_our_topics_lift(place: Place, rule: str, when: str) -> None:
+    created = when == "after"
+    if created:
+        place.create()
+        place.park()
+    place.rule(rule, LIFTED[rule])
+    if rule == "maxProducersPerTopic":
+        # The application has a producer of the target, and the dispatcher needs another one.
+        with pytest.raises(UnsafeNamespaceError, match="set-max-producers") as refused:
+            place.create()
+        assert "policy of namespace" in str(refused.value)
+        if created:
+            assert "number of producers" in place.failed()
+        place.exempt(place.world.name("orders"))
+    if not created:
+        place.create()
+        place.park()
+    with place.serving():
+        place.world.eventually(place.arrived, "all messages")
+        assert place.failed() == {}
+
+
+@pytest.mark.parametrize("rule", [("encryptionRequired", True)])
+def test_a_rule_that_nothing_lifts_refuses_the_creation(
+    place: Place, rule: tuple[str, Any]
+) -> None:
+    place.rule(*rule)
+    with pytest.raises(UnsafeNamespaceError, match="set-encryption-required") as refused:
+        place.create()
+    assert place.world.namespace in str(refused.value)
+    assert "administrator of the tenant" in str(refused.value)
+    left = place.world.admin.list_topics(place.world.namespace)
+    assert left == [place.world.name("orders")]
+
+
+def test_a_rule_that_comes_later_stops_only_its_topics_until_it_is_lifted(
+    place: Place, world: RealWorld, connection: Connection, tmp_path: Path
+) -> None:
+    place.create()
+    place.park()
+    with own_namespace(connection) as elsewhere, ExitStack() as stack:
+        other = Place(RealWorld(connection, stack, elsewhere), connection, tmp_path / "other")
+        other.create()
+        place.rule("encryptionRequired", True)
+        with place.serving(other.world.topic("orders-delay-level")) as service:
+            other.park()
+            other.world.eventually(other.arrived, "the messages of the other namespace")
+
+            def said() -> str:
+                return " ".join(check.text for check in service.start_checks() if not check.ok)
+
+            world.eventually(lambda: "encryption required" in said(), "the rule")
+            assert "set-encryption-required" in said()
+            assert not place.arrived()
+            found = place.failed()
+            assert "encryption required" in found["encryption"]
+            assert "producer" in found["openings"]
+            place.rule("encryptionRequired", False)
+            world.eventually(place.arrived, "all messages once the rule is lifted", 90)
+            assert place.failed() == {}
+
+
+def test_policies_that_somebody_removes_are_found_and_set_again(place: Place) -> None:
+    description = place.create()
+    place.park()
+    admin, window = place.world.admin, description.window_topic
+    place.rule("subscriptionTypesEnabled", ["Shared"])
+    url = f"{admin.admin_url}/admin/v2/{window.rest_path}/subscriptionTypesEnabled"
+    assert urllib3.request("DELETE", url).status == 204
+    with place.serving() as service:
+        world = place.world
+
+        def said() -> str:
+            return " ".join(check.text for check in service.start_checks() if not check.ok)
+
+        world.eventually(lambda: "levels create" in said(), "the remedy")
+        assert "only the subscription types Shared" in said()
+        found = place.failed()
+        assert "subscription types" in found
+        assert "NotAllowedError" in found["openings"]
+        place.create()
+        world.eventually(place.arrived, "all messages")
+
+
+def test_doctor_changes_nothing_and_takes_no_lock(place: Place) -> None:
+    description = place.create()
+    place.park(UNIT / 2)
+    admin = place.world.admin
+    before = {
+        member.topic: (stats, admin.mark_delete_position(member.topic.partition(0), "delaylevel"))
+        for member in description.members()
+        for stats in [sorted(admin.partition_stats(member.topic.partition(0)).subscriptions)]
+    }
+    assert place.failed().keys() == {"mover", "dispatcher"}
+    after = {
+        member.topic: (stats, admin.mark_delete_position(member.topic.partition(0), "delaylevel"))
+        for member in description.members()
+        for stats in [sorted(admin.partition_stats(member.topic.partition(0)).subscriptions)]
+    }
+    assert after == before
+    with place.serving() as service:
+        place.world.eventually(place.arrived, "all messages")
+        state = service.movers[0].stats()[description.topic]
+        for _ in range(3):
+            assert place.failed() == {}
+        assert service.movers[0].stats()[description.topic].failures == state.failures == 0
+        place.world.eventually(lambda: not place.world.backlog(description), "acknowledgements")
