@@ -352,7 +352,10 @@ def _lifting(facts: Facts, command: str) -> str:
             f"an administrator of the tenant: `delaylevel levels create` for "
             f"{facts.description.topic} again, which lifts it with policies of its topics"
         )
-    return f"{_TENANT} {command}`, or a superuser: topicLevelPoliciesEnabled=true in broker.conf"
+    return (
+        f"{_TENANT} {command}`, or a superuser: topicLevelPoliciesEnabled=true in broker.conf, as "
+        "this broker has no policies for single topics"
+    )
 
 
 def _types(facts: Facts) -> Iterator[Violation]:

@@ -248,7 +248,7 @@ def ensure(
     if found is None:
         create_missing(admin, member, description)
     subscribe(admin, member)
-    protect(admin, member, description, policies, settings)
+    protect(admin, member, description, policies, settings, is_new=found is None)
 
 
 def protect(
@@ -257,15 +257,21 @@ def protect(
     description: LevelTopicDescription,
     policies: NamespacePolicies,
     settings: BrokerSettings,
+    *,
+    is_new: bool = False,
 ) -> None:
     """Set the policies that keep parked messages, and lift the limits of our clients.
 
     It waits until the broker reports them.
+
+    Args:
+        is_new: True if the topic certainly has none yet.
     """
     if settings.topic_policies is False:
         return
     try:
-        applied = apply_policies(admin, member.topic, rules.own_policies(policies, settings))
+        wanted = rules.own_policies(policies, settings)
+        applied = apply_policies(admin, member.topic, wanted, is_new=is_new)
     except AdminError as error:
         if error.status != _NO_TOPIC_POLICIES:
             raise
@@ -279,7 +285,9 @@ def protect(
         )
 
 
-def apply_policies(admin: TopicAdmin, topic: TopicName, wanted: TopicPolicies) -> bool:
+def apply_policies(
+    admin: TopicAdmin, topic: TopicName, wanted: TopicPolicies, *, is_new: bool = False
+) -> bool:
     """Set policies of a topic, and wait until the broker reports them.
 
     Pulsar 3.3 loses a policy if another one of the topic is set before it has read the first. So
@@ -288,7 +296,7 @@ def apply_policies(admin: TopicAdmin, topic: TopicName, wanted: TopicPolicies) -
     Returns:
         False if the broker does not report them within ``WAIT_S`` seconds.
     """
-    if not _missing(admin, topic, wanted):
+    if not is_new and not _missing(admin, topic, wanted):
         return True
     admin.set_topic_policies(topic, wanted)
     deadline_s = time.monotonic() + WAIT_S
