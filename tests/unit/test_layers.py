@@ -7,6 +7,7 @@ function, under TYPE_CHECKING, or as a string that names a module and is importe
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -79,9 +80,19 @@ SOURCES = {
 }
 
 
-def imports(module: str, source: str, is_package: bool, known: Iterable[str]) -> Iterator[str]:
-    """Yield full names of modules that a module's source imports, ours and others."""
-    known = {f"delaylevel.{name}".rstrip(".") for name in known}
+def imports(module: str, source: str, is_package: bool, known: Iterable[str]) -> frozenset[str]:
+    """Return full names of modules that a module's source imports, ours and others."""
+    return _imports(module, source, is_package, frozenset(known))
+
+
+@functools.cache  # each test asks again about the same 400 modules
+def _imports(module: str, source: str, is_package: bool, known: frozenset[str]) -> frozenset[str]:
+    return frozenset(
+        _found(module, source, is_package, {f"delaylevel.{name}".rstrip(".") for name in known})
+    )
+
+
+def _found(module: str, source: str, is_package: bool, known: set[str]) -> Iterator[str]:
     parts = ["delaylevel", *module.split(".")] if module else ["delaylevel"]
     package = parts if is_package else parts[:-1]
     for node in ast.walk(ast.parse(source)):
@@ -111,7 +122,7 @@ def violations(sources: dict[str, tuple[str, bool]]) -> list[str]:
         room = room_of(module)
         if module in RE_EXPORTS:
             continue
-        for name in sorted(set(imports(module, text, is_package, sources))):
+        for name in sorted(imports(module, text, is_package, sources)):
             first, _, below = name.partition(".")
             if first in CLIENT and room not in USES_CLIENT:
                 found.append(f"{module} imports the Pulsar client ({name})")
@@ -193,7 +204,7 @@ def test_there_are_no_import_cycles() -> None:
 
 def test_the_exemptions_are_needed() -> None:
     for module, name in EXEMPT:
-        assert f"delaylevel.{name}" in set(imports(module, *TREE[module], TREE))
+        assert f"delaylevel.{name}" in imports(module, *TREE[module], TREE)
 
 
 @pytest.mark.parametrize(
