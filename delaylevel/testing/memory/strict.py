@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from delaylevel.dispatcher.journal.fencing import counting
 from delaylevel.dispatcher.journal.records import pack
 from delaylevel.dispatcher.journal.state import JournalState
 from delaylevel.model.envelope import DUE, EXPIRES, KIND
@@ -129,7 +130,11 @@ class StrictRules:
         if partition is not None and SUBSCRIPTION in partition.subscriptions:
             entries += _unacknowledged(partition)
         return JournalState.read(
-            message.value or b"" for entry in entries for message in entry.messages
+            counting(
+                (message.value or b"", entry.position)
+                for entry in entries
+                for message in entry.messages
+            )
         )
 
     def _member(self, topic: TopicName) -> tuple[LevelTopicDescription, Member] | None:
