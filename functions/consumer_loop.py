@@ -15,11 +15,11 @@ from typing import Any
 import pulsar
 
 from delaylevel.cluster.client_parts.receiving import consumer_core
-from delaylevel.cluster.failures import error_name
+from delaylevel.cluster.failures import error_name, missing_subscription
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.repeated_warning import RepeatedWarning
 from delaylevel.cluster.targets.clients import TargetClients, close_anyway
-from delaylevel.errors import DelayLevelError, LevelTopicError
+from delaylevel.errors import BrokerError, DelayLevelError, LevelTopicError
 from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription, Mover, Role
 from delaylevel.topics import registry as topics
 from delaylevel.topics.foreign_watch import ForeignSubscriptionWatch
@@ -134,16 +134,24 @@ class ConsumerLoop:
 
     def _move(self, replaces: list[Any]) -> None:
         description = self._describe()
-        consumer = self._client.subscribe(
-            source_topics(description),
-            SUBSCRIPTION,
-            consumer_type=pulsar.ConsumerType.Shared,
-            initial_position=pulsar.InitialPosition.Earliest,
-            receiver_queue_size=self._settings.receiver_queue,
-            max_total_receiver_queue_size_across_partitions=_QUEUES_TOTAL,
-            negative_ack_redelivery_delay_ms=_REDELIVERY_MS,
-            consumer_name=self._name,
-        )
+        sources = source_topics(description)
+        try:
+            consumer = self._client.subscribe(
+                sources,
+                SUBSCRIPTION,
+                consumer_type=pulsar.ConsumerType.Shared,
+                initial_position=pulsar.InitialPosition.Earliest,
+                receiver_queue_size=self._settings.receiver_queue,
+                max_total_receiver_queue_size_across_partitions=_QUEUES_TOTAL,
+                negative_ack_redelivery_delay_ms=_REDELIVERY_MS,
+                consumer_name=self._name,
+            )
+        except pulsar.Timeout as error:
+            found = (missing_subscription(self._admin, each, SUBSCRIPTION) for each in sources)
+            missing = next(filter(None, found), None)
+            if missing is None:
+                raise
+            raise BrokerError(missing) from error
         relay = Relay(
             self._client,
             self._admin,

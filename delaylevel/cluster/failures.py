@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,6 +17,9 @@ from delaylevel.errors import (
     ClientError,
     LevelTopicError,
 )
+from delaylevel.model.topic_name import TopicName
+
+from .port import TopicAdmin
 
 log = logging.getLogger(__name__)
 
@@ -103,6 +107,36 @@ def is_admin_away(error: BaseException) -> bool:
     if isinstance(error, AdminError):
         return error.status in _GATEWAY_STATUSES
     return isinstance(error, BrokerUnreachableError) and not error.address
+
+
+def missing_subscription(admin: TopicAdmin | None, topic: str, subscription: str) -> str:
+    """Return the reason of a consumer's timeout if its subscription is missing; else an empty text.
+
+    A broker that does not create subscriptions (``allowAutoSubscriptionCreation``) refuses the
+    consumer. The client takes that for a failure that may pass, and asks until its timeout.
+
+    Args:
+        admin: the admin interface; None without.
+        topic: the topic, or one of its partitions.
+    """
+    if admin is None:
+        return ""
+    name = TopicName.parse(topic)
+    try:
+        count = admin.partitioned_metadata(name).partitions
+        names = [name.partition(index) for index in range(count)] or [name]
+        missing = [
+            each for each in names if subscription not in admin.partition_stats(each).subscriptions
+        ]
+    except BrokerError:
+        return ""
+    if not missing:
+        return ""
+    return (
+        f"subscription {subscription} of {missing[0]} does not exist, and the broker does not "
+        "create it (allowAutoSubscriptionCreation): create it with `pulsar-admin topics "
+        f"create-subscription -s {shlex.quote(subscription)} {shlex.quote(name.full)}`"
+    )
 
 
 def close_quietly(resource: Any, kind: str) -> None:

@@ -20,7 +20,7 @@ from delaylevel.model.level_topic import SUBSCRIPTION
 from delaylevel.model.position import EARLIEST, Position
 from delaylevel.model.source_partition import SourcePartition
 
-from .failures import close_quietly, error_name
+from .failures import close_quietly, error_name, missing_subscription
 from .port import TopicAdmin
 from .values import ConsumerStats, PartitionStats
 
@@ -140,9 +140,10 @@ class PartitionLock:
                 owner=owner.partition(" ")[0],
             ) from error
         except pulsar.PulsarException as error:
-            raise BrokerError(
-                f"cannot subscribe to {source.topic} ({error_name(error)})"
-            ) from error
+            reason = error_name(error)
+            if isinstance(error, pulsar.Timeout):
+                reason = missing_subscription(self._admin, source.topic, SUBSCRIPTION) or reason
+            raise BrokerError(f"cannot subscribe to {source.topic} ({reason})") from error
 
 
 def describe_owner(admin: TopicAdmin, source: SourcePartition) -> str:

@@ -54,6 +54,7 @@ class Subscribed:
         self._lock = threading.Lock()
         self._consumer: Any = None
         self._pause_s = 0.0
+        self._told = ""  # the kind of the last failure
         self._disconnected_s: float | None = None
 
     @property
@@ -122,12 +123,14 @@ class Subscribed:
             _close(consumer)
 
     def _failed(self, error: BaseException | str) -> None:
+        kind = error_name(error) if isinstance(error, BaseException) else error
         if isinstance(error, BaseException):
-            error = f"{error_name(error)}: {error}"
-        if not self._pause_s:
+            error = f"{kind}: {error}"
+        if not self._pause_s or kind != self._told:
             log.warning("%s: %s; trying again until it works", self._what, error)
         else:
             log.debug("%s: %s", self._what, error)
+        self._told = kind
         self._pause_s = min(max(_SHORTEST_PAUSE_S, 2 * self._pause_s), _LONGEST_PAUSE_S)
 
 

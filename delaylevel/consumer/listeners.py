@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from pulsar import InitialPosition
+import pulsar
 from typing_extensions import Self
 
+from delaylevel.cluster.failures import missing_subscription
 from delaylevel.cluster.stop_signals import stop_on_signals
 from delaylevel.errors import InvalidInputError
 from delaylevel.model.clock import Clock, SystemClock
@@ -162,20 +163,27 @@ def subscribe_to(
         queue_size = max(_SMALLEST_QUEUE, min(_LARGEST_QUEUE, wanted))
         options.setdefault("receiver_queue_size", queue_size)
     if earliest:
-        options["initial_position"] = InitialPosition.Earliest
+        options["initial_position"] = pulsar.InitialPosition.Earliest
 
     def subscribe(number: int) -> Any:
         given = dict(options)
         if given.get("consumer_name") and listener.consumers > 1:
             # The broker refuses a second Key_Shared consumer of the same name.
             given["consumer_name"] += f"-{number}"
-        return client.subscribe(
-            topic,
-            listener.subscription,
-            consumer_type=kind,
-            schema=listener.schema,
-            **given,
-        )
+        try:
+            return client.subscribe(
+                topic,
+                listener.subscription,
+                consumer_type=kind,
+                schema=listener.schema,
+                **given,
+            )
+        except pulsar.Timeout as error:
+            admin = getattr(client, "admin", None)
+            missing = missing_subscription(admin, topic, listener.subscription)
+            if not missing:
+                raise
+            raise pulsar.SubscriptionNotFound(missing) from error
 
     return subscribe
 

@@ -377,6 +377,12 @@ def _prepare(client: Any, topic: TopicName) -> str:
         except AdminError as error:
             log.info("%s was not created (%s): the client tries it", topic, error.reason)
         try:
+            admin.create_subscription(topic, SUBSCRIPTION, earliest=True)
+        except ConflictError:
+            pass
+        except AdminError as error:
+            log.info("%s has no subscription (%s): the client tries it", topic, error.reason)
+        try:
             if not apply_policies(admin, topic, OURS):
                 log.warning("%s keeps policies of its namespace, which may expire IDs", topic)
         except AdminError as error:

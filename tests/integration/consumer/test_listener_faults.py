@@ -11,13 +11,19 @@ from typing import Any
 
 import pulsar
 import pytest
+import urllib3
 
+from delaylevel import DelayLevelClient
 from delaylevel.broker.embedded import EmbeddedBroker
-from delaylevel.consumer import Backoff
-from delaylevel.model.level_topic import FinalWindow
+from delaylevel.cluster.connection import Connection
+from delaylevel.cluster.partition_lock import PartitionLock
+from delaylevel.consumer import Backoff, Deduplication, Listeners, TopicIdStore
+from delaylevel.errors import BrokerError
+from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow
+from delaylevel.model.source_partition import source_partitions
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from listening import AppRunner
-from world import RealWorld, quiet_client
+from world import QUIET, RealWorld, quiet_client
 
 pytestmark = pytest.mark.broker
 
@@ -89,6 +95,38 @@ def test_a_deleted_topic_stops_no_listener(world: RealWorld, runner: AppRunner) 
         return b"after" in handled
 
     world.eventually(arrives, "messages of the topic that exists again")
+
+
+def test_a_missing_subscription_is_named(world: RealWorld, connection: Connection) -> None:
+    # The client takes this refusal for one that may pass, and reports a timeout.
+    url = f"{connection.admin_url}/admin/v2/namespaces/{world.namespace}/autoSubscriptionCreation"
+    rule = {"allowAutoSubscriptionCreation": False}
+    world.admin.create_partitioned(world.name("orders"), 2, {})
+    level_topic = world.level_topic(LEVELS, ("orders",))
+    assert urllib3.request("POST", url, json=rule).status == 204
+    handled: list[bytes] = []
+    with DelayLevelClient.from_connection(
+        connection.model_copy(update={"operation_timeout_seconds": 3}), logger=QUIET
+    ) as client:
+        app = Listeners(client)
+        store = Deduplication(store=TopicIdStore())
+        app.on(world.topic("orders"), subscription="s", retry=False, deduplicate=store)(
+            lambda message: handled.append(message.value)
+        )
+        missing = (
+            r"subscription s of \S+/orders-partition-0 does not exist.*create-subscription -s s"
+        )
+        with pytest.raises(pulsar.SubscriptionNotFound, match=missing):
+            app.start()
+        world.admin.create_subscription(world.name("orders"), "s")
+        app.start()
+        send(world, world.topic("orders"), b"now")
+        world.eventually(lambda: handled == [b"now"], "the message")
+        app.close()
+        source = source_partitions(level_topic)[0]
+        world.admin.delete_subscription(source.name, SUBSCRIPTION, force=True)
+        with pytest.raises(BrokerError, match=rf"{source.topic} .*subscription {SUBSCRIPTION} of"):
+            PartitionLock(client, world.admin, [source], "local")
 
 
 @pytest.mark.long
