@@ -30,8 +30,8 @@ from delaylevel.errors import MessageTooLargeError, UnsupportedOptionError
 from delaylevel.model import envelope as env
 from delaylevel.model import retries
 from delaylevel.model.clock import Clock, SystemClock, duration_ms
-from delaylevel.model.due_time import LATEST_DUE_MS
 from delaylevel.model.envelope import SCHEMA_TYPES, SchemaRef
+from delaylevel.model.expiry import NEVER_MS
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.message import ParkedMessage, parked_message
 from delaylevel.model.router import Router
@@ -587,9 +587,10 @@ class RetryPublisher:
 
         message, fields = copy.message, copy.fields
         options: dict[str, Any] = {}
-        if producer.description.expire_after_ms:
-            # The rule of the level topic is for messages of the application, not for their retries.
-            options["expires_at"] = LATEST_DUE_MS
+        if copy.delay > timedelta(0):
+            # Its original is acknowledged, so no default expiry may ever end it: neither that of
+            # the level topic now, nor one that is set while it waits.
+            options["expires_at"] = NEVER_MS
         try:
             producer.send_async(
                 fields.value,

@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -129,10 +130,12 @@ class CancellationDesk:
         Raises:
             BrokerError: an earlier record was not confirmed.
         """
-        if self._cancelling.proof_ms is not None:
-            self._prove(everything_offered)
         if self._cancelling.undecided:
             self._decide()
+        if self._cancelling.proof_ms is not None:
+            self._prove(everything_offered)
+            if self._cancelling.undecided:
+                self._decide()
         if len(self._outcomes):
             self._publish()
         if self._answered and (self._now_s() >= self._answer_s or len(self._answered) >= _ANSWERS):
@@ -147,11 +150,14 @@ class CancellationDesk:
         self.write_answers()
         self._close_reopened()
 
+    def start(self) -> None:
+        """Keep account of what is not published, before anything is set aside."""
+        for record in self._cancelling.start():
+            self._journal.append_soon(record)
+
     def tidy_up(self) -> None:
         """Write records that are due from time to time, and delete old outcomes."""
         self._close_reopened()
-        for record in self._cancelling.start():
-            self._journal.append_soon(record)
         now_s = self._now_s()
         if self._source.partition == 0 and now_s >= self._expire_s:
             self._expire_s = now_s + _EXPIRE_EVERY_S
@@ -203,10 +209,11 @@ class CancellationDesk:
         now_ms, proof_ms = self._clock.now_ms(), self._cancelling.proof_ms
         proof = self._proof
         if proof is None:
-            if proof_ms is not None and now_ms >= proof_ms and self._now_s() >= self._proof_s:
-                self._proof = proof = _Proof(now_ms)
-                self._start(lambda: self._ask(proof))
-        elif proof.answered and proof.failed:
+            if proof_ms is None or now_ms < proof_ms or self._now_s() < self._proof_s:
+                return
+            self._proof = proof = _Proof(now_ms)
+            self._start(partial(self._ask, proof))
+        if proof.answered and proof.failed:
             self._proof, self._proof_s = None, self._now_s() + _RETRY_S
         elif proof.answered and everything_offered:
             last = proof.last

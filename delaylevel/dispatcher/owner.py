@@ -216,6 +216,7 @@ class PartitionOwner:
     def _recover(self) -> None:
         """Resolve the intents that the last owner left open, and write a snapshot."""
         self._publisher.resolve_earlier()
+        self._desk.start()
         self._write_snapshot()
 
     def _make_fetcher(self) -> Fetcher:

@@ -28,6 +28,7 @@ from delaylevel.model.envelope import (
     SchemaRef,
     compression_of,
 )
+from delaylevel.model.expiry import NEVER_MS
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.message import ParkedMessage, parked_message
 from delaylevel.model.position import EARLIEST, Position
@@ -53,6 +54,8 @@ _POSITION_ID = re.compile(
 _LEDGER_LIMIT, _ENTRY_LIMIT, _BATCH_LIMIT = 1 << 28, 1 << 25, 1 << 10
 #: Number of digits of every due time from 2001 to 2286.
 _DUE_DIGITS = 13
+#: Expiry of a message that never expires.
+_NEVER = str(NEVER_MS)
 #: Number of kinds of messages that a recorder remembers.
 _MAX_KINDS = 4096
 
@@ -257,7 +260,7 @@ class Recorder:
             or len(due) != _DUE_DIGITS
             or not (due.isdecimal() and due.isascii())
             or due[0] == "0"
-            or (expires is not None and not _is_time(expires))
+            or (expires is not None and expires != _NEVER and not _is_time(expires))
             or (properties and any(map(_is_ours, properties)))
         ):
             return self._record_checked(message, ledger, entry, batch)

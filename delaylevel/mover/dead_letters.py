@@ -23,8 +23,7 @@ from delaylevel.errors import DelayLevelError, EnvelopeError, LevelTopicError, S
 from delaylevel.model import envelope as env
 from delaylevel.model.chunks import ChunkJoiner, Letter
 from delaylevel.model.clock import Clock, SystemClock
-from delaylevel.model.due_time import LATEST_DUE_MS
-from delaylevel.model.expiry import is_expired
+from delaylevel.model.expiry import NEVER_MS
 from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription, Role
 from delaylevel.model.message import ParkedMessage
 from delaylevel.model.position import Position
@@ -85,15 +84,15 @@ class DeadLetter:
         """Return the message as it was before, with another target or due time if given.
 
         It keeps its id. A message without one gets the id that the mover would have given it, from
-        the place where it was read. A control record has the id of its message, or none. An expired
-        message does not expire again. The attempts of a listener to handle it are counted from 1
-        again; for another target, nothing of them is left.
+        the place where it was read. A control record has the id of its message, or none. A message
+        does not expire any more: whoever replays it wants it delivered. The attempts of a listener
+        to handle it are counted from 1 again; for another target, nothing of them is left.
         """
         other = target is not None and target != self.target
         properties = replayed_properties(self.message.properties, other_target=other)
-        if is_expired(properties.pop(env.REASON, "")):
-            # This also overrides the default of the level topic.
-            properties[env.EXPIRES] = str(LATEST_DUE_MS)
+        properties.pop(env.REASON, None)
+        if env.KIND not in properties:
+            properties[env.EXPIRES] = str(NEVER_MS)
         source = properties.pop(env.SOURCE, "")
         if target is not None:
             properties[env.TARGET] = target

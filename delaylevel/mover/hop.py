@@ -25,6 +25,7 @@ from delaylevel.model.level_topic import (
     Mover,
 )
 from delaylevel.model.message import ParkedMessage, Payload
+from delaylevel.model.retries import RETRY_ID
 from delaylevel.model.router import Router
 
 log = logging.getLogger(__name__)
@@ -138,6 +139,8 @@ def set_aside(
         letter = _readable_dead_letter(description, message, envelope, reason)
         return letter._replace(counter="expired", counted_by=envelope.target)
     policy = description.on_missing_target if reason == NO_TOPIC else MissingTarget.HOLD
+    if policy is MissingTarget.DROP and RETRY_ID in message.properties:
+        policy = MissingTarget.DEAD_LETTER  # the original of a retry is acknowledged
     if policy is MissingTarget.DROP:
         return SetAside("dropped", envelope.target, "", {}, None)
     if policy is MissingTarget.DEAD_LETTER and dead_letters:

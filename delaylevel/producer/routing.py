@@ -14,6 +14,7 @@ from delaylevel.model.cancellation import cancellation, cancellation_partition
 from delaylevel.model.clock import Clock, duration_ms
 from delaylevel.model.due_time import LATEST_DUE_MS, due_time_ms, expiry_ms, spread_ms_of
 from delaylevel.model.envelope import Envelope, SchemaRef
+from delaylevel.model.expiry import moved_expiry_ms
 from delaylevel.model.formatting import format_instant
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Mover
 from delaylevel.model.router import Decision, Hop, Router
@@ -225,22 +226,23 @@ class Routing:
             message_id: ID of the new message.
             partition_key: its key; empty for none.
             expires_ms: its expiry, ms since the epoch; 0 for one as long after its due time as
-                that of the parked message.
+                that of the parked message. A message that is due now does not expire then.
 
         Raises:
             DelayTooLongError: the message must not be sent.
         """
-        before_ms = original.expires_ms
+        now_ms = self._clock.now_ms()
+        if not expires_ms:
+            expires_ms = moved_expiry_ms(original.expires_ms, original.due_ms, due_ms, now_ms)
         envelope = original._replace(
             due_ms=due_ms,
             id=message_id,
             attempt=0,
             compression=self._compression,
-            expires_ms=expires_ms or (before_ms and due_ms + before_ms - original.due_ms),
+            expires_ms=expires_ms,
             replaces=original.id,
         )
         properties = envelope.parked_properties(application)
-        now_ms = self._clock.now_ms()
         decision = self._router.decide(due_ms, now_ms)
         if decision.hop is Hop.PARK:
             return self._level_route(decision, properties, now_ms)
