@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 from delaylevel.errors import AdminError, ConflictError, NotFoundError, PermissionDeniedError
 from delaylevel.model.clock import instant_ms
+from delaylevel.model.position import Position
 from delaylevel.model.topic_name import TopicName
 
 from . import parsing as read
@@ -18,19 +19,27 @@ from .connection import Connection
 from .http import Rest, RestOptions, options_of
 from .partition_reports import PartitionReports
 from .port import OperatorAdmin
-from .stored_messages import STATS, BaseAdmin
 from .values import (
+    AcknowledgedRange,
     BrokerSettings,
     DelayedDelivery,
+    LedgerInfo,
     NamespacePolicies,
     PartitionStats,
     SchemaVersion,
+    TopicMetadata,
     TopicPolicies,
 )
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+# Parameters of requests for statistics.
+_STATS = {
+    "getPreciseBacklog": "true",
+    "subscriptionBacklogSize": "false",
+    "getEarliestTimeInBacklog": "true",
+}
 _METADATA = "application/vnd.partitioned-topic-metadata+json"
 _EARLIEST = {"ledgerId": -1, "entryId": -1, "partitionIndex": -1}
 _LATEST = {"ledgerId": (1 << 63) - 1, "entryId": (1 << 63) - 1, "partitionIndex": -1}
@@ -48,7 +57,7 @@ _BUSY_PAUSE_S = 0.05
 _VISIBLE_S = 10.0
 
 
-class Admin(BaseAdmin, OperatorAdmin):
+class Admin(OperatorAdmin):
     """Client of a cluster's admin REST interface.
 
     One instance may be used by many threads; it opens connections when it needs them. Errors:
@@ -66,7 +75,7 @@ class Admin(BaseAdmin, OperatorAdmin):
     """
 
     def __init__(self, admin_url: str, **options: Unpack[RestOptions]) -> None:
-        super().__init__(Rest(admin_url, **options))
+        self._rest = Rest(admin_url, **options)
         self._reports = PartitionReports(
             self._rest, lambda topic: self.partitioned_metadata(topic).partitions
         )
@@ -297,10 +306,10 @@ class Admin(BaseAdmin, OperatorAdmin):
         self._rest.delete(path, force="true" if force else "false")
 
     def partition_stats(self, partition: TopicName) -> PartitionStats:
-        return read.partition_stats(self._rest.get(f"{partition.rest_path}/stats", **STATS))
+        return read.partition_stats(self._rest.get(f"{partition.rest_path}/stats", **_STATS))
 
     def partitioned_stats(self, topic: TopicName) -> dict[int, PartitionStats]:
-        found = self._reports.read(topic, STATS)
+        found = self._reports.read(topic, _STATS)
         return {index: read.partition_stats(stats) for index, stats in found.items()}
 
     def messages_in(self, topic: TopicName) -> dict[TopicName, int]:
@@ -317,6 +326,65 @@ class Admin(BaseAdmin, OperatorAdmin):
             except NotFoundError:
                 return {}
         return {name: int(stats.get("msgInCounter", 0)) for name, stats in found.items() if stats}
+
+    # --- stored messages ---------------------------------------------------------------------
+
+    def partitioned_metadata(self, topic: TopicName) -> TopicMetadata:
+        value = self._rest.get(f"{topic.rest_path}/partitions", checkAllowAutoCreation="false")
+        return TopicMetadata(int(value["partitions"]), value.get("properties") or {})
+
+    def internal_stats(self, partition: TopicName) -> dict[str, Any]:
+        """Return the broker's own description of the ledgers and cursors of one partition.
+
+        An open ledger has 0 entries there; ``currentLedgerEntries`` has their number.
+        """
+        return dict(self._rest.get(f"{partition.rest_path}/internalStats"))
+
+    def ledgers(self, partition: TopicName) -> list[LedgerInfo]:
+        return read.ledgers(self.internal_stats(partition))
+
+    def contents(self, partition: TopicName) -> tuple[list[LedgerInfo], int]:
+        """Return a partition's ledgers, and its number of entries since the broker opened it."""
+        value = self.internal_stats(partition)
+        return read.ledgers(value), int(value.get("entriesAddedCounter", 0))
+
+    def mark_delete_position(self, partition: TopicName, subscription: str) -> Position:
+        return Position.parse(self._cursor(partition, subscription)["markDeletePosition"])
+
+    def acknowledged_ranges(
+        self, partition: TopicName, subscription: str
+    ) -> tuple[AcknowledgedRange, ...]:
+        return read.acknowledged_ranges(
+            self._cursor(partition, subscription).get("individuallyDeletedMessages", "")
+        )
+
+    def _cursor(self, partition: TopicName, subscription: str) -> Mapping[str, Any]:
+        cursors = self.internal_stats(partition)["cursors"]
+        if subscription not in cursors:
+            reason = f"{partition} has no subscription {subscription!r}"
+            raise NotFoundError(reason, status=404, reason=reason)
+        found: Mapping[str, Any] = cursors[subscription]
+        return found
+
+    def last_message_id(self, partition: TopicName) -> Position | None:
+        position = read.position(self._rest.get(f"{partition.rest_path}/lastMessageId"))
+        return position if position.entry >= 0 else None
+
+    def open_transaction_at(self, partition: TopicName) -> Position | None:
+        stats = self._rest.get(f"{partition.rest_path}/stats", **_STATS)
+        if not stats.get("ongoingTxnCount"):
+            return None
+        path = partition.rest_path.removeprefix("persistent/")
+        path = f"transactions/transactionBufferStats/{path}"
+        answer = self._rest.request("GET", path, api="v3")
+        return read.text_position(answer.json()["maxReadPosition"]).next_entry
+
+    def message_id_at(self, partition: TopicName, publish_ms: int) -> Position | None:
+        path = f"{partition.rest_path}/messageid/{max(publish_ms, 0)}"
+        position = read.position(self._rest.get(path)).entry_start
+        # Past the end the broker returns the position of the next message.
+        last = self.last_message_id(partition)
+        return position if last is not None and position <= last else None
 
     # --- schemas -----------------------------------------------------------------------------
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, TypedDict
-from urllib.parse import urlencode
+from urllib.parse import urlencode, urljoin
 
 import certifi
 import urllib3
@@ -20,24 +21,19 @@ from delaylevel.errors import (
     NotFoundError,
     PermissionDeniedError,
 )
+from delaylevel.model.clock import SystemClock
+from delaylevel.model.formatting import format_instant
 
-from .addresses import addresses_of, base_of
-from .answers import (
-    TOKEN_NAMED,
-    broker_away,
-    failure_words,
-    is_timeout,
-    json_value,
-    permission_advice,
-    reason_of,
-    redirection,
-)
+from .addresses import addresses_of, base_of, host_of
 from .connection import Connection
 from .token import TokenSource
 
 Token = str | Callable[[], str | None] | None
 _Path = str | os.PathLike[str] | None
 
+#: The settings of a command that have a token.
+TOKEN_NAMED = "--token-file, DELAYLEVEL_TOKEN_FILE"
+_LONGEST_REASON = 400
 _HOPS = 5
 _LIST_TIMEOUT_S = 5.0
 _PROBE_TIMEOUT_S = 1.0
@@ -149,11 +145,11 @@ class Rest:
 
     def get(self, path: str, **query: str) -> Any:
         """Get the JSON value at a path; None if the answer is empty."""
-        return json_value(self.request("GET", path, query=query))
+        return _json_value(self.request("GET", path, query=query))
 
     def get_soon(self, path: str, timeout_s: float, query: Mapping[str, str]) -> Any:
         """Get a value as `get` does, with a timeout as for `request`."""
-        return json_value(self.request("GET", path, query=query, timeout_s=timeout_s))
+        return _json_value(self.request("GET", path, query=query, timeout_s=timeout_s))
 
     def put(self, path: str, value: Any = None, *, kind: str = "application/json") -> None:
         """Put a JSON value."""
@@ -234,16 +230,16 @@ class Rest:
             try:
                 answer = self._ask(method, base + suffix, headers, body, timeout_s)
             except urllib3.exceptions.HTTPError as error:
-                if timeout_s is not None and is_timeout(error):
+                if timeout_s is not None and _is_timeout(error):
                     failure = error
                     break
-                self._addresses.failed(base, hangs=is_timeout(error))
+                self._addresses.failed(base, hangs=_is_timeout(error))
                 failure = failure or error
                 continue
             self._addresses.answered(base)
             return self._follow(method, base + suffix, answer, headers, body, timeout_s)
         raise BrokerUnreachableError(
-            f"the admin interface at {self.admin_url} does not answer ({failure_words(failure)}): "
+            f"the admin interface at {self.admin_url} does not answer ({_failure_words(failure)}): "
             "is the broker running, and is this its web "
             "address? Name it with admin_url, --admin-url or DELAYLEVEL_ADMIN_URL"
         ) from failure
@@ -283,7 +279,7 @@ class Rest:
     ) -> urllib3.BaseHTTPResponse:
         """Return an answer; if it is a redirect, that of the broker that owns the topic."""
         first, hops = url, 0
-        while (place := redirection(url, answer)) is not None:
+        while (place := _redirection(url, answer)) is not None:
             hops += 1
             if hops == _HOPS:
                 raise AdminError(
@@ -294,13 +290,13 @@ class Rest:
             url = place
             owner = base_of(url)
             if self._addresses.is_hanging(owner):
-                raise broker_away(url, first, "no answer in time")
+                raise _broker_away(url, first, "no answer in time")
             try:
                 # Not by urllib3, which would drop the token.
                 answer = self._ask(method, url, headers, body, timeout_s)
             except urllib3.exceptions.HTTPError as error:
-                self._addresses.failed(owner, hangs=is_timeout(error))
-                raise broker_away(url, first, failure_words(error)) from error
+                self._addresses.failed(owner, hangs=_is_timeout(error))
+                raise _broker_away(url, first, _failure_words(error)) from error
             self._addresses.redirected(owner)
         return answer
 
@@ -347,15 +343,122 @@ class Rest:
     def _error(
         self, method: str, path: str, answer: urllib3.BaseHTTPResponse, token: str | None
     ) -> AdminError:
-        reason = reason_of(answer)
+        reason = _reason_of(answer)
         if token:
             reason = reason.replace(token, "…")
         kind = _ERRORS.get(answer.status, AdminError)
         advice = (
-            permission_advice(token, self._token_named) if kind is PermissionDeniedError else ""
+            _permission_advice(token, self._token_named) if kind is PermissionDeniedError else ""
         )
         return kind(
             f"{method} {path} was refused with {answer.status}: {reason}{advice}",
             status=answer.status,
             reason=reason,
         )
+
+
+def _permission_advice(token: str | None, named: str) -> str:
+    """Return the remedy for a refusal; the broker itself does not report an expired token.
+
+    Args:
+        named: the name of the setting that has the token.
+    """
+    if not token:
+        return f": this cluster wants a token ({named})"
+    expired_ms = _expired_ms(token)
+    if expired_ms is not None:
+        again = "file" if named == TOKEN_NAMED else "function"
+        return (
+            f": the token expired at {format_instant(expired_ms)}; put a new one in its place "
+            f"({named}: a {again} is read again at every use)"
+        )
+    return f": check the token ({named}) and what its role may do"
+
+
+def _expired_ms(token: str) -> int | None:
+    """Return the time at which a JSON web token expired, ms since the epoch, or None."""
+    try:
+        claims = token.split(".")[1]
+        expires_ms = int(json.loads(base64.urlsafe_b64decode(claims + "==="))["exp"] * 1000)
+    except (LookupError, TypeError, ValueError, OverflowError):
+        return None
+    return expires_ms if expires_ms <= SystemClock().now_ms() else None
+
+
+def _redirection(url: str, answer: urllib3.BaseHTTPResponse) -> str | None:
+    """Return the URL to which an answer redirects; None if it is not a redirect.
+
+    Pulsar redirects with 307 to the broker that owns the topic.
+    """
+    place = answer.headers.get("Location")
+    if answer.status not in (307, 308) or not place:
+        return None
+    place = urljoin(url, place)
+    if url.startswith("https:") and not place.startswith("https:"):
+        raise AdminError(
+            f"{base_of(url)} redirects to {host_of(place)} without TLS; the token was not sent "
+            "there: set brokerServicePortTls and webServicePortTls on every broker",
+            status=answer.status,
+        )
+    return place
+
+
+def _broker_away(url: str, asked: str, words: str) -> BrokerUnreachableError:
+    """Return the error for a broker that does not answer, although another one redirects to it."""
+    host = host_of(url)
+    return BrokerUnreachableError(
+        f"the broker at {host} does not answer ({words}), and {host_of(asked)} names it as the "
+        "broker of the topic: start it again, or wait until another broker takes over its topics, "
+        "usually within a minute",
+        address=host,
+    )
+
+
+def _is_timeout(error: Exception) -> bool:
+    # A refused connection is a kind of timeout in urllib3.
+    refused = isinstance(error, urllib3.exceptions.NewConnectionError)
+    return isinstance(error, urllib3.exceptions.TimeoutError) and not refused
+
+
+def _json_value(answer: urllib3.BaseHTTPResponse) -> Any:
+    text = answer.data
+    if not text.strip():
+        return None
+    try:
+        return json.loads(text)
+    except ValueError:
+        raise AdminError(
+            "the admin interface answered with something that is not JSON: is this address a "
+            "Pulsar broker's web address?",
+            status=answer.status,
+        ) from None
+
+
+def _reason_of(answer: urllib3.BaseHTTPResponse) -> str:
+    """Return the broker's reason in one line without stack traces."""
+    text = answer.data.decode("utf-8", "replace")
+    try:
+        value = json.loads(text)
+        if isinstance(value, dict):  # "message" comes from the web server
+            value = value.get("reason") or value.get("message") or ""
+        text = str(value)
+    except ValueError:
+        text = "" if text.lstrip().startswith("<") else text
+    text = text.partition("Stacktrace:")[0]
+    text = text.partition("Message:")[2] or text
+    return " ".join(text.split())[:_LONGEST_REASON] or (answer.reason or "no reason given")
+
+
+def _failure_words(failure: Exception | None) -> str:
+    """Return the reason why there was no answer, without the pool's own wrapping."""
+    if isinstance(failure, urllib3.exceptions.NameResolutionError):
+        return "the host name is unknown"
+    if isinstance(failure, urllib3.exceptions.NewConnectionError):
+        return str(failure.__cause__ or failure).rpartition("] ")[2].lower()
+    if isinstance(failure, urllib3.exceptions.ConnectTimeoutError):
+        return "no connection in time"
+    if isinstance(failure, urllib3.exceptions.ReadTimeoutError):
+        return "no answer in time"
+    if isinstance(failure, urllib3.exceptions.SSLError):
+        return f"TLS: {failure}"
+    return str(failure)
