@@ -22,7 +22,7 @@ from delaylevel.inspection import Inspector, Selection
 from delaylevel.inspection.outcomes import CancelledName
 from delaylevel.model.clock import duration_ms
 from delaylevel.model.level_topic import LevelTopicDescription, Role
-from delaylevel.model.outcome import Outcome, OutcomeStatus, Receipt, Rescheduled
+from delaylevel.model.outcome import Outcome, OutcomeStatus, Receipt, Rescheduled, place_of
 from delaylevel.model.topic_name import TopicName
 from delaylevel.producer.client import DelayLevelClient
 from delaylevel.producer.receipts import accepted, check_cancellable
@@ -335,9 +335,8 @@ def _found(look: Inspector, selection: Selection, shown: Reading) -> list[Receip
 def _receipt(description: LevelTopicDescription, row: PendingRow) -> Receipt:
     assert row.due_ms is not None
     assert row.target is not None
-    place = row.topic.removeprefix("persistent://")
-    position = f"{place}:{row.ledger}:{row.entry}:{row.batch}"
-    return Receipt(row.id, row.due_ms, row.target, description.topic, row.key or "", position)
+    place = place_of(row.topic, row.ledger, row.entry)
+    return Receipt(row.id, row.due_ms, row.target, description.topic, row.key or "", place)
 
 
 def _confirm(chosen: Sequence[Receipt], count: int | None) -> None:

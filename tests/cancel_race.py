@@ -26,7 +26,7 @@ from delaylevel.cluster.values import TopicPolicies
 from delaylevel.dispatcher.served_topic import partition_owners
 from delaylevel.errors import BrokerError
 from delaylevel.model import envelope as env
-from delaylevel.model.cancellation import PAYLOAD, cancellation_partition
+from delaylevel.model.cancellation import PAYLOAD
 from delaylevel.model.clock import SystemClock
 from delaylevel.model.delivery import Delivery
 from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription
@@ -303,7 +303,6 @@ class CancelRace:
             index = self.description.window_partition("", name)
             if cancels:
                 properties[env.KIND] = env.CANCEL
-                index = cancellation_partition(self.description, "", name)
             body = PAYLOAD if cancels else name.encode() + b" " * self.padding
             producers[index].send_async(body, stored, properties=properties)
         for producer in producers:

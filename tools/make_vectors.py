@@ -33,7 +33,7 @@ from delaylevel.errors import (
     UpgradeRequiredError,
 )
 from delaylevel.model import envelope as env
-from delaylevel.model.cancellation import cancellation, cancellation_partition
+from delaylevel.model.cancellation import cancellation
 from delaylevel.model.envelope import Envelope, SchemaRef
 from delaylevel.model.level_topic import (
     DESCRIPTION_PROPERTY,
@@ -46,7 +46,6 @@ from delaylevel.model.level_topic import (
     default_level_topics,
 )
 from delaylevel.model.outcome import Outcome, OutcomeStatus, Receipt
-from delaylevel.model.position import Position, stable_id
 from delaylevel.model.router import Hop, Router
 from delaylevel.model.strategy import Levels, PartitionBy, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
@@ -642,28 +641,6 @@ def _property_answer(case: Case) -> Any:
     }
 
 
-# -- IDs
-
-
-def _id_inputs() -> Iterator[Case]:
-    level = "persistent://public/default/_orders-delay-level-partition-3"
-    window = "persistent://acme/eu/_ü-delay-level-window-partition-0"
-    for topic in (level, window):
-        for ledger, entry, batch in ((17, 4, -1), (17, 4, 0), (0, 0, 1023), (1 << 40, 1 << 30, 5)):
-            yield {
-                "name": f"{topic} {ledger} {entry} {batch}",
-                "partition_topic": topic,
-                "ledger": ledger,
-                "entry": entry,
-                "batch": batch,
-            }
-
-
-def _id_answer(case: Case) -> Any:
-    position = Position(case["ledger"], case["entry"], case["batch"])
-    return stable_id(case["partition_topic"], position)
-
-
 # -- cancellations
 
 
@@ -713,7 +690,7 @@ def _cancellation_answer(case: Case) -> Any:
             description, router, decision.level, decision.partition, case["now"]
         )
     else:
-        partition = cancellation_partition(description, case["key"] or "", case["id"])
+        partition = description.window_partition(case["key"] or "", case["id"])
         topic = description.window_topic.partition(partition)
     return {
         "properties": envelope.parked_properties({}),
@@ -724,18 +701,18 @@ def _cancellation_answer(case: Case) -> Any:
 
 def _receipt_inputs() -> Iterator[Case]:
     level = "persistent://public/default/_orders-delay-level"
-    place = "public/default/_orders-delay-level-window-partition-3:17:4:-1"
+    place = "public/default/_orders-delay-level-window-partition-3:17:4"
     receipts = {
         "an ID of the application": Receipt("order-1", NEW_YEAR, _ORDERS, level, "", place),
         "a key": Receipt("order-1", NEW_YEAR, _ORDERS, level, "Käse 日本 \U0001f600 \x7f\n", place),
-        "a position as ID": Receipt(place, ODD, _ORDERS, level, "", place),
-        "no position": Receipt("Ä/?=", 1, "persistent://acme/eu/rück", level),
-        "sent directly": Receipt("a", 1, _ORDERS, level, "k", "public/default/orders:1:2:0"),
+        "a place as ID": Receipt(place, ODD, _ORDERS, level, "", place),
+        "no place": Receipt("Ä/?=", 1, "persistent://acme/eu/rück", level),
+        "sent directly": Receipt("a", 1, _ORDERS, level, "k", "public/default/orders:1:2"),
         "sent directly to a partition": Receipt(
-            "a", 1, _ORDERS, level, "", "public/default/orders-partition-12:1:2:0"
+            "a", 1, _ORDERS, level, "", "public/default/orders-partition-12:1:2"
         ),
-        "a position without a batch": Receipt(
-            "a", 1, _ORDERS, level, "", "public/default/orders:1:2"
+        "stored without a position": Receipt(
+            "a", 1, _ORDERS, level, "", "public/default/orders:-1:-1"
         ),
     }
     for name, receipt in receipts.items():
@@ -756,7 +733,7 @@ def _receipt_inputs() -> Iterator[Case]:
     for name, value in (
         ("due", 0), ("due", -1), ("due", "1"), ("due", 1.5), ("due", True), ("due", 1 << 62),
         ("id", ""), ("id", 7), ("key", None), ("target", "a/b"), ("topic", "http://a"),
-        ("at", "somewhere"), ("at", "t/n/x:1"), ("at", "t/n/x:a:b:c"), ("at", "a/b:1:2:3"),
+        ("at", "somewhere"), ("at", "t/n/x:1"), ("at", "t/n/x:a:b"), ("at", "a/b:1:2"),
     ):  # fmt: skip
         yield made(f"{name} {value!r}", {**whole, name: value})
     yield made("a list", [])
@@ -778,7 +755,7 @@ def _receipt_answer(case: Case) -> Any:
         "target": found.target,
         "level_topic": found.level_topic,
         "key": found.key,
-        "position": found.position,
+        "place": found.stored_at,
         "written": str(found),
         "sent_directly": found.sent_directly,
     }
@@ -890,7 +867,6 @@ ANSWERS: dict[str, Callable[[Case], Any]] = {
     "registered": _registered_answer,
     "properties": _property_answer,
     "envelopes": _envelope_answer,
-    "ids": _id_answer,
     "cancellations": _cancellation_answer,
     "receipts": _receipt_answer,
     "outcomes": _outcome_answer,
@@ -908,7 +884,6 @@ INPUTS: dict[str, Callable[[], Iterator[Case]]] = {
     "registered": _registered_inputs,
     "properties": _property_inputs,
     "envelopes": _envelope_inputs,
-    "ids": _id_inputs,
     "cancellations": _cancellation_inputs,
     "receipts": _receipt_inputs,
     "outcomes": _outcome_inputs,

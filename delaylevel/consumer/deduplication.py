@@ -40,8 +40,8 @@ class Deduplication:
 
     Args:
         by: function of the received message that returns its ID: a text that is not empty, or an
-            integer of 64 bits. None for ``message.id``. It must return the same ID for every copy
-            of a message, and should not depend on anything else.
+            integer of 64 bits. None for ``message.id`` together with the key. It must return the
+            same ID for every copy of a message, and should not depend on anything else.
         capacity: maximum number of remembered IDs, even; the last half of them is certain. A text
             takes 8 bytes of memory, consecutive integers much less.
         store: None to forget all IDs at the end of the process, or a

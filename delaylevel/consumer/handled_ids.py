@@ -174,7 +174,7 @@ class HandledIds:
     def _key_of(self, message: Any) -> int:
         by = self._by
         try:
-            return key_of(message.id if by is None else by(message))
+            return key_of(message.identity if by is None else by(message))
         except InvalidIdError as error:
             source = getattr(by, "__qualname__", repr(by)) if by else "message.id"
             raise InvalidIdError(

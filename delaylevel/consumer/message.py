@@ -8,6 +8,7 @@ from typing import Any
 from delaylevel.model import envelope as env
 from delaylevel.model import retries
 from delaylevel.model.position import Position, stable_id
+from delaylevel.model.topic_name import TopicName
 from delaylevel.model.unreadable import properties_of, text_of
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
@@ -57,15 +58,18 @@ class ReceivedMessage:
 
     @property
     def retry_properties(self) -> dict[str, str]:
-        """All properties if this is a copy for this topic and subscription; otherwise none.
+        """All properties if this is a copy from the retry topic; otherwise none.
 
-        An application may forward a copy with its properties to another topic, where it is a new
-        message.
+        An application may forward a copy with its properties to another topic, or to its own, where
+        it is a new message.
         """
         properties = self.all_properties
         if properties.get(retries.REAL_SUBSCRIPTION) != self.subscription:
             return {}
-        return properties if properties.get(retries.REAL_TOPIC) == self.topic else {}
+        if properties.get(retries.REAL_TOPIC) != self.topic:
+            return {}
+        found = TopicName.parse(self.raw.topic_name()).without_partition
+        return properties if found == retries.retry_topic(self.topic, self.subscription) else {}
 
     @property
     def properties(self) -> dict[str, str]:
@@ -102,10 +106,31 @@ class ReceivedMessage:
         """The stable ID, the same for all attempts.
 
         It is the ID with which a delayed message was sent or stored first. For other messages it is
-        ``topic-partition:ledger:entry:batch``, the position in the business topic.
+        ``topic-partition:ledger:entry:batch``, the position in the business topic. So it is for a
+        message whose producer forwarded the properties of one of another topic.
         """
-        found = self.retry_properties.get(retries.RETRY_ID) or self.all_properties.get(env.ID)
-        return found or self.position_id
+        found = self.retry_properties.get(retries.RETRY_ID)
+        if found:
+            return found
+        own_id = self.all_properties.get(env.ID)
+        return own_id if own_id and self._is_for_here else self.position_id
+
+    @property
+    def _is_for_here(self) -> bool:
+        """True if the message was sent or released for this topic, with its own ID."""
+        target = self.all_properties.get(env.TARGET, "")
+        return target == self.topic or target.rpartition("-partition-")[0] == self.topic
+
+    @property
+    def identity(self) -> str:
+        """ID and key, which identify the message within its topic."""
+        key = self.key
+        return f"{len(key)}\n{key}{self.id}"
+
+    @property
+    def first_position_id(self) -> str:
+        """The position of the message before its first attempt."""
+        return self.retry_properties.get(retries.ORIGIN_MESSAGE_ID) or self.position_id
 
     @property
     def position_id(self) -> str:

@@ -73,8 +73,7 @@ def copy_properties(message: ReceivedMessage, error: str) -> dict[str, str]:
     properties[retries.FAILED_ATTEMPTS] = str(message.attempt)
     properties[retries.REAL_TOPIC] = message.topic
     properties[retries.REAL_SUBSCRIPTION] = message.subscription
-    origin = message.retry_properties.get(retries.ORIGIN_MESSAGE_ID)
-    properties[retries.ORIGIN_MESSAGE_ID] = origin or message.position_id
+    properties[retries.ORIGIN_MESSAGE_ID] = message.first_position_id
     properties[retries.RETRY_ID] = message.id
     properties[retries.RETRY_PUBLISHED] = str(message.first_published_ms)
     if error:
@@ -98,7 +97,8 @@ def letter_id(message: ReceivedMessage) -> str:
 
 
 def _own_id(message: ReceivedMessage, step: str) -> str:
-    whole = f"{message.id}#{quote(message.subscription, safe='')}#{step}"
+    # Not the ID: a producer may forward it with other messages, and each of them has its retries.
+    whole = f"{message.first_position_id}#{quote(message.subscription, safe='')}#{step}"
     if len(whole) <= env.LONGEST_ID:
         return whole
     return f"sha256-{hashlib.sha256(clean(whole).encode()).hexdigest()}#{step}"

@@ -17,7 +17,7 @@ from struct import Struct
 from typing import Any, NamedTuple
 
 from delaylevel.errors import InvalidInputError
-from delaylevel.model.envelope import DUE, ID
+from delaylevel.model.envelope import DUE, ID, TARGET
 
 #: The format in which short ASCII strings are copied as they are.
 _MARSHAL_VERSION = 4
@@ -152,7 +152,7 @@ def unpacked(stored: bytes) -> tuple[Any, ...]:
         _, kind, number, due_ms = _HEAD.unpack_from(stored)
         (target, schema, compression, id_key), source = _TABLE.kinds[kind]
         name = _position_id(source, number)
-        properties = {DUE: str(due_ms), ID: name}
+        properties = {DUE: str(due_ms), TARGET: target, ID: name}
         value = stored[_HEAD.size :]
         return (
             *(id_key, number, due_ms, target, schema, 0, name, "", "", 0, properties),
@@ -169,7 +169,7 @@ def unpacked(stored: bytes) -> tuple[Any, ...]:
     (target, schema, compression, id_key), source = _TABLE.kinds[kind]
     if name is None:
         name = _position_id(source, number)
-    properties[DUE], properties[ID] = str(due_ms), name
+    properties[DUE], properties[TARGET], properties[ID] = str(due_ms), target, name
     payload = None if is_null else stored[start + size :]
     return (
         *(

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from delaylevel.errors import EnvelopeError
-from delaylevel.model.cancellation import cancellation_partition
 from delaylevel.model.envelope import ATTEMPT, CANCEL, ID, KIND, TARGET, Envelope
 from delaylevel.model.level_topic import LevelTopicDescription, Role
 from delaylevel.model.position import Position, stable_id
@@ -108,7 +107,7 @@ class CancelledMessages:
         if source.role is Role.WINDOW:
             partition = source.partition
         else:
-            partition = cancellation_partition(self.description, key, own_id)
+            partition = self.description.window_partition(key, own_id)
         journal = self.journals.get(partition)
         return journal is not None and journal.is_cancelled(own_id, target, key, int(attempt))
 

@@ -8,7 +8,6 @@ of its message, where the dispatcher decides.
 from __future__ import annotations
 
 from .envelope import CANCEL, Envelope
-from .level_topic import LevelTopicDescription
 
 #: The payload of a cancellation. It is not empty, because the Python client loses empty payloads
 #: that it compresses with ZLib.
@@ -24,30 +23,3 @@ def cancellation(due_ms: int, target: str, message_id: str) -> Envelope:
         message_id: ID of the message.
     """
     return Envelope(due_ms, target, message_id, kind=CANCEL)
-
-
-def cancellation_partition(description: LevelTopicDescription, key: str, message_id: str) -> int:
-    """Return the window partition of a cancellation, which is that of its message.
-
-    A message without a key and without an ID of its application, sent to the window topic directly,
-    is in the partition that its ID names. This is part of the wire format.
-
-    Args:
-        description: description of the level topic.
-        key: partition key of the message; empty for none.
-        message_id: ID of the message.
-    """
-    if not key:
-        topic, *position = message_id.rsplit(":", 3)
-        prefix = description.window_topic.full.removeprefix("persistent://") + "-partition-"
-        number = topic[len(prefix) :]
-        if (
-            len(position) == 3
-            and topic.startswith(prefix)
-            and number.isascii()
-            and number.isdigit()
-            and str(partition := int(number)) == number
-            and partition < description.window_partitions
-        ):
-            return partition
-    return description.window_partition(key, message_id)

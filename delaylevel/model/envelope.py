@@ -193,10 +193,14 @@ class Envelope(NamedTuple):
         return {**properties, ID: self.id}
 
     def delivered_properties(self, application: Mapping[str, str]) -> dict[str, str]:
-        """Return all properties of the business message: the application's, ID and due time."""
+        """Return all properties of the business message: the application's, and ours.
+
+        The target tells that the ID is that of this message. Without it, or with another one, a
+        producer has forwarded the properties of a message that it had received.
+        """
         properties = {**application, DUE: str(self.due_ms)}
         if self.id is not None:
-            properties[ID] = self.id
+            properties[TARGET], properties[ID] = self.target, self.id
         return properties
 
 

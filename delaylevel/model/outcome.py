@@ -151,8 +151,8 @@ class Receipt:
         target: full name of its business topic.
         level_topic: full name of the level topic.
         key: its partition key; empty for none.
-        position: the place that stored it, ``tenant/namespace/partition:ledger:entry:batch``;
-            empty if it is not known. If it is the business topic, the message was due at once.
+        stored_at: the place that stored it, ``tenant/namespace/partition:ledger:entry``; empty if
+            it is not known. If it is the business topic, the message was due at once.
     """
 
     id: str
@@ -160,12 +160,12 @@ class Receipt:
     target: str
     level_topic: str
     key: str = ""
-    position: str = ""
+    stored_at: str = ""
 
     @property
     def place(self) -> tuple[str, Position] | None:
-        """Full name of the partition that stored the message, and its position; None if unknown."""
-        return _place(self.position) if self.position else None
+        """Full name of the partition that stored the message, and its entry; None if unknown."""
+        return _place(self.stored_at) if self.stored_at else None
 
     @property
     def sent_directly(self) -> bool:
@@ -181,14 +181,12 @@ class Receipt:
             "due": self.due_ms,
             "target": self.target,
             "topic": self.level_topic,
+            "id": self.id,
         }
-        # The ID of most messages is their position.
-        if self.id != self.position:
-            value["id"] = self.id
         if self.key:
             value["key"] = self.key
-        if self.position:
-            value["at"] = self.position
+        if self.stored_at:
+            value["at"] = self.stored_at
         text = json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
         data = text + zlib.crc32(text).to_bytes(_CHECKSUM_BYTES, "big")
         return _PREFIX + base64.urlsafe_b64encode(data).rstrip(b"=").decode()
@@ -228,9 +226,9 @@ class Receipt:
         value = json.loads(data)
         if not isinstance(value, dict):
             raise ValueError("it is not a JSON object")
-        position, key, due_ms = value.get("at", ""), value.get("key", ""), value["due"]
-        own_id = value.get("id", position)
-        names = (("id", own_id), ("key", key), ("at", position))
+        own_id, due_ms = value["id"], value["due"]
+        stored_at, key = value.get("at", ""), value.get("key", "")
+        names = (("id", own_id), ("key", key), ("at", stored_at))
         for name, item in (*names, ("target", value["target"]), ("topic", value["topic"])):
             if not isinstance(item, str):
                 raise ValueError(f"{name} is not a text")
@@ -238,10 +236,10 @@ class Receipt:
             raise ValueError("it has no ID")
         if type(due_ms) is not int or not 0 < due_ms <= LATEST_DUE_MS:
             raise ValueError(f"its due time is {due_ms!r}")
-        if position:
-            _place(position)
+        if stored_at:
+            _place(stored_at)
         target, topic = (TopicName.parse(value[name]).full for name in ("target", "topic"))
-        return cls(own_id, due_ms, target, topic, key, position)
+        return cls(own_id, due_ms, target, topic, key, stored_at)
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,6 +257,11 @@ class Rescheduled:
     outcome: Outcome
 
 
+def place_of(partition_topic: str, ledger: int, entry: int) -> str:
+    """Return ``topic:ledger:entry`` for the place that stored a message."""
+    return f"{partition_topic.removeprefix('persistent://')}:{ledger}:{entry}"
+
+
 def no_outcomes(partition: TopicName) -> str:
     """Return why no outcome can be read without the outcomes topic, and the remedy."""
     return (
@@ -270,8 +273,8 @@ def no_outcomes(partition: TopicName) -> str:
 
 
 def _place(text: str) -> tuple[str, Position]:
-    """Return the full name of the partition and the position in ``topic:ledger:entry:batch``."""
-    topic, *numbers = text.rsplit(":", 3)
+    """Return the full name of the partition and the entry in ``topic:ledger:entry``."""
+    topic, *numbers = text.rsplit(":", 2)
     return TopicName.parse(topic).full, Position.parse(":".join(numbers))
 
 

@@ -13,7 +13,6 @@ from delaylevel.cluster.failures import is_too_large
 from delaylevel.cluster.targets.schema import NO_TOPIC
 from delaylevel.errors import EnvelopeError, InvalidInputError, UnknownTargetError
 from delaylevel.model import envelope as env
-from delaylevel.model.cancellation import cancellation_partition
 from delaylevel.model.delivery import Delivery
 from delaylevel.model.envelope import Envelope
 from delaylevel.model.expiry import is_expired
@@ -80,9 +79,7 @@ def window_partition(
 ) -> int:
     """Return the window partition of a message with an ID, or of a control record."""
     assert envelope.id is not None
-    if envelope.kind is None:
-        return description.window_partition(message.key, envelope.id)
-    return cancellation_partition(description, message.key, envelope.id)
+    return description.window_partition(message.key, envelope.id)
 
 
 def delivered_properties(message: ParkedMessage, envelope: Envelope) -> dict[str, str]:

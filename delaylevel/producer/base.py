@@ -206,9 +206,7 @@ class BaseProducer:
 
     def _cancellation(self, wanted: Receipt) -> Route:
         """Return the route of a cancellation."""
-        return self._cache.routed(
-            lambda routing: routing.route_cancellation(wanted.due_ms, wanted.id, wanted.key)
-        )
+        return self._cache.routed(lambda routing: routing.route_cancellation(wanted))
 
     def _outcomes(self) -> OutcomeWatch:
         """Return the shared reader of outcomes."""

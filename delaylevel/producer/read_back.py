@@ -40,17 +40,17 @@ def read_back(client: Any, receipt: Receipt) -> tuple[ParkedMessage, Envelope]:
         )
     topic, position = place
     try:
-        for message in read_range(client, topic, position, position.next):
-            envelope = Envelope.read(message.properties, receipt.position)
+        for message in read_range(client, topic, position, position.next_entry):
+            envelope = Envelope.read(message.properties, message.stable_id(topic))
             if (envelope.id, envelope.target) == (receipt.id, receipt.target):
                 return message, envelope
     except EnvelopeError as error:
         raise InvalidInputError(
-            f"message {receipt.id!r} is unreadable at {receipt.position} ({error}): {_REMEDY}"
+            f"message {receipt.id!r} is unreadable at {receipt.stored_at} ({error}): {_REMEDY}"
         ) from error
     except pulsar.TopicNotFound:
         pass
     raise InvalidInputError(
-        f"message {receipt.id!r} is not stored at {receipt.position} any more, because its ledger "
+        f"message {receipt.id!r} is not stored at {receipt.stored_at} any more, because its ledger "
         f"is deleted: {_REMEDY}"
     )

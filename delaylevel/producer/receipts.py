@@ -21,8 +21,7 @@ from delaylevel.errors import (
 from delaylevel.model.due_time import due_time_ms
 from delaylevel.model.envelope import check_id
 from delaylevel.model.level_topic import LevelTopicDescription
-from delaylevel.model.outcome import Outcome, OutcomeStatus, Receipt
-from delaylevel.model.position import Position, stable_id
+from delaylevel.model.outcome import Outcome, OutcomeStatus, Receipt, place_of
 
 from .client_errors import as_client_error
 
@@ -104,14 +103,13 @@ def receipt_for(
             its business topic.
         stored: the message ID that the client returned.
     """
-    position = Position(stored.ledger_id(), stored.entry_id(), stored.batch_index())
-    if parked_in is None:
+    topic = parked_in
+    if topic is None:
         number = stored.partition()
         topic = target if number < 0 else f"{target}-partition-{number}"
-        place = stable_id(topic, position)
-    else:
-        # A topic with deduplication may confirm without a position.
-        place = stable_id(parked_in, position) if position.ledger >= 0 else ""
+    place = place_of(topic, stored.ledger_id(), stored.entry_id())
+    if parked_in is not None and stored.ledger_id() < 0:
+        place = ""  # a topic with deduplication may confirm without a position
     return Receipt(own_id, due_ms, target, level_topic, key or "", place)
 
 

@@ -8,16 +8,18 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
-from delaylevel.errors import InvalidDelayError, UnsupportedOptionError
+from delaylevel.errors import InvalidDelayError, InvalidInputError, UnsupportedOptionError
 from delaylevel.model import envelope as env
-from delaylevel.model.cancellation import cancellation, cancellation_partition
+from delaylevel.model.cancellation import cancellation
 from delaylevel.model.clock import Clock, duration_ms
 from delaylevel.model.due_time import LATEST_DUE_MS, due_time_ms, expiry_ms, spread_ms_of
 from delaylevel.model.envelope import Envelope, SchemaRef
 from delaylevel.model.expiry import moved_expiry_ms
 from delaylevel.model.formatting import format_instant
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Mover
+from delaylevel.model.outcome import Receipt
 from delaylevel.model.router import Decision, Hop, Router
+from delaylevel.model.topic_name import TopicName
 
 from .size_limit import DEFAULT_MAX_MESSAGE_SIZE, SizeLimit
 
@@ -164,7 +166,7 @@ class Routing:
         expires_ms = expiry_ms(expires_at, expires_after, due_ms)
         check_not_expired(expires_ms, now_ms)
         if due_ms is None:
-            return Route(BUSINESS, -1, _undelayed(properties, message_id), None)
+            return Route(BUSINESS, -1, _undelayed(properties, message_id, self._target), None)
         decision = self._router.decide(due_ms, now_ms)
         application = env.application_properties(properties or {})
         envelope = Envelope(
@@ -186,24 +188,42 @@ class Routing:
             return Route(WINDOW, self._window_partition(partition_key, message_id), parked, None)
         return self._level_route(decision, parked, now_ms)
 
-    def route_cancellation(self, due_ms: int, message_id: str, partition_key: str) -> Route:
+    def route_cancellation(self, wanted: Receipt) -> Route:
         """Route a cancellation as its message, but never to the business topic.
 
+        A message without an ID and a key is in any window partition, and only its place tells in
+        which one.
+
         Args:
-            due_ms: due time of the message, ms since the epoch.
-            message_id: its ID.
-            partition_key: its key; empty for none.
+            wanted: the receipt of the message.
 
         Raises:
             DelayTooLongError: no message can have this due time.
+            InvalidInputError: it is not known in which window partition the message is.
         """
+        due_ms, message_id = wanted.due_ms, wanted.id
         properties = cancellation(due_ms, self._target, message_id).parked_properties({})
+        if wanted.place is not None:
+            stored_in = TopicName.parse(wanted.place[0])
+            if stored_in.without_partition == self.description.window_topic:
+                return Route(WINDOW, stored_in.partition_index or 0, properties, None)
+        elif not wanted.key and self._is_window_position(message_id):
+            raise InvalidInputError(
+                f"message {message_id!r} was sent without an ID, so its ID does not tell where it "
+                f"is now: `delaylevel pending cancel {self._target} {message_id}` searches for it; "
+                "nothing was sent"
+            )
         now_ms = self._clock.now_ms()
         decision = self._router.decide(due_ms, now_ms)
         if decision.hop is Hop.PARK:
             return self._level_route(decision, properties, now_ms)
-        partition = cancellation_partition(self.description, partition_key, message_id)
+        partition = self.description.window_partition(wanted.key, message_id)
         return Route(WINDOW, partition, properties, None)
+
+    def _is_window_position(self, message_id: str) -> bool:
+        """Return True for an ID that a dispatcher has made from a place in the window."""
+        prefix = self.description.window_topic.full.removeprefix("persistent://") + "-partition-"
+        return message_id.startswith(prefix)
 
     def route_again(
         self,
@@ -350,13 +370,13 @@ class Routing:
 
 
 def _undelayed(
-    properties: Mapping[str, str] | None, message_id: str | None
+    properties: Mapping[str, str] | None, message_id: str | None, target: str
 ) -> dict[str, str] | None:
     if not properties and message_id is None:
         return None
     own = env.application_properties(properties or {})
     if message_id is not None:
-        own[env.ID] = env.check_id(message_id)
+        own[env.ID], own[env.TARGET] = env.check_id(message_id), target
     return own
 
 

@@ -24,6 +24,7 @@ from delaylevel.errors import (
 from delaylevel.model import envelope as env
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Mover
 from delaylevel.model.message import ParkedMessage
+from delaylevel.model.outcome import place_of
 from delaylevel.model.position import EARLIEST
 from delaylevel.model.strategy import Levels, PartitionBy, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
@@ -90,6 +91,7 @@ def decided(receipt: Receipt, status: OutcomeStatus, reason: str = "", **changed
         "due_ms": receipt.due_ms,
         "decided_ms": receipt.due_ms + 1,
         "reason": reason,
+        "key": receipt.key,
         **changed,
     }
     return Outcome(status, **values)
@@ -115,7 +117,7 @@ def test_a_receipt_tells_where_its_message_is(world: World, batched: bool) -> No
         assert receipt.place is not None
         partition, position = receipt.place
         assert partition.startswith(topic)
-        assert position == message.position
+        assert position == message.position.entry_start
         assert (receipt.key, receipt.id) == (message.key, message.properties[env.ID])
         assert (receipt.target, receipt.level_topic) == (world.topic("orders"), description.topic)
         assert receipt.sent_directly == (body == b"4")
@@ -146,11 +148,15 @@ def test_a_cancellation_takes_the_way_of_its_message(world: World) -> None:
             given: Any = str(receipt) if key else receipt
             outcome = producer.cancel(given)
             assert outcome == Outcome(
-                OutcomeStatus.ACCEPTED, receipt.id, receipt.target, receipt.due_ms
+                OutcomeStatus.ACCEPTED,
+                receipt.id,
+                receipt.target,
+                receipt.due_ms,
+                key=receipt.key,
             )
             message, record = members(world, description)[topic][-2:]
             assert receipt.place is not None
-            assert message.position == receipt.place[1]
+            assert message.position.entry_start == receipt.place[1]
             assert record.value == b"cancel"
             assert record.key == message.key == (key or "")
             assert record.properties == {
@@ -177,20 +183,32 @@ def test_a_cancellation_in_the_window_goes_to_the_partition_of_its_message(
     assert everything(world, description)[0][1].properties[env.ID] == receipt.id
 
 
-def test_a_message_that_send_put_into_the_window_is_cancelled_by_its_position(world: World) -> None:
+@pytest.mark.parametrize("key", [None, "k"])
+def test_a_message_without_an_id_is_cancelled_where_it_was_found(
+    world: World, key: str | None
+) -> None:
     description = described(world, window_partitions=5)
     producer = producer_for(world)
     due_ms = world.clock.now_ms() + 600_000
-    stored = producer.send(b"x", deliver_at=due_ms)
-    (partition,) = [
-        index
-        for index in range(5)
-        if partition_records(world, description.window_topic.partition(index).full)
+    producer.send(b"x", deliver_at=due_ms, partition_key=key)
+    ((topic, message),) = [
+        (topic, message)
+        for topic in (description.window_topic.partition(index).full for index in range(5))
+        for message in partition_records(world, topic)
     ]
-    topic = description.window_topic.partition(partition).full
-    own_id = f"{topic[13:]}:{stored.ledger_id()}:{stored.entry_id()}:{stored.batch_index()}"
-    assert producer.cancel(message_id=own_id, deliver_at=due_ms).id == own_id
+    own_id = message.stable_id(topic)
+    if key is None:
+        # Clients spell positions in different ways, and only the place tells the partition.
+        with pytest.raises(InvalidInputError, match=f"delaylevel pending cancel .* {own_id}"):
+            producer.cancel(message_id=own_id, deliver_at=due_ms)
+    place = place_of(topic, message.ledger, message.entry)
+    found = Receipt(own_id, due_ms, world.topic("orders"), description.topic, message.key, place)
+    assert producer.cancel(found).id == own_id
     assert partition_records(world, topic)[-1].properties[env.ID] == own_id
+    again = producer.reschedule(found, deliver_after=HOUR + NEAR)
+    assert again.receipt.id != own_id
+    (new,) = members(world, description)["orders-delay-level-hour"]
+    assert (new.value, new.properties[env.REPLACES]) == (b"x", own_id)
 
 
 def test_a_message_is_cancelled_by_its_own_id(world: World) -> None:
@@ -310,7 +328,7 @@ def test_a_message_is_rescheduled_as_it_was(world: World) -> None:
     )
     again = producer.reschedule(str(receipt), deliver_after=HOUR + NEAR)
     assert again.outcome == Outcome(
-        OutcomeStatus.ACCEPTED, receipt.id, receipt.target, receipt.due_ms
+        OutcomeStatus.ACCEPTED, receipt.id, receipt.target, receipt.due_ms, key="k"
     )
     found = members(world, description)
     old, cancellation = found["orders-delay-level"]
@@ -430,7 +448,7 @@ def test_a_message_is_fired_now(world: World) -> None:
     producer.fire_now(other, b"new")
     (delivered,) = world.stored(world.topic("orders"))
     assert delivered.value == b"new"
-    assert set(delivered.properties) == {env.DUE, env.ID}
+    assert set(delivered.properties) == {env.DUE, env.ID, env.TARGET}
 
 
 def test_a_message_that_cannot_be_read_back_stays_as_it_is(world: World) -> None:
@@ -442,9 +460,9 @@ def test_a_message_that_cannot_be_read_back_stays_as_it_is(world: World) -> None
     wrong = [
         Receipt(gone.id, gone.due_ms, gone.target, gone.level_topic),
         Receipt(
-            gone.id, gone.due_ms, gone.target, gone.level_topic, "", f"{gone.position[:-4]}999:-1"
+            gone.id, gone.due_ms, gone.target, gone.level_topic, "", f"{gone.stored_at[:-1]}999"
         ),
-        Receipt("other", gone.due_ms, gone.target, gone.level_topic, "", gone.position),
+        Receipt("other", gone.due_ms, gone.target, gone.level_topic, "", gone.stored_at),
     ]
     before = members(world, description)
     for each in wrong:

@@ -84,7 +84,7 @@ def test_a_sent_message_is_cancelled_by_its_id_or_receipt(
         assert receipt.due_ms == answer["due_ms"]
         assert receipt.place is not None
         at = receipt.place[1]
-        assert answer["message_id"] == f"({at.ledger},{at.entry},-1,{at.batch})"
+        assert answer["message_id"] == f"({at.ledger},{at.entry},-1,-1)"
     assert [receipt.id for receipt in receipts[:2]] == ["a", "b"]
     assert pending_ids(run, topic) == sorted(receipt.id for receipt in receipts)
 

@@ -127,6 +127,7 @@ def test_a_message_is_rescheduled_and_fired(producer: Any, arrivals: Arrivals) -
         "own": "1",
         "delaylevel.id": fired.receipt.id,
         "delaylevel.due": str(fired.receipt.due_ms),
+        "delaylevel.target": fired.receipt.target,
     }
     assert found[b"moved"].partition_key() == "k"
     producer.schedule(b"last", deliver_after=near)

@@ -78,10 +78,10 @@ class Decider:
             for message in self._world.stored(self._window):
                 if message.properties.get(env.KIND) == "cancel":
                     if message.position not in answered:
-                        self.answer(message.properties, OutcomeStatus.CANCELLED)
+                        self.answer(message.properties, OutcomeStatus.CANCELLED, message.key)
                     answered.add(message.position)
 
-    def answer(self, properties: Any, status: OutcomeStatus) -> None:
+    def answer(self, properties: Any, status: OutcomeStatus, key: str = "") -> None:
         self.publish(
             Outcome(
                 status,
@@ -89,6 +89,7 @@ class Decider:
                 properties[env.TARGET],
                 int(properties[env.DUE]),
                 self._world.clock.now_ms(),
+                key=key,
             )
         )
 
@@ -251,7 +252,7 @@ def test_a_message_that_the_client_sends_twice_has_one_id(
     assert one.position != two.position
     assert one.properties[env.ID] == two.properties[env.ID] == receipt.id
     assert receipt.place is not None
-    assert receipt.place[1] == two.position
+    assert receipt.place[1] == two.position.entry_start
 
 
 def test_a_cancellation_without_an_answer_may_be_stored(
@@ -375,7 +376,7 @@ def test_the_asyncio_producer_does_the_same(
             found = stored[receipt.id]
             assert (found.value, found.key) == (b"%d" % index, "k")
             assert receipt.place is not None
-            assert receipt.place[1] == found.position
+            assert receipt.place[1] == found.position.entry_start
         assert (await producer.cancel(receipts[0])).status is OutcomeStatus.ACCEPTED
         outcomes = await asyncio.gather(
             *(producer.cancel(str(receipt), timeout=30) for receipt in receipts)

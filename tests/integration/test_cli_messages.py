@@ -95,6 +95,7 @@ def test_from_the_first_command_to_the_consumer(run: Run, orders: str, world: Re
         "b": "x=y",
         "delaylevel.id": "mine",
         "delaylevel.due": str(answer["due_ms"]),
+        "delaylevel.target": orders,
     }
 
 

@@ -244,6 +244,7 @@ def test_the_largest_letters_are_stored_in_chunks_shown_discarded_and_replayed(
             assert large.properties == {
                 "delaylevel.due": "1000",
                 "delaylevel.id": "first",
+                "delaylevel.target": target,
                 "mine": "x" * 9000,
             }
             assert list(deadletters.dead_letters(world.plain_client, world.admin, made)) == []

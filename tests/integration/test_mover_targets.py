@@ -131,7 +131,7 @@ def test_a_target_that_is_deleted_and_recreated(
     assert len({m.properties["delaylevel.id"] for m in found}) == 10
     for message in found:
         assert message.key == f"key-{(message.value or b'').decode()[1:]}"
-        assert set(message.properties) == {"delaylevel.id", "delaylevel.due"}
+        assert set(message.properties) == {"delaylevel.id", "delaylevel.due", "delaylevel.target"}
 
 
 def test_a_target_that_is_terminated(setting: Setting, world: RealWorld) -> None:

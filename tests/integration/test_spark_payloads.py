@@ -122,7 +122,11 @@ def test_every_field_survives_both_levels(world: RealWorld, spark_job: Callable[
     assert world.stored(description.held_topic.full) == []
 
     bare = [a.message for a in raw_arrivals if a.message.data() == b"bare"]
-    assert set(bare[0].properties()) == {"delaylevel.id", "delaylevel.due"}
+    assert set(bare[0].properties()) == {
+        "delaylevel.id",
+        "delaylevel.due",
+        "delaylevel.target",
+    }
     by_name = {a.message.properties().get("name"): a.message for a in raw_arrivals}
     for number, (name, value) in enumerate(PAYLOADS.items()):
         message = by_name[name]

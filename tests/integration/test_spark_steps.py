@@ -21,7 +21,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from delaylevel.cli.main import cli
 from delaylevel.cluster.connection import Connection
 from delaylevel.errors import ConfigError, StepsError
-from delaylevel.model.cancellation import PAYLOAD, cancellation_partition
+from delaylevel.model.cancellation import PAYLOAD
 from delaylevel.model.clock import SystemClock
 from delaylevel.model.delivery import Delivery
 from delaylevel.model.envelope import DUE, ID, KIND
@@ -161,7 +161,7 @@ def test_steps_neither_see_nor_lose_nor_change_cancellations(
             if KIND in one.properties:
                 assert (one.value, index) == (
                     PAYLOAD,
-                    cancellation_partition(description, "", one.properties[ID]),
+                    description.window_partition("", one.properties[ID]),
                 )
                 found[one.properties[ID]] = one.properties
             else:

@@ -305,7 +305,7 @@ def test_dead_letters_are_listed_shown_replayed_and_discarded(
     dlq("replay", retries.world.topic(DLQ), "--all", "--new-target", retries.topic)
     with retries.serving():
         arrived = retries.received(consumer)
-    assert arrived.all_properties.keys() == {"mine", env.ID, env.DUE}
+    assert arrived.all_properties.keys() == {"mine", env.ID, env.DUE, env.TARGET}
     assert [other.receive(5000).data() for _ in range(4)].count(b"three") == 2
     assert dlq("list", retries.world.topic(DLQ)) == []
     missing = invoke("dlq", "list", retries.topic, "--subscription", "nobody")

@@ -19,7 +19,7 @@ from delaylevel.errors import InvalidInputError
 
 def message(id_: str = "a", **values: Any) -> Any:
     """Return a received message, as far as deduplication looks at it."""
-    return SimpleNamespace(id=id_, **values)
+    return SimpleNamespace(id=id_, identity=id_, **values)
 
 
 def opened(**options: Any) -> HandledIds:

@@ -22,9 +22,12 @@ class Raw:
     def properties(self) -> dict[str, str]:
         return self._properties
 
+    def topic_name(self) -> str:
+        return "persistent://public/default/orders-billing-RETRY"
+
 
 def received(failed: int = 0, own_id: str = "a") -> ReceivedMessage:
-    properties = {"RECONSUMETIMES": str(failed), "delaylevel.id": own_id}
+    properties = {"RECONSUMETIMES": str(failed), "delaylevel-retry-id": own_id}
     properties |= {"REAL_TOPIC": "persistent://public/default/orders"}
     properties |= {"REAL_SUBSCRIPTION": "billing"}
     return ReceivedMessage(Raw(properties), "persistent://public/default/orders", "billing", 0)

@@ -25,7 +25,10 @@ class Raw:
         self.name = name
 
     def properties(self) -> dict[str, str]:
-        return {"delaylevel.id": self.name}
+        return {"delaylevel.id": self.name, "delaylevel.target": TOPIC}
+
+    def partition_key(self) -> str:
+        return ""
 
 
 class ClosedFor:

@@ -24,7 +24,10 @@ class Raw:
         self.name = name
 
     def properties(self) -> dict[str, str]:
-        return {"delaylevel.id": self.name}
+        return {"delaylevel.id": self.name, "delaylevel.target": "t"}
+
+    def partition_key(self) -> str:
+        return ""
 
 
 class LateLog:

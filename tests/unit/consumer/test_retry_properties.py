@@ -27,10 +27,11 @@ def received(
     if properties:
         own = {"REAL_TOPIC": ORDERS, "REAL_SUBSCRIPTION": subscription}
         properties = {**own, **properties}
+    topic = f"orders-{subscription}-RETRY" if properties else "orders"
     with MemoryPulsar() as pulsar_:
         client = pulsar_.client()
-        consumer: Any = client.subscribe("orders", subscription)
-        client.create_producer("orders").send(b"pay", properties=properties)
+        consumer: Any = client.subscribe(topic, subscription)
+        client.create_producer(topic).send(b"pay", properties=properties)
         pulsar_.advance(timedelta(seconds=1))
         raw = consumer.receive()
         return ReceivedMessage(raw, ORDERS, subscription, 0)
@@ -62,21 +63,21 @@ def test_subscriptions_that_cannot_be_a_part_of_a_name_are_refused(subscription:
 
 
 def test_each_attempt_has_its_own_id_and_a_repeated_one_the_same() -> None:
-    message = received({"delaylevel-retry-id": "m", "RECONSUMETIMES": "2"})
+    message = received({"ORIGIN_MESSAGE_ID": "m", "RECONSUMETIMES": "2"})
     assert copy_id(message) == copy_id(message) == "m#billing#3"
-    later = received({"delaylevel-retry-id": "m", "RECONSUMETIMES": "3"})
+    later = received({"ORIGIN_MESSAGE_ID": "m", "RECONSUMETIMES": "3"})
     assert copy_id(later) == "m#billing#4"
-    replayed = received({"delaylevel-retry-id": "m", "delaylevel-retry-round": "1"})
+    replayed = received({"ORIGIN_MESSAGE_ID": "m", "delaylevel-retry-round": "1"})
     assert copy_id(replayed) == "m#billing#1.1"
     assert (letter_id(message), letter_id(replayed)) == ("m#billing#dead.1", "m#billing#dead.2")
-    assert copy_id(received({"delaylevel-retry-id": "m"}, "b#1")) == "m#b%231#1"
+    assert copy_id(received({"ORIGIN_MESSAGE_ID": "m"}, "b#1")) == "m#b%231#1"
 
 
 def test_long_ids_are_hashed_and_stay_different() -> None:
     ids = set()
     for text in ("x" * 512, "y" * 512):
         for attempt in ("1", "2"):
-            properties = {"delaylevel-retry-id": text, "RECONSUMETIMES": attempt}
+            properties = {"ORIGIN_MESSAGE_ID": text, "RECONSUMETIMES": attempt}
             ids.add(copy_id(received(properties)))
     assert len(ids) == 4
     assert all(len(each) <= env.LONGEST_ID for each in ids)

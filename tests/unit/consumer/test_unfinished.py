@@ -27,7 +27,7 @@ class Raw:
     """A message of the client."""
 
     def properties(self) -> dict[str, str]:
-        return {"delaylevel.id": "a"}
+        return {"delaylevel.id": "a", "delaylevel.target": "t"}
 
 
 class Consumer:

@@ -29,7 +29,7 @@ def memory(request: pytest.FixtureRequest) -> Iterator[MemoryPulsar]:
             memory.client().subscribe(name, "app")
         targets = ("orders", "invoices")
         described = LevelTopicDescription(
-            "delayed", LEVELS, targets, window_partitions=request.param, features=("cancel",)
+            "delayed", LEVELS, targets, window_partitions=request.param
         )
         topics.create(memory.admin, described)
         yield memory

@@ -218,6 +218,7 @@ def test_a_message_is_acknowledged_only_after_its_confirmation(world: RelayWorld
     assert options["properties"] == {
         "mine": "1",
         DUE: str(T0 + 3_600_000),
+        TARGET: ORDERS,
         ID: "public/default/orders-delay-level-partition-0:7:0:-1",
     }
     assert relay.take_report().window == 3

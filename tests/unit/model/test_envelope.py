@@ -62,14 +62,14 @@ def test_parked_properties_can_be_read(envelope: Envelope, application: dict[str
 
 @quick
 @given(envelopes, applications)
-def test_a_business_message_keeps_only_id_and_due_time(
+def test_a_business_message_keeps_its_due_time_and_its_identity(
     envelope: Envelope, application: dict[str, str]
 ) -> None:
     properties = envelope.delivered_properties(application)
     ours = {key: value for key, value in properties.items() if key.startswith(PREFIX)}
     expected = {DUE: str(envelope.due_ms)}
     if envelope.id is not None:
-        expected[ID] = envelope.id
+        expected[ID], expected[TARGET] = envelope.id, envelope.target
     assert ours == expected
     assert application_properties(properties) == application
 
@@ -127,7 +127,12 @@ def test_every_hop_keeps_the_expiry_and_the_replaced_id(attempt: int) -> None:
         Envelope.read(envelope.parked_properties({"mine": "1"})).parked_properties({"mine": "1"}),
     ):
         assert found.items() >= {EXPIRES: "2", REPLACES: "old", "mine": "1", ID: "t:1:2:3"}.items()
-    assert envelope.delivered_properties({"mine": "1"}) == {"mine": "1", DUE: "1", ID: "t:1:2:3"}
+    assert envelope.delivered_properties({"mine": "1"}) == {
+        "mine": "1",
+        DUE: "1",
+        TARGET: ORDERS,
+        ID: "t:1:2:3",
+    }
 
 
 @pytest.mark.parametrize("attempt", [0, 1])

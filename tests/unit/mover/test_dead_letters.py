@@ -177,7 +177,7 @@ def test_a_letter_in_chunks_is_replayed_once_the_limit_is_raised(
     assert world.replay().replayed == 1
     (delivered,) = world.memory.delivered(ORDERS)
     assert (delivered.data, delivered.key) == (LARGE[10:], "k")
-    assert delivered.properties == {DUE: "1000", ID: "a"}
+    assert delivered.properties == {DUE: "1000", ID: "a", TARGET: ORDERS}
     assert (world.letters(), world.backlog()) == ([], 0)
 
 

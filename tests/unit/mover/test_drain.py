@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from delaylevel import topics
-from delaylevel.model.cancellation import PAYLOAD, cancellation, cancellation_partition
+from delaylevel.model.cancellation import PAYLOAD, cancellation
 from delaylevel.model.level_topic import FinalWindow
 from delaylevel.mover.drain import drain
 from delaylevel.testing import MemoryPulsar
@@ -32,7 +32,7 @@ def test_a_drain_hands_cancellations_to_the_window_partition_of_their_message() 
             client.create_producer(place.full).send(
                 PAYLOAD, properties=properties, partition_key=key or None
             )
-            expected[own] = (cancellation_partition(description, key, own), key, properties)
+            expected[own] = (description.window_partition(key, own), key, properties)
     report = drain(client, memory.admin, description, clock=memory.clock)
     assert (report.window, report.total) == (6, 6)
     found = {

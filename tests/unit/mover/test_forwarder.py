@@ -109,7 +109,7 @@ def test_a_near_due_message_goes_into_the_window(bench: Bench) -> None:
     assert sent.value == b"body"
     identity = f"{LEVEL_TOPIC}-hour-partition-3:7:1:2".removeprefix("persistent://")
     assert sent.given == {
-        "properties": {"color": "red", DUE: str(T0 + 60_000), ID: identity},
+        "properties": {"color": "red", DUE: str(T0 + 60_000), TARGET: ORDERS, ID: identity},
         "partition_key": "key",
         "ordering_key": "order",
         "event_timestamp": 5,
@@ -333,7 +333,7 @@ def test_a_message_delivered_after_a_hold_has_no_trace_of_it(bench: Bench) -> No
         source="held-partition-0",
     )
     (sent,) = bench.client.to(ORDERS)
-    assert sent.properties == {"color": "red", DUE: str(T0 - 1), ID: "mine"}
+    assert sent.properties == {"color": "red", DUE: str(T0 - 1), ID: "mine", TARGET: ORDERS}
 
 
 def test_a_refused_target_is_tried_again_after_the_pause(bench: Bench) -> None:

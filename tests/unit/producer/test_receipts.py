@@ -189,19 +189,19 @@ def test_nothing_is_cancelled_if_the_new_message_is_not_stored(
 @pytest.mark.parametrize(
     ("topic", "position", "expected"),
     [
-        (f"{ORDERS}-delay-level-partition-3", (7, 8, 2), "orders-delay-level-partition-3:7:8:2"),
+        (f"{ORDERS}-delay-level-partition-3", (7, 8, 2), "orders-delay-level-partition-3:7:8"),
         # A topic with deduplication may answer so.
         (f"{ORDERS}-delay-level-partition-3", (-1, -1, -1), ""),
-        (None, (7, 8, -1), "orders:7:8:-1"),
-        (None, (-1, -1, -1), "orders:-1:-1:-1"),
+        (None, (7, 8, -1), "orders:7:8"),
+        (None, (-1, -1, -1), "orders:-1:-1"),
     ],
 )
-def test_the_position_of_a_receipt(
+def test_the_place_of_a_receipt(
     topic: str | None, position: tuple[int, int, int], expected: str
 ) -> None:
     stored_at = FakeMessageId(Position(*position))
     found = receipt_for("id", 1, ORDERS, RECEIPT.level_topic, None, topic, stored_at)
-    assert found.position == (expected and f"public/default/{expected}")
+    assert found.stored_at == (expected and f"public/default/{expected}")
     assert found.sent_directly == (topic is None)
     assert Receipt.parse(str(found)) == found
     assert found.key == ""

@@ -133,7 +133,7 @@ OURS = {"delaylevel.id": "old", "delaylevel.due": "1", "delaylevel.anything": "x
         ({"properties": {"a": "b", **OURS}}, Route(-1, -1, {"a": "b"}, None)),
         (
             {"properties": OURS, "message_id": "m1"},
-            Route(-1, -1, {"delaylevel.id": "m1"}, None),
+            Route(-1, -1, {"delaylevel.id": "m1", "delaylevel.target": ORDERS}, None),
         ),
         # Already due: sent at once with the due time, which lateness is measured against.
         (
@@ -146,7 +146,11 @@ OURS = {"delaylevel.id": "old", "delaylevel.due": "1", "delaylevel.anything": "x
             Route(
                 -1,
                 -1,
-                {"delaylevel.due": str(T0 + 59 * 60_000), "delaylevel.id": "m1"},
+                {
+                    "delaylevel.due": str(T0 + 59 * 60_000),
+                    "delaylevel.target": ORDERS,
+                    "delaylevel.id": "m1",
+                },
                 T0 + 59 * 60_000,
             ),
         ),

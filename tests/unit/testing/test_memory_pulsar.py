@@ -143,7 +143,7 @@ def test_with_a_tracker_messages_are_pending_in_the_window_until_due() -> None:
     assert (report.due, memory.pending("orders")) == (1, [])
     found = [consumer.receive() for _ in range(4)]
     assert [message.data() for message in found] == [b"now", b"nearer", b"near", b"far"]
-    assert set(found[-1].properties()) == {"a", env.DUE, env.ID}
+    assert set(found[-1].properties()) == {"a", env.DUE, env.ID, env.TARGET}
     with pytest.raises(pulsar.Timeout):
         consumer.receive()
 

@@ -286,7 +286,7 @@ public final class DelayLevelProducer<T> implements AutoCloseable {
         private String topic = target;
 
         Receipt receipt(String id, MessageId stored) {
-            String position = null;
+            String place = null;
             if (stored instanceof MessageIdAdv found) {
                 boolean parked = !topic.equals(target);
                 String name = parked || found.getPartitionIndex() < 0
@@ -294,14 +294,11 @@ public final class DelayLevelProducer<T> implements AutoCloseable {
                         : topic + "-partition-" + found.getPartitionIndex();
                 // A topic with deduplication confirms copies without a position.
                 if (!parked || found.getLedgerId() >= 0) {
-                    position = Envelope.stableId(
-                            name,
-                            found.getLedgerId(),
-                            found.getEntryId(),
-                            found.getBatchIndex());
+                    place = name.substring(TopicName.SCHEME.length())
+                            + ":" + found.getLedgerId() + ":" + found.getEntryId();
                 }
             }
-            return new Receipt(id, dueMs, target, levelTopic(), key, position);
+            return new Receipt(id, dueMs, target, levelTopic(), key, place);
         }
     }
 
@@ -366,7 +363,7 @@ public final class DelayLevelProducer<T> implements AutoCloseable {
     private CompletableFuture<MessageId> sendDue(
             DelayedMessage<T> message, String id, long dueMs, Place place) {
         if (dueMs == 0) {
-            Map<String, String> all = Envelope.undelayed(message.properties, id);
+            Map<String, String> all = Envelope.undelayed(message.properties, id, target);
             return sendToBusiness(message, all, 0);
         }
         refreshIfOld();

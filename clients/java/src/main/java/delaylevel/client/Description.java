@@ -10,8 +10,6 @@ import java.util.Locale;
 import java.util.Map;
 import java.util.Set;
 import java.util.TreeSet;
-import java.util.regex.Matcher;
-import java.util.regex.Pattern;
 import java.util.zip.CRC32;
 
 /** The description that a level topic stores in its properties. */
@@ -31,9 +29,6 @@ record Description(
     /** The format of descriptions; later ones are refused. */
     private static final BigInteger FORMAT = BigInteger.ONE;
 
-    /** The ID of a message that was sent to a partition directly, of at most two digits. */
-    private static final Pattern DIRECT =
-            Pattern.compile("(.*)-partition-(0|[1-9][0-9]?)(?::[^:]*){3}", Pattern.DOTALL);
     private static final long LONGEST_MS = 36_500L * 86_400_000;
     private static final Map<Long, String> UNITS =
             Map.of(
@@ -231,20 +226,9 @@ record Description(
         return (int) (hash.getValue() % partitions);
     }
 
-    /** Returns the window partition of the cancellation of a message: that of the message. */
-    int cancellationPartition(String key, String id) {
-        if (key == null || key.isEmpty()) {
-            String prefix = windowTopic().toString().substring(TopicName.SCHEME.length());
-            Matcher direct = DIRECT.matcher(id);
-            if (direct.matches() && direct.group(1).equals(prefix)) {
-                int partition = Integer.parseInt(direct.group(2));
-                if (partition < windowPartitions) {
-                    return partition;
-                }
-            }
-            return windowPartition(id, windowPartitions);
-        }
-        return windowPartition(key, windowPartitions);
+    /** Returns the window partition of a message with this key and ID, and of its cancellation. */
+    int windowPartition(String key, String id) {
+        return windowPartition(key == null || key.isEmpty() ? id : key, windowPartitions);
     }
 
     /** Refuses a cancellation unless a dispatcher that understands it decides about it. */

@@ -145,13 +145,14 @@ record Envelope(
 
     /** Returns all properties of the business message. */
     Map<String, String> delivered(Map<String, String> application) {
-        Map<String, String> all = undelayed(application, id);
+        Map<String, String> all = undelayed(application, id, target);
         all.put(DUE, Long.toString(dueMs));
         return all;
     }
 
-    /** Returns all properties of a message without a delay: none of ours but an own ID. */
-    static Map<String, String> undelayed(Map<String, String> application, String id) {
+    /** Returns all properties of a message without a delay: none of ours but those of an own ID. */
+    static Map<String, String> undelayed(
+            Map<String, String> application, String id, String target) {
         Map<String, String> all = new LinkedHashMap<>();
         application.forEach((name, value) -> {
             if (!name.startsWith(PREFIX)) {
@@ -160,6 +161,7 @@ record Envelope(
         });
         if (id != null) {
             all.put(ID, id);
+            all.put(TARGET, target);
         }
         return all;
     }
@@ -194,14 +196,6 @@ record Envelope(
 
     static DelayLevelException invalidDelay(String message) {
         return new DelayLevelException(Reason.INVALID_DELAY, message);
-    }
-
-    /** Returns the ID of a message by the place where it was stored first. */
-    static String stableId(String partitionTopic, long ledger, long entry, int batch) {
-        String topic = partitionTopic.startsWith(TopicName.SCHEME)
-                ? partitionTopic.substring(TopicName.SCHEME.length())
-                : partitionTopic;
-        return topic + ":" + ledger + ":" + entry + ":" + batch;
     }
 
     private static void checkReference(String text) {

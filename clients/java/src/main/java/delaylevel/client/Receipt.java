@@ -23,31 +23,29 @@ import java.util.zip.CRC32;
  * @param target the full name of its business topic
  * @param levelTopic the full name of the level topic
  * @param key its key; empty for none
- * @param position the place that stored it, tenant/namespace/partition:ledger:entry:batch; empty if
- *     it is not known. If it is the business topic, the message was due at once
+ * @param place the place that stored it, tenant/namespace/partition:ledger:entry; empty if it is not
+ *     known. If it is the business topic, the message was due at once
  */
 public record Receipt(
-        String id, long dueMs, String target, String levelTopic, String key, String position) {
+        String id, long dueMs, String target, String levelTopic, String key, String place) {
     private static final String PREFIX = "dl1.";
     private static final int CHECKSUM_BYTES = 4;
     private static final Pattern LATER = Pattern.compile("dl([0-9]+)\\..*", Pattern.DOTALL);
-    private static final Pattern PLACE =
-            Pattern.compile("(.*?)((?::[^:]*){1,3})", Pattern.DOTALL);
-    private static final Pattern NUMBERS = Pattern.compile(":-?[0-9]+:-?[0-9]+(:-?[0-9]+)?");
+    private static final Pattern PLACE = Pattern.compile("(.*):-?[0-9]+:-?[0-9]+", Pattern.DOTALL);
 
-    /** Creates a receipt. Key and position may be null. */
+    /** Creates a receipt. Key and place may be null. */
     public Receipt {
         Objects.requireNonNull(id);
         key = key == null ? "" : key;
-        position = position == null ? "" : position;
+        place = place == null ? "" : place;
     }
 
     /** Returns true if the message went straight to its business topic. */
     boolean sentDirectly() {
-        if (position.isEmpty()) {
+        if (place.isEmpty()) {
             return false;
         }
-        String topic = place(position);
+        String topic = topicOf(place);
         return topic.equals(target) || topic.replaceFirst("-partition-[0-9]+$", "").equals(target);
     }
 
@@ -58,15 +56,12 @@ public record Receipt(
         value.put("due", dueMs);
         value.put("target", target);
         value.put("topic", levelTopic);
-        // The ID of some messages is their position.
-        if (!id.equals(position)) {
-            value.put("id", id);
-        }
+        value.put("id", id);
         if (!key.isEmpty()) {
             value.put("key", key);
         }
-        if (!position.isEmpty()) {
-            value.put("at", position);
+        if (!place.isEmpty()) {
+            value.put("at", place);
         }
         byte[] text = Json.write(value).getBytes(StandardCharsets.UTF_8);
         byte[] data = ByteBuffer.allocate(text.length + CHECKSUM_BYTES)
@@ -100,8 +95,8 @@ public record Receipt(
     }
 
     private static Receipt read(Map<?, ?> value) {
-        String position = text(value, "at", "");
-        String id = text(value, "id", position);
+        String place = text(value, "at", "");
+        String id = text(value, "id", "");
         if (id.isEmpty()) {
             throw new IllegalArgumentException("it has no ID");
         }
@@ -109,8 +104,8 @@ public record Receipt(
         if (due <= 0 || due > Envelope.LATEST_DUE_MS) {
             throw new IllegalArgumentException("its due time is " + value.get("due"));
         }
-        if (!position.isEmpty()) {
-            place(position);
+        if (!place.isEmpty()) {
+            topicOf(place);
         }
         return new Receipt(
                 id,
@@ -118,7 +113,7 @@ public record Receipt(
                 TopicName.parse(text(value, "target", null)).toString(),
                 TopicName.parse(text(value, "topic", null)).toString(),
                 text(value, "key", ""),
-                position);
+                place);
     }
 
     private static String text(Map<?, ?> value, String name, String otherwise) {
@@ -129,11 +124,11 @@ public record Receipt(
         return string;
     }
 
-    /** Returns the full name of the topic in a position. */
-    private static String place(String position) {
-        Matcher parts = PLACE.matcher(position);
-        if (!parts.matches() || !NUMBERS.matcher(parts.group(2)).matches()) {
-            throw new IllegalArgumentException("'" + position + "' is not a position");
+    /** Returns the full name of the topic in a place. */
+    private static String topicOf(String place) {
+        Matcher parts = PLACE.matcher(place);
+        if (!parts.matches()) {
+            throw new IllegalArgumentException("'" + place + "' is not a place");
         }
         return TopicName.parse(parts.group(1)).toString();
     }

@@ -110,7 +110,7 @@ final class Routing {
         Route parked = dueMs <= nowMs ? null : levelRoute(dueMs, nowMs);
         return parked != null
                 ? parked
-                : new Route(WINDOW, description.cancellationPartition(key, id), 0);
+                : new Route(WINDOW, description.windowPartition(key, id), 0);
     }
 
     /** Returns the route of a record into a level; null if it is nearly due. */

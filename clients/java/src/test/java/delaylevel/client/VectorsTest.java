@@ -75,11 +75,6 @@ class VectorsTest {
                 case "registered" -> registered(question);
                 case "properties" -> properties(question);
                 case "envelopes" -> envelope(question);
-                case "ids" -> Envelope.stableId(
-                        text(question, "partition_topic"),
-                        number(question, "ledger").longValue(),
-                        number(question, "entry").longValue(),
-                        number(question, "batch").intValue());
                 case "sizes" -> BigInteger.valueOf(routing(question).sizeLimit);
                 case "settings" -> settings(question);
                 case "cancellations" -> cancellation(question);
@@ -279,7 +274,7 @@ class VectorsTest {
                 "target", found.target(),
                 "level_topic", found.levelTopic(),
                 "key", found.key(),
-                "position", found.position(),
+                "place", found.place(),
                 "written", found.toString(),
                 "sent_directly", found.sentDirectly());
     }
