@@ -1,9 +1,12 @@
 """Assignment of the window partitions of a level topic to the running dispatchers.
 
 Each dispatcher keeps a reader open on the first journal partition, under a subscription that
-carries its name: the broker's statistics are the list of members. A member acquires free partitions
-while it has less than its share, and revokes those beyond it. The broker's exclusive subscription
-decides who owns a partition.
+carries its name and delivery guarantee: the broker's statistics are the list of members. A member
+acquires free partitions while it has less than its share, and revokes those beyond it. The broker's
+exclusive subscription decides who owns a partition.
+
+All members have the same delivery guarantee. What one of them publishes without a sequence ID, the
+broker does not recognize as a copy of what another one sends with one.
 """
 
 from __future__ import annotations
@@ -19,7 +22,13 @@ from delaylevel.cluster.failures import close_quietly
 from delaylevel.cluster.partition_lock import owner_in
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.reader import open_idle_reader
-from delaylevel.errors import BrokerError, BrokerUnreachableError, ClientError
+from delaylevel.errors import (
+    BrokerError,
+    BrokerUnreachableError,
+    ClientError,
+    LevelTopicError,
+)
+from delaylevel.model.delivery import Delivery
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.topics.stats import window_stats
 
@@ -92,8 +101,10 @@ class Membership:
         client: Any,
         admin: TopicAdmin,
         description: LevelTopicDescription,
+        delivery: Delivery,
         name: str | None = None,
     ) -> None:
+        self._delivery = delivery.value
         self.name = name or f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:6]}"
         self._client = client
         self._admin = admin
@@ -106,23 +117,48 @@ class Membership:
 
         Raises:
             BrokerError: the journal topic cannot be read.
+            LevelTopicError: members have another delivery guarantee; the group is not entered.
         """
         if self._reader is None:
-            prefix = f"{_PREFIX}{self.name}~"
-            try:
-                self._reader = open_idle_reader(self._client, self._first.full, prefix)
-            except ClientError as error:
-                raise BrokerError(f"cannot read {self._first} ({error.name})") from error
-        members = sorted(
-            name.removeprefix(_PREFIX).rpartition("~")[0]
-            for name, found in self._admin.partition_stats(self._first).subscriptions.items()
-            if name.startswith(_PREFIX) and found.consumers
-        )
+            self._enter()
+        members = sorted(self._read_members())
         try:
             owners = window_stats(self._admin, self._description).owners
         except BrokerUnreachableError:
             return GroupState(tuple(members), *self._each_owner())
         return GroupState(tuple(members), owners)
+
+    def _enter(self) -> None:
+        self._check(self._read_members())
+        prefix = f"{_PREFIX}{self._delivery}~{self.name}~"
+        try:
+            self._reader = open_idle_reader(self._client, self._first.full, prefix)
+        except ClientError as error:
+            raise BrokerError(f"cannot read {self._first} ({error.name})") from error
+        try:
+            self._check(self._read_members())  # of two that enter at once, one sees the other
+        except BaseException:
+            self.close()
+            raise
+
+    def _check(self, members: Mapping[str, str]) -> None:
+        for name, delivery in members.items():
+            if delivery != self._delivery:
+                raise LevelTopicError(
+                    f"dispatcher {name} serves level topic {self._description.topic} with delivery "
+                    f"{delivery!r}, and this one has {self._delivery!r}: all dispatchers of a "
+                    "level topic need the same --delivery. Use that one, or stop the others"
+                )
+
+    def _read_members(self) -> dict[str, str]:
+        """Return the delivery guarantee of each member, by name."""
+        stats = self._admin.partition_stats(self._first)
+        found = (
+            reader.removeprefix(_PREFIX).rpartition("~")[0].partition("~")
+            for reader, each in stats.subscriptions.items()
+            if reader.startswith(_PREFIX) and each.consumers
+        )
+        return {name: delivery for delivery, _, name in found}
 
     def _each_owner(self) -> tuple[dict[int, str], frozenset[int]]:
         """Return the owners of the window partitions that are served, and the other partitions.
@@ -150,3 +186,4 @@ class Membership:
         """Leave the group."""
         if self._reader is not None:
             close_quietly(self._reader, "reader")
+            self._reader = None

@@ -201,7 +201,10 @@ class Dispatcher:
 
     def _join(self, description: LevelTopicDescription) -> ServedTopic:
         """Return a level topic, whose group of dispatchers is entered when it is read."""
-        membership = Membership(self._client, self._admin, description, self._settings.name)
+        settings = self._settings
+        membership = Membership(
+            self._client, self._admin, description, settings.delivery, settings.name
+        )
         descriptions = DescriptionCache(
             partial(served, self._admin, description.topic), description
         )

@@ -143,6 +143,25 @@ def test_a_clock_that_is_corrected_while_a_message_waits_makes_it_no_later(
     assert arrival.message.data() == b"pay me"
 
 
+def test_a_dispatcher_with_another_delivery_guarantee_waits_for_the_end_of_the_others(
+    tracked: MakeLevelTopic, serve: Callable[..., Serving], world: RealWorld
+) -> None:
+    world.deduplicate()
+    description = tracked(window_partitions=1)
+    first = serve(description)
+    world.eventually(lambda: first.owned == [0], "the takeover")
+    second = serve(description, delivery=Delivery.EFFECTIVELY_ONCE)
+
+    def problem() -> str:
+        (group,) = second.dispatcher.groups()
+        return str(group.problem or "")
+
+    world.eventually(lambda: "need the same --delivery" in problem(), "the refusal")
+    assert second.owned == []
+    first.stop()
+    world.eventually(lambda: second.owned == [0] and not problem(), "the takeover")
+
+
 def test_copies_are_dropped_by_the_next_owner_too(
     tracked: MakeLevelTopic, serve: Callable[..., Serving], world: RealWorld
 ) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pulsar
 import pytest
+import urllib3
 
 from delaylevel.cluster.connection import Connection
 from delaylevel.cluster.reader import messages_in_range
@@ -77,3 +78,24 @@ def test_what_two_owners_do_at_once_is_what_the_journal_says(
     values = [each.position for each in records if isinstance(each, LowWatermark)]
     assert len(set(values)) == len(values)
     assert set(acted) <= set(values), "nothing was done that the next owner does not read"
+
+
+def test_an_owner_goes_on_in_a_new_ledger(world: RealWorld, level_topic: MakeLevelTopic) -> None:
+    description = level_topic(LEVELS, final_window=FinalWindow.TRACKER)
+    _, source = window_sources(description, 0)
+    no_lock: Any = None
+    with closing(Journal(world.plain_client, world.admin, source, no_lock)) as journal:
+        assert not list(journal.read())
+        journal.claim()
+        for number in range(1, 7):
+            journal.append(LowWatermark(number))
+            if number == 3:
+                name = source.topic.removeprefix("persistent://")
+                url = f"{world.admin.admin_url}/admin/v2/persistent/{name}/unload"
+                assert urllib3.request("PUT", url).status == 204
+        assert journal.stored == 6
+        records = [decode(data) for data in journal.read()]
+    assert records == [LowWatermark(number) for number in range(1, 7)]
+    last = world.admin.last_message_id(source.name)
+    assert last is not None
+    assert last.entry < 6, "it is in a new ledger"

@@ -18,7 +18,8 @@ from delaylevel.dispatcher import Dispatcher, DispatchSettings, assignment, serv
 from delaylevel.dispatcher.assignment import GroupState, Membership, assign
 from delaylevel.dispatcher.served_topic import ServedTopic
 from delaylevel.dispatcher.stats import SharedOwnerStats
-from delaylevel.errors import BrokerError, BrokerUnreachableError
+from delaylevel.errors import BrokerError, BrokerUnreachableError, LevelTopicError
+from delaylevel.model.delivery import Delivery
 from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow
 from delaylevel.model.topic_name import TopicName
 from delaylevel.structures.segments.pending import SpillError
@@ -164,7 +165,35 @@ def members(monkeypatch: pytest.MonkeyPatch, *dead: int) -> Membership:
     monkeypatch.setattr(assignment, "open_idle_reader", lambda *_: None)
     description = describe(final_window=FinalWindow.TRACKER, window_partitions=3)
     admin: Any = Statistics(*dead)
-    return Membership(None, admin, description, "me")
+    return Membership(None, admin, description, Delivery.AT_LEAST_ONCE, "me")
+
+
+def test_dispatchers_of_one_level_topic_have_one_delivery_guarantee(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    readers: dict[str, SubscriptionStats] = {}
+
+    def open_reader(client: Any, topic: str, prefix: str) -> Any:
+        readers[prefix + "reader-x"] = SubscriptionStats(0, consumers=(ConsumerStats("x"),))
+        return SimpleNamespace(close=lambda: readers.pop(prefix + "reader-x"))
+
+    monkeypatch.setattr(assignment, "open_idle_reader", open_reader)
+    stats = PartitionStats(0, readers)
+    admin: Any = SimpleNamespace(partition_stats=lambda name: stats, partitioned_stats=lambda _: {})
+    description = describe(final_window=FinalWindow.TRACKER)
+
+    def join(delivery: Delivery, name: str) -> Membership:
+        return Membership(None, admin, description, delivery, name)
+
+    first, second = (join(Delivery.EFFECTIVELY_ONCE, name) for name in ("a~b", "d"))
+    other = join(Delivery.AT_LEAST_ONCE, "c")
+    first.read_group()
+    with pytest.raises(LevelTopicError, match=r"dispatcher a~b serves .* the same --delivery"):
+        other.read_group()
+    assert second.read_group().members == ("a~b", "d"), "the refused one is not a member"
+    first.close()
+    second.close()
+    assert other.read_group().members == ("c",), "it serves once they have stopped"
 
 
 @pytest.mark.parametrize(("dead", "acquired"), [((), (1, 2)), ((1,), (2,)), ((0, 1), (2,))])
