@@ -17,8 +17,6 @@ _MOST_LEARNED = 8
 # The list of brokers is requested after this time, and then once in each period. Short commands end
 # before that.
 _FIRST_LIST_S, _LIST_EVERY_S = 5.0, 300.0
-# A broker that hangs costs the whole timeout: after one, requests fail at once for this time.
-_HANGING_S = 5.0
 # An address that timed out is asked for a sign of life at most once in this time.
 _PROBE_EVERY_S = 2.0
 
@@ -27,7 +25,7 @@ class AdminAddresses:
     """The addresses of one cluster: those that the user gave, and those of its other brokers.
 
     The address that answered last comes first, and those that have failed since their last answer
-    come at the end: a broker that is suspended costs the whole timeout at each attempt. Brokers
+    come at the end. Brokers
     whose addresses are known from redirects, or from the cluster's own list, are tried after the
     given addresses. So an address that does not answer stops nothing while another broker lives.
 
@@ -44,7 +42,7 @@ class AdminAddresses:
         # Each operation on these is atomic.
         self._learned: dict[str, float] = {}  # time at which the address was named last
         self._answered: dict[str, float] = {}
-        self._failed: dict[str, float] = {}  # end of the time in which it counts as hanging
+        self._failed: set[str] = set()
         self._probe_at_s: dict[str, float] = {}  # of those that timed out and have not answered
         self._list_at_s = now_s() + _FIRST_LIST_S
         self.probing = threading.Lock()  # held while an address is asked for a sign of life
@@ -63,7 +61,7 @@ class AdminAddresses:
 
     def answered(self, address: str) -> None:
         """Note that an address has answered now."""
-        self._failed.pop(address, None)
+        self._failed.discard(address)
         self._probe_at_s.pop(address, None)
         self._answered[address] = self._now_s()
 
@@ -73,7 +71,7 @@ class AdminAddresses:
         Args:
             hangs: True if a request timed out; False if the connection failed at once.
         """
-        self._failed[address] = self._now_s() + (_HANGING_S if hangs else 0.0)
+        self._failed.add(address)
         if hangs:
             self._probe_at_s.setdefault(address, 0.0)
 
@@ -89,13 +87,9 @@ class AdminAddresses:
         self._probe_at_s[address] = now_s + _PROBE_EVERY_S
         return True
 
-    def is_hanging(self, address: str) -> bool:
-        """Return True if a request to an address timed out a moment ago."""
-        return self._now_s() < self._failed.get(address, 0.0)
-
     def redirected(self, address: str) -> None:
         """Note that an address has answered to which another one redirects."""
-        self._failed.pop(address, None)
+        self._failed.discard(address)
         self._probe_at_s.pop(address, None)
         self.learn(address)
 

@@ -35,7 +35,9 @@ _Path = str | os.PathLike[str] | None
 TOKEN_NAMED = "--token-file, DELAYLEVEL_TOKEN_FILE"
 _LONGEST_REASON = 400
 _HOPS = 5
-_LIST_TIMEOUT_S = 5.0
+_LIST_TIMEOUT_S = 1.0
+# A read that has no answer after this time is given up, unless the broker gives a sign of life.
+_PATIENCE_S = 3.0
 _PROBE_TIMEOUT_S = 1.0
 # While a topic moves to another broker, requests for it are refused with 503.
 _PAUSES_S = (0.2, 0.5, 1.0)
@@ -57,7 +59,8 @@ class RestOptions(TypedDict, total=False):
         tls_certificate_file, tls_private_key_file: the client's own certificate and key (PEM).
         tls_allow_insecure: True to accept any certificate, whatever its issuer and name.
         tls_validate_hostname: True, the default, to compare the certificate's name with the host's.
-        timeout_s: time to wait for an answer, in seconds; 30 by default.
+        timeout_s: time to wait for an answer, in seconds; 30 by default. A read is given up after
+            4 s if its broker gives no sign of life.
         token_named: name of the setting that has the token, for the advice in errors.
     """
 
@@ -133,11 +136,8 @@ class Rest:
                 tls["cert_file"] = os.fspath(tls_certificate_file)
             if tls_private_key_file is not None:
                 tls["key_file"] = os.fspath(tls_private_key_file)
-        self._pool = urllib3.PoolManager(
-            maxsize=16,
-            timeout=urllib3.Timeout(connect=min(timeout_s, 10.0), read=timeout_s),
-            **tls,
-        )
+        self._timeout_s = timeout_s
+        self._pool = urllib3.PoolManager(maxsize=16, **tls)
 
     def close(self) -> None:
         """Close all connections; a later call opens new ones."""
@@ -187,9 +187,9 @@ class Rest:
             retry: True to repeat the request for 1.7 s while the broker answers 503.
             data: the body in bytes, instead of ``value``.
             api: the version of the interface: ``v2``, or ``v3`` for functions.
-            timeout_s: time to wait for this answer, in s; by default that of all requests. If the
-                first broker does not answer by then, no other one is tried: the request may take
-                as long there.
+            timeout_s: time to wait for this answer, in s; by default that of all requests. If a
+                broker that lives does not answer by then, no other one is tried: the request may
+                take as long there.
 
         Raises:
             BrokerUnreachableError: there is no answer.
@@ -230,7 +230,8 @@ class Rest:
             try:
                 answer = self._ask(method, base + suffix, headers, body, timeout_s)
             except urllib3.exceptions.HTTPError as error:
-                if timeout_s is not None and _is_timeout(error):
+                slow = _is_timeout(error) and not self._addresses.needs_probe(base)
+                if slow and timeout_s is not None:
                     failure = error
                     break
                 self._addresses.failed(base, hangs=_is_timeout(error))
@@ -247,8 +248,7 @@ class Rest:
     def _lives(self, base: str) -> bool:
         """Return False if an address timed out, and still gives no sign of life.
 
-        Any answer is one. So an address that hangs costs one request the whole timeout, and not
-        every one.
+        So an address that hangs costs one request some seconds, and not every one.
         """
         addresses = self._addresses
         if not addresses.needs_probe(base):
@@ -258,15 +258,19 @@ class Rest:
                 return True
             if not addresses.take_probe(base):
                 return False
-            url = base + "/status.html"
-            try:
-                self._pool.request(
-                    "GET", url, redirect=False, retries=False, timeout=_PROBE_TIMEOUT_S
-                )
-            except urllib3.exceptions.HTTPError:
-                return False
-            addresses.answered(base)
-            return True
+            if self._gives_sign(base):
+                addresses.answered(base)
+                return True
+            return False
+
+    def _gives_sign(self, base: str) -> bool:
+        """Return True if an address answers anything soon."""
+        url = base + "/status.html"
+        try:
+            self._pool.request("GET", url, redirect=False, retries=False, timeout=_PROBE_TIMEOUT_S)
+        except urllib3.exceptions.HTTPError:
+            return False
+        return True
 
     def _follow(
         self,
@@ -289,7 +293,7 @@ class Rest:
                 )
             url = place
             owner = base_of(url)
-            if self._addresses.is_hanging(owner):
+            if not self._lives(owner):
                 raise _broker_away(url, first, "no answer in time")
             try:
                 # Not by urllib3, which would drop the token.
@@ -324,11 +328,37 @@ class Rest:
         body: bytes | None,
         timeout_s: float | None,
     ) -> urllib3.BaseHTTPResponse:
-        options: dict[str, Any] = {} if timeout_s is None else {"timeout": timeout_s}
+        """Send one request, as `_ask_once`; give a read up early if its broker hangs.
+
+        A broker that lives is asked once more, with all the time that it may take.
+        """
+        whole_s = self._timeout_s if timeout_s is None else timeout_s
+        if method == "GET" and whole_s > _PATIENCE_S:
+            try:
+                return self._ask_once(method, url, headers, body, _PATIENCE_S)
+            except urllib3.exceptions.HTTPError as error:
+                if not _is_timeout(error):
+                    raise
+                base = base_of(url)
+                if not self._gives_sign(base):
+                    self._addresses.failed(base, hangs=True)
+                    raise
+        return self._ask_once(method, url, headers, body, whole_s)
+
+    def _ask_once(
+        self, method: str, url: str, headers: dict[str, str], body: bytes | None, timeout_s: float
+    ) -> urllib3.BaseHTTPResponse:
+        timeout = urllib3.Timeout(connect=min(timeout_s, 10.0), read=timeout_s)
 
         def ask() -> urllib3.BaseHTTPResponse:
             return self._pool.request(
-                method, url, headers=headers, body=body, redirect=False, retries=False, **options
+                method,
+                url,
+                headers=headers,
+                body=body,
+                redirect=False,
+                retries=False,
+                timeout=timeout,
             )
 
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Iterator
@@ -17,10 +18,12 @@ from delaylevel.cluster.addresses import AdminAddresses
 from delaylevel.cluster.admin import Admin
 from delaylevel.cluster.connection import Connection
 from delaylevel.dispatcher import DispatchSettings
+from delaylevel.dispatcher.served_topic import partition_owners
 from delaylevel.model.delivery import Delivery
 from delaylevel.model.level_topic import FinalWindow
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.run import LocalService
+from dispatch_world import ALO, Arrivals, DispatchWorld, at, ids, now_ms, once
 from proxy import Proxy
 from world import QUIET, RealWorld, eventually, quiet_client
 
@@ -30,6 +33,8 @@ UNIT = timedelta(seconds=1)
 LEVELS = Levels([PartitionStrategy(partition_by=UNIT, maximum_delay=4 * UNIT)])
 # Nothing waits for a timeout of the admin interface, or for its return.
 LATE_MS = 5_000
+# A takeover waits for some seconds until an address is given up, and not for 30 s.
+TAKEOVER_MS = 20_000
 
 
 @pytest.fixture
@@ -113,3 +118,34 @@ def test_messages_arrive_without_the_admin_interface(
         deliver("after")
     client.shutdown()
     admin.close()
+
+
+@pytest.mark.timeout(240)
+def test_a_takeover_does_not_wait_long_for_an_address_that_hangs(
+    world: RealWorld, connection: Connection, tmp_path: Path
+) -> None:
+    """The dispatchers know the broker's own address as well, from its list of brokers."""
+    address = urlsplit(str(connection.admin_url))
+    proxy = Proxy(str(address.hostname), address.port or 0)
+    proxied = connection.model_copy(update={"admin_url": f"http://127.0.0.1:{proxy.port}"})
+    with contextlib.ExitStack() as stack:
+        stack.callback(proxy.close)
+        setting = DispatchWorld(
+            world, proxied, ALO, tmp_path, stack, ("orders",), window_partitions=2
+        )
+        processes = [setting.start(), setting.start()]
+        arrivals = Arrivals(connection, setting.target)
+        stack.callback(arrivals.close)
+        time.sleep(12)  # they have requested the list
+        names = ids("m", 100)
+        setting.publish(setting.target, at(now_ms() + 3_000, names, step_ms=100))
+        world.eventually(lambda: len(arrivals.copies) > 10, "the first messages")
+        proxy.hold()
+        owner = partition_owners(world.admin, setting.description.topic)[0].owner
+        assert owner is not None
+        (killed,) = [each for each in processes if owner.name.endswith(f":{each.pid}")]
+        killed.kill()
+        world.eventually(lambda: len(arrivals.copies) == len(names), "all messages", 120)
+        print(f"worst lateness {max(arrivals.late_ms)} ms")
+        assert set(arrivals.copies) == set(once(names))
+        assert max(arrivals.late_ms) < TAKEOVER_MS

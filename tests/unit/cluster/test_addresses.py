@@ -73,21 +73,6 @@ def test_few_of_many_brokers_are_tried() -> None:
     ]
 
 
-def test_an_address_hangs_for_a_moment_after_a_timeout() -> None:
-    now = Time()
-    addresses = AdminAddresses([A], now)
-    assert not addresses.is_hanging(A)
-    addresses.failed(A, hangs=False)
-    assert not addresses.is_hanging(A)
-    addresses.failed(A, hangs=True)
-    assert addresses.is_hanging(A)
-    now.now_s = 6.0
-    assert not addresses.is_hanging(A)
-    addresses.failed(A, hangs=True)
-    addresses.answered(A)
-    assert not addresses.is_hanging(A)
-
-
 def test_the_list_of_brokers_is_due_after_a_while_and_then_now_and_again() -> None:
     now = Time()
     addresses = AdminAddresses([A], now)

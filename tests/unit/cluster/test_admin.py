@@ -13,6 +13,7 @@ from collections.abc import Callable
 import pytest
 from pydantic import SecretStr
 
+from delaylevel.cluster import http
 from delaylevel.cluster.admin import Admin
 from delaylevel.cluster.connection import Connection
 from delaylevel.cluster.values import DelayedDelivery
@@ -241,6 +242,52 @@ def test_the_only_address_costs_its_timeout_once_while_it_hangs() -> None:
             with pytest.raises(BrokerUnreachableError, match="no answer in time"):
                 Admin(hanging.url, timeout_s=60).properties(TOPIC)
         assert time.monotonic() - began < 10
+
+
+@pytest.mark.parametrize("redirected", [False, True])
+def test_a_read_is_given_up_early_if_its_broker_hangs(
+    servers: Callable[[], Server], monkeypatch: pytest.MonkeyPatch, redirected: bool
+) -> None:
+    """Not after ten minutes, which the test would not survive."""
+    monkeypatch.setattr(http, "_PATIENCE_S", 0.2)
+    monkeypatch.setattr(http, "_PROBE_TIMEOUT_S", 0.2)
+    with Hanging() as hanging:
+        url = hanging.url
+        if redirected:
+            living = servers()
+            living.answer = lambda method, path: (307, {"Location": hanging.url + path}, b"")
+            url = living.url
+        for _ in range(2):
+            with pytest.raises(BrokerUnreachableError, match="no answer in time"):
+                Admin(url, timeout_s=600).properties(TOPIC)
+
+
+@pytest.mark.parametrize("get_soon", [False, True])
+def test_a_read_by_a_broker_that_hangs_goes_to_the_next_one(
+    servers: Callable[[], Server], monkeypatch: pytest.MonkeyPatch, get_soon: bool
+) -> None:
+    monkeypatch.setattr(http, "_PATIENCE_S", 0.2)
+    monkeypatch.setattr(http, "_PROBE_TIMEOUT_S", 0.2)
+    server = servers()
+    server.answer = lambda method, path: reply(200, {"a": "b"})
+    with Hanging() as hanging:
+        rest = http.Rest(f"{hanging.url},{server.url.removeprefix('http://')}", timeout_s=600)
+        assert (rest.get_soon("x", 600, {}) if get_soon else rest.get("x")) == {"a": "b"}
+
+
+def test_a_slow_broker_that_lives_is_waited_for(
+    servers: Callable[[], Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http, "_PATIENCE_S", 0.2)
+    server = servers()
+
+    def answer(method: str, path: str) -> Answer:
+        if "properties" in path:
+            time.sleep(1.0)
+        return reply(200, {"a": "b"})
+
+    server.answer = answer
+    assert Admin(server.url, timeout_s=60).properties(TOPIC) == {"a": "b"}
 
 
 def test_an_address_that_was_slow_once_is_asked_again_at_once(
