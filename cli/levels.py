@@ -174,8 +174,8 @@ def create(
     with --final-window tracker its window and journal. The command may be repeated: it creates
     missing parts and adds new targets.
 
-    A broker deletes a business topic that has no subscription for a minute, and messages that are
-    due for it are held then. Subscribe to it first, or give --keep-target.
+    Messages that are due for a business topic without a subscription are held until it has one.
+    Give --keep-target if it is meant to have none.
     """
     business = TopicName.parse(topic)
     if level_topic is None and business.local.endswith(LEVEL_SUFFIX):

@@ -291,9 +291,9 @@ def orphans(settings: Settings, namespace: str, output: str) -> None:
     if gone:
         note(
             "A broker deletes a topic that has no subscription after a minute. If its messages are "
-            "still wanted, create it again and subscribe to it, or run "
-            f"`delaylevel levels set {TopicName.parse(gone[0]).short} --keep-target`. Otherwise "
-            "delete the level topic: `delaylevel levels delete`."
+            "still wanted, create it again and subscribe to it (or, if it is meant to have no "
+            f"subscription, `delaylevel levels set {TopicName.parse(gone[0]).short} --keep-target`)"
+            ". Otherwise delete the level topic: `delaylevel levels delete`."
         )
 
 

@@ -127,7 +127,7 @@ expired = functools.partial(
 keep_target = click.option(
     "--keep-target",
     is_flag=True,
-    help="Keep the business topic also without a subscription; create it if it is missing.",
+    help="Publish to the business topic also while it has no subscription; create and keep it.",
 )
 
 

@@ -20,11 +20,11 @@ import pulsar
 
 from delaylevel import topics
 from delaylevel.cluster.values import (
-    LedgerInfo,
     PartitionStats,
     SchemaVersion,
     SubscriptionStats,
     TopicMetadata,
+    TopicPolicies,
 )
 from delaylevel.errors import BrokerUnreachableError, NotFoundError
 from delaylevel.model.clock import Clock, SystemClock
@@ -367,8 +367,7 @@ class FakeAdmin:
         versions: the schemas of each topic, oldest first.
         away: True if no broker answers.
         partitions: the numbers of partitions, by topic; the others are not partitioned.
-        subscriptions: the names of the durable subscriptions of each topic.
-        ledger_ids: the ledgers of each topic.
+        subscriptions: the names of the durable subscriptions of each topic; one by default.
         limits: the limit of each topic for an entry, in bytes.
     """
 
@@ -377,7 +376,6 @@ class FakeAdmin:
     away: bool = False
     partitions: dict[str, int] = field(default_factory=dict)
     subscriptions: dict[str, set[str]] = field(default_factory=dict)
-    ledger_ids: dict[str, list[int]] = field(default_factory=dict)
     limits: dict[str, int] = field(default_factory=dict)
 
     def topic_exists(self, topic: TopicName) -> bool:
@@ -394,18 +392,19 @@ class FakeAdmin:
 
     def partition_stats(self, partition: TopicName) -> PartitionStats:
         self._check(partition)
-        names = self.subscriptions.get(partition.full, ())
+        names = self.subscriptions.get(partition.without_partition.full, {"app"})
         subscriptions = {name: SubscriptionStats(0) for name in names}
         return PartitionStats(0, subscriptions, deduplication=True)
 
     def partitioned_stats(self, topic: TopicName) -> dict[int, PartitionStats]:
         self._check(topic)
-        stats = PartitionStats(0, {}, deduplication=True)
-        return dict.fromkeys(range(self.partitions[topic.full]), stats)
+        return dict.fromkeys(range(self.partitions[topic.full]), self.partition_stats(topic))
 
-    def ledgers(self, partition: TopicName) -> list[LedgerInfo]:
-        self._check(partition)
-        return [LedgerInfo(ledger, 0) for ledger in self.ledger_ids.get(partition.full, ())]
+    def retains(self, topic: TopicName) -> bool:
+        return False
+
+    def topic_policies(self, topic: TopicName) -> TopicPolicies:
+        return TopicPolicies()
 
     def max_message_size(self, topic: TopicName) -> int | None:
         return self.limits.get(topic.full)

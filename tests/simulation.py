@@ -26,7 +26,12 @@ import pulsar
 
 from delaylevel.cluster.targets.pool import TargetKey, TargetPool
 from delaylevel.cluster.targets.producer import TargetProducer
-from delaylevel.cluster.values import LedgerInfo, PartitionStats, SubscriptionStats, TopicMetadata
+from delaylevel.cluster.values import (
+    PartitionStats,
+    SubscriptionStats,
+    TopicMetadata,
+    TopicPolicies,
+)
 from delaylevel.dispatcher.batches import FetchedBatch
 from delaylevel.dispatcher.deciding import CancellationDesk
 from delaylevel.dispatcher.delay_queue import DelayQueue
@@ -376,6 +381,8 @@ class Broker:
         return TopicMetadata(self.partitions)
 
     def partition_stats(self, name: TopicName) -> PartitionStats:
+        if name.partition_index is not None:
+            self.topic(name.full)  # all partitions have subscriptions, and therefore exist
         topic = self._served(name)
         names = tuple(each.name for each in self.producers if each.topic is topic)
         app = {"app": SubscriptionStats(0, None, "Shared", True, ())} if topic.subscribed else {}
@@ -388,8 +395,11 @@ class Broker:
             self.topic(partition.full)
         return {index: self.partition_stats(each) for index, each in enumerate(partitions)}
 
-    def ledgers(self, name: TopicName) -> list[LedgerInfo]:
-        return [LedgerInfo(self._served(name).ledger, 1)]
+    def retains(self, name: TopicName) -> bool:
+        return False
+
+    def topic_policies(self, name: TopicName) -> TopicPolicies:
+        return TopicPolicies()
 
     def schemas(self, name: TopicName) -> list[Any]:
         return []

@@ -298,8 +298,15 @@ class RealWorld(World):
 
     def deduplicate(self) -> None:
         """Turn on the broker's deduplication for every topic of the namespace."""
-        url = f"{self.admin.admin_url}/admin/v2/namespaces/{self.namespace}/deduplication"
-        answer = urllib3.request("POST", url, json=True)
+        self._set("deduplication", True)
+
+    def keep_nothing(self) -> None:
+        """Turn off the retention: what is published to a topic without subscription is gone."""
+        self._set("retention", {"retentionTimeInMinutes": 0, "retentionSizeInMB": 0})
+
+    def _set(self, policy: str, value: Any) -> None:
+        url = f"{self.admin.admin_url}/admin/v2/namespaces/{self.namespace}/{policy}"
+        answer = urllib3.request("POST", url, json=value)
         assert answer.status == 204, answer.data
 
     def advance(self, delta: timedelta) -> ForwardReport:

@@ -244,6 +244,15 @@ class Admin(OperatorAdmin):
             **{field: self._rest.get(f"{path}/{name}") for field, name in _LIMITS.items()},
         )
 
+    def retains(self, topic: TopicName) -> bool:
+        value = self._get_if(f"{topic.rest_path}/retention", _REFUSED, applied="true")
+        if not value:
+            namespace = _namespace(topic.namespace_path)
+            value = self._get_if(f"namespaces/{namespace}/retention", _REFUSED)
+        if not value:
+            value = self._get_if("brokers/configuration/runtime", _REFUSED) or {}
+        return read.retains(value)
+
     def max_message_size(self, topic: TopicName) -> int | None:
         return int(self._get_if(f"{topic.rest_path}/maxMessageSize", _REFUSED) or 0) or None
 

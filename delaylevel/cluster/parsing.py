@@ -89,6 +89,13 @@ def delayed_delivery(value: Mapping[str, Any]) -> DelayedDelivery:
     )
 
 
+def retains(value: Mapping[str, Any]) -> bool:
+    """Return True if a retention policy, or the broker's configuration, keeps what is consumed."""
+    time = value.get("retentionTimeInMinutes", value.get("defaultRetentionTimeInMinutes", 0))
+    size = value.get("retentionSizeInMB", value.get("defaultRetentionSizeInMB", 0))
+    return int(time) != 0 and int(size) != 0
+
+
 def schema_versions(value: Mapping[str, Any]) -> list[SchemaVersion]:
     """Read every version of a topic's schema, oldest first."""
     versions = [
@@ -186,6 +193,7 @@ def partition_stats(value: Mapping[str, Any]) -> PartitionStats:
             )
             for item in value.get("publishers") or ()
         ),
+        replicated=bool(value.get("replication")),
     )
 
 

@@ -159,6 +159,12 @@ class TopicAdmin(Protocol):
     def topic_policies(self, topic: TopicName) -> TopicPolicies:
         """Return the policies that are set for the topic itself."""
 
+    def retains(self, topic: TopicName) -> bool:
+        """Return True if the broker keeps what is published to a topic without subscriptions.
+
+        That is its retention. False, too, if this role may not read it.
+        """
+
     def max_message_size(self, topic: TopicName) -> int | None:
         """Return the topic's own limit for an entry, in bytes; None without one."""
 

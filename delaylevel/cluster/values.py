@@ -128,6 +128,7 @@ class PartitionStats:
             if unknown.
         messages_in: number of messages published since the broker opened it.
         publishers: the connected producers, with their settings as far as the broker tells them.
+        replicated: True if the broker copies its messages to another cluster.
     """
 
     storage_bytes: int
@@ -136,6 +137,7 @@ class PartitionStats:
     deduplication: bool | None = None
     messages_in: int = 0
     publishers: tuple[PublisherStats, ...] = ()
+    replicated: bool = False
 
 
 #: All types of subscriptions, as the broker calls them.

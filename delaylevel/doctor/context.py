@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from delaylevel.cluster.admin import Admin
 from delaylevel.cluster.connection import Connection
 from delaylevel.cluster.rules import Facts, read_targets
-from delaylevel.cluster.targets.identity import topic_stats
+from delaylevel.cluster.targets.receivers import topic_stats
 from delaylevel.cluster.values import (
     BrokerSettings,
     DelayedDelivery,

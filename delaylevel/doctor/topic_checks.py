@@ -95,13 +95,14 @@ def rule(rule: Rule, context: LevelTopicContext) -> CheckResult:
 
 
 def targets(context: LevelTopicContext) -> CheckResult:
-    """Check that every business topic exists, and that the broker does not delete it."""
+    """Check that every business topic exists, and that somebody can receive from it."""
     gone = [
         Problem(
             f"{target} does not exist: messages that are due for it are held (a broker deletes a "
             "topic that has no subscription after a minute)",
-            "create it again and subscribe to it, or create and keep it: `delaylevel levels set "
-            f"{target.short} --keep-target`. If nobody needs it any more, delete the level topic: "
+            "create it again and subscribe to it, or, if it is meant to have no subscription: "
+            f"`delaylevel levels set {target.short} --keep-target`. If nobody needs it any more, "
+            "delete the level topic: "
             f"`delaylevel levels delete {context.description.topic}`",
         )
         for target, found in context.targets.items()

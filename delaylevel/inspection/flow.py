@@ -16,7 +16,7 @@ from typing import Any
 
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.reader import messages_in_range
-from delaylevel.cluster.targets.identity import topic_stats
+from delaylevel.cluster.targets.receivers import topic_stats
 from delaylevel.cluster.values import PartitionStats
 from delaylevel.errors import NotFoundError
 from delaylevel.model.envelope import due_of

@@ -173,6 +173,9 @@ class MemoryAdmin(OperatorAdmin):
     def topic_policies(self, topic: TopicName) -> TopicPolicies:
         return self._broker.policies.get(topic, TopicPolicies())
 
+    def retains(self, topic: TopicName) -> bool:
+        return self._broker.retention
+
     def max_message_size(self, topic: TopicName) -> int | None:
         return None
 

@@ -31,6 +31,7 @@ CONF: dict[str, str | int | float | bool] = {
 HEAP_MB = 256
 # A broker on a machine whose processors are busy takes longer than the client's default.
 _TIMEOUT_S = 60
+_RETENTION = {"retentionTimeInMinutes": 60, "retentionSizeInMB": -1}
 _START_S = 120.0
 # The broker may refuse to delete a namespace for a moment, for example while a topic is opened.
 _WHILE_TOPICS_CHANGE = urllib3.Retry(
@@ -77,6 +78,7 @@ def start_or_skip(broker: EmbeddedBroker) -> EmbeddedBroker:
 def own_namespace(connection: Connection) -> Iterator[str]:
     """Create a namespace ``public/test-…``, yield its name, and delete it with its topics.
 
+    It has a retention, so that tests can read what is published to a topic without subscriptions.
     A namespace that the broker keeps refusing to delete is left there.
 
     Raises:
@@ -86,6 +88,8 @@ def own_namespace(connection: Connection) -> Iterator[str]:
     url = f"{connection.admin_url}/admin/v2/namespaces/{name}"
     with urllib3.PoolManager(timeout=30) as http:
         answer = http.request("PUT", url)
+        if answer.status == 204:
+            answer = http.request("POST", f"{url}/retention", json=_RETENTION)
         if answer.status != 204:
             raise BrokerError(
                 f"the broker does not create the namespace {name} (status {answer.status}): "

@@ -73,6 +73,8 @@ class MemoryPulsar:
         clock: the clock; by default a new :class:`ManualClock`.
         namespaces: namespaces to create in addition to ``public/default``.
         entries_per_ledger: maximum number of entries of a ledger.
+        retention: False to keep nothing of topics without a subscription, as brokers do by default:
+            messages that are due for such a topic are held then.
     """
 
     def __init__(
@@ -81,10 +83,12 @@ class MemoryPulsar:
         *,
         namespaces: Iterable[str] = (),
         entries_per_ledger: int = 50_000,
+        retention: bool = True,
     ) -> None:
         self.clock = clock or ManualClock()
         self._broker = Broker(self.clock, entries_per_ledger)
         self._rules = StrictRules(self._broker)
+        self._broker.retention = retention
         self.admin = MemoryAdmin(self._broker)
         self._clients: list[MemoryClient] = []
         self._running: list[_Movers] = []  # during `advance`

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from delaylevel.cluster.port import TopicAdmin
-from delaylevel.cluster.targets.identity import topic_stats
+from delaylevel.cluster.targets.receivers import topic_stats
 from delaylevel.cluster.values import TopicPolicies
 from delaylevel.errors import LevelTopicError
 from delaylevel.model.level_topic import LevelTopicDescription, Member

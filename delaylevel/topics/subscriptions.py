@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from delaylevel.cluster.port import TopicAdmin
-from delaylevel.cluster.targets.identity import topic_stats
+from delaylevel.cluster.targets.receivers import topic_stats
 from delaylevel.cluster.values import PartitionStats, SubscriptionStats
 from delaylevel.errors import AdminError, BrokerError, LevelTopicError
 from delaylevel.model.level_topic import (

@@ -1,17 +1,17 @@
-"""Business topics that the broker would delete, or has deleted, because nobody subscribes to them.
+"""Business topics that are missing, or that nobody can receive from.
 
-By default, a broker deletes a topic that has no subscription and no connected producer for a
-minute, with its messages. Messages that are due for it later are held.
+Messages that are due for them are held. By default, a broker also deletes a topic that has no
+subscription and no connected producer for a minute.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from delaylevel.cluster.port import TopicAdmin
-from delaylevel.cluster.targets.identity import topic_stats
+from delaylevel.cluster.targets.receivers import has_receivers, topic_stats
 from delaylevel.cluster.values import PartitionStats, TopicPolicies
 from delaylevel.errors import AdminError, ConflictError, LevelTopicError
 from delaylevel.model.topic_name import TopicName
@@ -21,7 +21,7 @@ from .members import WAIT_S, await_true
 
 @dataclass(frozen=True)
 class UnsubscribedTarget:
-    """A business topic that is missing, or that the broker may delete.
+    """A business topic that is missing, or that nobody can receive from.
 
     Attributes:
         finding: the fact and its effect.
@@ -36,12 +36,11 @@ class UnsubscribedTarget:
 
 
 def unsubscribed(
-    admin: TopicAdmin, topic: TopicName, stats: Iterable[PartitionStats] | None = None
+    admin: TopicAdmin, topic: TopicName, stats: Collection[PartitionStats] | None = None
 ) -> UnsubscribedTarget | None:
-    """Return what is wrong with a topic that the broker may delete, or with a missing one.
+    """Return what is wrong with a topic that is missing, or that nobody can receive from.
 
-    None if it has a durable subscription, if its own policy keeps it, or if the broker deletes no
-    inactive topics. A subscription that is added later makes it safe, too.
+    None if it has receivers: see `has_receivers`, the rule by which messages are held.
 
     Args:
         topic: the business topic.
@@ -57,32 +56,25 @@ def unsubscribed(
             return UnsubscribedTarget(
                 f"{topic.short} does not exist, and messages that are due for it are held (a "
                 "broker deletes a topic that has no subscription after a minute)",
-                f"subscribe to it before messages are due, or create and keep it: {keep}",
+                "subscribe to it before messages are due; if it is meant to have no subscription, "
+                f"create and keep it: {keep}",
             )
         stats = found.values()
-    if any(item.durable for each in stats for item in each.subscriptions.values()):
+    if has_receivers(admin, topic, stats):
         return None
-    settings = admin.broker_settings()
-    if settings.delete_inactive_topics == "":
-        return None
-    if settings.topic_policies is not False:
-        try:
-            if admin.topic_policies(topic).delete_while_inactive is False:
-                return None
-        except AdminError:
-            pass  # no policies for single topics, or none that this role may read
     return UnsubscribedTarget(
-        f"{topic.short} has no subscription, so the broker deletes it after a minute without "
-        "producers, and then messages that are due for it are held",
-        f"subscribe to it, or keep it: {keep}",
+        f"{topic.short} has no subscription and no retention, and messages that are due for it "
+        "are held until it has one",
+        f"subscribe to it; if it is meant to have none, keep it, and they are published: {keep}",
     )
 
 
 def keep(admin: TopicAdmin, topic: TopicName) -> None:
-    """Create a business topic if it is missing, and let the broker keep it without subscriptions.
+    """Create a business topic if it is missing, and let it be without subscriptions.
 
-    A new topic is not partitioned. Messages that are published to a topic without a subscription
-    are not stored for later ones.
+    The broker does not delete it, and movers and dispatchers publish to it all the same. What is
+    published while it has neither subscription nor retention is not stored for later ones. A new
+    topic is not partitioned.
 
     Raises:
         LevelTopicError: the broker has no policies for single topics, or does not apply them.

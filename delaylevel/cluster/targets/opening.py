@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
@@ -38,7 +38,7 @@ Ledger = tuple[int, int]
 class Refusal(Enum):
     """Kind of a failed opening."""
 
-    GONE = "gone"  # the topic does not exist
+    GONE = "gone"  # the topic does not exist, or nobody can receive from it
     REFUSED = "refused"  # the topic takes no producer now
     UNAVAILABLE = "unavailable"  # no answer; it may be served in a moment
 
@@ -76,21 +76,22 @@ class Opened:
     Attributes:
         producer: a ``pulsar.Producer`` of payloads that are encoded already.
         last_number: last sequence ID that the broker has stored, if it deduplicates.
-        is_same_topic: function that returns False if the topic was replaced since the opening, and
-            raises BrokerError if that is unknown now; None to trust every confirmation. It is
-            called whenever messages are stored in a ledger that was not seen before, with the
-            ledgers that were.
+        is_received: function that returns False if nobody can receive from the topic, as it was
+            created again since the opening, and raises BrokerError if that is unknown now; None to
+            trust every confirmation. It is called whenever messages are stored in a ledger that was
+            not seen before.
         max_size: limit of the topic itself for an entry, in bytes; None without one.
         entry_limits: limits of its batches; None if it has none, or their messages are not known.
         shared: True if it writes to several partitions, which may be at different brokers.
-        ledgers: ledgers that the topic certainly has; its confirmations from others are verified.
+        ledgers: ledgers that the topic certainly had while somebody could receive from it; its
+            confirmations from others are verified.
         remembered: True if nobody could look at the topic, so that a sequence ID that it has stored
             is perhaps that of a new topic.
     """
 
     producer: Any
     last_number: int = -1
-    is_same_topic: Callable[[Collection[Ledger]], bool] | None = None
+    is_received: Callable[[], bool] | None = None
     max_size: int | None = None
     entry_limits: EntryLimits | None = None
     shared: bool = False

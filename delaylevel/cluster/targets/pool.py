@@ -28,10 +28,10 @@ from delaylevel.errors import ClientError
 from delaylevel.model.topic_name import TopicName
 
 from .entry_outcomes import EntryLimits
-from .identity import TopicIdentity, is_same_topic
 from .looks import TargetLooks
-from .opening import STALL_S, Ledger, Opened, OpeningError, Refusal
+from .opening import STALL_S, Opened, OpeningError, Refusal
 from .producer import TargetProducer
+from .receivers import NO_RECEIVER, is_still_received
 from .schema import NO_TOPIC
 from .send_state import NOT_STORED, SendOutcome, Settled
 
@@ -41,6 +41,13 @@ Item = TypeVar("Item")
 
 # A connected producer creates a topic again that is deleted by force: none is kept while idle.
 IDLE_S = 2.0
+# The advice for the owner of a topic, by the reason of a refusal.
+_ADVICE = {
+    NO_TOPIC: ". Create it and subscribe to it: by default, a broker deletes a topic that has no "
+    "subscription after a minute",
+    NO_RECEIVER: ". Subscribe to it. If it is meant to have no subscription, `delaylevel levels "
+    "set {topic} --keep-target` has messages published to it all the same",
+}
 # Topics with a lower limit get unbatched messages.
 _SMALLEST_BATCHED = 64 << 10
 
@@ -202,8 +209,12 @@ class TargetPool(Generic[Item]):
     def refuse(self, topic: str, schema: str, reason: str) -> None:
         """Leave a target alone for a while; producers of another schema may still write to it."""
         if self.refusal(topic, schema) is None:
-            advice = f". {_recreate(topic)}" if reason == NO_TOPIC else ""
-            log.warning("%s cannot be written (%s): holding its messages%s", topic, reason, advice)
+            log.warning(
+                "%s cannot be written (%s): holding its messages%s",
+                topic,
+                reason,
+                _ADVICE.get(reason, "").format(topic=TopicName.parse(topic).short),
+            )
         self._refused[topic, schema] = (reason, self._now_s() + self._pause_s())
 
     def poll(self) -> Iterator[tuple[TargetKey, Settled]]:
@@ -270,7 +281,7 @@ class TargetPool(Generic[Item]):
             self._looks.keep(key, present.ledgers)
         recalls = present is not None and present.is_recalling
         look = self._looks.look(key, name, key.partition, key.schema, may_remember=not recalls)
-        identity, limit = look.identity, look.max_size
+        partitions, limit = look.partitions, look.max_size
         batching = UNBATCHED_SETTINGS if self.numbered else KEY_BATCHED_SETTINGS
         settings = {**batching, **UNLIMITED_SETTINGS}
         topic = key.topic if key.partition < 0 else name.partition(key.partition).full
@@ -297,40 +308,24 @@ class TargetPool(Generic[Item]):
                 # after some seconds.
                 raise OpeningError(Refusal.UNAVAILABLE, error.name) from error
             raise
-        self._looks.opened(key, name, key.partition, look)
+        self._looks.opened(key, look)
         last = -1
-        of_one_topic = key.partition >= 0 or not identity.partitions
+        of_one_topic = key.partition >= 0 or not partitions
         if self.numbered and of_one_topic and not look.remembered:
             last = producer.last_sequence_id()
         # Otherwise each partition has a last ID of its own, and the client reports the largest; or
         # the ID is perhaps that of a new topic. All messages are sent again, and the broker drops
         # those that are stored.
-        shared = key.partition < 0 and identity.partitions > 1
+        shared = key.partition < 0 and partitions > 1
         entries = None
-        if settings["batching_enabled"] and not identity.partitions:
+        if settings["batching_enabled"] and not partitions:
             # The client chooses the partition of a message without a key.
             entries = EntryLimits(
                 settings["batching_max_messages"], settings["batching_max_allowed_size_in_bytes"]
             )
-        is_same = partial(self._is_same, key, identity)
+        is_received = partial(is_still_received, self._admin, name, partitions, key.partition)
         ledgers, remembered = look.ledgers, look.remembered
-        return Opened(producer, last, is_same, limit, entries, shared, ledgers, remembered)
-
-    def _is_same(self, key: TargetKey, opened: TopicIdentity, ledgers: Collection[Ledger]) -> bool:
-        """Return whether a topic is the one that was opened; called in any thread."""
-        if key.partition >= 0:
-            ledgers = [(key.partition, ledger) for _, ledger in ledgers]
-        topic = TopicName.parse(key.topic)
-        return is_same_topic(self._admin, topic, opened, ledgers, key.partition)
-
-
-def _recreate(topic: str) -> str:
-    """Return the advice for a topic that does not exist."""
-    return (
-        "Create it and subscribe to it: by default, a broker deletes a topic that has no "
-        f"subscription after a minute. `delaylevel levels set {TopicName.parse(topic).short} "
-        "--keep-target` creates and keeps it"
-    )
+        return Opened(producer, last, is_received, limit, entries, shared, ledgers, remembered)
 
 
 def _batches_below(limit: int) -> dict[str, Any]:

@@ -29,14 +29,12 @@ from .entry_outcomes import EntryOutcomes
 from .flushes import Flushes
 from .liveness import CONNECTED_STALL_S, GIVE_UP_S, RECONNECT_S, Liveness
 from .opening import STALL_S, Ledger, Opened, Opener, OpeningError, Refusal
+from .receivers import NO_RECEIVER
 from .send_state import SendState, Settled
 from .sent_message import NO_PAYLOAD, Sent
 from .verification import Verification
 
 Item = TypeVar("Item")
-
-#: The reason for messages that were confirmed by a new topic of the same name.
-REPLACED = "the topic was deleted, and exists again without its subscriptions"
 
 
 class TargetProducer(Generic[Item]):
@@ -266,9 +264,11 @@ class TargetProducer(Generic[Item]):
             self._liveness.connected()
         if self._lost_s > max(GIVE_UP_S, self._patience_s) or self.stalled_s > CONNECTED_STALL_S:
             self.give_up()
-        elif self._state.is_open and self._lost_s > STALL_S:
+        elif self._state.is_open and (
             # The client may wait for up to a minute before it looks for the topic again.
-            self._verification.run((), self._take_served)
+            self._lost_s > STALL_S or self._verification.is_outdated(self.used_s)
+        ):
+            self._verification.run((), self._take_look)
         if self._state.unverified:
             self._verification.run(list(self._state.unverified), self._take_verified)
         if not self._state.is_open:
@@ -379,17 +379,17 @@ class TargetProducer(Generic[Item]):
                     answers.answered += 1
                     state.rejected(reason)
 
-    def _take_served(self, _: Sequence[Sent[Item]], same: bool) -> None:
+    def _take_look(self, _: Sequence[Sent[Item]], received: bool) -> None:
         """Replace a producer that is still without a connection: a broker serves its topic."""
-        if not self._state.is_open or self._lost_s <= STALL_S:
+        if not self._state.is_open:
             return
-        if same:
+        if not received:
+            self._state.unreceived(NO_RECEIVER)
+        elif self._lost_s > STALL_S:
             self._state.lost()
-        else:
-            self._state.replaced(REPLACED)
 
-    def _take_verified(self, messages: Sequence[Sent[Item]], same: bool) -> None:
-        if same:
-            self._state.same_topic(len(messages))
+    def _take_verified(self, messages: Sequence[Sent[Item]], received: bool) -> None:
+        if received:
+            self._state.received(len(messages))
         else:
-            self._state.replaced(REPLACED)
+            self._state.unreceived(NO_RECEIVER)

@@ -13,15 +13,11 @@ from delaylevel.model.topic_name import TopicName
 NO_TOPIC = "the topic does not exist"
 
 
-def target_schema(admin: TopicAdmin, target: str, reference: SchemaRef | None) -> Any:
+def target_schema(admin: TopicAdmin, target: TopicName, reference: SchemaRef | None) -> Any:
     """Return the schema for a producer of a business topic, or the reason why there is none.
 
-    The check for the topic comes first, because opening a producer would create the topic. The
-    schema is a ``pulsar.schema.Schema``, the reason a string.
+    The schema is a ``pulsar.schema.Schema``, the reason a string.
     """
-    name = TopicName.parse(target)
-    if not admin.topic_exists(name):
-        return NO_TOPIC
     if reference is None:
         return schemas.bytes_schema()
-    return schemas.find(admin, name, reference) or f"its registry has no schema {reference}"
+    return schemas.find(admin, target, reference) or f"its registry has no schema {reference}"

@@ -22,7 +22,7 @@ States of one message
 ---------------------
 - *unsent*: not passed to a producer.
 - *in flight*: passed to the present producer, without an answer.
-- *unverified*: confirmed by a topic that may be a new one of the same name (see below).
+- *unverified*: confirmed by a topic that may be a new one without receivers (see below).
 - *unclear*: passed to a producer that was lost, without an answer. The next producer sends it
   again; with numbers, only if it is not stored.
 - *recalled* (numbered only): perhaps sent by an earlier process; its intent is in the journal.
@@ -48,8 +48,8 @@ opened                   unsent    -              unverified  unsent         -
 opening refused          REFUSED   -              unverified  UNKNOWN        -
   if numbered            REFUSED   -              unverified  unclear        recalled
 topic is gone            REFUSED   -              unverified  REFUSED        REFUSED
-topic is the same        unsent    in flight      STORED      unclear        recalled
-topic was replaced       REFUSED   REFUSED        REFUSED     REFUSED        REFUSED
+topic has receivers      unsent    in flight      STORED      unclear        recalled
+topic has none           REFUSED   REFUSED        REFUSED     REFUSED        REFUSED
 =======================  ========  =============  ==========  =============  =============
 
 A *replay* sends messages that an earlier process may have sent with the same IDs, and that are
@@ -64,8 +64,8 @@ once more.
 With numbers, nothing is sent after a REFUSED message until the owner has recorded the refusal and
 called `resume`: a later sequence ID would make the refused message look stored.
 
-A deleted topic that the client creates again when it reconnects is a *replaced* one. It has no
-subscriptions, so its confirmations are worth nothing.
+A client that reconnects creates a deleted topic again, without its subscriptions. Nobody can
+receive from it, so its confirmations are worth nothing.
 """
 
 from __future__ import annotations
@@ -208,7 +208,7 @@ class SendState(Generic[Item]):
 
         Args:
             count: number of messages.
-            verified: False if the topic may not be the one that was opened.
+            verified: False if it is not known that somebody can receive them.
         """
         popleft = self.in_flight.popleft
         items = [popleft() for _ in range(count)]
@@ -309,16 +309,16 @@ class SendState(Generic[Item]):
             self._settle_all(queue, SendOutcome.REFUSED, reason)
         self.is_open = False
 
-    def same_topic(self, count: int) -> None:
-        """Settle confirmations: the topic is still the one that was opened.
+    def received(self, count: int) -> None:
+        """Settle confirmations: somebody can receive from the topic.
 
         Args:
             count: number of messages that were confirmed before the topic was looked at.
         """
         self._settle([self.unverified.popleft() for _ in range(count)], SendOutcome.STORED)
 
-    def replaced(self, reason: str) -> None:
-        """Settle all messages: the topic is a new one of the same name, and worth nothing."""
+    def unreceived(self, reason: str) -> None:
+        """Settle all messages: nobody can receive what the topic has stored, or will store."""
         self._settle_all(self.unverified, SendOutcome.REFUSED, reason)
         self.gone(reason)
 

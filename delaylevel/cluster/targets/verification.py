@@ -1,8 +1,9 @@
-"""Verification of confirmations: they count only if they come from the topic that was opened.
+"""Verification of confirmations: they count only if somebody can receive from the topic.
 
-A client that reconnects creates a deleted topic again. Its confirmations then come from a ledger
-that was not seen before, as they also do after a rollover or when another broker serves the topic.
-So the topic is looked at whenever a confirmation names a new ledger.
+A client that reconnects creates a deleted topic again, without its subscriptions. Its confirmations
+then come from a ledger that was not seen before, as they also do after a rollover or when another
+broker serves the topic. So the topic is looked at whenever a confirmation names a new ledger, and
+from time to time, because applications may remove its last subscription.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from .sent_message import Sent
 log = logging.getLogger(__name__)
 
 _RETRY_S = 1.0
+# Time between two looks at a topic whose confirmations come from known ledgers.
+_LOOK_EVERY_S = 60.0
 
 
 class Verification:
@@ -39,26 +42,35 @@ class Verification:
         self._report = report
         self._now_s = now_s
         self._opened: Opened | None = None
-        #: Ledgers of the topic that was opened.
+        #: Ledgers that the topic had while somebody could receive from it.
         self.ledgers: frozenset[Ledger] = frozenset()
         self._running = False
-        self._retry_at_s = 0.0
+        self._retry_at_s = self._looked_s = 0.0
 
     def begin(self, opened: Opened) -> None:
-        """Forget the ledgers of an earlier producer."""
+        """Forget the ledgers of an earlier producer. The topic was looked at before its opening."""
         self._opened = opened
         self.ledgers = opened.ledgers
+        self._looked_s = self._now_s()
+
+    def is_outdated(self, used_s: float) -> bool:
+        """Return True if the last look was long before the last message.
+
+        Args:
+            used_s: monotonic time of that message.
+        """
+        return used_s - self._looked_s > _LOOK_EVERY_S
 
     def knows(self, message_id: Any) -> bool:
-        """Return True if a message was certainly stored in the topic that was opened."""
-        if self._opened is None or self._opened.is_same_topic is None or message_id is None:
+        """Return True if somebody could certainly receive a message when it was stored."""
+        if self._opened is None or self._opened.is_received is None or message_id is None:
             return True
         # A message that the broker has dropped, because it knows the sequence ID, has no position:
         # perhaps it is a new topic that knows it.
         return (message_id.partition(), message_id.ledger_id()) in self.ledgers
 
     def count_confirmed(self, in_flight: Iterable[Sent[Any]]) -> tuple[int, bool]:
-        """Return how many of the oldest messages are confirmed, and if their topic is known."""
+        """Return how many of the oldest messages are confirmed, and if their ledgers are known."""
         count, verified, proven = 0, True, None
         for sent in in_flight:
             outcome = sent.outcome
@@ -79,43 +91,43 @@ class Verification:
         """Look at the topic in the background, if it is time for that and it can be done.
 
         Args:
-            messages: confirmed messages from ledgers that are not known; none to ask if a broker
-                serves the topic.
-            done: function that gets the messages, and True if the topic is still the same.
+            messages: confirmed messages from ledgers that are not known; none to look only if a
+                broker serves the topic, and if it has receivers.
+            done: function that gets the messages, and True if somebody can receive from the topic.
         """
         if self._running or self._now_s() < self._retry_at_s:
             return
         assert self._opened is not None
-        is_same_topic = self._opened.is_same_topic
-        if is_same_topic is None:
+        is_received = self._opened.is_received
+        if is_received is None:
             return
-        ledgers = self.ledgers
         self._running = True
 
         def look() -> None:
-            same: bool | None = None
+            received: bool | None = None
             try:
-                same = is_same_topic(ledgers)
+                received = is_received()
             except Exception as error:
                 log.debug("cannot look at a topic: %s", error_name(error))
-            self._report(partial(self._end, messages, same, done))
+            self._report(partial(self._end, messages, received, done))
 
         self._start(look)
 
     def _end(
         self,
         messages: Sequence[Sent[Any]],
-        same: bool | None,
+        received: bool | None,
         done: Callable[[Sequence[Sent[Any]], bool], None],
     ) -> None:
         self._running = False
-        if same is None:
+        if received is None:
             self._retry_at_s = self._now_s() + _RETRY_S
             return
-        if same:
+        self._looked_s = self._now_s()
+        if received:
             ids = [message_id for sent in messages for message_id in sent.outcome.values()]
             found = {(each.partition(), each.ledger_id()) for each in ids if each is not None}
             self.ledgers |= {ledger for ledger in found if ledger[1] >= 0}
         else:
             self.ledgers = frozenset()
-        done(messages, same)
+        done(messages, received)

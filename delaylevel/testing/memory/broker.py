@@ -108,6 +108,7 @@ class Broker:
         self.partitions: dict[TopicName, Partition] = {}
         self.policies: dict[TopicName, TopicPolicies] = {}
         self.schemas: dict[TopicName, list[SchemaVersion]] = {}
+        self.retention = True  # of all topics
         self.changes = 0  # counts changes of partitioned topics and their properties
         self.timed_tasks: list[TimedTask] = []
         self.watchers: list[Watcher] = [self._count_down]

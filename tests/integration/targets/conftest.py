@@ -30,6 +30,12 @@ def connection(broker_with: Callable[..., EmbeddedBroker]) -> Any:
     return broker.connection.model_copy(update={"operation_timeout_seconds": 60})
 
 
+@pytest.fixture(autouse=True)
+def no_retention(world: RealWorld) -> None:
+    """Keep nothing of topics without subscriptions, as brokers do by default."""
+    world.keep_nothing()
+
+
 @pytest.fixture
 def make(world: RealWorld, connection: Any, tmp_path: Path) -> Iterator[MakeDispatch]:
     """``make(delivery, "orders", "bad", **description)``: a level topic with these targets."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable
 
+import pytest
 from click.testing import Result
 
+from delaylevel.cluster.http import Rest
 from delaylevel.topics import lifecycle
 from delaylevel.topics.targets import unsubscribed
 from world import RealWorld
@@ -23,7 +26,7 @@ def test_commands_explain_a_target_without_subscription_and_keep_it(
     # Its first message may create the topic.
     assert lifecycle.orphans(world.admin, world.namespace) == []
     sent = invoke("send", orders, "hi", "--after", "2d")
-    assert f"{orders} has no subscription" in sent.stderr
+    assert f"{orders} has no subscription and no retention" in sent.stderr
     assert remedy in sent.stderr
     world.admin.delete(name, force=True)  # as the broker does after a minute
     listed = invoke("levels", "orphans", world.namespace, "-o", "json")
@@ -51,3 +54,18 @@ def test_target_is_kept_from_the_start(world: RealWorld, invoke: Callable[..., R
     for name in (bills, extra):
         assert world.admin.topic_policies(name).delete_while_inactive is False
         assert world.admin.partitioned_metadata(name).partitions == 0
+
+
+@pytest.mark.parametrize("of", ["topic", "namespace"])
+def test_a_retention_receives_what_is_published(world: RealWorld, of: str) -> None:
+    name = world.name("orders")
+    world.plain_client.create_producer(name.full).close()
+    assert unsubscribed(world.admin, name) is not None
+    path = name.rest_path if of == "topic" else f"namespaces/{name.namespace_path}"
+    policy = {"retentionTimeInMinutes": 10, "retentionSizeInMB": -1}
+    with contextlib.closing(Rest(world.admin.admin_url)) as rest:
+        rest.post(f"{path}/retention", policy)
+        world.eventually(lambda: world.admin.retains(name), "the retention")
+        assert unsubscribed(world.admin, name) is None
+        rest.post(f"{path}/retention", {"retentionTimeInMinutes": 0, "retentionSizeInMB": 0})
+        world.eventually(lambda: not world.admin.retains(name), "the end of the retention")

@@ -15,7 +15,13 @@ from delaylevel.cluster.targets.entry_outcomes import EntryOutcomes
 from delaylevel.cluster.targets.flushes import Flushes
 from delaylevel.cluster.targets.opening import Opened
 from delaylevel.cluster.targets.pool import TargetKey, TargetPool
-from delaylevel.cluster.values import PartitionStats, SubscriptionStats, TopicMetadata
+from delaylevel.cluster.targets.receivers import NO_RECEIVER
+from delaylevel.cluster.values import (
+    PartitionStats,
+    SubscriptionStats,
+    TopicMetadata,
+    TopicPolicies,
+)
 from delaylevel.errors import BrokerUnreachableError, NotFoundError
 from delaylevel.model.message import ParkedMessage
 from delaylevel.model.topic_name import TopicName
@@ -54,7 +60,11 @@ class Client:
         connected: the producers that are not closed.
         refusal: the error of each opening; None for a success.
         away: the error of requests for statistics of some partitions; None if all are served.
-        subscriptions: the subscriptions of each topic.
+        subscriptions: the durable subscriptions of each topic, or those of one partition by index.
+        retained: True if the topics have a retention.
+        kept: True if their own policies keep them without subscriptions.
+        replicated: True if their messages are copied to another cluster.
+        readers: number of readers of each topic.
         last_sequence_id: the last sequence ID that each topic has stored.
     """
 
@@ -64,7 +74,11 @@ class Client:
     partitions: int = 0
     away: Exception | None = None
     away_partitions: Container[int] = range(2)
-    subscriptions: Sequence[str] = ("app",)
+    subscriptions: Sequence[str] | dict[int, Sequence[str]] = ("app",)
+    retained: bool = False
+    kept: bool = False
+    replicated: bool = False
+    readers: int = 0
     last_sequence_id: int = -1
 
     def create_producer(self, topic: str, **settings: Any) -> Producer:
@@ -84,12 +98,19 @@ class Client:
     def partition_stats(self, name: TopicName) -> PartitionStats:
         if self.away is not None and (name.partition_index or 0) in self.away_partitions:
             raise self.away
-        subscription = SubscriptionStats(0, None, "Shared", True, ())
-        found = dict.fromkeys(self.subscriptions, subscription)
-        return PartitionStats(0, found, (), deduplication=True)
+        names = self.subscriptions
+        if isinstance(names, dict):
+            names = names[name.partition_index or 0]
+        found = dict.fromkeys(names, SubscriptionStats(0, None, "Shared", True, ()))
+        for number in range(self.readers):
+            found[f"reader-{number}"] = SubscriptionStats(0, None, "Exclusive", durable=False)
+        return PartitionStats(0, found, (), deduplication=True, replicated=self.replicated)
 
-    def ledgers(self, name: TopicName) -> list[Any]:
-        return []
+    def retains(self, name: TopicName) -> bool:
+        return self.retained
+
+    def topic_policies(self, name: TopicName) -> TopicPolicies:
+        return TopicPolicies(delete_while_inactive=False if self.kept else None)
 
     def partitioned_stats(self, name: TopicName) -> dict[int, PartitionStats]:
         if not self.partitions:
@@ -520,17 +541,63 @@ def test_a_target_with_messages_of_an_earlier_process_waits_for_the_admin_interf
     pytest.fail("no outcome")
 
 
-@pytest.mark.parametrize("replaced", [False, True])
-def test_a_partition_that_is_new_here_is_compared_with_the_others(replaced: bool) -> None:
-    """A topic without subscriptions is a new one, if any of its partitions had some."""
+@pytest.mark.parametrize("numbered", [False, True])
+@pytest.mark.parametrize(
+    ("target", "outcome"),
+    [
+        ({"subscriptions": ()}, "refused"),
+        ({"subscriptions": (), "readers": 1}, "refused"),
+        ({"subscriptions": (), "retained": True}, "stored"),
+        ({"subscriptions": (), "kept": True}, "stored"),
+        ({"subscriptions": (), "replicated": True}, "stored"),
+    ],
+)
+def test_a_target_that_nobody_can_receive_from_is_not_written(
+    target: dict[str, Any], outcome: str, numbered: bool
+) -> None:
+    """Nothing is known here of what it had before; it is written once it has a subscription."""
+    world = World("name" if numbered else "")
+    vars(world.client).update(target)
+    assert settle(world, 1, ledger=7) == [(1, outcome)]
+    assert bool(world.client.openings) is (outcome == "stored")
+    assert world.pool.refusal(ORDERS.topic, "") == (NO_RECEIVER if outcome == "refused" else None)
+    if outcome == "refused":
+        world.pool.producer(ORDERS).resume()
+        world.client.subscriptions = ("app",)
+        assert settle(world, 2, ledger=7) == [(2, "stored")]
+
+
+@pytest.mark.parametrize("partition", [-1, 0, 1])
+def test_every_partition_that_is_written_needs_a_receiver(partition: int) -> None:
     world = World("name")
     world.client.partitions = 2
-    first, second = (ORDERS._replace(partition=index) for index in range(2))
-    assert settle(world, 1, 7, first) == [(1, "stored")]
+    world.client.subscriptions = {0: ("app",), 1: ()}
+    key = ORDERS._replace(partition=partition)
+    assert settle(world, 1, 7, key) == [(1, "stored" if partition == 0 else "refused")]
+
+
+def test_an_unknown_retention_is_not_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(connected=True)
+    settle(world, 1, ledger=7)
     close_idle(world)
-    if replaced:
-        world.client.subscriptions = ()
-    assert settle(world, 2, 9, second) == [(2, "refused" if replaced else "stored")]
+    world.client.subscriptions = ()
+
+    def away(_: TopicName) -> bool:
+        raise NOBODY
+
+    monkeypatch.setattr(world.client, "retains", away)
+    assert settle(world, 2, ledger=7) == [(2, "stored")]
+
+
+def test_the_end_of_the_last_subscription_is_noticed_while_messages_are_sent() -> None:
+    world = World()
+    found = settle(world, 1, ledger=7)
+    world.client.subscriptions = ()
+    for value in range(2, 30):  # each takes some seconds
+        found += settle(world, value, ledger=7)
+    outcomes = [outcome for _, outcome in found]
+    assert outcomes.count("stored") in range(8, 14)
+    assert outcomes == sorted(outcomes, reverse=True), "refused from then on"
 
 
 def test_ledgers_that_were_known_before_an_opening_still_are() -> None:

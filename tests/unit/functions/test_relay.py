@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from delaylevel.cluster.targets.clients import TargetClients
 from delaylevel.cluster.targets.liveness import GIVE_UP_S
 from delaylevel.cluster.targets.opening import STALL_S
-from delaylevel.cluster.targets.producer import REPLACED
+from delaylevel.cluster.targets.receivers import NO_RECEIVER
 from delaylevel.errors import BrokerUnreachableError, UpgradeRequiredError
 from delaylevel.functions import relay as relay_module
 from delaylevel.functions.ack_order import AckOrder
@@ -899,8 +899,6 @@ def test_a_silent_target_is_given_up_when_others_run_out_of_acknowledgements(
 
 
 def test_confirmations_of_a_deleted_target_are_worth_nothing(world: RelayWorld) -> None:
-    world.admin.subscriptions[ORDERS] = {"billing"}
-    world.admin.ledger_ids[ORDERS] = [5]
     relay = world.relay()
     relay.offer(parked(0))
     settle(relay)
@@ -910,13 +908,12 @@ def test_confirmations_of_a_deleted_target_are_worth_nothing(world: RelayWorld) 
     relay.offer(parked(1))
     settle(relay)
     # The client creates the topic again: it has no subscriptions, and other ledgers.
-    world.admin.subscriptions.clear()
-    world.admin.ledger_ids[ORDERS] = [9]
+    world.admin.subscriptions[ORDERS] = set()
     world[ORDERS].answer(message_id=Stored(9))
     settle(relay)
     assert world.acknowledged == [0]
     (held,) = world.to(HELD)
-    assert held.properties[REASON] == REPLACED
+    assert held.properties[REASON] == NO_RECEIVER
     world[HELD].answer()
     settle(relay)
     assert world.acknowledged == [0, 1]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from delaylevel import PartitionStrategy
-from delaylevel.cluster.values import BrokerSettings
+from delaylevel.cluster.targets.receivers import NO_RECEIVER
 from delaylevel.errors import AdminError, LevelTopicError
 from delaylevel.model.topic_name import TopicName
 from delaylevel.testing import MemoryPulsar
@@ -21,7 +21,7 @@ ORDERS = TopicName.parse("orders")
 
 @pytest.fixture
 def memory() -> Iterator[MemoryPulsar]:
-    with MemoryPulsar() as made:
+    with MemoryPulsar(retention=False) as made:
         yield made
 
 
@@ -45,12 +45,9 @@ def test_subscription_keeps_a_topic(memory: MemoryPulsar) -> None:
     assert unsubscribed(memory.admin, ORDERS) is None
 
 
-def test_broker_that_deletes_nothing_needs_no_advice(
-    memory: MemoryPulsar, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_retention_needs_no_advice(memory: MemoryPulsar, monkeypatch: pytest.MonkeyPatch) -> None:
     memory.client().create_producer("orders").close()
-    settings = BrokerSettings(delete_inactive_topics="")
-    monkeypatch.setattr(memory.admin, "broker_settings", lambda: settings)
+    monkeypatch.setattr(memory.admin, "retains", lambda topic: True)
     assert unsubscribed(memory.admin, ORDERS) is None
 
 
@@ -79,4 +76,18 @@ def test_warning_about_a_missing_topic_has_the_remedy(
         memory.advance(timedelta(minutes=4))
     (line,) = {item.getMessage() for item in caplog.records if "holding" in item.getMessage()}
     assert "(the topic does not exist): holding its messages. Create it and subscribe" in line
+
+
+def test_warning_about_a_topic_without_receivers_has_the_remedies(
+    memory: MemoryPulsar, caplog: pytest.LogCaptureFixture
+) -> None:
+    minutes = PartitionStrategy(partition_by="MINUTE", maximum_delay=timedelta(minutes=5))
+    producer = memory.client().create_producer(
+        "orders", enable_delay_level_topic=True, partition_strategy=minutes
+    )
+    producer.send(b"later", deliver_after=timedelta(minutes=3))
+    with caplog.at_level(logging.WARNING):
+        memory.advance(timedelta(minutes=4))
+    (line,) = {item.getMessage() for item in caplog.records if "holding" in item.getMessage()}
+    assert f"({NO_RECEIVER}): holding its messages. Subscribe to it." in line
     assert "`delaylevel levels set orders --keep-target`" in line
