@@ -390,10 +390,9 @@ class Broker:
 
     def partitioned_stats(self, name: TopicName) -> dict[int, PartitionStats]:
         self._found(name)
-        partitions = [name.partition(index) for index in range(self.partitions)]
-        for partition in partitions:
-            self.topic(partition.full)
-        return {index: self.partition_stats(each) for index, each in enumerate(partitions)}
+        return {
+            index: self.partition_stats(name.partition(index)) for index in range(self.partitions)
+        }
 
     def retains(self, name: TopicName) -> bool:
         return False
