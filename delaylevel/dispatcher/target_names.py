@@ -10,7 +10,7 @@ from delaylevel.cluster.background import Starter
 from delaylevel.cluster.failures import error_name
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.targets.pool import TargetKey
-from delaylevel.cluster.targets.schema import NO_TOPIC
+from delaylevel.cluster.targets.receivers import NO_TOPIC
 from delaylevel.errors import BrokerError, NotFoundError
 from delaylevel.model.topic_name import TopicName
 
@@ -102,11 +102,9 @@ class TargetPartitions:
 
     def _count(self, name: TopicName) -> int | str:
         try:
-            if self._admin.topic_exists(name):
-                return self._admin.partitioned_metadata(name).partitions
+            return self._admin.partitioned_metadata(name).partitions
         except NotFoundError:
-            pass
-        return NO_TOPIC
+            return NO_TOPIC
 
 
 def java_string_hash(key: str) -> int:

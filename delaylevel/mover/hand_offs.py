@@ -13,9 +13,9 @@ from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.publisher import needs_own_batch
 from delaylevel.cluster.targets.liveness import GIVE_UP_S
 from delaylevel.cluster.targets.pool import TargetKey, TargetPool
-from delaylevel.cluster.targets.schema import NO_TOPIC
+from delaylevel.cluster.targets.receivers import NO_TOPIC
 from delaylevel.cluster.targets.send_state import SendOutcome
-from delaylevel.errors import BrokerError
+from delaylevel.errors import BrokerError, NotFoundError
 from delaylevel.model.delivery import Sequence
 from delaylevel.model.envelope import Envelope
 from delaylevel.model.message import ParkedMessage
@@ -243,12 +243,11 @@ class HandOffs:
         """Return the number of partitions, 0 if not partitioned; None without a topic."""
         count = self._partition_counts.get(target)
         if count is None:
-            name = TopicName.parse(target)
-            if not self._admin.topic_exists(name):
+            try:
+                count = self._admin.partitioned_metadata(TopicName.parse(target)).partitions
+            except NotFoundError:
                 return None
-            count = self._partition_counts[target] = self._admin.partitioned_metadata(
-                name
-            ).partitions
+            self._partition_counts[target] = count
         return count
 
     def _unknown(self, reasons: dict[str, str]) -> BrokerError:

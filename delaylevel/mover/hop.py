@@ -10,7 +10,7 @@ import logging
 from typing import NamedTuple
 
 from delaylevel.cluster.failures import is_too_large
-from delaylevel.cluster.targets.schema import NO_TOPIC
+from delaylevel.cluster.targets.receivers import NO_TOPIC
 from delaylevel.errors import EnvelopeError, InvalidInputError, UnknownTargetError
 from delaylevel.model import envelope as env
 from delaylevel.model.delivery import Delivery

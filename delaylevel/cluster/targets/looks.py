@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple
 
+from delaylevel.cluster import schemas
 from delaylevel.cluster.failures import is_admin_away
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.errors import BrokerError, NotFoundError
@@ -13,8 +14,7 @@ from delaylevel.model.envelope import SchemaRef
 from delaylevel.model.topic_name import TopicName
 
 from .opening import Ledger, OpeningError, Refusal
-from .receivers import NO_RECEIVER, read_state
-from .schema import NO_TOPIC, target_schema
+from .receivers import NO_RECEIVER, NO_TOPIC, read_state
 
 log = logging.getLogger(__name__)
 
@@ -121,3 +121,13 @@ class TargetLooks:
         if isinstance(found, str):
             raise OpeningError(Refusal.REFUSED, found)
         return TargetLook(state.partitions, found, self._admin.max_message_size(topic))
+
+
+def target_schema(admin: TopicAdmin, target: TopicName, reference: SchemaRef | None) -> Any:
+    """Return the schema for a producer of a business topic, or the reason why there is none.
+
+    The schema is a ``pulsar.schema.Schema``, the reason a string.
+    """
+    if reference is None:
+        return schemas.bytes_schema()
+    return schemas.find(admin, target, reference) or f"its registry has no schema {reference}"

@@ -31,8 +31,7 @@ from .entry_outcomes import EntryLimits
 from .looks import TargetLooks
 from .opening import STALL_S, Opened, OpeningError, Refusal
 from .producer import TargetProducer
-from .receivers import NO_RECEIVER, is_still_received
-from .schema import NO_TOPIC
+from .receivers import NO_RECEIVER, NO_TOPIC, is_still_received
 from .send_state import NOT_STORED, SendOutcome, Settled
 
 log = logging.getLogger(__name__)

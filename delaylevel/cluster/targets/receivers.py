@@ -18,6 +18,8 @@ from delaylevel.cluster.values import PartitionStats
 from delaylevel.errors import AdminError, NotFoundError
 from delaylevel.model.topic_name import TopicName
 
+#: The reason for holding a message whose business topic does not exist.
+NO_TOPIC = "the topic does not exist"
 #: The reason for holding a message whose business topic exists, without receivers.
 NO_RECEIVER = "nobody can receive from it: it has no durable subscription and no retention"
 
