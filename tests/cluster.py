@@ -361,7 +361,10 @@ class Cluster:
         """
         step = (1 << 32) // bundles
         bounds = [f"0x{index * step:08x}" for index in range(bundles)] + ["0xffffffff"]
-        body = {"bundles": {"boundaries": bounds, "numBundles": bundles}}
+        body = {
+            "bundles": {"boundaries": bounds, "numBundles": bundles},
+            "retention_policies": {"retentionTimeInMinutes": 60, "retentionSizeInMB": -1},
+        }
         answer = self._http.request(
             "PUT", f"{self._living().admin_url}/admin/v2/namespaces/{name}", json=body
         )

@@ -27,11 +27,13 @@ if TYPE_CHECKING:
 CONF: dict[str, str | int | float | bool] = {
     "forceDeleteNamespaceAllowed": True,
     "journalSyncData": False,  # only a crash of the machine would lose something
+    # Tests read what is published to a topic without a subscription.
+    "defaultRetentionTimeInMinutes": 60,
+    "defaultRetentionSizeInMB": -1,
 }
 HEAP_MB = 256
 # A broker on a machine whose processors are busy takes longer than the client's default.
 _TIMEOUT_S = 60
-_RETENTION = {"retentionTimeInMinutes": 60, "retentionSizeInMB": -1}
 _START_S = 120.0
 # The broker may refuse to delete a namespace for a moment, for example while a topic is opened.
 _WHILE_TOPICS_CHANGE = urllib3.Retry(
@@ -78,7 +80,6 @@ def start_or_skip(broker: EmbeddedBroker) -> EmbeddedBroker:
 def own_namespace(connection: Connection) -> Iterator[str]:
     """Create a namespace ``public/test-…``, yield its name, and delete it with its topics.
 
-    It has a retention, so that tests can read what is published to a topic without subscriptions.
     A namespace that the broker keeps refusing to delete is left there.
 
     Raises:
@@ -88,8 +89,6 @@ def own_namespace(connection: Connection) -> Iterator[str]:
     url = f"{connection.admin_url}/admin/v2/namespaces/{name}"
     with urllib3.PoolManager(timeout=30) as http:
         answer = http.request("PUT", url)
-        if answer.status == 204:
-            answer = http.request("POST", f"{url}/retention", json=_RETENTION)
         if answer.status != 204:
             raise BrokerError(
                 f"the broker does not create the namespace {name} (status {answer.status}): "

@@ -97,6 +97,8 @@ class Secured:
         self.service_url = f"pulsar+ssl://127.0.0.1:{service_port}"
         self.admin_url = f"https://127.0.0.1:{web_port}"
         conf: dict[str, Any] = {
+            "defaultRetentionTimeInMinutes": 60,
+            "defaultRetentionSizeInMB": -1,
             "authenticationEnabled": True,
             "authorizationEnabled": True,
             "authenticationProviders": (
