@@ -6,7 +6,7 @@ from contextlib import closing, suppress
 
 from delaylevel.cluster import client_log, trials
 from delaylevel.cluster.rules import violations
-from delaylevel.cluster.targets.identity import topic_stats
+from delaylevel.cluster.targets.receivers import topic_stats
 from delaylevel.cluster.trials import Trial
 from delaylevel.errors import BrokerError, PermissionDeniedError
 from delaylevel.model.level_topic import Member
