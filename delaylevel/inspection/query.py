@@ -6,8 +6,12 @@ groups of a histogram) has a memory limit, and goes to a temporary folder beyond
 
 from __future__ import annotations
 
+import json
+import math
 import re
 import tempfile
+import threading
+import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -32,6 +36,13 @@ except ModuleNotFoundError as error:
 ReadRows = Callable[[Selection, set[str]], tuple[pa.Schema, Generator[pa.RecordBatch, None, None]]]
 
 _MEMORY = "512MB"
+_TEMPORARY = "100GB"
+# Functions whose results may be far larger than the row.
+_MAKES_MUCH = frozenset(
+    ("range", "generate_series", "repeat", "lpad", "rpad", "bar", "list_resize", "array_resize")
+)
+# Longest time in which a condition is evaluated for one batch of rows.
+_PATIENCE_S = 60.0
 _HOUR_MS, _DAY_MS = 3_600_000, 86_400_000
 _BATCH_ROWS = 10_000
 
@@ -164,16 +175,21 @@ def _query(read: ReadRows, selection: Selection, columns: set[str], sql: str) ->
     schema, batches = read(selection, columns)
     failure: list[BaseException] = []
 
-    def watched() -> Iterator[pa.RecordBatch]:
-        # DuckDB replaces the error of a failed read by one with its own words.
-        try:
-            yield from batches
-        except BaseException as error:
-            failure.append(error)
-            raise
+    with _connected() as connection, _Patience(connection) as patience:
 
-    with _connected() as connection:
-        connection.register("pending", pa.RecordBatchReader.from_batches(schema, watched()))
+        def watched() -> Iterator[pa.RecordBatch]:
+            # DuckDB replaces the error of a failed read by one with its own words.
+            try:
+                for batch in batches:
+                    patience.begin()
+                    yield batch
+                    patience.end()
+            except BaseException as error:
+                failure.append(error)
+                raise
+
+        rows = pa.RecordBatchReader.from_batches(schema, watched())
+        _register(connection, rows)
         try:
             yield connection.sql(f"WITH selected AS NOT MATERIALIZED ({_selected(where)}) {sql}")
         except (duckdb.Error, pa.ArrowException, OSError) as error:
@@ -192,28 +208,136 @@ def _selected(where: str | None) -> str:
 
 
 def _check_condition(where: str) -> None:
-    """Raise InvalidInputError unless a condition is valid for rows of pending messages."""
-    with _connected() as connection:
-        connection.register("pending", pa.Table.from_batches([], schema=SCHEMA))
+    """Raise InvalidInputError unless a text is one condition on the rows of pending messages."""
+    with _connected() as connection, _Patience(connection) as patience:
+        patience.begin()
         try:
+            # Without parentheses: nothing in the text can close one that it did not open.
+            found, plain = (
+                json.loads(
+                    connection.execute("SELECT json_serialize_sql(?)", [sql]).fetchall()[0][0]
+                )
+                for sql in (f"SELECT * FROM pending WHERE\n{where}\n", _selected("true"))
+            )
+            _check_expression(where, found, plain)
+            _register(connection, pa.Table.from_batches([], schema=SCHEMA))
             connection.execute(_selected(where)).fetchall()
         except duckdb.Error as error:
             raise _wrong_condition(where, error) from error
 
 
-def _wrong_condition(where: str, error: Exception) -> InvalidInputError:
+def _check_expression(where: str, found: Any, plain: Any) -> None:
+    """Raise InvalidInputError unless a query is a plain one but for a condition on the row alone.
+
+    Subqueries could read files and other tables. These, and lists or texts that are much larger
+    than the row, might never end, and DuckDB cannot be interrupted before the next rows.
+
+    Args:
+        found, plain: the query with the condition, and one with another condition, as DuckDB has
+            parsed them.
+    """
+    if found["error"]:
+        raise _wrong_condition(where, found["error_message"])
+    conditions = [
+        one["node"].pop("where_clause", None)
+        for parsed in (found, plain)
+        for one in parsed["statements"]
+    ]
+    if _unplaced(found["statements"]) != _unplaced(plain["statements"]) or not conditions[0]:
+        raise _wrong_condition(where, "it is not one condition, but a part of another query")
+    refused = _refused(conditions[0])
+    if refused:
+        raise _wrong_condition(where, f"{refused} is not allowed in it")
+
+
+def _unplaced(value: Any) -> Any:
+    """Return a part of a parsed query without the places in the text."""
+    if isinstance(value, list):
+        return [_unplaced(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _unplaced(one) for key, one in value.items() if key[:9] != "query_loc"}
+    return value
+
+
+def _refused(value: Any) -> str | None:
+    """Return the first part of a parsed condition that is not allowed, or None."""
+    if isinstance(value, list):
+        return next(filter(None, map(_refused, value)), None)
+    if not isinstance(value, dict):
+        return None
+    kind = value.get("class")
+    if kind in ("SUBQUERY", "LAMBDA"):
+        return f"a {kind.lower()}"
+    name = str(value.get("function_name", "")).lower()
+    if name in _MAKES_MUCH:
+        return f"the function {name}"
+    return _refused(list(value.values()))
+
+
+def _wrong_condition(where: str, error: object) -> InvalidInputError:
     reason = str(error).partition("\n")[0].strip()
+    if isinstance(error, duckdb.InterruptException):
+        reason = f"it takes more than {_PATIENCE_S:.0f} s for some messages"
     return InvalidInputError(
         f"the condition {where!r} cannot be used: {reason}. Columns are {', '.join(SCHEMA.names)}; "
         "a property is properties['name']"
     )
 
 
+class _Patience:
+    """Limit of the time in which DuckDB evaluates a condition for one batch of rows.
+
+    The time in which rows are read, and in which they are sorted afterwards, has no limit.
+    """
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+        self._until_s = math.inf
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="delaylevel-query", daemon=True)
+
+    def __enter__(self) -> _Patience:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def begin(self) -> None:
+        """Begin the time for a batch."""
+        self._until_s = time.monotonic() + _PATIENCE_S
+
+    def end(self) -> None:
+        """End the time for a batch: DuckDB asks for the next one."""
+        self._until_s = math.inf
+
+    def _watch(self) -> None:
+        while not self._ended.wait(0.1):
+            if time.monotonic() > self._until_s:
+                self._connection.interrupt()
+
+
+def _register(connection: Any, rows: Any) -> None:
+    """Make rows the table ``pending``, and let nothing else be opened or set from now on."""
+    connection.register("pending", rows)
+    connection.execute("SET enable_external_access = false")
+    connection.execute("SET lock_configuration = true")
+
+
 @contextmanager
 def _connected() -> Iterator[Any]:
     with tempfile.TemporaryDirectory(prefix="delaylevel-inspect-") as folder:
         connection = duckdb.connect(
-            config={"memory_limit": _MEMORY, "threads": 2, "temp_directory": folder}
+            config={
+                "memory_limit": _MEMORY,
+                "threads": 2,
+                "temp_directory": folder,
+                "max_temp_directory_size": _TEMPORARY,
+                "autoload_known_extensions": False,
+                "autoinstall_known_extensions": False,
+                "python_enable_replacements": False,
+            }
         )
         try:
             yield connection

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -245,6 +246,47 @@ def test_inspection_changes_no_subscription() -> None:
 def test_invalid_conditions_are_refused(where: str) -> None:
     with filled(20) as (memory, _), pytest.raises(InvalidInputError, match="cannot be used"):
         list(inspector(memory).rows(Selection(where=where)))
+
+
+def test_a_condition_reads_and_writes_nothing_but_rows(tmp_path: Path) -> None:
+    secret, copy = tmp_path / "secret.csv", tmp_path / "copy.csv"
+    secret.write_text("a\n1\n", "utf-8")
+    conditions = [
+        f"EXISTS (FROM read_csv('{secret}'))",
+        f"size IN (SELECT a FROM '{secret}')",
+        f"true) UNION ALL SELECT * FROM read_csv('{secret}') --",
+        f"true); COPY (SELECT 1) TO '{copy}'; SELECT (true",
+        f"true; COPY (SELECT 1) TO '{copy}'",
+        "EXISTS (WITH RECURSIVE t AS (SELECT 1 UNION ALL SELECT 1 FROM t) FROM t)",
+        "true ORDER BY size",
+        "true LIMIT 1",
+        "true UNION SELECT * FROM pending",
+        "size > (SELECT avg(size) FROM pending)",
+        "true GROUP BY ALL HAVING true",
+        "list_sum(range(1000000000000)) > size",
+        "len(list_transform([1, 2], lambda x: x + size)) > 0",
+        "length(repeat('x', 2000000000)) > size",
+        "",
+    ]
+    with filled(10) as (memory, _):
+        look = inspector(memory)
+        for where in conditions:
+            with pytest.raises(InvalidInputError, match="cannot be used"):
+                look.table(Selection(where=where))
+        assert not copy.exists()
+        everything = "size >= 0 AND (due_ms > 0) -- a comment"
+        assert len(look.table(Selection(where=everything))) == 10
+
+
+def test_a_condition_that_takes_too_long_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("delaylevel.inspection.query._PATIENCE_S", 0.3)
+    slow = "levenshtein(decode(value), reverse(decode(value))) >= 0"
+    with filled(1) as (memory, _):
+        producer = memory.client().create_producer("orders", enable_delay_level_topic=True)
+        for hours in range(30, 200):
+            producer.send(b"ab" * 4_000, deliver_after=timedelta(hours=hours))
+        with pytest.raises(InvalidInputError, match="it takes more than"):
+            inspector(memory).table(Selection(where=slow))
 
 
 def test_other_invalid_input_is_refused() -> None:
