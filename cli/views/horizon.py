@@ -37,6 +37,7 @@ def horizon_view(found: Horizon) -> dict[str, Any]:
         "target": found.target,
         "now_ms": found.now_ms,
         "messages": found.messages,
+        "error": found.error,
         "exact": found.exact,
         "exact_parts": sorted(found.exact_parts),
         "looked_at": found.looked_at,
@@ -95,7 +96,8 @@ def _summary(found: Horizon) -> str:
     name = local(found.target or found.topic)
     if not found.messages:
         return f"{name}: nothing is pending."
-    text = f"{name}: {count(found.messages, found.exact)} pending"
+    within = f" ± {found.error:,}" if found.error else ""
+    text = f"{name}: {count(found.messages, found.exact)}{within} pending"
     if found.last_due_ms is None:
         return text
     left = found.last_due_ms - found.now_ms

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import random
 from bisect import bisect_right
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 from delaylevel.model.position import Position
 
@@ -22,6 +23,7 @@ class EntryRange:
 
     def __init__(self, ledgers: Sequence[LedgerInfo], start: Position, end: Position) -> None:
         self._parts: list[tuple[int, int, int]] = []  # ledger, first entry, entries
+        known, size = True, 0.0
         for item in ledgers:
             first = max(start.entry, 0) if item.ledger == start.ledger else 0
             stop = item.entries
@@ -30,6 +32,10 @@ class EntryRange:
                 stop = min(stop, end.entry + (end.batch >= 0))
             if start.ledger <= item.ledger <= end.ledger and stop > first:
                 self._parts.append((item.ledger, first, stop - first))
+                known = known and item.size > 0
+                size += item.size * (stop - first) / item.entries
+        #: Approximate number of bytes, for a part of a ledger by entries; None if it is unknown.
+        self.bytes = size if known else None
         self._ends = list(accumulate(count for _, _, count in self._parts))
 
     def __len__(self) -> int:
@@ -43,11 +49,12 @@ class EntryRange:
 
 
 def choose_places(entries: int, places: int) -> list[int]:
-    """Return the numbers of evenly spaced entries, from the first on, and of the last one.
+    """Return the numbers of the first and the last entry, and of one at random in each part.
 
     Args:
-        places: number of entries to choose, besides the last; if there are fewer, all are chosen.
+        places: number of parts of equal length; if there are fewer entries, all are chosen.
     """
     if entries <= places + 1:
         return list(range(entries))
-    return [*(entries * index // places for index in range(places)), entries - 1]
+    edges = [entries * index // places for index in range(places + 1)]
+    return sorted({0, entries - 1, *(random.randrange(*edge) for edge in pairwise(edges))})

@@ -112,13 +112,17 @@ def schema_versions(value: Mapping[str, Any]) -> list[SchemaVersion]:
 
 def ledgers(value: Mapping[str, Any]) -> list[LedgerInfo]:
     """Read the ledgers of a partition's internal statistics."""
-    found = [LedgerInfo(item["ledgerId"], item["entries"]) for item in value["ledgers"]]
+    found = [
+        LedgerInfo(item["ledgerId"], item["entries"], size=item.get("size", 0))
+        for item in value["ledgers"]
+    ]
     if found:
-        # The open ledger has 0 entries in the list.
+        # The open ledger has 0 entries and bytes in the list.
         last = found[-1]
         entries = max(last.entries, value.get("currentLedgerEntries", 0))
         opened = value.get("lastLedgerCreatedTimestamp")
-        found[-1] = LedgerInfo(last.ledger, entries, instant(opened) if opened else None)
+        size = max(last.size, value.get("currentLedgerSize", 0))
+        found[-1] = LedgerInfo(last.ledger, entries, instant(opened) if opened else None, size)
     return found
 
 

@@ -89,6 +89,7 @@ class SampledDistribution:
         looked_at: number of messages that were read.
         targets: number of messages for each business topic.
         cancellations: number of cancellations; the other counts exclude as many messages.
+        variance: estimated variance of the number of messages.
     """
 
     strata: list[Stratum] = field(default_factory=list)
@@ -97,6 +98,7 @@ class SampledDistribution:
     looked_at: int = 0
     targets: dict[str, float] = field(default_factory=dict)
     cancellations: float = 0.0
+    variance: float = 0.0
 
     def add(self, messages: Iterable[Observation], weight: float = 1.0, spread_ms: int = 0) -> None:
         """Add sampled messages as a stratum; for the arguments see :class:`Stratum`."""
@@ -128,6 +130,7 @@ class SampledDistribution:
         self.damaged += other.damaged
         self.looked_at += other.looked_at
         self.cancellations += other.cancellations
+        self.variance += other.variance
         for target, messages in other.targets.items():
             self.targets[target] = self.targets.get(target, 0.0) + messages
 
@@ -160,6 +163,7 @@ class CountedDistribution:
 
     exact = True
     cancellations = 0
+    variance = 0.0
 
     def __init__(self, edges_ms: Iterable[int]) -> None:
         self._edges = sorted(set(edges_ms))

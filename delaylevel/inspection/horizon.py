@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -110,6 +111,8 @@ class Horizon:
             count finds the cancelled messages themselves, and has 0.
         window_by_clock: True if the clock decided which messages of the final window are pending,
             because its journal is too long for an estimate or the extra that reads it is missing.
+        error: twice the estimated standard error of ``messages``: in 19 of 20 cases, the number is
+            not farther off; 0 if all messages were counted.
     """
 
     topic: str
@@ -127,6 +130,7 @@ class Horizon:
     exact_parts: frozenset[str]
     window_by_clock: bool = False
     cancellations: int = 0
+    error: int = 0
 
     @property
     def messages(self) -> int:
@@ -278,6 +282,7 @@ def build(
         exact_parts=frozenset(part.name for part, one in parts.items() if one.exact),
         window_by_clock=window_by_clock,
         cancellations=round(sum(one.cancellations for one in found)),
+        error=round(2 * math.sqrt(sum(one.variance for one in found))),
     )
 
 

