@@ -12,9 +12,10 @@ from typing import Any
 from pyspark.sql.datasource import InputPartition
 
 from delaylevel.cluster.data_loss import LostRange, find_lost_range
-from delaylevel.cluster.failures import is_admin_away
+from delaylevel.cluster.failures import is_admin_away, translate_errors
 from delaylevel.cluster.partition_lock import PartitionLock
 from delaylevel.cluster.reader import read_range
+from delaylevel.cluster.repeated_warning import RepeatedWarning
 from delaylevel.errors import AlreadyRunningError, BrokerError, DataLossError, LevelTopicError
 from delaylevel.model.clock import Clock, SteadyClock, SystemClock
 from delaylevel.model.level_topic import LevelTopicDescription, Mover
@@ -66,6 +67,7 @@ class Driver:
             lambda: all(lock.connected for lock in self._locks.values()),
             "Spark job",
         )
+        self._warning = RepeatedWarning(log, "Spark job")
         self._refresh()
 
     @property
@@ -111,12 +113,18 @@ class Driver:
             for topic, source in self._sources.items()
             if topic in positions and self._next_checks[topic] <= now_ms
         ]
-        found = self._threads.map(
-            lambda source: self._search(source, positions[source.topic], now_ms), due
+        found = list(
+            self._threads.map(
+                lambda source: self._try_search(source, positions[source.topic], now_ms), due
+            )
         )
+        self._report([item for item in found if isinstance(item, BrokerError)], len(due))
         skipped: dict[str, Position] = {}
         ready: list[ReadyRange] = []
-        for begin, item in list(found):
+        for outcome in found:
+            if isinstance(outcome, BrokerError):
+                continue  # searched again at the next trigger
+            begin, item = outcome
             topic = item.source.topic
             self._next_checks[topic] = item.bound.next_check_ms
             if begin != positions[topic]:
@@ -183,6 +191,33 @@ class Driver:
         for lock in self._locks.values():
             lock.close()
         self._threads.shutdown(wait=False)
+
+    def _try_search(
+        self, source: SourcePartition, start: Position, now_ms: int
+    ) -> tuple[Position, ReadyRange] | BrokerError:
+        """Return the result of `_search`, or the reason why the broker did not tell."""
+        try:
+            with translate_errors():
+                return self._search(source, start, now_ms)
+        except DataLossError:
+            raise
+        except BrokerError as error:
+            return error
+
+    def _report(self, failures: Sequence[BrokerError], searches: int) -> None:
+        """Warn of partitions that are left out of this batch; end the query if that is all of them.
+
+        A run that ends when nothing is ready must not leave anything out.
+        """
+        if not failures:
+            self._warning.over()
+        elif len(failures) == searches or self.once:
+            raise failures[0]
+        else:
+            self._warning.failed(
+                f"ready messages of {len(failures)} of {searches} partitions were not found, "
+                f"because {failures[0]}"
+            )
 
     def _search(
         self, source: SourcePartition, start: Position, now_ms: int

@@ -98,16 +98,6 @@ def test_the_state_lasts_as_long_as_a_level_producer(
     assert callbacks.counts(plain) == ([1, 1, 1] if released else [10, 11, 12])
 
 
-def test_without_ctypes_callbacks_come_as_before(
-    client: DelayLevelClient, orders: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(threads, "_ensure", None)
-    wrapper = open_wrapper(client, orders)
-    wrapper.send(b"", deliver_after=THREE_DAYS)
-    assert Callbacks().counts(wrapper, deliver_after=THREE_DAYS) == [1, 1, 1]
-    wrapper.close()
-
-
 def test_only_the_thread_that_keeps_a_state_releases_it() -> None:
     """A producer that was closed by another thread leaves the state of the first one alone."""
     kept = type("Opened", (), {})()

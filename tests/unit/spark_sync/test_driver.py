@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from contextlib import closing
 from datetime import timedelta
+from typing import Any
 
+import pulsar
 import pytest
 
 pytest.importorskip("pyspark")
 
-from delaylevel.errors import BrokerUnreachableError
+from delaylevel.errors import BrokerError, BrokerUnreachableError
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.strategy import PartitionStrategy
 from delaylevel.spark_sync import driver as driver_module
@@ -109,3 +111,46 @@ def test_a_batch_is_found_without_the_admin_interface(monkeypatch: pytest.Monkey
             end = driver.latest_offset(start, None)
             assert positions_of(end)[first] > positions_of(start)[first]
             assert [item.source.topic for item in driver.input_ranges(start, end)] == [first]  # type: ignore[attr-defined]
+
+
+def test_a_partition_that_cannot_be_searched_delays_no_other(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with MemoryPulsar() as memory:
+        producer = memory.client().create_producer(
+            "orders", enable_delay_level_topic=True, partition_strategy=WEEK
+        )
+        description = producer.description
+        here = InMemoryRuntime(memory, description)
+        monkeypatch.setattr(driver_module, "runtime", lambda options: here)
+        for days in (1, 2):
+            producer.send(b"pay me", deliver_after=days * DAY + timedelta(seconds=5))
+        first, second = (description.name.partition(index).full for index in (0, 1))
+        with closing(Driver(SyncOptions((), (description.topic,)), memory.clock)) as driver:
+            start = driver.latest_offset(driver.initial_offset(), None)
+            memory.clock.advance(2 * DAY)
+            find = driver._ready_search.ready_range
+            broken = {first}
+
+            def ready_range(source: Any, *args: Any) -> Any:
+                if source.topic in broken:
+                    raise pulsar.Timeout("Pulsar error: TimeOut")
+                return find(source, *args)
+
+            monkeypatch.setattr(driver._ready_search, "ready_range", ready_range)
+            end = driver.latest_offset(start, None)
+            assert positions_of(end)[first] == positions_of(start)[first]
+            assert positions_of(end)[second] > positions_of(start)[second]
+            assert "1 of 7 partitions were not found, because" in caplog.text
+            broken.clear()
+            end = driver.latest_offset(end, None)
+            assert positions_of(end)[first] > positions_of(start)[first]
+            broken.update(item.topic for item in driver._sources.values())
+            memory.clock.advance(DAY)
+            with pytest.raises(BrokerError, match="TimeOut"):
+                driver.latest_offset(end, None)
+            # A run that ends when nothing is ready leaves nothing out.
+            broken.intersection_update({first})
+            driver.fix_now()
+            with pytest.raises(BrokerError, match="TimeOut"):
+                driver.latest_offset(start, None)
