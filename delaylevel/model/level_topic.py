@@ -30,8 +30,13 @@ MEMBER_PROPERTY = "delaylevel.member-of"
 # On the level topic from the start of its creation: the planned description. Until
 # DESCRIPTION_PROPERTY exists, the creation is not finished.
 PLAN_PROPERTY = "delaylevel.plan"
-# One property per target, so that clients that add targets at the same time lose none.
+# The broker merges properties one by one, and has no compare-and-set for the value of one. So
+# whatever changes while a level topic is in use has a property of its own, and two clients that
+# change different things at the same time lose nothing.
 TARGET_PREFIX = "delaylevel.target."
+# Settings: they override the member of the same name in the description. The value is JSON; null
+# removes a pause.
+SETTING_PREFIX = "delaylevel.set."
 # The durable subscription of every source topic: it keeps the data and the mover's position.
 SUBSCRIPTION = "delaylevel"
 
@@ -48,6 +53,10 @@ OUTCOMES_SUFFIX = "-outcomes"
 
 #: Attributes for live queries that are no properties.
 SIZE_ATTRIBUTE, DELAY_ATTRIBUTE = "size", "delay"
+
+# Members of the description with a setting, and those with one for each target.
+_SETTINGS = ("on_missing_target", "attribute", "expire_after_ms", "expired")
+_BY_TARGET = ("paused", "resumed")
 
 DEFAULT_HOLD_PAUSE_MS = 30_000
 DEFAULT_WINDOW_PARTITIONS = 4
@@ -286,9 +295,15 @@ class LevelTopicDescription:
             UpgradeRequiredError: its format is a later one.
             LevelTopicError: the text is damaged.
         """
+        return cls._read(topic, text, {})
+
+    @classmethod
+    def _read(cls, topic: str, text: str, properties: Mapping[str, str]) -> LevelTopicDescription:
+        """Parse a description with the settings in the properties of its level topic."""
         try:
             value = json.loads(text)
             _check_format(topic, value["version"])
+            _apply_settings(value, properties)
             targets = value["targets"]
             if not (isinstance(targets, list) and all(isinstance(item, str) for item in targets)):
                 raise ValueError(f"targets is {targets!r}, not a list of topics")
@@ -317,6 +332,27 @@ class LevelTopicDescription:
         targets = {TARGET_PREFIX + target: "1" for target in self.targets}
         return {DESCRIPTION_PROPERTY: self.to_json(), **targets}
 
+    def settings_since(self, before: LevelTopicDescription) -> dict[str, str]:
+        """Return the properties of the settings that differ from those of another description."""
+        old, new = before._settings(), self._settings()
+        changed = {name: new.get(name) for name in (*old, *new) if old.get(name) != new.get(name)}
+        return {SETTING_PREFIX + name: json.dumps(value) for name, value in changed.items()}
+
+    def _settings(self) -> dict[str, Any]:
+        """Return everything that can be changed at any time, but for the targets."""
+        pauses = self.pauses.to_json()
+        return {
+            "on_missing_target": self.on_missing_target.value,
+            "attribute": self.attribute,
+            "expire_after_ms": self.expire_after_ms,
+            "expired": self.expired.value,
+            **{
+                f"{member}.{target}": value
+                for member in _BY_TARGET
+                for target, value in pauses.get(member, {}).items()
+            },
+        }
+
     @classmethod
     def from_properties(
         cls, topic: str, properties: Mapping[str, str]
@@ -329,9 +365,30 @@ class LevelTopicDescription:
         text = properties.get(DESCRIPTION_PROPERTY)
         if text is None:
             return None
-        described = cls.from_json(topic, text)
+        described = cls._read(topic, text, properties)
         added = [key[len(TARGET_PREFIX) :] for key in properties if key.startswith(TARGET_PREFIX)]
         return replace(described, targets=(*described.targets, *added))
+
+
+def _apply_settings(value: dict[str, Any], properties: Mapping[str, str]) -> None:
+    """Override members of a parsed description with the settings in properties.
+
+    Raises:
+        ValueError: a setting is damaged.
+    """
+    for key, text in properties.items():
+        if not key.startswith(SETTING_PREFIX):
+            continue
+        name, setting = key[len(SETTING_PREFIX) :], json.loads(text)
+        member, _, target = name.partition(".")
+        if name in _SETTINGS:
+            value[name] = setting
+        elif member not in _BY_TARGET:
+            continue  # of a later version
+        elif setting is None:
+            value.get(member, {}).pop(target, None)
+        else:
+            value.setdefault(member, {})[target] = setting
 
 
 def _check_format(topic: str, version: object) -> None:

@@ -9,7 +9,6 @@ from delaylevel.cluster.port import TopicAdmin
 from delaylevel.errors import InvalidInputError, LevelTopicError
 from delaylevel.model.clock import Clock
 from delaylevel.model.level_topic import (
-    DESCRIPTION_PROPERTY,
     Expired,
     FinalWindow,
     LevelTopicDescription,
@@ -19,8 +18,6 @@ from delaylevel.model.pauses import ALL
 from delaylevel.model.topic_name import TopicName
 
 from .registry import describe
-
-_ATTEMPTS = 5
 
 
 def set_on_missing_target(
@@ -62,7 +59,6 @@ def set_expiry(
 
     Raises:
         InvalidInputError: the time is negative.
-        LevelTopicError: as for `change`.
     """
 
     def changed(described: LevelTopicDescription) -> LevelTopicDescription:
@@ -87,7 +83,7 @@ def pause(admin: TopicAdmin, topic: str, target: str | None, clock: Clock) -> Le
 
     Raises:
         TargetNotAllowedError: it is not a target of the level topic.
-        LevelTopicError: the broker itself delivers the messages, or as for `change`.
+        LevelTopicError: the broker itself delivers the messages.
     """
 
     def changed(described: LevelTopicDescription) -> LevelTopicDescription:
@@ -120,7 +116,7 @@ def resume(
     Raises:
         TargetNotAllowedError: it is not a target of the level topic.
         InvalidInputError: the spread is negative, or the target is not paused.
-        LevelTopicError: all targets are paused together, or as for `change`.
+        LevelTopicError: all targets are paused together.
     """
     if spread_ms < 0:
         raise InvalidInputError(f"the spread is {spread_ms} ms: give 0 or more")
@@ -149,34 +145,25 @@ def change(
     topic: str,
     changed: Callable[[LevelTopicDescription], LevelTopicDescription],
 ) -> LevelTopicDescription:
-    """Change the description of a level topic.
+    """Change settings of a level topic.
 
-    Pulsar has no compare-and-set for properties: the change is made again if another client has
-    written meanwhile. A client that writes between the last two requests of this function is not
-    noticed.
+    Each setting has a property of its own, and only those that differ are written. So clients that
+    change different settings at the same time, or expand the level topic, lose nothing; of two that
+    change the same one, the later one counts.
 
     Args:
         topic: the level topic, or a topic that :func:`delaylevel.topics.describe` finds it by.
-        changed: function that returns the description after the change.
+        changed: function that returns the description with other settings.
 
     Returns:
         The description as it is stored now.
-
-    Raises:
-        LevelTopicError: other clients change the level topic all the time.
     """
     before = describe(admin, topic, search=True)
-    for _ in range(_ATTEMPTS):
-        after = changed(before)
-        if after == before:
-            return before
-        admin.set_properties(after.name, {DESCRIPTION_PROPERTY: after.to_json()})
-        before = describe(admin, after.topic)
-        if before == after or changed(before) == before:
-            return before
-    raise LevelTopicError(
-        f"level topic {before.topic} was changed by other clients at the same time: try again"
-    )
+    written = changed(before).settings_since(before)
+    if not written:
+        return before
+    admin.set_properties(before.name, written)
+    return describe(admin, before.topic)
 
 
 def _target(described: LevelTopicDescription, target: str | None) -> str:
@@ -202,6 +189,5 @@ def set_attribute(admin: TopicAdmin, topic: str, attribute: str) -> LevelTopicDe
 
     Raises:
         InvalidInputError: the attribute has no name, or too long a name.
-        LevelTopicError: as for `change`.
     """
     return change(admin, topic, lambda described: replace(described, attribute=attribute))

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from datetime import timedelta
 
 import pytest
 
 from delaylevel import topics
+from delaylevel.cluster.port import TopicAdmin
 from delaylevel.errors import (
     InvalidInputError,
     LevelTopicError,
@@ -17,18 +20,29 @@ from delaylevel.errors import (
 from delaylevel.model.level_topic import (
     DESCRIPTION_PROPERTY,
     SUBSCRIPTION,
+    Expired,
     FinalWindow,
     MissingTarget,
     Role,
 )
-from delaylevel.testing import MemoryPulsar
+from delaylevel.model.topic_name import TopicName
+from delaylevel.testing import ManualClock, MemoryPulsar
 from delaylevel.topics.deletion import delete
-from delaylevel.topics.settings import set_attribute, set_on_missing_target
+from delaylevel.topics.expansion import expand, longer_levels
+from delaylevel.topics.settings import (
+    pause,
+    resume,
+    set_attribute,
+    set_expiry,
+    set_on_missing_target,
+)
 from delaylevel.topics.status import status
 from delaylevel.topics.subscriptions import read_foreign_subscriptions
 from fakes import describe
 
 WANTED = describe()
+LONGER = longer_levels(WANTED.levels, timedelta(days=60))
+CLOCK = ManualClock(1_800_000_000_000)
 
 
 @pytest.fixture
@@ -76,11 +90,11 @@ def test_a_deletion_takes_the_outcomes_and_does_not_wait_for_them(memory: Memory
     producer = memory.client().create_producer(after.outcomes_topic.partition(0).full)
     producer.send(b"an outcome")
     with pytest.raises(LevelTopicError, match="-outcomes-partition-0"):
-        delete(memory.admin, after)
+        delete(memory.client(), memory.admin, after)
     producer.close()
     at = status(memory.admin, after, 0)
     assert at.outcome_entries == 1
-    assert delete(memory.admin, after).total == 0
+    assert delete(memory.client(), memory.admin, after).total == 0
     with pytest.raises(NotFoundError):
         memory.admin.partitioned_metadata(after.outcomes_topic)
 
@@ -94,11 +108,11 @@ def test_applications_may_follow_the_outcomes(memory: MemoryPulsar) -> None:
     assert names == {("spy", Role.WINDOW)}
 
 
-def test_the_attribute_is_an_optional_key(memory: MemoryPulsar) -> None:
-    """Versions that do not know it read the description as before."""
+def test_a_setting_is_a_property_of_its_own(memory: MemoryPulsar) -> None:
     after = set_attribute(memory.admin, WANTED.topic, "amount")
     assert after.attribute == "amount"
-    assert '"attribute":"amount"' in stored(memory)
+    properties = memory.admin.partitioned_metadata(WANTED.name).properties
+    assert properties["delaylevel.set.attribute"] == '"amount"'
     assert set_on_missing_target(memory.admin, WANTED.topic, MissingTarget.DROP) == replace(
         after, on_missing_target=MissingTarget.DROP
     )
@@ -110,18 +124,63 @@ def test_the_attribute_is_an_optional_key(memory: MemoryPulsar) -> None:
             set_attribute(memory.admin, WANTED.topic, name)
 
 
-def test_a_write_that_another_client_overwrites_is_an_error(
-    memory: MemoryPulsar, monkeypatch: pytest.MonkeyPatch
+def _on_missing_target(admin: TopicAdmin) -> None:
+    set_on_missing_target(admin, WANTED.topic, MissingTarget.DROP)
+
+
+CHANGES: dict[str, Callable[[TopicAdmin], object]] = {
+    "missing target": _on_missing_target,
+    "expiry": lambda admin: set_expiry(admin, WANTED.topic, expire_after_ms=7),
+    "expired": lambda admin: set_expiry(admin, WANTED.topic, expired=Expired.DEAD_LETTER),
+    "attribute": lambda admin: set_attribute(admin, WANTED.topic, "amount"),
+    "pause": lambda admin: pause(admin, WANTED.topic, "orders", CLOCK),
+    "pause of all": lambda admin: pause(admin, WANTED.topic, None, CLOCK),
+    "resume": lambda admin: resume(admin, WANTED.topic, "old", CLOCK, 500),
+    "target": lambda admin: topics.create(admin, describe(targets=("orders", "more"))),
+    "expansion": lambda admin: expand(admin, WANTED.topic, LONGER),
+}
+
+
+@pytest.mark.parametrize("meanwhile", CHANGES)
+@pytest.mark.parametrize("change", CHANGES)
+def test_no_change_takes_back_one_that_was_made_meanwhile(
+    change: str, meanwhile: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write = memory.admin.set_properties
+    """The second change is made between the reads of the first one and its last write."""
+    if change == meanwhile or {change, meanwhile} == {"target", "expansion"}:
+        return  # the same setting: the later one counts; the other pair has its own test
 
-    def overwritten(*arguments: object) -> None:
-        write(*arguments)  # type: ignore[arg-type]
-        write(WANTED.name, {DESCRIPTION_PROPERTY: WANTED.to_json()})
+    def level_topic() -> MemoryPulsar:
+        memory = MemoryPulsar()
+        topics.create(memory.admin, describe(targets=("orders", "old")))
+        pause(memory.admin, WANTED.topic, "old", CLOCK)
+        return memory
 
-    monkeypatch.setattr(memory.admin, "set_properties", overwritten)
-    with pytest.raises(LevelTopicError, match="changed by other clients"):
-        set_on_missing_target(memory.admin, WANTED.topic, MissingTarget.DROP)
+    one_by_one, memory = level_topic(), level_topic()
+    for name in (change, meanwhile):
+        CHANGES[name](one_by_one.admin)
+    write, waiting = memory.admin.set_properties, [CHANGES[meanwhile]]
+
+    def interrupted(topic: TopicName, properties: Mapping[str, str]) -> None:
+        last = change != "expansion" or DESCRIPTION_PROPERTY in properties
+        if last and waiting:
+            waiting.pop()(memory.admin)
+        write(topic, properties)
+
+    monkeypatch.setattr(memory.admin, "set_properties", interrupted)
+    CHANGES[change](memory.admin)
+    assert not waiting
+    assert topics.find(memory.admin, WANTED.topic) == topics.find(one_by_one.admin, WANTED.topic)
+
+
+@pytest.mark.parametrize("name", ["expired", "paused.x", "resumed.x"])
+@pytest.mark.parametrize("text", ["", "x", "7", "[]"])
+def test_a_damaged_setting_is_reported(memory: MemoryPulsar, name: str, text: str) -> None:
+    if (name, text) == ("paused.x", "7"):
+        return
+    memory.admin.set_properties(WANTED.name, {f"delaylevel.set.{name}": text})
+    with pytest.raises(LevelTopicError, match="cannot be read"):
+        topics.find(memory.admin, WANTED.topic)
 
 
 def test_a_later_format_refuses_every_use(memory: MemoryPulsar) -> None:
