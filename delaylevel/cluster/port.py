@@ -61,6 +61,20 @@ class TopicAdmin(Protocol):
             AdminError: 406 if the broker's limit of partitions is exceeded.
         """
 
+    def delete(self, topic: TopicName, *, force: bool = False) -> None:
+        """Delete a topic, partitioned or not, with its data and subscriptions.
+
+        Args:
+            force: True to disconnect producers and consumers first.
+
+        Raises:
+            ConflictError: a client is connected, and ``force`` is False. Partitions without a
+                client may be deleted already.
+        """
+
+    def list_topics(self, namespace: str) -> list[TopicName]:
+        """Return all partitions and all non-partitioned topics of a namespace, sorted."""
+
     def set_properties(self, topic: TopicName, properties: Mapping[str, str]) -> None:
         """Set properties of a topic; keep the others.
 
@@ -189,15 +203,11 @@ class OperatorAdmin(TopicAdmin, Protocol):
             AdminError: 422 if it has more already.
         """
 
-    def delete(self, topic: TopicName, *, force: bool = False) -> None:
-        """Delete a topic, partitioned or not, with its data and subscriptions.
-
-        Args:
-            force: True to disconnect producers and consumers first.
+    def terminate(self, topic: TopicName) -> None:
+        """Terminate a topic, partitioned or not: for ever, it refuses messages.
 
         Raises:
-            ConflictError: a client is connected, and ``force`` is False. Partitions without a
-                client may be deleted already.
+            NotFoundError: it does not exist.
         """
 
     def acknowledged_ranges(

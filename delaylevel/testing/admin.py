@@ -227,10 +227,11 @@ class MemoryAdmin(OperatorAdmin):
             )
 
     def terminate(self, topic: TopicName) -> None:
-        """Terminate a topic, which then refuses messages."""
+        """Terminate a topic, which then refuses messages and disconnects its producers."""
         with self._lock:
             for partition in self._all(topic):
                 partition.terminated = True
+                partition.producers.clear()
 
     def subscriptions(self, topic: TopicName) -> list[str]:
         """Return the names of the subscriptions of a topic, sorted."""

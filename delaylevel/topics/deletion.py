@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from typing import Any
 
+import pulsar
+
+from delaylevel.cluster.failures import close_quietly, translate_errors
 from delaylevel.cluster.port import OperatorAdmin, TopicAdmin
 from delaylevel.errors import (
     ConflictError,
@@ -17,6 +23,8 @@ from delaylevel.model.level_topic import LevelTopicDescription, Role
 from delaylevel.model.topic_name import TopicName
 
 from .stats import LevelTopicStats, read_stats
+
+_THREADS = 8
 
 
 @dataclass(frozen=True)
@@ -73,15 +81,21 @@ def pending_entries(admin: TopicAdmin, description: LevelTopicDescription) -> Pe
 
 
 def delete(
-    admin: OperatorAdmin, description: LevelTopicDescription, *, discard: int | None = None
+    client: Any,
+    admin: OperatorAdmin,
+    description: LevelTopicDescription,
+    *,
+    discard: int | None = None,
 ) -> PendingEntries:
     """Delete a level topic with all its member topics; business topics stay.
 
     Nothing is deleted while entries are pending, or while a producer, mover or dispatcher is
-    connected. The level topic itself is deleted last, so that an interrupted deletion can be
-    repeated.
+    connected. No producer can open the topics while the entries are counted, so whatever a producer
+    was told is stored counts. A refusal changes nothing. The level topic itself is deleted last, so
+    that an interrupted deletion can be repeated.
 
     Args:
+        client: a ``pulsar.Client``; it is not closed here.
         discard: number of pending entries to throw away; it must match
             :attr:`PendingEntries.total`.
 
@@ -98,13 +112,17 @@ def delete(
             f"level topic {description.topic} is in use: close producers, and stop mover and "
             f"dispatcher first. Connected: {_some(connected)}. Nothing was deleted"
         )
-    # Read again now that nobody is connected. Topics are not read at one instant: a mover that
-    # left during the first reading may have moved entries into a topic that had been read already.
-    pending = pending_entries(admin, description)
     if discard is not None and discard < 0:
         raise InvalidInputError(f"discard is {discard}: it is a number of entries")
-    if pending.total != (discard or 0):
-        raise StillPendingError(_still_pending(description, pending, discard), pending.total)
+    with _closed_to_producers(client, admin, description):
+        pending = pending_entries(admin, description)
+        if pending.total != (discard or 0):
+            raise StillPendingError(_still_pending(description, pending, discard), pending.total)
+        # Exclusive producers end with a refusal, and leave no trace. Termination is for ever: it
+        # keeps others out while these producers are closed and the topics are deleted.
+        for member in description.members():
+            with suppress(NotFoundError):
+                admin.terminate(member.topic)
     for member in reversed(list(description.members())):
         try:
             admin.delete(member.topic)
@@ -116,6 +134,50 @@ def delete(
                 "as a whole. Stop producers and movers, and delete again"
             ) from error
     return pending
+
+
+@contextmanager
+def _closed_to_producers(
+    client: Any, admin: OperatorAdmin, description: LevelTopicDescription
+) -> Iterator[None]:
+    """Keep producers out of all partitions.
+
+    Raises:
+        LevelTopicError: a producer is connected.
+    """
+
+    def enter(partition: TopicName) -> Any:
+        try:
+            return client.create_producer(
+                partition.full, access_mode=pulsar.ProducerAccessMode.Exclusive
+            )
+        except pulsar.TopicTerminated:
+            return None  # an earlier deletion was interrupted
+
+    producers: list[Any] = []
+    partitions = []
+    for member in description.members():
+        with suppress(NotFoundError):
+            count = admin.partitioned_metadata(member.topic).partitions
+            partitions += [member.topic.partition(index) for index in range(count)]
+    try:
+        refused = None
+        with translate_errors(), ThreadPoolExecutor(_THREADS) as pool:
+            for partition, entered in [(each, pool.submit(enter, each)) for each in partitions]:
+                try:
+                    producers.append(entered.result())
+                except (pulsar.ProducerFenced, pulsar.ProducerBusy):
+                    refused = refused or partition
+        if refused is not None:
+            raise LevelTopicError(
+                f"level topic {description.topic} is in use: a producer is connected to {refused}. "
+                "Close it, and delete again. Nothing was deleted"
+            )
+        yield
+    finally:
+        for producer in producers:
+            if producer is not None:
+                close_quietly(producer, "producer")
 
 
 def _connected(stats: LevelTopicStats) -> list[str]:

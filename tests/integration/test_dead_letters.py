@@ -79,7 +79,7 @@ def test_dead_letters_are_listed_and_stay(
     assert {letter.source.rpartition(":")[2] for letter in found} == {"0", "1", "2", "3"}
     assert lifecycle.pending_entries(world.admin, description).dead_letters == 1
     with pytest.raises(StillPendingError, match="dlq"):
-        lifecycle.delete(world.admin, description)
+        lifecycle.delete(world.plain_client, world.admin, description)
 
 
 def test_a_part_is_replayed_once_its_target_is_known_and_the_rest_stays(

@@ -142,7 +142,7 @@ def clock_ahead(ward: Ward) -> None:
 
 def no_level_topic(ward: Ward) -> None:
     ward.stop()
-    lifecycle.delete(ward.admin, ward.description)
+    lifecycle.delete(ward.client, ward.admin, ward.description)
 
 
 def more_partitions(ward: Ward) -> None:

@@ -241,14 +241,14 @@ def test_a_level_topic_is_deleted_only_when_nothing_is_pending(
     description = world.level_topic(MINUTES)
     park(world.client(), description, x=timedelta(minutes=3), y=timedelta(minutes=4))
     with pytest.raises(StillPendingError, match="2 parked") as refused:
-        lifecycle.delete(world.admin, description)
+        lifecycle.delete(world.plain_client, world.admin, description)
     assert refused.value.entries == 2
     with pytest.raises(StillPendingError, match="not 3"):
-        lifecycle.delete(world.admin, description, discard=3)
+        lifecycle.delete(world.plain_client, world.admin, description, discard=3)
     producer = world.client().create_producer(description.targets[0], enable_delay_level_topic=True)
     producer.send(b"z", deliver_after=timedelta(minutes=2))
     with pytest.raises(LevelTopicError, match=r"in use.*producer"):
-        lifecycle.delete(world.admin, description, discard=3)
+        lifecycle.delete(world.plain_client, world.admin, description, discard=3)
     assert len(world.stored(description.topic)) == 3
 
     refusal = run("delete", description.targets[0])
@@ -277,7 +277,7 @@ def test_a_level_topic_is_deleted_only_when_nothing_is_pending(
 def test_an_open_producer_does_not_recreate_a_deleted_level_topic(world: RealWorld) -> None:
     description = world.level_topic(MINUTES)
     producer = world.client().create_producer(description.targets[0], enable_delay_level_topic=True)
-    lifecycle.delete(world.admin, description)
+    lifecycle.delete(world.plain_client, world.admin, description)
     with pytest.raises(LevelTopicError, match="was deleted"):
         producer.send(b"x", deliver_after=timedelta(minutes=3))
     assert world.admin.list_partitioned_topics(world.namespace) == []
@@ -293,8 +293,8 @@ def test_messages_in_undescribed_partitions_are_pending_too(world: RealWorld) ->
     producer.send(b"x")
     producer.close()
     with pytest.raises(StillPendingError, match="1 parked"):
-        lifecycle.delete(world.admin, description)
-    assert lifecycle.delete(world.admin, description, discard=1).parked == 1
+        lifecycle.delete(world.plain_client, world.admin, description)
+    assert lifecycle.delete(world.plain_client, world.admin, description, discard=1).parked == 1
 
 
 def test_discarding_needs_the_number_of_entries(

@@ -126,7 +126,7 @@ def test_without_admin_access_the_level_topic_is_found_by_its_partition_counts(
         found = [item.topic for item in topics.list_level_topics(world.admin, world.namespace)]
         found += [item.topic for item in topics.list_level_topics(world.admin, levels_namespace)]
         (used,) = [topic for topic in found if world.stored(topic)]
-        delete(world.admin, topics.describe(world.admin, used), discard=1)
+        delete(world.plain_client, world.admin, topics.describe(world.admin, used), discard=1)
         return used
 
     def create(name: str, level_topic: str) -> None:

@@ -75,7 +75,7 @@ def test_a_level_topic_can_be_drained_and_deleted() -> None:
         producer.close()
         description = topics.describe(memory.admin, "orders")
         assert drain(client, memory.admin, description, clock=memory.clock).handed_off == 3
-        assert lifecycle.delete(memory.admin, description).total == 0
+        assert lifecycle.delete(memory.client(), memory.admin, description).total == 0
         assert memory.level_topics() == []
         memory.advance(7 * DAY)
         assert [item.data for item in memory.delivered("orders")] == [b"2", b"3", b"6"]

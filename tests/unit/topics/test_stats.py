@@ -126,7 +126,7 @@ def test_movers_dispatchers_and_producers_are_listed(
     assert (hour.consumers, hour.producers) == ({"mover"}, {"application"})
     assert (hour.owners, found.owners) == ({3: "mover"}, {1: "dispatcher"})
     with pytest.raises(LevelTopicError, match=r"consumer dispatcher .*producer application"):
-        lifecycle.delete(memory_pulsar.admin, parked)
+        lifecycle.delete(memory_pulsar.client(), memory_pulsar.admin, parked)
 
 
 def test_status_and_metrics_agree(
