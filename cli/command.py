@@ -85,14 +85,16 @@ class Settings:
         return contextlib.closing(connection.open_client(logger=self.client_logger()))
 
     @contextlib.contextmanager
-    def level_topic(self, name: str) -> Iterator[tuple[Connection, Admin, LevelTopicDescription]]:
+    def level_topic(
+        self, name: str, *, unfinished: bool = False
+    ) -> Iterator[tuple[Connection, Admin, LevelTopicDescription]]:
         """Connect to the admin interface and find the level topic that a topic belongs to."""
         from delaylevel.cluster.admin import Admin
         from delaylevel.topics.registry import describe
 
         connection = self.connection()
         with Admin.from_connection(connection) as admin:
-            yield connection, admin, describe(admin, name, search=True)
+            yield connection, admin, describe(admin, name, search=True, unfinished=unfinished)
 
 
 # Passes the `Settings` to the command as its first argument.

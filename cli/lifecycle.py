@@ -184,7 +184,7 @@ def delete(
             "--drain keeps the messages that --discard deletes: give one of them"
         )
     drained = 0
-    with settings.level_topic(topic) as (connection, admin, described):
+    with settings.level_topic(topic, unfinished=True) as (connection, admin, described):
         if first_drain:
             pending = lifecycle.pending_entries(admin, described)
             if pending.dead_letters:
@@ -195,7 +195,8 @@ def delete(
                     pending.total,
                 )
             drained = _drain(settings, connection, admin, described, allow_early).handed_off
-        gone = lifecycle.delete(admin, described, discard=discard)
+        with settings.client(connection) as client:
+            gone = lifecycle.delete(client, admin, described, discard=discard)
     view = {
         "topic": described.topic,
         "deleted": True,

@@ -35,6 +35,7 @@ def broker_settings(value: Mapping[str, str]) -> BrokerSettings:
         cluster=value.get("clusterName") or None,
         topic_policies=None if None in policies else all(policies),
         max_partitions=_number(value, "maxNumPartitionsPerPartitionedTopic"),
+        max_topics=_number(value, "maxTopicsPerNamespace"),
         message_ttl_s=_number(value, "ttlDurationDefaultInSeconds"),
         subscription_expiration_min=_number(value, "subscriptionExpirationTimeMinutes"),
         delete_inactive_topics="" if deletes is False else mode,
@@ -76,6 +77,7 @@ def namespace_policies(value: Mapping[str, Any]) -> NamespacePolicies:
         max_consumers=value.get("max_consumers_per_topic"),
         max_consumers_per_subscription=value.get("max_consumers_per_subscription"),
         max_subscriptions=value.get("max_subscriptions_per_topic"),
+        max_topics=value.get("max_topics_per_namespace"),
     )
 
 

@@ -214,6 +214,7 @@ class NamespacePolicies(ClientLimits):
         replication_clusters: the clusters that have its messages, including its own.
         encryption_required: True if producers that do not encrypt are refused.
         subscription_prefix: True if the name of a subscription must begin with the consumer's role.
+        max_topics: maximum number of topics and partitions; 0 for no limit.
     """
 
     message_ttl_s: int | None = None
@@ -222,6 +223,7 @@ class NamespacePolicies(ClientLimits):
     replication_clusters: frozenset[str] = frozenset()
     encryption_required: bool = False
     subscription_prefix: bool = False
+    max_topics: int | None = None
 
 
 @dataclass(frozen=True)
@@ -238,6 +240,7 @@ class BrokerSettings(ClientLimits):
         backlog_quotas: the defaults for namespaces, without those that limit nothing.
         encryption_required: True if producers that do not encrypt are refused.
         authorization: True if roles have rights only where they were granted.
+        max_topics: the default for namespaces; 0 for no limit.
     """
 
     cluster: str | None = None
@@ -249,6 +252,7 @@ class BrokerSettings(ClientLimits):
     backlog_quotas: tuple[BacklogQuota, ...] = ()
     encryption_required: bool | None = None
     authorization: bool | None = None
+    max_topics: int | None = None
 
 
 @dataclass(frozen=True)

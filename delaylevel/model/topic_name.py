@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from dataclasses import dataclass
 from urllib.parse import quote
 
 from delaylevel.errors import InvalidInputError
 
+# Categories of Unicode: control characters, lone surrogates, separators of lines and paragraphs.
+_UNUSABLE = ("Cc", "Cs", "Zl", "Zp")
 _PARTITION = re.compile(r"^(?P<base>.+)-partition-(?P<index>\d+)$")
 
 
@@ -72,6 +75,16 @@ class TopicName:
         if "%" in subscription or "+" in subscription:
             name = quote(name, safe="")  # the broker decodes it twice
         return f"{self.rest_path}/subscription/{name}"
+
+    @property
+    def unusable(self) -> str:
+        """The reason why clients or the admin interface cannot use this name; empty if they can."""
+        if self.local in (".", ".."):
+            return "the admin interface takes it for a part of a path"
+        # The C++ client and the broker disagree about these, or refuse them.
+        if any(unicodedata.category(letter) in _UNUSABLE for letter in self.local):
+            return "it contains control characters, or characters that are not Unicode text"
+        return ""
 
     @property
     def partition_index(self) -> int | None:

@@ -14,6 +14,7 @@ from delaylevel.cluster.values import BrokerSettings, NamespacePolicies, TopicMe
 from delaylevel.errors import (
     AdminError,
     BrokerError,
+    DelayLevelError,
     LevelTopicError,
     NotFoundError,
     PermissionDeniedError,
@@ -34,7 +35,10 @@ from delaylevel.model.topic_name import TopicName
 from . import members, safety
 
 _THREADS = 8
-_UNFINISHED = "its creation was not finished: create it again with the same strategy"
+_UNFINISHED = (
+    "its creation was not finished: create it again with the same strategy, or delete it with "
+    "`delaylevel levels delete`"
+)
 
 
 @dataclass(frozen=True)
@@ -90,13 +94,19 @@ def create(admin: TopicAdmin, description: LevelTopicDescription) -> LevelTopicD
         StrategyMismatchError: it exists with another strategy; the text shows both.
         UnsafeNamespaceError: rules of broker or namespace would delete parked messages, or stop
             those who release them; with remedies.
-        InvalidStrategyError: more partitions than the broker allows; the text proposes levels.
+        InvalidStrategyError: more partitions than the broker allows, with proposed levels; or more
+            topics than the namespace may have.
         LevelTopicError: a member topic exists and is not ours.
         NotFoundError: the namespace does not exist.
     """
     checked = _checked(admin, description)
     description, existing = checked.description, checked.existing
-    _ensure_members(admin, checked)
+    try:
+        _ensure_members(admin, checked)
+    except DelayLevelError:
+        if existing[description.name] is None:
+            _undo(admin, checked)
+        raise
     wanted = description.to_properties()
     level_topic = existing[description.name]
     stored = dict(level_topic.properties) if level_topic is not None else {}
@@ -130,6 +140,22 @@ def _ensure_members(admin: TopicAdmin, checked: _Checked) -> None:
     ensure(first)
     with ThreadPoolExecutor(_THREADS) as pool:
         list(pool.map(ensure, others))
+
+
+def _undo(admin: TopicAdmin, checked: _Checked) -> None:
+    """Delete what a creation that failed has left, as far as that is possible.
+
+    The level topic comes first: a client that creates the same one at this time is refused when it
+    writes the description.
+    """
+    description = checked.description
+    with contextlib.suppress(BrokerError):
+        if find(admin, description.topic) is not None:
+            return  # another client has finished it
+        for member in description.members():
+            if checked.existing[member.topic] is None:
+                with contextlib.suppress(NotFoundError):
+                    admin.delete(member.topic)
 
 
 def check_creatable(admin: TopicAdmin, description: LevelTopicDescription) -> None:
@@ -175,7 +201,9 @@ def default_name(admin: TopicAdmin, business_topic: str, namespace: str | None =
     return found[0] if found else default_level_topic(business_topic, namespace)
 
 
-def describe(admin: TopicAdmin, topic: str, *, search: bool = False) -> LevelTopicDescription:
+def describe(
+    admin: TopicAdmin, topic: str, *, search: bool = False, unfinished: bool = False
+) -> LevelTopicDescription:
     """Return the description of a level topic.
 
     Args:
@@ -183,6 +211,7 @@ def describe(admin: TopicAdmin, topic: str, *, search: bool = False) -> LevelTop
             whose level topic has the default name.
         search: True to search for level topics of other names in the namespace of a business
             topic, and for those of the default name in the other namespaces of its tenant.
+        unfinished: True to return the plan of one whose creation was not finished.
 
     Raises:
         LevelTopicError: there is none, it is unfinished, or several serve the business topic.
@@ -191,7 +220,7 @@ def describe(admin: TopicAdmin, topic: str, *, search: bool = False) -> LevelTop
     metadata = members.metadata_of(admin, name)
     owner = metadata.properties.get(MEMBER_PROPERTY) if metadata is not None else None
     if owner is not None:
-        return _existing(admin, owner, name)
+        return _existing(admin, owner, name, unfinished)
     serving = _default_named(admin, name, None)
     if not serving and search:
         serving = serving_level_topics(admin, name)
@@ -199,10 +228,13 @@ def describe(admin: TopicAdmin, topic: str, *, search: bool = False) -> LevelTop
         raise LevelTopicError(
             f"{name} is served by several level topics: name one of {', '.join(serving)}"
         )
-    return _existing(admin, serving[0] if serving else default_level_topic(name.full), name)
+    level_topic = serving[0] if serving else default_level_topic(name.full)
+    return _existing(admin, level_topic, name, unfinished)
 
 
-def _existing(admin: TopicAdmin, level_topic: str, name: TopicName) -> LevelTopicDescription:
+def _existing(
+    admin: TopicAdmin, level_topic: str, name: TopicName, unfinished: bool
+) -> LevelTopicDescription:
     """Return the description of the level topic to which a topic belongs.
 
     Raises:
@@ -218,7 +250,9 @@ def _existing(admin: TopicAdmin, level_topic: str, name: TopicName) -> LevelTopi
             f"{name} has no level topic ({level_topic} serves other topics): "
             f"create one with `delaylevel levels create {name} --level-topic …`"
         )
-    if members.metadata_of(admin, level_name) is not None:
+    if (metadata := members.metadata_of(admin, level_name)) is not None:
+        if unfinished and PLAN_PROPERTY in metadata.properties:
+            return LevelTopicDescription.from_json(level_topic, metadata.properties[PLAN_PROPERTY])
         raise LevelTopicError(f"level topic {level_topic}: {_UNFINISHED}")
     raise LevelTopicError(
         f"{name} has no level topic ({level_topic} does not exist){similar(admin, name)}: create "
@@ -359,6 +393,12 @@ def _checked(admin: TopicAdmin, description: LevelTopicDescription) -> _Checked:
         for member in description.members()
     }
     members.refuse_unsafe(admin, description, policies, settings)
+    missing = sum(each.partitions for each in description.members() if not existing[each.topic])
+    if missing and (limit := safety.topic_limit(policies, settings)):
+        namespace = description.name.namespace_path
+        # The broker does not count its own topics.
+        own = [name for name in admin.list_topics(namespace) if not name.local.startswith("__")]
+        safety.check_topic_limit(description, limit, len(own), missing)
     return _Checked(description, existing, policies, settings)
 
 

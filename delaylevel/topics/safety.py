@@ -30,12 +30,41 @@ def check_partition_limit(description: LevelTopicDescription, limit: int | None)
             )
 
 
+def topic_limit(policies: NamespacePolicies, settings: BrokerSettings) -> int:
+    """Return the maximum number of topics and partitions of the namespace; 0 for no limit."""
+    return _first(policies.max_topics, settings.max_topics)
+
+
+def check_topic_limit(
+    description: LevelTopicDescription, limit: int, present: int, missing: int
+) -> None:
+    """Raise InvalidStrategyError if the namespace may not have so many topics.
+
+    Args:
+        limit: the maximum number; 0 for no limit.
+        present: number of topics and partitions in the namespace.
+        missing: number of those to create.
+    """
+    if limit and present + missing > limit:
+        namespace = description.name.namespace_path
+        raise InvalidStrategyError(
+            f"{description.topic} needs {missing:,} more topics (each partition counts), and "
+            f"{namespace} has {present:,} of the {limit:,} that it may have "
+            "(maxTopicsPerNamespace): `pulsar-admin namespaces set-max-topics-per-namespace "
+            f"{namespace} --max-topics-per-namespace {present + missing}`, fewer partitions (a "
+            "second level, --then), or another namespace; nothing was created"
+        )
+
+
 def check_names(description: LevelTopicDescription) -> None:
     """Raise InvalidInputError if the level topic's name or one of its targets is impossible.
 
     The broker reserves ``-partition-`` for partitions. A message whose target is a member topic
     would circulate forever.
     """
+    for name in (description.name, *map(TopicName.parse, description.targets)):
+        if name.unusable:
+            raise InvalidInputError(f"topic {name.full!r} cannot be used: {name.unusable}")
     if "-partition-" in description.name.local:
         raise InvalidInputError(
             f"a level topic cannot be called {description.topic}: '-partition-' is for partitions; "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -10,12 +11,22 @@ import pytest
 
 from delaylevel import topics
 from delaylevel.cluster.values import TopicMetadata, TopicPolicies
-from delaylevel.errors import AdminError, ConflictError, NotFoundError, StrategyMismatchError
-from delaylevel.model.level_topic import LevelTopicDescription
+from delaylevel.errors import (
+    AdminError,
+    ConflictError,
+    InvalidStrategyError,
+    LevelTopicError,
+    NotFoundError,
+    PermissionDeniedError,
+    StrategyMismatchError,
+)
+from delaylevel.model.level_topic import MEMBER_PROPERTY, PLAN_PROPERTY, LevelTopicDescription
 from delaylevel.model.strategy import Levels, PartitionBy, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.testing import MemoryPulsar
 from delaylevel.topics import members
+from delaylevel.topics.deletion import delete
+from fakes import days_and_hours, describe
 
 HOURS = Levels(PartitionStrategy(partition_by=PartitionBy.HOUR, maximum_delay=timedelta(hours=4)))
 DAYS = Levels(PartitionStrategy(partition_by=PartitionBy.DAY, maximum_delay=timedelta(days=3)))
@@ -91,6 +102,7 @@ class Recording:
         self._admin = admin
         self.refused = refused
         self.created: list[str] = []
+        self.error: BaseException = AdminError("Not enough bookies", status=500, reason="")
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._admin, name)
@@ -98,7 +110,7 @@ class Recording:
     def create_partitioned(self, topic: TopicName, *arguments: Any) -> None:
         self.created.append(topic.local)
         if topic.local == self.refused:
-            raise AdminError("Not enough bookies", status=500, reason="")
+            raise self.error
         self._admin.create_partitioned(topic, *arguments)
 
 
@@ -114,7 +126,8 @@ def test_a_level_topic_is_unfinished_until_all_its_topics_are_there(index: int) 
     admin: Any = Recording(MemoryPulsar(namespaces=["acme/test"]).admin)
     wanted = described(HOURS)
     admin.refused = list(wanted.members())[index].topic.local
-    with pytest.raises(AdminError, match="bookies"):
+    admin.error = KeyboardInterrupt()  # the process is killed
+    with pytest.raises(KeyboardInterrupt):
         topics.create(admin, wanted)
     assert topics.find(admin, wanted.topic) is None
     # The next attempt creates what is missing, and only that.
@@ -181,3 +194,65 @@ def test_policies_that_a_broker_loses_are_set_again(monkeypatch: pytest.MonkeyPa
         found = admin.topic_policies(member.topic)
         assert (found.message_ttl_s, found.delete_while_inactive) == (0, False), member
     assert admin.calls == 2 * len(list(description.members()))
+
+
+def left(memory: MemoryPulsar) -> list[str]:
+    return [name.local for name in memory.admin.list_topics("public/default")]
+
+
+@pytest.mark.parametrize("step", range(0, 60, 7))
+def test_a_creation_that_fails_leaves_nothing(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Missing rights or a lost connection at any step."""
+    memory = MemoryPulsar()
+    wanted = describe(levels=Levels(days_and_hours(5)))
+    calls = itertools.count()
+    for name in ("create_partitioned", "create_subscription", "set_topic_policies"):
+        real = getattr(memory.admin, name)
+
+        def failing(*arguments: Any, real: Any = real, **options: Any) -> Any:
+            if next(calls) == step:
+                raise PermissionDeniedError("not allowed", status=403)
+            return real(*arguments, **options)
+
+        monkeypatch.setattr(memory.admin, name, failing)
+    try:
+        topics.create(memory.admin, wanted)
+    except PermissionDeniedError:
+        assert left(memory) == []
+        assert topics.create(memory.admin, replace(wanted, window_partitions=2))
+    else:
+        assert next(calls) <= step + 1, "there are fewer steps"
+
+
+def test_the_number_of_topics_is_checked_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = MemoryPulsar()
+    wanted = describe()
+    needed = sum(member.partitions for member in wanted.members())
+    policies = memory.admin.namespace_policies("public/default")
+    memory.admin.create_partitioned(TopicName.parse("other"), 2)
+    for limit, fits in ((needed + 1, False), (needed + 2, True), (0, True)):
+        limited = replace(policies, max_topics=limit)
+        monkeypatch.setattr(memory.admin, "namespace_policies", lambda _, found=limited: found)
+        if fits:
+            assert topics.create(memory.admin, wanted) == wanted
+            continue
+        with pytest.raises(InvalidStrategyError, match=rf"--max-topics-per-namespace {needed + 2}"):
+            topics.create(memory.admin, wanted)
+        assert len(left(memory)) == 2
+
+
+def test_an_unfinished_level_topic_can_be_deleted_and_created_with_another_strategy() -> None:
+    memory = MemoryPulsar()
+    first = next(iter(describe().members()))
+    plan = {MEMBER_PROPERTY: describe().topic, PLAN_PROPERTY: describe().to_json()}
+    memory.admin.create_partitioned(first.topic, first.partitions, plan)
+    other = describe(window_partitions=2)
+    with pytest.raises(StrategyMismatchError, match="left unfinished"):
+        topics.create(memory.admin, other)
+    with pytest.raises(LevelTopicError, match="or delete it with"):
+        topics.describe(memory.admin, "orders")
+    found = topics.describe(memory.admin, "orders", unfinished=True)
+    assert found == describe()
+    delete(memory.client(), memory.admin, found)
+    assert left(memory) == []
+    assert topics.create(memory.admin, other) == other
