@@ -21,7 +21,7 @@ from . import options
 from .command import examples, pass_connection, settings_of
 from .live import LiveRegion, live_region
 from .output import Column, emit, note
-from .serving import serve_metrics, serving_lines
+from .serving import refused_lines, serve_metrics, serving_lines
 from .starting import Starting, first_unmet
 
 if TYPE_CHECKING:
@@ -97,7 +97,8 @@ def run(
             )
 
         def serving() -> list[str]:
-            return [*serving_lines(service.descriptions, {}, service.groups()), "Ctrl-C ends it."]
+            served = serving_lines(service.descriptions, {}, service.groups())
+            return [*served, *refused_lines(service.refused), "Ctrl-C ends it."]
 
         with live_region() as region:
             start = Starting(region, f"dispatcher for {', '.join(topics)}", waiting, serving)

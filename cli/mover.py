@@ -23,7 +23,7 @@ from .command import Settings, examples, pass_settings
 from .deploy import COMMANDS
 from .live import live_region
 from .output import is_live, note
-from .serving import job_addresses, serve_metrics, serving_lines
+from .serving import job_addresses, refused_lines, serve_metrics, serving_lines
 from .starting import Starting, first_unmet
 
 if TYPE_CHECKING:
@@ -241,7 +241,7 @@ def _run_local(
     """Run the mover without Spark."""
     from delaylevel.cluster.admin import Admin
     from delaylevel.mover.reporting import lock_check
-    from delaylevel.mover.service import MoverService, movable
+    from delaylevel.mover.service import MoverService
 
     require_reachable(connection)
     with contextlib.ExitStack() as stack:
@@ -250,9 +250,8 @@ def _run_local(
         open_client = partial(connection.open_service_client, logger=logger)
         client = stack.enter_context(contextlib.closing(open_client()))
         admin = stack.enter_context(Admin.from_connection(connection))
-        described = [movable(admin, name) for name in dict.fromkeys(topics)]
         service = MoverService(
-            client, admin, described, trigger_ms=trigger_ms, target_client=open_client
+            client, admin, topics, trigger_ms=trigger_ms, target_client=open_client
         )
 
         stop_on_signals(service.stop)
@@ -266,10 +265,12 @@ def _run_local(
 
         def waiting() -> str:
             found = service.stats()
-            return first_unmet([lock_check(item, found[item.topic]) for item in described])
+            served = [item for item in service.descriptions if item.topic in found]
+            return first_unmet([lock_check(item, found[item.topic]) for item in served])
 
         def serving() -> list[str]:
-            return [*serving_lines(described, service.stats(), ()), "Ctrl-C ends it."]
+            served = serving_lines(service.descriptions, service.stats(), ())
+            return [*served, *refused_lines(service.roster.refused), "Ctrl-C ends it."]
 
         states = MoverStates(first=not is_live())  # the table above has it on a terminal
 

@@ -22,7 +22,7 @@ from .dispatcher import dispatch_settings, tune_interpreter
 from .live import LiveRegion, live_region
 from .mover import MoverStates
 from .output import note
-from .serving import serve_metrics, serving_lines
+from .serving import refused_lines, serve_metrics, serving_lines
 from .starting import Starting, first_unmet
 from .terminal import has_colour
 
@@ -127,6 +127,7 @@ def _serving(service: LocalService, namespace: str | None) -> list[str]:
     movers = {topic: stats for each in service.movers for topic, stats in each.stats().items()}
     groups = [group for each in service.dispatchers for group in each.groups()]
     lines = serving_lines(service.descriptions, movers, groups)
+    lines += refused_lines(service.refused)
     if namespace is not None:
         lines.append(f"Level topics that are created in {namespace} are served, too.")
     return lines

@@ -83,6 +83,14 @@ def serving_lines(
     return render(rows, _SERVED).splitlines() if rows else []
 
 
+def refused_lines(refused: Mapping[str, str]) -> list[str]:
+    """Return a line for each level topic that cannot be served now."""
+    return [
+        f"NOT SERVED: {name}: {reason}. It is tried again every few seconds."
+        for name, reason in refused.items()
+    ]
+
+
 def _targets(description: LevelTopicDescription) -> str:
     first, *more = description.targets or ("",)
     return TopicName.parse(first).short + (f" and {len(more)} more" if more else "")

@@ -7,7 +7,12 @@ from collections.abc import Mapping, Sequence
 
 from delaylevel.model.clock import Clock, SystemClock
 from delaylevel.model.formatting import format_duration
-from delaylevel.topics.reporting import MemberStatsCache, parked_levels
+from delaylevel.topics.reporting import (
+    MemberStatsCache,
+    parked_levels,
+    refused_checks,
+    refused_sections,
+)
 from delaylevel.web.reports import (
     DuePeriod,
     LiveAnswer,
@@ -61,10 +66,11 @@ class DispatchReporter:
             check
             for group in self._dispatcher.groups()
             for check in (*start_checks(group), _lag(group, now_ms))
-        ]
+        ] + refused_checks(self._dispatcher.refused)
 
     def status(self) -> Sequence[StatusSection]:
-        return [self._section(group) for group in self._dispatcher.groups()]
+        served = [self._section(group) for group in self._dispatcher.groups()]
+        return served + refused_sections(self._dispatcher.refused)
 
     def answer(self, question: str, parameters: Mapping[str, str]) -> LiveAnswer:
         return self._queries.answer(question, parameters)

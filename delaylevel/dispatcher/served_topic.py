@@ -108,13 +108,18 @@ def served(admin: TopicAdmin, name: str, *, search: bool = False) -> LevelTopicD
         LevelTopicError: it is missing, or its final window is not ``tracker``.
     """
     description = topics.describe(admin, name, search=search)
+    check_dispatched(description)
+    return description
+
+
+def check_dispatched(description: LevelTopicDescription) -> None:
+    """Raise LevelTopicError if a level topic has no window for a dispatcher."""
     if description.final_window is not FinalWindow.TRACKER:
         raise LevelTopicError(
             f"level topic {description.topic} has the final window "
             f"{description.final_window.value!r}: the broker itself delivers its messages, and "
             "there is nothing to dispatch"
         )
-    return description
 
 
 def partition_owners(admin: TopicAdmin, name: str) -> tuple[PartitionStatus, ...]:

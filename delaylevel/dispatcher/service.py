@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import shutil
@@ -29,11 +30,12 @@ from delaylevel.errors import (
 from delaylevel.model.clock import Clock, SteadyClock, SystemClock
 from delaylevel.model.delivery import Delivery
 from delaylevel.model.level_topic import LevelTopicDescription
-from delaylevel.model.topic_name import TopicName
 from delaylevel.structures.segments.disk import make_spill_folder
+from delaylevel.topics import registry as topics
 from delaylevel.topics.deduplication import require_on_targets
 from delaylevel.topics.description_cache import DescriptionCache
 from delaylevel.topics.reporting import REPORTED_ROLES
+from delaylevel.topics.roster import Roster
 from delaylevel.topics.stats import (
     ADDRESS_PROPERTY,
     NAME_PROPERTY,
@@ -46,7 +48,7 @@ from .history import ReleaseHistory
 from .leftovers import sweep
 from .owner import PartitionOwner
 from .owner_thread import OwnerThread
-from .served_topic import ServedTopic, served
+from .served_topic import ServedTopic, check_dispatched, served
 from .settings import DispatchSettings
 from .sources import window_sources
 from .stats import OwnerStats
@@ -103,8 +105,9 @@ class Dispatcher:
         history: the releases of the last minutes.
 
     Raises:
-        LevelTopicError: a level topic is missing, or its final window is not ``tracker``; or, with
-            effectively-once delivery, a target is without broker deduplication.
+        LevelTopicError: none of the level topics can be served: it is missing, or its final window
+            is not ``tracker``; or, with effectively-once delivery, a target is without broker
+            deduplication. If others can be served, this one is reported and tried again.
     """
 
     def __init__(
@@ -136,12 +139,9 @@ class Dispatcher:
         self._looked_s = time.monotonic()
         self.history = ReleaseHistory(self._clock)
         self._directory = settings.directory / f"dispatcher-{os.getpid()}"
-        described = [served(admin, name, search=True) for name in dict.fromkeys(level_topics)]
-        if settings.delivery is Delivery.EFFECTIVELY_ONCE:
-            for description in described:
-                require_on_targets(admin, description)
         sweep(settings.directory)
-        self._topics += map(self._join, described)
+        self._roster = Roster(admin, level_topics, lambda description, _: self._serve(description))
+        self._roster.start()
 
     @property
     def descriptions(self) -> tuple[LevelTopicDescription, ...]:
@@ -180,12 +180,21 @@ class Dispatcher:
         Raises:
             LevelTopicError: as for the class.
         """
-        description = served(self._admin, level_topic)
+        self._serve(topics.describe(self._admin, level_topic))
+
+    def _serve(self, description: LevelTopicDescription) -> None:
+        """Serve a level topic; errors as for `add`."""
+        check_dispatched(description)
         if self._settings.delivery is Delivery.EFFECTIVELY_ONCE:
             require_on_targets(self._admin, description)
         topic = self._join(description)
         with self._lock:
             self._topics.append(topic)
+
+    @property
+    def refused(self) -> Mapping[str, str]:
+        """The reason for each level topic that cannot be served now, by its name."""
+        return self._roster.refused
 
     def remove(self, level_topic: str) -> None:
         """Give up the partitions of a level topic; call it in the thread of `run`.
@@ -193,6 +202,7 @@ class Dispatcher:
         Args:
             level_topic: full name of the level topic.
         """
+        self._roster.forget(level_topic)
         for topic in [each for each in self._topics if each.description.topic == level_topic]:
             self._revoke([(topic, index) for index in topic.owners])
             topic.membership.close()
@@ -247,8 +257,6 @@ class Dispatcher:
 
         Raises:
             SpillError: the directory for spill files cannot be used.
-            UpgradeRequiredError: a level topic was described in a later format. Dispatchers of a
-                later version take over the partitions.
         """
         try:
             make_spill_folder(self._directory, shared=self._settings.directory)
@@ -257,13 +265,16 @@ class Dispatcher:
                     try:
                         with translate_errors():
                             self._reassign(topic)
-                    except UpgradeRequiredError:
-                        raise
+                    except UpgradeRequiredError as error:
+                        # Dispatchers of a later version take over the partitions.
+                        self.remove(topic.description.topic)
+                        self._roster.refuse(topic.description.topic, error)
                     except BrokerError as error:
                         topic.failed(error)
                     else:
                         if not topic.descriptions.failing:
                             topic.works()
+                self._roster.look(each.topic for each in self.descriptions)
                 self.history.look(self.stats())
                 self._looked_s = time.monotonic()
                 if tick is not None:
@@ -344,15 +355,15 @@ class Dispatcher:
             lock = PartitionLock(self._client, self._admin, sources, "dispatch", properties)
         except AlreadyRunningError:
             return
-        name = TopicName.parse(topic.description.topic)
-        directory = self._directory / f"{name.namespace_path}/{name.local}".replace("/", "+")
+        # A topic's name may be longer than that of a file.
+        digest = hashlib.sha256(topic.description.topic.encode()).hexdigest()[:16]
         owner = PartitionOwner(
             self._client,
             self._admin,
             topic.descriptions,
             index,
             lock,
-            directory / str(index),
+            self._directory / f"{digest}-{index}",
             self._settings,
             self._clock,
             self._client_of,

@@ -7,7 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from delaylevel.model.clock import Clock, SystemClock
 from delaylevel.model.formatting import format_duration
 from delaylevel.model.level_topic import LevelTopicDescription
-from delaylevel.topics.reporting import MemberStatsCache, parked_levels, topic_problems
+from delaylevel.topics.reporting import (
+    MemberStatsCache,
+    parked_levels,
+    refused_checks,
+    refused_sections,
+    topic_problems,
+)
 from delaylevel.web.reports import LiveAnswer, ProbeCheck, ProblemLine, StatusSection
 
 from .service import MoverService
@@ -46,10 +52,11 @@ class MoverReporter:
             checks.append(lock_check(description, stats))
             if stats.state == "moving":
                 checks.append(self._lag(description))
-        return checks
+        return checks + refused_checks(self._movers.roster.named_refused)
 
     def status(self) -> Sequence[StatusSection]:
-        return [self._section(*each) for each in self._served()]
+        served = [self._section(*each) for each in self._served()]
+        return served + refused_sections(self._movers.roster.refused)
 
     def answer(self, question: str, parameters: Mapping[str, str]) -> LiveAnswer | None:
         return None

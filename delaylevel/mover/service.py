@@ -17,6 +17,7 @@ from delaylevel.model.report import ForwardReport
 from delaylevel.model.source_partition import SourcePartition, source_partitions
 from delaylevel.topics import registry as topics
 from delaylevel.topics.reporting import REPORTED_ROLES
+from delaylevel.topics.roster import Roster
 from delaylevel.topics.stats import LevelTopicStats, read_stats
 
 from .local import LocalMover
@@ -34,13 +35,19 @@ def movable(admin: TopicAdmin, name: str) -> LevelTopicDescription:
         LevelTopicError: it is missing, or a Function moves its messages.
     """
     description = topics.describe(admin, name, search=True)
-    if description.mover is Mover.FUNCTION:
-        raise LevelTopicError(
-            f"level topic {description.topic} is moved by a function, which is inside Pulsar: "
-            f"deploy it with `delaylevel mover deploy {name}`; `delaylevel dispatcher run {name}` "
-            "releases its messages"
-        )
+    check_movable(description)
     return description
+
+
+def check_movable(description: LevelTopicDescription) -> None:
+    """Raise LevelTopicError if a Function moves the messages of a level topic."""
+    if description.mover is Mover.FUNCTION:
+        name = description.topic
+        raise LevelTopicError(
+            f"level topic {name} is moved by a function, which is inside Pulsar: deploy it with "
+            f"`delaylevel mover deploy {name}`; `delaylevel dispatcher run {name}` releases its "
+            "messages"
+        )
 
 
 class MoverService:
@@ -51,7 +58,7 @@ class MoverService:
 
     Args:
         client: a ``pulsar.Client``; it is not closed here.
-        descriptions: the level topics; see `movable`.
+        level_topics: names of business topics or level topics.
         trigger_ms: time between two passes, in ms; by default a fifth of the shortest lead.
         target_client: as for :class:`~delaylevel.mover.local.LocalMover`.
     """
@@ -60,7 +67,7 @@ class MoverService:
         self,
         client: Any,
         admin: TopicAdmin,
-        descriptions: Sequence[LevelTopicDescription],
+        level_topics: Sequence[str] = (),
         *,
         trigger_ms: int | None = None,
         clock: Clock | None = None,
@@ -74,8 +81,11 @@ class MoverService:
         self._explainer = Explainer(admin)
         self._lock = threading.Lock()
         self._stopping = threading.Event()
-        self._threads = {item.topic: self._thread(item) for item in descriptions}
+        self._threads: dict[str, TopicThread] = {}
         self._started = False
+        #: The level topics to serve; a service that contains this one has its own here.
+        self.roster = Roster(admin, level_topics, lambda description, _: self.add(description))
+        self.roster.start()
 
     @property
     def descriptions(self) -> tuple[LevelTopicDescription, ...]:
@@ -93,13 +103,14 @@ class MoverService:
         """Request the statistics of the levels, of held messages and of dead letters."""
         return read_stats(self._admin, description, roles=REPORTED_ROLES)
 
-    def add(self, description: LevelTopicDescription, *, wait: bool = True) -> None:
+    def add(self, description: LevelTopicDescription) -> None:
         """Serve one more level topic.
 
-        Args:
-            wait: True to stay on standby while a mover of another kind has the level topic.
+        Raises:
+            LevelTopicError: a Function moves its messages.
         """
-        thread = self._thread(description, wait)
+        check_movable(description)
+        thread = self._thread(description)
         with self._lock:
             self._threads[description.topic] = thread
         if self._started:
@@ -118,14 +129,11 @@ class MoverService:
 
         Args:
             tick: function that is called about once a second in this thread.
-
-        Raises:
-            AlreadyRunningError, UpgradeRequiredError: as for `check`.
         """
         self.start()
         try:
             while not self._stopping.is_set():
-                self.check()
+                self.roster.look(self.stats())
                 if tick is not None:
                     tick()
                 self._stopping.wait(1.0)
@@ -141,8 +149,8 @@ class MoverService:
 
         Raises:
             AlreadyRunningError: another mover has a level topic.
-            BrokerError: messages of a level topic could not be handed off; those of the other ones
-                were.
+            BrokerError: messages of a level topic could not be handed off, or it cannot be served;
+                those of the other ones were.
         """
         total = ForwardReport()
         failure: BrokerError | None = None
@@ -153,6 +161,8 @@ class MoverService:
                 failure = failure or error
         if failure is not None:
             raise failure
+        for name, reason in self.roster.refused.items():
+            raise LevelTopicError(f"level topic {name} was not served: {reason}")
         return total
 
     def start(self) -> None:
@@ -160,17 +170,6 @@ class MoverService:
         self._started = True
         for thread in list(self._threads.values()):
             thread.start()
-
-    def check(self) -> None:
-        """Raise the error that has ended the service of a level topic, if there is one.
-
-        Raises:
-            AlreadyRunningError: a mover of another kind has the level topic.
-            UpgradeRequiredError: a level topic is described in a later format.
-        """
-        for thread in list(self._threads.values()):
-            if thread.failure is not None:
-                raise thread.failure
 
     def stop(self) -> None:
         """Request the end; safe in a signal handler and from any thread."""
@@ -185,7 +184,7 @@ class MoverService:
             if thread.ident is not None:
                 thread.join()
 
-    def _thread(self, description: LevelTopicDescription, wait: bool = False) -> TopicThread:
+    def _thread(self, description: LevelTopicDescription) -> TopicThread:
         return TopicThread(
             lambda latest: LocalMover(
                 self._client, self._admin, latest, self._clock, self._target_client
@@ -194,7 +193,6 @@ class MoverService:
             description,
             self._trigger_ms,
             self._clock,
-            wait,
             self._explainer.explain,
         )
 

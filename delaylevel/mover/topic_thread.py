@@ -14,15 +14,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from delaylevel.cluster import trials
 from delaylevel.cluster.failures import may_pass, translate_errors
 from delaylevel.cluster.repeated_warning import RepeatedWarning
-from delaylevel.errors import AlreadyRunningError, BrokerError, UpgradeRequiredError
+from delaylevel.errors import AlreadyRunningError, BrokerError
 from delaylevel.model.clock import Clock
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.report import ForwardReport
 
-from .local import KIND, LocalMover
+from .local import LocalMover
 from .ready_queue import LONGEST_PASS_S, trigger_of
 
 log = logging.getLogger(__name__)
@@ -38,8 +37,6 @@ _LOOK_S = 0.1
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
 # Topics of a broker that dies are back within half a minute, at a moment that nothing announces.
 _LONGEST_PASSING_S = 2.0
-# Those that hold a lock only until their work is done, or that take over from each other.
-_PASSING = tuple(f"delaylevel-{kind}@" for kind in (KIND, "drain", trials.KIND))
 
 #: States of the mover of a level topic.
 STATES = ("starting", "standby", "moving", "failing", "stopped")
@@ -75,11 +72,7 @@ class TopicThread(threading.Thread):
     Args:
         lock: function that locks the level topic and returns its mover.
         describe: function that reads the description again.
-        wait: True to stay on standby while a mover of another kind has the level topic.
         explain: function that returns the text of an error.
-
-    Attributes:
-        failure: the error that ended it; None while it runs and after a stop.
     """
 
     def __init__(
@@ -89,24 +82,20 @@ class TopicThread(threading.Thread):
         description: LevelTopicDescription,
         trigger_ms: int | None,
         clock: Clock,
-        wait: bool,
         explain: Callable[[LevelTopicDescription, Exception], str],
     ) -> None:
         super().__init__(name=f"mover {description.topic}", daemon=True)
         self.description = description
-        self.failure: BrokerError | None = None
         self._acquire = lock
         self._describe = describe
         self._trigger_ms = trigger_ms
         self._clock = clock
-        self._wait = wait
         self._explain = explain
         self._stopping = threading.Event()
         self._lock = threading.Lock()
         self._stats = MoverStats()
         self._warning = RepeatedWarning(log, f"mover of {description.topic}")
         self._postponed: dict[str, float] = {}
-        self._deadline_s = 0.0
         self._pause_s = _FIRST_PAUSE_S
 
     def stats(self) -> MoverStats:
@@ -121,18 +110,12 @@ class TopicThread(threading.Thread):
         self._stopping.set()
 
     def run(self) -> None:
-        self._deadline_s = time.monotonic() + LOCK_TIMEOUT_S
         while not self._stopping.is_set():
             try:
                 with translate_errors():
                     self._serve()
             except AlreadyRunningError as error:
-                if not self._stand_by(error):
-                    self.failure = error
-                    break
-            except UpgradeRequiredError as error:
-                self.failure = error
-                break
+                self._stand_by(error)
             except BrokerError as error:
                 self._failed(error)
             except Exception as error:  # a bug must not end the service of this level topic
@@ -175,7 +158,6 @@ class TopicThread(threading.Thread):
         with self._acquire(self.description) as mover:
             if self._stats.state in ("standby", "starting"):
                 log.info("moving %s", self.description.topic)
-            self._wait = True
             self._set(state="moving", holder="", problem="")
             self._warning.over()
             # One partition that fails again must not keep the others waiting.
@@ -214,17 +196,12 @@ class TopicThread(threading.Thread):
             self._stats.last_pass_ms = self._clock.now_ms()
             self._stats.report.add(report)
 
-    def _stand_by(self, error: AlreadyRunningError) -> bool:
-        """Wait for the next attempt to lock; return False if this is not to be tried again."""
-        if not self._wait and error.owner and not error.owner.startswith(_PASSING):
-            if time.monotonic() > self._deadline_s:
-                return False
-            self._warning.failed(error)
+    def _stand_by(self, error: AlreadyRunningError) -> None:
+        """Wait for the next attempt to lock."""
         if self._stats.state != "standby":
             log.info("standby for %s: %s", self.description.topic, error)
         self._set(state="standby", holder=error.owner, problem="", last_pass_ms=None)
         self._stopping.wait(_PROBE_S)
-        return True
 
     def _failed(self, error: Exception) -> None:
         reason = self._explain(self.description, error)

@@ -4,30 +4,26 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from typing import Any
 
 from delaylevel.cluster.failures import translate_errors
 from delaylevel.cluster.port import TopicAdmin
-from delaylevel.cluster.repeated_warning import RepeatedWarning
 from delaylevel.dispatcher import Dispatcher, DispatchSettings
 from delaylevel.dispatcher.reporting import start_checks
-from delaylevel.errors import BrokerError, InvalidInputError, LevelTopicError
+from delaylevel.errors import BrokerError, InvalidInputError
 from delaylevel.model.delivery import Delivery
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Mover
+from delaylevel.model.report import ForwardReport
 from delaylevel.mover.reporting import lock_check
-from delaylevel.mover.service import MoverService, movable
-from delaylevel.topics import registry as topics
+from delaylevel.mover.service import MoverService, check_movable
+from delaylevel.topics.roster import Roster
 from delaylevel.web.reports import ProbeCheck
 
 from .once import OnceReport, ReleaseOnce
 
 log = logging.getLogger(__name__)
-
-# Time between two looks at the level topics of a namespace.
-_NAMESPACE_S = 5.0
 
 
 class LocalService:
@@ -46,10 +42,10 @@ class LocalService:
 
     Attributes:
         movers: the service that moves, as a tuple.
-        dispatchers: the dispatcher, as a tuple; empty if no level topic needs one.
 
     Raises:
-        LevelTopicError: a level topic is missing, or a Function moves its messages.
+        LevelTopicError: none of the level topics can be served: it is missing, or a Function moves
+            its messages. If others can be served, this one is reported and tried again.
         InvalidInputError: effectively-once delivery with the final window ``broker``.
     """
 
@@ -65,36 +61,37 @@ class LocalService:
     ) -> None:
         self._admin = admin
         self._settings = settings
-        self._namespace = namespace
-        self._look_s = 0.0
-        self._warning = RepeatedWarning(log, f"level topics of {namespace}")
-        self._refused: set[str] = set()
+        self._open_client = open_client
+        self._dispatcher: Dispatcher | None = None
         self._stopping = threading.Event()
         self._closing = ExitStack()
-        described = [movable(admin, name) for name in dict.fromkeys(level_topics)]
-        for description in described:
-            self._check(description)
         try:
             with translate_errors():
                 client = self._closing.enter_context(closing(open_client()))
                 self._movers = MoverService(
-                    client, admin, described, trigger_ms=trigger_ms, target_client=open_client
+                    client, admin, trigger_ms=trigger_ms, target_client=open_client
                 )
-                self._dispatcher: Dispatcher | None = None
-                windows = [
-                    item.topic for item in described if item.final_window is FinalWindow.TRACKER
-                ]
-                if windows or namespace is not None:
-                    client = self._closing.enter_context(closing(open_client()))
-                    self._dispatcher = Dispatcher(
-                        client, admin, windows, settings, target_client=open_client
-                    )
-                self._follow_namespace()
+                self._roster = self._movers.roster = Roster(
+                    admin, level_topics, self._serve, namespace
+                )
+                self._roster.start()
+                if namespace is not None or self._roster.refused:
+                    self._dispatching()  # for level topics that can be served later
         except BaseException:
             self._closing.close()
             raise
         self.movers = (self._movers,)
-        self.dispatchers = () if self._dispatcher is None else (self._dispatcher,)
+
+    @property
+    def dispatchers(self) -> tuple[Dispatcher, ...]:
+        """The dispatcher, as a tuple; empty if no level topic needs one."""
+        return () if self._dispatcher is None else (self._dispatcher,)
+
+    @property
+    def refused(self) -> Mapping[str, str]:
+        """The reason for each level topic that cannot be served now, by its name."""
+        given_up = {} if self._dispatcher is None else self._dispatcher.refused
+        return {**self._roster.refused, **given_up}
 
     @property
     def descriptions(self) -> tuple[LevelTopicDescription, ...]:
@@ -125,15 +122,11 @@ class LocalService:
             tick: function that is called about once a second in this thread.
 
         Raises:
-            AlreadyRunningError: a mover of another kind, such as a Spark job, has a level topic
-                that was named.
             SpillError: the directory for spill files cannot be used.
-            UpgradeRequiredError: a level topic is described in a later format.
         """
 
         def look() -> None:
-            self._movers.check()
-            self._follow_namespace()
+            self._look()
             if tick is not None:
                 tick()
 
@@ -158,7 +151,11 @@ class LocalService:
             BrokerError: messages could not be moved, or window partitions not be taken over.
         """
         with self._closing:
-            moved = self._movers.run_once()
+            moved, failure = ForwardReport(), None
+            try:
+                moved = self._movers.run_once()
+            except BrokerError as error:
+                failure = error  # what is due is released nevertheless
             released = 0
             if self._dispatcher is not None and not self._stopping.is_set():
                 release = ReleaseOnce(self._dispatcher, self._admin)
@@ -171,6 +168,8 @@ class LocalService:
                 self._dispatcher.run(look)
                 release.check()
                 released = self._dispatcher.released().total()
+            if failure is not None:
+                raise failure
             return OnceReport(moved, released)
 
     def stop(self) -> None:
@@ -193,50 +192,40 @@ class LocalService:
                 "final window 'tracker'"
             )
 
-    def _follow_namespace(self) -> None:
-        """Begin to serve new level topics of the namespace, and forget deleted ones."""
-        if self._namespace is None or time.monotonic() < self._look_s:
-            return
-        first, self._look_s = not self._look_s, time.monotonic() + _NAMESPACE_S
-        try:
-            with translate_errors():
-                found = topics.list_level_topics(self._admin, self._namespace)
-        except BrokerError as error:
-            if first:
-                raise
-            self._warning.failed(error)
-            return
-        self._warning.over()
-        for gone in self._served() - {item.topic for item in found}:
+    def _look(self) -> None:
+        """Begin to serve what can be served now, and forget what was deleted."""
+        given_up = () if self._dispatcher is None else self._dispatcher.refused
+        served = {item.topic for item in self.descriptions} | set(given_up)
+        for gone in self._roster.look(served):
             log.warning("%s was deleted", gone)
             self._remove(gone)
-        for item in found:
-            if item.topic not in self._served():
-                self._add(item)
 
-    def _served(self) -> set[str]:
-        return {item.topic for item in self.descriptions}
+    def _serve(self, description: LevelTopicDescription, named: bool) -> None:
+        """Serve a level topic. Of one that a Function moves, only the window is served.
 
-    def _add(self, item: topics.FoundLevelTopic) -> None:
-        """Serve a level topic of the namespace."""
-        description = item.description
-        try:
-            if description is None:
-                raise LevelTopicError(item.problem or item.topic)
-            self._check(description)
-            if description.final_window is FinalWindow.TRACKER:
-                assert self._dispatcher is not None
-                self._dispatcher.add(description.topic)
-        except (BrokerError, InvalidInputError) as error:
-            if item.topic not in self._refused:
-                self._refused.add(item.topic)
-                log.warning("level topic %s is not served: %s", item.topic, error)
-            return
-        self._refused.discard(item.topic)
+        Raises:
+            LevelTopicError: it was named, and a Function moves its messages; or as for
+                :class:`Dispatcher`.
+            InvalidInputError: effectively-once delivery with the final window ``broker``.
+        """
+        self._check(description)
+        if named:
+            check_movable(description)
+        if description.final_window is FinalWindow.TRACKER:
+            self._dispatching().add(description.topic)
         if description.mover is not Mover.FUNCTION:
             self._movers.add(description)
         elif description.final_window is FinalWindow.TRACKER:
-            log.info("%s is moved by a Function; its window is served here", item.topic)
+            log.info("%s is moved by a Function; its window is served here", description.topic)
+
+    def _dispatching(self) -> Dispatcher:
+        """Return the dispatcher, which is opened when the first level topic needs it."""
+        if self._dispatcher is None:
+            client = self._closing.enter_context(closing(self._open_client()))
+            self._dispatcher = Dispatcher(
+                client, self._admin, (), self._settings, target_client=self._open_client
+            )
+        return self._dispatcher
 
     def _remove(self, topic: str) -> None:
         if topic in self._movers.stats():

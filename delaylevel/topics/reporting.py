@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from delaylevel.errors import DelayLevelError
 from delaylevel.model.formatting import format_duration
 from delaylevel.model.level_topic import LevelTopicDescription, Role
-from delaylevel.web.reports import DuePeriod, ProblemLine
+from delaylevel.web.reports import DuePeriod, ProbeCheck, ProblemLine, StatusSection
 
 from .stats import LevelTopicStats
 
@@ -42,6 +42,20 @@ class MemberStatsCache:
                     found = None
                 self._found[description.topic] = time.monotonic(), found
             return found
+
+
+def refused_checks(refused: Mapping[str, str]) -> list[ProbeCheck]:
+    """Return an unmet condition for each level topic that cannot be served, with its reason."""
+    return [ProbeCheck(f"level topic {name}", False, text) for name, text in refused.items()]
+
+
+def refused_sections(refused: Mapping[str, str]) -> list[StatusSection]:
+    """Return a section of the status page for each level topic that cannot be served."""
+    remedy = "It is tried again every few seconds. The others are served."
+    return [
+        StatusSection(name, {}, problems=[ProblemLine(f"It is not served: {text}", remedy)])
+        for name, text in refused.items()
+    ]
 
 
 def parked_levels(found: LevelTopicStats | None, now_ms: int) -> list[DuePeriod]:

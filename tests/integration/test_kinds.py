@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from background import Serving
-from delaylevel import topics
 from delaylevel.dispatcher import Dispatcher, DispatchSettings
+from delaylevel.dispatcher.reporting import DispatchReporter
 from delaylevel.errors import UpgradeRequiredError
 from delaylevel.model import envelope as env
 from delaylevel.model.level_topic import (
@@ -20,7 +20,7 @@ from delaylevel.model.level_topic import (
 )
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.mover.dead_letters import dead_letters, replay
-from delaylevel.topics import description_cache
+from delaylevel.topics import description_cache, roster
 from world import MakeLevelTopic, RealWorld
 
 pytestmark = pytest.mark.broker
@@ -94,29 +94,31 @@ def test_a_dispatcher_never_delivers_a_record_of_an_unknown_kind(
     ]
 
 
-def test_a_dispatcher_stops_when_its_level_topic_is_described_in_a_later_format(
+def test_a_dispatcher_gives_up_a_level_topic_that_is_described_in_a_later_format(
     world: RealWorld,
     description: LevelTopicDescription,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(description_cache, "LIFETIME_S", 0.2)
+    monkeypatch.setattr(roster, "_LOOK_S", 0.5)
     dispatcher = dispatcher_for(world, description, tmp_path / "first")
-    serving = Serving(dispatcher)
-    try:
+    with Serving(dispatcher) as serving:
         world.eventually(lambda: serving.owned == [0], "the window partition")
         stored = json.loads(description.to_json())
         later = {**stored, "version": 2}
         world.admin.set_properties(description.name, {DESCRIPTION_PROPERTY: json.dumps(later)})
-        world.eventually(lambda: serving.failure, "the end of the dispatcher")
-    finally:
-        dispatcher.stop()
-    assert isinstance(serving.failure, UpgradeRequiredError)
-    with pytest.raises(UpgradeRequiredError, match="format 2"):
-        dispatcher_for(world, description, tmp_path / "second")
-    with pytest.raises(UpgradeRequiredError, match="format 2"):
-        topics.describe(world.admin, description.targets[0])
-    # A dispatcher that reads the format takes over at once, because the partition is free.
-    world.admin.set_properties(description.name, {DESCRIPTION_PROPERTY: description.to_json()})
-    with Serving(dispatcher_for(world, description, tmp_path / "third")) as successor:
-        world.eventually(lambda: successor.owned == [0], "the window partition")
+        world.eventually(lambda: dispatcher.refused, "the refusal")
+        assert "format 2" in dispatcher.refused[description.topic]
+        # Another one could take over, because the partition is free.
+        assert serving.owned == []
+        assert dispatcher.groups() == ()
+        (check,) = DispatchReporter(dispatcher).ready()
+        assert (check.ok, "format 2" in check.text) == (False, True)
+        (section,) = DispatchReporter(dispatcher).status()
+        assert "format 2" in section.problems[0].problem
+        with pytest.raises(UpgradeRequiredError, match="format 2"):
+            dispatcher_for(world, description, tmp_path / "second")
+        world.admin.set_properties(description.name, {DESCRIPTION_PROPERTY: description.to_json()})
+        world.eventually(lambda: serving.owned == [0], "the window partition again")
+        assert not dispatcher.refused

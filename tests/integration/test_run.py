@@ -22,17 +22,26 @@ from typing import Any
 import pulsar
 import pytest
 
+from background import Background
 from delaylevel.cluster.connection import Connection
 from delaylevel.cluster.partition_lock import PartitionLock, describe_owner
 from delaylevel.dispatcher import DispatchSettings
 from delaylevel.dispatcher.served_topic import partition_owners
 from delaylevel.errors import AlreadyRunningError
-from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Mover
+from delaylevel.model.level_topic import (
+    DESCRIPTION_PROPERTY,
+    FinalWindow,
+    LevelTopicDescription,
+    Mover,
+)
 from delaylevel.model.source_partition import source_partitions
 from delaylevel.model.strategy import Levels, PartitionStrategy
+from delaylevel.model.topic_name import TopicName
 from delaylevel.mover import topic_thread
 from delaylevel.run import LocalService
-from delaylevel.topics import lifecycle
+from delaylevel.run.metrics import ServiceCollector
+from delaylevel.topics import description_cache, lifecycle, roster
+from delaylevel.web.reports import reporters_of
 from world import RealWorld, quiet_client
 
 pytestmark = pytest.mark.broker
@@ -366,25 +375,24 @@ def test_it_and_a_job_of_spark_exclude_each_other(
         assert len(made.movers) == len(made.dispatchers) == 1
         return made
 
+    refusal = f"another mover is at work on level topic {description.topic}: {spark}"
     with spark_has(world, description):
-        refusal = f"another mover is at work on level topic {description.topic}: {spark}"
         with pytest.raises(AlreadyRunningError, match=re.escape(refusal)) as caught:
-            service(description.topic).run()
-        assert caught.value.owner == spark
-        with pytest.raises(AlreadyRunningError, match=re.escape(refusal)):
             service(description.topic).run_once()
-        assert Owners(world, description).window() == {0}
-        # In a namespace, other level topics need the service, and this one its dispatcher.
-        whole = service(namespace=world.namespace)
-        states: list[tuple[str, str]] = []
+        assert caught.value.owner == spark
+        # The level topic needs the dispatcher, and others in the same process need both.
+        for whole in (service(description.topic), service(namespace=world.namespace)):
+            states: list[tuple[str, str]] = []
 
-        def look() -> None:
-            states.append(next((s.state, s.holder) for s in whole.movers[0].stats().values()))
-            if states[-1][0] == "standby":
-                whole.stop()
+            def look(whole: LocalService = whole, states: list[Any] = states) -> None:
+                states.append(next((s.state, s.holder) for s in whole.movers[0].stats().values()))
+                if states[-1][0] == "standby" and Owners(world, description).window() == {
+                    os.getpid()
+                }:
+                    whole.stop()
 
-        whole.run(look)
-        assert states[-1] == ("standby", spark)
+            whole.run(look)
+            assert states[-1] == ("standby", spark)
     running = service(description.topic)
 
     def lock_as_spark() -> None:
@@ -397,6 +405,64 @@ def test_it_and_a_job_of_spark_exclude_each_other(
             running.stop()
 
     running.run(lock_as_spark)
+
+
+def test_one_level_topic_that_cannot_be_served_stops_no_other(
+    world: RealWorld,
+    connection: Connection,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """At the start and while it runs: a later format, a Function, and one that is missing."""
+    monkeypatch.setattr(roster, "_LOOK_S", 0.3)
+    monkeypatch.setattr(description_cache, "LIFETIME_S", 0.2)
+    good, turning, later, function = (
+        create(world, targets=(name,), **values)
+        for name, values in (
+            ("good", {}),
+            ("turning", {}),
+            ("later", {}),
+            ("function", {"mover": Mover.FUNCTION}),
+        )
+    )
+
+    def store(description: LevelTopicDescription, version: int) -> None:
+        text = json.dumps({**json.loads(description.to_json()), "version": version})
+        world.admin.set_properties(description.name, {DESCRIPTION_PROPERTY: text})
+
+    store(later, 2)
+    names = (good.topic, turning.topic, later.topic, function.topic, world.topic("none"))
+    settings = DispatchSettings(directory=tmp_path / "spill")
+    made = LocalService(lambda: quiet_client(connection), world.admin, names, settings)
+    assert made.refused.keys() == {later.topic, function.topic, world.topic("none")}
+    collector = ServiceCollector(made)
+    (target,) = good.targets
+
+    def unready() -> dict[str, str]:
+        reporters = reporters_of(collector)
+        checks = [check for each in reporters for check in each.ready()]
+        return {check.name: check.text for check in checks if not check.ok}
+
+    with Background(made.run, made.stop):
+        bodies = park(world, target, 5, 1_200, 2_500)
+        world.eventually(lambda: found(world, target).keys() == bodies, "the messages", 60)
+        store(turning, 2)
+        world.eventually(lambda: turning.topic in made.refused, "the refusal", 30)
+        world.eventually(lambda: len(unready()) == 5, "all of them", 30)
+        assert {name.split("/")[-1] for name in unready()} >= {
+            TopicName.parse(topic).local for topic in (later.topic, turning.topic)
+        }
+        more = park(world, target, 5, 1_200, 2_500, first=5)
+        world.eventually(lambda: found(world, target).keys() == bodies | more, "more of them", 60)
+        store(later, 1)
+        store(turning, 1)
+        world.eventually(
+            lambda: made.refused.keys() == {function.topic, world.topic("none")}, "the others", 60
+        )
+        others = park(world, later.targets[0], 5, 1_200, 2_500)
+        world.eventually(
+            lambda: found(world, later.targets[0]).keys() == others, "the messages of the other", 60
+        )
 
 
 def refused(process: Any, code: int, *texts: str) -> None:

@@ -98,12 +98,12 @@ def topic(monkeypatch: pytest.MonkeyPatch) -> LockedTopic:
 
 @pytest.fixture
 def serve(topic: LockedTopic) -> Iterator[Callable[..., TopicThread]]:
-    """``serve(wait=False)``: start a thread, which is stopped at the end."""
+    """``serve()``: start a thread, which is stopped at the end."""
     threads: list[TopicThread] = []
 
-    def start(wait: bool = False, trigger_ms: int = 5) -> TopicThread:
+    def start(trigger_ms: int = 5) -> TopicThread:
         clock = SystemClock()
-        thread = TopicThread(topic.lock, topic.describe, DESCRIPTION, trigger_ms, clock, wait, said)
+        thread = TopicThread(topic.lock, topic.describe, DESCRIPTION, trigger_ms, clock, said)
         threads.append(thread)
         thread.start()
         return thread
@@ -147,7 +147,6 @@ def test_it_moves_and_releases_the_lock_at_the_end(
     thread.join(10)
     assert thread.stats().state == "stopped"
     assert topic.movers[0].closed.is_set()
-    assert thread.failure is None
 
 
 def test_a_pass_that_is_behind_is_followed_by_the_next_one_at_once(
@@ -200,14 +199,12 @@ def test_pauses_do_not_grow_while_other_partitions_are_handed_off(
     eventually(lambda: thread.stats().failures >= 20, "twenty failures", 10)
 
 
-@pytest.mark.parametrize("kind", ["local", "drain"])
-def test_it_waits_for_a_mover_of_its_kind(
+@pytest.mark.parametrize("kind", ["local", "drain", "spark"])
+def test_it_waits_for_another_mover(
     topic: LockedTopic,
     serve: Callable[..., TopicThread],
     kind: str,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(topic_thread, "LOCK_TIMEOUT_S", 0.0)
     topic.refusal = running(kind)
     thread = serve()
     assert reached(thread, state="standby").holder == f"delaylevel-{kind}@host:7"
@@ -216,25 +213,10 @@ def test_it_waits_for_a_mover_of_its_kind(
     assert reached(thread, state="moving").holder == ""
 
 
-def test_a_spark_job_ends_it_unless_it_shall_wait(
-    topic: LockedTopic, serve: Callable[..., TopicThread], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(topic_thread, "LOCK_TIMEOUT_S", 0.1)
-    topic.refusal = running("spark")
-    patient, strict = serve(wait=True), serve()
-    strict.join(10)
-    assert strict.failure is topic.refusal
-    assert strict.stats().state == "stopped"
-    reached(patient, state="standby", holder="delaylevel-spark@host:7")
-    topic.refusal = None
-    reached(patient, state="moving")
-
-
 def test_after_it_has_moved_it_waits_for_a_spark_job(
-    topic: LockedTopic, serve: Callable[..., TopicThread], monkeypatch: pytest.MonkeyPatch
+    topic: LockedTopic, serve: Callable[..., TopicThread]
 ) -> None:
     """A service that runs for weeks does not end because its lock was lost."""
-    monkeypatch.setattr(topic_thread, "LOCK_TIMEOUT_S", 0.0)
     thread = serve()
     reached(thread, state="moving")
     topic.refusal = running("spark")
@@ -294,11 +276,14 @@ def test_it_takes_its_time_while_the_broker_refuses(
     assert time.monotonic() - began > 1
 
 
-def test_a_later_format_ends_it(topic: LockedTopic, serve: Callable[..., TopicThread]) -> None:
+def test_it_waits_for_a_version_that_reads_a_later_format(
+    topic: LockedTopic, serve: Callable[..., TopicThread]
+) -> None:
     topic.refusal = UpgradeRequiredError("too new")
     thread = serve()
-    thread.join(10)
-    assert thread.failure is topic.refusal
+    assert reached(thread, state="failing").problem == "too new"
+    topic.refusal = None
+    reached(thread, state="moving")
 
 
 def test_a_bug_does_not_end_it(
@@ -314,6 +299,6 @@ def test_a_bug_does_not_end_it(
 
 def test_one_run_ends_when_nothing_is_ready(topic: LockedTopic) -> None:
     clock = SystemClock()
-    thread = TopicThread(topic.lock, topic.describe, DESCRIPTION, 5, clock, False, said)
+    thread = TopicThread(topic.lock, topic.describe, DESCRIPTION, 5, clock, said)
     assert thread.run_once().window == 2  # one pass more than there are levels
     assert topic.movers[0].closed.is_set()
