@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+from delaylevel.cluster.values import BrokerSettings, NamespacePolicies
 from delaylevel.errors import InvalidInputError, InvalidStrategyError
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.strategy import propose_levels
@@ -32,7 +33,7 @@ def check_partition_limit(description: LevelTopicDescription, limit: int | None)
 
 def topic_limit(policies: NamespacePolicies, settings: BrokerSettings) -> int:
     """Return the maximum number of topics and partitions of the namespace; 0 for no limit."""
-    return _first(policies.max_topics, settings.max_topics)
+    return (settings.max_topics if policies.max_topics is None else policies.max_topics) or 0
 
 
 def check_topic_limit(
