@@ -381,7 +381,8 @@ def test_it_and_a_job_of_spark_exclude_each_other(
             service(description.topic).run_once()
         assert caught.value.owner == spark
         # The level topic needs the dispatcher, and others in the same process need both.
-        for whole in (service(description.topic), service(namespace=world.namespace)):
+        for names, options in (((description.topic,), {}), ((), {"namespace": world.namespace})):
+            whole = service(*names, **options)
             states: list[tuple[str, str]] = []
 
             def look(whole: LocalService = whole, states: list[Any] = states) -> None:

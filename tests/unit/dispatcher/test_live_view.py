@@ -423,6 +423,10 @@ class Dispatching:
         )
         self.found = [ServedGroup(description, "me:1", None, 0, owners)]
 
+    @property
+    def refused(self) -> dict[str, str]:
+        return {}
+
     def groups(self) -> tuple[ServedGroup, ...]:
         return tuple(self.found)
 

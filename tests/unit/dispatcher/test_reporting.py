@@ -52,6 +52,10 @@ class Dispatching:
         self.members: Any = None
         self.advertise = self.urls.append
 
+    @property
+    def refused(self) -> dict[str, str]:
+        return {}
+
     def groups(self) -> tuple[ServedGroup, ...]:
         return (ServedGroup(DESCRIPTION, "a", self.group, self.age_s, self.owners),)
 

@@ -32,6 +32,7 @@ class Movers:
     """A fake service with one level topic."""
 
     descriptions = (DESCRIPTION,)
+    roster = SimpleNamespace(refused={}, named_refused={})
 
     def __init__(self) -> None:
         self.one = MoverStats()
