@@ -188,6 +188,7 @@ def run(
     def serving() -> list[str]:
         return [
             *serving_lines(job.descriptions, {item.topic: None for item in job.descriptions}, ()),
+            *refused_lines(job.refused, "Start the job again then"),
             *job_addresses(job),
             f"A batch starts every {format_duration(job.trigger_ms)}. Ctrl-C ends it.",
         ]

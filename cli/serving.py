@@ -83,12 +83,11 @@ def serving_lines(
     return render(rows, _SERVED).splitlines() if rows else []
 
 
-def refused_lines(refused: Mapping[str, str]) -> list[str]:
+def refused_lines(
+    refused: Mapping[str, str], remedy: str = "It is tried again every few seconds"
+) -> list[str]:
     """Return a line for each level topic that cannot be served now."""
-    return [
-        f"NOT SERVED: {name}: {reason}. It is tried again every few seconds."
-        for name, reason in refused.items()
-    ]
+    return [f"NOT SERVED: {name}: {reason}. {remedy}." for name, reason in refused.items()]
 
 
 def _targets(description: LevelTopicDescription) -> str:

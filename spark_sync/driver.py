@@ -50,6 +50,7 @@ class Driver:
         self._clock = SteadyClock(clock or SystemClock())
         self._locks: dict[str, PartitionLock] = {}
         self._described: dict[str, LevelTopicDescription] = {}
+        self._warnings: dict[str, RepeatedWarning] = {}
         self._sources: dict[str, SourcePartition] = {}
         self._first: dict[str, Position] = {}
         self._acknowledged: dict[str, Position] = {}
@@ -269,11 +270,17 @@ class Driver:
 
     def _refresh(self) -> None:
         """Read the descriptions again, and lock new partitions."""
+        failure: LevelTopicError | None = None
         for topic in self._options.level_topics:
-            description = self._runtime.describe(topic)
+            try:
+                description = self._runtime.describe(topic)
+                check_movable(description)
+            except LevelTopicError as error:
+                failure = failure or error
+                self._give_up(topic, error)
+                continue
             if self._described.get(topic) == description:
                 continue
-            check_movable(description)
             new = [s for s in source_partitions(description) if s.topic not in self._sources]
             if new:
                 lock = self._acquire(new)
@@ -284,6 +291,23 @@ class Driver:
                 self._first.update(lock.start_positions(new))
                 self._sources.update((source.topic, source) for source in new)
             self._described[topic] = description
+            if (warning := self._warnings.get(topic)) is not None:
+                warning.over()
+        if failure is not None and not self._described:
+            raise failure  # there are no others
+
+    def _give_up(self, topic: str, error: LevelTopicError) -> None:
+        """Stop moving the messages of a level topic; its messages stay where they are.
+
+        Its positions stay in the offsets, so that it continues there when it can be served again.
+        """
+        warning = self._warnings.setdefault(topic, RepeatedWarning(log, f"level topic {topic}"))
+        warning.failed(f"it is not served, but the others are: {error}")
+        self._described.pop(topic, None)
+        if (lock := self._locks.pop(topic, None)) is not None:
+            lock.close()
+        for name in [s.topic for s in self._sources.values() if s.level_topic == topic]:
+            del self._sources[name]
 
     def _acquire(self, sources: Sequence[SourcePartition]) -> PartitionLock:
         deadline = time.monotonic() + LOCK_TIMEOUT_S

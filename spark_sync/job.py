@@ -39,7 +39,7 @@ from delaylevel.mover.hop import check_delivery
 from delaylevel.prometheus import serve
 from delaylevel.topics.deduplication import require_everywhere
 from delaylevel.topics.foreign_watch import ForeignSubscriptionWatch
-from delaylevel.topics.registry import describe
+from delaylevel.topics.roster import Roster
 
 from . import control
 from .arrow_rows import SCHEMA
@@ -91,11 +91,13 @@ class SparkSyncJob:
     Attributes:
         stats: the statistics of the job.
         descriptions: the level topics.
+        refused: the reason for each level topic that cannot be served, by its name.
         activity: the current step of the start, in words.
         http_address: address and port of the HTTP service; None while it is not served.
 
     Raises:
-        LevelTopicError: one of the topics is not a level topic, or is moved by a Function.
+        LevelTopicError: none of the topics can be served: it is not a level topic, or is moved by a
+            Function. If others can be served, this one is reported.
         InvalidInputError: effectively once, for a level topic with a tracker.
         AlreadyRunningError: another mover is running; the text identifies it.
     """
@@ -122,16 +124,21 @@ class SparkSyncJob:
         self.activity = "Spark starts its Java process; this takes some seconds"
         self.http_address: tuple[str, int] | None = None
         with Admin.from_connection(connection) as admin:
-            self.descriptions = tuple(
-                describe(admin, name, search=True) for name in settings.level_topics
-            )
-            for description in self.descriptions:
+            found: list[LevelTopicDescription] = []
+
+            def serve(description: LevelTopicDescription, named: bool) -> None:
                 check_movable(description)
                 check_delivery(description, settings.delivery)
-            _check_unlocked(admin, self.descriptions)
-            if settings.delivery is Delivery.EFFECTIVELY_ONCE:
-                for description in self.descriptions:
+                _check_unlocked(admin, description)
+                if settings.delivery is Delivery.EFFECTIVELY_ONCE:
                     require_everywhere(admin, description)
+                found.append(description)
+
+            roster = Roster(admin, settings.level_topics, serve)
+            roster.start()
+        self.descriptions = tuple(found)
+        # Spark's query has a fixed set of level topics, so these wait for the next start.
+        self.refused = roster.refused
 
     @property
     def trigger_ms(self) -> int:
@@ -172,7 +179,9 @@ class SparkSyncJob:
             if self._settings.metrics_port is not None:
                 topics = tuple(item.topic for item in self.descriptions)
                 started = self._ready.is_set
-                reporter = JobReporter(self.stats, backlogs, self.descriptions, started)
+                reporter = JobReporter(
+                    self.stats, backlogs, self.descriptions, started, self.refused
+                )
                 collector = JobCollector(self.stats, backlogs, topics, (reporter,))
                 port, address = self._settings.metrics_port, self._settings.metrics_address
                 self.http_address = address, stack.enter_context(serve(collector, port, address))
@@ -318,21 +327,20 @@ def default_checkpoint(
     return str(state_dir / "checkpoints" / digest)
 
 
-def _check_unlocked(admin: Admin, descriptions: tuple[LevelTopicDescription, ...]) -> None:
+def _check_unlocked(admin: Admin, description: LevelTopicDescription) -> None:
     """Raise AlreadyRunningError if another mover runs, before Spark starts.
 
     The query itself acquires the locks. A killed mover keeps its locks for some seconds.
     """
     deadline = time.monotonic() + LOCK_TIMEOUT_S
-    for description in descriptions:
-        first = source_partitions(description)[0]
-        while owner := describe_owner(admin, first):
-            if time.monotonic() > deadline:
-                raise AlreadyRunningError(
-                    f"another mover is at work on level topic {description.topic}: {owner}. Stop "
-                    "it first; one mover at a time serves a level topic"
-                )
-            time.sleep(0.5)
+    first = source_partitions(description)[0]
+    while owner := describe_owner(admin, first):
+        if time.monotonic() > deadline:
+            raise AlreadyRunningError(
+                f"another mover is at work on level topic {description.topic}: {owner}. Stop "
+                "it first; one mover at a time serves a level topic"
+            )
+        time.sleep(0.5)
 
 
 def _raise_if_fatal(error: PySparkException) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from delaylevel.model.formatting import format_duration
 from delaylevel.model.level_topic import LevelTopicDescription
+from delaylevel.topics.reporting import refused_checks, refused_sections
 from delaylevel.web.reports import (
     DuePeriod,
     LiveAnswer,
@@ -22,6 +23,7 @@ class JobReporter:
 
     Args:
         started: function that returns True once the job has its locks and Spark is warm.
+        refused: reasons of level topics that cannot be served.
     """
 
     def __init__(
@@ -30,11 +32,13 @@ class JobReporter:
         backlogs: BacklogReader,
         descriptions: Sequence[LevelTopicDescription],
         started: Callable[[], bool],
+        refused: Mapping[str, str],
     ) -> None:
         self._stats = stats
         self._backlogs = backlogs
         self._descriptions = descriptions
         self._started = started
+        self._refused = refused
 
     def alive(self) -> Sequence[ProbeCheck]:
         return ()
@@ -54,11 +58,12 @@ class JobReporter:
             lag_ms = backlogs[description.topic].lag_ms
             text = f"{format_duration(lag_ms)} behind; the lead is {format_duration(lead_ms)}"
             checks.append(ProbeCheck(name, lag_ms < lead_ms, text))
-        return checks
+        return checks + refused_checks(self._refused)
 
     def status(self) -> Sequence[StatusSection]:
         backlogs = self._backlogs.read() or {}
-        return [self._section(each, backlogs.get(each.topic)) for each in self._descriptions]
+        served = [self._section(each, backlogs.get(each.topic)) for each in self._descriptions]
+        return served + refused_sections(self._refused, "Start the job again then.")
 
     def answer(self, question: str, parameters: Mapping[str, str]) -> LiveAnswer | None:
         return None

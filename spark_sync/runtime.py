@@ -16,7 +16,7 @@ from delaylevel.cluster import client_log
 from delaylevel.cluster.admin import Admin
 from delaylevel.cluster.connection import Connection
 from delaylevel.cluster.targets.clients import TargetClients
-from delaylevel.errors import BrokerError, ConfigError
+from delaylevel.errors import BrokerError, ConfigError, UpgradeRequiredError
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.mover.forwarder import Forwarder
 from delaylevel.topics import registry as topics
@@ -72,7 +72,11 @@ class Runtime:
 
     def forwarder(self, level_topic: str) -> Forwarder:
         """Return the forwarder for a level topic; a changed description gets a new one."""
-        description = self.describe(level_topic)
+        try:
+            description = self.describe(level_topic)
+        except UpgradeRequiredError:
+            # The driver gives the level topic up. What it has planned is finished as planned.
+            description = self._cache(level_topic).latest()
         known, forwarder = self._forwarders.get(level_topic, (None, None))
         if forwarder is None or known != description:
             if forwarder is not None:

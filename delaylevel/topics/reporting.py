@@ -49,9 +49,10 @@ def refused_checks(refused: Mapping[str, str]) -> list[ProbeCheck]:
     return [ProbeCheck(f"level topic {name}", False, text) for name, text in refused.items()]
 
 
-def refused_sections(refused: Mapping[str, str]) -> list[StatusSection]:
+def refused_sections(
+    refused: Mapping[str, str], remedy: str = "It is tried again every few seconds."
+) -> list[StatusSection]:
     """Return a section of the status page for each level topic that cannot be served."""
-    remedy = "It is tried again every few seconds. The others are served."
     return [
         StatusSection(name, {}, problems=[ProblemLine(f"It is not served: {text}", remedy)])
         for name, text in refused.items()

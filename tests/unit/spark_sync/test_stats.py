@@ -217,7 +217,7 @@ def test_the_job_reports_its_readiness_and_state(job: JobStats) -> None:
     lead_ms = description.levels.smallest_lead_ms
     backlogs = FixedBacklogs({TOPIC: Backlog(lead_ms - 1, 10, 4, 1, 5, {"DAY": 7, "HOUR": 3})})
     started: list[bool] = []
-    reporter = JobReporter(job, backlogs, [description], lambda: bool(started))
+    reporter = JobReporter(job, backlogs, [description], lambda: bool(started), {})
     assert [check.ok for check in reporter.ready()] == [False, True]
     started.append(True)
     assert all(check.ok for check in reporter.ready())
