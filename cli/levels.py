@@ -199,7 +199,8 @@ def create(
         names = [TopicName.parse(name) for name in (business.full, *more_targets)]
         if keep_target:
             for name in names:
-                keep(admin, name)
+                if done := keep(admin, name):
+                    note(f"{done}.")
         emit_one(description_view(made), DESCRIPTION, output)
         if made.final_window is FinalWindow.TRACKER:
             note(

@@ -257,7 +257,8 @@ def set_(
         if keep_target:
             full = TopicName.parse(topic).full
             for name in (full,) if full in after.targets else after.targets:
-                keep(admin, TopicName.parse(name))
+                if done := keep(admin, TopicName.parse(name)):
+                    note(f"{done}.")
     emit_one(description_view(after), DESCRIPTION, output)
 
 

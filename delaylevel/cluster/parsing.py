@@ -36,6 +36,12 @@ def broker_settings(value: Mapping[str, str]) -> BrokerSettings:
         topic_policies=None if None in policies else all(policies),
         max_partitions=_number(value, "maxNumPartitionsPerPartitionedTopic"),
         max_topics=_number(value, "maxTopicsPerNamespace"),
+        new_partitions=_new_partitions(
+            {
+                "topicType": value.get("allowAutoTopicCreationType"),
+                "defaultNumPartitions": _number(value, "defaultNumPartitions"),
+            }
+        ),
         message_ttl_s=_number(value, "ttlDurationDefaultInSeconds"),
         subscription_expiration_min=_number(value, "subscriptionExpirationTimeMinutes"),
         delete_inactive_topics="" if deletes is False else mode,
@@ -65,6 +71,7 @@ def namespace_policies(value: Mapping[str, Any]) -> NamespacePolicies:
                     policy=str(quota.get("policy", "")),
                 )
             )
+    override = value.get("autoTopicCreationOverride")
     return NamespacePolicies(
         message_ttl_s=value.get("message_ttl_in_seconds"),
         subscription_expiration_min=value.get("subscription_expiration_time_minutes"),
@@ -78,7 +85,15 @@ def namespace_policies(value: Mapping[str, Any]) -> NamespacePolicies:
         max_consumers_per_subscription=value.get("max_consumers_per_subscription"),
         max_subscriptions=value.get("max_subscriptions_per_topic"),
         max_topics=value.get("max_topics_per_namespace"),
+        new_partitions=None if override is None else _new_partitions(override),
     )
+
+
+def _new_partitions(value: Mapping[str, Any]) -> int | None:
+    """Return the number of partitions of topics that are created automatically; None if unknown."""
+    if not value.get("topicType"):
+        return None
+    return int(value.get("defaultNumPartitions") or 1) if value["topicType"] == "partitioned" else 0
 
 
 def delayed_delivery(value: Mapping[str, Any]) -> DelayedDelivery:

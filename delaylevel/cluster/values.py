@@ -215,6 +215,8 @@ class NamespacePolicies(ClientLimits):
         encryption_required: True if producers that do not encrypt are refused.
         subscription_prefix: True if the name of a subscription must begin with the consumer's role.
         max_topics: maximum number of topics and partitions; 0 for no limit.
+        new_partitions: number of partitions of a topic that is created automatically; 0 for one
+            without partitions.
     """
 
     message_ttl_s: int | None = None
@@ -224,6 +226,7 @@ class NamespacePolicies(ClientLimits):
     encryption_required: bool = False
     subscription_prefix: bool = False
     max_topics: int | None = None
+    new_partitions: int | None = None
 
 
 @dataclass(frozen=True)
@@ -241,6 +244,7 @@ class BrokerSettings(ClientLimits):
         encryption_required: True if producers that do not encrypt are refused.
         authorization: True if roles have rights only where they were granted.
         max_topics: the default for namespaces; 0 for no limit.
+        new_partitions: the default for namespaces.
     """
 
     cluster: str | None = None
@@ -253,6 +257,7 @@ class BrokerSettings(ClientLimits):
     encryption_required: bool | None = None
     authorization: bool | None = None
     max_topics: int | None = None
+    new_partitions: int | None = None
 
 
 @dataclass(frozen=True)
