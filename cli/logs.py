@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import sys
@@ -30,10 +31,13 @@ class _StderrHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Write a record."""
         try:
-            sys.stderr.write(self.format(record) + "\n")
-            sys.stderr.flush()
+            text = self.format(record) + "\n"
         except Exception:  # as in `logging.StreamHandler`
             self.handleError(record)
+        else:
+            with contextlib.suppress(OSError):  # a service does not end because its log is full
+                sys.stderr.write(text)
+                sys.stderr.flush()
 
 
 class JsonFormatter(logging.Formatter):
@@ -71,7 +75,7 @@ def configure(log_format: str, level: int) -> None:
     handler.setFormatter(JsonFormatter() if _json else logging.Formatter(_TEXT))
     logging.basicConfig(handlers=[handler], level=level)
     # On a terminal, the client's lines share the writer of the lines that are drawn in place.
-    plain = _print_client_line if sys.stderr.isatty() else None
+    plain = _print_line if sys.stderr.isatty() else None
     client_log.redirect(_log_client_line if _json else plain)
     logging.captureWarnings(_json)
     if _json:
@@ -87,10 +91,10 @@ def is_json() -> bool:
 def tell(message: str, level: int = logging.INFO) -> None:
     """Print a message of the program on stderr, whatever the level of the log."""
     if not _json:
-        click.echo(_for_people(message), err=True)
+        _print_line(_for_people(message))
         return
     record = logging.LogRecord(PROGRAM, level, "", 0, message, None, None)
-    click.echo(JsonFormatter().format(record), err=True)
+    _print_line(JsonFormatter().format(record))
 
 
 def _for_people(message: str) -> str:
@@ -99,15 +103,16 @@ def _for_people(message: str) -> str:
     return "\n".join(wrapped(line, width) for line in message.splitlines())
 
 
-def _print_client_line(line: str) -> None:
-    """Print a line of the Pulsar client as it is."""
-    click.echo(line, err=True)
+def _print_line(line: str) -> None:
+    """Print a line on stderr, if that takes it: nothing ends because its log cannot be written."""
+    with contextlib.suppress(OSError):
+        click.echo(line, err=True)
 
 
 def _log_client_line(line: str) -> None:
     """Log a line of the Pulsar client, which has its own time and level in it."""
     record = logging.LogRecord("pulsar", logging.INFO, "", 0, line, None, None)
-    click.echo(JsonFormatter().format(record), err=True)
+    _print_line(JsonFormatter().format(record))
 
 
 def _log_crash(

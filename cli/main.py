@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import errno
 import importlib
 import importlib.util
+import io
 import logging
 import os
 import sys
@@ -228,9 +231,35 @@ def cli(ctx: click.Context, verbose: int, log_format: str) -> None:
     logs.configure(log_format, level)
 
 
+# Errors of a full or broken disk, behind which a result or a log is written.
+_NOT_WRITTEN = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE))
+
+
 def main() -> None:
     """Run the ``delaylevel`` program."""
-    cli(prog_name="delaylevel")
+    for stream in (sys.stdout, sys.stderr):
+        # A terminal or pipe that is not UTF-8 gets escapes for the characters that it lacks.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    code: Any = 0
+    try:
+        try:
+            cli(prog_name="delaylevel")
+        except SystemExit as ended:
+            code = ended.code
+        sys.stdout.flush()
+    except OSError as error:
+        if error.filename is not None or error.errno not in _NOT_WRITTEN:
+            raise
+        code = code or 1
+        if error.errno != errno.EPIPE:
+            with contextlib.suppress(OSError):
+                click.echo(f"Error: the output cannot be written: {error.strerror}", err=True)
+        # What is left in the buffers would fail again when the interpreter ends.
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, sys.stdout.fileno())
+        os.close(null)
+    sys.exit(code)
 
 
 if __name__ == "__main__":

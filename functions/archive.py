@@ -84,7 +84,8 @@ def repack(name: str) -> tuple[str, bytes]:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as wheel:
         info = ""
-        for inside, path in sorted(distribution_files(name)):
+        # A record may list a file twice.
+        for inside, path in sorted(dict(distribution_files(name)).items()):
             if path.name in _NOT_IN_WHEELS:
                 continue
             content = path.read_bytes()

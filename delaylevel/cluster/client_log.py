@@ -41,12 +41,13 @@ def to_stderr(level: pulsar.LoggerLevel | None = None) -> pulsar.FileLogger:
     and the client would log nothing. It then writes to a pipe, and a thread copies.
 
     Args:
-        level: the lowest level that is written; ``Warn`` if None.
+        level: the lowest level that is written; ``Error`` if None, because the client warns of
+            things that it does by itself, such as reconnecting.
     """
     import pulsar
 
     if level is None:
-        level = pulsar.LoggerLevel.Warn
+        level = pulsar.LoggerLevel.Error
     if _take_line is not None:
         return pulsar.FileLogger(level, _pipe_to(_LineWriter(_take_line).write))
     try:

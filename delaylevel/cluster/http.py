@@ -137,7 +137,9 @@ class Rest:
             if tls_private_key_file is not None:
                 tls["key_file"] = os.fspath(tls_private_key_file)
         self._timeout_s = timeout_s
-        self._pool = urllib3.PoolManager(maxsize=16, **tls)
+        # A service asks about many topics at once when it starts: beyond this number, connections
+        # are closed after each request, with a line in the log.
+        self._pool = urllib3.PoolManager(maxsize=128, **tls)
 
     def close(self) -> None:
         """Close all connections; a later call opens new ones."""

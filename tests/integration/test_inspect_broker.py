@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import random
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -22,6 +23,7 @@ from delaylevel.cluster.admin import Admin
 from delaylevel.dispatcher import Dispatcher, DispatchSettings
 from delaylevel.inspection import Inspector, Selection, Window
 from delaylevel.model.clock import SystemClock
+from delaylevel.model.envelope import Envelope
 from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow, LevelTopicDescription
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from world import RealWorld
@@ -102,6 +104,40 @@ def test_a_large_topic_is_estimated(
         sum(at - now >= DAY for at in due.values()), abs=30
     )
     assert found.looked_at < COUNT
+
+
+def test_an_estimate_is_true_after_the_broker_has_forgotten_its_counters(
+    world: RealWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("delaylevel.inspection.sampling._COUNTED", 0)
+    description = world.level_topic(Levels(PartitionStrategy(maximum_delay=timedelta(days=4))))
+    due_ms = SystemClock().now_ms() + 5 * DAY // 2
+    envelope = Envelope(due_ms, description.targets[0]).parked_properties({"a": "b"})
+    chosen, total = random.Random(3), 0
+    for partition in range(3):
+        topic = description.level_topic(0).partition(partition)
+        with contextlib.closing(
+            world.plain_client.create_producer(
+                topic.full,
+                batching_enabled=True,
+                batching_max_messages=2000,
+                batching_max_publish_delay_ms=10_000,
+            )
+        ) as producer:
+            # The first entry is the largest one.
+            for messages in (1000, *(chosen.choice((1, 1, 1, 3, 90)) for _ in range(150))):
+                for _ in range(messages):
+                    producer.send_async(chosen.randbytes(100), None, properties=envelope)
+                producer.flush()
+                total += messages
+        world.admin.unload(topic)
+    for seed in range(3):
+        random.seed(seed)
+        found = Inspector(world.plain_client, world.admin, description.topic).horizon()
+        assert not found.exact
+        assert found.messages == pytest.approx(total, rel=0.05)
+        assert abs(found.messages - total) <= max(2 * found.error, total // 50)
+        assert found.error < total // 10
 
 
 def test_the_commands(

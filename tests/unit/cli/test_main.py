@@ -165,3 +165,42 @@ def test_settings_are_passed_to_the_command() -> None:
         click.echo(f"{type(settings).__name__} {number}")
 
     assert CliRunner().invoke(show, ["--number", "3"]).stdout == "Settings 3\n"
+
+
+PRINTING = (
+    "import click, sys\n"
+    "from delaylevel.cli import main\n"
+    "@main.cli.command()\n"
+    "def go():\n"
+    "    click.echo('\u2192 \u2026 \xe9')\n"
+    "    main.logs.tell('\u2192')\n"
+    "main.RootGroup.get_command = lambda self, ctx, name: go\n"
+    "sys.argv = ['delaylevel', 'go']\n"
+    "main.main()\n"
+)
+
+
+def test_a_terminal_without_a_character_gets_its_escape() -> None:
+    environment = {**os.environ, "PYTHONIOENCODING": "latin-1"}
+    done = subprocess.run(
+        [sys.executable, "-c", PRINTING], env=environment, capture_output=True, check=True
+    )
+    assert done.stdout.decode("latin-1") == "\\u2192 \\u2026 \xe9\n"
+    assert done.stderr.decode("latin-1") == "\\u2192\n"
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full")
+def test_a_full_disk_is_an_error_without_a_traceback() -> None:
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", PRINTING], stdout=full, stderr=subprocess.PIPE, check=False
+        )
+        assert done.returncode == 1
+        assert done.stderr.decode() == (
+            "Error: the output cannot be written: No space left on device\n"
+        )
+        # Nothing ends because its log cannot be written.
+        done = subprocess.run(
+            [sys.executable, "-c", PRINTING], stdout=subprocess.PIPE, stderr=full, check=False
+        )
+        assert (done.returncode, done.stdout.decode()) == (0, "\u2192 \u2026 \xe9\n")

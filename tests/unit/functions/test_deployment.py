@@ -6,6 +6,7 @@ import io
 import json
 import subprocess
 import sys
+import warnings
 import zipfile
 from datetime import timedelta
 from pathlib import Path
@@ -180,6 +181,16 @@ def test_the_archive_installs_without_a_network_and_works_in_isolation(
     ours, pydantics = answer.stdout.split()
     assert ours.startswith(str(root))
     assert pydantics.startswith(str(installed))
+
+
+def test_a_file_that_is_recorded_twice_is_packed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = archive.distribution_files
+    monkeypatch.setattr(archive, "distribution_files", lambda name: [*real(name), *real(name)])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        _, content = archive.repack("pydantic_core")
+    names = zipfile.ZipFile(io.BytesIO(content)).namelist()
+    assert len(names) == len(set(names))
 
 
 def test_a_repacked_wheel_has_its_tags() -> None:
