@@ -20,7 +20,7 @@ from pyspark import TaskContext
 from pyspark.sql.types import BinaryType, StructField, StructType
 
 from delaylevel.errors import BatchTooLargeError
-from delaylevel.model.clock import SystemClock
+from delaylevel.model.clock import SteadyClock, SystemClock
 from delaylevel.model.delivery import Delivery, Sequence
 from delaylevel.model.envelope import is_control
 from delaylevel.model.level_topic import FinalWindow
@@ -41,6 +41,10 @@ FORWARDED_SCHEMA = StructType([StructField("report", BinaryType(), True)])
 _ARROW_SCHEMA = pa.schema([pa.field("report", pa.binary())])
 
 
+# One for all tasks of a worker: a clock that is ahead is noticed by what it was before.
+_CLOCK = SteadyClock(SystemClock())
+
+
 class TaskForwarders:
     """The forwarders of one task, for use in a ``with`` block.
 
@@ -53,7 +57,6 @@ class TaskForwarders:
         here.start_task()
         self._here = here
         self._once = delivery is Delivery.EFFECTIVELY_ONCE
-        self._clock = SystemClock()
         self._used: dict[str, tuple[str, Forwarder]] = {}
 
     def of(self, source: SourcePartition, first_run: bool = False) -> Forwarder:
@@ -78,7 +81,7 @@ class TaskForwarders:
         exactly as before: the broker would drop a message that now goes to another topic, because
         its sequence ID is lower than the last one there.
         """
-        return 0 if self._once else self._clock.now_ms()
+        return 0 if self._once else _CLOCK.now_ms()
 
     def flush(self) -> Reports:
         """Wait until everything is confirmed; return the reports by level topic.
