@@ -50,6 +50,9 @@ T = TypeVar("T")
 EVICTS = "consumer_backlog_eviction"
 # Time for which rules that were read are not read again, in s.
 _READ_S = 10.0
+# Failures to open a producer that may come from a rule. A broker that wants encryption causes a
+# timeout.
+_BY_RULES = ("NotAllowedError", "ProducerBusy", "Timeout")
 # Rules that one error names.
 _MOST_NAMED = 2
 # Errors that say all there is to say.
@@ -254,6 +257,32 @@ def read_targets(
             with suppress(BrokerError):
                 found[name] = policies, admin.topic_policies(name)
     return found
+
+
+def refusal_of_target(admin: TopicAdmin, topic: TopicName, failure: str) -> str:
+    """Return the rule for which a target refuses a producer of ours; empty if none is known.
+
+    Args:
+        failure: the client's name of the failure.
+    """
+    if failure not in _BY_RULES:
+        return ""
+    path = topic.namespace_path
+    try:
+        policies, settings = admin.namespace_policies(path), admin.broker_settings()
+        if policies.encryption_required:
+            return f"producers have to encrypt (policy of namespace {path})"
+        if settings.encryption_required:
+            return "producers have to encrypt (encryptionRequireOnProducer in broker.conf)"
+        if failure != "ProducerBusy":
+            return ""
+        own, namespace = admin.topic_policies(topic).max_producers, policies.max_producers
+        limit, place = _in_force(
+            own, namespace, settings.max_producers, path, "maxProducersPerTopic"
+        )
+    except BrokerError:
+        return ""
+    return f"ProducerBusy: at most {limit} producers at a time ({place})" if limit else ""
 
 
 class Explainer:

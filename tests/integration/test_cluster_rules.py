@@ -60,8 +60,8 @@ class Place:
         answer = urllib3.request("POST", url, json=value)
         assert answer.status == 204, answer.data
 
-    def create(self) -> LevelTopicDescription:
-        target = self.world.name("orders")
+    def create(self, target: TopicName | None = None, **values: Any) -> LevelTopicDescription:
+        target = target or self.world.name("orders")
         if not self.world.admin.topic_exists(target):
             self.world.admin.create_partitioned(target, 0)
             self.world.admin.create_subscription(target, "app")
@@ -73,13 +73,16 @@ class Place:
                 (target.full,),
                 final_window=FinalWindow.TRACKER,
                 window_partitions=1,
+                **values,
             ),
         )
 
-    def park(self, delay: timedelta = 2 * UNIT) -> None:
-        orders = self.world.topic("orders")
+    def park(self, delay: timedelta = 2 * UNIT, target: TopicName | None = None) -> None:
         with self.world.client().create_producer(
-            orders, enable_delay_level_topic=True, create_level_topic=False
+            (target or self.world.name("orders")).full,
+            enable_delay_level_topic=True,
+            delay_level_topic=self.world.topic("orders-delay-level"),
+            create_level_topic=False,
         ) as producer:
             for body in BODIES:
                 producer.send(body, deliver_after=delay)
@@ -177,6 +180,28 @@ def test_a_rule_that_comes_later_stops_only_its_topics_until_it_is_lifted(
             place.rule("encryptionRequired", False)
             world.eventually(place.arrived, "all messages once the rule is lifted", 90)
             assert place.failed() == {}
+
+
+def test_messages_of_a_target_whose_rules_forbid_them_are_held_until_these_are_lifted(
+    place: Place, connection: Connection, tmp_path: Path
+) -> None:
+    with own_namespace(connection) as elsewhere, ExitStack() as stack:
+        other = Place(RealWorld(connection, stack, elsewhere), connection, tmp_path / "other")
+        target = other.world.name("orders")
+        description = place.create(target, hold_pause_ms=500)
+        place.park(target=target)
+        other.rule("encryptionRequired", True)
+        with place.serving():
+
+            def held() -> set[str]:
+                found = place.world.stored(description.held_topic.full)
+                return {message.properties["delaylevel.reason"] for message in found}
+
+            place.world.eventually(held, "the held messages")
+            assert held() == {f"producers have to encrypt (policy of namespace {elsewhere})"}
+            assert elsewhere in place.failed()["encryption"]
+            other.rule("encryptionRequired", False)
+            place.world.eventually(other.arrived, "all messages", 90)
 
 
 def test_policies_that_somebody_removes_are_found_and_set_again(place: Place) -> None:

@@ -24,6 +24,7 @@ from delaylevel.cluster.publisher import (
     UNLIMITED_SETTINGS,
     open_producer,
 )
+from delaylevel.cluster.rules import refusal_of_target
 from delaylevel.errors import ClientError
 from delaylevel.model.topic_name import TopicName
 
@@ -306,6 +307,9 @@ class TargetPool(Generic[Item]):
                 # Perhaps an earlier process of ours, which has ended or hangs: its name is free
                 # after some seconds.
                 raise OpeningError(Refusal.UNAVAILABLE, error.name) from error
+            rule = refusal_of_target(self._admin, name, error.name)
+            if rule:
+                raise OpeningError(Refusal.REFUSED, rule) from error
             raise
         self._looks.opened(key, look)
         last = -1
