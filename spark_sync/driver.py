@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from operator import attrgetter
 from typing import Any
 
@@ -21,7 +20,7 @@ from delaylevel.model.clock import Clock, SteadyClock, SystemClock
 from delaylevel.model.level_topic import LevelTopicDescription, Mover
 from delaylevel.model.position import EARLIEST, Position
 from delaylevel.model.source_partition import SourcePartition, source_partitions
-from delaylevel.mover.ready import SEARCH_THREADS, NextChecks
+from delaylevel.mover.ready import NextChecks, in_threads
 from delaylevel.mover.ready_queue import ReadyRange
 from delaylevel.mover.search import ReadySearch
 
@@ -61,7 +60,6 @@ class Driver:
         self._warm = False
         # Batches that were chosen here, and not planned yet. Others are replayed.
         self._chosen: list[Offset] = []
-        self._threads = ThreadPoolExecutor(SEARCH_THREADS, "delaylevel-search")
         self._ready_search = ReadySearch(
             self._runtime.client,
             self._runtime.admin,
@@ -114,10 +112,8 @@ class Driver:
             for topic, source in self._sources.items()
             if topic in positions and self._next_checks[topic] <= now_ms
         ]
-        found = list(
-            self._threads.map(
-                lambda source: self._try_search(source, positions[source.topic], now_ms), due
-            )
+        found = in_threads(
+            lambda source: self._try_search(source, positions[source.topic], now_ms), due
         )
         self._report([item for item in found if isinstance(item, BrokerError)], len(due))
         skipped: dict[str, Position] = {}
@@ -191,7 +187,6 @@ class Driver:
         """Release the level topics."""
         for lock in self._locks.values():
             lock.close()
-        self._threads.shutdown(wait=False)
 
     def _try_search(
         self, source: SourcePartition, start: Position, now_ms: int

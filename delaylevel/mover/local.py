@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
 from typing import Any
@@ -31,7 +30,7 @@ from delaylevel.topics.description_cache import DescriptionCache
 from delaylevel.topics.foreign_watch import ForeignSubscriptionWatch
 
 from .forwarder import Forwarder
-from .ready import SEARCH_THREADS, NextChecks, ReadyBound
+from .ready import NextChecks, ReadyBound, in_threads
 from .ready_queue import ReadyQueue, ReadyRange
 from .search import ReadySearch
 
@@ -99,7 +98,6 @@ class LocalMover:
         )
         self._planned_s = self._clock.monotonic_s()
         self._clients = None if target_client is None else TargetClients(target_client)
-        self._threads = ThreadPoolExecutor(SEARCH_THREADS, "delaylevel-search")
         self._forwarder = self._open_forwarder()
 
     @property
@@ -183,7 +181,7 @@ class LocalMover:
             for source in self._sources
             if now_ms >= self.next_check_ms(source) and source.topic not in self._ready
         ]
-        for item in list(self._threads.map(partial(self._search, now_ms, lead_ms), due)):
+        for item in in_threads(partial(self._search, now_ms, lead_ms), due):
             if isinstance(item, BrokerError):
                 failure = failure or item
             elif item.bound.end > self._next[item.source.topic]:
@@ -277,7 +275,6 @@ class LocalMover:
         self._forwarder.close()
         if self._clients is not None:
             self._clients.close()
-        self._threads.shutdown(wait=False)
         self._lock.close()
 
     def __enter__(self) -> LocalMover:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
@@ -21,7 +20,7 @@ from delaylevel.topics.roster import Roster
 from delaylevel.topics.stats import LevelTopicStats, read_stats
 
 from .local import LocalMover
-from .ready import SEARCH_THREADS
+from .ready import in_threads
 from .topic_thread import MoverStats, TopicThread
 
 
@@ -213,6 +212,5 @@ class MoverService:
             with suppress(NotFoundError):
                 self._admin.last_message_id(source.name)
 
-        with ThreadPoolExecutor(SEARCH_THREADS, "delaylevel-look") as threads:
-            list(threads.map(look, source_partitions(description)))
+        in_threads(look, source_partitions(description))
         return description
