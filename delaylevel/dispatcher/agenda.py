@@ -84,6 +84,11 @@ class OwnerAgenda:
         return sent > 0 or publisher.has_waiting or not publisher.ready
 
     @property
+    def is_deciding(self) -> bool:
+        """True while a decision about a cancellation is on its way."""
+        return self._desk.is_deciding
+
+    @property
     def owes_commits(self) -> bool:
         """True if outcomes are known that are not in the journal."""
         return self._publisher.next_commit_s is not None

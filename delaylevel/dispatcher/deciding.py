@@ -110,12 +110,16 @@ class CancellationDesk:
         self._expire_s = now_s() + _EXPIRE_EVERY_S
 
     @property
+    def is_deciding(self) -> bool:
+        """True while a decision, its record or its outcome is on its way."""
+        outcomes = self._outcomes
+        return self._cancelling.undecided or outcomes.waits_for_journal or outcomes.owes_answers
+
+    @property
     def next_look_s(self) -> float | None:
         """Monotonic time of the next call of `process` without an event, in s, or None."""
         now_s = self._now_s()
-        if self._cancelling.undecided or self._outcomes.waits_for_journal:
-            return now_s + _LOOK_S
-        if self._outcomes.owes_answers:
+        if self.is_deciding:
             return now_s + _LOOK_S
         if self._answered:
             return self._answer_s

@@ -227,7 +227,8 @@ class _WindowPartition:
         if changed or owner.agenda.owes_commits:
             # Everything is acknowledged when a listener or the test looks at it.
             owner.checkpoint()
-        self._look_s = owner.agenda.next_look_s if owner.agenda.is_publishing else None
+        looks = owner.agenda.is_publishing or owner.agenda.is_deciding
+        self._look_s = owner.agenda.next_look_s if looks else None
 
 
 class _StepEvents(EventQueue):
