@@ -213,8 +213,9 @@ def _why_down(down: list[InstanceStatus], topic: str) -> str:
     if worst.restarts > 1:
         return (
             f"{which}; the worker has started it {worst.restarts} times: most likely modules are "
-            "missing. The worker's python3 needs `pip install 'pulsar-client[functions]'` and pip "
-            "on its PATH, and the archive's wheels must fit it (deploy with --worker-python and "
+            "missing. The worker's python3 needs "
+            "`pip install 'pulsar-client[functions]>=3.13,<3.14'` and pip on its PATH, and "
+            "the archive's wheels must fit it (deploy with --worker-python and "
             "--worker-platform if it differs from the one here). Only the worker's own output has "
             "the traceback"
         )

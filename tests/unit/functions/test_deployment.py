@@ -327,7 +327,11 @@ def test_a_healthy_function_has_no_problems() -> None:
     [
         ({}, level(), "instance 0 is down"),
         (one(running=False, error="UNAVAILABLE: io exception"), level(), "just starting"),
-        (one(running=False, numRestarts=3), level(), "pip install 'pulsar-client[functions]'"),
+        (
+            one(running=False, numRestarts=3),
+            level(),
+            "pip install 'pulsar-client[functions]>=3.13,<3.14'",
+        ),
         (one(), level(behind_ms=3_600_000, consumers=OURS), "raise --parallelism"),
         (one(), level(behind_ms=3_600_000, consumers=("abc",)), "--worker-admin-url"),
         (one(), level(held=12), "12 messages are held"),
