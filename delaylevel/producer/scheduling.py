@@ -148,9 +148,9 @@ class Scheduling(BaseProducer):
                 default.
             deliver_at, deliver_after: the new due time, as for
                 :meth:`~delaylevel.DelayLevelProducer.send`.
-            message_id: ID of the new message; a random one by default. With the same key, it must
-                not be that of the old message: the two would be copies of one message, and the
-                cancellation would end both.
+            message_id: ID of the new message; a random one by default. It must be one that no
+                message with this key had before, or the new message is a copy of that one, and is
+                dropped with or after it. That of the old message is refused.
             expires_at, expires_after: the expiry of the new message, as for
                 :meth:`~delaylevel.DelayLevelProducer.send`. By default, a message that is read back
                 expires as long after its due time as before, and one with ``content`` has none.
