@@ -290,7 +290,7 @@ def test_every_field_of_a_message_arrives(
     properties = message.properties()
     assert properties.pop(env.ID)
     assert SystemClock().now_ms() >= int(properties.pop(env.DUE))
-    assert properties == {"a": "1", "b": ""}
+    assert properties == {"a": "1", "b": "", "delaylevel.target": plain}
     assert of_orders.receive(60_000).value().name == "first"
 
 

@@ -25,7 +25,7 @@ Open = Callable[..., HandledIds]
 
 
 def message(number: object) -> Any:
-    return SimpleNamespace(id=f"m-{number}")
+    return SimpleNamespace(id=f"m-{number}", identity=f"m-{number}")
 
 
 def save(handled: HandledIds, *numbers: object) -> None:
@@ -187,7 +187,8 @@ handled = Deduplication(store=TopicIdStore()).open(client, sys.argv[3], "billing
 consumer = client.subscribe(sys.argv[3], "billing", consumer_type=pulsar.ConsumerType.Shared)
 while True:
     raw = consumer.receive(60_000)
-    each = SimpleNamespace(id=raw.data().decode())
+    name = raw.data().decode()
+    each = SimpleNamespace(id=name, identity=name)
     assert handled.begin(each)
     if handled.contains(each):
         print("duplicate", each.id, flush=True)
