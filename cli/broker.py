@@ -87,8 +87,6 @@ def broker() -> None:
 @options.pairs(
     "--broker-conf",
     "conf",
-    cls=options.RenamedOption,
-    former=["--conf"],
     help="Setting of standalone.conf or functions_worker.yml; by default those of the last start. "
     "Repeatable.",
 )

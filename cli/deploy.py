@@ -48,10 +48,9 @@ _INSTANCES = (
     Column("error", wide=True),
     Column("worker", wide=True),
 )
-_name_option = options.renamed(
+_name_option = click.option(
     "--function-name",
     "name",
-    former=["--name"],
     metavar="NAME",
     help="Name of the Function; by default that of the level topic.",
 )

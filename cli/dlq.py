@@ -145,14 +145,13 @@ def show(
 @_subscription
 @options.everything
 @_reason
-@options.renamed(
+@click.option(
     "--new-target",
     "target",
-    former=["--target"],
     metavar="TOPIC",
     help="Business topic to send them to, instead of their own.",
 )
-@options.at("due_ms", former=["--due"])
+@options.at("due_ms")
 @options.output
 @pass_settings
 def replay(

@@ -94,10 +94,9 @@ def levels() -> None:
 )
 @levels.command()
 @click.argument("topic")
-@options.renamed(
+@click.option(
     "--unit",
     "partition_by",
-    former=["--by"],
     type=UNIT,
     default="day",
     help="Unit of the coarsest level: year, month, day, hour, minute, or a duration such as 2s.",

@@ -37,8 +37,6 @@ SECTIONS = {
     "Look": ("pending", "horizon", "top", "doctor", "dlq"),
     "Try": ("demo",),
 }
-# Former names of groups. They still work; no help and no page shows them.
-FORMER = ("sync", "function", "dispatch")
 
 # Exceptions of the Pulsar client, compared by name so that handling an error imports nothing.
 _UNREACHABLE_CLIENT_ERRORS = ("ConnectError", "Timeout", "NotConnected", "ServiceUnitNotReady")
@@ -113,8 +111,8 @@ class RootGroup(click.Group):
     """The root command: help in sections, lazy imports, and errors turned into exit codes."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names of all commands, in the order of the help; former names come last."""
-        return [name for name in (*_shown(), *FORMER) if _module(name) is not None]
+        """Return the names of all commands, in the order of the help."""
+        return [name for name in _shown() if _module(name) is not None]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import the module of a command and return the command."""
@@ -176,9 +174,9 @@ def _shown() -> list[str]:
 
 def _module(name: str) -> str | None:
     """Return the name of a command's module, or None if the command does not exist."""
-    if name not in (*_shown(), *FORMER):
+    if name not in _shown():
         return None
-    module = f"delaylevel.cli.{'former' if name in FORMER else name}"
+    module = f"delaylevel.cli.{name}"
     return module if importlib.util.find_spec(module) is not None else None
 
 

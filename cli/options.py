@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,24 +19,6 @@ from .values import DURATION, DURATION_MS, TIME, OneOf, parse_pairs
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-class RenamedOption(click.Option):
-    """An option that still accepts its former spellings, which no help shows."""
-
-    def __init__(self, *args: Any, former: Sequence[str], **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.former = tuple(former)
-
-    def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
-        """Register all spellings. Usage, help and errors read ``opts``, which has the new ones."""
-        shown = self.opts
-        self.opts = [*shown, *self.former]
-        try:
-            super().add_to_parser(parser, ctx)
-        finally:
-            self.opts = shown
-
-
-renamed = functools.partial(click.option, cls=RenamedOption)
 pairs = functools.partial(click.option, multiple=True, metavar="KEY=VALUE", callback=parse_pairs)
 
 
@@ -61,9 +43,8 @@ everything = click.option(
 #: Help of ``--namespace`` and of ``--once``, which several commands have.
 NAMESPACE = "Namespace whose level topics are meant if no TOPIC is given."
 ONCE = "End when everything that is ready or due is done, e.g. from cron."
-spill_dir = renamed(
+spill_dir = click.option(
     "--spill-dir",
-    former=["--directory"],
     type=click.Path(file_okay=False, path_type=Path),
     help="Folder of the dispatcher's spill files.",
 )
@@ -89,16 +70,13 @@ level_namespace = click.option(
 )
 # The following need further attributes, such as a default.
 max_delay = functools.partial(
-    renamed,
+    click.option,
     "--max-delay",
     "maximum_delay",
-    former=["--max"],
     type=DURATION,
     help="Longest delay.",
 )
-at = functools.partial(
-    renamed, "--at", former=(), type=TIME, help="Due time: ISO-8601, epoch ms or +2h."
-)
+at = functools.partial(click.option, "--at", type=TIME, help="Due time: ISO-8601, epoch ms or +2h.")
 attribute = functools.partial(
     click.option,
     "--attribute",
@@ -134,10 +112,9 @@ keep_target = click.option(
 def dispatching(function: Function) -> Function:
     """Add the options of a dispatcher; ``dispatch_settings`` takes their values."""
     for decorate in (
-        renamed(
+        click.option(
             "--dispatcher-name",
             "name",
-            former=["--name"],
             metavar="NAME",
             help="Name of this dispatcher; by default host and process.",
         ),

@@ -19,7 +19,7 @@ from .command import Settings, examples, pass_settings
 from .export import check_file, export_rows
 from .inspecting import screen
 from .output import Column, emit, emit_one, note
-from .selection import id_option, key_option, property_option, query, selection_options
+from .selection import query, selection_options
 from .views.pending import histogram_text, histogram_view, row_view, table_view
 
 _ROWS: tuple[Column, ...] = (
@@ -111,38 +111,6 @@ def list_(
 
     With --id, the exit code is 1 if no pending message matches.
     """
-    found = _list(settings, topic, limit, payload, output, **conditions)
-    if conditions["id"] is not None and not found:
-        click.get_current_context().exit(1)
-
-
-@examples("delaylevel pending find orders --key customer-7")
-@pending.command(hidden=True)
-@click.argument("topic")
-@id_option
-@key_option
-@property_option
-@_payload_option
-@options.output
-@pass_settings
-def find(settings: Settings, topic: str, payload: bool, output: str, **conditions: Any) -> None:
-    """Find pending messages of TOPIC; the former name of `delaylevel pending list --id`.
-
-    The exit code is 1 if no pending message matches.
-    """
-    others = conditions["key"] is not None or conditions["properties"]
-    if conditions["id"] is None and not others:
-        raise click.UsageError("give --id, --key or --property")
-    if conditions["id"] is not None and others:
-        raise click.UsageError("--id names one message: give neither --key nor --property")
-    if not _list(settings, topic, 0, payload, output, **conditions):
-        click.get_current_context().exit(1)
-
-
-def _list(
-    settings: Settings, topic: str, limit: int, payload: bool, output: str, **conditions: Any
-) -> bool:
-    """Print pending messages. Return True if there are any."""
     with query(settings, topic, **conditions) as (look, selection, shown):
         reads: dict[str, Any] = {"value": payload, "tell": shown.tell, "expect": shown.expect}
         found: Iterable[Any]
@@ -162,7 +130,8 @@ def _list(
             _print_rows(rows[: limit or None], output, payload)
     if limit and count > limit:
         note(f"There are more than {limit:,}; --limit 0 shows all.")
-    return count > 0
+    if conditions["id"] is not None and not count:
+        click.get_current_context().exit(1)
 
 
 def _print_rows(rows: list[dict[str, Any]], output: str, payload: bool) -> None:

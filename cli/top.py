@@ -33,9 +33,8 @@ _SHORTEST_S = 0.2
 @click.option(
     "--every", "every_ms", type=DURATION_MS, default="2s", help="Interval between refreshes."
 )
-@options.renamed(
+@click.option(
     "--refreshes",
-    former=["--count"],
     type=click.IntRange(min=1),
     help="Number of refreshes; by default endless on a terminal, and 1 otherwise.",
 )

@@ -10,7 +10,6 @@ import click
 import pytest
 
 from delaylevel.cli.main import cli
-from delaylevel.cli.options import RenamedOption
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -92,9 +91,8 @@ def _options(command: click.Command) -> set[str]:
 
 
 def _spellings(parameter: click.Parameter) -> tuple[str, ...]:
-    """Return all accepted spellings of an option, former ones included."""
-    former = parameter.former if isinstance(parameter, RenamedOption) else ()
-    return (*parameter.opts, *parameter.secondary_opts, *former)
+    """Return all spellings of an option."""
+    return (*parameter.opts, *parameter.secondary_opts)
 
 
 @pytest.mark.parametrize("line", ["delaylevel levels make x", "delaylevel doctor --fast"])

@@ -51,21 +51,19 @@ KINDS = {"sh", "console", "python", "java", "text", "yaml"}
 OPTION = re.compile(
     r"exits-\d|background|stopped|with-broker|pytest|needs-\w+|walked|terminal-\d|with-(run|spark)"
 )
-SPARK = r"(-v )?(mover run|sync spark)"
-OUTSIDE = re.compile(
-    rf"delaylevel ({SPARK}|(dispatch(er)? )?run|listen|mover|function|broker|demo)\b"
-)
+SPARK = r"(-v )?mover run"
+OUTSIDE = re.compile(rf"delaylevel ({SPARK}|(dispatcher )?run|listen|mover|function|broker|demo)\b")
 SLOW = re.compile(
     r"make|python benchmarks|pulsar-admin|.* --every 5s|"
     rf"delaylevel ({SPARK}|mover|function|broker|demo)\b"
 )
 FOREVER = re.compile(
-    rf"delaylevel ({SPARK}(?!.*(--once|--print-command))|(dispatch(er)? )?run(?!.*--once)|"
+    rf"delaylevel ({SPARK}(?!.*(--once|--print-command))|(dispatcher )?run(?!.*--once)|"
     r"listen |"
     r"\w+ logs .*--follow)\b"
 )
 # Checks of `delaylevel doctor` that show that a process is running.
-CHECKS = {"mover run": "mover", "sync spark": "mover", "dispatch": "dispatcher"}
+CHECKS = {"mover run": "mover", "dispatcher": "dispatcher"}
 # Spark takes ten seconds to start on an idle machine, and minutes on a busy one.
 PATIENCE_S = 400
 # Emptying a namespace takes a second, or it never ends.

@@ -1,4 +1,4 @@
-"""Tests of all commands and options: help, examples, documentation, former names, meanings."""
+"""Tests of all commands and options: help, examples, documentation, meanings."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from delaylevel.cli.main import FORMER, SECTIONS, cli
-from delaylevel.cli.options import RenamedOption
+from delaylevel.cli.main import SECTIONS, cli
 
 ROOT = Path(__file__).parents[3]
 # cli.md is generated from the commands, so a command in it may still be undocumented.
@@ -22,33 +21,6 @@ PAGES = [
 ]
 TEXT = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
 
-FORMER_COMMANDS = {
-    "sync spark": "mover run",
-    "function deploy": "mover deploy",
-    "function status": "mover status",
-    "function logs": "mover logs",
-    "function restart": "mover restart",
-    "function delete": "mover delete",
-    "dispatch run": "dispatcher run",
-    "dispatch status": "dispatcher status",
-}
-FORMER_OPTIONS = {
-    ("levels create", "--by"): "--unit",
-    ("levels create", "--max"): "--max-delay",
-    ("levels expand", "--max"): "--max-delay",
-    ("mover deploy", "--name"): "--function-name",
-    ("mover status", "--name"): "--function-name",
-    ("mover restart", "--name"): "--function-name",
-    ("mover delete", "--name"): "--function-name",
-    ("dispatcher run", "--name"): "--dispatcher-name",
-    ("dispatcher run", "--directory"): "--spill-dir",
-    ("run", "--name"): "--dispatcher-name",
-    ("run", "--directory"): "--spill-dir",
-    ("dlq replay", "--target"): "--new-target",
-    ("dlq replay", "--due"): "--at",
-    ("top", "--count"): "--refreshes",
-    ("broker start", "--conf"): "--broker-conf",
-}
 # Options with two help texts. They set a value in one command and match it in others; and the
 # program's own version is that of no server.
 TWO_TEXTS = {
@@ -114,7 +86,7 @@ def help_of(name: str, width: int = 80) -> str:
 def test_the_whole_tree_is_walked() -> None:
     assert {"horizon", "pending list", "mover run"} < set(SHOWN)
     assert len(SHOWN) > 30
-    assert {"pending find", *FORMER_COMMANDS} < set(HIDDEN)
+    assert not HIDDEN
 
 
 @pytest.mark.parametrize("name", SHOWN)
@@ -172,62 +144,6 @@ def test_the_help_has_four_sections() -> None:
     ]
     assert listed == [name for names in SECTIONS.values() for name in names]
     assert "..." not in shown.partition("\nSet up:\n")[2], "a command's line is cut off"
-
-
-@pytest.mark.parametrize("name", FORMER_COMMANDS)
-def test_a_former_command_is_an_alias_of_the_present_one(name: str) -> None:
-    present = FORMER_COMMANDS[name]
-    assert EVERY[name] is EVERY[present]
-    assert help_of(name).split("\n", 1)[1] == help_of(present).split("\n", 1)[1]
-
-
-def test_former_commands_are_shown_nowhere() -> None:
-    assert set(HIDDEN) == {*FORMER, *FORMER_COMMANDS, "pending find"}
-    reference = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
-    helps = "\n".join(map(help_of, SHOWN))
-    for name in HIDDEN:
-        assert f"delaylevel {name} " not in reference + helps
-        assert f"# delaylevel {name}\n" not in reference
-    for group in FORMER:
-        assert not re.search(rf"^  {group} ", helps, re.MULTILINE)
-    assert not re.search(r"^  find ", helps, re.MULTILINE)
-
-
-def test_former_options_are_accepted_and_hidden() -> None:
-    found = {}
-    for name, command in SHOWN.items():
-        for option in command.params:
-            if isinstance(option, RenamedOption):
-                found |= {(name, former): option.opts[0] for former in option.former}
-    accepted_too = {
-        ("plan", "--max"): "--max-delay",
-        ("doctor", "--directory"): "--spill-dir",
-    }
-    assert found == FORMER_OPTIONS | accepted_too
-    for (name, former), present in found.items():
-        shown = help_of(name)
-        assert re.search(rf"{present}\b", shown)
-        assert not re.search(rf"(?<![\w-]){former}(?![\w-])", shown), f"{name} {former}"
-
-
-@pytest.mark.parametrize(("name", "former"), FORMER_OPTIONS)
-def test_a_former_option_gives_the_same_value(name: str, former: str) -> None:
-    command = SHOWN[name]
-    (option,) = [
-        one
-        for one in command.params
-        if isinstance(one, RenamedOption) and FORMER_OPTIONS[name, former] in one.opts
-    ]
-    value = {"--conf": "a=b", "--by": "hour", "--max": "5d", "--due": "1763711259250"}.get(
-        former, "7"
-    )
-    parsed = []
-    for spelling in (former, option.opts[0]):
-        context = click.Context(command, resilient_parsing=True)
-        command.parse_args(context, ["orders", spelling, value])
-        parsed.append(context.params[option.name or ""])
-    assert parsed[0] == parsed[1]
-    assert parsed[0] not in (None, option.default, ())
 
 
 @pytest.mark.parametrize("name", [name for name in SHOWN if name])

@@ -413,7 +413,7 @@ def test_long_keys_and_payloads_fit_80_columns(monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setattr(command, "inspector", connect)
         for arguments in (
             ["orders"],
-            ["find", "orders", "--key", long],
+            ["list", "orders", "--key", long],
             ["histogram", "orders", "--by", "customer"],
             ["histogram", "orders", "--by", "key"],
             ["average", "orders", "size"],
@@ -442,11 +442,11 @@ def test_the_commands_show_histograms_and_averages(run: Any) -> None:
     assert "d" in run("average", "orders", "delay").stdout.splitlines()[1]
 
 
-def test_find_shows_matches_or_fails(run: Any) -> None:
-    (row,) = json.loads(run("find", "orders", "--property", "number=17", "-o", "json").stdout)
-    again = run("find", "orders", "--id", row["id"], "-o", "json")
+def test_a_message_is_listed_by_its_id_or_not_at_all(run: Any) -> None:
+    (row,) = json.loads(run("list", "orders", "--property", "number=17", "-o", "json").stdout)
+    again = run("list", "orders", "--id", row["id"], "-o", "json")
     assert json.loads(again.stdout) == [row]
-    nobody = run("find", "orders", "--key", "nobody")
+    nobody = run("list", "orders", "--id", "nobody")
     assert (nobody.exit_code, nobody.stdout) == (1, "")
 
 
@@ -457,8 +457,6 @@ def test_find_shows_matches_or_fails(run: Any) -> None:
         (("orders", "--from", "yesterday"), 2),
         (("orders", "--from", "+2h", "--to", "+1h"), 2),
         (("orders", "--property", "novalue"), 2),
-        (("find", "orders"), 2),
-        (("find", "orders", "--id", "a", "--key", "b"), 2),
         (("list",), 2),
         (("nobody",), 1),
     ],
