@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from delaylevel.cluster.connection import Connection
@@ -15,18 +16,17 @@ from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription
 from delaylevel.model.source_partition import SourcePartition
 from delaylevel.model.topic_name import TopicName
 from delaylevel.topics import registry as topics
-from delaylevel.topics.scan import DEFAULT_SLACK_MS, Window
+from delaylevel.topics.scan import DEFAULT_SLACK_MS, PendingRange, Window
 
-from .counting import count
 from .distribution import CountedDistribution, SampledDistribution, leading_window
 from .flow import Flow, read_flow
 from .horizon import Horizon, Part, build, by_part, edges, part_of, parts_of
 from .live import LiveDispatchers
 from .outcomes import Outcomes
-from .parallel import ReadProgress
+from .parallel import ReadProgress, read_in_parallel
 from .sampling import sample
 from .selection import Selection
-from .snapshot import CountingAdmin, PendingSnapshot, take_snapshot
+from .snapshot import CountingAdmin, PendingSnapshot, observe, own_topic, take_snapshot
 from .subtraction import find_pending, without_cancelled
 
 if TYPE_CHECKING:
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 OnMessages = Callable[[int], None]
 # An estimate reads at most this many records of each partition's journal, which takes 0.1 s.
 _JOURNAL_RECORDS = 4000
+# Number of messages between two reports of an exact count's progress.
+_CHUNK = 2000
 
 
 class Inspector:
@@ -163,7 +165,7 @@ class Inspector:
         if expect is not None:
             expect(estimate.messages)
         times_ms = edges(now_ms, estimate.last_due_ms)
-        counted = count(complete, times_ms, progress)
+        counted = _count(complete, times_ms, progress)
         return build(
             self.description.topic,
             now_ms,
@@ -392,3 +394,28 @@ class Inspector:
         now_ms, live = self._clock.now_ms(), self.live
         snapshot = self._snapshot(now_ms, due=selection.due, live=live)
         return read_rows(without_cancelled(snapshot, progress), selection, columns, progress)
+
+
+def _count(
+    snapshot: PendingSnapshot, edges_ms: Sequence[int], progress: ReadProgress
+) -> Generator[tuple[PendingRange, CountedDistribution], None, None]:
+    """Count the messages of each range of a snapshot, and yield ranges in any order.
+
+    ``edges_ms`` are the only times for which the result has counts.
+    """
+
+    def read(item: PendingRange) -> Iterator[tuple[PendingRange, CountedDistribution]]:
+        counted = CountedDistribution(edges_ms)
+        own = own_topic(item.source)
+        with closing(snapshot.read(item)) as messages:
+            while True:
+                found = [observe(one, own) for one in islice(messages, _CHUNK)]
+                if not found:
+                    break
+                progress.add(len(found))
+                counted.looked_at += len(found)
+                for one in snapshot.select(item.source, found):
+                    counted.add(one.due_ms, one.target)
+        yield item, counted
+
+    return read_in_parallel(snapshot.ranges, read)
