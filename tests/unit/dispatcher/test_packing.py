@@ -63,7 +63,7 @@ def test_nearly_every_message_is_packed() -> None:
         "é",
         "é",
         1,
-        {"size": "3", DUE: str(T0), ID: plain[3][6]},
+        {"size": "3", DUE: str(T0), TARGET: ORDERS, ID: plain[3][6]},
         None,
         "",
         T0 + 1,

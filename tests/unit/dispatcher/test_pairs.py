@@ -23,6 +23,7 @@ from delaylevel.errors import ConflictError, InvalidInputError
 from delaylevel.model import envelope as env
 from delaylevel.model.formatting import parse_delay
 from delaylevel.model.level_topic import Expired, FinalWindow, LevelTopicDescription, MissingTarget
+from delaylevel.model.outcome import place_of
 from delaylevel.model.topic_name import TopicName
 from delaylevel.mover.dead_letters import replay
 from delaylevel.mover.drain import drain
@@ -513,7 +514,7 @@ class Story:
                             self.target,
                             self.description.topic,
                             message.key,
-                            message.stable_id(partition.full),
+                            place_of(partition.full, message.ledger, message.entry),
                         )
         assert self.receipt is not None
         return self.receipt
