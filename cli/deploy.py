@@ -11,6 +11,7 @@ import click
 
 from delaylevel.errors import InvalidInputError
 from delaylevel.model.clock import SystemClock
+from delaylevel.model.formatting import shell
 
 from . import options
 from .command import Settings, examples, pass_settings
@@ -162,7 +163,7 @@ def deploy(
         "config": made.config,
     }
     emit_one(view, _DEPLOYED, output)
-    note(f"`delaylevel mover status {topic}` shows when it runs.")
+    note(f"`delaylevel mover status {shell(topic)}` shows when it runs.")
 
 
 @examples(
@@ -252,7 +253,7 @@ def delete(settings: Settings, topic: str, name: str | None) -> None:
         deployment.delete(connection, described, called)
     note(
         f"{called} is deleted. The backlog of {described.topic} stays, and waits for "
-        f"`delaylevel mover deploy {topic}`."
+        f"`delaylevel mover deploy {shell(topic)}`."
     )
 
 

@@ -16,6 +16,7 @@ import platformdirs
 from delaylevel.cluster import client_log
 from delaylevel.cluster.connection import Connection
 from delaylevel.cluster.stop_signals import stop_on_signals
+from delaylevel.model.formatting import shell
 
 from . import options
 from .command import examples, pass_connection, settings_of
@@ -178,5 +179,5 @@ def status(connection: Connection, topic: str, output: str) -> None:
     if unowned:
         note(
             f"No dispatcher owns partition {', '.join(unowned)}: run "
-            f"`delaylevel dispatcher run {topic}`."
+            f"`delaylevel dispatcher run {shell(topic)}`."
         )

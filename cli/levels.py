@@ -10,7 +10,7 @@ import click
 from delaylevel.cluster.admin import Admin
 from delaylevel.errors import InvalidInputError
 from delaylevel.model.clock import SystemClock
-from delaylevel.model.formatting import exact_duration, parse_duration
+from delaylevel.model.formatting import exact_duration, parse_duration, shell
 from delaylevel.model.level_topic import (
     DEFAULT_HOLD_PAUSE_MS,
     DEFAULT_WINDOW_PARTITIONS,
@@ -203,9 +203,10 @@ def create(
         emit_one(description_view(made), DESCRIPTION, output)
         if made.final_window is FinalWindow.TRACKER:
             note(
-                f"`delaylevel run {topic}` moves and releases its messages."
+                f"`delaylevel run {shell(topic)}` moves and releases its messages."
                 if made.mover is Mover.SPARK
-                else f"Also run `delaylevel dispatcher run {topic}`, which releases due messages."
+                else f"Also run `delaylevel dispatcher run {shell(topic)}`, which releases "
+                "due messages."
             )
         for line in topics.notes(admin, made):
             note(f"Note: {line}.")

@@ -10,7 +10,7 @@ import click
 from delaylevel.cluster.admin import Admin
 from delaylevel.cluster.connection import Connection
 from delaylevel.errors import InvalidInputError, StillPendingError
-from delaylevel.model.formatting import parse_duration
+from delaylevel.model.formatting import parse_duration, shell
 from delaylevel.model.level_topic import Expired, LevelTopicDescription, MissingTarget, Mover
 from delaylevel.model.report import ForwardReport
 from delaylevel.model.topic_name import TopicName
@@ -294,7 +294,8 @@ def orphans(settings: Settings, namespace: str, output: str) -> None:
         note(
             "A broker deletes a topic that has no subscription after a minute. If its messages are "
             "still wanted, create it again and subscribe to it (or, if it is meant to have no "
-            f"subscription, `delaylevel levels set {TopicName.parse(gone[0]).short} --keep-target`)"
+            f"subscription, `delaylevel levels set {shell(TopicName.parse(gone[0]).short)} "
+            "--keep-target`)"
             ". Otherwise delete the level topic: `delaylevel levels delete`."
         )
 

@@ -10,7 +10,7 @@ from delaylevel import __version__
 from delaylevel.cluster.connection import Connection
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.errors import AdminError
-from delaylevel.model.formatting import format_duration
+from delaylevel.model.formatting import format_duration, shell
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.topics import status as levelstatus
 from delaylevel.topics.status import LevelTopicStatus
@@ -181,13 +181,13 @@ def problems_of(
     if config.get("cleanupSubscription", True):
         found.append(
             "cleanupSubscription is true: deleting the function would delete the parked messages; "
-            f"run `delaylevel mover deploy {topic}`, which sets it to false"
+            f"run `delaylevel mover deploy {shell(topic)}`, which sets it to false"
         )
     version = (config.get("userConfig") or {}).get("version")
     if version != __version__:
         found.append(
             f"it runs delaylevel {version or 'of an unknown version'}, and this is {__version__}: "
-            f"update it with `delaylevel mover deploy {topic}`"
+            f"update it with `delaylevel mover deploy {shell(topic)}`"
         )
     if level.late and not down:
         found.append(_why_behind(level, topic))
@@ -208,7 +208,7 @@ def problems_of(
 def _why_down(down: list[InstanceStatus], topic: str) -> str:
     numbers = ", ".join(str(instance.number) for instance in down)
     which = f"instance {numbers} is down" if len(down) == 1 else f"instances {numbers} are down"
-    restart = f"run `delaylevel mover restart {topic}`"
+    restart = f"run `delaylevel mover restart {shell(topic)}`"
     worst = max(down, key=lambda instance: instance.restarts)
     if worst.restarts > 1:
         return (
@@ -238,7 +238,7 @@ def _why_behind(level: LevelTopicStatus, topic: str) -> str:
         return (
             f"{late}. The instances work but do not keep up: raise --parallelism with "
             "`delaylevel mover deploy`, or check for a slow target "
-            f"(`delaylevel mover logs {topic}`)"
+            f"(`delaylevel mover logs {shell(topic)}`)"
         )
     return (
         f"{late}, and the instances do not receive messages yet. `delaylevel mover logs "

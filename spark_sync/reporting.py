@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from delaylevel.model.formatting import format_duration
+from delaylevel.model.formatting import format_duration, shell
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.topics.reporting import refused_checks, refused_sections
 from delaylevel.web.reports import (
@@ -91,13 +91,13 @@ class JobReporter:
         problems = []
         if backlog.lag_ms >= description.levels.smallest_lead_ms:
             text = f"Hand-offs are {format_duration(backlog.lag_ms)} behind"
-            remedy = f"See the log of this job, and `delaylevel doctor {name}`."
+            remedy = f"See the log of this job, and `delaylevel doctor {shell(name)}`."
             problems.append(ProblemLine(text, remedy))
         if backlog.held:
             remedy = "Their target could not be written; the job tries again after each pause."
             problems.append(ProblemLine(f"{backlog.held:,} entries are held", remedy))
         if backlog.dead_letters:
-            remedy = f"`delaylevel dlq list {name}` shows them; replay or discard them."
+            remedy = f"`delaylevel dlq list {shell(name)}` shows them; replay or discard them."
             text = f"{backlog.dead_letters:,} entries are dead letters"
             problems.append(ProblemLine(text, remedy))
         parked = [DuePeriod(level, entries) for level, entries in backlog.by_level.items()]

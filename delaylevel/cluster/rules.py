@@ -24,7 +24,7 @@ from delaylevel.errors import (
     NotFoundError,
     UpgradeRequiredError,
 )
-from delaylevel.model.formatting import format_duration
+from delaylevel.model.formatting import format_duration, shell
 from delaylevel.model.level_topic import (
     SUBSCRIPTION,
     FinalWindow,
@@ -310,7 +310,7 @@ class Explainer:
         if found is None and not may_pass(error):
             return (
                 f"{text}. This role may not read the rules of the cluster: an administrator can "
-                f"run `delaylevel doctor {description.topic}`"
+                f"run `delaylevel doctor {shell(description.topic)}`"
             )
         return text
 

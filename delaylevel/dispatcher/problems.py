@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from delaylevel.model.formatting import format_duration
+from delaylevel.model.formatting import format_duration, shell
 from delaylevel.topics.reporting import topic_problems
 from delaylevel.topics.stats import LevelTopicStats
 from delaylevel.web.reports import ProblemLine
@@ -38,7 +38,7 @@ def problems(
     description = group.description
     lines: list[ProblemLine] = []
     if group.problem:
-        remedy = f"It tries again. See `delaylevel doctor {description.name.local}`."
+        remedy = f"It tries again. See `delaylevel doctor {shell(description.name.local)}`."
         lines.append(ProblemLine(f"The dispatcher fails: {group.problem}", remedy))
     if group.group is None or group.age_s > _OLD_S or found is None:
         text = "The broker does not report the state of the topics"

@@ -18,6 +18,7 @@ from delaylevel.errors import (
     UpgradeRequiredError,
 )
 from delaylevel.model.clock import Clock, SystemClock
+from delaylevel.model.formatting import shell
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.topic_name import TopicName
 from delaylevel.topics import registry as topics
@@ -122,7 +123,7 @@ def _level_topics(
         except UpgradeRequiredError as error:
             return (), Finding("level topic", subject, CheckResult.failed(str(error), _UPGRADE))
         except LevelTopicError as error:
-            outcome = CheckResult.failed(str(error), f"`delaylevel levels create {topic}`")
+            outcome = CheckResult.failed(str(error), f"`delaylevel levels create {shell(topic)}`")
             return (), Finding("level topic", subject, outcome)
         return (described,), Finding("level topic", subject, CheckResult(note=described.topic))
     found = topics.list_level_topics(admin, namespace)

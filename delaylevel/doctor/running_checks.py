@@ -8,7 +8,7 @@ from itertools import chain
 from pathlib import Path
 
 from delaylevel.errors import DelayLevelError
-from delaylevel.model.formatting import format_duration, format_instant
+from delaylevel.model.formatting import format_duration, format_instant, shell
 from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow, Mover, Role
 from delaylevel.model.pauses import ALL
 from delaylevel.model.topic_name import TopicName
@@ -34,10 +34,10 @@ _FREE_BYTES = 256 * 1024 * 1024
 def mover(context: LevelTopicContext) -> CheckResult:
     """Check that every partition of the levels and the held topic has a mover."""
     description = context.description
-    remedy = f"`delaylevel mover run {description.topic}`"
+    remedy = f"`delaylevel mover run {shell(description.topic)}`"
     problems = []
     if description.mover is Mover.FUNCTION:
-        remedy = f"`delaylevel mover deploy {description.topic}`"
+        remedy = f"`delaylevel mover deploy {shell(description.topic)}`"
         problems += _function_problems(context, remedy)
     rows = context.status.mover_rows
     idle = [row for row in rows if not row.consumers]
@@ -65,8 +65,8 @@ def _function_problems(context: LevelTopicContext, deploy: str) -> list[Problem]
     return [
         Problem(
             f"function {function}: {found.problems[0] if found.problems else 'instances are down'}",
-            f"`delaylevel mover restart {description.topic}`, and read "
-            f"`delaylevel mover logs {description.topic}`",
+            f"`delaylevel mover restart {shell(description.topic)}`, and read "
+            f"`delaylevel mover logs {shell(description.topic)}`",
         )
     ]
 
@@ -79,7 +79,7 @@ def dispatcher(context: LevelTopicContext) -> CheckResult:
     idle = [row for row in rows if not row.consumers]
     if not idle:
         return CheckResult(note=", ".join(context.status.dispatchers[:3]))
-    remedy = f"`delaylevel dispatcher run {context.description.topic}`"
+    remedy = f"`delaylevel dispatcher run {shell(context.description.topic)}`"
     missing = f"no dispatcher serves {idle[0].topic}"
     return CheckResult.of([_unattended(missing, idle, rows, remedy)])
 
@@ -97,7 +97,7 @@ def pauses(context: LevelTopicContext) -> CheckResult:
         Problem(
             f"{'all targets are' if name == ALL else f'{name} is'} paused since "
             f"{format_instant(since_ms)}: due messages wait in the window",
-            f"`delaylevel levels resume {description.topic}"
+            f"`delaylevel levels resume {shell(description.topic)}"
             + ("`" if name == ALL else f" --target {name}`"),
         )
         for name, since_ms in description.pauses.paused
@@ -168,7 +168,8 @@ def dead_letters(context: LevelTopicContext) -> CheckResult:
     return _empty(
         context.status.dead_letter_entries,
         "entries are dead letters: messages that could not be read or delivered",
-        f"list them with `delaylevel dlq list {context.description.topic}`, then replay or discard "
+        f"list them with `delaylevel dlq list {shell(context.description.topic)}`, then "
+        "replay or discard "
         "them",
     )
 

@@ -9,7 +9,7 @@ from delaylevel.cluster.rules import notes as rule_notes
 from delaylevel.cluster.values import PartitionStats
 from delaylevel.model.delivery import Delivery
 from delaylevel.model.envelope import KEY_VALUE
-from delaylevel.model.formatting import format_duration
+from delaylevel.model.formatting import format_duration, shell
 from delaylevel.model.level_topic import FinalWindow, Mover, Role
 from delaylevel.model.topic_name import TopicName
 from delaylevel.topics.subscriptions import early_subscriptions
@@ -40,7 +40,8 @@ def partitions(context: LevelTopicContext) -> CheckResult:
                 yield Problem(
                     f"{name} has {metadata.partitions} partitions instead of {described}: no "
                     "mover reads the others",
-                    f"finish the expansion: `delaylevel levels expand {topic} --max-delay …`",
+                    f"finish the expansion: `delaylevel levels expand {shell(topic)} "
+                    "--max-delay …`",
                 )
             elif metadata.partitions < described:
                 yield Problem(
@@ -101,9 +102,10 @@ def targets(context: LevelTopicContext) -> CheckResult:
             f"{target} does not exist: messages that are due for it are held (a broker deletes a "
             "topic that has no subscription after a minute)",
             "create it again and subscribe to it, or, if it is meant to have no subscription: "
-            f"`delaylevel levels set {target.short} --keep-target`. If nobody needs it any more, "
+            f"`delaylevel levels set {shell(target.short)} --keep-target`. If nobody needs "
+            "it any more, "
             "delete the level topic: "
-            f"`delaylevel levels delete {context.description.topic}`",
+            f"`delaylevel levels delete {shell(context.description.topic)}`",
         )
         for target, found in context.targets.items()
         if found is None

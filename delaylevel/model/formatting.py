@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from datetime import datetime, timedelta, timezone
 
 from delaylevel.errors import InvalidInputError
@@ -120,3 +121,8 @@ def parse_delay(value: timedelta | str, name: str) -> timedelta:
     if value < timedelta():
         raise InvalidInputError(f"{name} is negative ({value!r}): a delay is zero or more")
     return value
+
+
+def shell(word: object) -> str:
+    """Return a word of a command as a shell takes it, such as the name of a topic."""
+    return shlex.quote(str(word))

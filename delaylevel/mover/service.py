@@ -11,6 +11,7 @@ from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.rules import Explainer
 from delaylevel.errors import BrokerError, LevelTopicError, NotFoundError
 from delaylevel.model.clock import Clock, SystemClock
+from delaylevel.model.formatting import shell
 from delaylevel.model.level_topic import LevelTopicDescription, Mover
 from delaylevel.model.report import ForwardReport
 from delaylevel.model.source_partition import SourcePartition, source_partitions
@@ -44,7 +45,8 @@ def check_movable(description: LevelTopicDescription) -> None:
         name = description.topic
         raise LevelTopicError(
             f"level topic {name} is moved by a function, which is inside Pulsar: deploy it with "
-            f"`delaylevel mover deploy {name}`; `delaylevel dispatcher run {name}` releases its "
+            f"`delaylevel mover deploy {shell(name)}`; `delaylevel dispatcher run "
+            f"{shell(name)}` releases its "
             "messages"
         )
 

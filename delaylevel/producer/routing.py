@@ -15,7 +15,7 @@ from delaylevel.model.clock import Clock, duration_ms
 from delaylevel.model.due_time import LATEST_DUE_MS, due_time_ms, expiry_ms, spread_ms_of
 from delaylevel.model.envelope import Envelope, SchemaRef
 from delaylevel.model.expiry import moved_expiry_ms
-from delaylevel.model.formatting import format_instant
+from delaylevel.model.formatting import format_instant, shell
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Mover
 from delaylevel.model.outcome import Receipt
 from delaylevel.model.router import Decision, Hop, Router
@@ -210,7 +210,8 @@ class Routing:
         elif not wanted.key and self._is_window_position(message_id):
             raise InvalidInputError(
                 f"message {message_id!r} was sent without an ID, so its ID does not tell where it "
-                f"is now: `delaylevel pending cancel {self._target} {message_id}` searches for it; "
+                f"is now: `delaylevel pending cancel {shell(self._target)} "
+                f"{shell(message_id)}` searches for it; "
                 "nothing was sent"
             )
         now_ms = self._clock.now_ms()

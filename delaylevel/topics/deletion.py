@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-import pulsar
-
-from delaylevel.cluster.failures import close_quietly, translate_errors
+from delaylevel.cluster.closed_topics import closed_to_producers
 from delaylevel.cluster.port import OperatorAdmin, TopicAdmin
 from delaylevel.errors import (
     ConflictError,
@@ -23,8 +20,6 @@ from delaylevel.model.level_topic import LevelTopicDescription, Role
 from delaylevel.model.topic_name import TopicName
 
 from .stats import LevelTopicStats, read_stats
-
-_THREADS = 8
 
 
 @dataclass(frozen=True)
@@ -114,7 +109,7 @@ def delete(
         )
     if discard is not None and discard < 0:
         raise InvalidInputError(f"discard is {discard}: it is a number of entries")
-    with _closed_to_producers(client, admin, description):
+    with closed_to_producers(client, _partitions(admin, description)):
         pending = pending_entries(admin, description)
         if pending.total != (discard or 0):
             raise StillPendingError(_still_pending(description, pending, discard), pending.total)
@@ -136,48 +131,14 @@ def delete(
     return pending
 
 
-@contextmanager
-def _closed_to_producers(
-    client: Any, admin: OperatorAdmin, description: LevelTopicDescription
-) -> Iterator[None]:
-    """Keep producers out of all partitions.
-
-    Raises:
-        LevelTopicError: a producer is connected.
-    """
-
-    def enter(partition: TopicName) -> Any:
-        try:
-            return client.create_producer(
-                partition.full, access_mode=pulsar.ProducerAccessMode.Exclusive
-            )
-        except pulsar.TopicTerminated:
-            return None  # an earlier deletion was interrupted
-
-    producers: list[Any] = []
-    partitions = []
+def _partitions(admin: OperatorAdmin, description: LevelTopicDescription) -> list[TopicName]:
+    """Return all partitions of the member topics that exist."""
+    found: list[TopicName] = []
     for member in description.members():
         with suppress(NotFoundError):
             count = admin.partitioned_metadata(member.topic).partitions
-            partitions += [member.topic.partition(index) for index in range(count)]
-    try:
-        refused = None
-        with translate_errors(), ThreadPoolExecutor(_THREADS) as pool:
-            for partition, entered in [(each, pool.submit(enter, each)) for each in partitions]:
-                try:
-                    producers.append(entered.result())
-                except (pulsar.ProducerFenced, pulsar.ProducerBusy):
-                    refused = refused or partition
-        if refused is not None:
-            raise LevelTopicError(
-                f"level topic {description.topic} is in use: a producer is connected to {refused}. "
-                "Close it, and delete again. Nothing was deleted"
-            )
-        yield
-    finally:
-        for producer in producers:
-            if producer is not None:
-                close_quietly(producer, "producer")
+            found += [member.topic.partition(index) for index in range(count)]
+    return found
 
 
 def _connected(stats: LevelTopicStats) -> list[str]:

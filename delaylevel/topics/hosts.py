@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from delaylevel.cluster.port import TopicAdmin
-from delaylevel.model.formatting import format_duration
+from delaylevel.model.formatting import format_duration, shell
 from delaylevel.model.level_topic import (
     SUBSCRIPTION,
     FinalWindow,
@@ -124,7 +124,7 @@ def _missing_mover(
             "mover",
             f"the mover of {topic} does not keep up: {', '.join(names[:3])} is connected, and "
             f"hand-offs are overdue by {format_duration(behind_ms)}",
-            f"look at its log, and restart it (`delaylevel mover restart {topic}`)"
+            f"look at its log, and restart it (`delaylevel mover restart {shell(topic)}`)"
             if function
             else "look at its log, and restart it",
             "so messages arrive late",
@@ -134,12 +134,12 @@ def _missing_mover(
         return MissingHost(
             "mover",
             absent,
-            f"`delaylevel mover deploy {description.topic}`",
+            f"`delaylevel mover deploy {shell(description.topic)}`",
             "so delayed messages stay parked",
             ", or `delaylevel mover restart` if it is deployed",
         )
-    run = f"`delaylevel run {topic}`"
-    other = f", or `delaylevel mover run {description.topic}`"
+    run = f"`delaylevel run {shell(topic)}`"
+    other = f", or `delaylevel mover run {shell(description.topic)}`"
     times = [row.subscription.acknowledged_ms for row in rows if row.subscription]
     last_ms = max((time_ms for time_ms in times if time_ms is not None), default=None)
     if late:
@@ -184,11 +184,11 @@ def _missing_dispatcher(
     if not rows:
         return None
     both = description.mover is Mover.SPARK
-    command = f"`delaylevel dispatcher run {description.topic}`"
+    command = f"`delaylevel dispatcher run {shell(description.topic)}`"
     return MissingHost(
         "dispatcher",
         f"no dispatcher is running for {topic}",
-        f"`delaylevel run {topic}`" if both else command,
+        f"`delaylevel run {shell(topic)}`" if both else command,
         "so messages that are due are not released",
         f", or {command}" if both else "",
     )
@@ -218,7 +218,7 @@ def _stale_dispatcher(
         f"the dispatcher of {topic} does not release messages: {', '.join(names[:3])} is "
         f"connected, and a message in the window was due {format_duration(overdue_ms)} ago or "
         "earlier",
-        f"`delaylevel dispatcher status {topic}`, look at its log, and restart it",
+        f"`delaylevel dispatcher status {shell(topic)}`, look at its log, and restart it",
         "so messages arrive late",
         stale=True,
     )

@@ -20,6 +20,7 @@ from delaylevel.errors import (
     PermissionDeniedError,
     UpgradeRequiredError,
 )
+from delaylevel.model.formatting import shell
 from delaylevel.model.level_topic import (
     LEVEL_PREFIX,
     LEVEL_SUFFIX,
@@ -248,7 +249,7 @@ def _existing(
             return described
         raise LevelTopicError(
             f"{name} has no level topic ({level_topic} serves other topics): "
-            f"create one with `delaylevel levels create {name} --level-topic …`"
+            f"create one with `delaylevel levels create {shell(name)} --level-topic …`"
         )
     if (metadata := members.metadata_of(admin, level_name)) is not None:
         if unfinished and PLAN_PROPERTY in metadata.properties:
@@ -256,7 +257,7 @@ def _existing(
         raise LevelTopicError(f"level topic {level_topic}: {_UNFINISHED}")
     raise LevelTopicError(
         f"{name} has no level topic ({level_topic} does not exist){similar(admin, name)}: create "
-        f"one with `delaylevel levels create {name}`"
+        f"one with `delaylevel levels create {shell(name)}`"
     )
 
 

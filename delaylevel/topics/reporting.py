@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from delaylevel.errors import DelayLevelError
-from delaylevel.model.formatting import format_duration
+from delaylevel.model.formatting import format_duration, shell
 from delaylevel.model.level_topic import LevelTopicDescription, Role
 from delaylevel.web.reports import DuePeriod, ProbeCheck, ProblemLine, StatusSection
 
@@ -79,23 +79,23 @@ def topic_problems(found: LevelTopicStats, now_ms: int) -> list[ProblemLine]:
     lines = []
     parked = found.backlog_entries(Role.LEVEL)
     if parked and not any(member.consumers for member in found.of(Role.LEVEL)):
-        remedy = f"Start one: `delaylevel mover run {name}`."
+        remedy = f"Start one: `delaylevel mover run {shell(name)}`."
         lines.append(ProblemLine(f"No mover reads the levels; {parked:,} entries wait", remedy))
     behind_ms = found.behind_ms(now_ms)
     if behind_ms >= found.description.levels.smallest_lead_ms:
         text = f"Hand-offs are {format_duration(behind_ms)} behind"
-        remedy = f"See the mover's log, and `delaylevel doctor {name}`."
+        remedy = f"See the mover's log, and `delaylevel doctor {shell(name)}`."
         lines.append(ProblemLine(text, remedy))
     held = found.backlog_entries(Role.HELD)
     if held:
         remedy = (
-            f'Their target could not be written. `delaylevel pending {name} --where "role = '
+            f'Their target could not be written. `delaylevel pending {shell(name)} --where "role = '
             "'held'\" -o wide` shows the reasons; the mover tries again after each pause."
         )
         lines.append(ProblemLine(f"{held:,} entries are held", remedy))
     dead = found.backlog_entries(Role.DEAD_LETTER)
     if dead:
         text = f"{dead:,} entries are dead letters"
-        remedy = f"`delaylevel dlq list {name}` shows them; replay or discard them."
+        remedy = f"`delaylevel dlq list {shell(name)}` shows them; replay or discard them."
         lines.append(ProblemLine(text, remedy))
     return lines

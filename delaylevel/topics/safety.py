@@ -39,7 +39,7 @@ def topic_limit(policies: NamespacePolicies, settings: BrokerSettings) -> int:
 def check_topic_limit(
     description: LevelTopicDescription, limit: int, present: int, missing: int
 ) -> None:
-    """Raise InvalidStrategyError if the namespace may not have so many topics.
+    """Raise InvalidStrategyError if the new topics exceed the limit of the namespace.
 
     Args:
         limit: the maximum number; 0 for no limit.

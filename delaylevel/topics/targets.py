@@ -14,6 +14,7 @@ from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.targets.receivers import has_receivers, topic_stats
 from delaylevel.cluster.values import PartitionStats, TopicPolicies
 from delaylevel.errors import AdminError, ConflictError, LevelTopicError
+from delaylevel.model.formatting import shell
 from delaylevel.model.topic_name import TopicName
 
 from .members import WAIT_S, await_true
@@ -49,7 +50,7 @@ def unsubscribed(
     Raises:
         BrokerError: the statistics cannot be read.
     """
-    keep = f"`delaylevel levels set {topic.short} --keep-target`"
+    keep = f"`delaylevel levels set {shell(topic.short)} --keep-target`"
     if stats is None:
         found = topic_stats(admin, topic)
         if found is None:

@@ -58,7 +58,7 @@ def test_what_is_stored_is_counted_or_refused(
         monkeypatch.setattr(owner, name, called)
 
     if moment == "entering":
-        before(deletion, "_closed_to_producers")
+        before(deletion, "closed_to_producers")
     elif moment == "counted":
         before(deletion, "pending_entries")
     else:

@@ -1,0 +1,46 @@
+"""Every command that a text proposes can be pasted into a shell, whatever a topic is called."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from delaylevel.errors import LevelTopicError
+from delaylevel.model.formatting import shell
+from delaylevel.testing import MemoryPulsar
+from delaylevel.topics.registry import describe
+
+ROOT = Path(__file__).parents[2]
+SOURCES = [
+    path
+    for folder in ("delaylevel", "cli", "spark_sync", "functions")
+    for path in (ROOT / folder).rglob("*.py")
+    if path.name != "embedded.py"  # names of brokers are safe
+]
+
+
+def test_words_of_users_are_quoted() -> None:
+    bare = []
+    for path in SOURCES:
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            for command in re.findall(r"`delaylevel [^`]*", line):
+                words = re.findall(r"\{([^{}]+)\}", command)
+                bare += [
+                    f"{path}:{number} {word}" for word in words if not word.startswith("shell(")
+                ]
+    assert bare == []
+
+
+@pytest.mark.parametrize("name", ["a b", "a'b", 'a"b', "a$(b)", "a;b", "a`b", "größe", "orders"])
+def test_a_name_is_one_word(name: str) -> None:
+    assert shlex.split(f"delaylevel doctor {shell(name)}") == ["delaylevel", "doctor", name]
+
+
+def test_a_remedy_names_the_topic_as_the_shell_takes_it() -> None:
+    with pytest.raises(LevelTopicError) as caught:
+        describe(MemoryPulsar().admin, "a $b")
+    command = re.findall(r"`(delaylevel [^`]*)`", str(caught.value))[0]
+    assert shlex.split(command)[-1] == "persistent://public/default/a $b"
