@@ -1,4 +1,4 @@
-"""What happens to one message when two features meet: a table in which every pair has a row.
+"""Tests of one message at which two features meet: a table in which every pair has a row.
 
 A row is a story about one message, told in steps. A step is a method of `Story`; ``3d`` lets that
 time pass while everything runs, and ``away:3d`` while neither mover nor dispatcher does. All of it
