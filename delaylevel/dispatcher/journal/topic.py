@@ -89,16 +89,17 @@ class Journal:
         """
         self._order = RecordOrder()
         last = self._admin.last_message_id(self._source.name)
-        mark = self._admin.mark_delete_position(self._source.name, SUBSCRIPTION)
+        mark = self._mark()
         if last is None:
             return
         if mark.next_entry > last:
             self._order.last = last.entry_start
             return
         for data, publish_ms in self._read_range(mark, last):
-            self.size_bytes += len(data)
-            self.read_ms = publish_ms
-            yield data
+            if data is not None:
+                self.size_bytes += len(data)
+                self.read_ms = publish_ms
+                yield data
 
     def claim(self) -> None:
         """Become the owner of the journal, once everything is read.
@@ -217,8 +218,12 @@ class Journal:
             last = self._admin.last_message_id(self._source.name)
             end = order.last if last is None else last.entry_start
         with translate_errors():
-            for _ in self._read_range(order.last, end):
-                pass
+            after, owned = order.last, order.owner == self._owner
+            counting = [data is not None for data, _ in self._read_range(after, end)]
+            # Only an owner acknowledges. What another one has acknowledged behind our last record
+            # may be deleted, its claim too, but not its snapshot: that is here, and does not count.
+            if owned and not all(counting) and self._mark() > after:
+                order.owner = None
         if order.owner != self._owner or order.number < number:
             self._failure = _CLAIMED
             raise self._error(_CLAIMED)
@@ -230,8 +235,13 @@ class Journal:
                 self._unproven.popleft()
                 self.stored, self.proven_s = order.number, written_s
 
-    def _read_range(self, after: Position, last: Position) -> Iterator[tuple[bytes, int]]:
-        """Yield bytes and publish time of the records behind one entry, to the last, that count.
+    def _mark(self) -> Position:
+        return self._admin.mark_delete_position(self._source.name, SUBSCRIPTION)
+
+    def _read_range(self, after: Position, last: Position) -> Iterator[tuple[bytes | None, int]]:
+        """Yield record and publish time of each entry behind one, to the last.
+
+        The record is None if it does not count, and for a claim.
 
         Raises:
             BrokerError: the last ones were not delivered.
@@ -240,9 +250,7 @@ class Journal:
         start = EARLIEST if after == EARLIEST else after.next_entry
         for message in read_range(self._client, self._source.topic, start, last.next_entry):
             position = message.position
-            data = self._order.take(message.value or b"", position)
-            if data is not None:
-                yield data, message.publish_ms
+            yield self._order.take(message.value or b"", position), message.publish_ms
         # Without the last records, what they release would be published once more.
         if position is None or position.entry_start != last.entry_start:
             raise BrokerError(
