@@ -109,12 +109,12 @@ def send(
     expires_after; id; target, if it is not TOPIC. Or it is a line of `pending export --payload`:
     its message keeps everything, its schema included.
 
-    There is a row for each message: `stored`; `failed` with the reason, e.g. for a wrong line;
-    `unconfirmed` if nobody knows; or `not tried`, after an interruption. The exit code is 1 unless
-    all of them are stored.
+    There is a row for each message: `stored`; `failed` with the reason, e.g. for a wrong line; or
+    `unconfirmed` if nobody knows. After an interruption, lines without a row were not sent. The
+    exit code is 1 unless all of them are stored.
 
     With -o json, the result of a delayed message has its receipt, with which it can be cancelled,
-    if the level topic allows that.
+    unless the final window is broker.
 
     --spread adds a random time of at most that length to the due time of each delayed message, so
     that they are not all due at once.

@@ -102,7 +102,7 @@ class Scheduling(BaseProducer):
 
         Raises:
             InvalidInputError: the message is not named well; nothing was sent.
-            LevelTopicError: the level topic does not allow cancellations; nothing was sent.
+            LevelTopicError: the final window is ``broker``; nothing was sent.
             CancellationFailedError: the broker did not confirm the cancellation. It is also the
                 ``pulsar.PulsarException`` of the failure.
             pulsar.PulsarException: the outcomes topic cannot be read; nothing was sent.
