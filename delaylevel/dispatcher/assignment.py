@@ -121,7 +121,9 @@ class Membership:
         """
         if self._reader is None:
             self._enter()
-        members = sorted(self._read_members())
+        found = self._read_members()
+        self._check(found)  # one that was away when this one entered may have come back
+        members = sorted(found)
         try:
             owners = window_stats(self._admin, self._description).owners
         except BrokerUnreachableError:

@@ -150,7 +150,10 @@ class Fetcher:
             return False
         batch = FetchedBatch()
         with nullcontext() if self._end is None else TURNS.take(self._rank):
-            self._convert(batch, self._undecided or self._available(reader.burst(message)))
+            taken = self._undecided
+            if not taken:
+                taken = self._whole(reader, self._available(reader.burst(message)))
+            self._convert(batch, taken)
         if self._end is None:
             self._fill_later(batch, reader)
         if batch.records:
@@ -187,7 +190,7 @@ class Fetcher:
             message = reader.receive(left_ms)
             if message is None:
                 return
-            self._convert(batch, [message])
+            self._convert(batch, self._whole(reader, [message]))
 
     def _convert(self, batch: FetchedBatch, taken: list[Any]) -> None:
         """Add messages to a batch, up to one that is undecided; keep the others."""
@@ -198,21 +201,26 @@ class Fetcher:
             end = next(
                 (n for n in range(begin, len(taken)) if indices[n] <= LAST_INDEX), len(taken)
             )
-            if begin:
-                self._convert(batch, taken[:begin])
+            # The last numbered message of the entry comes after them: once it is released, the
+            # entry may be acknowledged.
+            first, entry = begin, (ledgers[begin], entries[begin])
+            if begin and (ledgers[begin - 1], entries[begin - 1]) == entry:
+                first = begin - 1
+            if first:
+                self._convert(batch, taken[:first])
                 if self._undecided:
-                    self._undecided += taken[begin:]
+                    self._undecided += taken[first:]
                     return
             positions = map(Position, ledgers[begin:end], entries[begin:end], indices[begin:end])
             try:
                 with TURNS.pause():
                     self._unnumbered(tuple(zip(taken[begin:end], positions, strict=True)))
             except BrokerError as error:
-                self._undecided, self._refused = taken[begin:], error
+                self._undecided, self._refused = taken[first:], error
                 return
             self._undecided, self._last = [], taken[end - 1].message_id()
             taken, ledgers, entries, indices = (
-                each[end:] for each in (taken, ledgers, entries, indices)
+                each[first:begin] + each[end:] for each in (taken, ledgers, entries, indices)
             )
             if not taken:
                 return
@@ -258,6 +266,18 @@ class Fetcher:
             return  # messages of the same entry follow
         self._end = None
         self.put(CaughtUp())
+
+    def _whole(self, reader: PartitionReader, taken: list[Any]) -> list[Any]:
+        """Add the rest of an entry with messages behind LAST_INDEX, which the client has."""
+        while taken:
+            last = taken[-1].message_id()
+            if not LAST_INDEX <= last.batch_index() < batch_size(last) - 1:
+                break
+            message = reader.receive(_IDLE_MS)
+            if message is None:
+                raise BrokerError(f"{self.topic}: the rest of an entry was not delivered")
+            taken.append(message)
+        return taken
 
     def _available(self, messages: Iterator[Any]) -> list[Any]:
         """Return messages that come without a pause, up to one batch."""

@@ -81,7 +81,7 @@ class SteadyClock:
 
     def now_ms(self) -> int:
         """Return the present time in milliseconds since the epoch, UTC."""
-        now_ms, passed_s = self._clock.now_ms(), self._clock.monotonic_s()
+        passed_s, now_ms = self._clock.monotonic_s(), self._clock.now_ms()
         offset_ms = now_ms - 1000 * passed_s
         since_s = self._ahead_since_s
         if offset_ms - self._offset_ms > _STEP_MS:

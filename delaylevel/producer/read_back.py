@@ -42,7 +42,8 @@ def read_back(client: Any, receipt: Receipt) -> tuple[ParkedMessage, Envelope]:
     try:
         for message in read_range(client, topic, position, position.next_entry):
             envelope = Envelope.read(message.properties, message.stable_id(topic))
-            if (envelope.id, envelope.target) == (receipt.id, receipt.target):
+            found = envelope.id, envelope.target, message.key
+            if found == (receipt.id, receipt.target, receipt.key):
                 return message, envelope
     except EnvelopeError as error:
         raise InvalidInputError(

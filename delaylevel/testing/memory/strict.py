@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from delaylevel.dispatcher.journal.fencing import counting
-from delaylevel.dispatcher.journal.records import pack
+from delaylevel.dispatcher.journal.records import pack_message
 from delaylevel.dispatcher.journal.state import JournalState
 from delaylevel.model.envelope import DUE, EXPIRES, KIND
 from delaylevel.model.level_topic import (
@@ -96,10 +96,7 @@ class StrictRules:
         index = event.topic.partition_index or 0
         state = self._journal(description, index, ())
         for entry in event.entries:
-            packed = [
-                pack(entry.ledger, entry.entry << 10 | max(entry.message_position(n).batch, 0))
-                for n in range(len(entry.messages))
-            ]
+            packed = [pack_message(entry.message_position(n)) for n in range(len(entry.messages))]
             if not state.is_released(np.array(packed, dtype=np.int64)).all():
                 self._violated(event.topic, entry, "is not released by the stored journal")
 
@@ -110,7 +107,7 @@ class StrictRules:
             return
         packed = np.array(
             [
-                pack(entry.ledger, entry.entry << 10 | max(entry.message_position(n).batch, 0))
+                pack_message(entry.message_position(n))
                 for entry in _unacknowledged(window)
                 for n in range(len(entry.messages))
             ],

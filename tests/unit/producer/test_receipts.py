@@ -12,6 +12,7 @@ import pytest
 from delaylevel import Receipt, topics
 from delaylevel.errors import CancellationFailedError, InvalidInputError, LevelTopicError
 from delaylevel.model.level_topic import LevelTopicDescription
+from delaylevel.model.outcome import place_of
 from delaylevel.model.position import Position
 from delaylevel.model.strategy import Levels, PartitionBy, PartitionStrategy
 from delaylevel.producer.client_errors import client_errors
@@ -205,3 +206,40 @@ def test_the_place_of_a_receipt(
     assert found.sent_directly == (topic is None)
     assert Receipt.parse(str(found)) == found
     assert found.key == ""
+
+
+def test_a_message_is_read_back_by_its_key_too() -> None:
+    """One ID on two keys is two messages, which may be in one entry."""
+    with MemoryPulsar() as memory:
+        producer = memory.client().create_producer(
+            "orders", enable_delay_level_topic=True, batching_enabled=True
+        )
+        due_ms = memory.clock.now_ms() + 3 * 86_400_000
+        stored: list[Any] = []
+        for key in ("a", "b"):
+            producer.send_async(
+                f"for {key}".encode(),
+                lambda _, place: stored.append(place),
+                deliver_at=due_ms,
+                message_id="order-7",
+                partition_key=key,
+            )
+        producer.flush()
+        first = stored[0]
+        assert (first.ledger_id(), first.entry_id()) == (
+            stored[1].ledger_id(),
+            stored[1].entry_id(),
+        )
+        topic = producer.description.level_topic(0).partition(2).full
+        place = place_of(topic, first.ledger_id(), first.entry_id())
+        receipt = Receipt(
+            "order-7",
+            due_ms,
+            producer.description.targets[0],
+            producer.description.topic,
+            "b",
+            place,
+        )
+        producer.reschedule(receipt, deliver_after=timedelta(days=1))
+        memory.advance(timedelta(days=4))
+        assert [message.data for message in memory.delivered("orders")] == [b"for b", b"for a"]

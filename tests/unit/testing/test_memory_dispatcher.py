@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
@@ -25,6 +26,7 @@ from delaylevel.dispatcher.journal.records import (
     decode,
 )
 from delaylevel.dispatcher.journal.topic import Journal, LostOwnershipError
+from delaylevel.dispatcher.owner import PartitionOwner
 from delaylevel.dispatcher.publishing import BatchPublisher
 from delaylevel.dispatcher.sources import window_sources
 from delaylevel.errors import AlreadyRunningError, BrokerError
@@ -383,14 +385,15 @@ def test_a_clock_that_is_ahead_for_some_seconds_drops_and_releases_nothing(bench
         assert bench.delivered() == [b"expires", b"due soon"], "it was a correction"
 
 
-def test_a_batch_with_too_many_messages_costs_nobody_else_anything(bench: Bench) -> None:
+@pytest.mark.parametrize("size", [1_100, 2_500])
+def test_a_batch_with_too_many_messages_costs_nobody_else_anything(bench: Bench, size: int) -> None:
     index = bench.description.window_partition("k", "")
     window = bench.description.window_topic.partition(index).full
     raw = bench.client.create_producer(
         window, batching_enabled=True, batching_max_messages=5_000, max_pending_messages=5_000
     )
     due = {env.DUE: str(NOON_MS + 3_600_000), env.TARGET: bench.description.targets[0]}
-    for number in range(1_100):
+    for number in range(size):
         raw.send_async(b"foreign %d" % number, None, properties=due, partition_key="k")
     raw.flush()
     for number in range(3):
@@ -403,13 +406,42 @@ def test_a_batch_with_too_many_messages_costs_nobody_else_anything(bench: Bench)
 
     with bench.dispatcher() as first:  # which ends while they are pending
         first.run_once()
-        assert len(letters()) == 76
+        assert len(letters()) == size - 1_024
     bench.memory.advance(2 * HOUR)
     assert bench.delivered() == [
         *(b"foreign %d" % number for number in range(1_024)),
         *(b"own %d" % number for number in range(3)),
     ]
-    assert {each.value for each in letters()} == {b"foreign %d" % n for n in range(1_024, 1_100)}
+    assert {each.value for each in letters()} == {b"foreign %d" % n for n in range(1_024, size)}
     assert "1,024 messages" in letters()[0].properties[env.REASON]
     partition = bench.memory._broker.partitions[bench.description.window_topic.partition(index)]
     assert partition.subscriptions[SUBSCRIPTION].backlog == 0
+
+
+def test_the_end_of_a_large_batch_is_not_acknowledged_before_it_is_a_dead_letter(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = bench.description.window_partition("k", "")
+    window = bench.description.window_topic.partition(index)
+    raw = bench.client.create_producer(
+        window.full, batching_enabled=True, batching_max_messages=5_000, max_pending_messages=5_000
+    )
+    due = {env.DUE: str(NOON_MS + 60_000), env.TARGET: bench.description.targets[0]}
+    for number in range(2_500):
+        raw.send_async(b"%d" % number, None, properties=due, partition_key="k")
+    raw.flush()
+
+    def refuse(*arguments: Any) -> None:
+        raise BrokerError("the dead-letter topic does not confirm")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PartitionOwner, "_set_aside_unnumbered", refuse)
+        first = bench.dispatcher()
+        bench.clock.advance(timedelta(minutes=2))
+        with contextlib.suppress(BrokerError):
+            bench.run(first)
+        first.kill()
+    bench.memory.advance(HOUR)
+    letters = bench.memory.delivered(bench.description.dead_letter_topic.partition(0).full)
+    assert {message.data for message in letters} == {b"%d" % n for n in range(1_024, 2_500)}
+    assert len(set(bench.delivered())) == 1_024
