@@ -166,8 +166,8 @@ def create(
 
     It is called _TOPIC-delay-level, so that no consumer with a pattern such as TOPIC.* receives
     parked messages. With --level-namespace, it is in a namespace of its own, which also protects
-    against patterns for all topics of TOPIC's namespace. An existing level topic of the name that
-    earlier releases used, TOPIC-delay-level, is kept.
+    against patterns for all topics of TOPIC's namespace. An existing level topic without the
+    underscore, TOPIC-delay-level, is kept.
 
     Also creates its topics for held messages and dead letters, its subscriptions and policies, and
     with --final-window tracker its window and journal. The command may be repeated: it creates

@@ -436,8 +436,7 @@ def default_level_topic(business_topic: str, namespace: str | None = None) -> st
 def default_level_topics(business_topic: str, namespace: str | None = None) -> tuple[str, ...]:
     """Return the names under which a business topic's level topic is searched for, in order.
 
-    The first one is that of a new level topic. Earlier releases called level topics
-    ``<topic>-delay-level``; those keep their names.
+    The first one is that of a new level topic, the second one has no underscore in front.
 
     Args:
         business_topic: the business topic.

@@ -185,8 +185,8 @@ def find(admin: TopicAdmin, topic: str) -> LevelTopicDescription | None:
 def default_name(admin: TopicAdmin, business_topic: str, namespace: str | None = None) -> str:
     """Return the name of a business topic's level topic: the existing one's, or that of a new one.
 
-    An existing level topic counts under the present default name and under that of earlier
-    releases, in this order, if it carries the business topic's messages.
+    An existing level topic counts under each of its default names, in their order, if it carries
+    the business topic's messages.
 
     Args:
         namespace: ``tenant/namespace`` of the level topic; that of the business topic by default.

@@ -29,8 +29,7 @@ commit of another one. Intents that were written by earlier versions may have se
 
 1. An intent is confirmed before the first of its messages is sent. All records before it in the
    journal are then confirmed too. The intent may be *ahead*: written up to 0.3 s before the due
-   times of its messages, or 0.7 s if they are few and the level topic has neither cancellations
-   nor an expiry. Each message is sent when it is due, and then needs no further record.
+   times of its messages. Each message is sent when it is due, and then needs no further record.
    In a burst, the next intents are written while the last ones are not confirmed, and each message
    is sent once its own is.
    But the last record that the journal has confirmed must be less than 1 s old. Otherwise another
