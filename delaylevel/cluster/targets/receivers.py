@@ -15,13 +15,17 @@ from dataclasses import dataclass
 from delaylevel.cluster.failures import may_pass
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.values import PartitionStats
-from delaylevel.errors import AdminError, NotFoundError
+from delaylevel.errors import AdminError, BrokerError, NotFoundError
 from delaylevel.model.topic_name import TopicName
 
 #: The reason for holding a message whose business topic does not exist.
 NO_TOPIC = "the topic does not exist"
 #: The reason for holding a message whose business topic exists, without receivers.
 NO_RECEIVER = "nobody can receive from it: it has no durable subscription and no retention"
+#: The reason while somebody can receive from some partitions of a business topic only.
+SOME_RECEIVED = (
+    "some of its partitions have no durable subscription; perhaps they are just being added"
+)
 
 
 def topic_stats(admin: TopicAdmin, topic: TopicName) -> dict[TopicName, PartitionStats] | None:
@@ -103,23 +107,18 @@ def read_state(admin: TopicAdmin, topic: TopicName, partition: int = -1) -> Targ
 
     Raises:
         NotFoundError: the topic does not exist.
-        BrokerError: no broker serves it, or one of these partitions, now; among other reasons.
+        BrokerError: no broker serves it, or one of these partitions, now; or somebody can receive
+            from some partitions only; among other reasons.
     """
-    partitions = admin.partitioned_metadata(topic).partitions
-    found: Mapping[TopicName, PartitionStats] = {}
-    if partitions and partition >= 0:
-        # Brokers delete single partitions that have no subscription, and create them again.
-        with suppress(NotFoundError):
-            name = topic.partition(partition)
-            found = {name: admin.partition_stats(name)}
-        expected = 1
-    else:
-        found = _stats(admin, topic, partitions)
-        expected = max(1, partitions)
-    stats = found.values() if len(found) == expected else ()
+    partitions, found = _read(admin, topic, partition)
+    received = _receives(admin, topic, found, 1 if partition >= 0 else partitions)
+    if not received and any(map(_is_received, found.values())):
+        # A new topic has no subscription at all. New partitions are there before their
+        # subscriptions are.
+        raise BrokerError(SOME_RECEIVED)
     return TargetState(
         partitions=partitions,
-        received=has_receivers(admin, topic, stats),
+        received=received,
         deduplication=all(each.deduplication for each in found.values()),
     )
 
@@ -129,6 +128,9 @@ def is_still_received(
 ) -> bool:
     """Return False if nobody can receive what was just stored in a topic.
 
+    Partitions that were added since the opening are perhaps still without their subscriptions, and
+    say nothing about the others.
+
     Args:
         partitions: number of partitions at the opening of the producer that has stored it.
         partition: as for `read_state`.
@@ -137,7 +139,32 @@ def is_still_received(
         BrokerError: the admin interface does not answer.
     """
     try:
-        state = read_state(admin, topic, partition)
+        present, found = _read(admin, topic, partition)
     except NotFoundError:
         return False
-    return state.received and partitions <= state.partitions
+    if partitions and partition < 0:
+        known = set(map(topic.partition, range(partitions)))
+        found = {name: stats for name, stats in found.items() if name in known}
+    expected = 1 if partition >= 0 else partitions
+    return partitions <= present and _receives(admin, topic, found, expected)
+
+
+def _read(
+    admin: TopicAdmin, topic: TopicName, partition: int
+) -> tuple[int, Mapping[TopicName, PartitionStats]]:
+    """Return the number of partitions, and the statistics of those that are looked at."""
+    partitions = admin.partitioned_metadata(topic).partitions
+    if not partitions or partition < 0:
+        return partitions, _stats(admin, topic, partitions)
+    # Brokers delete single partitions that have no subscription, and create them again.
+    with suppress(NotFoundError):
+        name = topic.partition(partition)
+        return partitions, {name: admin.partition_stats(name)}
+    return partitions, {}
+
+
+def _receives(
+    admin: TopicAdmin, topic: TopicName, found: Mapping[TopicName, PartitionStats], expected: int
+) -> bool:
+    """Return `has_receivers` for the partitions that were found, of at least as many expected."""
+    return has_receivers(admin, topic, found.values() if len(found) >= expected else ())
