@@ -235,16 +235,16 @@ def _secured(reader: Any) -> None:
         f"authParams=file://{secured.own_token_file}\n"
     )
     words = shlex.join([*secured.words(), "--token-file", str(secured.own_token_file)])
-    reader.type(f"delaylevel {words} levels create orders --max 5d")
+    reader.type(f"delaylevel {words} levels create orders --max-delay 5d")
 
 
 CREATED = ("delaylevel levels create orders",)
-BRIEF = ("delaylevel levels create orders --max 5d",)
-BOTH = (*BRIEF, "delaylevel levels create invoices --max 5d")
+BRIEF = ("delaylevel levels create orders --max-delay 5d",)
+BOTH = (*BRIEF, "delaylevel levels create invoices --max-delay 5d")
 WITH_HOURS = (_nothing, "delaylevel levels create orders --then hour:24h")
 WITHOUT_DISPATCHER = "delaylevel levels create orders --final-window broker"
 # One entry for each message: a producer for a Function does not batch.
-UNBATCHED = "delaylevel levels create orders --max 5d --mover function"
+UNBATCHED = "delaylevel levels create orders --max-delay 5d --mover function"
 PENDING = (
     *BRIEF,
     "delaylevel send orders 'pay me' --after 90m --key customer-7 --property customer=acme "
@@ -391,6 +391,7 @@ EXPECTED = Expected(
         "delaylevel doctor orders --all": 1,
         "delaylevel pending outcome orders renewal-4711 -o json": 1,  # no dispatcher runs
         "delaylevel doctor orders --delivery effectively-once --trigger 10s": 1,
+        "delaylevel dlq replay orders --all": 1,  # some cannot be read
     },
     own_broker=frozenset({"docs/cli.md", "docs/cli.md broker", "docs/cli.md demo"}),
 )
