@@ -19,6 +19,7 @@ from pyspark.sql.streaming import DataStreamReader
 
 from delaylevel.cluster.admin import Admin
 from delaylevel.cluster.connection import Connection
+from delaylevel.cluster.failures import may_pass
 from delaylevel.cluster.partition_lock import describe_owner
 from delaylevel.cluster.repeated_warning import RepeatedWarning
 from delaylevel.cluster.rules import Explainer
@@ -100,6 +101,7 @@ class SparkSyncJob:
             Function. If others can be served, this one is reported.
         InvalidInputError: effectively once, for a level topic with a tracker.
         AlreadyRunningError: another mover is running; the text identifies it.
+        BrokerError: the broker did not answer for one of the topics: start the job again.
     """
 
     def __init__(
@@ -136,8 +138,12 @@ class SparkSyncJob:
 
             roster = Roster(admin, settings.level_topics, serve)
             roster.start()
+        # Spark's query has a fixed set of level topics, so those that are refused wait for the next
+        # start. None should wait that long for a failure that may pass, or for another mover's end.
+        for error in roster.errors.values():
+            if may_pass(error):
+                raise error
         self.descriptions = tuple(found)
-        # Spark's query has a fixed set of level topics, so these wait for the next start.
         self.refused = roster.refused
 
     @property
@@ -158,7 +164,8 @@ class SparkSyncJob:
             on_progress: function to call with each ``StreamingQueryProgress``, in another thread.
 
         Raises:
-            AlreadyRunningError, LevelTopicError: the job cannot continue.
+            AlreadyRunningError, LevelTopicError: the job cannot continue; or, with ``once``, all is
+                moved except the messages of level topics that cannot be served.
             StepsError: the steps lose, change or multiply rows.
             BrokerError: with ``once``, the query failed; unfinished messages are unacknowledged.
         """
@@ -191,6 +198,11 @@ class SparkSyncJob:
             spark.streams.addListener(listener)
             stack.callback(spark.streams.removeListener, listener)
             self._run_queries(spark, listener, Explainer(admin))
+        if self._settings.once and self.refused and not self._stop.is_set():
+            raise LevelTopicError(
+                "the ready messages were moved, except those of level topics that cannot be "
+                f"served: {'; '.join(f'{name}: {why}' for name, why in self.refused.items())}"
+            )
 
     def _run_queries(
         self, spark: SparkSession, listener: SyncListener, explainer: Explainer

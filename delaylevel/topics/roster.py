@@ -52,9 +52,14 @@ class Roster:
         self._warning = RepeatedWarning(log, f"level topics of {namespace}")
 
     @property
+    def errors(self) -> Mapping[str, DelayLevelError]:
+        """The error of each level topic that cannot be served now, by its name."""
+        return self._refused.copy()
+
+    @property
     def refused(self) -> Mapping[str, str]:
         """The reason for each level topic that cannot be served now, by its name."""
-        return {name: str(error) for name, error in self._refused.copy().items()}
+        return {name: str(error) for name, error in self.errors.items()}
 
     @property
     def named_refused(self) -> Mapping[str, str]:

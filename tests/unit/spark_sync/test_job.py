@@ -2,11 +2,83 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+from unittest.mock import MagicMock
+
 import pytest
 from pyspark.errors import PySparkException
 
-from delaylevel.errors import LevelTopicError, UpgradeRequiredError
+from delaylevel.cluster.connection import Connection
+from delaylevel.errors import (
+    AlreadyRunningError,
+    BrokerError,
+    BrokerUnreachableError,
+    LevelTopicError,
+    UpgradeRequiredError,
+)
+from delaylevel.model.topic_name import TopicName
+from delaylevel.spark_sync import SparkSyncJob, SyncSettings
+from delaylevel.spark_sync import job as job_module
 from delaylevel.spark_sync.job import _raise_if_fatal
+from delaylevel.testing import MemoryPulsar
+
+
+class InvoicesFail:
+    """The admin interface of an in-memory Pulsar; the reading of one description fails."""
+
+    def __init__(self, admin: Any, failure: Exception) -> None:
+        self._admin, self._failure = admin, failure
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._admin, name)
+
+    def partitioned_metadata(self, topic: TopicName) -> Any:
+        if "invoices" in topic.local:
+            raise self._failure
+        return self._admin.partitioned_metadata(topic)
+
+
+def job_for_two(failure: Exception, monkeypatch: pytest.MonkeyPatch) -> SparkSyncJob:
+    """Start a job for two level topics, and run it without a query."""
+
+    @contextlib.contextmanager
+    def connect(connection: Connection) -> Iterator[InvoicesFail]:
+        yield InvoicesFail(memory.admin, failure)
+
+    memory = MemoryPulsar()
+    for name in ("orders", "invoices"):
+        memory.client().create_producer(name, enable_delay_level_topic=True).close()
+    monkeypatch.setattr(job_module.Admin, "from_connection", connect)
+    for part in ("enter_environment", "handle_jvm_sigterm"):
+        monkeypatch.setattr(job_module, part, lambda *args: None)
+    monkeypatch.setattr(SparkSyncJob, "_run_query", lambda *args: None)
+    settings = SyncSettings(("orders", "invoices"), checkpoint="unused", once=True)
+    return SparkSyncJob(Connection(), settings, spark=MagicMock())
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [BrokerUnreachableError("no answer in time"), AlreadyRunningError("another mover is at work")],
+    ids=lambda failure: type(failure).__name__,
+)
+def test_a_failure_that_may_pass_ends_the_start(
+    failure: BrokerError, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(type(failure), match=str(failure)):
+        job_for_two(failure, monkeypatch)
+
+
+def test_a_run_until_all_is_moved_fails_if_a_level_topic_was_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    job = job_for_two(UpgradeRequiredError("it is in format 2"), monkeypatch)
+    assert [item.topic for item in job.descriptions] == [
+        "persistent://public/default/_orders-delay-level"
+    ]
+    with pytest.raises(LevelTopicError, match=r"except those .* invoices: it is in format 2"):
+        job.run()
 
 
 @pytest.mark.parametrize("kind", [LevelTopicError, UpgradeRequiredError])
