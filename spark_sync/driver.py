@@ -34,6 +34,9 @@ log = logging.getLogger(__name__)
 # A killed mover keeps its locks for some seconds; a live one keeps them for longer than this.
 LOCK_TIMEOUT_S = 15.0
 _WARM_UP_RANGES = 4
+# Pauses before a partition, whose last search failed, is searched again.
+_FIRST_PAUSE_MS = 1000
+_LONGEST_PAUSE_MS = 30_000
 
 
 class Driver:
@@ -54,6 +57,7 @@ class Driver:
         self._first: dict[str, Position] = {}
         self._acknowledged: dict[str, Position] = {}
         self._next_checks = NextChecks(self._clock)
+        self._pauses_ms: dict[str, int] = {}  # of the partitions whose last search failed
         # Earliest due times of the ranges of the batch that was chosen last, ms since the epoch.
         self._due_ms: dict[str, int] = {}
         self._fixed_now_ms: int | None = None
@@ -115,14 +119,15 @@ class Driver:
         found = in_threads(
             lambda source: self._try_search(source, positions[source.topic], now_ms), due
         )
-        self._report([item for item in found if isinstance(item, BrokerError)], len(due))
         skipped: dict[str, Position] = {}
         ready: list[ReadyRange] = []
-        for outcome in found:
+        self._report(dict(zip((source.topic for source in due), found, strict=True)))
+        for source, outcome in zip(due, found, strict=True):
+            topic = source.topic
             if isinstance(outcome, BrokerError):
-                continue  # searched again at the next trigger
+                self._next_checks[topic] = now_ms + self._pauses_ms[topic]
+                continue
             begin, item = outcome
-            topic = item.source.topic
             self._next_checks[topic] = item.bound.next_check_ms
             if begin != positions[topic]:
                 skipped[topic] = positions[topic] = begin
@@ -200,19 +205,25 @@ class Driver:
         except BrokerError as error:
             return error
 
-    def _report(self, failures: Sequence[BrokerError], searches: int) -> None:
-        """Warn of partitions that are left out of this batch; end the query if that is all of them.
+    def _report(self, found: Mapping[str, object]) -> None:
+        """Warn of partitions that are left out of batches; end the query if none is left.
 
-        A run that ends when nothing is ready must not leave anything out.
+        Partitions that are not due have not failed. A run that ends when nothing is ready must not
+        leave anything out.
         """
-        if not failures:
+        failures = [error for error in found.values() if isinstance(error, BrokerError)]
+        for topic, outcome in found.items():
+            pause_ms = self._pauses_ms.pop(topic, _FIRST_PAUSE_MS // 2)
+            if isinstance(outcome, BrokerError):
+                self._pauses_ms[topic] = min(2 * pause_ms, _LONGEST_PAUSE_MS)
+        if not self._pauses_ms:
             self._warning.over()
-        elif len(failures) == searches or self.once:
-            raise failures[0]
-        else:
+        elif failures:
+            if self.once or len(self._pauses_ms) == len(self._sources):
+                raise failures[0]
             self._warning.failed(
-                f"ready messages of {len(failures)} of {searches} partitions were not found, "
-                f"because {failures[0]}"
+                f"ready messages of {len(self._pauses_ms)} of {len(self._sources)} partitions were "
+                f"not found, because {failures[0]}"
             )
 
     def _search(
@@ -303,6 +314,7 @@ class Driver:
             lock.close()
         for name in [s.topic for s in self._sources.values() if s.level_topic == topic]:
             del self._sources[name]
+            self._pauses_ms.pop(name, None)
 
     def _acquire(self, sources: Sequence[SourcePartition]) -> PartitionLock:
         deadline = time.monotonic() + LOCK_TIMEOUT_S

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from contextlib import closing
 from datetime import timedelta
 from typing import Any
@@ -131,8 +132,10 @@ def test_a_partition_that_cannot_be_searched_delays_no_other(
             memory.clock.advance(2 * DAY)
             find = driver._ready_search.ready_range
             broken = {first}
+            searches: Counter[str] = Counter()
 
             def ready_range(source: Any, *args: Any) -> Any:
+                searches[source.topic] += 1
                 if source.topic in broken:
                     raise pulsar.Timeout("Pulsar error: TimeOut")
                 return find(source, *args)
@@ -142,15 +145,24 @@ def test_a_partition_that_cannot_be_searched_delays_no_other(
             assert positions_of(end)[first] == positions_of(start)[first]
             assert positions_of(end)[second] > positions_of(start)[second]
             assert "1 of 7 partitions were not found, because" in caplog.text
+            # Nothing else is due now. It is searched after pauses, not at every trigger.
+            for _ in range(120):
+                memory.clock.advance(timedelta(seconds=0.5))
+                assert driver.latest_offset(end, None) == end
+            assert searches[first] == 1 + 5  # after 1, 2, 4, 8 and 16 s
+            assert "works again" not in caplog.text
             broken.clear()
+            memory.clock.advance(timedelta(seconds=30))
             end = driver.latest_offset(end, None)
             assert positions_of(end)[first] > positions_of(start)[first]
+            assert "works again" in caplog.text
             broken.update(item.topic for item in driver._sources.values())
-            memory.clock.advance(DAY)
+            memory.clock.advance(10 * DAY)
             with pytest.raises(BrokerError, match="TimeOut"):
                 driver.latest_offset(end, None)
             # A run that ends when nothing is ready leaves nothing out.
             broken.intersection_update({first})
+            memory.clock.advance(timedelta(seconds=30))
             driver.fix_now()
             with pytest.raises(BrokerError, match="TimeOut"):
                 driver.latest_offset(start, None)
