@@ -495,7 +495,6 @@ class Simulation:
         self.jobs: list[Callable[[], None]] = []
         self.journal = SimulatedJournal(self.journal_topic, self.clock)
         state = JournalState.read(self.journal_topic.confirmed, 1000)
-        state.split_intents()
         self.overflows = 0
         self.queue = DelayQueue(
             state,

@@ -60,7 +60,7 @@ Identity = tuple[str, int]
 
 CANCELLED, TOO_LATE, UNKNOWN = "cancelled", "too late", "unknown"
 
-# Intents are written up to 0.7 s ahead of due times, and the clock of an earlier owner may differ.
+# Intents are written up to 0.3 s ahead of due times, and the clock of an earlier owner may differ.
 _MARGIN_MS = 5_000
 
 _REASONS = {

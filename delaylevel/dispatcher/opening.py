@@ -31,7 +31,6 @@ def open_queue(
     state = JournalState.read(journal.read(), settings.remember, releases)
     journal.claim()  # before anything is decided from what was read
     releases.now_ms = clock.now_ms
-    state.split_intents()
     queue = DelayQueue(
         state,
         segments.pending(),

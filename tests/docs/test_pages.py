@@ -442,7 +442,7 @@ def test_expectations_name_existing_commands(expected: Any) -> None:
 
 @pytest.mark.parametrize(("title", "whole"), [("docs/cli.md levels", False)])
 def test_wrong_exit_codes_and_output_are_detected(reader: Reader, title: str, whole: bool) -> None:
-    for line in ("delaylevel levels describe orders", "false", "delaylevel dispatch run orders"):
+    for line in ("delaylevel levels describe orders", "false", "delaylevel dlq show orders"):
         with pytest.raises(AssertionError, match=line):
             reader.type(line)
     with pytest.raises(AssertionError, match="exit code 0"):

@@ -155,30 +155,6 @@ class JournalState:
         elif isinstance(record, Answered):
             self._release(record.positions)
 
-    def split_intents(self) -> None:
-        """Replace each open intent of several targets by one intent for each of them.
-
-        Earlier versions wrote such intents. They would be resolved only when the last of their
-        targets has answered. The journal gets the new ones with the next snapshot.
-        """
-        for intent in list(self.open_intents.values()):
-            if len(intent.targets) < 2:
-                continue
-            del self.open_intents[intent.number]
-            for index in range(len(intent.targets) + 1):
-                part = np.flatnonzero(intent.target_index == index)
-                if part.size:
-                    one = Intent(
-                        self.next_number,
-                        intent.positions[part],
-                        intent.id_keys,
-                        intent.key_index[part],
-                        intent.ids[part],
-                        intent.targets[index : index + 1],
-                        np.zeros(part.size, dtype=np.uint16),
-                    )
-                    self.apply(one)
-
     def is_released(self, positions: Int64s) -> Mask:
         """Return which positions are released, shape (n,).
 

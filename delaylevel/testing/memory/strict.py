@@ -16,27 +16,19 @@ import numpy as np
 from delaylevel.dispatcher.journal.fencing import counting
 from delaylevel.dispatcher.journal.records import pack_message
 from delaylevel.dispatcher.journal.state import JournalState
-from delaylevel.model.envelope import DUE, EXPIRES, KIND
+from delaylevel.model.envelope import DUE, EXPIRES, KIND, TARGET
 from delaylevel.model.level_topic import (
     SUBSCRIPTION,
     FinalWindow,
     LevelTopicDescription,
     Member,
+    MissingTarget,
     Role,
 )
 from delaylevel.model.topic_name import TopicName
 
 from .broker import Broker, Event, Partition
 from .log import Entry, StoredMessage
-
-
-class _Trace(NamedTuple):
-    """The part of a message that every hop keeps: enough to find its copies."""
-
-    value: bytes | None
-    key: str
-    due: str | None
-    kind: str | None
 
 
 class _Place(NamedTuple):
@@ -55,7 +47,7 @@ class StrictRules:
         self._broker = broker
         self._members: dict[TopicName, tuple[LevelTopicDescription, Member]] = {}
         self._changes = -1
-        self._last: dict[_Trace, _Place] = {}  # where the last copy of a message was stored
+        self._last: dict[int, _Place] = {}  # where the last copy of a message was stored
         self.violations: list[str] = []
         broker.watchers.append(self)
 
@@ -87,10 +79,28 @@ class StrictRules:
     ) -> None:
         own = _Place(entry.ledger, entry.entry)
         for message in entry.messages:
-            if _may_be_dropped(description, message, self._broker.clock.now_ms()):
+            if self._may_be_dropped(description, message):
                 continue
             if self._last.get(_trace(message), own) == own:
                 self._violated(topic, entry, "is stored nowhere else")
+
+    def _may_be_dropped(self, description: LevelTopicDescription, message: StoredMessage) -> bool:
+        """Return True if a message has expired, or if those of its target are dropped."""
+        get, now_ms = message.properties.get, self._broker.clock.now_ms()
+        expires, due = get(EXPIRES, ""), get(DUE, "")
+        default_ms = description.expire_after_ms
+        if expires.isdigit():
+            at_ms = int(expires)
+        else:
+            at_ms = int(due) + default_ms if default_ms and due.isdigit() else 0
+        if 0 < at_ms <= now_ms:
+            return True
+        target = TopicName.parse(get(TARGET, "")) if TARGET in message.properties else None
+        return (
+            description.on_missing_target is MissingTarget.DROP
+            and target is not None
+            and not any(self._broker.existing_partitions(target))
+        )
 
     def _check_window(self, description: LevelTopicDescription, event: Event) -> None:
         index = event.topic.partition_index or 0
@@ -153,20 +163,10 @@ class StrictRules:
         )
 
 
-def _may_be_dropped(
-    description: LevelTopicDescription, message: StoredMessage, now_ms: int
-) -> bool:
-    """Return True if a message has expired."""
-    expires, due = message.properties.get(EXPIRES, ""), message.properties.get(DUE, "")
-    if expires.isdigit():
-        return int(expires) <= now_ms
-    default_ms = description.expire_after_ms
-    return bool(default_ms) and due.isdigit() and int(due) + default_ms <= now_ms
-
-
-def _trace(message: StoredMessage) -> _Trace:
+def _trace(message: StoredMessage) -> int:
+    """Return a number for what every hop keeps of a message: enough to find its copies."""
     get = message.properties.get
-    return _Trace(message.value, message.key, get(DUE), get(KIND))
+    return hash((message.value, message.key, get(DUE), get(KIND)))
 
 
 def _unacknowledged(partition: Partition) -> list[Entry]:
