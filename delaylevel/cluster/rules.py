@@ -282,7 +282,9 @@ def refusal_of_target(admin: TopicAdmin, topic: TopicName, failure: str) -> str:
         )
     except BrokerError:
         return ""
-    return f"ProducerBusy: at most {limit} producers at a time ({place})" if limit else ""
+    if limit is None or limit <= 0:
+        return ""
+    return f"ProducerBusy: at most {limit} producers at a time ({place})"
 
 
 class Explainer:
@@ -440,7 +442,7 @@ def _limit(
             limit, place = _in_force(
                 getattr(own, attribute), namespace, broker, facts.path, setting
             )
-            if limit and limit < needed:
+            if limit is not None and 0 < limit < needed:  # 0 or less is no limit
                 yield Violation(
                     f"{member.topic} allows {limit} of its {words} ({place}), and needs at least "
                     f"{needed}",
@@ -453,7 +455,7 @@ def _limit(
             limit, place = _in_force(
                 own.max_producers, policies.max_producers, broker, path, setting
             )
-            if limit and limit < TARGET_PRODUCERS:
+            if limit is not None and 0 < limit < TARGET_PRODUCERS:
                 yield Violation(
                     f"target {target} allows {limit} of its {words} ({place}), and needs at least "
                     f"{TARGET_PRODUCERS}, the application's and ours",

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from delaylevel.cluster.admin import Admin
 from delaylevel.cluster.connection import Connection
-from delaylevel.cluster.rules import Facts, read_targets
+from delaylevel.cluster.rules import Facts, read
 from delaylevel.cluster.targets.receivers import topic_stats
 from delaylevel.cluster.values import (
     BrokerSettings,
@@ -20,7 +20,6 @@ from delaylevel.cluster.values import (
     NamespacePolicies,
     PartitionStats,
     TopicMetadata,
-    TopicPolicies,
 )
 from delaylevel.errors import NotFoundError, PermissionDeniedError
 from delaylevel.model.clock import Clock
@@ -128,21 +127,9 @@ class LevelTopicContext:
         return dict(zip(self.members, found, strict=True))
 
     @cached_property
-    def topic_policies(self) -> dict[Member, TopicPolicies]:
-        """The policies of every member topic that exists."""
-        if self.cluster.settings.topic_policies is False:
-            return {}
-        there = [member for member, found in self.metadata.items() if found is not None]
-        found = self.cluster.in_parallel(lambda m: self.admin.topic_policies(m.topic), there)
-        return dict(zip(there, found, strict=True))
-
-    @cached_property
     def rules(self) -> Facts:
         """The rules of the cluster that are in force for it."""
-        settings = self.cluster.settings
-        own = {member.topic: policies for member, policies in self.topic_policies.items()}
-        targets = read_targets(self.admin, self.description, settings, own=True)
-        return Facts(self.description, self.policies, settings, own, targets)
+        return read(self.admin, self.description)
 
     @cached_property
     def targets(self) -> dict[TopicName, dict[TopicName, PartitionStats] | None]:

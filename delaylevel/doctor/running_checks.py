@@ -98,7 +98,7 @@ def pauses(context: LevelTopicContext) -> CheckResult:
             f"{'all targets are' if name == ALL else f'{name} is'} paused since "
             f"{format_instant(since_ms)}: due messages wait in the window",
             f"`delaylevel levels resume {shell(description.topic)}"
-            + ("`" if name == ALL else f" --target {name}`"),
+            + ("`" if name == ALL else f" --target {shell(name)}`"),
         )
         for name, since_ms in description.pauses.paused
     )

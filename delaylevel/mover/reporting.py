@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from delaylevel.model.clock import Clock, SystemClock
-from delaylevel.model.formatting import format_duration
+from delaylevel.model.formatting import format_duration, shell
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.topics.reporting import (
     MemberStatsCache,
@@ -96,7 +96,7 @@ class MoverReporter:
         problems = []
         if stats.problem:
             text = "It tries again. See the log of this process, and `delaylevel doctor "
-            text += f"{description.name.local}`."
+            text += f"{shell(description.topic)}`."
             problems.append(ProblemLine(f"The mover fails: {stats.problem}", text))
         if self._is_reported(description.topic):
             return StatusSection(description.topic, facts, problems=problems)

@@ -10,6 +10,7 @@ from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.targets.receivers import topic_stats
 from delaylevel.cluster.values import PartitionStats, SubscriptionStats
 from delaylevel.errors import AdminError, BrokerError, LevelTopicError
+from delaylevel.model.formatting import shell
 from delaylevel.model.level_topic import (
     SUBSCRIPTION,
     FinalWindow,
@@ -56,7 +57,10 @@ class ForeignSubscription:
     @property
     def removal(self) -> str:
         """The command that removes it."""
-        return f"pulsar-admin topics unsubscribe {self.topic} --subscription {self.name} --force"
+        return (
+            f"pulsar-admin topics unsubscribe {shell(self.topic)} --subscription "
+            f"{shell(self.name)} --force"
+        )
 
     def __str__(self) -> str:
         contents = _CONTENTS.get(self.role, "messages before they are due")

@@ -64,8 +64,8 @@ def unsubscribed(
     if has_receivers(admin, topic, stats):
         return None
     return UnsubscribedTarget(
-        f"{topic.short} has no subscription and no retention, and messages that are due for it "
-        "are held until it has one",
+        f"{topic.short} has no subscription and no known retention, and messages that are due for "
+        "it are held until it has one",
         f"subscribe to it; if it is meant to have none, keep it, and they are published: {keep}",
     )
 

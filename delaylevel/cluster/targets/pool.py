@@ -26,6 +26,7 @@ from delaylevel.cluster.publisher import (
 )
 from delaylevel.cluster.rules import refusal_of_target
 from delaylevel.errors import ClientError
+from delaylevel.model.formatting import shell
 from delaylevel.model.topic_name import TopicName
 
 from .entry_outcomes import EntryLimits
@@ -213,7 +214,7 @@ class TargetPool(Generic[Item]):
                 "%s cannot be written (%s): holding its messages%s",
                 topic,
                 reason,
-                _ADVICE.get(reason, "").format(topic=TopicName.parse(topic).short),
+                _ADVICE.get(reason, "").format(topic=shell(TopicName.parse(topic).short)),
             )
         self._refused[topic, schema] = (reason, self._now_s() + self._pause_s())
 

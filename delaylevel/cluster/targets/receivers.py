@@ -21,7 +21,7 @@ from delaylevel.model.topic_name import TopicName
 #: The reason for holding a message whose business topic does not exist.
 NO_TOPIC = "the topic does not exist"
 #: The reason for holding a message whose business topic exists, without receivers.
-NO_RECEIVER = "nobody can receive from it: it has no durable subscription and no retention"
+NO_RECEIVER = "nobody can receive from it: it has no durable subscription and no known retention"
 #: The reason while somebody can receive from some partitions of a business topic only.
 SOME_RECEIVED = (
     "some of its partitions have no durable subscription; perhaps they are just being added"

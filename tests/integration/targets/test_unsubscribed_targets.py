@@ -26,7 +26,7 @@ def test_commands_explain_a_target_without_subscription_and_keep_it(
     # Its first message may create the topic.
     assert lifecycle.orphans(world.admin, world.namespace) == []
     sent = invoke("send", orders, "hi", "--after", "2d")
-    assert f"{orders} has no subscription and no retention" in sent.stderr
+    assert f"{orders} has no subscription and no known retention" in sent.stderr
     assert remedy in sent.stderr
     world.admin.delete(name, force=True)  # as the broker does after a minute
     listed = invoke("levels", "orphans", world.namespace, "-o", "json")

@@ -62,8 +62,9 @@ def test_a_limit_of_clients_is_a_problem_only_where_no_policy_of_a_topic_lifts_i
     line, *_ = says(NamespacePolicies(), replace(without, **limit))
     assert "in broker.conf" in line
     (name,) = limit
-    allowed = {name: SUBSCRIPTION_TYPES if name == "subscription_types" else 0}
-    assert says(NamespacePolicies(**allowed), replace(without, **limit)) == []
+    for unlimited in (0, -1):
+        allowed = {name: SUBSCRIPTION_TYPES if name == "subscription_types" else unlimited}
+        assert says(NamespacePolicies(**allowed), replace(without, **limit)) == []
 
 
 def test_every_limit_of_clients_is_lifted_on_our_topics() -> None:
@@ -98,7 +99,7 @@ def test_an_encryption_that_is_required_is_a_problem_wherever_it_is() -> None:
     assert "x/y" in found.says
 
 
-@pytest.mark.parametrize(("own", "found"), [(None, 1), (0, 0), (1, 1), (2, 0)])
+@pytest.mark.parametrize(("own", "found"), [(None, 1), (-1, 0), (0, 0), (1, 1), (2, 0)])
 def test_a_target_has_its_own_limit_of_producers(own: int | None, found: int) -> None:
     facts = at_creation(DESCRIPTION, NamespacePolicies(), KNOWN)
     limited = NamespacePolicies(max_producers=1)

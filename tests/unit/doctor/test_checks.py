@@ -381,3 +381,23 @@ def test_a_level_topic_that_needs_a_later_version_has_another_remedy() -> None:
         (problem,) = finding.outcome.problems
         assert "format 2" in problem.says
         assert "docs/versions.md" in problem.remedy
+
+
+def test_a_broker_without_policies_of_topics_breaks_no_rule() -> None:
+    """Its settings are not readable, so only the refusal tells it."""
+    refusal = AdminError("Topic level policies is disabled", status=405)
+    context = topic_context(
+        TRACKER,
+        broker_settings=BrokerSettings(),
+        namespace_policies=NamespacePolicies(),
+        topic_policies=refusal,
+    )
+    found = {rule.name: problems_of(topic_checks.rule(rule, context)) for rule in RULES}
+    assert set(map(tuple, found.values())) == {()}
+    assert context.rules.liftable is False
+
+
+def test_commands_of_remedies_are_quoted() -> None:
+    paused = replace(TRACKER, pauses=TRACKER.pauses.pause("persistent://a/b/an order", NOW))
+    (problem,) = running_checks.pauses(topic_context(paused)).problems
+    assert "--target 'persistent://a/b/an order'`" in problem.remedy

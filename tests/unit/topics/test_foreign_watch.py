@@ -120,3 +120,8 @@ def test_a_failing_admin_interface_only_means_no_warning(look: Any, failure: Exc
     assert warnings(0) == []
     admin.failure = None
     assert len(warnings(CHECK_EVERY_S)) == 1
+
+
+def test_the_command_that_removes_a_subscription_is_quoted() -> None:
+    (found,) = read_foreign_subscriptions(Statistics(**{"my app": DURABLE}), describe())  # type: ignore[arg-type]
+    assert "--subscription 'my app' --force" in found.removal
