@@ -78,8 +78,8 @@ class DelayLevelProducer(Scheduling):
             message_id: ID given by the application, stored as ``delaylevel.id``. It identifies the
                 message together with its topic and key: of several messages with the same three,
                 the dispatcher delivers the first that reaches its window, whatever their due times
-                and contents. So a resend makes a copy, not a second message. Without it, every send
-                is a separate message.
+                and contents. So a resend makes a copy, not a second message, and a message under
+                the ID of a cancelled one is dropped. Without it, every send is a separate message.
             expires_at, expires_after: time from which the message is not released any more, in ms
                 since the epoch or as an aware datetime; or its distance from the due time. By
                 default the level topic's own rule applies.

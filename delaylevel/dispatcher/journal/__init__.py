@@ -25,7 +25,7 @@ Order in time
 -------------
 A *target* is one producer of a business topic: each partition (with deduplication), schema and
 compression has its own. An intent has messages of one target only, so that no target delays the
-commit of another one. Intents that were written by earlier versions may have several.
+commit of another one.
 
 1. An intent is confirmed before the first of its messages is sent. All records before it in the
    journal are then confirmed too. The intent may be *ahead*: written up to 0.3 s before the due
