@@ -193,13 +193,17 @@ def existing(
     return metadata
 
 
-def create_missing(admin: TopicAdmin, member: Member, description: LevelTopicDescription) -> None:
-    """Create a member topic; if another client is faster, its topic must be the same."""
+def create_missing(admin: TopicAdmin, member: Member, description: LevelTopicDescription) -> bool:
+    """Create a member topic; if another client is faster, its topic must be the same.
+
+    Returns:
+        True if this call created it.
+    """
     properties: Mapping[str, str] = {MEMBER_PROPERTY: description.topic}
     if member.topic == description.name:
         properties = {**properties, PLAN_PROPERTY: description.to_json()}
     try:
-        _create(admin, member, description, properties)
+        return _create(admin, member, description, properties)
     except AdminError as error:
         limit = re.search(r"less than or equal to (\d+)", error.reason)
         if error.status == 406 and limit:
@@ -212,20 +216,23 @@ def _create(
     member: Member,
     description: LevelTopicDescription,
     properties: Mapping[str, str],
-) -> None:
+) -> bool:
     """Create a member topic, or wait until that of a faster client is there.
 
     A broker refuses a name (409) also while it still deletes an earlier topic of this name.
+
+    Returns:
+        True if this call created it.
     """
     deadline_s = time.monotonic() + WAIT_S
     while True:
         try:
             admin.create_partitioned(member.topic, member.partitions, properties)
-            return
+            return True
         except ConflictError:
             again_s = min(deadline_s, time.monotonic() + _CREATE_AGAIN_S)
             if await_true(lambda: existing(admin, member, description) is not None, again_s):
-                return
+                return False
             if time.monotonic() >= deadline_s:
                 raise
 
@@ -237,6 +244,7 @@ def ensure(
     policies: NamespacePolicies,
     settings: BrokerSettings,
     found: TopicMetadata | None,
+    made: set[TopicName],
 ) -> None:
     """Create a member topic if it is missing; give it its subscription and policies.
 
@@ -244,11 +252,12 @@ def ensure(
         policies: policies of the namespace.
         settings: settings of the broker.
         found: its metadata, from :func:`existing`; None if it is missing.
+        made: the topics that the caller has created; this one is added if it is created here.
     """
-    if found is None:
-        create_missing(admin, member, description)
+    if found is None and create_missing(admin, member, description):
+        made.add(member.topic)
     subscribe(admin, member)
-    protect(admin, member, description, policies, settings, is_new=found is None)
+    protect(admin, member, description, policies, settings, is_new=member.topic in made)
 
 
 def protect(

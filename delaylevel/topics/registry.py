@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from delaylevel.cluster import rules
+from delaylevel.cluster.failures import may_pass
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.values import BrokerSettings, NamespacePolicies, TopicMetadata
 from delaylevel.errors import (
@@ -102,11 +103,13 @@ def create(admin: TopicAdmin, description: LevelTopicDescription) -> LevelTopicD
     """
     checked = _checked(admin, description)
     description, existing = checked.description, checked.existing
+    made: set[TopicName] = set()
     try:
-        _ensure_members(admin, checked)
-    except DelayLevelError:
-        if existing[description.name] is None:
-            _undo(admin, checked)
+        _ensure_members(admin, checked, made)
+    except DelayLevelError as error:
+        # After a failure that may pass, the same call finishes the level topic.
+        if description.name in made and not may_pass(error):
+            _undo(admin, description, made)
         raise
     wanted = description.to_properties()
     level_topic = existing[description.name]
@@ -125,17 +128,21 @@ def create(admin: TopicAdmin, description: LevelTopicDescription) -> LevelTopicD
     return found
 
 
-def _ensure_members(admin: TopicAdmin, checked: _Checked) -> None:
+def _ensure_members(admin: TopicAdmin, checked: _Checked, made: set[TopicName]) -> None:
     """Create the missing member topics, and give all of them their subscriptions and policies.
 
     The level topic itself comes first: a client that creates it with another strategy at the same
     time is refused there, and leaves no other topic. The rest may come in any order, because
     nobody uses a level topic before its description is written.
+
+    Args:
+        made: the topics that are created here are added to it.
     """
     description, existing, policies, settings = checked
 
     def ensure(member: Member) -> None:
-        members.ensure(admin, member, description, policies, settings, existing[member.topic])
+        found = existing[member.topic]
+        members.ensure(admin, member, description, policies, settings, found, made)
 
     first, *others = description.members()
     ensure(first)
@@ -143,20 +150,30 @@ def _ensure_members(admin: TopicAdmin, checked: _Checked) -> None:
         list(pool.map(ensure, others))
 
 
-def _undo(admin: TopicAdmin, checked: _Checked) -> None:
-    """Delete what a creation that failed has left, as far as that is possible.
+def _undo(admin: TopicAdmin, description: LevelTopicDescription, made: set[TopicName]) -> None:
+    """Delete what a refused creation has made, as far as that is possible.
 
-    The level topic comes first: a client that creates the same one at this time is refused when it
-    writes the description.
+    The level topic itself is deleted last, and stays while another member topic does: with its
+    plan, an unfinished level topic can be finished or deleted.
+
+    Args:
+        made: the topics that the creation has made. All others belong to other clients.
     """
-    description = checked.description
-    with contextlib.suppress(BrokerError):
-        if find(admin, description.topic) is not None:
-            return  # another client has finished it
-        for member in description.members():
-            if checked.existing[member.topic] is None:
-                with contextlib.suppress(NotFoundError):
-                    admin.delete(member.topic)
+    stays = False
+    for member in reversed(list(description.members())):
+        if member.topic == description.name and stays:
+            return
+        try:
+            if find(admin, description.topic) is not None:
+                return  # another client has finished it
+            if member.topic in made:
+                admin.delete(member.topic)
+            elif (metadata := members.metadata_of(admin, member.topic)) is not None:
+                stays |= metadata.properties.get(MEMBER_PROPERTY) == description.topic
+        except NotFoundError:
+            continue
+        except BrokerError:
+            stays = True
 
 
 def check_creatable(admin: TopicAdmin, description: LevelTopicDescription) -> None:

@@ -13,6 +13,7 @@ from delaylevel import topics
 from delaylevel.cluster.values import TopicMetadata, TopicPolicies
 from delaylevel.errors import (
     AdminError,
+    BrokerUnreachableError,
     ConflictError,
     InvalidStrategyError,
     LevelTopicError,
@@ -202,7 +203,7 @@ def left(memory: MemoryPulsar) -> list[str]:
 
 @pytest.mark.parametrize("step", range(0, 60, 7))
 def test_a_creation_that_fails_leaves_nothing(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Missing rights or a lost connection at any step."""
+    """Missing rights at any step."""
     memory = MemoryPulsar()
     wanted = describe(levels=Levels(days_and_hours(5)))
     calls = itertools.count()
@@ -222,6 +223,113 @@ def test_a_creation_that_fails_leaves_nothing(step: int, monkeypatch: pytest.Mon
         assert topics.create(memory.admin, replace(wanted, window_partitions=2))
     else:
         assert next(calls) <= step + 1, "there are fewer steps"
+
+
+class Between:
+    """A cluster in which others act before one call of ours; calls of some topics fail."""
+
+    def __init__(self, admin: Any) -> None:
+        self._admin = admin
+        self.before: dict[tuple[str, str], Any] = {}
+        self.errors: dict[tuple[str, str], Exception] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        real = getattr(self._admin, name)
+
+        def called(*arguments: Any, **options: Any) -> Any:
+            first = arguments[0] if arguments else None
+            at = (name, first.local if isinstance(first, TopicName) else "")
+            self.before.pop(at, lambda: None)()
+            if at in self.errors:
+                raise self.errors[at]
+            return real(*arguments, **options)
+
+        return called
+
+
+NOT_ALLOWED = PermissionDeniedError("not allowed", status=403)
+
+
+def test_the_undo_keeps_an_applications_topic_that_appears_meanwhile() -> None:
+    memory = MemoryPulsar()
+    admin: Any = Between(memory.admin)
+    held = describe().held_topic
+    at = ("create_partitioned", held.local)
+    admin.before[at] = lambda: memory.admin.create_partitioned(held, 1)
+    with pytest.raises(LevelTopicError, match="ordinary partitioned topic"):
+        topics.create(admin, describe())
+    assert left(memory) == [held.partition(0).local]
+
+
+def test_the_undo_keeps_the_level_topic_of_another_client() -> None:
+    memory = MemoryPulsar()
+    admin: Any = Between(memory.admin)
+    other = describe(window_partitions=2)
+    first = next(iter(other.members()))
+    at = ("create_partitioned", first.topic.local)
+    plan = {MEMBER_PROPERTY: other.topic, PLAN_PROPERTY: other.to_json()}
+    admin.before[at] = lambda: memory.admin.create_partitioned(first.topic, first.partitions, plan)
+    with pytest.raises(StrategyMismatchError):
+        topics.create(admin, describe())
+    assert len(left(memory)) == first.partitions
+
+
+@pytest.mark.parametrize("role", ["level topic", "held topic"])
+def test_the_undo_keeps_what_another_client_needs_to_finish_the_same_one(role: str) -> None:
+    memory = MemoryPulsar()
+    admin: Any = Between(memory.admin)
+    first = next(iter(describe().members()))
+    topic = first.topic if role == "level topic" else describe().held_topic
+    partitions = first.partitions if role == "level topic" else 1
+    plan = {MEMBER_PROPERTY: describe().topic, PLAN_PROPERTY: describe().to_json()}
+    at = ("create_partitioned", topic.local)
+    admin.before[at] = lambda: memory.admin.create_partitioned(topic, partitions, plan)
+    admin.errors["create_subscription", describe().outcomes_topic.local] = NOT_ALLOWED
+    with pytest.raises(PermissionDeniedError):
+        topics.create(admin, describe())
+    there = {name.local for name in memory.admin.list_partitioned_topics("public/default")}
+    assert {first.topic.local, topic.local} <= there
+    assert (describe().outcomes_topic.local in there) == (role == "level topic")
+    assert topics.create(memory.admin, describe()) == describe()
+
+
+def test_the_undo_ends_when_another_client_finishes() -> None:
+    memory = MemoryPulsar()
+    admin: Any = Between(memory.admin)
+    outcomes, window = describe().outcomes_topic.local, describe().window_topic.local
+    admin.errors["set_topic_policies", window] = NOT_ALLOWED
+    admin.before["delete", outcomes] = lambda: topics.create(memory.admin, describe())
+    with pytest.raises(PermissionDeniedError):
+        topics.create(admin, describe())
+    there = {name.local for name in memory.admin.list_partitioned_topics("public/default")}
+    assert there >= {member.topic.local for member in describe().members()} - {outcomes}
+
+
+def test_a_creation_that_may_succeed_later_is_not_undone() -> None:
+    memory = MemoryPulsar()
+    admin: Any = Between(memory.admin)
+    at = ("set_topic_policies", describe().window_topic.local)
+    admin.errors[at] = BrokerUnreachableError("connection reset")
+    with pytest.raises(BrokerUnreachableError):
+        topics.create(admin, describe())
+    with pytest.raises(LevelTopicError, match="was not finished"):
+        topics.describe(memory.admin, "orders")
+    assert topics.create(memory.admin, describe()) == describe()
+
+
+@pytest.mark.parametrize("kept", ["outcomes", "window", "DLQ"])
+def test_an_interrupted_undo_leaves_what_can_be_deleted(kept: str) -> None:
+    memory = MemoryPulsar()
+    admin: Any = Between(memory.admin)
+    admin.errors["set_topic_policies", describe().window_topic.local] = NOT_ALLOWED
+    admin.errors["delete", f"{describe().name.local}-{kept}"] = BrokerUnreachableError("reset")
+    with pytest.raises(PermissionDeniedError):
+        topics.create(admin, describe())
+    there = {name.local for name in memory.admin.list_partitioned_topics("public/default")}
+    assert there == {describe().name.local, f"{describe().name.local}-{kept}"}
+    found = topics.describe(memory.admin, "orders", unfinished=True)
+    delete(memory.client(), memory.admin, found)
+    assert left(memory) == []
 
 
 def test_the_number_of_topics_is_checked_first(monkeypatch: pytest.MonkeyPatch) -> None:
