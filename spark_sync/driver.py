@@ -54,6 +54,9 @@ class Driver:
         self._described: dict[str, LevelTopicDescription] = {}
         self._warnings: dict[str, RepeatedWarning] = {}
         self._sources: dict[str, SourcePartition] = {}
+        # The level topics that are not served now, with the reason, and their known partitions.
+        self._given_up: dict[str, BrokerError] = {}
+        self._left: dict[str, SourcePartition] = {}
         self._first: dict[str, Position] = {}
         self._acknowledged: dict[str, Position] = {}
         self._next_checks = NextChecks(self._clock)
@@ -158,22 +161,40 @@ class Driver:
         starts = {**positions_of(start), **skipped_of(end)}
         found: list[InputRange] = []
         for topic, until in positions_of(end).items():
-            source = self._sources.get(topic)
+            # What was planned of a level topic before it was given up is finished as planned.
+            source = self._sources.get(topic) or self._left.get(topic)
             since = starts.get(topic)
             if since is None or until <= since:
                 continue
             if source is None:
-                raise LevelTopicError(
-                    f"the checkpoint contains {topic}, which is no longer a partition of "
-                    f"{', '.join(self._options.level_topics)}: was a level topic removed from the "
-                    "job, or created again with fewer partitions? Name it again, or start with a "
-                    "new checkpoint"
-                )
+                raise LevelTopicError(self._why_unknown(topic))
             found.append(InputRange(source, since, until, now_ms, first_run))
         if not found:
             some = list(self._sources.values())[:_WARM_UP_RANGES]
             return [InputRange(source, EARLIEST, EARLIEST, now_ms) for source in some]
         return sorted(found, key=lambda item: self._due_ms.get(item.source.topic, 0))
+
+    def _why_unknown(self, topic: str) -> str:
+        """Explain that a batch which must be repeated contains a partition that is not known."""
+        if self._given_up:
+            reasons = "; ".join(f"{name}: {error}" for name, error in self._given_up.items())
+            return (
+                f"the last batch of the checkpoint contains {topic}, and cannot be repeated while "
+                f"its level topic is not served ({reasons}). Remove that reason, then start the "
+                "job again"
+            )
+        return (
+            f"the checkpoint contains {topic}, which is no longer a partition of "
+            f"{', '.join(self._options.level_topics)}: was a level topic removed from the job, or "
+            "created again with fewer partitions? Name it again, or start with a new checkpoint"
+        )
+
+    def require_all(self) -> None:
+        """Raise LevelTopicError if a level topic was given up: its messages were left out."""
+        for topic, error in self._given_up.items():
+            raise LevelTopicError(
+                f"the ready messages were moved, except those of {topic}: {error}"
+            ) from error
 
     def acknowledge(self, end: Offset) -> None:
         """Acknowledge cumulatively up to an offset whose batches are all complete."""
@@ -276,53 +297,58 @@ class Driver:
 
     def _refresh(self) -> None:
         """Read the descriptions again, and lock new partitions."""
-        failure: LevelTopicError | None = None
         for topic in self._options.level_topics:
             try:
                 description = self._runtime.describe(topic)
                 check_movable(description)
+                if self._described.get(topic) != description:
+                    self._serve(topic, description)
             except LevelTopicError as error:
-                failure = failure or error
                 self._give_up(topic, error)
-                continue
-            if self._described.get(topic) == description:
-                continue
-            new = [s for s in source_partitions(description) if s.topic not in self._sources]
-            if new:
-                lock = self._acquire(new)
-                previous = self._locks.get(topic)
-                if previous is not None:
-                    lock.merge(previous)
-                self._locks[topic] = lock
-                self._first.update(lock.start_positions(new))
-                self._sources.update((source.topic, source) for source in new)
-            self._described[topic] = description
-            if (warning := self._warnings.get(topic)) is not None:
-                warning.over()
-        if failure is not None and not self._described:
-            raise failure  # there are no others
+            except AlreadyRunningError as error:
+                if topic not in self._given_up:
+                    raise
+                self._give_up(topic, error)  # the other mover may have it, and the others go on
+        if not self._described:
+            raise next(iter(self._given_up.values()))
 
-    def _give_up(self, topic: str, error: LevelTopicError) -> None:
+    def _serve(self, topic: str, description: LevelTopicDescription) -> None:
+        """Lock the new partitions of a level topic, and move its messages from now on."""
+        new = [s for s in source_partitions(description) if s.topic not in self._sources]
+        if new:
+            lock = self._acquire(new, 0.0 if topic in self._given_up else LOCK_TIMEOUT_S)
+            previous = self._locks.get(topic)
+            if previous is not None:
+                lock.merge(previous)
+            self._locks[topic] = lock
+            self._first.update(lock.start_positions(new))
+            self._sources.update((source.topic, source) for source in new)
+        self._described[topic] = description
+        if self._given_up.pop(topic, None) is not None:
+            self._warnings[topic].over()
+
+    def _give_up(self, topic: str, error: BrokerError) -> None:
         """Stop moving the messages of a level topic; its messages stay where they are.
 
         Its positions stay in the offsets, so that it continues there when it can be served again.
         """
         warning = self._warnings.setdefault(topic, RepeatedWarning(log, f"level topic {topic}"))
         warning.failed(f"it is not served, but the others are: {error}")
+        self._given_up[topic] = error
         self._described.pop(topic, None)
         if (lock := self._locks.pop(topic, None)) is not None:
             lock.close()
         for name in [s.topic for s in self._sources.values() if s.level_topic == topic]:
-            del self._sources[name]
+            self._left[name] = self._sources.pop(name)
             self._pauses_ms.pop(name, None)
 
-    def _acquire(self, sources: Sequence[SourcePartition]) -> PartitionLock:
-        deadline = time.monotonic() + LOCK_TIMEOUT_S
+    def _acquire(self, sources: Sequence[SourcePartition], timeout_s: float) -> PartitionLock:
+        deadline = time.monotonic() + timeout_s
         while True:
             try:
                 return PartitionLock(self._runtime.client, self._runtime.admin, sources, "spark")
             except AlreadyRunningError:
-                if time.monotonic() > deadline:
+                if time.monotonic() >= deadline:
                     raise
                 time.sleep(0.5)
 

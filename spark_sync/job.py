@@ -197,11 +197,18 @@ class SparkSyncJob:
             )
             spark.streams.addListener(listener)
             stack.callback(spark.streams.removeListener, listener)
-            self._run_queries(spark, listener, Explainer(admin))
-        if self._settings.once and self.refused and not self._stop.is_set():
+            refused = "; ".join(f"{name}: {reason}" for name, reason in self.refused.items())
+            try:
+                self._run_queries(spark, listener, Explainer(admin))
+            except LevelTopicError as error:
+                if not refused:
+                    raise
+                # The query does not know these, but its checkpoint may contain them.
+                raise LevelTopicError(f"{error}. Not served: {refused}") from error
+        if self._settings.once and refused and not self._stop.is_set():
             raise LevelTopicError(
                 "the ready messages were moved, except those of level topics that cannot be "
-                f"served: {'; '.join(f'{name}: {why}' for name, why in self.refused.items())}"
+                f"served: {refused}"
             )
 
     def _run_queries(

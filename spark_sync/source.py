@@ -125,6 +125,7 @@ class DelayLevelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
             # would send the acknowledgement on its own.
             self._ended = True
             self.stop()
+            driver.require_all()
         return end
 
     def reportLatestOffset(self) -> Offset | None:  # noqa: N802

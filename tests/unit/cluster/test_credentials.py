@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import base64
 import json
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pulsar
@@ -13,6 +15,7 @@ import pytest
 
 import delaylevel.asyncio
 from delaylevel import DelayLevelClient
+from delaylevel.cluster import credentials
 from delaylevel.cluster.credentials import OAuth2Token, admin_credentials
 from delaylevel.errors import BrokerUnreachableError, ConfigError, PermissionDeniedError
 from scripted_http import Answer, Server, reply
@@ -118,8 +121,64 @@ def test_a_short_lived_token_is_renewed_and_a_refusal_has_its_reason(server: Ser
     token = OAuth2Token(json.dumps(parameters))
     server.answer = issuer(server, expires_in=-1)
     assert token() != token()
-    server.answer = issuer(server, access_token=None, error_description="unknown client")
-    with pytest.raises(BrokerUnreachableError, match="unknown client"):
+    refusal = {"error": "invalid_client", "error_description": "unknown client"}
+    server.answer = issuer(server, access_token=None, **refusal)
+    with pytest.raises(PermissionDeniedError, match="unknown client"):
         token()
+    asked = len(server.seen)
+    with pytest.raises(PermissionDeniedError, match="unknown client"):
+        token()
+    assert len(server.seen) == asked, "a failure counts for some seconds"
     with pytest.raises(ConfigError, match="client_id"):
         OAuth2Token(json.dumps({"issuer_url": server.url}))
+
+
+def test_a_token_is_good_until_its_end_whatever_becomes_of_its_server(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = [1000.0]
+    monkeypatch.setattr(credentials, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    parameters = {"issuer_url": server.url, "client_id": "me", "client_secret": SECRET}
+    token = OAuth2Token(json.dumps(parameters))
+    server.answer = issuer(server, expires_in=100)
+    first = token()
+    server.answer = lambda method, path: reply(503, {"error": "server_error"})
+    now_s[0] += 95
+    asked = len(server.seen)
+    assert token() == token() == first
+    assert len(server.seen) == asked + 1
+    now_s[0] += 6
+    with pytest.raises(BrokerUnreachableError):
+        token()
+    server.answer = issuer(server, expires_in=100)
+    now_s[0] += 6
+    assert token() != first
+
+
+def test_nobody_waits_for_a_new_token_while_the_old_one_is_good(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = [1000.0]
+    monkeypatch.setattr(credentials, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    parameters = {"issuer_url": server.url, "client_id": "me", "client_secret": SECRET}
+    token = OAuth2Token(json.dumps(parameters))
+    answer = server.answer = issuer(server, expires_in=100)
+    first = token()
+    asked, hangs = threading.Event(), threading.Event()
+
+    def hang(method: str, path: str) -> Answer:
+        asked.set()
+        hangs.wait(20)
+        return answer(method, path)
+
+    server.answer = hang
+    now_s[0] += 95
+    renewing = threading.Thread(target=token)
+    renewing.start()
+    try:
+        assert asked.wait(20)
+        assert token() == first
+        assert not hangs.is_set()
+    finally:
+        hangs.set()
+        renewing.join(20)
