@@ -104,17 +104,9 @@ final class Routing {
      * @param dueMs the due time of the message
      * @param key its key; null or empty for none
      * @param id its ID
-     * @throws DelayLevelException no message can have this due time, or the ID is a position in
-     *     the window: it does not tell where the message is now
+     * @throws DelayLevelException no message can have this due time
      */
     Route cancellationRoute(long dueMs, long nowMs, String key, String id) {
-        String window = description.windowTopic().full().replaceFirst("^persistent://", "");
-        if ((key == null || key.isEmpty()) && id.startsWith(window + "-partition-")) {
-            throw new DelayLevelException(
-                    Reason.INVALID_INPUT,
-                    "message " + id + " was sent without an ID, so its ID does not tell where it is "
-                            + "now: `delaylevel pending cancel` searches for it; nothing was sent");
-        }
         Route parked = dueMs <= nowMs ? null : levelRoute(dueMs, nowMs);
         return parked != null
                 ? parked
