@@ -21,13 +21,20 @@ import certifi
 import pulsar
 import urllib3
 
-from delaylevel.errors import BrokerUnreachableError, ConfigError
+from delaylevel.errors import (
+    BrokerError,
+    BrokerUnreachableError,
+    ConfigError,
+    PermissionDeniedError,
+)
 
 from .http import RestOptions
 from .token import read_token_file
 
 _GIVEN = "_delaylevel_given"
 _TIMEOUT_S = 10.0
+# The same while the old token is good, and the pause after a failure.
+_SHORT_TIMEOUT_S, _PAUSE_S = 2.0, 5.0
 # A token is renewed when this part of its life is over.
 _RENEWED_AFTER = 0.9
 _SHORT_LIFE_S = 60.0
@@ -103,41 +110,71 @@ class OAuth2Token:
                 "the parameters of OAuth2 need issuer_url, and client_id and client_secret or "
                 f"private_key: {type(error).__name__}"
             ) from None
-        self._lock = threading.Lock()
-        self._token, self._until_s = "", 0.0
+        self._lock = threading.Lock()  # held while the server is asked
+        self._token, self._renew_at_s, self._until_s = "", 0.0, 0.0
+        self._failure: BrokerError | None = None
+        self._again_at_s = 0.0  # the server is not asked earlier after a failure
 
     def __call__(self) -> str:
-        """Return a token.
+        """Return a token; an old one until its end if the server does not give another one.
 
         Raises:
-            BrokerUnreachableError: the server did not give one.
+            PermissionDeniedError: the server refused.
+            BrokerUnreachableError: it did not answer.
         """
-        with self._lock:
-            if time.monotonic() >= self._until_s:
-                answer = self._ask()
-                self._token = str(answer["access_token"])
-                life_s = float(answer.get("expires_in") or _SHORT_LIFE_S)
-                self._until_s = time.monotonic() + life_s * _RENEWED_AFTER
-            return self._token
+        # Nobody waits for a new token while the old one is good.
+        token, is_valid = self._token, self._is_valid()
+        if not self._lock.acquire(blocking=not is_valid):
+            return token
+        try:
+            return self._present()
+        finally:
+            self._lock.release()
 
-    def _ask(self) -> Mapping[str, Any]:
+    def _is_valid(self) -> bool:
+        return time.monotonic() < self._until_s
+
+    def _present(self) -> str:
+        now_s = time.monotonic()
+        if now_s < self._renew_at_s:
+            return self._token
+        if now_s >= self._again_at_s:
+            try:
+                answer = self._ask(_SHORT_TIMEOUT_S if self._is_valid() else _TIMEOUT_S)
+            except BrokerError as error:
+                self._failure, self._again_at_s = error, time.monotonic() + _PAUSE_S
+            else:
+                life_s = float(answer.get("expires_in") or _SHORT_LIFE_S)
+                self._token = str(answer["access_token"])
+                self._renew_at_s = now_s + life_s * _RENEWED_AFTER
+                self._until_s = now_s + life_s
+                self._failure, self._again_at_s = None, 0.0
+                return self._token
+        if self._failure is not None and not self._is_valid():
+            raise self._failure.with_traceback(None)
+        return self._token
+
+    def _ask(self, timeout_s: float) -> Mapping[str, Any]:
         place = self._issuer + "/.well-known/openid-configuration"
         kind = {"Content-Type": "application/x-www-form-urlencoded"}
+        says = f"no token for the admin interface from the OAuth2 server {self._issuer}"
         try:
             with urllib3.PoolManager(
-                ca_certs=certifi.where(), timeout=_TIMEOUT_S, retries=False
+                ca_certs=certifi.where(), timeout=timeout_s, retries=False
             ) as pool:
                 place = pool.request("GET", place).json()["token_endpoint"]
                 form = urlencode(self._form)
-                found = pool.request("POST", place, body=form, headers=kind).json()
+                answer = pool.request("POST", place, body=form, headers=kind)
+                found = answer.json()
             if found.get("access_token"):
                 return found  # type: ignore[no-any-return]
             reason = str(found.get("error_description") or found.get("error") or "no token")
+            refused = bool(found.get("error")) and answer.status < 500 and answer.status != 429
         except (urllib3.exceptions.HTTPError, AttributeError, LookupError, ValueError) as error:
-            reason = str(error) or type(error).__name__
-        raise BrokerUnreachableError(
-            f"no token for the admin interface from the OAuth2 server {self._issuer}: {reason}"
-        )
+            raise BrokerUnreachableError(f"{says}: {str(error) or type(error).__name__}") from None
+        if refused:
+            raise PermissionDeniedError(f"{says}: {reason}", status=answer.status, reason=reason)
+        raise BrokerUnreachableError(f"{says}: {reason}")
 
 
 def _contents(url: str) -> str:
