@@ -12,13 +12,23 @@ import pytest
 
 pytest.importorskip("pyspark")
 
-from delaylevel.errors import BrokerError, BrokerUnreachableError
+from delaylevel.cluster.partition_lock import PartitionLock
+from delaylevel.errors import (
+    BrokerError,
+    BrokerUnreachableError,
+    LevelTopicError,
+    UpgradeRequiredError,
+)
 from delaylevel.model.level_topic import LevelTopicDescription
+from delaylevel.model.position import EARLIEST
+from delaylevel.model.source_partition import source_partitions
 from delaylevel.model.strategy import PartitionStrategy
 from delaylevel.spark_sync import driver as driver_module
+from delaylevel.spark_sync.arrow_rows import PENDING_SCHEMA
 from delaylevel.spark_sync.driver import Driver
 from delaylevel.spark_sync.offsets import positions_of
 from delaylevel.spark_sync.options import SyncOptions
+from delaylevel.spark_sync.source import DelayLevelStreamReader
 from delaylevel.testing import ManualClock, MemoryPulsar
 from fakes import PartTimeAdmin
 
@@ -29,13 +39,15 @@ WEEK = PartitionStrategy(maximum_delay=7 * DAY)
 class InMemoryRuntime:
     """The runtime of Spark's driver, on the in-memory Pulsar."""
 
-    def __init__(self, memory: MemoryPulsar, description: LevelTopicDescription) -> None:
+    def __init__(self, memory: MemoryPulsar, *descriptions: LevelTopicDescription) -> None:
         self.client, self.admin = memory.client(), PartTimeAdmin(memory.admin)
-        self._description = description
+        self.later: set[str] = set()  # the level topics in a later format
+        self._descriptions = {item.topic: item for item in descriptions}
 
     def describe(self, level_topic: str) -> LevelTopicDescription:
-        assert level_topic == self._description.topic
-        return self._description
+        if level_topic in self.later:
+            raise UpgradeRequiredError("it is in format 2: upgrade")
+        return self._descriptions[level_topic]
 
 
 @pytest.mark.parametrize("step", [timedelta(seconds=60), 20 * DAY, -20 * DAY], ids=str)
@@ -166,3 +178,88 @@ def test_a_partition_that_cannot_be_searched_delays_no_other(
             driver.fix_now()
             with pytest.raises(BrokerError, match="TimeOut"):
                 driver.latest_offset(start, None)
+
+
+def two_level_topics(
+    memory: MemoryPulsar, monkeypatch: pytest.MonkeyPatch
+) -> tuple[InMemoryRuntime, LevelTopicDescription, LevelTopicDescription]:
+    """Create two level topics with a message that is ready after a day."""
+    made = []
+    for name in ("orders", "invoices"):
+        producer = memory.client().create_producer(
+            name, enable_delay_level_topic=True, partition_strategy=WEEK
+        )
+        producer.send(b"pay me", deliver_after=DAY + timedelta(seconds=5))
+        made.append(producer.description)
+    here = InMemoryRuntime(memory, *made)
+    monkeypatch.setattr(driver_module, "runtime", lambda options: here)
+    return here, made[0], made[1]
+
+
+def test_a_level_topic_that_returns_while_another_mover_has_it_stops_no_other(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with MemoryPulsar() as memory:
+        here, orders, invoices = two_level_topics(memory, monkeypatch)
+        options = SyncOptions((), (orders.topic, invoices.topic))
+        with closing(Driver(options, memory.clock)) as driver:
+            end = driver.latest_offset(driver.initial_offset(), None)
+            here.later.add(invoices.topic)
+            assert driver.latest_offset(end, None) == end
+            other = PartitionLock(
+                memory.client(), memory.admin, source_partitions(invoices), "local"
+            )
+            here.later.clear()
+            memory.clock.advance(2 * DAY)
+            start, end = end, driver.latest_offset(end, None)
+            assert positions_of(end)[orders.name.partition(0).full] > EARLIEST
+            assert [item.source.level_topic for item in driver.input_ranges(start, end)] == [  # type: ignore[attr-defined]
+                orders.topic
+            ]
+            assert "another mover is at work on level topic" in caplog.text
+            other.close()
+            start, end = end, driver.latest_offset(end, None)
+            assert [item.source.level_topic for item in driver.input_ranges(start, end)] == [  # type: ignore[attr-defined]
+                invoices.topic
+            ]
+
+
+def test_a_run_until_all_is_moved_tells_of_a_level_topic_that_was_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with MemoryPulsar() as memory:
+        here, orders, invoices = two_level_topics(memory, monkeypatch)
+        reader = DelayLevelStreamReader(
+            SyncOptions((), (orders.topic, invoices.topic)), PENDING_SCHEMA
+        )
+        start = reader.initialOffset()
+        reader.prepareForTriggerAvailableNow()
+        here.later.add(invoices.topic)
+        with pytest.raises(LevelTopicError, match=r"except those of .*invoices.*: it is in format"):
+            reader.latestOffset(start, reader.getDefaultReadLimit())
+        # The acknowledgements are sent, and the level topics released.
+        PartitionLock(memory.client(), memory.admin, source_partitions(orders), "local").close()
+
+
+def test_a_batch_of_a_level_topic_that_was_given_up_since_is_repeated(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with MemoryPulsar() as memory:
+        here, orders, invoices = two_level_topics(memory, monkeypatch)
+        options = SyncOptions((), (orders.topic, invoices.topic))
+        with closing(Driver(options, memory.clock)) as driver:
+            start = driver.latest_offset(driver.initial_offset(), None)
+            memory.clock.advance(2 * DAY)
+            end = driver.latest_offset(start, None)
+            planned = driver.input_ranges(start, end)
+            assert len(planned) == 2
+            here.later.add(invoices.topic)
+            driver.latest_offset(end, None)
+            repeated = driver.input_ranges(start, end)
+            assert [item.source for item in repeated] == [item.source for item in planned]  # type: ignore[attr-defined]
+        # A new process does not know its partitions.
+        with (
+            closing(Driver(options, memory.clock)) as driver,
+            pytest.raises(LevelTopicError, match=r"not served \(.*invoices.*: it is in format 2"),
+        ):
+            driver.input_ranges(start, end)

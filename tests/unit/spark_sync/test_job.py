@@ -8,7 +8,7 @@ from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
-from pyspark.errors import PySparkException
+from pyspark.errors import PySparkException, StreamingQueryException
 
 from delaylevel.cluster.connection import Connection
 from delaylevel.errors import (
@@ -78,6 +78,20 @@ def test_a_run_until_all_is_moved_fails_if_a_level_topic_was_left_out(
         "persistent://public/default/_orders-delay-level"
     ]
     with pytest.raises(LevelTopicError, match=r"except those .* invoices: it is in format 2"):
+        job.run()
+
+
+def test_an_error_of_a_checkpoint_names_the_level_topics_that_are_not_served(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*args: object) -> None:
+        raise StreamingQueryException("delaylevel.errors.LevelTopicError: it contains x\nat org")
+
+    job = job_for_two(UpgradeRequiredError("it is in format 2"), monkeypatch)
+    monkeypatch.setattr(SparkSyncJob, "_run_query", fail)
+    with pytest.raises(
+        LevelTopicError, match=r"contains x\. Not served: invoices: it is in format"
+    ):
         job.run()
 
 
