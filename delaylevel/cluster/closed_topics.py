@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import pulsar
@@ -25,20 +25,21 @@ def closed_to_producers(client: Any, partitions: Sequence[TopicName]) -> Iterato
         LevelTopicError: a producer is connected.
     """
 
-    def enter(partition: TopicName) -> Any:
-        mode = pulsar.ProducerAccessMode.Exclusive
-        try:
-            return client.create_producer(partition.full, access_mode=mode)
-        except pulsar.TopicTerminated:
-            return None  # an earlier deletion was interrupted
-
     producers: list[Any] = []
+
+    def enter(partition: TopicName) -> None:
+        mode = pulsar.ProducerAccessMode.Exclusive
+        # Terminated: an earlier deletion was interrupted.
+        with suppress(pulsar.TopicTerminated):
+            producers.append(client.create_producer(partition.full, access_mode=mode))
+
     try:
         refused = None
+        # The pool waits for all of them, also after an error: each producer is closed at the end.
         with translate_errors(), ThreadPoolExecutor(_THREADS) as pool:
             for partition, entered in [(each, pool.submit(enter, each)) for each in partitions]:
                 try:
-                    producers.append(entered.result())
+                    entered.result()
                 except (pulsar.ProducerFenced, pulsar.ProducerBusy):
                     refused = refused or partition
         if refused is not None:
@@ -49,5 +50,4 @@ def closed_to_producers(client: Any, partitions: Sequence[TopicName]) -> Iterato
         yield
     finally:
         for producer in producers:
-            if producer is not None:
-                close_quietly(producer, "producer")
+            close_quietly(producer, "producer")

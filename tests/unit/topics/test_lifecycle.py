@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import random
 from datetime import timedelta
+from typing import Any
 
+import pulsar
 import pytest
 
 from delaylevel import topics
-from delaylevel.errors import InvalidStrategyError
+from delaylevel.errors import BrokerError, BrokerUnreachableError, InvalidStrategyError
 from delaylevel.model.strategy import Levels, PartitionBy, PartitionStrategy
 from delaylevel.mover.drain import drain
 from delaylevel.testing import MemoryPulsar
-from delaylevel.topics import lifecycle
+from delaylevel.topics import deletion, lifecycle
+from fakes import describe
 
 DAY = timedelta(days=1)
 WEEK = PartitionStrategy(partition_by=PartitionBy.DAY, maximum_delay=7 * DAY)
@@ -95,3 +98,29 @@ def test_impossible_expansions_are_refused() -> None:
     ):
         with pytest.raises(InvalidStrategyError, match=words):
             lifecycle.longer_levels(levels, maximum, finer)
+
+
+@pytest.mark.parametrize("failure", [pulsar.Timeout("no answer"), BrokerUnreachableError("away")])
+def test_a_deletion_that_fails_keeps_no_partition_closed(failure: Exception) -> None:
+    memory = MemoryPulsar()
+    description = topics.create(memory.admin, describe())
+    names = [
+        member.topic.partition(index)
+        for member in description.members()
+        for index in range(member.partitions)
+    ]
+    client = memory.client()
+    real = client.create_producer
+
+    def failing(topic: str, **options: Any) -> Any:
+        if topic == names[1].full:
+            raise failure
+        return real(topic, **options)
+
+    client.create_producer = failing  # type: ignore[method-assign]
+    with pytest.raises(BrokerError):
+        deletion.delete(client, memory.admin, description)
+    assert not [name for name in names if memory.admin.partition_stats(name).producers]
+    client.create_producer = real  # type: ignore[method-assign]
+    deletion.delete(client, memory.admin, description)
+    assert topics.find(memory.admin, description.topic) is None
