@@ -6,7 +6,7 @@ import enum
 import json
 import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from delaylevel.errors import (
@@ -299,7 +299,7 @@ class LevelTopicDescription:
 
     @classmethod
     def _read(cls, topic: str, text: str, properties: Mapping[str, str]) -> LevelTopicDescription:
-        """Parse a description with the settings in the properties of its level topic."""
+        """Parse a description with the settings and targets in its level topic's properties."""
         try:
             value = json.loads(text)
             _check_format(topic, value["version"])
@@ -307,10 +307,13 @@ class LevelTopicDescription:
             targets = value["targets"]
             if not (isinstance(targets, list) and all(isinstance(item, str) for item in targets)):
                 raise ValueError(f"targets is {targets!r}, not a list of topics")
+            added = [
+                key[len(TARGET_PREFIX) :] for key in properties if key.startswith(TARGET_PREFIX)
+            ]
             return cls(
                 topic=topic,
                 levels=Levels.from_json(value),
-                targets=tuple(targets),
+                targets=(*targets, *added),
                 mover=Mover(value["mover"]),
                 final_window=FinalWindow(value["final_window"]),
                 hold_pause_ms=int(value["hold_pause_ms"]),
@@ -363,11 +366,7 @@ class LevelTopicDescription:
             UpgradeRequiredError, LevelTopicError: as for :meth:`from_json`.
         """
         text = properties.get(DESCRIPTION_PROPERTY)
-        if text is None:
-            return None
-        described = cls._read(topic, text, properties)
-        added = [key[len(TARGET_PREFIX) :] for key in properties if key.startswith(TARGET_PREFIX)]
-        return replace(described, targets=(*described.targets, *added))
+        return None if text is None else cls._read(topic, text, properties)
 
 
 def _apply_settings(value: dict[str, Any], properties: Mapping[str, str]) -> None:

@@ -228,3 +228,10 @@ def test_damaged_descriptions_are_refused(damage: Callable[[dict[str, Any]], Any
 def test_a_description_that_is_not_json_is_refused(text: str) -> None:
     with pytest.raises(LevelTopicError, match=r"cannot be read"):
         LevelTopicDescription.from_json(TOPIC, text)
+
+
+@pytest.mark.parametrize("target", ["", "a/b"])
+def test_a_damaged_target_in_the_properties_is_refused(target: str) -> None:
+    properties = {**describe().to_properties(), f"delaylevel.target.{target}": "1"}
+    with pytest.raises(LevelTopicError, match=r"orders-delay-level cannot be read"):
+        LevelTopicDescription.from_properties(TOPIC, properties)
