@@ -235,11 +235,7 @@ def describe(
         LevelTopicError: there is none, it is unfinished, or several serve the business topic.
     """
     name = TopicName.parse(topic).without_partition
-    metadata = members.metadata_of(admin, name)
-    owner = metadata.properties.get(MEMBER_PROPERTY) if metadata is not None else None
-    if owner is not None:
-        return _existing(admin, owner, name, unfinished)
-    serving = _default_named(admin, name, None)
+    serving = without_search(admin, name)
     if not serving and search:
         serving = serving_level_topics(admin, name)
     if len(serving) > 1:
@@ -248,6 +244,13 @@ def describe(
         )
     level_topic = serving[0] if serving else default_level_topic(name.full)
     return _existing(admin, level_topic, name, unfinished)
+
+
+def without_search(admin: TopicAdmin, name: TopicName) -> list[str]:
+    """Return the level topics to which a topic belongs, as far as a few requests can tell."""
+    metadata = members.metadata_of(admin, name)
+    owner = metadata.properties.get(MEMBER_PROPERTY) if metadata is not None else None
+    return [owner] if owner is not None else _default_named(admin, name, None)
 
 
 def _existing(

@@ -7,24 +7,28 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from delaylevel.cluster.failures import translate_errors
+from delaylevel.cluster.failures import may_pass, translate_errors
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.repeated_warning import RepeatedWarning
 from delaylevel.errors import BrokerError, DelayLevelError, InvalidInputError, LevelTopicError
 from delaylevel.model.level_topic import LevelTopicDescription
+from delaylevel.model.topic_name import TopicName
 
 from . import registry
 
 log = logging.getLogger(__name__)
 
 _LOOK_S = 5.0
+# A search for level topics of other names asks for each topic of the namespace.
+_SEARCH_S = 60.0
 
 
 class Roster:
     """The level topics that were named, and all of a namespace.
 
     One that cannot be served, such as one in a later format, is reported, and does not keep the
-    process from serving the others. It is tried again every few seconds.
+    process from serving the others. It is tried again every few seconds; one of another than the
+    default name is searched for once a minute.
 
     Args:
         names: names of business topics or level topics.
@@ -47,6 +51,7 @@ class Roster:
         self._namespace = namespace
         self._now_s = now_s
         self._look_s = float("-inf")
+        self._search_s = float("-inf")
         self._found: dict[str, str] = {}  # name -> level topic
         self._refused: dict[str, DelayLevelError] = {}
         self._warning = RepeatedWarning(log, f"level topics of {namespace}")
@@ -122,10 +127,18 @@ class Roster:
         """Look at those that were named, and at those that were given up since."""
         more = () if self._namespace is not None else tuple(self._refused)
         now = set(served)
+        searching = self._now_s() >= self._search_s
+        if searching:
+            self._search_s = self._now_s() + _SEARCH_S
         for name in dict.fromkeys((*self._names, *more)):
             if self._found.get(name, name) in now:
                 continue
             with self._trying(name):
+                known = self._refused.get(name)
+                if known is not None and not searching and not may_pass(known):
+                    topic = TopicName.parse(name).without_partition
+                    if not registry.without_search(self._admin, topic):
+                        raise known.with_traceback(None)
                 description = registry.describe(self._admin, name, search=True)
                 self._found[name] = description.topic
                 if description.topic not in now:

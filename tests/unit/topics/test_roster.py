@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from delaylevel import topics
+from delaylevel.cluster.port import TopicAdmin
 from delaylevel.errors import (
     BrokerUnreachableError,
     InvalidInputError,
@@ -17,6 +18,7 @@ from delaylevel.errors import (
 from delaylevel.model.level_topic import DESCRIPTION_PROPERTY, LevelTopicDescription
 from delaylevel.model.topic_name import TopicName
 from delaylevel.testing import MemoryPulsar
+from delaylevel.topics import registry
 from delaylevel.topics.roster import Roster
 from fakes import describe
 
@@ -155,3 +157,33 @@ def test_a_damaged_target_stops_no_other_level_topic() -> None:
     assert process.look() == []
     assert process.names() == ["a"]
     assert "cannot be read" in process.roster.refused[damaged.full]
+
+
+def test_a_missing_one_is_searched_for_once_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    process = Process("a", "other", "late", "away")
+    process.create("a")
+    searches: list[str] = []
+    real = registry.serving_level_topics
+
+    def search(admin: TopicAdmin, name: TopicName) -> list[str]:
+        searches.append(name.local)
+        if name.local == "away" and searches.count("away") == 1:
+            raise BrokerUnreachableError("away")
+        return real(admin, name)
+
+    monkeypatch.setattr(registry, "serving_level_topics", search)
+    process.roster.start()
+    assert searches == ["other", "late", "away"]
+    topics.create(process.memory.admin, describe(topic="elsewhere", targets=("other",)))
+    process.create("late")
+    reason = process.roster.refused["other"]
+    process.look()
+    assert process.names() == ["a", "late"], "one of the default name is found at once"
+    assert searches[3:] == ["away"], "an error is no result"
+    for _ in range(8):
+        process.look()
+    assert searches[4:] == []
+    assert process.roster.refused["other"] == reason
+    process.look()
+    assert searches[4:] == ["other", "away"]
+    assert process.names() == ["a", "elsewhere", "late"]
