@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, TextIO
+from typing import Any, BinaryIO
 
 import click
 
@@ -87,7 +87,7 @@ _EXPORTED_KEYS = frozenset(
 @options.level_topic
 @options.level_namespace
 @click.option(
-    "--jsonl", type=click.File("r"), metavar="FILE", help="File of JSON lines; - for stdin."
+    "--jsonl", type=click.File("rb"), metavar="FILE", help="File of JSON lines; - for stdin."
 )
 @options.output
 @pass_connection
@@ -98,7 +98,7 @@ def send(
     level_topic: str | None,
     level_namespace: str | None,
     spread: timedelta | None,
-    jsonl: TextIO | None,
+    jsonl: BinaryIO | None,
     output: str,
     **arguments: Any,
 ) -> None:
@@ -239,7 +239,7 @@ class _Sending:
             "due_ms": due_ms,
             "message_id": None,
             "reason": None,
-            "target": self._own if message.target is None else TopicName.parse(message.target).full,
+            "target": message.target or self._own,
             "receipt": None,
         }
         self.rows.append(row)
@@ -355,20 +355,21 @@ def _flush(producers: Iterable[Any], answered: Callable[[], bool]) -> None:
         time.sleep(0.001)
 
 
-def _lines(source: TextIO, now_ms: int) -> Iterator[Outgoing | _Row]:
+def _lines(source: BinaryIO, now_ms: int) -> Iterator[Outgoing | _Row]:
     """Yield the message of each line; or the row of a wrong line."""
-    for number, text in enumerate(source, 1):
-        if text.strip():
+    for number, line in enumerate(source, 1):
+        if line.strip():
             try:
-                message = parse_line(text.strip(), now_ms)
-            except InvalidInputError as error:
+                message = parse_line(line.decode().strip(), now_ms)
+            # Of a line that nobody foresaw, too: earlier messages are stored and need their rows.
+            except (ValueError, ArithmeticError, RecursionError) as error:
                 yield {"line": number, **Failure.of(error).view}
             else:
                 message.line = number
                 yield message
 
 
-def _count(source: TextIO) -> int | None:
+def _count(source: BinaryIO) -> int | None:
     """Return the number of lines of a file, or None for a pipe."""
     if not source.seekable():
         return None
@@ -385,7 +386,8 @@ class Outgoing:
         body: the payload; None for a null value.
         arguments: further arguments of ``DelayLevelProducer.send``, by name.
         line: the number of its JSON line; None for a message of the command line.
-        target: the business topic that its JSON line names; None for that of the command.
+        target: the full name of the business topic that its JSON line names; None for that of the
+            command.
         schema: the schema that has encoded the payload; None for plain bytes.
     """
 
@@ -457,7 +459,8 @@ def parse_line(text: str, now_ms: int) -> Outgoing:
         }
     except ValueError as error:
         raise InvalidInputError(str(error)) from None
-    target = _text(value, "target")
+    named = _text(value, "target")
+    target = None if named is None else TopicName.parse(named).full
     return Outgoing(content, {**arguments, **exact}, target=target, schema=schema)
 
 

@@ -29,7 +29,7 @@ def send(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[MemoryPulsar, Send]]
         )
         monkeypatch.setattr("delaylevel.cli.send.note_undelivered", lambda *_: None)
 
-        def run(*arguments: str, lines: str | None = None) -> Result:
+        def run(*arguments: str, lines: str | bytes | None = None) -> Result:
             return CliRunner().invoke(cli, ["send", *arguments], input=lines)
 
         yield memory, run
@@ -62,6 +62,30 @@ def test_each_line_has_a_row(send: tuple[MemoryPulsar, Send]) -> None:
     assert rows[1]["message_id"]
     memory.advance(timedelta(days=2))
     assert [message.data for message in memory.delivered("orders")] == [b"c", b"a", None]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        b'{"body": "x", "target": "a/b"}',
+        rb'{"body": "\ud800"}',
+        rb'{"body": "x", "key": "\ud800", "after": "1d"}',
+        b'{"body": "x", "after": "99999999999999999999d"}',
+        b"[" * 5_000,
+        b'{"body": "\xff"}',
+        b'{"body": "x", "at": ' + b"9" * 5_000 + b"}",
+    ],
+)
+def test_a_line_that_cannot_be_read_costs_no_row(
+    send: tuple[MemoryPulsar, Send], wrong: bytes
+) -> None:
+    _, run = send
+    lines = b"\n".join(('{"body": "ä"}'.encode(), wrong, b'{"body": "b"}'))
+    sent = run("orders", "--jsonl", "-", "-o", "json", lines=lines)
+    rows = json.loads(sent.stdout)
+    assert [row["outcome"] for row in rows] == ["stored", "failed", "stored"], sent.stderr
+    assert sent.exit_code == 1
+    assert rows[1]["reason"]
 
 
 def test_after_an_interruption_the_rows_are_shown(
