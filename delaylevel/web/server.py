@@ -160,6 +160,13 @@ class HttpServer:
             oldest.cancel()
             del self._connections[oldest]
 
+    def _mark(self, *, answering: bool) -> None:
+        """Mark the connection of this task: while it is answered, it ends after all others."""
+        task = asyncio.current_task()
+        assert task is not None
+        if task in self._connections:
+            self._connections[task] = answering
+
     async def _converse(self, connection: socket.socket) -> None:
         """Read one request and answer it."""
         try:
@@ -174,9 +181,11 @@ class HttpServer:
             head_only = False
             if isinstance(answer, Request):
                 head_only = answer.method == "HEAD"
+                self._mark(answering=True)
                 answer = await self._answer(answer)
             writer.write(_encoded(answer, head_only))
             await asyncio.wait_for(writer.drain(), ANSWER_S)
+            self._mark(answering=False)
             writer.write_eof()
             await asyncio.wait_for(_discard(reader), _LINGER_S)
         except (OSError, EOFError, asyncio.TimeoutError):
@@ -194,18 +203,11 @@ class HttpServer:
 
     async def _answer(self, request: Request) -> Response:
         threads = self._probe_threads if request.path in self._probes else self._threads
-        task = asyncio.current_task()
-        assert task is not None
-        if task in self._connections:
-            self._connections[task] = True
         try:
             return await self._loop.run_in_executor(threads, self._application, request)
         except Exception:
             log.exception("the answer to an HTTP request failed")
             return _refusal(500, "the answer failed; the log of this process has why")
-        finally:
-            if task in self._connections:
-                self._connections[task] = False
 
 
 def _parsed(head: str) -> Request | Response:

@@ -212,6 +212,23 @@ def test_a_large_answer_is_read_slowly(
     assert answer.endswith(b"\r\n\r\n" + body)
 
 
+def test_an_answer_that_is_read_slowly_outlasts_many_idle_connections(
+    port: int, part: Reporting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = b"x" * (20 << 20)
+    monkeypatch.setattr(part, "answer", lambda *_: LiveAnswer("text/plain", body))
+    with contextlib.ExitStack() as stack:
+        reading = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=20))
+        reading.sendall(b"GET /pending HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        begun = reading.recv(1)  # the rest is larger than the buffers of the connection
+        for _ in range(server_module.CONNECTIONS + 8):
+            idle = socket.create_connection(("127.0.0.1", port), timeout=20)
+            stack.callback(idle.close)
+        assert get(port, "/healthz").status == 200
+        answer = begun + b"".join(iter(lambda: reading.recv(1 << 20), b""))
+    assert answer.endswith(b"\r\n\r\n" + body)
+
+
 def test_probes_have_threads_of_their_own(port: int, part: Reporting) -> None:
     part.wait.clear()
     part.collect = part.wait.wait  # type: ignore[method-assign, assignment]
