@@ -37,9 +37,50 @@ ReadRows = Callable[[Selection, set[str]], tuple[pa.Schema, Generator[pa.RecordB
 
 _MEMORY = "512MB"
 _TEMPORARY = "100GB"
-# Functions whose results may be far larger than the row.
-_MAKES_MUCH = frozenset(
-    ("range", "generate_series", "repeat", "lpad", "rpad", "bar", "list_resize", "array_resize")
+# What a condition may use: nothing that makes a text or list larger than the row, however it is
+# nested. That excludes concat and replace, lists that are cast to texts, and macros that repeat an
+# argument (nullif).
+_FUNCTIONS = frozenset(
+    (
+        *("lower", "upper", "trim", "ltrim", "rtrim", "length", "strlen", "substring", "substr"),
+        *("left", "right", "starts_with", "ends_with", "prefix", "suffix", "contains", "strpos"),
+        *("instr", "position", "regexp_matches", "regexp_full_match", "decode", "octet_length"),
+        *("abs", "sign", "round", "floor", "ceil", "ceiling", "trunc", "mod", "fmod", "pow"),
+        *("sqrt", "ln", "log", "log2", "log10", "exp", "greatest", "least", "isnan", "isfinite"),
+        *("map_contains", "map_keys", "map_values", "list_contains", "cardinality"),
+        *("json_extract_string", "json_valid"),
+        *("now", "today", "current_localtimestamp", "date_trunc", "date_part", "date_diff"),
+        *("time_bucket", "epoch", "epoch_ms", "epoch_us", "make_date", "make_timestamp"),
+        *("to_timestamp", "timezone", "strftime", "strptime", "try_strptime", "last_day"),
+        *("dayname", "monthname", "year", "quarter", "month", "week", "day", "hour", "minute"),
+        *("second", "weekday", "isodow", "dayofweek", "dayofmonth", "dayofyear"),
+        *("to_years", "to_months", "to_weeks", "to_days", "to_hours", "to_minutes", "to_seconds"),
+        "to_milliseconds",
+    )
+)
+# Functions as which DuckDB parses operators, LIKE, and the present time without parentheses.
+_OPERATORS = frozenset(
+    (
+        *("+", "-", "*", "/", "//", "%", "**", "^", "@", "&", "|", "~", "<<", ">>", "->>", "^@"),
+        *("~~", "!~~", "~~*", "!~~*", "~~~", "like_escape", "not_like_escape", "ilike_escape"),
+        *("not_ilike_escape", "get_current_timestamp", "current_timestamp", "current_date"),
+    )
+)
+_CLASSES = frozenset(
+    (
+        *("CONSTANT", "COLUMN_REF", "COMPARISON", "CONJUNCTION", "BETWEEN", "CASE", "OPERATOR"),
+        *("CAST", "TYPE", "FUNCTION"),
+    )
+)
+_TYPES = frozenset(
+    (
+        *("BOOLEAN", "BOOL", "TINYINT", "SMALLINT", "INTEGER", "BIGINT", "HUGEINT", "UTINYINT"),
+        *("USMALLINT", "UINTEGER", "UBIGINT", "UHUGEINT", "INT", "INT1", "INT2", "INT4", "INT8"),
+        *("LONG", "SHORT", "SIGNED", "FLOAT", "REAL", "DOUBLE", "FLOAT4", "FLOAT8", "DECIMAL"),
+        *("NUMERIC", "DATE", "TIME", "TIMESTAMP", "DATETIME", "TIMESTAMPTZ", "INTERVAL"),
+        *("TIMESTAMP WITH TIME ZONE", "TIMESTAMP_S", "TIMESTAMP_MS", "TIMESTAMP_US"),
+        *("TIMESTAMP_NS", "VARCHAR", "TEXT", "STRING"),
+    )
 )
 # Longest time in which a condition is evaluated for one batch of rows.
 _PATIENCE_S = 60.0
@@ -229,8 +270,8 @@ def _check_condition(where: str) -> None:
 def _check_expression(where: str, found: Any, plain: Any) -> None:
     """Raise InvalidInputError unless a query is a plain one but for a condition on the row alone.
 
-    Subqueries could read files and other tables. These, and lists or texts that are much larger
-    than the row, might never end, and DuckDB cannot be interrupted before the next rows.
+    Subqueries could read files and other tables, and large texts and lists could take all memory,
+    which DuckDB's limit does not cover.
 
     Args:
         found, plain: the query with the condition, and one with another condition, as DuckDB has
@@ -247,7 +288,7 @@ def _check_expression(where: str, found: Any, plain: Any) -> None:
         raise _wrong_condition(where, "it is not one condition, but a part of another query")
     refused = _refused(conditions[0])
     if refused:
-        raise _wrong_condition(where, f"{refused} is not allowed in it")
+        raise _wrong_condition(where, f"it may not have {refused}")
 
 
 def _unplaced(value: Any) -> Any:
@@ -266,12 +307,35 @@ def _refused(value: Any) -> str | None:
     if not isinstance(value, dict):
         return None
     kind = value.get("class")
-    if kind in ("SUBQUERY", "LAMBDA"):
-        return f"a {kind.lower()}"
-    name = str(value.get("function_name", "")).lower()
-    if name in _MAKES_MUCH:
-        return f"the function {name}"
+    if (kind is not None and kind not in _CLASSES) or value.get("type") == "ARRAY_CONSTRUCTOR":
+        return f"a {str(kind).lower().replace('_', ' ')}"
+    if kind == "CAST":
+        name = _type_name(value)
+        if name not in _TYPES:
+            return f"a cast to {name} (use one to a number, a time or a text)"
+    if kind == "FUNCTION":
+        name = str(value["function_name"]).lower()
+        if name not in _FUNCTIONS | _OPERATORS:
+            allowed = ", ".join(sorted(_FUNCTIONS))
+            return f"{name} (use operators, LIKE, CASE, coalesce, CAST and the functions {allowed})"
+        if name in ("json_extract_string", "->>") and not _is_one_path(value):
+            return f"{name} with another path than a constant one without *"
     return _refused(list(value.values()))
+
+
+def _type_name(cast: dict[str, Any]) -> str:
+    """Return the name of the type of a parsed cast, which releases of DuckDB place differently."""
+    found = cast.get("type_expr", {}).get("type_name") or cast.get("cast_type", {}).get("id")
+    return str(found).upper()
+
+
+def _is_one_path(function: dict[str, Any]) -> bool:
+    """Return True if the second argument is a constant JSON path to one value."""
+    arguments = function.get("arguments") or function.get("children") or []
+    if len(arguments) != 2:
+        return False
+    path = arguments[1].get("expression", arguments[1])
+    return path["class"] == "CONSTANT" and "*" not in json.dumps(path)
 
 
 def _wrong_condition(where: str, error: object) -> InvalidInputError:
