@@ -83,7 +83,7 @@ def run(
         logger = client_log.for_verbosity(verbosity if verbosity > 1 else 0)
         open_client = partial(connection.open_service_client, logger=logger)
         client = stack.enter_context(contextlib.closing(open_client()))
-        admin = stack.enter_context(Admin.from_connection(connection))
+        admin = stack.enter_context(Admin.from_connection(connection, for_service=True))
         service = Dispatcher(client, admin, topics, settings, target_client=open_client)
 
         stop_on_signals(service.stop)

@@ -250,7 +250,7 @@ def _run_local(
         logger = client_log.for_verbosity(program.verbosity if program.verbosity > 1 else 0)
         open_client = partial(connection.open_service_client, logger=logger)
         client = stack.enter_context(contextlib.closing(open_client()))
-        admin = stack.enter_context(Admin.from_connection(connection))
+        admin = stack.enter_context(Admin.from_connection(connection, for_service=not once))
         service = MoverService(
             client, admin, topics, trigger_ms=trigger_ms, target_client=open_client
         )

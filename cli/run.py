@@ -87,7 +87,7 @@ def run(
         verbosity = settings_of(click.get_current_context()).verbosity
         logger = client_log.for_verbosity(verbosity if verbosity > 1 else 0)
         open_client = partial(connection.open_service_client, logger=logger)
-        admin = stack.enter_context(Admin.from_connection(connection))
+        admin = stack.enter_context(Admin.from_connection(connection, for_service=not once))
         service = LocalService(
             open_client,
             admin,

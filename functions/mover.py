@@ -77,6 +77,7 @@ def _consumer_loop(context: Any) -> ConsumerLoop:
         or argument(sys.argv, "tls_trust_cert_path"),
         tls_allow_insecure=settings.tls_allow_insecure,
         tls_validate_hostname=settings.tls_validate_hostname,
+        for_service=True,
     )
 
     def report(found: RelayReport, relay: Relay) -> None:

@@ -180,7 +180,9 @@ class SparkSyncJob:
             self._control_dir = stack.enter_context(
                 tempfile.TemporaryDirectory(prefix="delaylevel-sync-", ignore_cleanup_errors=True)
             )
-            admin = stack.enter_context(Admin.from_connection(self._connection))
+            admin = stack.enter_context(
+                Admin.from_connection(self._connection, for_service=not self._settings.once)
+            )
             self._watches = [(ForeignSubscriptionWatch(admin), item) for item in self.descriptions]
             backlogs = BacklogReader(admin, self.descriptions)
             if self._settings.metrics_port is not None:

@@ -36,7 +36,7 @@ class Runtime:
         try:
             # The token is in this process's environment, or in a file.
             connection = Connection.load(**dict(options.connection))  # type: ignore[arg-type]
-            self.admin = Admin.from_connection(connection)
+            self.admin = Admin.from_connection(connection, for_service=True)
             open_client = partial(
                 connection.open_service_client,
                 logger=client_log.to_stderr(),

@@ -19,6 +19,8 @@ _MOST_LEARNED = 8
 _FIRST_LIST_S, _LIST_EVERY_S = 5.0, 300.0
 # An address that timed out is asked for a sign of life at most once in this time.
 _PROBE_EVERY_S = 2.0
+# An address that was slow, and gave a sign of life, is waited for in this time.
+_SLOW_S = 30.0
 
 
 class AdminAddresses:
@@ -44,6 +46,7 @@ class AdminAddresses:
         self._answered: dict[str, float] = {}
         self._failed: set[str] = set()
         self._probe_at_s: dict[str, float] = {}  # of those that timed out and have not answered
+        self._slow_until_s: dict[str, float] = {}
         self._list_at_s = now_s() + _FIRST_LIST_S
         self.probing = threading.Lock()  # held while an address is asked for a sign of life
 
@@ -73,7 +76,16 @@ class AdminAddresses:
         """
         self._failed.add(address)
         if hangs:
+            self._slow_until_s.pop(address, None)
             self._probe_at_s.setdefault(address, 0.0)
+
+    def slow(self, address: str) -> None:
+        """Note that an address lives, although a request had no answer soon."""
+        self._slow_until_s[address] = self._now_s() + _SLOW_S
+
+    def is_slow(self, address: str) -> bool:
+        """Return True if an address was slow lately, and has not hung since."""
+        return self._now_s() < self._slow_until_s.get(address, 0.0)
 
     def needs_probe(self, address: str) -> bool:
         """Return True if a request to an address timed out, and it has not answered since."""

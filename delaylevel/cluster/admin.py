@@ -81,14 +81,20 @@ class Admin(OperatorAdmin):
         )
 
     @classmethod
-    def from_connection(cls, connection: Connection) -> Admin:
+    def from_connection(cls, connection: Connection, *, for_service: bool = False) -> Admin:
         """Return a client for the cluster of a connection.
+
+        Args:
+            connection: the cluster's addresses and credentials.
+            for_service: see :class:`~delaylevel.cluster.http.RestOptions`.
 
         Raises:
             ConfigError: the token file cannot be read, or is empty. If a later call cannot read
                 it, the client uses the token that it read before.
         """
-        return cls(connection.admin_url, **options_of(connection))
+        options = options_of(connection)
+        options["for_service"] = for_service
+        return cls(connection.admin_url, **options)
 
     @property
     def admin_url(self) -> str:

@@ -39,6 +39,9 @@ _LIST_TIMEOUT_S = 1.0
 # A read that has no answer after this time is given up, unless the broker gives a sign of life.
 _PATIENCE_S = 3.0
 _PROBE_TIMEOUT_S = 1.0
+# Pause between two looks at addresses that hang, by a request that waits for one of them.
+_WAIT_S = 0.25
+_LEAST_S = 1.0
 # While a topic moves to another broker, requests for it are refused with 503.
 _PAUSES_S = (0.2, 0.5, 1.0)
 _ERRORS: dict[int, type[AdminError]] = {
@@ -59,8 +62,9 @@ class RestOptions(TypedDict, total=False):
         tls_certificate_file, tls_private_key_file: the client's own certificate and key (PEM).
         tls_allow_insecure: True to accept any certificate, whatever its issuer and name.
         tls_validate_hostname: True, the default, to compare the certificate's name with the host's.
-        timeout_s: time to wait for an answer, in seconds; 30 by default. A read is given up after
-            4 s if its broker gives no sign of life.
+        timeout_s: time to wait for an answer, in seconds; 30 by default.
+        for_service: True for a service, which tries again by itself: a read is given up after 4 s
+            if its broker gives no sign of life, and requests fail at once as long as it gives none.
         token_named: name of the setting that has the token, for the advice in errors.
     """
 
@@ -71,6 +75,7 @@ class RestOptions(TypedDict, total=False):
     tls_allow_insecure: bool
     tls_validate_hostname: bool
     timeout_s: float
+    for_service: bool
     token_named: str
 
 
@@ -115,6 +120,7 @@ class Rest:
         tls_allow_insecure: bool = False,
         tls_validate_hostname: bool = True,
         timeout_s: float = 30.0,
+        for_service: bool = False,
         token_named: str = TOKEN_NAMED,
     ) -> None:
         self.admin_url = admin_url
@@ -137,6 +143,7 @@ class Rest:
             if tls_private_key_file is not None:
                 tls["key_file"] = os.fspath(tls_private_key_file)
         self._timeout_s = timeout_s
+        self._for_service = for_service
         # A service asks about many topics at once when it starts: beyond this number, connections
         # are closed after each request, with a line in the log.
         self._pool = urllib3.PoolManager(maxsize=128, **tls)
@@ -225,27 +232,49 @@ class Rest:
         timeout_s: float | None,
     ) -> urllib3.BaseHTTPResponse:
         failure: Exception | None = None
-        for base in self._addresses.in_order():
-            if not self._lives(base):
-                failure = failure or urllib3.exceptions.TimeoutError("no answer in time")
-                continue
-            try:
-                answer = self._ask(method, base + suffix, headers, body, timeout_s)
-            except urllib3.exceptions.HTTPError as error:
-                slow = _is_timeout(error) and not self._addresses.needs_probe(base)
-                if slow and timeout_s is not None:
-                    failure = error
-                    break
-                self._addresses.failed(base, hangs=_is_timeout(error))
-                failure = failure or error
-                continue
-            self._addresses.answered(base)
-            return self._follow(method, base + suffix, answer, headers, body, timeout_s)
-        raise BrokerUnreachableError(
+        whole_s = self._timeout_s if timeout_s is None else timeout_s
+        until_s = time.monotonic() + whole_s
+        bases = self._addresses.in_order()
+        short = self._for_service or len(bases) > 1
+        changed: set[str] = set()  # addresses that have perhaps made the change
+        while True:
+            for base in bases:
+                if not self._lives(base):
+                    failure = failure or urllib3.exceptions.TimeoutError("no answer in time")
+                    continue
+                try:
+                    answer = self._ask(method, base + suffix, headers, body, whole_s, short=short)
+                except urllib3.exceptions.HTTPError as error:
+                    slow = _is_timeout(error) and not self._addresses.needs_probe(base)
+                    if slow and timeout_s is not None:
+                        raise self._no_answer(error) from error
+                    self._addresses.failed(base, hangs=_is_timeout(error))
+                    failure = failure or error
+                    if method != "GET":
+                        changed.add(base)
+                    continue
+                self._addresses.answered(base)
+                return self._follow(method, base + suffix, answer, headers, body, whole_s)
+            bases = [
+                base for base in bases if base not in changed and self._addresses.needs_probe(base)
+            ]
+            if not bases or not self._waits(until_s):
+                raise self._no_answer(failure) from failure
+            whole_s = max(until_s - time.monotonic(), _LEAST_S)
+
+    def _no_answer(self, failure: Exception | None) -> BrokerUnreachableError:
+        return BrokerUnreachableError(
             f"the admin interface at {self.admin_url} does not answer ({_failure_words(failure)}): "
             "is the broker running, and is this its web "
             "address? Name it with admin_url, --admin-url or DELAYLEVEL_ADMIN_URL"
-        ) from failure
+        )
+
+    def _waits(self, until_s: float) -> bool:
+        """Wait a moment for an address that hangs; return False if there is no time for that."""
+        if self._for_service or time.monotonic() + _WAIT_S >= until_s:
+            return False
+        time.sleep(_WAIT_S)
+        return True
 
     def _lives(self, base: str) -> bool:
         """Return False if an address timed out, and still gives no sign of life.
@@ -281,10 +310,11 @@ class Rest:
         answer: urllib3.BaseHTTPResponse,
         headers: dict[str, str],
         body: bytes | None,
-        timeout_s: float | None,
+        whole_s: float,
     ) -> urllib3.BaseHTTPResponse:
         """Return an answer; if it is a redirect, that of the broker that owns the topic."""
         first, hops = url, 0
+        until_s = time.monotonic() + whole_s
         while (place := _redirection(url, answer)) is not None:
             hops += 1
             if hops == _HOPS:
@@ -295,11 +325,13 @@ class Rest:
                 )
             url = place
             owner = base_of(url)
-            if not self._lives(owner):
-                raise _broker_away(url, first, "no answer in time")
+            while not self._lives(owner):
+                if not self._waits(until_s):
+                    raise _broker_away(url, first, "no answer in time")
+            left_s = max(until_s - time.monotonic(), min(whole_s, _LEAST_S))
             try:
                 # Not by urllib3, which would drop the token.
-                answer = self._ask(method, url, headers, body, timeout_s)
+                answer = self._ask(method, url, headers, body, left_s, short=self._for_service)
             except urllib3.exceptions.HTTPError as error:
                 self._addresses.failed(owner, hangs=_is_timeout(error))
                 raise _broker_away(url, first, _failure_words(error)) from error
@@ -328,23 +360,29 @@ class Rest:
         url: str,
         headers: dict[str, str],
         body: bytes | None,
-        timeout_s: float | None,
+        whole_s: float,
+        *,
+        short: bool,
     ) -> urllib3.BaseHTTPResponse:
         """Send one request, as `_ask_once`; give a read up early if its broker hangs.
 
         A broker that lives is asked once more, with all the time that it may take.
+
+        Args:
+            short: False to wait for the whole time in any case.
         """
-        whole_s = self._timeout_s if timeout_s is None else timeout_s
-        if method == "GET" and whole_s > _PATIENCE_S:
+        base = base_of(url)
+        short = short and method == "GET" and whole_s > _PATIENCE_S
+        if short and not self._addresses.is_slow(base):
             try:
                 return self._ask_once(method, url, headers, body, _PATIENCE_S)
             except urllib3.exceptions.HTTPError as error:
                 if not _is_timeout(error):
                     raise
-                base = base_of(url)
                 if not self._gives_sign(base):
                     self._addresses.failed(base, hangs=True)
                     raise
+                self._addresses.slow(base)
         return self._ask_once(method, url, headers, body, whole_s)
 
     def _ask_once(

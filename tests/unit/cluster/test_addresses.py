@@ -110,3 +110,16 @@ def test_an_address_that_timed_out_is_probed_now_and_then() -> None:
     assert addresses.take_probe(A)
     addresses.answered(A)
     assert not addresses.needs_probe(A)
+
+
+def test_a_slow_address_is_known_as_slow_until_it_hangs() -> None:
+    now = Time()
+    addresses = AdminAddresses([A], now)
+    assert not addresses.is_slow(A)
+    addresses.slow(A)
+    assert addresses.is_slow(A)
+    now.now_s = 31.0
+    assert not addresses.is_slow(A)
+    addresses.slow(A)
+    addresses.failed(A, hangs=True)
+    assert not addresses.is_slow(A)

@@ -229,7 +229,7 @@ def test_a_broker_that_hangs_does_not_cost_the_timeout_at_every_request(
             Admin(living.url, timeout_s=0.2).properties(TOPIC)
         began = time.monotonic()
         with pytest.raises(BrokerUnreachableError, match="no answer in time"):
-            Admin(living.url, timeout_s=60).properties(TOPIC)
+            Admin(living.url, timeout_s=60, for_service=True).properties(TOPIC)
         assert time.monotonic() - began < 4
 
 
@@ -240,7 +240,7 @@ def test_the_only_address_costs_its_timeout_once_while_it_hangs() -> None:
         began = time.monotonic()
         for _ in range(20):
             with pytest.raises(BrokerUnreachableError, match="no answer in time"):
-                Admin(hanging.url, timeout_s=60).properties(TOPIC)
+                Admin(hanging.url, timeout_s=60, for_service=True).properties(TOPIC)
         assert time.monotonic() - began < 10
 
 
@@ -259,7 +259,7 @@ def test_a_read_is_given_up_early_if_its_broker_hangs(
             url = living.url
         for _ in range(2):
             with pytest.raises(BrokerUnreachableError, match="no answer in time"):
-                Admin(url, timeout_s=600).properties(TOPIC)
+                Admin(url, timeout_s=600, for_service=True).properties(TOPIC)
 
 
 @pytest.mark.parametrize("get_soon", [False, True])
@@ -288,6 +288,84 @@ def test_a_slow_broker_that_lives_is_waited_for(
 
     server.answer = answer
     assert Admin(server.url, timeout_s=60).properties(TOPIC) == {"a": "b"}
+
+
+@pytest.mark.parametrize("known", [False, True], ids=["unknown", "known"])
+@pytest.mark.parametrize("redirected", [False, True], ids=["direct", "redirected"])
+def test_who_asks_once_waits_for_a_broker_that_pauses(
+    servers: Callable[[], Server], monkeypatch: pytest.MonkeyPatch, known: bool, redirected: bool
+) -> None:
+    """A service does not: it tries again by itself."""
+    monkeypatch.setattr(http, "_PATIENCE_S", 0.2)
+    monkeypatch.setattr(http, "_PROBE_TIMEOUT_S", 0.2)
+    server, lives = servers(), threading.Event()
+
+    def answer(method: str, path: str) -> Answer:
+        lives.wait(30)
+        return reply(200, {"a": "b"})
+
+    server.answer, url = answer, server.url
+    if redirected:
+        other = servers()
+        other.answer = lambda method, path: (307, {"Location": server.url + path}, b"")
+        url = other.url
+    if known:
+        with pytest.raises(BrokerUnreachableError):
+            Admin(url, timeout_s=0.1).properties(TOPIC)
+    timer = threading.Timer(1.5, lives.set)
+    timer.start()
+    try:
+        assert Admin(url, timeout_s=60).properties(TOPIC) == {"a": "b"}
+        assert lives.is_set()
+        lives.clear()
+        with pytest.raises(BrokerUnreachableError):
+            Admin(url, timeout_s=600, for_service=True).properties(TOPIC)
+    finally:
+        timer.cancel()
+        lives.set()
+
+
+def test_a_change_waits_for_a_broker_that_pauses_and_is_made_once(
+    servers: Callable[[], Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http, "_PROBE_TIMEOUT_S", 0.2)
+    server, lives = servers(), threading.Event()
+
+    def answer(method: str, path: str) -> Answer:
+        lives.wait(30)
+        return 204, {}, b""
+
+    server.answer = answer
+    with pytest.raises(BrokerUnreachableError):
+        http.Rest(server.url, timeout_s=0.1).get("x")
+    timer = threading.Timer(1.0, lives.set)
+    timer.start()
+    http.Rest(server.url, timeout_s=60).put("x", 1)
+    assert [method for method, *_ in server.seen].count("PUT") == 1
+    lives.clear()
+    with pytest.raises(BrokerUnreachableError):
+        http.Rest(server.url, timeout_s=0.5).put("x", 1)
+    lives.set()
+    timer.join()
+
+
+def test_a_broker_that_is_always_slow_is_asked_once_for_each_read(
+    servers: Callable[[], Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http, "_PATIENCE_S", 0.2)
+    server = servers()
+
+    def answer(method: str, path: str) -> Answer:
+        if "slow" in path:
+            time.sleep(0.6)
+        return reply(200, {"a": "b"})
+
+    server.answer = answer
+    rest = http.Rest(server.url, timeout_s=60, for_service=True)
+    for _ in range(3):
+        assert rest.get("slow") == {"a": "b"}
+    asked = [path for _, path, *_ in server.seen if "slow" in path]
+    assert len(asked) == 4, "twice only until its slowness is known"
 
 
 def test_an_address_that_was_slow_once_is_asked_again_at_once(

@@ -44,7 +44,7 @@ def job_for_two(failure: Exception, monkeypatch: pytest.MonkeyPatch) -> SparkSyn
     """Start a job for two level topics, and run it without a query."""
 
     @contextlib.contextmanager
-    def connect(connection: Connection) -> Iterator[InvoicesFail]:
+    def connect(connection: Connection, **_: Any) -> Iterator[InvoicesFail]:
         yield InvoicesFail(memory.admin, failure)
 
     memory = MemoryPulsar()
