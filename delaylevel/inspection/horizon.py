@@ -112,7 +112,7 @@ class Horizon:
         window_by_clock: True if the clock decided which messages of the final window are pending,
             because its journal is too long for an estimate or the extra that reads it is missing.
         error: twice the estimated standard error of ``messages``: in 19 of 20 cases, the number is
-            not farther off; 0 if all messages were counted.
+            not farther off; 0 if all messages were counted, or if all samples are alike.
     """
 
     topic: str

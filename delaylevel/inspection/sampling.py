@@ -26,6 +26,7 @@ from delaylevel.model.envelope import COMPRESSION
 from delaylevel.model.level_topic import Role
 from delaylevel.model.message import batch_size
 from delaylevel.model.topic_name import TopicName
+from delaylevel.model.unreadable import text_of
 from delaylevel.topics.scan import PendingRange
 
 from .distribution import Observation, SampledDistribution
@@ -44,6 +45,7 @@ _MOST_MESSAGES = 48
 _ENTRY_BYTES = 60
 # Bytes of a message in an entry, besides its texts and its payload; and those of a property.
 _MESSAGE_BYTES, _PROPERTY_BYTES = 10, 6
+_EVENT_TIME_BYTES = 7
 # Number of messages that may be read, in addition to the samples, to count small partitions.
 _COUNTED = 8_000
 
@@ -299,8 +301,11 @@ class _RangeSampler:
 
 def _stored_bytes(message: Any, seen: Observation) -> float:
     """Return the approximate number of bytes of an uncompressed message in an entry."""
-    texts = sum(_PROPERTY_BYTES + len(name) + len(value) for name, value in seen.properties.items())
-    return _MESSAGE_BYTES + texts + len(seen.key) + len(message.data())
+    texts = [seen.key, text_of(message.ordering_key), *seen.properties, *seen.properties.values()]
+    encoded = sum(len(text.encode("utf-8", "replace")) for text in texts)
+    properties = _PROPERTY_BYTES * len(seen.properties)
+    event_time = _EVENT_TIME_BYTES if message.event_timestamp() else 0
+    return _MESSAGE_BYTES + properties + encoded + event_time + len(message.data())
 
 
 def _small(samplers: Sequence[_RangeSampler]) -> set[_RangeSampler]:

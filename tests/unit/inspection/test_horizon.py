@@ -10,6 +10,7 @@ from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from click.testing import CliRunner
@@ -27,6 +28,7 @@ from delaylevel.errors import InvalidInputError, LevelTopicError
 from delaylevel.inspection import Horizon, Inspector, Part
 from delaylevel.inspection.distribution import (
     CountedDistribution,
+    Observation,
     SampledDistribution,
     Stratum,
 )
@@ -41,6 +43,7 @@ from delaylevel.inspection.horizon import (
     edges,
 )
 from delaylevel.inspection.plot import save_plot
+from delaylevel.inspection.sampling import _stored_bytes
 from delaylevel.model.level_topic import SUBSCRIPTION, Role
 from delaylevel.model.position import EARLIEST, Position
 from delaylevel.model.topic_name import TopicName
@@ -470,3 +473,15 @@ def test_an_unreachable_broker_has_exit_code_3() -> None:
 
 def test_a_week_is_seven_days_and_labels_have_weekdays() -> None:
     assert WEEK == 7 * DAY == 604_800_000
+
+
+def test_the_size_of_a_message_has_the_bytes_of_all_its_texts() -> None:
+    message = Mock(**{"data.return_value": b"x" * 10, "ordering_key.return_value": ""})
+    message.event_timestamp.return_value = 0
+    seen = Observation(1, 1, -1, 0, "orders", "", {})
+    least = _stored_bytes(message, seen)
+    texts = seen._replace(key="鍵" * 100, properties={"名": "値" * 100})
+    assert _stored_bytes(message, texts) >= least + 300 + 303
+    message.ordering_key.return_value = "順" * 100
+    message.event_timestamp.return_value = 1_800_000_000_000
+    assert _stored_bytes(message, texts) >= least + 903 + 7
