@@ -126,8 +126,9 @@ def reschedule(
     `too late`, both are. Messages are selected as for `delaylevel pending cancel`.
 
     There is a row for each message. One that could not be stored again is `failed` with the reason,
-    and stays as it is; `unconfirmed` if nobody knows. The exit code is 1 if one of them is failed,
-    too late or unknown, or none is found.
+    and stays as it is; `both` if it was stored again, but the old one could not be cancelled;
+    `unconfirmed` if nobody knows. The exit code is 0 if all of them are accepted or cancelled, and
+    otherwise 1, also if none is found.
     """
     change = partial(_reschedule, deliver_at)
     _change(settings, topic, message_id, change, RESCHEDULED, **arguments)

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import click
 
 from delaylevel.cluster.failures import error_name, may_pass
-from delaylevel.errors import DelayLevelError
+from delaylevel.errors import CancellationFailedError, DelayLevelError
 
 from .hints import with_options
 from .output import Column, emit, note
@@ -23,6 +23,7 @@ Result = TypeVar("Result")
 _TONES: dict[str, Tone] = {
     "failed": "red",
     "unconfirmed": "red",
+    "both": "red",
     "too late": "yellow",
     "unknown": "yellow",
     "still dead": "yellow",
@@ -41,8 +42,9 @@ class Failure:
     """The reason for which a message was not changed, or may not have been.
 
     Attributes:
-        outcome: ``failed`` if nothing was changed, ``unconfirmed`` if nobody knows, or ``not
-            tried`` for messages after a failure that is not their own.
+        outcome: ``failed`` if nothing was changed, ``both`` if a new message was stored and the old
+            one was not cancelled, ``unconfirmed`` if nobody knows, or ``not tried`` for messages
+            after a failure that is not their own.
         reason: the text of the error.
     """
 
@@ -57,7 +59,12 @@ class Failure:
             text = with_options(error)
         else:
             text = f"{name}: {error}" if str(error) else name
-        return cls("unconfirmed" if may_pass(error) else "failed", text or name)
+        outcome = "failed"
+        if may_pass(error):
+            outcome = "unconfirmed"
+        elif isinstance(error, CancellationFailedError) and error.receipt:
+            outcome = "both"
+        return cls(outcome, text or name)
 
     @property
     def view(self) -> dict[str, Any]:

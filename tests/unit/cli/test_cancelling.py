@@ -6,7 +6,7 @@ import itertools
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -21,6 +21,7 @@ from delaylevel import topics
 from delaylevel.model.envelope import Envelope
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription
 from delaylevel.model.strategy import Levels
+from delaylevel.producer import scheduling
 from delaylevel.testing import MemoryPulsar
 from fakes import cancellable_orders, days_and_hours
 from pending_commands import pending_commands
@@ -283,3 +284,29 @@ def test_what_was_changed_before_an_unknown_failure_is_told(
     assert outcomes.total() == 40
     assert outcomes["unconfirmed"] == 1
     assert len(pending_ids(run)) == 40 - outcomes["accepted"]
+
+
+@pytest.mark.parametrize("command", ["reschedule", "fire"])
+def test_a_new_message_is_told_if_the_old_one_could_not_be_cancelled(
+    memory: MemoryPulsar, producer: Any, run: Run, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    producer.send(b"x", deliver_after=timedelta(days=3), message_id="old")
+
+    real = scheduling.explained
+
+    @contextmanager
+    def refused(*arguments: Any) -> Iterator[None]:
+        with real(*arguments):
+            raise pulsar.AuthorizationError("no permission")
+            yield
+
+    monkeypatch.setattr(scheduling, "explained", refused)
+    at = ["--at", "+5d"] if command == "reschedule" else []
+    done = run(command, "orders", "old", *at, "-o", "json")
+    assert done.exit_code == 1
+    (row,) = rows(done)
+    assert row["outcome"] == "both"
+    assert "was not stored" in row["reason"]
+    memory.advance(timedelta(days=6))
+    delivered = {one.properties["delaylevel.id"] for one in memory.delivered("orders")}
+    assert delivered == {"old", row["new_id"]}
