@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -36,10 +37,12 @@ def test_failing_owners_of_a_partition_log_once_and_the_next_one_logs_the_end(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     unused: Any = None
+    explainer: Any = SimpleNamespace(explain=lambda _, error: str(error))
     topic = ServedTopic(
         DescriptionCache(lambda: DESCRIPTION),
         unused,
         RepeatedWarning(logging.getLogger(__name__), "orders"),
+        explainer,
     )
     for _ in range(5):
         topic.watch_owner(Owner(BrokerError("no broker answers")))  # type: ignore[arg-type]
