@@ -229,16 +229,58 @@ def cli(ctx: click.Context, verbose: int, log_format: str) -> None:
     logs.configure(log_format, level)
 
 
-# Errors of a full or broken disk, behind which a result or a log is written.
-_NOT_WRITTEN = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE))
+class _OutputError(OSError):
+    """A failure to write to stdout or stderr, rather than to any other file."""
+
+
+class _Output(io.RawIOBase):
+    """The file of a standard stream, whose errors can be told from those of other files."""
+
+    def __init__(self, raw: Any) -> None:
+        super().__init__()
+        self._raw = raw
+
+    def writable(self) -> bool:
+        return True
+
+    def isatty(self) -> bool:
+        return bool(self._raw.isatty())
+
+    def fileno(self) -> int:
+        return int(self._raw.fileno())
+
+    def write(self, data: Any) -> int | None:
+        try:
+            written: int | None = self._raw.write(data)
+        except OSError as error:
+            raise _OutputError(error.errno, error.strerror) from error
+        return written
+
+
+def _watched(stream: Any) -> Any:
+    """Return a standard stream whose failures are an ``_OutputError``.
+
+    A terminal or pipe that is not UTF-8 gets escapes for the characters that it lacks.
+    """
+    if not isinstance(stream, io.TextIOWrapper):
+        return stream
+    stream.flush()
+    # With PYTHONUNBUFFERED, there is no buffer above the file. That of stderr would keep what could
+    # not be written, and fail again when the interpreter ends.
+    raw = getattr(stream.buffer, "raw", None)
+    file = _Output(stream.buffer if raw is None else raw)
+    return io.TextIOWrapper(
+        file if raw is None or stream is sys.stderr else io.BufferedWriter(file),
+        encoding=stream.encoding,
+        errors="backslashreplace",
+        line_buffering=stream.line_buffering,
+        write_through=stream.write_through,
+    )
 
 
 def main() -> None:
     """Run the ``delaylevel`` program."""
-    for stream in (sys.stdout, sys.stderr):
-        # A terminal or pipe that is not UTF-8 gets escapes for the characters that it lacks.
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
+    sys.stdout, sys.stderr = _watched(sys.stdout), _watched(sys.stderr)
     code: Any = 0
     try:
         try:
@@ -246,9 +288,7 @@ def main() -> None:
         except SystemExit as ended:
             code = ended.code
         sys.stdout.flush()
-    except OSError as error:
-        if error.filename is not None or error.errno not in _NOT_WRITTEN:
-            raise
+    except _OutputError as error:
         code = code or 1
         if error.errno != errno.EPIPE:
             with contextlib.suppress(OSError):

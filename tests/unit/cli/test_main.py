@@ -189,6 +189,15 @@ def test_a_terminal_without_a_character_gets_its_escape() -> None:
     assert done.stderr.decode("latin-1") == "\\u2192\n"
 
 
+def test_a_full_disk_behind_another_file_is_not_the_output() -> None:
+    failing = "raise OSError(28, 'No space left on device')"
+    program = PRINTING.replace("main.logs.tell('\u2192')", failing)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
+    assert done.returncode == 1
+    assert b"No space left on device" in done.stderr
+    assert b"the output cannot be written" not in done.stderr
+
+
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full")
 def test_a_full_disk_is_an_error_without_a_traceback() -> None:
     with open("/dev/full", "wb") as full:
