@@ -27,8 +27,8 @@ A rule believes only what a process noted before or after its own act, and what 
 `false_outcome`
     ``cancelled``: the message never arrives. ``too late``: it has arrived, and its release was not
     after the decision, except for a clock that was wrong meanwhile. No message has both.
-    ``unknown``: the cancellation had no effect, so the message is not excused from arriving. A
-    cancellation that was accepted has an outcome.
+    ``unknown``: the cancellation had no effect, so the message is not excused from arriving, unless
+    it may have expired. A cancellation that was accepted has an outcome.
 `never_sent`
     Only messages that were sent arrive.
 """
@@ -164,7 +164,8 @@ def false_outcome(story: Story) -> Iterator[Violation]:
             yield Violation("false outcome", name, "cancelled, but it arrived")
         if TOO_LATE in says and not arrived:
             yield Violation("false outcome", name, "too late, but it never arrived")
-        if UNKNOWN in says and name in story.confirmed and not arrived and CANCELLED not in says:
+        missing = name in story.confirmed and not arrived and not expires_soon(story.sent[name])
+        if UNKNOWN in says and missing and CANCELLED not in says:
             yield Violation("false outcome", name, "unknown, and the message never arrived")
         if ACCEPTED in says and not says & FINAL:
             yield Violation("false outcome", name, "accepted, and never decided")

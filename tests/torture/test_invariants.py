@@ -182,6 +182,7 @@ def test_a_message_that_expires_soon_may_be_dropped_for_all_subscriptions_alike(
     soon[0] = soon[0]._replace(expires_ms=DUE_MS + 2_000)
     assert rules_broken(*soon) == set()
     assert rules_broken(*soon, received()[0]) == {"lost"}
+    assert rules_broken(*soon, cancelled("unknown")) == set()
     late = received(published_ms=DUE_MS + 60_000)
     assert rules_broken(*soon, *late) == {"expired"}
 
