@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pulsar
 import pytest
 from simulation import TARGETS, BatchingProducer, Simulation
 
 from delaylevel.cluster.targets.pool import TargetKey
-from delaylevel.dispatcher.journal.records import Intent, pack
-from delaylevel.dispatcher.target_names import target_name
 from delaylevel.model import envelope as env
 
 ORDERS, INVOICES = TARGETS
@@ -89,37 +85,6 @@ def test_few_messages_are_set_aside_at_a_time(
     assert len(run.broker.topics[INVOICES].delivered) == 5
     rounds(run, 60, seconds=0.01)
     assert sorted(set(held(run))) == sorted(run.sent.keys() - {f"id-{n}" for n in range(200, 205)})
-
-
-def test_an_earlier_intent_of_several_targets_stops_none_of_them(tmp_path: Path) -> None:
-    run = Simulation(True, tmp_path)
-    run.send(2, ORDERS, too_big=False)
-    run.send(2, INVOICES, too_big=False)
-    run.send(1, ORDERS, too_big=False)
-    # Earlier versions wrote one intent for all targets of a batch.
-    entries = np.arange(4, dtype=np.int64)
-    intent = Intent(
-        0,
-        pack(np.ones(4, dtype=np.int64), entries << 10),
-        ("key",),
-        np.zeros(4, dtype=np.uint16),
-        entries,
-        tuple((target_name(TargetKey(target)), 1) for target in TARGETS),
-        np.array([0, 0, 1, 1], dtype=np.uint16),
-    )
-    run.journal.append(intent)
-    orders = run.broker.topics[ORDERS]
-    orders.delivered.append("id-0")
-    orders.last["dispatch"] = 1
-    run.broker.topics[INVOICES].refuses = True
-    run.takeover(random.Random(0))
-    for _ in range(20):
-        rounds(run, 1)
-        answer(run, ORDERS)
-    assert orders.delivered == ["id-0", "id-1", "id-4"]
-    assert not held(run)  # it is not known if the invoices are stored
-    run.settle()
-    run.check()
 
 
 def test_large_properties_share_no_batch_when_they_are_set_aside(tmp_path: Path) -> None:
