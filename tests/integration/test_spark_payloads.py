@@ -138,6 +138,7 @@ def test_every_field_survives_both_levels(world: RealWorld, spark_job: Callable[
         assert message.event_timestamp() == expected_ms, name
         properties = message.properties()
         identity, due = properties.pop("delaylevel.id"), properties.pop("delaylevel.due")
+        assert properties.pop("delaylevel.target") == topics["bytes"]
         assert properties == {**PROPERTIES, "name": name}
         assert int(due) > 1_600_000_000_000
         if number % 2:
