@@ -157,7 +157,7 @@ def test_a_tracker_has_a_window_and_a_journal(
     client.create_producer(wanted.window_topic.partition(2).full).send(b"waits")
     at = status(admin, wanted, 0)
     assert (at.window_entries, at.log_entries, at.dispatchers, at.problems) == (1, 0, (), ())
-    roles = [Role.HELD, Role.DEAD_LETTER, *[Role.WINDOW] * 3, *[Role.JOURNAL] * 3]
+    roles = [Role.HELD, Role.DEAD_LETTER, *[Role.WINDOW] * 3, *[Role.JOURNAL] * 3, Role.OUTCOMES]
     assert [row.role for row in at.others] == roles
 
     admin.delete(wanted.journal_topic)
@@ -657,7 +657,7 @@ def test_create_list_and_describe_by_command(
     shown = json.loads(run("describe", f"{namespace}/orders", "-o", "json").stdout)
     assert shown["backlog_entries"] == 1
     assert (shown["window_entries"], shown["log_entries"], shown["dispatchers"]) == (0, 0, [])
-    assert len(shown["rows"]) == 7 + 2 + 4
+    assert len(shown["rows"]) == 7 + 2 + 4 + 1
     (row,) = [row for row in shown["rows"] if row["backlog_entries"]]
     assert (row["level"], row["partition"]) == (0, 2)
     assert row["oldest_hand_off_ms"] == row["oldest_publish_ms"] + 3 * 2000 - 500
@@ -667,8 +667,8 @@ def test_create_list_and_describe_by_command(
     assert table.exit_code == 0
     assert "OLDEST HAND OFF" in table.stdout
     assert "RELEASE LOG" in table.stdout
-    assert "12 empty partitions" in table.stderr
-    assert run("describe", value["topic"], "-o", "wide").stdout.count("-partition-") == 13
+    assert "13 empty partitions" in table.stderr
+    assert run("describe", value["topic"], "-o", "wide").stdout.count("-partition-") == 14
     assert "BACKLOG" in run("list", namespace).stdout
 
 

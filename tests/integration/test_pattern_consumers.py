@@ -82,13 +82,13 @@ def test_new_level_topic_is_out_of_reach_of_patterns_for_business_topics(
     assert _topics_with(world, description) == set()
 
 
-def test_level_topic_of_an_earlier_release_is_within_reach_and_still_used(
+def test_a_level_topic_with_the_other_default_name_is_within_reach_and_used(
     world: RealWorld, dl_client: MakeClient
 ) -> None:
     earlier = world.topic("orders-eu-delay-level")
     description = _park(world, dl_client, delay_level_topic=earlier)
     assert _received(world, "orders-.*", 3) == {b"now", b"soon", b"later"}
-    every = {"level", "held", "dead-letter", "window", "log"}
+    every = {"level", "held", "dead-letter", "window", "log", "outcomes"}
     assert _topics_with(world, description) == every
     # Without a name, producers and commands find it.
     assert _park(world, dl_client) == description

@@ -39,7 +39,7 @@ def test_a_prefix_of_subscriptions_is_refused_reported_and_survived(roles: Any) 
         with pytest.raises(UnsafeNamespaceError, match="set-subscription-auth-mode"):
             topics.create(owner, another)
         assert not owner.topic_exists(another.name)
-        movers = MoverService(client, roles.admin("mover"), [description], trigger_ms=100)
+        movers = MoverService(client, roles.admin("mover"), [description.topic], trigger_ms=100)
         with Serving(movers):
 
             def stats() -> Any:
