@@ -109,7 +109,7 @@ PURE = [
     "model.strategy", "model.router", "model.due_time", "model.envelope", "model.level_topic",
     "model.delivery", "producer.routing", "model.topic_name", "model.position", "model.clock",
     "errors", "cluster.port", "cluster.values", "model.formatting", "model.message",
-    "model.source_partition", "model.cancellation", "model.outcome",
+    "model.source_partition", "model.cancellation", "model.expiry", "model.outcome",
 ]  # fmt: skip
 
 
