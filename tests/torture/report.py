@@ -50,7 +50,16 @@ def _values(result: Result) -> dict[str, Any]:
         injected[blow.kind] += 1
         if blow.recovery_s is not None:
             kinds[blow.kind].append(blow.recovery_s)
-    rules = ("lost", "early", "changed", "copied", "another id", "false outcome", "never sent")
+    rules = (
+        "lost",
+        "expired",
+        "early",
+        "changed",
+        "copied",
+        "another id",
+        "false outcome",
+        "never sent",
+    )
     found = Counter(each.rule for each in result.violations)
     return {
         "seed": result.seed,
