@@ -18,7 +18,7 @@ export PYSPARK_DRIVER_PYTHON = $(PYSPARK_PYTHON)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all unit lint format typecheck wheel wheel-check walk java pytest reference screens broker broker-stop fetch bench torture versions compare install clean distclean
+.PHONY: help demo test test-all unit lint format typecheck wheel wheel-check walk java pytest reference screens broker broker-stop fetch bench torture versions mutants compare install clean distclean
 
 help: ## Show this list
 	@echo "Usage: make TARGET"
@@ -96,6 +96,10 @@ bench: fetch ## Install the peers of the benchmarks, and run these
 
 versions: $(STAMP) ## Run tests with other versions of Pulsar, client, Python and PySpark; downloads several GB
 	$(BIN)/python tools/make_versions.py
+
+# About an hour. MUTANTS="--list" lists them, MUTANTS="order cancellation --tier own" selects some.
+mutants: $(STAMP) ## Break important lines, one at a time, and report which tests notice
+	$(BIN)/python tools/mutants.py $(MUTANTS)
 
 # About half an hour. COMPARE="--help" lists the options.
 compare: fetch ## Compare with native delays, NATS and RocketMQ; COMPARE="--systems nats" selects some
