@@ -46,7 +46,7 @@ def listen(
     SIGTERM or Ctrl-C ends it when the running handlers have finished. --reload watches the folder
     of the module's topmost package.
     """
-    from delaylevel.consumer.loading import load, source_folder, split_target
+    from delaylevel.consumer.listeners import load, source_folder, split_target
 
     split_target(target)
     _pass_on(settings)

@@ -2,6 +2,6 @@
 
 from delaylevel.producer.aio import AsyncDelayLevelClient as DelayLevelClient
 from delaylevel.producer.aio import AsyncDelayLevelProducer as DelayLevelProducer
-from delaylevel.producer.aio_wrap import wrap
+from delaylevel.producer.aio import wrap
 
 __all__ = ["DelayLevelClient", "DelayLevelProducer", "wrap"]

@@ -14,9 +14,9 @@ import pulsar
 
 from background import Background
 from delaylevel.cluster.connection import Connection
-from delaylevel.consumer.failure import Failure, trace_of
 from delaylevel.consumer.message import ReceivedMessage
-from delaylevel.consumer.parking import RetryPublisher
+from delaylevel.consumer.retry import Failure, trace_of
+from delaylevel.consumer.retry_publisher import RetryPublisher
 from delaylevel.dispatcher import DispatchSettings
 from delaylevel.model.delivery import Delivery
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription

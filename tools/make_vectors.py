@@ -50,9 +50,9 @@ from delaylevel.model.router import Hop, Router
 from delaylevel.model.strategy import Levels, PartitionBy, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.mover import hop
-from delaylevel.producer.options import level_producer_settings, window_producer_settings
+from delaylevel.producer.checks import SizeLimit
 from delaylevel.producer.routing import WINDOW, Routing
-from delaylevel.producer.size_limit import SizeLimit
+from delaylevel.producer.setup import level_producer_settings, window_producer_settings
 
 FILE = Path(__file__).resolve().parents[1] / "spec" / "vectors.json"
 

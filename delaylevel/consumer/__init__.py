@@ -8,16 +8,14 @@ from typing import TYPE_CHECKING, Any
 from delaylevel.errors import MissingExtraError
 
 if TYPE_CHECKING:
-    from .backoff import Backoff
     from .deduplication import Deduplication
-    from .failure import Reject, Retry
-    from .handled_ids import HandledIds
+    from .id_memory import HandledIds
+    from .id_topic import TopicIdStore
     from .ids import InvalidIdError
-    from .listener import Listener
+    from .listener import Listener, ListenerCounts
     from .listeners import Listeners
     from .message import ReceivedMessage
-    from .stats import ListenerCounts
-    from .topic_ids import TopicIdStore
+    from .retry import Backoff, Reject, Retry
 
 __all__ = [
     "Backoff",
@@ -35,17 +33,17 @@ __all__ = [
 
 # Name -> (module, required extra or None). Loaded on first use.
 _LAZY: dict[str, tuple[str, str | None]] = {
-    "Backoff": ("backoff", None),
+    "Backoff": ("retry", None),
     "Deduplication": ("deduplication", None),
-    "HandledIds": ("handled_ids", "window"),
+    "HandledIds": ("id_memory", "window"),
     "InvalidIdError": ("ids", None),
     "Listener": ("listener", None),
-    "ListenerCounts": ("stats", None),
+    "ListenerCounts": ("listener", None),
     "Listeners": ("listeners", None),
     "ReceivedMessage": ("message", None),
-    "Reject": ("failure", None),
-    "Retry": ("failure", None),
-    "TopicIdStore": ("topic_ids", "window"),
+    "Reject": ("retry", None),
+    "Retry": ("retry", None),
+    "TopicIdStore": ("id_topic", "window"),
 }
 
 

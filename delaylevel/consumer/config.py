@@ -1,4 +1,7 @@
-"""The configuration of an application: its connection, and defaults of producers and listeners."""
+"""The configuration of an application: its connection, and defaults of producers and listeners.
+
+Loaded for :meth:`Listeners.from_config` only, because Pydantic takes long to import.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from delaylevel.errors import ConfigError, InvalidInputError
 from delaylevel.model.formatting import parse_delay
 from delaylevel.producer.client import DelayLevelClient
 
-from .backoff import Backoff
+from .retry import Backoff
 
 _PRODUCER, _LISTENERS = "producer", "listeners"
 _COMPRESSION = {

@@ -8,8 +8,7 @@ from typing import Any, Protocol
 
 from delaylevel.web.reports import LiveAnswer, ProbeCheck, ProblemLine, StatusSection
 
-from .listener import Listener
-from .stats import BOUNDS_S, ListenerHealth
+from .listener import BOUNDS_S, Listener, ListenerHealth
 
 _LABELS = ("topic", "subscription", "listener")
 _COUNTERS = (

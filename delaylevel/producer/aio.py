@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import inspect
 import warnings
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import pulsar
@@ -16,27 +19,299 @@ import pulsar.asyncio
 from delaylevel.cluster.client_parts.aio import (
     ASYNCIO_CREATE_PRODUCER,
     check_create_producer,
+    check_send,
     open_producer,
+    partitions_of,
     reading_client,
 )
 from delaylevel.cluster.client_parts.sending import schema_of
-from delaylevel.errors import DelayTooLongError, InvalidInputError
+from delaylevel.cluster.failures import error_name
+from delaylevel.cluster.port import TopicAdmin
+from delaylevel.errors import DelayLevelError, DelayTooLongError, InvalidInputError
+from delaylevel.model.cancellation import PAYLOAD
+from delaylevel.model.clock import Clock, SystemClock
+from delaylevel.model.envelope import check_id
 from delaylevel.model.level_topic import FinalWindow, Mover
+from delaylevel.model.outcome import Outcome, Receipt, Rescheduled
+from delaylevel.model.topic_name import TopicName
 
 from .async_calls import SharedCall, close, close_client, flush, in_thread
 from .async_partition import AsyncPartition, timeout_ms
-from .asyncio_checks import asyncio_errors, check_message_arguments
-from .asyncio_scheduling import AsyncScheduling
-from .client import OWN_OPTIONS, BaseClient
-from .client_errors import client_errors
-from .existing import remember
-from .options import given_options
+from .checks import DEFAULT_MAX_MESSAGE_SIZE, have_usual_types
+from .client import OWN_OPTIONS, BaseClient, admin_for, prepare_wrapped, remember, wrapped_options
+from .client_errors import as_client_error, client_errors, result_named
+from .outcomes import Wait
+from .receipts import (
+    accepted,
+    check_read_back,
+    check_scheduled,
+    explained,
+    new_id,
+    replacement_id,
+    seconds_of,
+    too_late,
+)
 from .routing import BUSINESS, Route, envelope_options
-from .setup import ProducerSetup, StrategyArgument
-from .size_limit import DEFAULT_MAX_MESSAGE_SIZE
+from .scheduling import BaseProducer
+from .setup import ProducerSetup, StrategyArgument, given_options
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+
+async def check_message_arguments(
+    schema: Any,
+    content: Any,
+    properties: Any,
+    kept: tuple[Any, ...],
+    sequence_id: Any = None,
+    replication_clusters: Any = None,
+    disable_replication: Any = None,
+) -> None:
+    """Raise the exception of ``pulsar.asyncio.Producer.send`` for arguments of a wrong type.
+
+    Args:
+        schema, content, properties, kept: as in :func:`.plain_checks.check_message_arguments`.
+        sequence_id, replication_clusters, disable_replication: as the application gave them.
+    """
+    disabled = False if disable_replication is None else disable_replication
+    if have_usual_types(properties, kept, (sequence_id, replication_clusters, disabled)):
+        return
+    partition_key, ordering_key, event_timestamp = kept
+    arguments = {
+        "properties": properties,
+        "partition_key": partition_key,
+        "ordering_key": ordering_key,
+        "sequence_id": sequence_id,
+        "replication_clusters": replication_clusters,
+        "disable_replication": disable_replication,
+        "event_timestamp": event_timestamp,
+    }
+    await check_send(schema, content, arguments)
+
+
+@contextlib.contextmanager
+def asyncio_errors() -> Iterator[None]:
+    """Raise broker errors as :func:`.client_errors` does, and the synchronous client's, too."""
+    with client_errors():
+        try:
+            yield
+        except pulsar.PulsarException as error:
+            if isinstance(error, DelayLevelError):
+                as_client_error(error)
+                raise
+            result = result_named(error_name(error))
+            raise pulsar.asyncio.PulsarException(result, str(error)) from error
+
+
+class AsyncScheduling(BaseProducer):
+    """The calls of the asyncio producer that concern messages by receipt.
+
+    Arguments, results and errors are those of :class:`delaylevel.DelayLevelProducer`.
+    """
+
+    async def schedule(
+        self,
+        content: Any,
+        properties: dict[str, str] | None = None,
+        partition_key: str | None = None,
+        ordering_key: str | None = None,
+        event_timestamp: int | None = None,
+        deliver_at: int | datetime | None = None,
+        deliver_after: timedelta | None = None,
+        *,
+        message_id: str | None = None,
+        expires_at: int | datetime | None = None,
+        expires_after: timedelta | None = None,
+        spread: timedelta | None = None,
+    ) -> Receipt:
+        """Publish a delayed message, and return its receipt once it is stored.
+
+        See :meth:`delaylevel.DelayLevelProducer.schedule`.
+        """
+        check_scheduled(deliver_at, deliver_after)
+        own_id = new_id() if message_id is None else check_id(message_id)
+        kept = (partition_key, ordering_key, event_timestamp)
+        expiry = envelope_options(expires_at, expires_after, spread)
+        return await self._store(
+            content, properties, deliver_at, deliver_after, own_id, kept, expiry
+        )
+
+    async def cancel(
+        self,
+        receipt: Receipt | str | None = None,
+        *,
+        message_id: str | None = None,
+        deliver_at: int | datetime | None = None,
+        partition_key: str | None = None,
+        timeout: timedelta | float | None = None,
+    ) -> Outcome:
+        """Cancel a scheduled message; see :meth:`delaylevel.DelayLevelProducer.cancel`."""
+        wanted = self._wanted(receipt, message_id, deliver_at, partition_key)
+        timeout_s = seconds_of(timeout)
+        self._enter_loop()
+        self._check_open()
+        with asyncio_errors():
+            self._check_cancellable()
+            if wanted.sent_directly:
+                return too_late(wanted)
+            if not timeout_s:
+                return await self._cancel(wanted, self._cancellation(wanted))
+            async with self._expecting(wanted, timeout_s) as wait:
+                return await self._cancel(wanted, self._cancellation(wanted), wait, timeout_s)
+
+    async def reschedule(
+        self,
+        receipt: Receipt | str,
+        content: Any = None,
+        properties: dict[str, str] | None = None,
+        partition_key: str | None = None,
+        ordering_key: str | None = None,
+        event_timestamp: int | None = None,
+        deliver_at: int | datetime | None = None,
+        deliver_after: timedelta | None = None,
+        *,
+        message_id: str | None = None,
+        expires_at: int | datetime | None = None,
+        expires_after: timedelta | None = None,
+        timeout: timedelta | float | None = None,
+    ) -> Rescheduled:
+        """Replace a scheduled message; see :meth:`delaylevel.DelayLevelProducer.reschedule`."""
+        wanted = self._wanted(receipt)
+        timeout_s = seconds_of(timeout)
+        own_id = replacement_id(wanted, message_id, partition_key)
+        self._enter_loop()
+        self._check_open()
+        due_ms = self._due_again(deliver_at, deliver_after)
+        expires_ms = self._expiry_again(expires_at, expires_after, due_ms)
+        given = content is not None
+        if not given:
+            check_read_back(wanted, properties, partition_key, ordering_key, event_timestamp)
+        with asyncio_errors():
+            self._check_cancellable()
+            route = self._cancellation(wanted)
+            async with self._expecting(wanted, timeout_s) as wait:
+                if given:
+                    key = (wanted.key or None) if partition_key is None else partition_key
+                    kept = (key, ordering_key, event_timestamp)
+                    envelope = {"replaces": wanted.id, "expires_at": expires_ms or None}
+                    new = await self._store(
+                        content, properties, due_ms, None, own_id, kept, envelope
+                    )
+                else:
+                    new = await self._store_again(wanted, due_ms, own_id, expires_ms)
+                if wanted.sent_directly:
+                    return Rescheduled(new, too_late(wanted))
+                return Rescheduled(new, await self._cancel(wanted, route, wait, timeout_s, new))
+
+    async def fire_now(
+        self,
+        receipt: Receipt | str,
+        content: Any = None,
+        *,
+        timeout: timedelta | float | None = None,
+    ) -> Rescheduled:
+        """Deliver a scheduled message now; see :meth:`delaylevel.DelayLevelProducer.fire_now`."""
+        now_ms = self._clock.now_ms()
+        return await self.reschedule(receipt, content, deliver_at=now_ms, timeout=timeout)
+
+    async def outcome(self, receipt: Receipt | str) -> Outcome | None:
+        """Return the decision about a cancelled message; None if there is none (any more).
+
+        See :meth:`delaylevel.DelayLevelProducer.outcome`.
+        """
+        wanted = self._wanted(receipt)
+        self._enter_loop()
+        self._check_open()
+        with asyncio_errors():
+            return await in_thread(partial(self._stored_outcome, wanted))
+
+    async def _store(
+        self,
+        content: Any,
+        properties: dict[str, str] | None,
+        deliver_at: int | datetime | None,
+        deliver_after: timedelta | None,
+        message_id: str,
+        kept: tuple[str | None, str | None, int | None],
+        envelope: dict[str, Any] | None = None,
+    ) -> Receipt:
+        """Send a message, and return its receipt once it is stored."""
+        sent = await self._send(
+            content, properties, deliver_at, deliver_after, message_id, kept, {}, envelope
+        )
+        route, due_ms, stored = sent
+        return self._receipt(message_id, due_ms, kept[0], route, stored)
+
+    async def _store_again(
+        self, old: Receipt, due_ms: int, message_id: str, expires_ms: int
+    ) -> Receipt:
+        """Send a parked message with another due time, and return its receipt."""
+        message, envelope = await in_thread(partial(self._read_back, old))
+        if message.value is None:
+            raise InvalidInputError(
+                f"message {old.id!r} has a null value, which pulsar.asyncio cannot send: use "
+                "delaylevel.DelayLevelClient, or give the payload; nothing was sent"
+            )
+        route, arguments = self._parked_again(message, envelope, due_ms, message_id, expires_ms)
+        stored = await self._partition(route).send(message.value, **arguments)
+        return self._receipt(message_id, due_ms, message.key, route, stored)
+
+    @asynccontextmanager
+    async def _expecting(self, wanted: Receipt, timeout_s: float) -> AsyncIterator[Wait | None]:
+        """Expect the outcome of a cancellation that is sent in the block; None not to wait."""
+        if not timeout_s:
+            yield None
+            return
+        wait = Wait(self._outcomes(), wanted)
+        try:
+            await in_thread(wait.begin)
+            yield wait
+        finally:
+            wait.forget()
+
+    async def _cancel(
+        self,
+        wanted: Receipt,
+        route: Route,
+        wait: Wait | None = None,
+        timeout_s: float = 0.0,
+        new: Receipt | None = None,
+    ) -> Outcome:
+        """Send a cancellation, and wait for its outcome."""
+        with explained(wanted, new):
+            arguments = self._arguments(route, wanted.key or None)
+            await self._partition(route).send(PAYLOAD, **arguments)
+        if wait is None:
+            return accepted(wanted)
+        ended, _ = await asyncio.wait([asyncio.wrap_future(wait.future)], timeout=timeout_s)
+        outcome = next(iter(ended)).result() if ended else None
+        return outcome or accepted(wanted, wait.reason)
+
+    # -- of the producer
+
+    async def _send(
+        self,
+        content: Any,
+        properties: dict[str, str] | None,
+        deliver_at: int | datetime | None,
+        deliver_after: timedelta | None,
+        message_id: str | None,
+        kept: tuple[str | None, str | None, int | None],
+        options: dict[str, Any],
+        envelope: dict[str, Any] | None = None,
+    ) -> tuple[Route, int, Any]:
+        raise NotImplementedError
+
+    def _partition(self, route: Route) -> AsyncPartition:
+        raise NotImplementedError
+
+    def _enter_loop(self) -> None:
+        raise NotImplementedError
+
+    def _check_open(self) -> None:
+        raise NotImplementedError
+
 
 # Time without a connection after which a close does not wait for it any longer, in s. A topic that
 # moves to another broker is back after a moment.
@@ -390,3 +665,109 @@ class AsyncDelayLevelClient(BaseClient, pulsar.asyncio.Client):
 
     async def __aexit__(self, *exc_info: object) -> None:
         await self.close()
+
+
+async def wrap(
+    producer: Any,
+    client: Any,
+    *,
+    partition_strategy: StrategyArgument = None,
+    delay_level_topic: str | None = None,
+    delay_level_namespace: str | None = None,
+    mover: Mover | str = Mover.SPARK,
+    final_window: FinalWindow | str = FinalWindow.TRACKER,
+    create_level_topic: bool = True,
+    admin_url: str | None = None,
+    admin: TopicAdmin | None = None,
+    admin_token: Any = None,
+    tls_trust_certs_file_path: str | None = None,
+    tls_validate_hostname: bool = True,
+    clock: Clock | None = None,
+    max_message_size: int = DEFAULT_MAX_MESSAGE_SIZE,
+    block_if_queue_full: bool | None = None,
+    **producer_options: Any,
+) -> AsyncDelayLevelProducer:
+    """Add a delay-level topic to an existing producer of ``pulsar.asyncio``.
+
+    Its public name is ``delaylevel.asyncio.wrap``. Await it: it reads or creates the level topic,
+    in a thread, so the event loop goes on.
+
+    Args:
+        producer: a ``pulsar.asyncio.Producer``. It still sends the messages that are not parked,
+            and is closed together with the wrapper.
+        client: the client that created it, a ``pulsar.asyncio.Client`` or the one of
+            ``delaylevel.asyncio``.
+        block_if_queue_full: True to let ``send`` wait while the queue of a level producer is full;
+            the event loop goes on. False to let it fail with ``ProducerQueueIsFull``.
+        partition_strategy, delay_level_topic, delay_level_namespace, mover, final_window,
+            create_level_topic, admin_url, admin, admin_token, tls_trust_certs_file_path,
+            tls_validate_hostname, clock, max_message_size, producer_options: as for
+            :func:`delaylevel.wrap`.
+
+    Raises:
+        InvalidInputError: the producer or the client is not one of ``pulsar.asyncio``, or the
+            producer is wrapped already.
+        As :func:`delaylevel.wrap`; the producer works as before.
+    """
+    _check_pair(producer, client)
+    if block_if_queue_full is not None:
+        producer_options["block_if_queue_full"] = block_if_queue_full
+    topic = TopicName.parse(producer.topic()).without_partition.full
+    given = given_options(ASYNCIO_CREATE_PRODUCER, topic, (), producer_options, _WRAP_OPTIONS)
+    await check_create_producer(topic, given)
+    if admin is None:
+        admin = getattr(client, "admin", None)
+    if admin is None and admin_url is not None:
+        admin = admin_for(
+            wrapped_options(client, tls_trust_certs_file_path, tls_validate_hostname),
+            admin_url,
+            admin_token,
+        )
+    find = functools.partial(
+        prepare_wrapped,
+        producer,
+        topic,
+        given,
+        admin,
+        partitions_of(client),
+        clock or getattr(client, "_delaylevel_clock", None) or SystemClock(),
+        level_topic=delay_level_topic,
+        level_namespace=delay_level_namespace,
+        strategy=partition_strategy,
+        mover=mover,
+        final_window=final_window,
+        create=create_level_topic,
+        max_message_size=max_message_size,
+    )
+    with asyncio_errors():
+        setup, assumptions = await in_thread(find)
+        for warning in (setup.warning, assumptions):
+            if warning:
+                warnings.warn(warning, stacklevel=2)
+        setup = await in_thread(functools.partial(setup.created, schema_of(producer)))
+        setup = setup._replace(reading=reading_client(client))
+        return AsyncDelayLevelProducer(functools.partial(open_producer, client), producer, setup)
+
+
+_WRAP_OPTIONS = tuple(inspect.signature(wrap).parameters)
+# From import time: an application may replace the client's classes with ours.
+_ASYNCIO_PAIR = pulsar.asyncio.Producer, pulsar.asyncio.Client
+_PLAIN_PAIR = pulsar.Producer, pulsar.Client
+
+
+def _check_pair(producer: Any, client: Any) -> None:
+    if isinstance(producer, BaseProducer):
+        raise InvalidInputError("this producer has a delay-level topic already: use it as it is")
+    if isinstance(producer, _ASYNCIO_PAIR[1]) or isinstance(client, _ASYNCIO_PAIR[0]):
+        raise InvalidInputError("the arguments are swapped: call wrap(producer, client)")
+    if isinstance(producer, _PLAIN_PAIR[0]) or isinstance(client, _PLAIN_PAIR[1]):
+        raise InvalidInputError(
+            "this producer or client is not for asyncio: call delaylevel.wrap(producer, client), "
+            "or create both with pulsar.asyncio.Client"
+        )
+    for value, kind in zip((producer, client), _ASYNCIO_PAIR, strict=True):
+        if not isinstance(value, kind):
+            raise InvalidInputError(
+                f"{type(value).__name__} is not a pulsar.asyncio.{kind.__name__}: call "
+                "wrap(producer, client) with a producer and the client that created it"
+            )

@@ -13,8 +13,8 @@ import pulsar.asyncio
 from delaylevel.cluster import background
 from delaylevel.cluster.client_parts.aio import blocking_call, blocking_close
 
-from .calls import in_client
-from .results import is_transient
+from .client_calls import in_client
+from .client_errors import is_transient
 
 T = TypeVar("T")
 

@@ -1,7 +1,8 @@
 """A producer's warning about a level topic whose messages nobody delivers.
 
 Checks run in one thread of the process, some seconds after a producer was created and then every
-few minutes. They need the admin interface; if that fails, there is no warning.
+few minutes. They need the admin interface; if that fails, there is no warning. The thread outlives
+the setup of a producer, so it has a module of its own.
 """
 
 from __future__ import annotations

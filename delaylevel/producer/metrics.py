@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from .base import BaseProducer
+from .scheduling import BaseProducer
 
 
 class ProducerCollector:

@@ -1,14 +1,19 @@
-"""The level topic of a new producer: found, created, or checked without admin access."""
+"""The setup of a new producer: its level topic, with admin access or without, and its options."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import difflib
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
+import pulsar
+
 from delaylevel.cluster.admin import Admin
 from delaylevel.cluster.port import TopicAdmin
+from delaylevel.cluster.publisher import OWN_SEQUENCE_SETTINGS
 from delaylevel.cluster.schemas import reference_to, registered_reference
 from delaylevel.cluster.values import SchemaVersion
 from delaylevel.errors import (
@@ -16,9 +21,12 @@ from delaylevel.errors import (
     InvalidInputError,
     LevelTopicError,
     StrategyMismatchError,
+    UnsupportedOptionError,
 )
 from delaylevel.model.clock import Clock
+from delaylevel.model.delivery import LARGEST_BATCH
 from delaylevel.model.envelope import SchemaRef
+from delaylevel.model.formatting import exact_duration
 from delaylevel.model.level_topic import (
     FinalWindow,
     LevelTopicDescription,
@@ -29,17 +37,234 @@ from delaylevel.model.strategy import Levels, PartitionStrategy, as_levels
 from delaylevel.model.topic_name import TopicName
 from delaylevel.topics import registry
 
+from .checks import DEFAULT_MAX_MESSAGE_SIZE, SMALLEST_MAX_MESSAGE_SIZE
 from .client_errors import PulsarInvalidTopicError
-from .counts import PartitionCounts, creation_command
 from .delivery_watch import WATCHES
-from .level_topic_cache import Describe
-from .options import (
-    check_max_message_size,
-    check_producer_options,
-    level_producer_settings,
-    window_producer_settings,
+from .routing import Describe
+
+
+class PartitionCounts:
+    """Numbers of partitions of topics, as the Pulsar client reports them.
+
+    Args:
+        partitions_of: the client's ``get_topic_partitions``.
+    """
+
+    def __init__(self, partitions_of: Callable[[str], Sequence[str]]) -> None:
+        self._partitions_of = partitions_of
+
+    def choose(self, wanted: LevelTopicDescription, names: Sequence[str]) -> LevelTopicDescription:
+        """Return the level topic that exists under one of the names, checked by its counts.
+
+        All names are looked at. Some brokers create a topic that a client looks up, so a topic that
+        exists is a level topic only if the counts of its member topics are right, too.
+
+        Args:
+            wanted: the description according to the producer's arguments.
+            names: the names to look for, that of a new level topic first.
+
+        Raises:
+            LevelTopicError: none exists with these levels, or several do.
+        """
+        candidates = [replace(wanted, topic=name) for name in names]
+        found: list[LevelTopicDescription] = []
+        problems: list[tuple[bool, Exception]] = []
+        for candidate in candidates:
+            try:
+                found.append(self._checked(candidate))
+            except LevelTopicError as error:
+                problems.append((self._count(candidate.topic) == 0, error))
+            except pulsar.PulsarException as error:
+                if len(candidates) == 1:
+                    raise
+                problems.append((True, error))  # for example, no rights on a topic of this name
+        if len(found) > 1:
+            both = " and ".join(item.topic for item in found)
+            raise LevelTopicError(
+                f"{both} exist with these partitions, and without an admin_url a producer does not "
+                f"know which one is the level topic of {wanted.targets[0]}: name it "
+                "(delay_level_topic=…)"
+            )
+        if found:
+            return found[0]
+        # Of a level topic with other levels, the counts tell what is wrong.
+        raise min(problems, key=lambda problem: problem[0])[1]
+
+    def _checked(self, description: LevelTopicDescription) -> LevelTopicDescription:
+        """Check the counts of the levels; return the description with the window's count."""
+        for level in description.levels:
+            topic = description.level_topic(level.index).full
+            count = self._count(topic)
+            if count != level.partitions:
+                has = f"has {count} partitions" if count else "does not exist or is not partitioned"
+                raise LevelTopicError(
+                    f"level topic {topic} {has}; the strategy ({description.levels}) needs "
+                    f"{level.partitions}. Create it with `{creation_command(description)}`; if it "
+                    "was expanded, name the longer maximum_delay; or give the client an admin_url, "
+                    "so that it can read and create level topics"
+                )
+        if description.final_window is not FinalWindow.TRACKER:
+            return description
+        topic = description.window_topic.full
+        count = self._count(topic)
+        if not count:
+            raise LevelTopicError(
+                f"window topic {topic} does not exist or is not partitioned: name the final_window "
+                f"of level topic {description.topic} (final_window='broker'), or give the client "
+                "an admin_url, so that it can read it"
+            )
+        return replace(description, window_partitions=count)
+
+    def _count(self, topic: str) -> int:
+        try:
+            found = list(self._partitions_of(topic))
+        except pulsar.TopicNotFound:
+            return 0  # the answer for a namespace that does not exist
+        return 0 if found == [topic] else len(found)
+
+
+def creation_command(description: LevelTopicDescription) -> str:
+    """Return the command that creates a level topic, without its strategy."""
+    target = description.targets[0]
+    command = f"delaylevel levels create {target}"
+    namespace = description.name.namespace_path
+    if namespace != TopicName.parse(target).namespace_path:
+        command += f" --level-namespace {namespace}"
+    return command
+
+
+_SHORTEST_SEND_TIMEOUT_MS = 5000
+_LONGEST_SEND_TIMEOUT_MS = 30_000
+
+_REFUSED = {
+    "encryption_key": "a mover would have to decrypt every message and encrypt it again",
+    "crypto_key_reader": "a mover would have to decrypt every message and encrypt it again",
+    "chunking_enabled": "a mover reads whole messages; keep bodies below the broker's limit",
+    "message_router": "a mover cannot call it; give a partition_key and the hash decides, "
+    "the same for delayed and undelayed messages",
+}
+_KEPT = (
+    "compression_type",
+    "max_pending_messages",
+    "block_if_queue_full",
+    "batching_max_publish_delay_ms",
+    "batching_max_allowed_size_in_bytes",
+    "properties",
 )
-from .size_limit import DEFAULT_MAX_MESSAGE_SIZE
+
+
+def given_options(
+    function: Any,
+    topic: str,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    ours: Iterable[str] = (),
+) -> dict[str, Any]:
+    """Return the arguments that were passed to ``create_producer`` by name, without the topic.
+
+    Args:
+        function: the plain client's method.
+        ours: names of our own arguments, which a misspelt name may mean.
+
+    Raises:
+        TypeError: an argument is unknown; the text tells the nearest name.
+    """
+    signature = inspect.signature(function)
+    own = list(signature.parameters)[2:]
+    for name in kwargs:
+        if name not in signature.parameters:
+            near = difflib.get_close_matches(name, [*own, *ours], n=1)
+            hint = f": did you mean {near[0]!r}?" if near else f"; the options are {', '.join(own)}"
+            raise TypeError(f"create_producer has no argument {name!r}{hint}")
+    bound = signature.bind_partial(None, topic, *args, **kwargs)
+    return {name: bound.arguments[name] for name in list(bound.arguments)[2:]}
+
+
+def check_producer_options(options: Mapping[str, Any]) -> None:
+    """Refuse given options of ``create_producer`` that would not affect delayed messages.
+
+    Raises:
+        UnsupportedOptionError: an option is refused; the text names the reason and the remedy.
+    """
+    for name, reason in _REFUSED.items():
+        if options.get(name):
+            raise UnsupportedOptionError(
+                f"{name} cannot be combined with a delay-level topic: {reason}"
+            )
+    access_mode = options.get("access_mode")
+    if access_mode is not None and str(access_mode).rpartition(".")[2] != "Shared":
+        raise UnsupportedOptionError(
+            f"access_mode {access_mode} would lock out the mover (or dispatcher), which publishes "
+            "due messages to the same topic: use Shared"
+        )
+
+
+def check_max_message_size(max_message_size: int) -> None:
+    """Raise InvalidInputError for an unusable ``max_message_size``."""
+    if type(max_message_size) is not int or max_message_size < SMALLEST_MAX_MESSAGE_SIZE:
+        raise InvalidInputError(
+            f"max_message_size={max_message_size!r} is not a limit for messages: give the broker's "
+            f"maxMessageSize, a number of bytes from {SMALLEST_MAX_MESSAGE_SIZE} up"
+        )
+
+
+def level_producer_settings(
+    options: Mapping[str, Any], description: LevelTopicDescription
+) -> tuple[dict[str, Any], str | None]:
+    """Return the arguments for producers of level topics, derived from the application's own.
+
+    With a warning for the application, or None.
+
+    Raises:
+        UnsupportedOptionError: the send timeout is 0 or negative.
+    """
+    settings: dict[str, Any] = {name: options[name] for name in _KEPT if name in options}
+    settings |= OWN_SEQUENCE_SETTINGS
+    # The broker delays the messages of a Function's levels one by one, so they are not batched.
+    settings["batching_enabled"] = description.mover is Mover.SPARK and _batches(options)
+    settings["batching_max_messages"] = min(
+        int(options.get("batching_max_messages", 1000)), LARGEST_BATCH
+    )
+    lead_ms = description.levels.smallest_lead_ms
+    timeout_ms = options.get("send_timeout_millis")
+    warning = None
+    if timeout_ms is None:
+        timeout_ms = min(max(lead_ms, _SHORTEST_SEND_TIMEOUT_MS), _LONGEST_SEND_TIMEOUT_MS)
+    elif timeout_ms <= 0:
+        raise UnsupportedOptionError(
+            f"send_timeout_millis={timeout_ms} cannot be combined with a delay-level topic: a "
+            "message that waits in the client without a limit ends up behind younger ones in its "
+            "partition and is handed off too late; set it to at most the lead "
+            f"({exact_duration(lead_ms)})"
+        )
+    elif timeout_ms > lead_ms:
+        warning = (
+            f"send_timeout_millis={timeout_ms} is above the lead of the level topic "
+            f"({exact_duration(lead_ms)}): a message that waits in the client for longer than the "
+            "lead can be handed off late"
+        )
+    settings["send_timeout_millis"] = timeout_ms
+    return settings, warning
+
+
+def window_producer_settings(
+    level_settings: Mapping[str, Any], options: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Return the arguments for producers of the window topic, derived from those of the levels.
+
+    The broker delays nothing in the window topic, so batches are possible with a Function, too.
+
+    Args:
+        level_settings: the arguments for producers of levels.
+        options: the application's own arguments, by name.
+    """
+    return {**level_settings, "batching_enabled": _batches(options or {})}
+
+
+def _batches(options: Mapping[str, Any]) -> bool:
+    """Return True unless the application turned batches off; the default is to batch."""
+    return bool(options.get("batching_enabled", True))
+
 
 StrategyArgument = Levels | PartitionStrategy | Sequence[PartitionStrategy] | None
 

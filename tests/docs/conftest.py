@@ -19,9 +19,9 @@ import urllib3
 from delaylevel import DelayLevelClient, topics
 from delaylevel.broker.process import free_ports
 from delaylevel.cluster.admin import Admin
-from delaylevel.consumer.failure import Failure
 from delaylevel.consumer.message import ReceivedMessage
-from delaylevel.consumer.parking import RetryPublisher
+from delaylevel.consumer.retry import Failure
+from delaylevel.consumer.retry_publisher import RetryPublisher
 from delaylevel.model.clock import SystemClock
 from delaylevel.model.level_topic import Mover
 from delaylevel.mover.local import LocalMover

@@ -13,7 +13,7 @@ import pytest
 from delaylevel import DelayLevelClient, PartitionStrategy
 from delaylevel.cluster.client_parts import threads
 from delaylevel.cluster.connection import Connection
-from delaylevel.producer import calls
+from delaylevel.producer import client_calls
 from world import QUIET, eventually
 
 pytestmark = pytest.mark.broker
@@ -82,7 +82,7 @@ def test_the_state_lasts_as_long_as_a_level_producer(
         closing.add(threading.get_ident())
         threads.release_state(producer)
 
-    monkeypatch.setattr(calls, "release_state", release_state)
+    monkeypatch.setattr(client_calls, "release_state", release_state)
     plain = client.create_producer(orders)
     assert callbacks.counts(plain) == [1, 1, 1]  # the client's own way
     first, second = open_wrapper(client, orders), open_wrapper(client, orders)

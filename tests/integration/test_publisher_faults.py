@@ -21,7 +21,7 @@ from delaylevel.cluster.targets.send_state import SendOutcome, Settled
 from delaylevel.model.message import ParkedMessage
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
-from delaylevel.producer.options import level_producer_settings
+from delaylevel.producer.setup import level_producer_settings
 from proxy import Proxy
 from world import RealWorld, eventually, quiet_client, stored_messages
 

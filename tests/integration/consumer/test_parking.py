@@ -16,7 +16,7 @@ from retry_world import SOON, Outcome, RetryWorld, failure, is_empty
 
 from delaylevel import DelayLevelClient
 from delaylevel.consumer.message import ReceivedMessage
-from delaylevel.consumer.parking import RetryPublisher
+from delaylevel.consumer.retry_publisher import RetryPublisher
 from delaylevel.consumer.retry_topics import RetryTopics
 from delaylevel.errors import DelayTooLongError, InvalidInputError, LevelTopicError
 from delaylevel.model import envelope as env

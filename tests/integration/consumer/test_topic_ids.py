@@ -16,7 +16,7 @@ import urllib3
 
 from delaylevel import DelayLevelClient
 from delaylevel.cluster.connection import Connection
-from delaylevel.consumer import Deduplication, HandledIds, TopicIdStore, handled_ids, topic_ids
+from delaylevel.consumer import Deduplication, HandledIds, TopicIdStore, id_memory, id_topic
 from delaylevel.errors import InvalidInputError
 from delaylevel.model.topic_name import TopicName
 from world import QUIET, Eventually, RealWorld, eventually
@@ -129,8 +129,8 @@ def test_a_client_without_admin_access_is_enough(opened: Open, connection: Conne
 def test_a_long_log_is_rewritten_and_keeps_every_id(
     opened: Open, world: RealWorld, monkeypatch: pytest.MonkeyPatch, eventually: Eventually
 ) -> None:
-    monkeypatch.setattr(topic_ids, "_MOST_RECORDS", 20)
-    monkeypatch.setattr(topic_ids, "_MOST_IDS", 64)
+    monkeypatch.setattr(id_topic, "_MOST_RECORDS", 20)
+    monkeypatch.setattr(id_topic, "_MOST_IDS", 64)
     one, other = opened(capacity=400), opened(capacity=400)
     for number in range(150):
         writer = one if number % 3 else other
@@ -145,7 +145,7 @@ def test_a_long_log_is_rewritten_and_keeps_every_id(
 def test_the_capacity_bounds_what_is_stored(
     opened: Open, world: RealWorld, monkeypatch: pytest.MonkeyPatch, eventually: Eventually
 ) -> None:
-    monkeypatch.setattr(topic_ids, "_MOST_RECORDS", 20)
+    monkeypatch.setattr(id_topic, "_MOST_RECORDS", 20)
     for start in range(0, 600, 200):
         handled = opened(capacity=100)
         assert all(known(handled, *range(max(0, start - 50), start)))
@@ -262,7 +262,7 @@ def test_a_refusing_topic_lets_messages_be_acknowledged(
     assert handled.unsaved == 2
     assert not handled.flush(0.1)
     assert "copies of these messages may be handled again after a restart" in caplog.text
-    monkeypatch.setattr(handled_ids, "_FLUSH_S", 0.1)  # it refuses them at the end, too
+    monkeypatch.setattr(id_memory, "_FLUSH_S", 0.1)  # it refuses them at the end, too
     handled.close()
     assert "2 IDs of handled messages could not be stored" in caplog.text
 

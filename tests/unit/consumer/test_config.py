@@ -11,11 +11,11 @@ import pytest
 
 from delaylevel import DelayLevelProducer
 from delaylevel.cluster.connection import Connection
-from delaylevel.consumer.backoff import Backoff
 from delaylevel.consumer.config import ApplicationConfig, ListenerSettings
 from delaylevel.consumer.listener import listeners_of
 from delaylevel.consumer.listeners import Listeners
 from delaylevel.consumer.message import ReceivedMessage
+from delaylevel.consumer.retry import Backoff
 from delaylevel.errors import ConfigError
 from delaylevel.testing import MemoryPulsar
 

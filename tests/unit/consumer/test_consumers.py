@@ -8,8 +8,8 @@ from typing import Any
 import pulsar
 import pytest
 
-from delaylevel.consumer import consumers as module
-from delaylevel.consumer.consumers import Subscribed
+from delaylevel.consumer import host as module
+from delaylevel.consumer.host import Subscribed
 
 
 class FakeConsumer:

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from delaylevel.consumer import Backoff, ReceivedMessage, Reject, Retry
-from delaylevel.consumer.failure import Bury, Park
-from delaylevel.consumer.handling import Handling, Verdict
+from delaylevel.consumer.retry import Bury, Handling, Park, Verdict
 from delaylevel.errors import InvalidInputError
 
 

@@ -8,11 +8,11 @@ import pulsar
 import pytest
 
 from delaylevel.consumer import Backoff, ReceivedMessage
+from delaylevel.consumer.acknowledgement import Unfinished
 from delaylevel.consumer.deduplication import Deduplication
-from delaylevel.consumer.handled_ids import HandledIds
 from delaylevel.consumer.host import Parts
+from delaylevel.consumer.id_memory import HandledIds
 from delaylevel.consumer.listener import listeners_of
-from delaylevel.consumer.unfinished import Unfinished
 from fakes import HandClock
 
 TOPIC = "persistent://public/default/orders"

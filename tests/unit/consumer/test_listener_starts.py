@@ -8,11 +8,11 @@ from collections.abc import Callable
 from typing import Any
 
 from delaylevel.consumer import ReceivedMessage
-from delaylevel.consumer.handled_ids import HandledIds
+from delaylevel.consumer.acknowledgement import Unfinished
 from delaylevel.consumer.host import Parts
+from delaylevel.consumer.id_memory import HandledIds
 from delaylevel.consumer.listener import listeners_of
 from delaylevel.consumer.listeners import Started
-from delaylevel.consumer.unfinished import Unfinished
 from fakes import HandClock
 from world import eventually
 

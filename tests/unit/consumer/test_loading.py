@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from delaylevel.cli.main import cli
-from delaylevel.consumer.loading import load, source_folder, split_target
+from delaylevel.consumer.listeners import load, source_folder, split_target
 from delaylevel.errors import ConfigError, InvalidInputError
 
 Write = Callable[..., str]

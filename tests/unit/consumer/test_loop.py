@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from delaylevel.consumer.loop import LoopThread
+from delaylevel.consumer.workers import LoopThread
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from delaylevel.consumer import Listeners, ReceivedMessage
+from delaylevel.consumer.listener import ListenerHealth
 from delaylevel.consumer.metrics import ListenerCollector
-from delaylevel.consumer.stats import ListenerHealth
 from delaylevel.testing import MemoryPulsar
 
 pytest.importorskip("prometheus_client")

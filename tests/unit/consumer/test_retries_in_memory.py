@@ -6,9 +6,9 @@ from datetime import timedelta
 
 import pulsar
 
-from delaylevel.consumer.failure import Failure
 from delaylevel.consumer.message import ReceivedMessage
-from delaylevel.consumer.parking import RetryPublisher
+from delaylevel.consumer.retry import Failure
+from delaylevel.consumer.retry_publisher import RetryPublisher
 from delaylevel.testing import MemoryPulsar
 
 

@@ -7,9 +7,14 @@ from typing import Any
 
 import pytest
 
-from delaylevel.consumer.failure import Failure
 from delaylevel.consumer.message import ReceivedMessage
-from delaylevel.consumer.parking import copy_id, copy_properties, letter_id, letter_properties
+from delaylevel.consumer.retry import Failure
+from delaylevel.consumer.retry_publisher import (
+    copy_id,
+    copy_properties,
+    letter_id,
+    letter_properties,
+)
 from delaylevel.consumer.retry_topics import RetryTopics
 from delaylevel.errors import InvalidInputError
 from delaylevel.model import envelope as env

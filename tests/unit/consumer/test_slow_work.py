@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from delaylevel.consumer.parking import SlowWork
+from delaylevel.consumer.retry_publisher import SlowWork
 
 
 def test_work_is_done_in_order_and_an_exception_ends_nothing() -> None:

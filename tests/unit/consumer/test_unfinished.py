@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from delaylevel.consumer import Backoff, ReceivedMessage
-from delaylevel.consumer import unfinished as module
-from delaylevel.consumer.failure import Bury, Failure, Park
+from delaylevel.consumer import acknowledgement as module
+from delaylevel.consumer.acknowledgement import Unfinished
 from delaylevel.consumer.listener import listeners_of
-from delaylevel.consumer.unfinished import Unfinished
+from delaylevel.consumer.retry import Bury, Failure, Park
 from delaylevel.errors import DelayTooLongError, UnsupportedOptionError
 from fakes import HandClock
 from world import eventually

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from delaylevel.producer.at_exit import Exit
+from delaylevel.producer.client_calls import Exit
 
 
 class LastCallback:

@@ -13,7 +13,7 @@ import pulsar.asyncio
 import pytest
 
 from delaylevel import errors
-from delaylevel.producer.asyncio_checks import asyncio_errors
+from delaylevel.producer.aio import asyncio_errors
 from delaylevel.producer.client_errors import as_client_error, client_errors
 
 VALUES = {"name": "Timeout", "transient": True, "status": 404, "entries": 5, "reasons": {"a": 1}}

@@ -17,8 +17,8 @@ import delaylevel.asyncio
 from delaylevel import PartitionStrategy, wrap
 from delaylevel.errors import InvalidInputError, UnsupportedOptionError
 from delaylevel.model.topic_name import TopicName
-from delaylevel.producer import aio_wrap
-from delaylevel.producer.existing import check_pair, options_of, remember
+from delaylevel.producer import aio
+from delaylevel.producer.client import check_pair, options_of, remember
 from delaylevel.testing import MemoryPulsar
 
 WEEK = PartitionStrategy(maximum_delay=timedelta(days=7))
@@ -288,6 +288,6 @@ def test_wrap_accepts_clients_from_before_their_class_was_replaced(
     client = object.__new__(pulsar.asyncio.Client)
     monkeypatch.setattr(pulsar.asyncio, "Client", delaylevel.asyncio.DelayLevelClient)
     monkeypatch.setattr(pulsar, "Client", delaylevel.DelayLevelClient)
-    aio_wrap._check_pair(producer, client)
+    aio._check_pair(producer, client)
     with pytest.raises(InvalidInputError, match="swapped"):
-        aio_wrap._check_pair(client, producer)
+        aio._check_pair(client, producer)

@@ -12,7 +12,7 @@ from pulsar.schema import BytesSchema
 
 from delaylevel.cluster.background import in_thread
 from delaylevel.errors import LevelTopicError
-from delaylevel.producer.calls import GroupCommit, ignore
+from delaylevel.producer.client_calls import GroupCommit, ignore
 from delaylevel.producer.partition import Opening, PartitionProducer
 from world import eventually
 

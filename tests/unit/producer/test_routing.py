@@ -21,12 +21,12 @@ from delaylevel.errors import (
 from delaylevel.model.envelope import SchemaRef
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Mover
 from delaylevel.model.strategy import Levels, PartitionStrategy
-from delaylevel.producer.options import (
+from delaylevel.producer.routing import BUSINESS, NOT_PARKABLE, WINDOW, Route, Routing
+from delaylevel.producer.setup import (
     check_producer_options,
     level_producer_settings,
     window_producer_settings,
 )
-from delaylevel.producer.routing import BUSINESS, NOT_PARKABLE, WINDOW, Route, Routing
 from delaylevel.testing import ManualClock
 
 T0 = 1_800_000_000_000

@@ -14,7 +14,7 @@ from pulsar.schema import AvroSchema, BytesSchema, JsonSchema, Record, String, S
 
 import fakes
 from delaylevel.consumer.message import ReceivedMessage
-from delaylevel.consumer.parking import copy_id, copy_properties
+from delaylevel.consumer.retry_publisher import copy_id, copy_properties
 from delaylevel.errors import InvalidInputError, MessageTooLargeError
 from delaylevel.model import envelope as env
 from delaylevel.model.due_time import LATEST_DUE_MS
@@ -22,8 +22,8 @@ from delaylevel.model.envelope import Envelope, SchemaRef
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, MissingTarget
 from delaylevel.model.message import ParkedMessage
 from delaylevel.mover import hop
+from delaylevel.producer.checks import DEFAULT_MAX_MESSAGE_SIZE, SizeLimit
 from delaylevel.producer.routing import Routing
-from delaylevel.producer.size_limit import DEFAULT_MAX_MESSAGE_SIZE, SizeLimit
 from delaylevel.testing import ManualClock, MemoryPulsar
 
 T0 = 1_800_000_000_000

@@ -14,8 +14,8 @@ from pulsar.schema import BytesSchema
 
 from delaylevel import PartitionStrategy, wrap
 from delaylevel.errors import BrokerError, UnconfirmedMessagesError, UnsupportedOptionError
-from delaylevel.producer import unconfirmed
-from delaylevel.producer.unconfirmed import CallbacklessMessages
+from delaylevel.producer import producer as producer_module
+from delaylevel.producer.producer import CallbacklessMessages
 from delaylevel.testing import MemoryPulsar
 
 TWO_DAYS = timedelta(days=2)
@@ -164,7 +164,7 @@ def test_outcomes_that_follow_the_flush_are_awaited(producer: Any, business: Fak
 def test_missing_outcomes_are_not_awaited_for_ever(
     producer: Any, business: FakeProducer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(unconfirmed, "_PATIENCE_S", 0.01)
+    monkeypatch.setattr(producer_module, "_PATIENCE_S", 0.01)
     producer.send_async(b"straight", None)
     business._waiting.clear()
     producer.flush()

@@ -22,7 +22,7 @@ from delaylevel.model.position import EARLIEST
 from delaylevel.model.topic_name import TopicName
 from delaylevel.model.unreadable import text_of
 
-from .calls import in_client
+from .client_calls import in_client
 
 log = logging.getLogger(__name__)
 

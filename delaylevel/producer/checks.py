@@ -1,17 +1,71 @@
-"""The largest message that can be parked: the limit of the broker, less what hops add."""
+"""Checks of a message before it is sent: its arguments, and its size in later hops.
+
+The plain client's own code checks the arguments, without a broker. So the same mistakes raise the
+same exceptions as with the plain client.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
 
 import pulsar
 
+from delaylevel.cluster.client_parts.sending import MessageBuilder, check_message
+from delaylevel.cluster.schemas import bytes_schema
 from delaylevel.errors import MessageTooLargeError
 from delaylevel.model import envelope as env
 from delaylevel.model.due_time import LATEST_DUE_MS
 from delaylevel.model.envelope import SchemaRef
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.retries import REAL_SUBSCRIPTION
+
+_BYTES = bytes_schema()
+
+
+def build(
+    body: bytes,
+    properties: dict[str, str],
+    partition_key: str | None,
+    ordering_key: str | None,
+    event_timestamp: int | None,
+) -> Any:
+    """Return a message for the client's native core, without the client's checks.
+
+    Raises:
+        TypeError: an argument has a type that the core does not accept.
+    """
+    builder = MessageBuilder()
+    builder.content(body)
+    builder.properties(properties)
+    if partition_key:
+        builder.partition_key(partition_key)
+    if ordering_key:
+        builder.ordering_key(ordering_key)
+    if event_timestamp is not None:
+        # The core takes numbers of other classes, too; the client does not.
+        if type(event_timestamp) is not int:
+            raise TypeError("event_timestamp must be an int")
+        if event_timestamp:
+            builder.event_timestamp(event_timestamp)
+    return builder.build()
+
+
+def check_types(
+    body: bytes | None,
+    *,
+    properties: dict[str, str] | None,
+    partition_key: str | None,
+    ordering_key: str | None,
+    event_timestamp: int | None,
+    deliver_at: int | None,
+) -> None:
+    """Raise the client's own errors for arguments that it would refuse later."""
+    keys = (partition_key, ordering_key)
+    none = (None, None, False)
+    check_message(_BYTES, body, properties, keys, none, event_timestamp, deliver_at)
+
 
 #: ``maxMessageSize`` of a broker with default settings, in bytes. The client learns the broker's
 #: own limit when it connects, but does not tell Python.
@@ -162,3 +216,70 @@ def _bytes(text: str) -> int:
     if not isinstance(text, str):
         return 0
     return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
+
+
+def check_message_arguments(
+    schema: Any, content: Any, properties: Any, kept: tuple[Any, ...], not_parkable: tuple[Any, ...]
+) -> None:
+    """Raise the exception of ``pulsar.Producer.send`` for arguments of a wrong type.
+
+    Times are left out: ours may also be datetimes. The plain client builds a whole message; this is
+    left out for the usual types.
+
+    Args:
+        schema: the schema of the producer.
+        content, properties: as the application gave them.
+        kept: partition key, ordering key and event time.
+        not_parkable: sequence ID, replication clusters and the flag to disable replication.
+    """
+    if have_usual_types(properties, kept, not_parkable):
+        return
+    partition_key, ordering_key, event_timestamp = kept
+    check_message(
+        schema,
+        content,
+        properties,
+        (partition_key, ordering_key),
+        not_parkable,
+        event_timestamp,
+    )
+
+
+def check_encoded(schema: Any, content: Any) -> bytes | None:
+    """Return the encoded payload; raise the exception of ``pulsar.Producer.send`` for a wrong one.
+
+    Args:
+        schema: the schema of the producer.
+        content: the payload; None for a null value.
+    """
+    if content is None:
+        return None
+    body = schema.encode(content)
+    if not isinstance(body, bytes):
+        encoded = SimpleNamespace(encode=lambda _: body)
+        check_message(encoded, content, None, (None, None), (None, None, False), None)
+    return body  # type: ignore[no-any-return]
+
+
+def have_usual_types(properties: Any, kept: tuple[Any, ...], not_parkable: tuple[Any, ...]) -> bool:
+    """Return True if the plain client accepts these arguments of ``send`` without doubt.
+
+    Args:
+        properties, kept, not_parkable: as in :func:`check_message_arguments`.
+    """
+    if properties is not None:
+        if type(properties) is not dict:
+            return False
+        for name, value in properties.items():
+            if type(name) is not str or type(value) is not str:
+                return False
+    partition_key, ordering_key, event_timestamp = kept
+    sequence_id, clusters, disabled = not_parkable
+    return (
+        (partition_key is None or type(partition_key) is str)
+        and (ordering_key is None or type(ordering_key) is str)
+        and (event_timestamp is None or (type(event_timestamp) is int and event_timestamp >= 0))
+        and sequence_id is None
+        and clusters is None
+        and disabled is False
+    )

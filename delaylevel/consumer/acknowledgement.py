@@ -24,9 +24,9 @@ from delaylevel.errors import DelayTooLongError, UnsupportedOptionError
 from delaylevel.model.clock import Clock, duration_ms
 from delaylevel.model.formatting import exact_duration
 
-from .failure import Bury, Failure, Park, trace_of
 from .listener import Listener
 from .message import ReceivedMessage
+from .retry import Bury, Failure, Park, trace_of
 
 log = logging.getLogger(__name__)
 

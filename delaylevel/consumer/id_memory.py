@@ -1,4 +1,8 @@
-"""The IDs of handled messages, and of those that are being handled."""
+"""The IDs of handled messages, and of those that are being handled.
+
+Not in the module of the option: this one needs NumPy, which an application without deduplication
+does not install.
+"""
 
 from __future__ import annotations
 

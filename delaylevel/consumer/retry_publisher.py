@@ -37,11 +37,11 @@ from delaylevel.model.message import ParkedMessage, parked_message
 from delaylevel.model.router import Router
 from delaylevel.model.topic_name import TopicName
 from delaylevel.model.unreadable import RAW
-from delaylevel.producer.results import error_of
+from delaylevel.producer.client_errors import error_of
 from delaylevel.topics import members
 
-from .failure import Failure
 from .message import ReceivedMessage
+from .retry import Failure
 from .retry_topics import RetryTopics, dead_letter_partition, prepare
 
 log = logging.getLogger(__name__)

@@ -1,0 +1,372 @@
+"""Retries: delays, wishes of handlers, and the decision about one message, without communication.
+
+Three hosts follow the decision: threads, an event loop, and the in-memory Pulsar of tests, step by
+step. A host calls :meth:`Handling.begin` before the handler. After it, it calls
+:meth:`Handling.succeeded`, or :meth:`Handling.failed`, carries out the decision and then
+acknowledges. It acknowledges nothing else. So a crash at any time leaves a message unacknowledged
+until it was handled, or until a copy with its ID is stored.
+"""
+
+from __future__ import annotations
+
+import enum
+import random as random_numbers
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple, Protocol
+
+from delaylevel.errors import InvalidInputError
+from delaylevel.model.clock import duration_ms
+from delaylevel.model.formatting import exact_duration, parse_delay
+
+from .message import ReceivedMessage
+
+_MOST_ATTEMPTS = 10_000
+#: Classes of exceptions.
+Errors = tuple[type[BaseException], ...]
+
+
+@dataclass(frozen=True, init=False)
+class Backoff:
+    """The delays after failed attempts; after the last one the message is a dead letter.
+
+    Args:
+        delays: time from each failed attempt to the next one, timedeltas or texts such as
+            ``"10s"``, ``"5m"``, ``"1h30m"`` or ``"1d"``. With none, the first failure is final.
+        jitter: random part of a delay, from 0 to 1: 0.1 makes it up to 10 % shorter or longer.
+        retry_on: classes of exceptions after which the message is handled again; all by default.
+        give_up_on: classes of exceptions after which it is not, whatever ``retry_on`` says.
+
+    Raises:
+        InvalidInputError: a delay, the jitter or a class of exceptions is invalid.
+    """
+
+    delays: tuple[timedelta, ...]
+    jitter: float
+    retry_on: Errors
+    give_up_on: Errors
+
+    def __init__(
+        self,
+        *delays: timedelta | str,
+        jitter: float = 0.0,
+        retry_on: type[BaseException] | Errors = (BaseException,),
+        give_up_on: type[BaseException] | Errors = (),
+    ) -> None:
+        if isinstance(jitter, bool) or not isinstance(jitter, (int, float)) or not 0 <= jitter <= 1:
+            raise InvalidInputError(f"jitter is a number from 0 to 1, not {jitter!r}")
+        parsed = tuple(parse_delay(delay, "a delay of Backoff") for delay in delays)
+        if len(parsed) >= _MOST_ATTEMPTS:
+            raise InvalidInputError(
+                f"Backoff has {len(parsed)} delays: a message has at most {_MOST_ATTEMPTS} attempts"
+            )
+        object.__setattr__(self, "delays", parsed)
+        object.__setattr__(self, "jitter", float(jitter))
+        object.__setattr__(self, "retry_on", _classes(retry_on, "retry_on"))
+        object.__setattr__(self, "give_up_on", _classes(give_up_on, "give_up_on"))
+
+    @classmethod
+    def exponential(
+        cls,
+        first: timedelta | str,
+        longest: timedelta | str,
+        attempts: int,
+        *,
+        factor: float = 2,
+        jitter: float = 0.1,
+        retry_on: type[BaseException] | Errors = (BaseException,),
+        give_up_on: type[BaseException] | Errors = (),
+    ) -> Backoff:
+        """Return delays that grow by a factor.
+
+        Args:
+            first: the first delay.
+            longest: the longest delay.
+            attempts: number of attempts, the first one included; one more than there are delays.
+            factor: quotient of successive delays, at least 1.
+            jitter, retry_on, give_up_on: as for :class:`Backoff`.
+
+        Raises:
+            InvalidInputError: a value is invalid.
+        """
+        shortest, limit = parse_delay(first, "first"), parse_delay(longest, "longest")
+        if limit < shortest:
+            raise InvalidInputError(
+                f"the longest delay ({exact_duration(duration_ms(limit))}) is shorter than the "
+                f"first ({exact_duration(duration_ms(shortest))}): swap them"
+            )
+        whole = isinstance(attempts, int) and not isinstance(attempts, bool)
+        if not whole or not 1 <= attempts <= _MOST_ATTEMPTS:
+            raise InvalidInputError(f"attempts is 1 to {_MOST_ATTEMPTS}, not {attempts!r}")
+        if isinstance(factor, bool) or not isinstance(factor, (int, float)) or not factor >= 1:
+            raise InvalidInputError(f"factor is a number of at least 1, not {factor!r}")
+        delays: list[timedelta] = []
+        delay_ms, limit_ms = float(duration_ms(shortest)), duration_ms(limit)
+        for _ in range(attempts - 1):
+            delays.append(timedelta(milliseconds=round(min(delay_ms, limit_ms))))
+            delay_ms = min(delay_ms * factor, limit_ms)
+        return cls(*delays, jitter=jitter, retry_on=retry_on, give_up_on=give_up_on)
+
+    @property
+    def attempts(self) -> int:
+        """The number of attempts, the first one included."""
+        return len(self.delays) + 1
+
+    def delay(
+        self, attempt: int, random: Callable[[], float] = random_numbers.random
+    ) -> timedelta | None:
+        """Return the time from a failed attempt to the next one; None after the last attempt.
+
+        Args:
+            attempt: number of the failed attempt, from 1.
+            random: source of numbers from 0 to 1.
+        """
+        if not 1 <= attempt <= len(self.delays):
+            return None
+        delay = self.delays[attempt - 1]
+        return delay * (1 + self.jitter * (2 * random() - 1)) if self.jitter else delay
+
+    def retries(self, error: BaseException) -> bool:
+        """Return True if a message is handled again after this error."""
+        return isinstance(error, self.retry_on) and not isinstance(error, self.give_up_on)
+
+
+def _classes(given: type[BaseException] | Errors, name: str) -> Errors:
+    found = tuple(given) if isinstance(given, (tuple, list, set, frozenset)) else (given,)
+    for each in found:
+        if not (isinstance(each, type) and issubclass(each, BaseException)):
+            raise InvalidInputError(
+                f"{name} has classes of exceptions, such as ValueError, not {each!r}"
+            )
+    return found
+
+
+#: The delays of listeners that configure none.
+DEFAULT_BACKOFF = Backoff("10s", "1m", "10m", "1h")
+
+
+class Retry(Exception):  # noqa: N818 (a wish, not an error)
+    """A wish of the handler: handle the message again later. It counts as a failed attempt.
+
+    Args:
+        after: time until the next attempt, a timedelta or text such as ``"15m"``; the next delay of
+            the listener's ``retry`` by default.
+        reason: one line for the log and the dead letter.
+
+    Raises:
+        InvalidInputError: the time is no duration, or negative.
+    """
+
+    def __init__(self, after: timedelta | str | None = None, reason: str = "") -> None:
+        super().__init__(reason or "the handler asked for another attempt")
+        self.after = None if after is None else parse_delay(after, "after")
+        self.reason = reason
+
+
+class Reject(Exception):  # noqa: N818
+    """A wish of the handler: move the message to the dead-letter topic, without another attempt.
+
+    Args:
+        reason: one line for the log and the dead letter.
+    """
+
+    def __init__(self, reason: str = "") -> None:
+        super().__init__(reason or "the handler rejected the message")
+        self.reason = reason
+
+
+# A reason is one line of a log, and a property of a stored message.
+_LONGEST_REASON = 1_000
+_HERE = str(Path(__file__).parent)
+
+
+class Failure(NamedTuple):
+    """A failed attempt to handle a message.
+
+    Attributes:
+        error: the exception; None if there was none.
+        reason: one line, at most 1,000 characters, e.g. ``ValueError: text``.
+        trace: the traceback of the exception; empty if the message is handled again.
+    """
+
+    error: BaseException | None
+    reason: str
+    trace: str = ""
+
+
+class Park(NamedTuple):
+    """The decision to handle a message again.
+
+    Attributes:
+        delay: time until the next attempt.
+        failure: the failed attempt.
+    """
+
+    delay: timedelta
+    failure: Failure
+
+
+class Bury(NamedTuple):
+    """The decision to move a message to the dead-letter topic.
+
+    Attributes:
+        failure: the last failed attempt.
+    """
+
+    failure: Failure
+
+
+def reason_of(error: BaseException) -> str:
+    """Return an exception in one line of at most 1,000 characters."""
+    try:
+        text = " ".join(str(error).split())
+    except Exception:  # an application's own class of exceptions
+        text = "(its text cannot be read)"
+    if not isinstance(error, (Retry, Reject)):
+        kind = type(error).__name__
+        text = f"{kind}: {text}" if text else kind
+    return text[:_LONGEST_REASON]
+
+
+def trace_of(error: BaseException) -> str:
+    """Return the traceback of an exception."""
+    try:
+        return "".join(traceback.format_exception(type(error), error, _outside(error)))
+    except Exception:
+        return reason_of(error)
+
+
+def _outside(error: BaseException) -> TracebackType | None:
+    """Return the traceback of an exception without the calls of this package that lead to it."""
+    found = error.__traceback__
+    while found is not None and found.tb_frame.f_code.co_filename.startswith(_HERE):
+        found = found.tb_next
+    return found or error.__traceback__
+
+
+class Verdict(enum.Enum):
+    """The next step for a received message."""
+
+    HANDLE = enum.auto()
+    FILTERED = enum.auto()
+    DUPLICATE = enum.auto()
+    WAIT = enum.auto()
+
+
+class HandledMessages(Protocol):
+    """The IDs of messages that were handled with success; safe for threads."""
+
+    def begin(self, message: ReceivedMessage, ended: Callable[[], object] | None = None) -> bool:
+        """Claim the ID of a message; return False while another message with it is handled.
+
+        Args:
+            ended: function that is called, in any thread, when the other message ends. Then the
+                host calls :meth:`begin` again.
+        """
+
+    def contains(self, message: ReceivedMessage) -> bool:
+        """Return True if a message with this ID was handled with success."""
+
+    def save(self, message: ReceivedMessage, saved: Callable[[], object] | None = None) -> None:
+        """Store the ID of a handled message, and end its claim.
+
+        Args:
+            saved: function that is called in any thread, maybe before this returns, when the ID is
+                stored. Then the host acknowledges the message.
+        """
+
+    def release(self, message: ReceivedMessage) -> None:
+        """End the claim of a message that was not handled with success; it may have none."""
+
+    def flush(self, timeout_s: float) -> bool:
+        """Wait until every ID is stored; return False if that takes longer, in seconds."""
+
+    def close(self) -> None:
+        """Store what is not stored yet, and release the store."""
+
+
+class Handling:
+    """The rules of one listener.
+
+    Args:
+        backoff: delays between attempts; None if a failure is final.
+        condition: function that returns False for messages that are not to be handled; None for
+            all messages.
+        handled: IDs of handled messages; None without deduplication.
+        random: source of numbers from 0 to 1, for jitter.
+    """
+
+    def __init__(
+        self,
+        backoff: Backoff | None,
+        condition: Callable[[ReceivedMessage], Any] | None = None,
+        handled: HandledMessages | None = None,
+        random: Callable[[], float] = random_numbers.random,
+    ) -> None:
+        self._backoff = backoff
+        self._condition = condition
+        self._handled = handled
+        self._random = random
+        #: True if every message is handled, so that a host may leave out :meth:`begin`.
+        self.handles_all = condition is None and handled is None
+
+    def begin(self, message: ReceivedMessage, ended: Callable[[], object] | None = None) -> Verdict:
+        """Decide about a received message.
+
+        Args:
+            ended: function to call, in any thread, when it makes sense to ask again after ``WAIT``.
+
+        Raises:
+            BaseException: the error of the application's filter or function for IDs; it is a
+                failed attempt.
+        """
+        if self._condition is not None and not self._condition(message):
+            return Verdict.FILTERED
+        if self._handled is None:
+            return Verdict.HANDLE
+        if not self._handled.begin(message, ended):
+            return Verdict.WAIT
+        if self._handled.contains(message):
+            self._handled.release(message)
+            return Verdict.DUPLICATE
+        return Verdict.HANDLE
+
+    def succeeded(self, message: ReceivedMessage, acknowledge: Callable[[], object]) -> None:
+        """Record that the handler succeeded, then have the message acknowledged.
+
+        Args:
+            acknowledge: function that is called when the message may be acknowledged, in this
+                thread or, with a store of handled IDs, maybe in another one, later.
+        """
+        if self._handled is None:
+            acknowledge()
+        else:
+            self._handled.save(message, acknowledge)
+
+    def release(self, message: ReceivedMessage) -> None:
+        """Give up a message after :meth:`begin`, without a decision."""
+        if self._handled is not None:
+            self._handled.release(message)
+
+    def failed(self, message: ReceivedMessage, error: BaseException) -> Park | Bury:
+        """Return the decision about a message whose attempt failed."""
+        self.release(message)
+        reason = reason_of(error)
+        if isinstance(error, Reject):
+            return Bury(Failure(error, reason, trace_of(error)))
+        if self._backoff is None:
+            if isinstance(error, Retry):
+                reason += " (it has no effect: the listener has retry=False)"
+            return Bury(Failure(error, reason, trace_of(error)))
+        delay = None
+        if isinstance(error, Retry) or self._backoff.retries(error):
+            delay = self._backoff.delay(message.attempt, self._random)
+        if delay is None:
+            return Bury(Failure(error, reason, trace_of(error)))
+        if isinstance(error, Retry) and error.after is not None:
+            delay = error.after
+        return Park(delay, Failure(error, reason))
