@@ -27,7 +27,7 @@ from .serving import job_addresses, refused_lines, serve_metrics, serving_lines
 from .starting import Starting, first_unmet
 
 if TYPE_CHECKING:
-    from delaylevel.mover.topic_thread import MoverStats
+    from delaylevel.mover.service import MoverStats
     from delaylevel.spark_sync import SyncSettings
 
 # Options of the mover without Spark.
@@ -257,7 +257,7 @@ def _run_local(
 
         stop_on_signals(service.stop)
         if metrics_port is not None:
-            from delaylevel.mover.metrics import MoverCollector
+            from delaylevel.mover.reporting import MoverCollector
 
             serve_metrics(stack, MoverCollector(service), metrics_port, metrics_address)
         if once:

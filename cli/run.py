@@ -27,7 +27,7 @@ from .starting import Starting, first_unmet
 from .terminal import has_colour
 
 if TYPE_CHECKING:
-    from delaylevel.mover.topic_thread import MoverStats
+    from delaylevel.mover.service import MoverStats
     from delaylevel.run import LocalService
 
 # Time between two lines on the progress, in a log.
@@ -101,7 +101,7 @@ def run(
 
         stop_on_signals(service.stop)
         if metrics_port is not None:
-            from delaylevel.run.metrics import ServiceCollector
+            from delaylevel.run.service import ServiceCollector
 
             serve_metrics(stack, ServiceCollector(service), metrics_port, metrics_address)
         if once:

@@ -16,7 +16,7 @@ from .views.text import local
 
 if TYPE_CHECKING:
     from delaylevel.dispatcher.service import ServedGroup
-    from delaylevel.mover.topic_thread import MoverStats
+    from delaylevel.mover.service import MoverStats
     from delaylevel.prometheus import Collector
     from delaylevel.spark_sync import SparkSyncJob
 

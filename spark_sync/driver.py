@@ -20,9 +20,7 @@ from delaylevel.model.clock import Clock, SteadyClock, SystemClock
 from delaylevel.model.level_topic import LevelTopicDescription, Mover
 from delaylevel.model.position import EARLIEST, Position
 from delaylevel.model.source_partition import SourcePartition, source_partitions
-from delaylevel.mover.ready import NextChecks, in_threads
-from delaylevel.mover.ready_queue import ReadyRange
-from delaylevel.mover.search import ReadySearch
+from delaylevel.mover.ready import NextChecks, ReadyRange, ReadySearch, in_threads
 
 from .input_range import InputRange
 from .offsets import Offset, make_offset, positions_of, skipped_of

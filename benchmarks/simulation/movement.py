@@ -23,7 +23,7 @@ from delaylevel.model.level_topic import LevelTopicDescription, Role
 from delaylevel.model.router import Hop, Router
 from delaylevel.model.source_partition import SourcePartition, source_partitions
 from delaylevel.model.strategy import Levels
-from delaylevel.mover.ready_queue import LONGEST_PASS_S, first_due_ms, trigger_of
+from delaylevel.mover.ready import LONGEST_PASS_S, first_due_ms, trigger_of
 
 
 class Cohort(NamedTuple):

@@ -11,7 +11,7 @@ from delaylevel.cli.output import Column, render
 from delaylevel.cli.tables import yellow_if_any
 from delaylevel.dispatcher.stats import OwnerStats, quantile_ms, total_lateness
 from delaylevel.model.formatting import format_duration
-from delaylevel.mover.topic_thread import MoverStats
+from delaylevel.mover.service import MoverStats
 
 from .text import cut, local
 

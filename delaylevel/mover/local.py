@@ -30,9 +30,7 @@ from delaylevel.topics.description_cache import DescriptionCache
 from delaylevel.topics.foreign_watch import ForeignSubscriptionWatch
 
 from .forwarder import Forwarder
-from .ready import NextChecks, ReadyBound, in_threads
-from .ready_queue import ReadyQueue, ReadyRange
-from .search import ReadySearch
+from .ready import NextChecks, ReadyBound, ReadyQueue, ReadyRange, ReadySearch, in_threads
 
 #: Kind of this mover in the names of its consumers.
 KIND = "local"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 from delaylevel.model.clock import Clock, SystemClock
 from delaylevel.model.formatting import format_duration, shell
@@ -16,8 +17,7 @@ from delaylevel.topics.reporting import (
 )
 from delaylevel.web.reports import LiveAnswer, ProbeCheck, ProblemLine, StatusSection
 
-from .service import MoverService
-from .topic_thread import MoverStats
+from .service import STATES, MoverService, MoverStats
 
 
 def _nothing(topic: str) -> bool:
@@ -123,3 +123,52 @@ def lock_check(description: LevelTopicDescription, stats: MoverStats) -> ProbeCh
     first = "it acquires the lock" if stats.state == "starting" else "see the log of this process"
     text = stats.problem or first
     return ProbeCheck(name, False, f"the mover is {stats.state}: {text}")
+
+
+_COUNTERS = (
+    ("passes", "Passes over a level topic that ended without a failure."),
+    ("failures", "Failures after which the mover tried again."),
+)
+
+
+class MoverCollector:
+    """Collector that reads the statistics of the movers at each scrape.
+
+    Args:
+        is_reported: as for `MoverReporter`.
+
+    Attributes:
+        reporters: what else the HTTP service tells about the movers.
+    """
+
+    def __init__(
+        self, movers: MoverService, is_reported: Callable[[str], bool] | None = None
+    ) -> None:
+        self._movers = movers
+        reporter = MoverReporter(movers, is_reported) if is_reported else MoverReporter(movers)
+        self.reporters = (reporter,)
+
+    def collect(self) -> Iterator[Any]:
+        """Yield every series, in the form that ``prometheus_client`` expects."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        found = sorted(self._movers.stats().items())
+        messages = CounterMetricFamily(
+            "delaylevel_mover_messages", "Messages by outcome.", labels=("level_topic", "became")
+        )
+        state = GaugeMetricFamily(
+            "delaylevel_mover_state",
+            "1 for the current state of the mover.",
+            labels=("level_topic", "state"),
+        )
+        for topic, stats in found:
+            for outcome, count in stats.report.counts().items():
+                messages.add_metric((topic, outcome), count)
+            for each in STATES:
+                state.add_metric((topic, each), int(stats.state == each))
+        yield from (messages, state)
+        for name, text in _COUNTERS:
+            series = CounterMetricFamily(f"delaylevel_mover_{name}", text, labels=("level_topic",))
+            for topic, stats in found:
+                series.add_metric((topic,), getattr(stats, name))
+            yield series

@@ -37,9 +37,9 @@ from delaylevel.model.level_topic import (
 from delaylevel.model.source_partition import source_partitions
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
-from delaylevel.mover import topic_thread
+from delaylevel.mover import service as mover_service
 from delaylevel.run import LocalService
-from delaylevel.run.metrics import ServiceCollector
+from delaylevel.run.service import ServiceCollector
 from delaylevel.topics import description_cache, lifecycle, roster
 from delaylevel.web.reports import reporters_of
 from world import RealWorld, quiet_client
@@ -363,7 +363,7 @@ def test_it_and_a_job_of_spark_exclude_each_other(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(topic_thread, "LOCK_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(mover_service, "LOCK_TIMEOUT_S", 0.5)
     description = create(world)
     spark = f"delaylevel-spark@{socket.gethostname()}:{os.getpid()}"
 

@@ -22,8 +22,8 @@ from delaylevel.functions.relay import RelayReport
 from delaylevel.metrics import ProducerCollector
 from delaylevel.model.report import ForwardReport
 from delaylevel.model.strategy import PartitionStrategy
-from delaylevel.mover.topic_thread import MoverStats
-from delaylevel.run.metrics import ServiceCollector
+from delaylevel.mover.service import MoverStats
+from delaylevel.run.service import ServiceCollector
 from delaylevel.spark_sync.metrics import JobCollector
 from delaylevel.spark_sync.stats import Backlog, BacklogReader, BatchStats, JobStats
 from delaylevel.testing import MemoryPulsar

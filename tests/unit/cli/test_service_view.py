@@ -8,7 +8,7 @@ from delaylevel.cli.terminal import cells
 from delaylevel.cli.views.service import ServiceView, released_line
 from delaylevel.dispatcher.stats import LATENESS_BOUNDS_MS, OwnerStats
 from delaylevel.model.report import ForwardReport
-from delaylevel.mover.topic_thread import MoverStats
+from delaylevel.mover.service import MoverStats
 
 ORDERS = "persistent://public/default/_orders-delay-level"
 OTHERS = "persistent://public/default/_others-delay-level"

@@ -18,7 +18,7 @@ from delaylevel.cli.starting import Starting, first_unmet
 from delaylevel.dispatcher.service import ServedGroup
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.strategy import Levels, PartitionStrategy
-from delaylevel.mover.topic_thread import MoverStats
+from delaylevel.mover.service import MoverStats
 from delaylevel.web.reports import ProbeCheck
 
 COLUMNS, ROWS = 40, 10

@@ -32,7 +32,8 @@ from delaylevel.model.message import ParkedMessage, parked_message
 from delaylevel.model.position import Position
 from delaylevel.model.router import Hop, Router
 from delaylevel.model.source_partition import SourcePartition, source_partitions
-from delaylevel.mover import hop, sequencing
+from delaylevel.mover import forwarder as forwarding
+from delaylevel.mover import hop
 from delaylevel.mover.forwarder import Forwarder
 from fakes import FakeAdmin, FakeMessageId, describe
 
@@ -365,7 +366,7 @@ def test_with_effectively_once_no_message_follows_one_that_may_have_failed(
         "bytes": ("UNCONFIRMED_BYTES", 5),
         "time": ("CONFIRM_WITHIN_S", -1.0),
     }
-    monkeypatch.setattr(sequencing, *given[limit])
+    monkeypatch.setattr(forwarding, *given[limit])
     sequence = Sequence("query", SOURCE.topic)
     rows = [raw(number, {DUE: str(T0 + 5 * HOUR), TARGET: ORDERS}) for number in range(3)]
     client = Client()

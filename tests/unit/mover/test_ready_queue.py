@@ -11,8 +11,7 @@ from delaylevel.cluster.port import TopicAdmin
 from delaylevel.model.level_topic import Role
 from delaylevel.model.position import Position
 from delaylevel.model.source_partition import SourcePartition
-from delaylevel.mover.ready import ReadyBound
-from delaylevel.mover.ready_queue import ReadyQueue, ReadyRange, first_due_ms, ready_range
+from delaylevel.mover.ready import ReadyBound, ReadyQueue, ReadyRange, first_due_ms, ready_range
 
 NOW = 1_800_000_000_000
 FAMILY = "persistent://public/default/_orders-delay-level"

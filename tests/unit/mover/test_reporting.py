@@ -12,9 +12,8 @@ from delaylevel.errors import BrokerError
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.report import ForwardReport
 from delaylevel.model.strategy import Levels, PartitionStrategy
-from delaylevel.mover.metrics import MoverCollector
-from delaylevel.mover.reporting import MoverReporter
-from delaylevel.mover.topic_thread import MoverStats
+from delaylevel.mover.reporting import MoverCollector, MoverReporter
+from delaylevel.mover.service import MoverStats
 from delaylevel.testing import ManualClock
 from delaylevel.web.page import status_page
 from delaylevel.web.reports import ProblemLine, StatusSection, reporters_of

@@ -14,10 +14,9 @@ from delaylevel.errors import BrokerUnreachableError, NotFoundError
 from delaylevel.model.position import EARLIEST, Position
 from delaylevel.model.source_partition import source_partitions
 from delaylevel.model.strategy import PartitionBy, PartitionStrategy
-from delaylevel.mover import search
+from delaylevel.mover import ready
 from delaylevel.mover.local import LocalMover
-from delaylevel.mover.ready import ready_bound
-from delaylevel.mover.search import ReadySearch, read_ready_range
+from delaylevel.mover.ready import ReadySearch, read_ready_range, ready_bound
 from delaylevel.testing import MemoryPulsar
 from fakes import PartTimeAdmin
 
@@ -65,7 +64,7 @@ def test_reading_finds_the_same_messages_as_the_admin_interface(batched: bool) -
 
 
 def test_a_search_reads_no_more_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(search, "_MOST_READ", 7)
+    monkeypatch.setattr(ready, "_MOST_READ", 7)
     with MemoryPulsar() as memory:
         producer = producer_in(memory, DAYS, batching_enabled=False)
         for number in range(10):

@@ -22,9 +22,9 @@ from delaylevel.model.clock import SystemClock
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.report import ForwardReport
 from delaylevel.model.strategy import Levels, PartitionStrategy
-from delaylevel.mover import topic_thread
-from delaylevel.mover.ready_queue import LONGEST_PASS_S
-from delaylevel.mover.topic_thread import MoverStats, TopicThread
+from delaylevel.mover import service
+from delaylevel.mover.ready import LONGEST_PASS_S
+from delaylevel.mover.service import MoverStats, TopicThread
 from world import eventually
 
 UNIT = timedelta(seconds=1)
@@ -89,10 +89,10 @@ class LockedTopic:
 
 @pytest.fixture
 def topic(monkeypatch: pytest.MonkeyPatch) -> LockedTopic:
-    monkeypatch.setattr(topic_thread, "_PROBE_S", 0.01)
-    monkeypatch.setattr(topic_thread, "_FIRST_PAUSE_S", 0.01)
-    monkeypatch.setattr(topic_thread, "_RECONNECT_S", 0.05)
-    monkeypatch.setattr(topic_thread, "_LOOK_S", 0.01)
+    monkeypatch.setattr(service, "_PROBE_S", 0.01)
+    monkeypatch.setattr(service, "_FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(service, "_RECONNECT_S", 0.05)
+    monkeypatch.setattr(service, "_LOOK_S", 0.01)
     return LockedTopic()
 
 
@@ -187,7 +187,7 @@ def test_a_mover_learns_which_partitions_have_failed_before(
 def test_pauses_do_not_grow_while_other_partitions_are_handed_off(
     monkeypatch: pytest.MonkeyPatch, topic: LockedTopic, serve: Callable[..., TopicThread]
 ) -> None:
-    monkeypatch.setattr(topic_thread, "_LONGEST_PAUSE_S", 60.0)
+    monkeypatch.setattr(service, "_LONGEST_PAUSE_S", 60.0)
 
     def run_once(mover: FakeMover, *_: Any) -> ForwardReport:
         mover.made_progress = True
@@ -242,7 +242,7 @@ def test_a_failing_pass_is_repeated_after_a_pause_and_the_description_read_again
 def test_pauses_grow_while_it_fails(
     topic: LockedTopic, serve: Callable[..., TopicThread], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(topic_thread, "_LONGEST_PAUSE_S", 0.2)
+    monkeypatch.setattr(service, "_LONGEST_PAUSE_S", 0.2)
     topic.refusal = BrokerError("no answer")
     thread = serve()
     assert reached(thread, state="failing").problem == "no answer"
@@ -256,7 +256,7 @@ def test_pauses_grow_while_it_fails(
 def test_it_tries_again_soon_while_a_broker_fails_over(
     topic: LockedTopic, serve: Callable[..., TopicThread], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(topic_thread, "_LONGEST_PASSING_S", 0.02)
+    monkeypatch.setattr(service, "_LONGEST_PASSING_S", 0.02)
     topic.refusal = AdminError("Session expired", status=500)
     thread = serve()
     # Pauses that double would take 80 s.
@@ -268,7 +268,7 @@ def test_it_tries_again_soon_while_a_broker_fails_over(
 def test_it_takes_its_time_while_the_broker_refuses(
     topic: LockedTopic, serve: Callable[..., TopicThread], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(topic_thread, "_LONGEST_PASSING_S", 0.02)
+    monkeypatch.setattr(service, "_LONGEST_PASSING_S", 0.02)
     topic.refusal = NotFoundError("deleted", status=404)
     thread = serve()
     began = time.monotonic()
