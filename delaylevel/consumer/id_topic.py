@@ -219,6 +219,13 @@ class TopicIdLog:
             self._producer.send_async(data, self._answered, properties=self._properties)
         except Exception as error:  # the client refuses at once, e.g. a closed producer
             self._settle(type(error).__name__)
+        except BaseException:
+            # An interrupt in the middle of the call: no answer may come, and without one nothing
+            # else would ever be sent. A record that is stored twice changes nothing.
+            with self._changed:
+                if self._sent is sent:
+                    self._sent, self._waiting = None, [*sent, *self._waiting]
+            raise
 
     def _answered(self, result: Any, message_id: Any) -> None:
         """Take the broker's answer, in a thread of the client."""
@@ -284,7 +291,10 @@ class TopicIdLog:
         pause_s = 0.0
         while not self._closed:
             try:
-                reader = PartitionReader(self._client, self._topic, self._read)
+                try:
+                    reader = PartitionReader(self._client, self._topic, self._read)
+                except pulsar.AlreadyClosed:
+                    return  # the client was closed, and this log was not
                 try:
                     while not self._closed:
                         message = reader.receive(_POLL_MS)

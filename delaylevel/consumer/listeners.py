@@ -490,6 +490,10 @@ class Listeners:
         self._hurry.clear()
         self._running = False
 
+    def _forget(self) -> None:
+        """Forget what runs: the in-memory Pulsar has ended it like a killed process."""
+        self._started, self._running = [], False
+
     def health(self) -> Mapping[tuple[str, str], ListenerHealth]:
         """Return the state of each listener that runs, by its topic and subscription."""
         found = [each.running for each in self._started]

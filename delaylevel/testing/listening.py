@@ -211,6 +211,10 @@ class Listening:
             steps.close()
             self._busy = False
 
+    def forget(self) -> None:
+        """Forget all listeners, whose process was killed."""
+        self._running.clear()
+
     def close(self) -> None:
         """Close the event loop."""
         loop, self._loop = self._loop, None

@@ -169,8 +169,11 @@ class MemoryPulsar:
 
         Args:
             events: the number of events, at least 1; None starts the next process, for which
-                nothing ends.
+                nothing ends. The clients and listeners of a process that has ended are
+                disconnected, as when it is killed: use new clients, and call :meth:`listen` again.
         """
+        if self._broker.events_left == 0:
+            self._kill()
         self._broker.events_left = events
 
     def listen(self, app: Listeners) -> None:
@@ -229,8 +232,20 @@ class MemoryPulsar:
         with self._broker.lock:
             return sorted(self._stored(topic, due=True), key=lambda message: message.at)
 
+    def _kill(self) -> None:
+        """Disconnect everything, as if its process was killed."""
+        apps, self._apps = self._apps, []
+        for app, client, clock in apps:
+            app._forget()
+            app.client, app.clock = client, clock
+        self._listening.forget()
+        clients, self._clients = self._clients, []
+        for each in clients:
+            each._client.kill()
+
     def close(self) -> None:
         """Close every client, and the listeners on them."""
+        self.crash_after(None)
         apps, self._apps = self._apps, []
         for app, client, clock in apps:
             app.close()

@@ -89,6 +89,13 @@ class _ClientCore:
         for item in opened:
             item.shutdown()
 
+    def kill(self) -> None:
+        """End like a killed process: nothing else is sent, and no callback comes."""
+        self._closed = True
+        opened, self._opened = self._opened, []
+        for item in opened:
+            item.kill()
+
     def _check_open(self) -> None:
         if self._closed:
             raise pulsar.AlreadyClosed("Pulsar error: AlreadyClosed")

@@ -50,6 +50,12 @@ class Core:
             with self._broker.lock:
                 self.disconnect()
 
+    def kill(self) -> None:
+        """End like a killed process: what was not stored is lost, and no callback comes."""
+        self._closed = True
+        with self._broker.lock:
+            self.disconnect()
+
     def disconnect(self) -> None:
         """Disconnect from all partitions."""
         raise NotImplementedError

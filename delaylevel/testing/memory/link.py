@@ -103,6 +103,11 @@ class ProducerLink:
             if not partition.producers:
                 partition.exclusive = False
 
+    def forget(self) -> None:
+        """Drop what is not stored yet, and its callbacks."""
+        self._take_sent()
+        self._take_batch()
+
     @property
     def connected(self) -> bool:
         """True if the topic accepts messages from the producer."""

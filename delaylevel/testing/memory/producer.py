@@ -98,6 +98,12 @@ class ProducerCore(Core):
         self.flush()
         callback(pulsar.Result.Ok)
 
+    def kill(self) -> None:
+        with self._broker.lock:
+            for link in self._links:
+                link.forget()
+        super().kill()
+
     def disconnect(self) -> None:
         for link in self._links:
             link.disconnect()

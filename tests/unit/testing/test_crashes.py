@@ -12,10 +12,13 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import Protocol, TypeVar
 
+import pulsar
 import pytest
 
 from delaylevel import topics
+from delaylevel.consumer import Backoff, Deduplication, Listeners, ReceivedMessage, TopicIdStore
 from delaylevel.model.envelope import DUE, ID, TARGET
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.mover.dead_letters import replay
@@ -29,6 +32,9 @@ LEVELS = Levels(
         PartitionStrategy(partition_by="HOUR", maximum_delay=DAY),
     ]
 )
+# With two partitions: each has a price in every run.
+FEW = Levels(PartitionStrategy(partition_by="HOUR", maximum_delay=3 * HOUR))
+SOON = (MINUTE, HOUR + MINUTE, HOUR + MINUTE)
 TOPIC = "orders"
 
 
@@ -57,10 +63,19 @@ class Ledger:
             assert set(found.values()) == {1}, "copied"
 
 
-Work = Callable[[MemoryPulsar], None]
+class Expected(Protocol):
+    """What an independent ledger expects."""
+
+    def compare(self, memory: MemoryPulsar, copies: bool = True) -> None:
+        """Compare with what the in-memory Pulsar has at the end; without copies or with."""
 
 
-def at_every_event(prepare: Callable[[MemoryPulsar], Ledger], work: Work) -> int:
+ExpectedT = TypeVar("ExpectedT", bound=Expected)
+
+
+def at_every_event(
+    prepare: Callable[[MemoryPulsar], ExpectedT], work: Callable[[MemoryPulsar, ExpectedT], object]
+) -> int:
     """Run `work`, killed after each of its events and then run again; return their number."""
     event = 0
     while True:
@@ -69,10 +84,10 @@ def at_every_event(prepare: Callable[[MemoryPulsar], Ledger], work: Work) -> int
         ledger = prepare(memory)
         memory.crash_after(event)
         try:
-            work(memory)
+            work(memory, ledger)
         except Crashed:
             memory.crash_after(None)
-            work(memory)
+            work(memory, ledger)
             memory.advance(2 * DAY)
             ledger.compare(memory)
             memory.close()
@@ -84,16 +99,21 @@ def at_every_event(prepare: Callable[[MemoryPulsar], Ledger], work: Work) -> int
             return event - 1
 
 
-def parked(memory: MemoryPulsar, *, final_window: str) -> Ledger:
+def parked(
+    memory: MemoryPulsar,
+    *,
+    final_window: str,
+    levels: Levels = LEVELS,
+    delays: tuple[timedelta, ...] = (MINUTE, 5 * HOUR, 5 * HOUR + MINUTE, DAY + HOUR),
+) -> Ledger:
     """Send messages that are due in a minute, in hours, and in a day."""
     ledger = Ledger()
     producer = memory.client().create_producer(
         TOPIC,
         enable_delay_level_topic=True,
-        partition_strategy=LEVELS,
+        partition_strategy=levels,
         final_window=final_window,
     )
-    delays = (MINUTE, 5 * HOUR, 5 * HOUR + MINUTE, DAY + HOUR)
     for number, delay in enumerate(delays):
         body = b"%d" % number
         producer.send(body, deliver_after=delay, partition_key="k")
@@ -106,13 +126,13 @@ def parked(memory: MemoryPulsar, *, final_window: str) -> Ledger:
 def test_a_mover_and_a_dispatcher_may_end_after_any_event(final_window: str) -> None:
     events = at_every_event(
         lambda memory: parked(memory, final_window=final_window),
-        lambda memory: memory.advance(2 * DAY) and None,
+        lambda memory, _: memory.advance(2 * DAY),
     )
     assert events > 6, events
 
 
 def test_a_drain_may_end_after_any_event() -> None:
-    def work(memory: MemoryPulsar) -> None:
+    def work(memory: MemoryPulsar, _: Ledger) -> None:
         client = memory.client()
         try:
             description = topics.describe(memory.admin, "_orders-delay-level")
@@ -137,7 +157,7 @@ def test_a_replay_may_end_after_any_event() -> None:
         assert len(memory.delivered(description.dead_letter_topic.partition(0).full)) == 3
         return ledger
 
-    def work(memory: MemoryPulsar) -> None:
+    def work(memory: MemoryPulsar, _: Ledger) -> None:
         client = memory.client()
         try:
             description = topics.describe(memory.admin, "_orders-delay-level")
@@ -153,3 +173,55 @@ def test_a_replay_may_end_after_any_event() -> None:
             client.shutdown()
 
     assert at_every_event(prepare, work) > 1
+
+
+@dataclass
+class Handlings:
+    """The messages of a subscription, and how often each was handled."""
+
+    sent: frozenset[bytes]
+    handled: Counter[bytes] = field(default_factory=Counter)
+
+    def compare(self, memory: MemoryPulsar, copies: bool = True) -> None:
+        assert self.handled.keys() == self.sent, "not handled"
+        # Only the message in hand at the end of the process.
+        assert self.handled.total() <= len(self.sent) + copies, "handled again"
+        before = self.handled.copy()
+        again = memory.client().create_producer(TOPIC)
+        for message in memory.delivered(TOPIC):
+            assert message.data is not None
+            again.send(message.data, properties=dict(message.properties), partition_key=message.key)
+        listen(memory, self)
+        memory.advance(DAY)
+        assert self.handled == before, "a copy was handled: an ID was saved after its message"
+
+
+def listen(memory: MemoryPulsar, ledger: Handlings) -> None:
+    app = Listeners(memory.client())
+
+    @app.on(
+        TOPIC,
+        subscription="billing",
+        retry=Backoff("10m"),
+        deduplicate=Deduplication(store=TopicIdStore()),
+    )
+    def bill(message: ReceivedMessage) -> None:
+        if message.data == b"1" and message.attempt == 1:
+            raise ValueError("try again")
+        ledger.handled[message.data] += 1
+
+
+def test_a_listener_may_end_after_any_event() -> None:
+    def prepare(memory: MemoryPulsar) -> Handlings:
+        client = memory.client()
+        client.subscribe(TOPIC, "billing", pulsar.ConsumerType.Shared)
+        ledger = parked(memory, final_window="tracker", levels=FEW, delays=SOON)
+        client.shutdown()
+        memory.advance(2 * HOUR)
+        return Handlings(frozenset(ledger.due_ms))
+
+    def work(memory: MemoryPulsar, ledger: Handlings) -> None:
+        listen(memory, ledger)
+        memory.advance(HOUR)
+
+    assert at_every_event(prepare, work) > 6
