@@ -64,7 +64,7 @@ class Ledger:
 
 
 class Expected(Protocol):
-    """What an independent ledger expects."""
+    """An independent ledger."""
 
     def compare(self, memory: MemoryPulsar, copies: bool = True) -> None:
         """Compare with what the in-memory Pulsar has at the end; without copies or with."""
