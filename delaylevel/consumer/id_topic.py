@@ -327,7 +327,7 @@ class TopicIdLog:
         mine = self._properties.items() <= properties.items()
         if owner == self._properties[LISTENER] and not mine:
             try:
-                self._memory.add(_decode(message.data()))
+                self._memory.add(decode_ids(message.data()))
             except ValueError as error:
                 log.warning("%s: a record was skipped: %s", self._topic, error)
         self._read = Position(at.ledger_id(), at.entry_id(), at.batch_index()).next
@@ -365,7 +365,7 @@ def _encode(ids: Any) -> bytes:
     return _MARK + np.asarray(ids, dtype="<u8").tobytes()
 
 
-def _decode(data: bytes) -> Ids:
+def decode_ids(data: bytes) -> Ids:
     """Return the IDs of a record.
 
     Raises:

@@ -17,11 +17,13 @@ import pulsar
 
 from delaylevel.cluster.failures import close_quietly
 from delaylevel.consumer.host import Parts, refuse_awaitable
+from delaylevel.consumer.listener import Listener
 from delaylevel.consumer.message import ReceivedMessage
 from delaylevel.errors import InvalidInputError
 
 #: A generator of the coroutines of handlers, with the result of the step.
 Step = Generator[Coroutine[Any, Any, Any], Any, Any]
+Handled = Callable[[Listener, ReceivedMessage], object]
 
 
 class MemoryListener:
@@ -31,15 +33,21 @@ class MemoryListener:
         parts: the listener and what it needs.
         subscribe: functions that return a new consumer, of new messages and of retried copies.
         running: the running listeners; this one is added while it runs.
+        handled: function that is called for each message that was handled.
     """
 
     def __init__(
-        self, parts: Parts, subscribe: list[Callable[[int], Any]], running: list[MemoryListener]
+        self,
+        parts: Parts,
+        subscribe: list[Callable[[int], Any]],
+        running: list[MemoryListener],
+        handled: Handled,
     ) -> None:
         self.listener = parts.listener
         self._parts = parts
         self._subscribe = subscribe
         self._all = running
+        self._handled = handled
         self._consumers: list[Any] = []
         self._tally = parts.listener.stats.tally()
         self.running = 0
@@ -122,6 +130,7 @@ class MemoryListener:
             self.running = self._tally.in_progress = 0
         for message in batch:
             self._tally.handled += 1
+            self._handled(self.listener, message)
             acknowledge = partial(consumer.acknowledge, message.raw)
             self._parts.handling.succeeded(message, acknowledge)
 
@@ -136,14 +145,15 @@ class MemoryListener:
 class Listening:
     """The listeners of an in-memory Pulsar, and the event loop of their coroutines."""
 
-    def __init__(self) -> None:
+    def __init__(self, handled: Handled) -> None:
+        self._handled = handled
         self._running: list[MemoryListener] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self._busy = False
 
     def host(self, parts: Parts, subscribe: list[Callable[[int], Any]]) -> MemoryListener:
         """Return the host of a listener; it does not run yet."""
-        return MemoryListener(parts, subscribe, self._running)
+        return MemoryListener(parts, subscribe, self._running, self._handled)
 
     def next_event_ms(self) -> int | None:
         """Return the next time, ms, at which a listener has work; None for never."""

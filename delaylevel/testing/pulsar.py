@@ -92,7 +92,7 @@ class MemoryPulsar:
         self.admin = MemoryAdmin(self._broker)
         self._clients: list[MemoryClient] = []
         self._running: list[_Movers] = []  # during `advance`
-        self._listening = Listening()
+        self._listening = Listening(self._rules.expect_id)
         self._apps: list[tuple[Listeners, Any, Clock]] = []  # with what they had before
         for namespace in ("public/default", *namespaces):
             self.create_namespace(namespace)

@@ -1,10 +1,14 @@
-"""The rules of acknowledging, checked on every acknowledgement of the in-memory Pulsar.
+"""The rules of order, checked on everything that the in-memory Pulsar stores or acknowledges.
 
 A hop acknowledges a message of a member topic only when nobody needs it any more:
 
 - of a level or held topic: when a copy was stored elsewhere, or later in the same topic;
 - of a window topic: when the journal, as stored, says that the message was released;
 - of a journal: when the records that remain say the same about every message that is pending.
+
+An outcome is stored only after its decision: the journal, as stored, says that the message is
+cancelled, or was released. A listener that keeps its IDs in a topic acknowledges a message that it
+has handled only after the ID is stored.
 """
 
 from __future__ import annotations
@@ -13,9 +17,15 @@ from typing import NamedTuple
 
 import numpy as np
 
+from delaylevel.consumer.id_topic import LISTENER, SUFFIX, TopicIdStore, decode_ids
+from delaylevel.consumer.ids import key_of
+from delaylevel.consumer.listener import Listener
+from delaylevel.consumer.message import ReceivedMessage
 from delaylevel.dispatcher.journal.fencing import counting
 from delaylevel.dispatcher.journal.records import pack_message
 from delaylevel.dispatcher.journal.state import JournalState
+from delaylevel.dispatcher.record import identity
+from delaylevel.errors import EnvelopeError
 from delaylevel.model.envelope import DUE, EXPIRES, KIND, TARGET
 from delaylevel.model.level_topic import (
     SUBSCRIPTION,
@@ -25,6 +35,8 @@ from delaylevel.model.level_topic import (
     MissingTarget,
     Role,
 )
+from delaylevel.model.outcome import Outcome, OutcomeStatus
+from delaylevel.model.position import Position
 from delaylevel.model.topic_name import TopicName
 
 from .broker import Broker, Event, Partition
@@ -36,8 +48,15 @@ class _Place(NamedTuple):
     entry: int
 
 
+class _Handled(NamedTuple):
+    """An ID that must be stored before its message is acknowledged."""
+
+    topic: TopicName  # of the stored IDs
+    key: int
+
+
 class StrictRules:
-    """A watcher of a broker that records each acknowledgement that loses something.
+    """A watcher of a broker that records what is stored or acknowledged too early.
 
     Attributes:
         violations: a sentence for each.
@@ -48,6 +67,7 @@ class StrictRules:
         self._members: dict[TopicName, tuple[LevelTopicDescription, Member]] = {}
         self._changes = -1
         self._last: dict[int, _Place] = {}  # where the last copy of a message was stored
+        self._handled: dict[tuple[TopicName, str, Position], _Handled] = {}
         self.violations: list[str] = []
         broker.watchers.append(self)
 
@@ -56,6 +76,8 @@ class StrictRules:
         if event.subscription is None:
             self._stored(event)
             return
+        if self._handled:
+            self._check_handled(event, event.subscription)
         found = self._member(event.topic.without_partition)
         if found is None or event.subscription != SUBSCRIPTION:
             return
@@ -69,10 +91,59 @@ class StrictRules:
             elif member.role is Role.JOURNAL:
                 self._check_journal(description, event)
 
+    def expect_id(self, listener: Listener, message: ReceivedMessage) -> None:
+        """Expect the ID of a message that was handled to be stored when it is acknowledged."""
+        store = getattr(listener.deduplication, "store", None)
+        if not isinstance(store, TopicIdStore):
+            return
+        name = f"{listener.business_topic}-{listener.subscription}-{SUFFIX}"
+        topic = TopicName.parse(store.topic or name)
+        by, at = listener.deduplication.by, message.message_id
+        key = key_of(message.identity if by is None else by(message))
+        position = Position(at.ledger_id(), at.entry_id(), at.batch_index())
+        place = (TopicName.parse(message.raw.topic_name()), listener.subscription, position)
+        self._handled[place] = _Handled(topic, key)
+
+    def _check_handled(self, event: Event, subscription: str) -> None:
+        for entry in event.entries:
+            for index in range(len(entry.messages)):
+                place = (event.topic, subscription, entry.message_position(index))
+                handled = self._handled.pop(place, None)
+                if handled is not None and not self._has_id(handled):
+                    self._violated(
+                        event.topic, entry, "the ID of the handled message is not stored"
+                    )
+
+    def _has_id(self, handled: _Handled) -> bool:
+        return any(
+            handled.key in decode_ids(message.value or b"")
+            for partition in self._broker.existing_partitions(handled.topic)
+            for entry in partition.log.entries
+            for message in entry.messages
+            if LISTENER in message.properties
+        )
+
     def _stored(self, event: Event) -> None:
         for entry in event.entries:
             for message in entry.messages:
                 self._last[_trace(message)] = _Place(entry.ledger, entry.entry)
+        found = self._member(event.topic.without_partition)
+        if found is not None and found[1].role is Role.OUTCOMES:
+            self._check_outcomes(found[0], event)
+
+    def _check_outcomes(self, description: LevelTopicDescription, event: Event) -> None:
+        journals = [
+            self._journal(description, index, ()) for index in range(description.window_partitions)
+        ]
+        for entry in event.entries:
+            for message in entry.messages:
+                try:
+                    outcome = Outcome.read(message.properties)
+                except EnvelopeError:
+                    continue  # a record of a test
+                if not any(_says(journal, outcome) for journal in journals):
+                    why = f"the stored journal does not say {outcome.status.value!r} of its message"
+                    self._violated(event.topic, entry, why, "stored")
 
     def _check_hop(
         self, description: LevelTopicDescription, topic: TopicName, entry: Entry
@@ -155,12 +226,25 @@ class StrictRules:
                         self._members[member.topic] = (description, member)
         return self._members.get(topic)
 
-    def _violated(self, topic: TopicName, entry: Entry, why: str) -> None:
+    def _violated(
+        self, topic: TopicName, entry: Entry, why: str, done: str = "acknowledged"
+    ) -> None:
         body = entry.messages[0].value if entry.messages else None
         self.violations.append(
-            f"entry {entry.ledger}:{entry.entry} of {topic} ({body!r:.60}) was acknowledged, but "
-            f"{why}"
+            f"entry {entry.ledger}:{entry.entry} of {topic} ({body!r:.60}) was {done}, but {why}"
         )
+
+
+def _says(journal: JournalState, outcome: Outcome) -> bool:
+    """Return True if a journal says that a message is cancelled or was released, as an outcome."""
+    if outcome.status is OutcomeStatus.CANCELLED:
+        dispositions = journal.dispositions
+        named = (outcome.id, outcome.target, outcome.key, 0)
+        return dispositions is not None and dispositions.is_cancelled(*named)
+    if outcome.status is OutcomeStatus.TOO_LATE:
+        id_key, number = identity(outcome.id, outcome.target, outcome.key)
+        return journal.memory.is_duplicate(number, id_key)
+    return True
 
 
 def _trace(message: StoredMessage) -> int:

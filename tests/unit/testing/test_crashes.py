@@ -20,6 +20,7 @@ import pytest
 from delaylevel import topics
 from delaylevel.consumer import Backoff, Deduplication, Listeners, ReceivedMessage, TopicIdStore
 from delaylevel.model.envelope import DUE, ID, TARGET
+from delaylevel.model.outcome import Outcome, OutcomeStatus
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.mover.dead_letters import replay
 from delaylevel.mover.drain import drain
@@ -129,6 +130,49 @@ def test_a_mover_and_a_dispatcher_may_end_after_any_event(final_window: str) -> 
         lambda memory, _: memory.advance(2 * DAY),
     )
     assert events > 6, events
+
+
+@dataclass
+class Cancelled(Ledger):
+    """The same with cancellations: what was told of them must be true."""
+
+    def compare(self, memory: MemoryPulsar, copies: bool = True) -> None:
+        (description,) = memory.level_topics()
+        outcomes = memory.delivered(description.outcomes_topic.partition(0).full)
+        told = {each.id: each.status for each in (Outcome.read(one.properties) for one in outcomes)}
+        assert told.keys() == {"0", "1", "2"}, "an outcome is missing"
+        stays = [name for name, status in told.items() if status is OutcomeStatus.TOO_LATE]
+        self.cancelled = {b"0", b"1", b"2"} - {name.encode() for name in stays}
+        assert stays or self.cancelled
+        super().compare(memory, copies)
+
+
+def test_a_dispatcher_that_cancels_may_end_after_any_event() -> None:
+    def prepare(memory: MemoryPulsar) -> Cancelled:
+        producer = memory.client().create_producer(
+            TOPIC, enable_delay_level_topic=True, partition_strategy=FEW, final_window="tracker"
+        )
+        ledger = Cancelled()
+        due_ms = memory.clock.now_ms() + 60_000
+        for number, later_ms in enumerate((0, 1000, 1000)):
+            ledger.due_ms[b"%d" % number] = due_ms + later_ms
+            options = {"message_id": str(number), "partition_key": "k"}
+            if number == 1:  # its cancellation comes first
+                producer.cancel(deliver_at=due_ms + later_ms, **options)
+            producer.send(b"%d" % number, deliver_at=due_ms + later_ms, **options)
+        producer.cancel(deliver_at=due_ms, message_id="0", partition_key="k")
+        return ledger
+
+    def work(memory: MemoryPulsar, ledger: Cancelled) -> None:
+        left_ms = ledger.due_ms[b"0"] - memory.clock.now_ms()
+        memory.advance(timedelta(milliseconds=max(left_ms, 0)))
+        producer = memory.client().create_producer(
+            TOPIC, enable_delay_level_topic=True, final_window="tracker"
+        )
+        producer.cancel(deliver_at=ledger.due_ms[b"2"], message_id="2", partition_key="k")
+        memory.advance(HOUR)
+
+    assert at_every_event(prepare, work) > 10
 
 
 def test_a_drain_may_end_after_any_event() -> None:
