@@ -12,13 +12,13 @@ import click
 from delaylevel.broker.distribution import PULSAR_VERSION
 from delaylevel.broker.embedded import BrokerStatus, EmbeddedBroker, instances
 from delaylevel.broker.preparing import prepare
+from delaylevel.cli.views.live import Starting, live_region
+from delaylevel.cli.views.output import emit, emit_one, note
+from delaylevel.cli.views.tables import Column
 from delaylevel.errors import AlreadyRunningError
 
 from . import options
 from .command import examples
-from .live import live_region
-from .output import Column, emit, emit_one, note
-from .starting import Starting
 
 _COLUMNS = (
     Column("name"),

@@ -11,15 +11,14 @@ from typing import Any
 import click
 
 from delaylevel.broker.embedded import EmbeddedBroker
+from delaylevel.cli.views.live import Starting, is_live, live_region
+from delaylevel.cli.views.output import emit, note
+from delaylevel.cli.views.tables import Column, chart
+from delaylevel.cli.views.terminal import wrapped
 from delaylevel.model.formatting import format_duration
 
 from . import options
 from .command import examples
-from .live import live_region
-from .output import Column, emit, is_live, note
-from .starting import Starting
-from .terminal import wrapped
-from .views.text import chart
 
 _PARTITIONS = (
     Column("level"),

@@ -13,6 +13,9 @@ from typing import TYPE_CHECKING, Any
 import click
 import platformdirs
 
+from delaylevel.cli.views.live import LiveRegion, Starting, first_unmet, live_region
+from delaylevel.cli.views.output import emit, note
+from delaylevel.cli.views.tables import Column
 from delaylevel.cluster import client_log
 from delaylevel.cluster.connection import Connection
 from delaylevel.cluster.stop_signals import stop_on_signals
@@ -20,10 +23,7 @@ from delaylevel.model.formatting import shell
 
 from . import options
 from .command import examples, pass_connection, settings_of
-from .live import LiveRegion, live_region
-from .output import Column, emit, note
-from .serving import refused_lines, serve_metrics, serving_lines
-from .starting import Starting, first_unmet
+from .service import refused_lines, serve_metrics, serving_lines
 
 if TYPE_CHECKING:
     from delaylevel.dispatcher import Dispatcher, DispatchSettings
@@ -143,7 +143,7 @@ class _ReleaseLine:
 
     def show(self) -> None:
         """Draw the line."""
-        from .views.service import released_line
+        from delaylevel.cli.views.service import released_line
 
         if not (self._region.live and self._start.over):
             return

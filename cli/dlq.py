@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 import click
 
+from delaylevel.cli.views.output import emit, emit_one
+from delaylevel.cli.views.tables import Column
 from delaylevel.cluster.admin import Admin
 from delaylevel.cluster.connection import Connection
 from delaylevel.consumer.retry_topics import find_dead_letters
@@ -26,9 +28,8 @@ from delaylevel.topics.registry import describe
 
 from . import options
 from .command import Settings, examples, pass_settings
-from .output import Column, emit, emit_one
-from .results import finish, outcome_tone
-from .values import Parsed
+from .failures import finish, outcome_tone
+from .options import Parsed
 
 _LIST = (
     Column("id", "id"),

@@ -2,17 +2,199 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
+from delaylevel.cli.views.output import emit, emit_one, note
+from delaylevel.cli.views.tables import (
+    LONGEST_BAR,
+    SHORTEST_BAR,
+    Column,
+    bar,
+    bucket_label,
+    chart,
+    count,
+    local,
+    rate,
+    render,
+    short,
+)
+from delaylevel.inspection.horizon import (
+    DueWithin,
+    Horizon,
+    Part,
+    bucket_length_ms,
+    comparable_buckets,
+    period_name,
+)
 from delaylevel.inspection.plot import check_plot, save_plot
+from delaylevel.model.formatting import format_duration, format_instant
+from delaylevel.model.level_topic import Role
 
 from . import options
 from .command import Settings, examples, pass_settings
-from .inspecting import inspector, note_delivery, reading, screen, target_option
-from .output import emit, emit_one, note
-from .views.horizon import horizon_note, horizon_text, horizon_view, within_view
+from .inspection import inspector, note_delivery, reading, screen, target_option
+
+
+def horizon_view(found: Horizon) -> dict[str, Any]:
+    """Return a horizon as one JSON object."""
+    return {
+        "topic": found.topic,
+        "target": found.target,
+        "now_ms": found.now_ms,
+        "messages": found.messages,
+        "error": found.error,
+        "exact": found.exact,
+        "exact_parts": sorted(found.exact_parts),
+        "looked_at": found.looked_at,
+        "damaged": found.damaged,
+        "window_by_clock": found.window_by_clock,
+        "last_due_ms": found.last_due_ms,
+        "targets": dict(found.targets),
+        "within": [within_view(row) for row in found.within],
+        "bucket_ms": found.bucket_ms,
+        "profile": [vars(row) for row in found.profile],
+    }
+
+
+def within_view(row: DueWithin) -> dict[str, Any]:
+    """Return the messages that are due within a duration as one row."""
+    view = dict(vars(row))
+    return {"within": view.pop("label"), **view}
+
+
+def horizon_text(found: Horizon, width: int, bars: bool) -> str:
+    """Return a horizon for a person: a summary, a table, and with ``bars`` a profile.
+
+    Lines have at most ``width`` characters if the numbers leave room for that.
+    """
+    sections = [_summary(found)]
+    if found.messages or found.damaged:
+        sections.append(_within_table(found, width, bars))
+        if bars and len(found.profile) > 1:
+            sections.append(_profile_bars(found, width))
+        if len(found.targets) > 1:
+            sections.append(_targets_table(found, width))
+    return "\n\n".join(sections)
+
+
+def horizon_note(found: Horizon) -> str | None:
+    """Return the remarks on a horizon's accuracy, or None."""
+    notes = []
+    if not found.exact:
+        notes.append(
+            f"~ is an estimate: {found.looked_at:,} messages were looked at; --exact reads all."
+        )
+    if found.window_by_clock:
+        notes.append(
+            "The window's journal was not read. Messages that were due when its last record was "
+            "written count as released. --exact reads the journal."
+        )
+    if found.damaged:
+        notes.append(
+            f"{found.damaged:,} messages have no readable due time; movers set them aside as dead "
+            "letters."
+        )
+    return "\n".join(notes) or None
+
+
+def _summary(found: Horizon) -> str:
+    name = local(found.target or found.topic)
+    if not found.messages:
+        return f"{name}: nothing is pending."
+    within = f" ± {found.error:,}" if found.error else ""
+    text = f"{name}: {count(found.messages, found.exact)}{within} pending"
+    if found.last_due_ms is None:
+        return text
+    left = found.last_due_ms - found.now_ms
+    about = "" if found.exact else "about "
+    length = format_duration(abs(left))
+    when = f"in {about}{length}" if left > 0 else f"{about}{length} ago"
+    until = 19 if found.exact else 16  # an estimate is not exact to the second
+    return f"{text}\nThe last is due {when}: {format_instant(found.last_due_ms)[:until]}Z"
+
+
+def _within_table(found: Horizon, width: int, bars: bool) -> str:
+    """Return the table of due times, shortened in steps until it fits the width."""
+    last = found.within[-1].parts
+    shown = [part for part in found.parts if last[part.name] or part.role is not Role.HELD]
+    lines = _within_lines(found, shown, count)
+    if max(map(len, lines)) > width:
+        lines = _within_lines(found, shown, short)
+    if max(map(len, lines)) > width:
+        lines = _within_lines(found, [part for part in shown if last[part.name]], short)
+    longest = max(map(len, lines))
+    room = min(LONGEST_BAR, width - longest - 3)
+    if not bars or room < SHORTEST_BAR or not found.messages:
+        return "\n".join(lines)
+    drawn = ["", *(bar(row.messages / found.messages, room) for row in found.within)]
+    return "\n".join(
+        f"{line.ljust(longest)}   {one}".rstrip() for line, one in zip(lines, drawn, strict=True)
+    )
+
+
+def _within_lines(
+    found: Horizon, shown: Sequence[Part], write: Callable[[float, bool], str]
+) -> list[str]:
+    columns = [
+        Column("due_within"),
+        Column("messages", "number"),
+        Column("rate", "number"),
+        *(Column(part.name, "number", head=part.name.upper()) for part in shown),
+    ]
+    rows: list[dict[str, Any]] = [
+        {
+            "due_within": row.label,
+            "messages": count(row.messages, found.exact),
+            "rate": rate(row.per_second),
+            **{
+                part.name: write(row.parts[part.name], part.name in found.exact_parts)
+                for part in shown
+            },
+        }
+        for row in found.within
+    ]
+    return render(rows, columns).splitlines()
+
+
+def _profile_bars(found: Horizon, width: int) -> str:
+    """Return the messages of each period, with bars of messages per time.
+
+    The first period begins now, and has another length than the others. A bar of its number alone
+    would look like a drop or a peak.
+    """
+    profile = comparable_buckets(found)
+    lengths = [bucket_length_ms(row, found.bucket_ms) for row in profile]
+    labels = [bucket_label(row.from_ms, found.bucket_ms) for row in profile]
+    if profile[0].from_ms == found.now_ms:
+        labels[0] = "now"
+    counts = [count(row.messages, found.exact) for row in profile]
+    densities = [row.messages / length for row, length in zip(profile, lengths, strict=True)]
+    most = max(densities) or 1
+    text = chart(
+        ["DUE FROM (UTC)", *labels],
+        ["MESSAGES", *counts],
+        [0.0, *(density / most for density in densities)],
+        width,
+    )
+    if lengths[0] != found.bucket_ms:
+        text += (
+            f"\nBars are messages per {period_name(found.bucket_ms)}; "
+            f"the first row covers {format_duration(lengths[0])}."
+        )
+    return text
+
+
+def _targets_table(found: Horizon, width: int) -> str:
+    rows = [
+        {"target": name, "messages": count(messages, found.exact)}
+        for name, messages in sorted(found.targets.items(), key=lambda pair: -pair[1])
+    ]
+    columns = (Column("target", "topic", head="FOR"), Column("messages", "number"))
+    return render(rows, columns, width=width)
 
 
 @examples(

@@ -16,6 +16,7 @@ from typing import Any
 import click
 
 from delaylevel import __version__
+from delaylevel.cli.views import logs
 from delaylevel.errors import (
     BrokerError,
     BrokerUnreachableError,
@@ -25,9 +26,8 @@ from delaylevel.errors import (
     MessageTooLargeError,
 )
 
-from . import logs
 from .command import connection_options, examples, settings_of
-from .hints import unreachable_hint, with_options
+from .failures import unreachable_hint, with_options
 
 # Commands by section of the help. Each has a module of the same name, which is imported on first
 # use, so that `delaylevel broker` never loads Spark.

@@ -2,25 +2,245 @@
 
 from __future__ import annotations
 
+import base64
+import codecs
+import csv
 import difflib
 import functools
 import json
-from collections.abc import Callable, Iterable
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
 
+from delaylevel.cli.views.output import emit, emit_one, note
+from delaylevel.cli.views.tables import DAY_MS, Column, bucket_label, chart
+from delaylevel.cli.views.terminal import cut, printable
+from delaylevel.errors import InvalidInputError
 from delaylevel.inspection import Selection
 from delaylevel.model.formatting import format_duration
+from delaylevel.model.topic_name import TopicName
 
-from . import cancelling, options
+from . import cancellation, options
 from .command import Settings, examples, pass_settings
-from .export import check_file, export_rows
-from .inspecting import screen
-from .output import Column, emit, emit_one, note
-from .selection import query, selection_options
-from .views.pending import histogram_text, histogram_view, row_view, table_view
+from .inspection import Reading, query, screen, selection_options
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from delaylevel.inspection import Inspector, Selection
+    from delaylevel.inspection.query import HistogramBar
+    from delaylevel.inspection.rows import PendingRow
+
+
+Batches = Iterable["pa.RecordBatch"]
+
+
+def check_file(file: Path, force: bool) -> None:
+    """Refuse a file that cannot be written, before anything is read.
+
+    Raises:
+        InvalidInputError: the ending is unknown, the file exists and ``force`` is False, or its
+            folder does not exist.
+    """
+    if file.suffix.lower() not in _WRITERS:
+        raise InvalidInputError(
+            f"{file.name!r} has no known ending: name a file that ends in {', '.join(_WRITERS)}"
+        )
+    if file.exists() and not force:
+        raise InvalidInputError(f"{file} exists: --force replaces it")
+    if not file.parent.is_dir():
+        raise InvalidInputError(f"the folder {file.parent} does not exist: create it first")
+
+
+def export_rows(
+    look: Inspector, selection: Selection, file: Path, payload: bool, force: bool, shown: Reading
+) -> int:
+    """Write the selected messages to a file in due order, and return their number.
+
+    The ending of the file selects the format.
+
+    Raises:
+        InvalidInputError: the selection's condition cannot be used, or another process created the
+            file meanwhile.
+        click.ClickException: the file cannot be written.
+    """
+    from delaylevel.inspection.rows import row_columns
+
+    columns = row_columns(payload)
+    batches = look.ordered_batches(selection, columns=columns, tell=shown.tell, expect=shown.expect)
+    written = 0
+
+    def counted() -> Iterator[pa.RecordBatch]:
+        nonlocal written
+        for batch in batches:
+            written += len(batch)
+            yield batch
+
+    with _replacing(file, force) as stream:
+        _WRITERS[file.suffix.lower()](stream, counted(), columns)
+    return written
+
+
+@contextmanager
+def _replacing(file: Path, force: bool) -> Iterator[BinaryIO]:
+    """Open a temporary file that takes the final name when the block ends without an error.
+
+    It is in the same folder, because a rename is atomic only within one file system.
+    """
+    temporary = file.with_name(f".{file.name}.{os.getpid()}.part")
+    try:
+        with temporary.open("xb") as stream:
+            yield stream
+            stream.flush()
+            os.fsync(stream.fileno())
+        check_file(file, force)  # another process may have created it meanwhile
+        temporary.replace(file)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise click.ClickException(
+            f"{file} cannot be written: {reason}. Check the folder's permissions and free space"
+        ) from error
+    finally:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def _write_parquet(stream: BinaryIO, batches: Batches, columns: list[str]) -> None:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    from delaylevel.inspection.rows import SCHEMA
+
+    schema = pa.schema([SCHEMA.field(name) for name in columns])
+    with parquet.ParquetWriter(stream, schema, compression="zstd") as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+
+
+def _write_csv(stream: BinaryIO, batches: Batches, columns: list[str]) -> None:
+    lines = csv.writer(codecs.getwriter("utf-8")(stream), lineterminator="\n")
+    lines.writerow(_keys(payload="value" in columns))
+    for view in _views(batches, columns):
+        properties = json.dumps(view["properties"])  # a cell has no place for a map
+        lines.writerow({**view, "properties": properties}.values())
+
+
+def _write_jsonl(stream: BinaryIO, batches: Batches, columns: list[str]) -> None:
+    for view in _views(batches, columns):
+        stream.write(json.dumps(view).encode() + b"\n")
+
+
+def _views(batches: Batches, columns: list[str]) -> Iterator[dict[str, Any]]:
+    from delaylevel.inspection.rows import rows_of
+
+    payload = "value" in columns
+    return (row_view(row, payload) for row in rows_of(batches))
+
+
+def _keys(payload: bool) -> list[str]:
+    """Return the keys of a row, which a file without rows needs too."""
+    from delaylevel.inspection.rows import PendingRow
+
+    blank: dict[str, Any] = dict.fromkeys(PendingRow._fields)
+    return list(row_view(PendingRow(**blank), payload))
+
+
+_WRITERS: dict[str, Callable[[BinaryIO, Batches, list[str]], None]] = {
+    ".parquet": _write_parquet,
+    ".csv": _write_csv,
+    ".jsonl": _write_jsonl,
+}
+
+
+_LENGTHS_MS = {"hour": 3_600_000, "day": DAY_MS}
+# The longest key and payload that leave room for the other columns of an 80-character table.
+_KEY_WIDTH = 24
+_PAYLOAD_WIDTH = 40
+
+
+def row_view(row: PendingRow, payload: bool) -> dict[str, Any]:
+    """Return a pending message as one row; the payload is its ``value_base64``."""
+    view = row._asdict()
+    value = view.pop("value")
+    view["position"] = f"{view.pop('ledger')}:{view.pop('entry')}:{view.pop('batch')}"
+    if payload:
+        view["value_base64"] = None if value is None else base64.b64encode(value).decode()
+    return view
+
+
+def table_view(view: dict[str, Any], wide: bool) -> dict[str, Any]:
+    """Return the row of :func:`row_view` for a table: short texts, and properties in one cell."""
+    key = view["key"]
+    return {
+        **view,
+        "key": key if wide or key is None else cut(printable(key), _KEY_WIDTH),
+        "payload": _payload_text(view.get("value_base64")),
+        "application": ", ".join(
+            f"{name}={value}"
+            for name, value in view["properties"].items()
+            if not name.startswith("delaylevel.")
+        ),
+    }
+
+
+def _payload_text(value_base64: str | None) -> str | None:
+    if value_base64 is None:
+        return None
+    text = base64.b64decode(value_base64).decode(errors="replace")
+    return cut(printable(text[: 4 * _PAYLOAD_WIDTH]), _PAYLOAD_WIDTH)
+
+
+def histogram_view(one: HistogramBar, by: str) -> dict[str, Any]:
+    """Return a bar as one row; ``by`` gives the meaning of its ``value``."""
+    return {"by": by, **vars(one)}
+
+
+def histogram_text(found: Sequence[HistogramBar], by: str, width: int, bars: bool) -> str:
+    """Return a histogram for a person, from at least one bar; ``by`` is the attribute."""
+    most = max(one.messages for one in found)
+    head = {"hour": "hour (UTC)", "day": "day (UTC)", "size": "size (bytes)"}.get(by, by)
+    rows = [(head.upper(), "MESSAGES", 0.0)]
+    texts = _labels(found, by)
+    for before, one, text in zip([None, *found], found, texts, strict=False):
+        if before is not None and _is_gap(before.value, one.value, by):
+            rows.append(("…", "", 0.0))
+        label = cut(printable(text), max(10, width - 30))
+        rows.append((label, f"{one.messages:,}", one.messages / most if bars else 0.0))
+    labels, counts, shares = zip(*rows, strict=True)
+    return chart(labels, counts, shares, width)
+
+
+def _labels(found: Sequence[HistogramBar], by: str) -> list[str]:
+    """Return the labels of bars; topics of one namespace without it."""
+    if by != "target":
+        return [_label(one.value, by) for one in found]
+    names = [TopicName.parse(str(one.value)) for one in found]
+    local = len({name.namespace_path for name in names}) == 1
+    return [name.local if local else name.short for name in names]
+
+
+def _label(value: int | str | None, by: str) -> str:
+    if value is None:
+        return "(none)"
+    if not isinstance(value, int):
+        return value
+    if by in _LENGTHS_MS:
+        return bucket_label(value, _LENGTHS_MS[by])
+    if by == "size" and value > 1:  # the sizes up to the next power of two
+        return f"{value:,} to {2 * value - 1:,}"
+    return f"{value:,}"
+
+
+def _is_gap(before: int | str | None, value: int | str | None, by: str) -> bool:
+    """Return True if hours or days without messages lie between two bars."""
+    length_ms = _LENGTHS_MS.get(by)
+    both = isinstance(before, int) and isinstance(value, int)
+    return length_ms is not None and both and value - before > length_ms  # type: ignore[operator]
+
 
 _ROWS: tuple[Column, ...] = (
     Column("due_ms", "time"),
@@ -256,5 +476,5 @@ def export(
     note(f"{count:,} messages are in {file}.")
 
 
-for _command in cancelling.COMMANDS:
+for _command in cancellation.COMMANDS:
     pending.add_command(_command)

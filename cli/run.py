@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from delaylevel.cli.views.live import LiveRegion, Starting, first_unmet, live_region
+from delaylevel.cli.views.output import note
+from delaylevel.cli.views.terminal import has_colour
 from delaylevel.cluster import client_log
 from delaylevel.cluster.connection import Connection
 from delaylevel.cluster.stop_signals import stop_on_signals
@@ -19,12 +22,8 @@ from delaylevel.model.topic_name import parse_namespace
 from . import options
 from .command import examples, pass_connection, settings_of
 from .dispatcher import dispatch_settings, tune_interpreter
-from .live import LiveRegion, live_region
 from .mover import MoverStates
-from .output import note
-from .serving import refused_lines, serve_metrics, serving_lines
-from .starting import Starting, first_unmet
-from .terminal import has_colour
+from .service import refused_lines, serve_metrics, serving_lines
 
 if TYPE_CHECKING:
     from delaylevel.mover.service import MoverStats
@@ -137,7 +136,7 @@ class _Progress:
     """The progress of a service: a live table on a terminal, else a line now and then."""
 
     def __init__(self, service: LocalService, region: LiveRegion, start: Starting) -> None:
-        from .views.service import ServiceView
+        from delaylevel.cli.views.service import ServiceView
 
         self._service = service
         self._start = start

@@ -15,6 +15,10 @@ from typing import Any, BinaryIO
 
 import click
 
+from delaylevel.cli.views.levels import note_undelivered, note_unsubscribed
+from delaylevel.cli.views.live import progress
+from delaylevel.cli.views.output import emit, emit_one, note
+from delaylevel.cli.views.tables import Column
 from delaylevel.cluster.connection import Connection
 from delaylevel.cluster.failures import close_quietly, is_ok
 from delaylevel.cluster.schemas import find
@@ -28,10 +32,8 @@ from delaylevel.producer.client_errors import error_of
 
 from . import options
 from .command import examples, pass_connection, settings_of
-from .delivery import note_undelivered, note_unsubscribed
-from .output import Column, emit, emit_one, note, progress
-from .results import Failure, outcome_tone
-from .values import DURATION, TIME, parse_time_ms
+from .failures import Failure, outcome_tone
+from .options import DURATION, TIME, parse_time_ms
 
 _COLUMNS = (
     Column("line", "number"),

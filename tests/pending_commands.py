@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from delaylevel.cli import cancelling
-from delaylevel.cli import selection as command
+from delaylevel.cli import cancellation
+from delaylevel.cli import inspection as command
 from delaylevel.cli.main import cli
 from delaylevel.inspection import Inspector
 from delaylevel.testing import MemoryPulsar
@@ -33,8 +33,8 @@ def pending_commands(
     monkeypatch.setattr(command, "inspector", connect)
     # The in-memory Pulsar moves and releases messages itself.
     monkeypatch.setattr(command, "note_delivery", lambda look, topic: None)
-    monkeypatch.setattr(cancelling, "inspector", partial(connect, target=None, slack_ms=0))
-    monkeypatch.setattr(cancelling, "client_of", lambda settings: memory.client())
+    monkeypatch.setattr(cancellation, "inspector", partial(connect, target=None, slack_ms=0))
+    monkeypatch.setattr(cancellation, "client_of", lambda settings: memory.client())
 
     def invoke(*arguments: str) -> Result:
         result = CliRunner().invoke(cli, ["pending", *arguments])

@@ -1,1 +1,1 @@
-"""Pure views: what the commands show, as text and as rows with stable keys."""
+"""Printed forms: tables, live lines, the log, and the rows of level topics."""

@@ -1,4 +1,7 @@
-"""Views of a running service: its movers, and the window partitions of its dispatcher."""
+"""Views of a running service: its movers, and the window partitions of its dispatcher.
+
+A module of its own, because it needs the dispatcher's extra: the commands load it when they run.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from delaylevel.cli.output import Column, render
-from delaylevel.cli.tables import yellow_if_any
 from delaylevel.dispatcher.stats import OwnerStats, quantile_ms, total_lateness
 from delaylevel.model.formatting import format_duration
 from delaylevel.mover.service import MoverStats
 
-from .text import cut, local
+from .tables import Column, local, render, yellow_if_any
+from .terminal import cut
 
 Owners = Mapping[tuple[str, int], OwnerStats]
 Movers = Mapping[str, MoverStats]

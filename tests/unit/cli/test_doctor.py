@@ -10,8 +10,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from delaylevel.cli import doctor
+from delaylevel.cli.doctor import findings_text
 from delaylevel.cli.main import cli
-from delaylevel.cli.views.findings import findings_text
 from delaylevel.doctor import Finding, Problem
 from delaylevel.doctor.finding import CheckResult
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from delaylevel.cli.hints import unreachable_hint, with_options
+from delaylevel.cli.failures import unreachable_hint, with_options
 from delaylevel.cli.main import cli
 from delaylevel.errors import ConfigError, DelayLevelError, InvalidInputError, LevelTopicError
 from delaylevel.model.strategy import PartitionStrategy

@@ -13,9 +13,9 @@ from typing import Any
 import click
 import pytest
 
-from delaylevel.cli import logs
-from delaylevel.cli.live import LiveRegion, ProgressLine, live_region, progress
-from delaylevel.cli.terminal import has_colour
+from delaylevel.cli.views import logs
+from delaylevel.cli.views.live import LiveRegion, ProgressLine, live_region, progress
+from delaylevel.cli.views.terminal import has_colour
 from loading import load
 
 pyte = pytest.importorskip("pyte")
@@ -338,7 +338,7 @@ def test_colours_need_a_terminal_and_consent(
 
 PROGRAM = """
 import os, subprocess, sys, time
-from delaylevel.cli.live import live_region
+from delaylevel.cli.views.live import live_region
 
 def other(text):
     subprocess.run([sys.executable, "-c", f"import os; os.write(2, {text!r})"], check=True)

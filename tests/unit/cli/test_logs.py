@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from delaylevel.cli import logs
 from delaylevel.cli.main import cli
+from delaylevel.cli.views import logs
 
 JSON = ["--log-format", "json"]
 
@@ -81,7 +81,7 @@ def test_a_record_keeps_its_exception_on_one_line() -> None:
     ],
 )
 def test_everything_on_stderr_is_json(program: str, expected: tuple[str, str, str]) -> None:
-    start = "import logging\nfrom delaylevel.cli import logs\nlogs.configure('json', 30)\n"
+    start = "import logging\nfrom delaylevel.cli.views import logs\nlogs.configure('json', 30)\n"
     done = subprocess.run(
         [sys.executable, "-c", start + program], capture_output=True, text=True, check=False
     )

@@ -10,14 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delaylevel.cli.output import (
-    Column,
-    emit,
-    progress,
-    render,
-    render_one,
-)
-from delaylevel.cli.values import DURATION, TIME, parse_time_ms
+from delaylevel.cli.options import DURATION, TIME, parse_time_ms
+from delaylevel.cli.views.live import progress
+from delaylevel.cli.views.output import emit
+from delaylevel.cli.views.tables import Column, render, render_one
 from delaylevel.model.formatting import format_instant, parse_duration
 
 COLUMNS = (

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from delaylevel.cli.reloading import SourceWatch, run_reloading
+from delaylevel.cli.listen import SourceWatch, run_reloading
 from world import eventually
 
 PROGRAM = """
@@ -159,7 +159,7 @@ def test_the_program_ends_when_the_watcher_is_killed(tmp_path: Path) -> None:
     write(tmp_path / "program.py", PROGRAM)
     parent = (
         "import os, sys, threading; from pathlib import Path\n"
-        "from delaylevel.cli.reloading import run_reloading\n"
+        "from delaylevel.cli.listen import run_reloading\n"
         "command = [sys.executable, 'program.py']\n"
         "run_reloading(command, os.environ, Path('.'), threading.Event())\n"
     )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from delaylevel.cli.terminal import cells
 from delaylevel.cli.views.service import ServiceView, released_line
+from delaylevel.cli.views.terminal import cells
 from delaylevel.dispatcher.stats import LATENESS_BOUNDS_MS, OwnerStats
 from delaylevel.model.report import ForwardReport
 from delaylevel.mover.service import MoverStats

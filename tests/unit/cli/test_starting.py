@@ -10,11 +10,10 @@ from collections.abc import Callable
 import pyte
 import pytest
 
-from delaylevel.cli import starting
-from delaylevel.cli.live import LiveRegion, live_region
 from delaylevel.cli.mover import MoverStates
-from delaylevel.cli.serving import serving_lines
-from delaylevel.cli.starting import Starting, first_unmet
+from delaylevel.cli.service import serving_lines
+from delaylevel.cli.views import live
+from delaylevel.cli.views.live import LiveRegion, Starting, first_unmet, live_region
 from delaylevel.dispatcher.service import ServedGroup
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.strategy import Levels, PartitionStrategy
@@ -61,8 +60,8 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A start that shows the reason at once."""
-    monkeypatch.setattr(starting, "_PATIENCE_S", 0.0)
-    monkeypatch.setattr(starting, "_FRAME_S", 0.001)
+    monkeypatch.setattr(live, "_PATIENCE_S", 0.0)
+    monkeypatch.setattr(live, "_FRAME_S", 0.001)
 
 
 class Service:
@@ -124,7 +123,7 @@ def test_a_service_that_fails_to_start_is_never_ready(terminal: Terminal, patien
 def test_a_log_gets_lines_and_no_spinner(
     monkeypatch: pytest.MonkeyPatch, patient: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(starting, "_LINE_EVERY_S", 0.0)
+    monkeypatch.setattr(live, "_LINE_EVERY_S", 0.0)
     service = Service()
     with Starting(LiveRegion(None), "mover for orders", service.waiting, service.serving) as start:
         wait_for(lambda: True, service)

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delaylevel.cli.tables import Column, red_if_any, render, render_one
-from delaylevel.cli.terminal import cells, cut, cut_in_the_middle, printable, wrapped
+from delaylevel.cli.views.tables import Column, red_if_any, render, render_one
+from delaylevel.cli.views.terminal import cells, cut, cut_in_the_middle, printable, wrapped
 
 FULL = "persistent://public/default/"
 OTHER = "persistent://shop/billing/"

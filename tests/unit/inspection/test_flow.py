@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 from delaylevel.cli import top as command
 from delaylevel.cli.main import cli
-from delaylevel.cli.views.flow import flow_text, flow_view
+from delaylevel.cli.top import flow_text, flow_view
 from delaylevel.inspection import Inspector
 from delaylevel.inspection.flow import Flow, Stage, quantile, rates
 from delaylevel.model.level_topic import Role

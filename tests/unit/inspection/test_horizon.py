@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 
 from delaylevel import topics
 from delaylevel.cli import horizon as command
+from delaylevel.cli.horizon import horizon_note, horizon_text, horizon_view
 from delaylevel.cli.main import cli
-from delaylevel.cli.views.horizon import horizon_note, horizon_text, horizon_view
-from delaylevel.cli.views.text import bar, bucket_label, count, rate, short
+from delaylevel.cli.views.tables import bar, bucket_label, count, rate, short
 from delaylevel.cluster.entries import EntryRange, choose_places
 from delaylevel.cluster.values import LedgerInfo
 from delaylevel.errors import InvalidInputError, LevelTopicError

@@ -21,8 +21,8 @@ pytest.importorskip("duckdb")
 
 import pyarrow as pa
 
-from delaylevel.cli import selection as command
-from delaylevel.cli.inspecting import reading
+from delaylevel.cli import inspection as command
+from delaylevel.cli.inspection import reading
 from delaylevel.cli.main import cli
 from delaylevel.errors import BrokerError, InvalidInputError
 from delaylevel.inspection import Inspector, Selection, Window
@@ -698,7 +698,7 @@ def test_progress_is_drawn_on_a_terminal_only(
 ) -> None:
     def read(watched: bool, expected: int) -> str:
         monkeypatch.setattr("sys.stderr.isatty", lambda: watched, raising=False)
-        monkeypatch.setattr("delaylevel.cli.live.ProgressLine.EVERY_S", 0)
+        monkeypatch.setattr("delaylevel.cli.views.live.ProgressLine.EVERY_S", 0)
         with reading() as shown:
             shown.expect(expected)
             shown.tell(1000)

@@ -7,12 +7,11 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
+from delaylevel.cli.views import logs
+from delaylevel.cli.views.output import note
+from delaylevel.cli.views.tables import Column, local, render
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.topic_name import TopicName
-
-from . import logs
-from .output import Column, note, render
-from .views.text import local
 
 if TYPE_CHECKING:
     from delaylevel.dispatcher.service import ServedGroup

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from delaylevel.cli.views.output import emit, note
+from delaylevel.cli.views.tables import Column
 from delaylevel.cluster.connection import require_reachable
 from delaylevel.cluster.failures import close_quietly
 from delaylevel.errors import (
@@ -30,15 +32,40 @@ from delaylevel.topics.members import metadata_of
 
 from . import options
 from .command import Settings, examples, pass_settings
-from .inspecting import Reading, inspector
-from .output import Column, emit, note
-from .results import Failure, finish, for_each
-from .selection import query, selection_options
-from .values import DURATION
-from .views.cancelling import OUTCOMES, RESCHEDULED, outcome_view
+from .failures import Failure, finish, for_each, outcome_tone
+from .inspection import Reading, inspector, query, selection_options
+from .options import DURATION
 
 if TYPE_CHECKING:
     from delaylevel.inspection.rows import PendingRow
+
+
+OUTCOMES: tuple[Column, ...] = (
+    Column("id", "id"),
+    Column("outcome", tone=outcome_tone),
+    Column("due_ms", "time", rank=1),
+    Column("released_ms", "time", rank=2),
+    Column("reason", rank=3),
+    Column("target", "topic", wide=True, head="FOR"),
+    Column("key", wide=True),
+    Column("decided_ms", "time", wide=True),
+)
+RESCHEDULED = (*OUTCOMES, Column("new_id", head="NEW ID"), Column("new_due_ms", "time", rank=1))
+
+
+def outcome_view(one: Outcome) -> dict[str, Any]:
+    """Return an outcome as one row."""
+    return {
+        "id": one.id,
+        "target": one.target,
+        "outcome": one.status.value,
+        "due_ms": one.due_ms,
+        "decided_ms": one.decided_ms,
+        "released_ms": one.released_ms,
+        "reason": one.reason or None,
+        "key": one.key or None,
+    }
+
 
 F = TypeVar("F", bound=Callable[..., Any])
 # Sends one cancellation; a reschedule has a new message, too.

@@ -1,7 +1,8 @@
-"""Results of commands on several messages: a row for each message, whatever becomes of one."""
+"""Errors as the command line says them, and a row for each of several messages."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -10,12 +11,99 @@ from typing import Any, TypeVar
 
 import click
 
-from delaylevel.cluster.failures import error_name, may_pass
+from delaylevel.cli.views.output import emit, note
+from delaylevel.cli.views.tables import Column
+from delaylevel.cli.views.terminal import Tone
+from delaylevel.cluster import local_brokers
+from delaylevel.cluster.connection import Connection
 from delaylevel.errors import CancellationFailedError, DelayLevelError
 
-from .hints import with_options
-from .output import Column, emit, note
-from .terminal import Tone
+# Parts of texts that offer something only a program can do, and what a command offers instead.
+_PHRASES = (
+    (
+        "raise maximum_delay, or let such messages recirculate with overflow='recirculate'",
+        "raise it with `delaylevel levels expand --max-delay`, or use a level topic that was "
+        "created with --overflow recirculate",
+    ),
+    (", or allow the producer to (create_level_topic=True)", ""),
+    ("give it a maximum_delay of", "give it, with --then UNIT:MAX, a longest delay of"),
+    ("Name it with admin_url, --admin-url or", "Name it with --admin-url or"),
+    ("(delay_level_topic=…, --level-topic)", "(--level-topic)"),
+    ("overflow='recirculate'", "--overflow recirculate"),
+    ("overflow='reject'", "--overflow reject"),
+)
+_OPTIONS = {
+    "admin_url": "--admin-url",
+    "attribute": "--attribute",
+    "delay_level_namespace": "--level-namespace",
+    "delay_level_topic": "--level-topic",
+    "deliver_after": "--after",
+    "deliver_at": "--at",
+    "expire_after_ms": "--expire-after",
+    "expires_after": "--expires-after",
+    "expires_at": "--expires-at",
+    "hold_pause_ms": "--hold-pause",
+    "maximum_delay": "--max-delay",
+    "on_missing_target": "--on-missing-target",
+    "partition_by": "--unit",
+    "service_url": "--service-url",
+    "spread": "--spread",
+    "window_partitions": "--window-partitions",
+}
+# Whole words that are no part of a name, a path or a quoted value.
+_WORD = re.compile(
+    r"(?<![\w/'\"`.-])(" + "|".join(sorted(_OPTIONS, key=len, reverse=True)) + r")(?![\w/'\"`-])"
+)
+# English words, too: an argument only with a value.
+_PLAIN_WORDS = frozenset(("attribute", "spread"))
+
+
+def with_options(error: DelayLevelError) -> str:
+    """Return the text of an error with the names of options."""
+    text = str(error)
+    for phrase, instead in _PHRASES:
+        text = text.replace(phrase, instead)
+
+    def option(found: re.Match[str]) -> str:
+        name = found[1]
+        if name in _PLAIN_WORDS and text[found.end() : found.end() + 1] != "=":
+            return name
+        return _OPTIONS[name]
+
+    return _WORD.sub(option, text)
+
+
+def unreachable_hint(flags: dict[str, object]) -> str:
+    """Return the advice for a broker that does not answer; name a private broker that is stopped.
+
+    Args:
+        flags: the options that locate the cluster.
+    """
+    try:
+        connection = Connection.load(**flags)  # type: ignore[arg-type]
+        found = local_brokers.instances()
+    except (DelayLevelError, OSError):
+        found = []
+    stopped = [
+        item
+        for item in found
+        if not item.running
+        and (
+            item.service_url == connection.service_url
+            or connection.origin == "Pulsar's default addresses"
+        )
+    ]
+    check = "Is the cluster running, and are --service-url and --admin-url correct?"
+    if len(stopped) == 1 or any(item.name == "default" for item in stopped):
+        name = "default" if any(item.name == "default" for item in stopped) else stopped[0].name
+        option = "" if name == "default" else f" --name {name}"
+        return (
+            f"The private broker {name!r} on this machine is stopped: `delaylevel broker start"
+            f"{option}` starts it, with its data. For another cluster, give --service-url and "
+            "--admin-url."
+        )
+    return f"{check} `delaylevel broker start` starts a private broker on this machine."
+
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -54,6 +142,9 @@ class Failure:
     @classmethod
     def of(cls, error: BaseException) -> Failure:
         """Return the failure for the error of a call that stores something."""
+        # It imports the Pulsar client, and every command imports this module.
+        from delaylevel.cluster.failures import error_name, may_pass
+
         name = error_name(error)
         if isinstance(error, DelayLevelError):
             text = with_options(error)

@@ -9,12 +9,8 @@ from typing import Any
 import click
 
 from . import logs
-from .live import is_live, progress
 from .tables import Column, render, render_one
 from .terminal import has_colour, width_of, write
-
-__all__ = ["FORMATS", "Column", "emit", "emit_one", "is_live", "note", "progress", "render"]
-__all__ += ["render_one"]
 
 FORMATS = ("table", "wide", "json", "jsonl")
 
