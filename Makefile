@@ -8,7 +8,7 @@ SOURCES = delaylevel functions spark_sync cli tests tools benchmarks docs
 PYTEST_ARGS ?=
 # Tests of timing wait most of their time: three processes keep two processors busy.
 WORKERS ?= 3
-# tests/parallel.py distributes the tests; each process starts its own brokers.
+# tests/support/parallel.py distributes the tests; each process starts its own brokers.
 PARALLEL = -n $(WORKERS)
 
 # PySpark's workers must use the Python in which the package is installed.
@@ -69,7 +69,7 @@ torture: fetch ## Break everything at random for MINUTES=30 (SEED=… repeats a 
 		--json $(or $(JSON),artifacts/torture.json)
 
 walk: fetch ## Type README and Getting started in a terminal, with `run` and with Spark, and time it
-	$(BIN)/python tests/walk.py
+	PYTHONPATH=tests $(BIN)/python -m support.walk
 
 reference: $(STAMP) ## Regenerate docs/cli.md, docs/api.md and the pictures
 	$(BIN)/python tools/make_reference.py

@@ -36,7 +36,7 @@ from delaylevel.testing.embedded import (
     small_broker,
     start_or_skip,
 )
-from world import quiet_client
+from support.world import quiet_client
 
 # PySpark's workers run in the Python that runs the tests.
 os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
@@ -72,7 +72,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if _BROKER_FIXTURES & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.broker)
     if "PYTEST_XDIST_WORKER" in os.environ:
-        from parallel import rank
+        from support.parallel import rank
 
         items.sort(key=rank)
 
@@ -80,7 +80,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.hookimpl(optionalhook=True)  # without xdist, there is no such hook
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Keep tests that share a special broker, or all processors, in one process."""
-    from parallel import GroupScheduling
+    from support.parallel import GroupScheduling
 
     return GroupScheduling(config, log)
 
@@ -101,7 +101,7 @@ def pytest_runtest_protocol(
     result = yield
     if "PYTEST_XDIST_WORKER" not in os.environ or nextitem is None:
         return result
-    from parallel import group
+    from support.parallel import group
 
     if group(item.nodeid) != group(nextitem.nodeid):
         usual = _key(FAST_CONF, functions=False)

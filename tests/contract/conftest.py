@@ -13,7 +13,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from world import MemoryWorld, RealWorld, World
+from support.world import MemoryWorld, RealWorld, World
 
 
 @pytest.fixture(params=["memory", pytest.param("real", marks=pytest.mark.broker)])

@@ -14,7 +14,7 @@ from delaylevel.errors import LevelTopicError, StillPendingError
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.topics import deletion
-from world import World
+from support.world import World
 
 LEVELS = Levels(PartitionStrategy(maximum_delay=timedelta(days=4)))
 FAR = timedelta(days=2)

@@ -28,7 +28,7 @@ from delaylevel.model.outcome import place_of
 from delaylevel.model.position import EARLIEST
 from delaylevel.model.strategy import Levels, PartitionBy, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
-from world import World
+from support.world import World
 
 HOUR = timedelta(hours=1)
 LEVELS = Levels(

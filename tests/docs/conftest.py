@@ -25,7 +25,7 @@ from delaylevel.consumer.retry_publisher import RetryPublisher
 from delaylevel.model.clock import SystemClock
 from delaylevel.model.level_topic import Mover
 from delaylevel.mover.local import LocalMover
-from loading import load
+from support.loading import load
 
 Step = str | Callable[[Any], None]  # a command line, or an action for the reader
 

@@ -11,7 +11,7 @@ The info string of a fence has options for its block:
                     begins with ``# some/file.py`` is written to that file
 ``background``      Python that needs a broker and runs until Ctrl-C, while later blocks run
 ``needs-NAME``      Python that runs where the package NAME is installed (test_examples.py)
-``walked``          a step of a new user: tests/walk.py types it, and has more such options
+``walked``          a step of a new user: tests/support/walk.py types it, and has more such options
 ``pytest``          a file of a project, ``# some/file.py``, whose tests test_examples.py runs
 
 ``sh`` blocks are commands. In ``console`` blocks commands begin with ``$``, and the lines below a
@@ -45,7 +45,7 @@ from delaylevel.broker.embedded import EmbeddedBroker, instances
 from delaylevel.cli.main import cli
 from delaylevel.cli.top import top
 from delaylevel.cluster.connection import Connection
-from pages import FENCE, ROOT, Block, blocks, missing
+from support.pages import FENCE, ROOT, Block, blocks, missing
 
 KINDS = {"sh", "console", "python", "java", "text", "yaml"}
 OPTION = re.compile(

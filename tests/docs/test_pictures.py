@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from loading import load
+from support.loading import load
 
 ROOT = Path(__file__).parents[2]
 SVG = "{http://www.w3.org/2000/svg}"

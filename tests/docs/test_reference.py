@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from loading import load
+from support.loading import load
 
 ROOT = Path(__file__).parents[2]
 

@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from delaylevel.cluster.connection import Connection
-from pages import ROOT, Block, blocks
-from plain_install import modules_of
-from shell import NotSeenError, Shell
-from walk import LIMIT_S, PAGES, WAYS, walk
+from support.pages import ROOT, Block, blocks
+from support.plain_install import modules_of
+from support.shell import NotSeenError, Shell
+from support.walk import LIMIT_S, PAGES, WAYS, walk
 
-PROGRAM = ROOT / "tests/plain_install.py"
+PROGRAM = ROOT / "tests/support/plain_install.py"
 _EXTRAS = re.compile(r"pip install .*\[(.*)\]")
 
 

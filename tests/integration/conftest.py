@@ -41,16 +41,16 @@ import pulsar
 import pytest
 from click.testing import CliRunner, Result
 
-from background import Background
 from delaylevel.broker.distribution import distribution_directory, java
 from delaylevel.cli.main import cli
 from delaylevel.cluster.admin import Admin
 from delaylevel.cluster.connection import Connection
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.source_partition import source_partitions
-from fakes import HandClock
-from proxy import Proxy
-from world import (
+from support.background import Background
+from support.fakes import HandClock
+from support.proxy import Proxy
+from support.world import (
     Arrival,
     Backlog,
     Drained,
@@ -61,7 +61,7 @@ from world import (
     RealWorld,
     Stored,
 )
-from world import eventually as wait_until
+from support.world import eventually as wait_until
 
 JAVA_SOURCES = Path(__file__).parents[1] / "java"
 

@@ -16,7 +16,7 @@ from delaylevel.cluster.values import TopicPolicies
 from delaylevel.errors import AdminError, ConflictError, NotFoundError
 from delaylevel.model.position import Position
 from delaylevel.model.topic_name import TopicName
-from world import eventually
+from support.world import eventually
 
 
 @pytest.fixture

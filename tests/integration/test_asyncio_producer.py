@@ -24,7 +24,7 @@ from delaylevel.errors import InvalidInputError
 from delaylevel.model.level_topic import default_level_topic
 from delaylevel.model.strategy import PartitionBy, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
-from world import QUIET, RealWorld, Stored
+from support.world import QUIET, RealWorld, Stored
 
 HOURS = PartitionStrategy(partition_by=PartitionBy.HOUR, maximum_delay=timedelta(hours=4))
 LONG, LONGER, LONGEST = timedelta(hours=1.5), timedelta(hours=2.5), timedelta(hours=3.5)

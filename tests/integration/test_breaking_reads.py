@@ -21,9 +21,9 @@ from delaylevel.dispatcher.sources import window_sources
 from delaylevel.errors import BrokerError
 from delaylevel.model.level_topic import FinalWindow
 from delaylevel.model.position import EARLIEST, Position
-from dispatch_world import LEVELS
-from proxy import Proxy
-from world import QUIET, MakeLevelTopic, RealWorld
+from support.dispatch_world import LEVELS
+from support.proxy import Proxy
+from support.world import QUIET, MakeLevelTopic, RealWorld
 
 MESSAGES = 20
 

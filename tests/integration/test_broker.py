@@ -21,7 +21,7 @@ from delaylevel.broker.ready import RegistrationMonitor
 from delaylevel.cli.main import cli
 from delaylevel.cluster.admin import Admin
 from delaylevel.errors import AlreadyRunningError, BrokerError, BrokerUnreachableError
-from world import eventually, quiet_client
+from support.world import eventually, quiet_client
 
 BrokerFactory = Callable[..., EmbeddedBroker]
 TOPIC = "persistent://public/default/kept"

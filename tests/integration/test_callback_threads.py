@@ -14,7 +14,7 @@ from delaylevel import DelayLevelClient, PartitionStrategy
 from delaylevel.cluster.client_parts import threads
 from delaylevel.cluster.connection import Connection
 from delaylevel.producer import client_calls
-from world import QUIET, eventually
+from support.world import QUIET, eventually
 
 pytestmark = pytest.mark.broker
 

@@ -15,7 +15,6 @@ from click.testing import CliRunner, Result
 
 pytest.importorskip("duckdb")
 
-from background import Serving
 from delaylevel.cli.main import cli
 from delaylevel.cluster.connection import Connection
 from delaylevel.dispatcher import Dispatcher, DispatchSettings
@@ -24,7 +23,8 @@ from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription
 from delaylevel.model.outcome import Receipt
 from delaylevel.model.strategy import Levels, PartitionBy, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
-from world import MakeLevelTopic, RealWorld
+from support.background import Serving
+from support.world import MakeLevelTopic, RealWorld
 
 LEVELS = Levels(PartitionStrategy(partition_by=PartitionBy.HOUR, maximum_delay=timedelta(hours=5)))
 Run = Callable[..., Result]

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from background import Serving
 from delaylevel import OutcomeStatus
 from delaylevel.cluster.connection import Connection
 from delaylevel.dispatcher import Dispatcher, DispatchSettings
@@ -20,7 +19,8 @@ from delaylevel.model.delivery import Delivery
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.producer.aio import AsyncDelayLevelClient
-from world import QUIET, MakeLevelTopic, RealWorld
+from support.background import Serving
+from support.world import QUIET, MakeLevelTopic, RealWorld
 
 LEVELS = Levels(
     PartitionStrategy(partition_by=timedelta(seconds=2), maximum_delay=timedelta(seconds=20))

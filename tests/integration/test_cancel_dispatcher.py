@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from background import Serving
 from delaylevel.dispatcher import Dispatcher, DispatchSettings
 from delaylevel.dispatcher.outcome_topic import OutcomeTopic, expire_outcomes
 from delaylevel.model import envelope as env
@@ -19,7 +18,8 @@ from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Mis
 from delaylevel.model.outcome import Outcome
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.mover.dead_letters import dead_letters
-from world import MakeLevelTopic, RealWorld
+from support.background import Serving
+from support.world import MakeLevelTopic, RealWorld
 
 pytestmark = pytest.mark.broker
 

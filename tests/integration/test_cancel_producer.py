@@ -35,8 +35,8 @@ from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription
 from delaylevel.model.strategy import Levels, PartitionBy, PartitionStrategy
 from delaylevel.producer.aio import AsyncDelayLevelClient
 from delaylevel.producer.outcomes import OutcomeWatch, Wait
-from proxy import Proxy
-from world import QUIET, Eventually, MakeClient, MakeLevelTopic, RealWorld, quiet_client
+from support.proxy import Proxy
+from support.world import QUIET, Eventually, MakeClient, MakeLevelTopic, RealWorld, quiet_client
 
 HOURS = Levels(PartitionStrategy(partition_by=PartitionBy.HOUR, maximum_delay=timedelta(hours=5)))
 NEAR, FAR = timedelta(minutes=10), timedelta(hours=2, minutes=5)

@@ -16,9 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cancel_race import CancelRace, Plan, audit, now_ms, race_plan, random_seed
 
-from background import Moving, Serving
 from delaylevel import topics
 from delaylevel.broker.embedded import EmbeddedBroker
 from delaylevel.cluster.admin import Admin
@@ -28,7 +26,16 @@ from delaylevel.model import envelope as env
 from delaylevel.model.delivery import Delivery
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription
 from delaylevel.model.strategy import Levels, PartitionBy, PartitionStrategy
-from world import MakeClient, MakeLevelTopic, RealWorld, eventually, quiet_client, stored_messages
+from support.background import Moving, Serving
+from support.cancel_race import CancelRace, Plan, audit, now_ms, race_plan, random_seed
+from support.world import (
+    MakeClient,
+    MakeLevelTopic,
+    RealWorld,
+    eventually,
+    quiet_client,
+    stored_messages,
+)
 
 pytestmark = pytest.mark.broker
 
@@ -187,7 +194,7 @@ class Application:
             return False
         self.kills += 1
         first = max(self.steps("begun"), default=-1) + 1
-        script = Path(__file__).parents[1] / "rescheduler.py"
+        script = Path(__file__).parents[1] / "support/rescheduler.py"
         numbers = map(str, (first, last, self._seed))
         arguments = [sys.executable, script, *self._urls, *self._topics, self.log, *numbers]
         with self.log.with_suffix(".err").open("ab") as errors:

@@ -16,7 +16,7 @@ from delaylevel.cluster.connection import Connection
 from delaylevel.model.level_topic import default_level_topic
 from delaylevel.model.message import ParkedMessage
 from delaylevel.topics.registry import describe
-from world import RealWorld, Stored
+from support.world import RealWorld, Stored
 
 Run = Callable[..., Result]
 

@@ -25,7 +25,7 @@ from delaylevel.errors import (
 )
 from delaylevel.model.level_topic import default_level_topic
 from delaylevel.model.topic_name import TopicName
-from world import QUIET, RealWorld, eventually
+from support.world import QUIET, RealWorld, eventually
 
 DAYS = PartitionStrategy(maximum_delay=timedelta(days=3))
 WEEK = PartitionStrategy(maximum_delay=timedelta(days=7))

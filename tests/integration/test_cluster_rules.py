@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import urllib3
 
-from background import Serving
 from delaylevel.cluster.connection import Connection
 from delaylevel.dispatcher import DispatchSettings
 from delaylevel.doctor import State, examine
@@ -23,7 +22,8 @@ from delaylevel.model.topic_name import TopicName
 from delaylevel.run import LocalService
 from delaylevel.testing.embedded import own_namespace
 from delaylevel.topics import registry
-from world import QUIET, RealWorld
+from support.background import Serving
+from support.world import QUIET, RealWorld
 
 pytestmark = pytest.mark.broker
 

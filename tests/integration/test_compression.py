@@ -19,7 +19,7 @@ from delaylevel.model.source_partition import source_partitions
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.mover.forwarder import Forwarder
-from world import RealWorld
+from support.world import RealWorld
 
 LEVELS = Levels(
     [

@@ -27,7 +27,7 @@ from delaylevel.model.position import Position
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.mover import dead_letters as deadletters
 from delaylevel.topics import lifecycle
-from world import RealWorld
+from support.world import RealWorld
 
 MINUTES = Levels(PartitionStrategy(partition_by="MINUTE", maximum_delay=timedelta(minutes=5)))
 HOUR_MS = 3_600_000

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from background import Serving
 from delaylevel import PartitionBy, PartitionStrategy, topics
 from delaylevel.dispatcher import Dispatcher, DispatchSettings
 from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow
@@ -23,7 +22,8 @@ from delaylevel.producer import delivery_watch
 from delaylevel.producer.delivery_watch import DeliveryWatches, missing_hosts
 from delaylevel.topics import hosts
 from delaylevel.topics.stats import read_stats
-from world import MakeClient, MakeLevelTopic, RealWorld
+from support.background import Serving
+from support.world import MakeClient, MakeLevelTopic, RealWorld
 
 HOURS = PartitionStrategy(partition_by=PartitionBy.HOUR, maximum_delay=timedelta(hours=3))
 

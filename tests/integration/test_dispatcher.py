@@ -15,7 +15,6 @@ import pulsar
 import pytest
 from pulsar.schema import JsonSchema, Record, String
 
-from background import Serving
 from delaylevel.cluster.admin import Admin
 from delaylevel.cluster.values import TopicPolicies
 from delaylevel.dispatcher import Dispatcher, DispatchSettings
@@ -29,8 +28,9 @@ from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow, LevelTopicDe
 from delaylevel.model.strategy import Levels, PartitionBy, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.producer.client import DelayLevelClient
-from fakes import HandClock
-from world import Eventually, MakeLevelTopic, RealWorld
+from support.background import Serving
+from support.fakes import HandClock
+from support.world import Eventually, MakeLevelTopic, RealWorld
 
 pytestmark = pytest.mark.broker
 

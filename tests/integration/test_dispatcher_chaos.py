@@ -30,7 +30,7 @@ from delaylevel.model.delivery import Delivery
 from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow, LevelTopicDescription
 from delaylevel.model.strategy import Levels, PartitionBy, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
-from world import eventually, quiet_client, stored_messages
+from support.world import eventually, quiet_client, stored_messages
 
 pytestmark = [pytest.mark.broker, pytest.mark.long, pytest.mark.timeout(600)]
 

@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from background import Serving
 from delaylevel.dispatcher import Dispatcher, DispatchSettings, segments
 from delaylevel.model import envelope as env
 from delaylevel.model.clock import SystemClock
@@ -22,8 +21,9 @@ from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow, LevelTopicDe
 from delaylevel.model.strategy import Levels, PartitionBy, PartitionStrategy
 from delaylevel.structures.segments.disk import append_to
 from delaylevel.structures.segments.pending import PendingSegments
-from fakes import SmallDisk
-from world import MakeLevelTopic, RealWorld
+from support.background import Serving
+from support.fakes import SmallDisk
+from support.world import MakeLevelTopic, RealWorld
 
 pytestmark = pytest.mark.broker
 

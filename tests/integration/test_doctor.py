@@ -15,7 +15,6 @@ import pytest
 import urllib3
 from click.testing import Result
 
-from background import Serving
 from delaylevel import topics
 from delaylevel.cluster.admin import Admin
 from delaylevel.cluster.connection import Connection
@@ -28,7 +27,8 @@ from delaylevel.model.topic_name import TopicName
 from delaylevel.mover.local import LocalMover
 from delaylevel.producer.client import DelayLevelClient
 from delaylevel.topics import lifecycle
-from fakes import SkewedClock
+from support.background import Serving
+from support.fakes import SkewedClock
 
 MINUTES = Levels(PartitionStrategy(partition_by="MINUTE", maximum_delay=timedelta(minutes=4)))
 

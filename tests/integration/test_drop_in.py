@@ -20,7 +20,7 @@ from delaylevel import topics
 from delaylevel.cluster.connection import Connection
 from delaylevel.model.strategy import PartitionBy, PartitionStrategy
 from delaylevel.producer.client import wrap
-from world import RealWorld
+from support.world import RealWorld
 
 HOURS = PartitionStrategy(partition_by=PartitionBy.HOUR, maximum_delay=timedelta(hours=4))
 LONG = timedelta(hours=2)

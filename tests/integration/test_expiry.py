@@ -7,10 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cancel_race import CancelRace, Plan
-from window_world import LEVELS, WindowWorld
 
-from background import Moving
 from delaylevel.cluster.connection import Connection
 from delaylevel.dispatcher.stats import OwnerStats
 from delaylevel.model import envelope as env
@@ -18,7 +15,10 @@ from delaylevel.model.delivery import Delivery
 from delaylevel.model.level_topic import Expired, FinalWindow
 from delaylevel.mover.dead_letters import replay
 from delaylevel.topics.lifecycle import pause, resume
-from world import MakeLevelTopic, RealWorld, eventually
+from support.background import Moving
+from support.cancel_race import CancelRace, Plan
+from support.window_world import LEVELS, WindowWorld
+from support.world import MakeLevelTopic, RealWorld, eventually
 
 pytestmark = pytest.mark.broker
 

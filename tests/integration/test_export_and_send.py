@@ -16,8 +16,8 @@ from delaylevel.errors import DelayTooLongError, InvalidDelayError
 from delaylevel.model.level_topic import FinalWindow
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.producer.aio import AsyncDelayLevelClient
-from fakes import HandClock
-from world import RealWorld
+from support.fakes import HandClock
+from support.world import RealWorld
 
 pytest.importorskip("duckdb")
 

@@ -18,7 +18,7 @@ from delaylevel.model.source_partition import source_partitions
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.mover.dead_letters import dead_letters
 from delaylevel.mover.forwarder import Forwarder
-from world import RealWorld
+from support.world import RealWorld
 
 LEVELS = Levels(
     [

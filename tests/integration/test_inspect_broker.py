@@ -18,7 +18,6 @@ import pulsar
 import pyarrow.parquet as pq
 from click.testing import Result
 
-from background import Serving
 from delaylevel.cluster.admin import Admin
 from delaylevel.dispatcher import Dispatcher, DispatchSettings
 from delaylevel.inspection import Inspector, Selection, Window
@@ -26,7 +25,8 @@ from delaylevel.model.clock import SystemClock
 from delaylevel.model.envelope import Envelope
 from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow, LevelTopicDescription
 from delaylevel.model.strategy import Levels, PartitionStrategy
-from world import RealWorld
+from support.background import Serving
+from support.world import RealWorld
 
 HOUR, DAY = 3_600_000, 86_400_000
 LEVELS = Levels(

@@ -21,7 +21,6 @@ import pulsar
 import pytest
 import urllib3
 
-from background import Moving, Serving
 from delaylevel import topics
 from delaylevel.broker.distribution import distribution_directory, java
 from delaylevel.broker.embedded import EmbeddedBroker
@@ -44,7 +43,8 @@ from delaylevel.model.strategy import Levels, PartitionBy, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.mover.local import LocalMover
 from delaylevel.topics.lifecycle import expand
-from world import RealWorld, eventually
+from support.background import Moving, Serving
+from support.world import RealWorld, eventually
 
 pytestmark = pytest.mark.broker
 

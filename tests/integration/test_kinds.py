@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from background import Serving
 from delaylevel.dispatcher import Dispatcher, DispatchSettings
 from delaylevel.dispatcher.reporting import DispatchReporter
 from delaylevel.errors import UpgradeRequiredError
@@ -21,7 +20,8 @@ from delaylevel.model.level_topic import (
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.mover.dead_letters import dead_letters, replay
 from delaylevel.topics import description_cache, roster
-from world import MakeLevelTopic, RealWorld
+from support.background import Serving
+from support.world import MakeLevelTopic, RealWorld
 
 pytestmark = pytest.mark.broker
 

@@ -41,7 +41,7 @@ from delaylevel.model.level_topic import (
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.topics.status import status
-from world import eventually
+from support.world import eventually
 
 LEVELS = Levels(
     [

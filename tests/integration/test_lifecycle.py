@@ -12,7 +12,6 @@ from datetime import timedelta
 import pytest
 from click.testing import Result
 
-from background import Moving
 from delaylevel import topics
 from delaylevel.cluster.admin import Admin
 from delaylevel.cluster.connection import Connection
@@ -32,7 +31,8 @@ from delaylevel.producer.aio import AsyncDelayLevelClient as AsyncClient
 from delaylevel.producer.client import DelayLevelClient
 from delaylevel.topics import lifecycle
 from delaylevel.topics.subscriptions import early_subscriptions
-from world import RealWorld
+from support.background import Moving
+from support.world import RealWorld
 
 UNIT = timedelta(milliseconds=300)
 BRIEF = Levels(PartitionStrategy(partition_by=UNIT, maximum_delay=4 * UNIT))

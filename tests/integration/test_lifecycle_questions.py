@@ -20,7 +20,7 @@ from delaylevel.errors import LevelTopicError
 from delaylevel.model.level_topic import SUBSCRIPTION, default_level_topic
 from delaylevel.model.strategy import PartitionStrategy
 from delaylevel.model.topic_name import TopicName
-from world import RealWorld
+from support.world import RealWorld
 
 FIVE_MINUTES = PartitionStrategy(partition_by="MINUTE", maximum_delay=timedelta(minutes=5))
 

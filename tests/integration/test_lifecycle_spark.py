@@ -11,7 +11,7 @@ import pytest
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.topics import lifecycle
 from delaylevel.topics.lifecycle import longer_levels
-from world import RealWorld
+from support.world import RealWorld
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(300)]
 

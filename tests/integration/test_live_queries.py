@@ -19,7 +19,6 @@ pytest.importorskip("prometheus_client")
 
 import pulsar
 
-from background import Serving
 from delaylevel import OutcomeStatus
 from delaylevel.dispatcher import Dispatcher, DispatchSettings
 from delaylevel.dispatcher.metrics import DispatchCollector
@@ -28,7 +27,8 @@ from delaylevel.model.clock import SystemClock
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription
 from delaylevel.model.strategy import Levels, PartitionBy, PartitionStrategy
 from delaylevel.prometheus import serve
-from world import RealWorld
+from support.background import Serving
+from support.world import RealWorld
 
 LEVELS = Levels(
     [PartitionStrategy(partition_by=PartitionBy.HOUR, maximum_delay=timedelta(hours=4))]

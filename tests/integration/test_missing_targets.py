@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from background import Serving
 from delaylevel import topics
 from delaylevel.model.clock import SystemClock
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, MissingTarget
@@ -19,7 +18,8 @@ from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.mover import dead_letters as deadletters
 from delaylevel.topics import lifecycle
-from world import RealWorld
+from support.background import Serving
+from support.world import RealWorld
 
 MINUTES = Levels(PartitionStrategy(partition_by="MINUTE", maximum_delay=timedelta(minutes=4)))
 

@@ -21,7 +21,7 @@ from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription
 from delaylevel.model.message import ParkedMessage
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.mover.local import LocalMover
-from world import RealWorld
+from support.world import RealWorld
 
 UNIT_MS, LEAD_MS = 60_000, 20_000
 MINUTES = Levels(

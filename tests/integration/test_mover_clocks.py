@@ -17,7 +17,7 @@ from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.message import ParkedMessage
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.mover.local import LocalMover
-from world import RealWorld
+from support.world import RealWorld
 
 UNIT_MS = 600_000
 DAY_MS = 86_400_000

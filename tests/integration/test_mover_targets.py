@@ -19,7 +19,7 @@ from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.mover.local import LocalMover
 from delaylevel.producer.client import DelayLevelClient
-from world import RealWorld
+from support.world import RealWorld
 
 BRIEF = Levels(
     PartitionStrategy(

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from background import Moving, Serving
 from delaylevel import topics
 from delaylevel.dispatcher import Dispatcher, DispatchSettings
 from delaylevel.model import envelope as env
@@ -20,7 +19,8 @@ from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription
 from delaylevel.model.strategy import Levels, PartitionBy, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.mover.local import LocalMover
-from world import RealWorld
+from support.background import Moving, Serving
+from support.world import RealWorld
 
 pytestmark = pytest.mark.broker
 

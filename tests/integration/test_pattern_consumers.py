@@ -13,7 +13,6 @@ import pulsar
 import pytest
 from click.testing import Result
 
-from background import Serving
 from delaylevel import DelayLevelClient, PartitionBy, PartitionStrategy, topics
 from delaylevel.cluster.connection import Connection
 from delaylevel.cluster.reader import _open_reader
@@ -29,7 +28,8 @@ from delaylevel.model.topic_name import TopicName
 from delaylevel.testing.embedded import own_namespace
 from delaylevel.topics.lifecycle import delete
 from delaylevel.topics.subscriptions import read_foreign_subscriptions
-from world import QUIET, MakeClient, RealWorld
+from support.background import Serving
+from support.world import QUIET, MakeClient, RealWorld
 
 HOURS = PartitionStrategy(partition_by=PartitionBy.HOUR, maximum_delay=timedelta(hours=3))
 PATTERN = "by-pattern"

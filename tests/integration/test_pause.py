@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 from click.testing import Result
-from window_world import LEVELS, WindowWorld
 
 from delaylevel.model.delivery import Delivery
 from delaylevel.model.level_topic import FinalWindow
 from delaylevel.topics.lifecycle import pause, resume
-from world import MakeLevelTopic, RealWorld
+from support.window_world import LEVELS, WindowWorld
+from support.world import MakeLevelTopic, RealWorld
 
 pytestmark = pytest.mark.broker
 

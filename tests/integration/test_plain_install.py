@@ -17,9 +17,10 @@ from delaylevel import PartitionBy, PartitionStrategy
 from delaylevel.cli.main import cli
 from delaylevel.model.level_topic import FinalWindow, Mover
 from delaylevel.model.strategy import Levels
-from world import RealWorld
+from support import plain_install
+from support.world import RealWorld
 
-PROGRAM = Path(__file__).parents[1] / "plain_install.py"
+PROGRAM = Path(plain_install.__file__)
 HOURS = PartitionStrategy(partition_by=PartitionBy.HOUR, maximum_delay=timedelta(hours=3))
 
 # The arguments of each command, and the extras that it lacks; none if it works.

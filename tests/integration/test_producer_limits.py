@@ -23,7 +23,7 @@ from delaylevel.model.strategy import PartitionBy, PartitionStrategy
 from delaylevel.mover import hop
 from delaylevel.producer.aio import AsyncDelayLevelClient
 from delaylevel.producer.client import DelayLevelClient, wrap
-from world import QUIET, MakeClient, RealWorld, Stored
+from support.world import QUIET, MakeClient, RealWorld, Stored
 
 HOURS = PartitionStrategy(partition_by=PartitionBy.HOUR, maximum_delay=timedelta(hours=4))
 LONG = timedelta(hours=2)

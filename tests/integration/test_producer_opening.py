@@ -19,8 +19,8 @@ from delaylevel.errors import UnconfirmedMessagesError
 from delaylevel.model.level_topic import default_level_topic
 from delaylevel.model.strategy import PartitionBy, PartitionStrategy
 from delaylevel.producer.client import DelayLevelClient
-from proxy import Proxy
-from world import QUIET, RealWorld, Stored, eventually
+from support.proxy import Proxy
+from support.world import QUIET, RealWorld, Stored, eventually
 
 HOURS = PartitionStrategy(partition_by=PartitionBy.HOUR, maximum_delay=timedelta(hours=40))
 Result = pulsar.Result

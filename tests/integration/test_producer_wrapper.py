@@ -40,7 +40,7 @@ from delaylevel.model.level_topic import LevelTopicDescription, default_level_to
 from delaylevel.model.strategy import Levels, PartitionBy, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.producer.client import DelayLevelClient, wrap
-from world import MakeClient, MakeLevelTopic, RealWorld, Stored
+from support.world import MakeClient, MakeLevelTopic, RealWorld, Stored
 
 HOURS = PartitionStrategy(partition_by=PartitionBy.HOUR, maximum_delay=timedelta(hours=4))
 DAYS = PartitionStrategy(partition_by=PartitionBy.DAY, maximum_delay=timedelta(days=3))

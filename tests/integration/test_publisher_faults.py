@@ -22,8 +22,8 @@ from delaylevel.model.message import ParkedMessage
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.producer.setup import level_producer_settings
-from proxy import Proxy
-from world import RealWorld, eventually, quiet_client, stored_messages
+from support.proxy import Proxy
+from support.world import RealWorld, eventually, quiet_client, stored_messages
 
 MESSAGES = 3000
 

@@ -22,7 +22,6 @@ from typing import Any
 import pulsar
 import pytest
 
-from background import Background
 from delaylevel.cluster.connection import Connection
 from delaylevel.cluster.partition_lock import PartitionLock, describe_owner
 from delaylevel.dispatcher import DispatchSettings
@@ -42,7 +41,8 @@ from delaylevel.run import LocalService
 from delaylevel.run.service import ServiceCollector
 from delaylevel.topics import description_cache, lifecycle, roster
 from delaylevel.web.reports import reporters_of
-from world import RealWorld, quiet_client
+from support.background import Background
+from support.world import RealWorld, quiet_client
 
 pytestmark = pytest.mark.broker
 

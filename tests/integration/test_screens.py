@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from delaylevel.broker.embedded import EmbeddedBroker
-from loading import load
+from support.loading import load
 
 pytest.importorskip("pyte")
 TERMINAL = load("tools/terminal_screen.py")

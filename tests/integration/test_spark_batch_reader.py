@@ -24,7 +24,7 @@ from delaylevel.spark_sync import pending
 from delaylevel.spark_sync.arrow_rows import PENDING_SCHEMA
 from delaylevel.spark_sync.batch_source import BatchOptions, PendingReader
 from delaylevel.spark_sync.options import SyncOptions, connection_options
-from world import MakeLevelTopic, RealWorld
+from support.world import MakeLevelTopic, RealWorld
 
 pytestmark = pytest.mark.spark
 

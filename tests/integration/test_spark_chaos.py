@@ -30,7 +30,7 @@ from delaylevel.model.envelope import ID
 from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow, LevelTopicDescription, Role
 from delaylevel.model.topic_name import TopicName
 from delaylevel.producer.client import DelayLevelClient
-from world import QUIET, quiet_client, stored_messages
+from support.world import QUIET, quiet_client, stored_messages
 
 pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(900)]
 

@@ -27,7 +27,7 @@ import pytest
 
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.strategy import Levels, PartitionStrategy
-from world import RealWorld
+from support.world import RealWorld
 
 pytestmark = [
     pytest.mark.broker,

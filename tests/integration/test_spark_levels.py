@@ -20,7 +20,7 @@ from delaylevel.model.position import Position
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.spark_sync import SparkSyncJob, SyncSettings
-from world import MakeLevelTopic, RealWorld
+from support.world import MakeLevelTopic, RealWorld
 
 pytestmark = [pytest.mark.spark, pytest.mark.broker]
 

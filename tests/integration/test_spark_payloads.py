@@ -13,7 +13,7 @@ from pulsar.schema import AvroSchema, Integer, JsonSchema, Record, String, Strin
 
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
-from world import RealWorld
+from support.world import RealWorld
 
 pytestmark = [pytest.mark.spark, pytest.mark.broker]
 

@@ -21,7 +21,7 @@ from delaylevel.cluster.partition_lock import describe_owner
 from delaylevel.model.source_partition import source_partitions
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.producer.client import DelayLevelClient
-from world import RealWorld
+from support.world import RealWorld
 
 pytestmark = [pytest.mark.spark, pytest.mark.broker]
 

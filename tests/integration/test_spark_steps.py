@@ -30,7 +30,7 @@ from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.spark_sync import SparkSyncJob, SyncSettings, job
 from delaylevel.spark_sync.arrow_rows import SCHEMA
 from delaylevel.spark_sync.steps import dropped, load_steps
-from world import RealWorld, Stored
+from support.world import RealWorld, Stored
 
 pytestmark = pytest.mark.spark
 

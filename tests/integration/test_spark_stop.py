@@ -18,7 +18,7 @@ from delaylevel.model.level_topic import SUBSCRIPTION, Role
 from delaylevel.model.source_partition import source_partitions
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
-from world import RealWorld
+from support.world import RealWorld
 
 pytestmark = [
     pytest.mark.broker,

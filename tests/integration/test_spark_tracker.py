@@ -12,7 +12,6 @@ from typing import Any
 import pulsar
 import pytest
 
-from background import Serving
 from delaylevel.cluster.admin import Admin
 from delaylevel.cluster.values import AcknowledgedRange
 from delaylevel.dispatcher import Dispatcher, DispatchSettings
@@ -20,7 +19,8 @@ from delaylevel.model.clock import SystemClock
 from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow, LevelTopicDescription, Role
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
-from world import RealWorld
+from support.background import Serving
+from support.world import RealWorld
 
 pytestmark = [pytest.mark.spark, pytest.mark.broker]
 

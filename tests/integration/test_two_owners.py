@@ -20,8 +20,8 @@ from delaylevel.dispatcher.sources import window_sources
 from delaylevel.errors import BrokerError
 from delaylevel.model.level_topic import FinalWindow
 from delaylevel.model.position import EARLIEST, Position
-from dispatch_world import LEVELS
-from world import QUIET, MakeLevelTopic, RealWorld
+from support.dispatch_world import LEVELS
+from support.world import QUIET, MakeLevelTopic, RealWorld
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(240)]
 ROUNDS = 30

@@ -19,7 +19,6 @@ import pulsar
 import pytest
 from click.testing import Result
 
-from background import Serving
 from delaylevel import topics
 from delaylevel.cluster.connection import Connection
 from delaylevel.cluster.reader import read_range
@@ -36,7 +35,8 @@ from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.mover import dead_letters
 from delaylevel.mover.forwarder import Forwarder
-from world import RealWorld
+from support.background import Serving
+from support.world import RealWorld
 
 HOUR = 3_600_000
 HOURS = Levels(PartitionStrategy(partition_by="HOUR", maximum_delay=timedelta(hours=4)))

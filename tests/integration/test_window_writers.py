@@ -22,7 +22,7 @@ from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow, LevelTopicDe
 from delaylevel.model.strategy import Levels, PartitionBy, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.producer.client import DelayLevelClient
-from world import RealWorld, Stored
+from support.world import RealWorld, Stored
 
 pytestmark = pytest.mark.broker
 

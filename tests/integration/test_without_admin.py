@@ -23,9 +23,9 @@ from delaylevel.model.delivery import Delivery
 from delaylevel.model.level_topic import FinalWindow
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.run import LocalService
-from dispatch_world import ALO, Arrivals, DispatchWorld, at, ids, now_ms, once
-from proxy import Proxy
-from world import QUIET, RealWorld, eventually, quiet_client
+from support.dispatch_world import ALO, Arrivals, DispatchWorld, at, ids, now_ms, once
+from support.proxy import Proxy
+from support.world import QUIET, RealWorld, eventually, quiet_client
 
 pytestmark = [pytest.mark.broker, pytest.mark.long]
 

@@ -12,7 +12,7 @@ from delaylevel.broker.embedded import EmbeddedBroker
 from delaylevel.errors import DelayLevelError
 from delaylevel.functions import deployment
 from delaylevel.model.level_topic import LevelTopicDescription
-from function_instances import instance_pids
+from support.function_instances import instance_pids
 
 # A worker that has just started may not know its functions yet.
 _PATIENCE_S = 120.0

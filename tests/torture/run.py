@@ -14,7 +14,7 @@ import pulsar
 
 from delaylevel.errors import BrokerError, DelayLevelError
 from delaylevel.model.outcome import Outcome
-from world import quiet_client, stored_messages
+from support.world import quiet_client, stored_messages
 
 from .faults import Fault, Undo
 from .fixes import harmed

@@ -23,8 +23,8 @@ from delaylevel.errors import BrokerError, ConflictError
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Mover
 from delaylevel.model.topic_name import TopicName
 from delaylevel.testing.embedded import small_broker
-from proxy import Proxy
-from signed_tokens import RenewedFile, jwt
+from support.proxy import Proxy
+from support.signed_tokens import RenewedFile, jwt
 
 from .control import Control, TargetState, open_targets
 from .function import MovingFunction

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
-from scripted_http import Server
+from support.scripted_http import Server
 
 settings.register_profile(
     "unit",

@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("xdist")
 
-from parallel import GROUPS, group
+from support.parallel import GROUPS, group
 
 TESTS = Path(__file__).parents[1]
 FILES = [str(path.relative_to(TESTS)) for path in TESTS.rglob("test_*.py")]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from delaylevel.cluster.targets.sent_message import Sent
-from loading import load
+from support.loading import load
 
 ROOT = Path(__file__).parents[2]
 tool: Any = load("tools/make_versions.py")

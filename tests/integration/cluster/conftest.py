@@ -14,10 +14,10 @@ from contextlib import ExitStack
 
 import pytest
 
-from cluster import Cluster, cluster_in
 from delaylevel.cluster.connection import Connection
 from delaylevel.errors import PrerequisiteError
-from world import RealWorld
+from support.cluster import Cluster, cluster_in
+from support.world import RealWorld
 
 # Shorter than by default, so that the tests are: topics move about as long after a fault.
 SESSION_MS = 6_000

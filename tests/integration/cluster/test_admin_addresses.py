@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from cluster import Cluster
-from cluster_load import load_on
 from delaylevel import topics
 from delaylevel.cluster.admin import Admin
 from delaylevel.doctor.examination import examine
@@ -19,7 +17,9 @@ from delaylevel.errors import BrokerError, BrokerUnreachableError
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.topics.stats import read_stats
-from world import RealWorld
+from support.cluster import Cluster
+from support.cluster_load import load_on
+from support.world import RealWorld
 
 pytestmark = [pytest.mark.broker, pytest.mark.long]
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from cluster import DEFAULT_SESSION_MS, Cluster, cluster_in
-from cluster_load import load_on
+from support.cluster import DEFAULT_SESSION_MS, Cluster, cluster_in
+from support.cluster_load import load_on
 
 pytestmark = [pytest.mark.broker, pytest.mark.long, pytest.mark.timeout(900)]
 

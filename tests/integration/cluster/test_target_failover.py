@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from cluster import DEFAULT_SESSION_MS, Cluster, cluster_in
-from cluster_targets import target_load_on
 from delaylevel.model.delivery import Delivery
+from support.cluster import DEFAULT_SESSION_MS, Cluster, cluster_in
+from support.cluster_targets import target_load_on
 
 pytestmark = [pytest.mark.broker, pytest.mark.long, pytest.mark.timeout(600)]
 

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from retry_world import RetryWorld
 
 from delaylevel.cluster.connection import Connection
-from world import RealWorld
+from support.retry_world import RetryWorld
+from support.world import RealWorld
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ from typing import Any
 import pulsar
 import pytest
 
-from listening import AppRunner
-from world import RealWorld
+from support.listening import AppRunner
+from support.world import RealWorld
 
 pytestmark = pytest.mark.broker
 

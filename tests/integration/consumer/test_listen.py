@@ -16,7 +16,7 @@ import pulsar
 import pytest
 
 from delaylevel.testing import EmbeddedPulsar
-from world import eventually
+from support.world import eventually
 
 APP = """
 import time

@@ -22,8 +22,8 @@ from delaylevel.errors import BrokerError
 from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow
 from delaylevel.model.source_partition import source_partitions
 from delaylevel.model.strategy import Levels, PartitionStrategy
-from listening import AppRunner
-from world import QUIET, RealWorld, quiet_client
+from support.listening import AppRunner
+from support.world import QUIET, RealWorld, quiet_client
 
 pytestmark = pytest.mark.broker
 

@@ -18,8 +18,8 @@ from delaylevel.consumer import Backoff, ReceivedMessage, Retry
 from delaylevel.consumer import acknowledgement as unfinished_messages
 from delaylevel.model.level_topic import FinalWindow
 from delaylevel.model.strategy import Levels, PartitionStrategy
-from listening import AppRunner
-from world import RealWorld
+from support.listening import AppRunner
+from support.world import RealWorld
 
 pytestmark = pytest.mark.broker
 

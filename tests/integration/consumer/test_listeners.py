@@ -21,7 +21,7 @@ from delaylevel.consumer import Backoff, Listener, Listeners, ReceivedMessage, R
 from delaylevel.errors import DelayLevelError
 from delaylevel.model.level_topic import FinalWindow
 from delaylevel.model.strategy import Levels, PartitionStrategy
-from world import RealWorld, eventually
+from support.world import RealWorld, eventually
 
 pytestmark = pytest.mark.broker
 

@@ -23,8 +23,8 @@ from delaylevel.cluster.connection import Connection
 from delaylevel.errors import BrokerError
 from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow
 from delaylevel.model.strategy import Levels, PartitionStrategy
-from listening_plan import Audit, Plan, read_audit
-from world import RealWorld, quiet_client
+from support.listening_plan import Audit, Plan, read_audit
+from support.world import RealWorld, quiet_client
 
 pytestmark = pytest.mark.broker
 
@@ -92,7 +92,9 @@ class Setting:
         return process
 
     def start_application(self) -> subprocess.Popen[bytes]:
-        return self._start("delaylevel", "listen", "listening_app:app", **self.plan.environment())
+        return self._start(
+            "delaylevel", "listen", "support.listening_app:app", **self.plan.environment()
+        )
 
     def start_run(self) -> subprocess.Popen[bytes]:
         spill = str(self._directory / "spill")

@@ -12,7 +12,6 @@ import pulsar
 import pytest
 from click.testing import Result
 from pulsar.schema import AvroSchema, Integer, JsonSchema, Record, String
-from retry_world import SOON, Outcome, RetryWorld, failure, is_empty
 
 from delaylevel import DelayLevelClient
 from delaylevel.consumer.message import ReceivedMessage
@@ -22,7 +21,8 @@ from delaylevel.errors import DelayTooLongError, InvalidInputError, LevelTopicEr
 from delaylevel.model import envelope as env
 from delaylevel.model.delivery import Delivery
 from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow, Mover
-from world import QUIET
+from support.retry_world import SOON, Outcome, RetryWorld, failure, is_empty
+from support.world import QUIET
 
 pytestmark = pytest.mark.broker
 

@@ -19,7 +19,7 @@ from delaylevel.cluster.connection import Connection
 from delaylevel.consumer import Deduplication, HandledIds, TopicIdStore, id_memory, id_topic
 from delaylevel.errors import InvalidInputError
 from delaylevel.model.topic_name import TopicName
-from world import QUIET, Eventually, RealWorld, eventually
+from support.world import QUIET, Eventually, RealWorld, eventually
 
 Open = Callable[..., HandledIds]
 

@@ -26,7 +26,7 @@ from delaylevel.errors import DelayLevelError
 from delaylevel.functions import deployment
 from delaylevel.model.clock import SystemClock
 from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription, Role
-from function_instances import instance_pids
+from support.function_instances import instance_pids
 
 
 @pytest.fixture(scope="session")

@@ -25,7 +25,7 @@ from delaylevel.model.level_topic import LevelTopicDescription, Mover
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.mover.dead_letters import dead_letters
-from world import QUIET, RealWorld
+from support.world import QUIET, RealWorld
 
 LEVELS = Levels(
     [PartitionStrategy(partition_by=timedelta(seconds=3), maximum_delay=timedelta(seconds=30))]

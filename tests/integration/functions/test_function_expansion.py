@@ -11,7 +11,7 @@ import pytest
 from delaylevel.model.level_topic import Mover
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.topics import lifecycle
-from world import RealWorld
+from support.world import RealWorld
 
 pytestmark = [pytest.mark.broker, pytest.mark.long, pytest.mark.timeout(300)]
 

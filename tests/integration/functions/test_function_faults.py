@@ -18,7 +18,7 @@ from delaylevel.errors import BrokerError, DelayLevelError
 from delaylevel.functions import deployment, health
 from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription, Mover
 from delaylevel.model.strategy import Levels, PartitionStrategy
-from world import RealWorld
+from support.world import RealWorld
 
 pytestmark = pytest.mark.long
 

@@ -26,7 +26,7 @@ from delaylevel.functions import deployment, health
 from delaylevel.model.clock import SystemClock
 from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription, Mover
 from delaylevel.model.strategy import Levels, PartitionStrategy
-from world import RealWorld
+from support.world import RealWorld
 
 TWO_LEVELS = Levels(
     [

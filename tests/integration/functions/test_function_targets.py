@@ -16,7 +16,7 @@ from delaylevel.model.clock import SystemClock
 from delaylevel.model.level_topic import LevelTopicDescription, Mover
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
-from world import RealWorld
+from support.world import RealWorld
 
 LEVELS = Levels(
     [PartitionStrategy(partition_by=timedelta(seconds=3), maximum_delay=timedelta(seconds=30))]

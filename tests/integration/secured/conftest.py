@@ -39,8 +39,8 @@ from delaylevel.model.level_topic import LevelTopicDescription, Role
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.producer.client import DelayLevelClient
-from signed_tokens import jwt
-from world import QUIET
+from support.signed_tokens import jwt
+from support.world import QUIET
 
 UNIT = timedelta(milliseconds=500)
 LIFETIME_S = 20

@@ -16,7 +16,6 @@ import pulsar
 import pytest
 
 import delaylevel.asyncio
-from background import Serving
 from delaylevel import topics
 from delaylevel.cluster.admin import Admin
 from delaylevel.cluster.connection import Connection
@@ -30,7 +29,8 @@ from delaylevel.mover.local import LocalMover
 from delaylevel.producer.client import DelayLevelClient, wrap
 from delaylevel.topics import deletion
 from delaylevel.topics import status as levelstatus
-from world import QUIET, quiet_client
+from support.background import Serving
+from support.world import QUIET, quiet_client
 
 TOPIC = "persistent://public/default/secured"
 # The table of docs/security.md; None is the business topic.

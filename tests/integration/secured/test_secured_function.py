@@ -12,12 +12,12 @@ from typing import Any
 import psutil
 import pytest
 
-from background import Serving
 from delaylevel.dispatcher import Dispatcher, DispatchSettings
 from delaylevel.functions import deployment
 from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow, Mover, Role
 from delaylevel.model.topic_name import TopicName
 from delaylevel.topics import status as levelstatus
+from support.background import Serving
 
 pytestmark = [pytest.mark.broker, pytest.mark.long, pytest.mark.timeout(600)]
 

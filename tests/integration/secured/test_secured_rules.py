@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from background import Serving
 from delaylevel import topics
 from delaylevel.doctor import State, examine
 from delaylevel.errors import UnsafeNamespaceError
 from delaylevel.mover.service import MoverService
-from world import QUIET, eventually
+from support.background import Serving
+from support.world import QUIET, eventually
 
 pytestmark = pytest.mark.broker
 

@@ -20,12 +20,12 @@ import psutil
 import pytest
 import urllib3
 
-from background import Serving
 from delaylevel.broker.process import free_ports
 from delaylevel.cluster.admin import Admin
 from delaylevel.dispatcher import Dispatcher, DispatchSettings
 from delaylevel.model.level_topic import FinalWindow, Role
 from delaylevel.topics import status as levelstatus
+from support.background import Serving
 
 pytestmark = [
     pytest.mark.broker,

@@ -19,8 +19,8 @@ import pytest
 
 from delaylevel.broker.embedded import EmbeddedBroker
 from delaylevel.model.delivery import Delivery
-from dispatch_world import Arrivals, DispatchWorld, MakeDispatch, MakePair, Pair
-from world import RealWorld
+from support.dispatch_world import Arrivals, DispatchWorld, MakeDispatch, MakePair, Pair
+from support.world import RealWorld
 
 
 @pytest.fixture

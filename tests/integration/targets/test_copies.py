@@ -11,7 +11,7 @@ from delaylevel.dispatcher.journal.fencing import stamped
 from delaylevel.dispatcher.journal.records import Intent, encode, pack
 from delaylevel.model import envelope as env
 from delaylevel.model.topic_name import TopicName
-from dispatch_world import (
+from support.dispatch_world import (
     EO,
     MAX_MESSAGE_BYTES,
     DispatchWorld,
@@ -21,7 +21,7 @@ from dispatch_world import (
     ids,
     now_ms,
 )
-from world import RealWorld
+from support.world import RealWorld
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(240)]
 

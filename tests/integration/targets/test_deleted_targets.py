@@ -20,7 +20,7 @@ from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.mover.dead_letters import dead_letters
 from delaylevel.run import LocalService
-from dispatch_world import (
+from support.dispatch_world import (
     ALO,
     BOTH,
     EO,
@@ -32,7 +32,7 @@ from dispatch_world import (
     ids,
     now_ms,
 )
-from world import QUIET, RealWorld, quiet_client
+from support.world import QUIET, RealWorld, quiet_client
 
 LEVELS = Levels(
     [PartitionStrategy(partition_by=timedelta(seconds=1), maximum_delay=timedelta(seconds=4))]

@@ -10,7 +10,7 @@ import pulsar
 import pytest
 
 from delaylevel.model import envelope as env
-from dispatch_world import (
+from support.dispatch_world import (
     BOTH,
     EO,
     MAX_MESSAGE_BYTES,
@@ -23,7 +23,7 @@ from dispatch_world import (
     now_ms,
     once,
 )
-from world import RealWorld
+from support.world import RealWorld
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(240)]
 

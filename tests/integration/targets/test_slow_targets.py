@@ -5,7 +5,7 @@ from __future__ import annotations
 import pulsar
 import pytest
 
-from dispatch_world import BOTH, MakePair, at, ids, now_ms
+from support.dispatch_world import BOTH, MakePair, at, ids, now_ms
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(240)]
 

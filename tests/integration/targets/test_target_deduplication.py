@@ -9,7 +9,7 @@ import pytest
 
 from delaylevel import topics
 from delaylevel.model import envelope as env
-from dispatch_world import EO, DispatchWorld, MakeDispatch, at, ids, now_ms, once
+from support.dispatch_world import EO, DispatchWorld, MakeDispatch, at, ids, now_ms, once
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(240)]
 

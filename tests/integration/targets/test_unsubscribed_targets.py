@@ -12,7 +12,7 @@ from click.testing import Result
 from delaylevel.cluster.http import Rest
 from delaylevel.topics import lifecycle
 from delaylevel.topics.targets import unsubscribed
-from world import RealWorld
+from support.world import RealWorld
 
 
 def test_commands_explain_a_target_without_subscription_and_keep_it(

@@ -10,8 +10,8 @@ import pulsar
 
 from delaylevel.model.level_topic import SUBSCRIPTION
 from delaylevel.model.topic_name import TopicName
+from support.world import quiet_client
 from torture.scene import Scene
-from world import quiet_client
 
 from .fault import Fault, Undo
 

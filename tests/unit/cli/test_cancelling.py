@@ -23,8 +23,8 @@ from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription
 from delaylevel.model.strategy import Levels
 from delaylevel.producer import scheduling
 from delaylevel.testing import MemoryPulsar
-from fakes import cancellable_orders, days_and_hours
-from pending_commands import pending_commands
+from support.fakes import cancellable_orders, days_and_hours
+from support.pending_commands import pending_commands
 
 Run = Callable[..., Result]
 

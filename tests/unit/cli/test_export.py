@@ -22,7 +22,7 @@ from delaylevel.errors import BrokerError
 from delaylevel.inspection import Inspector
 from delaylevel.inspection.rows import SCHEMA
 from delaylevel.testing import MemoryPulsar
-from pending_commands import pending_commands
+from support.pending_commands import pending_commands
 
 LEVELS = [PartitionStrategy(maximum_delay=timedelta(days=10))]
 BODIES = {f"customer-{n}": bytes([n, 0xFF, 0x0A]) for n in range(5)}

@@ -16,7 +16,7 @@ import pytest
 from delaylevel.cli.views import logs
 from delaylevel.cli.views.live import LiveRegion, ProgressLine, live_region, progress
 from delaylevel.cli.views.terminal import has_colour
-from loading import load
+from support.loading import load
 
 pyte = pytest.importorskip("pyte")
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from delaylevel.cli.listen import SourceWatch, run_reloading
-from world import eventually
+from support.world import eventually
 
 PROGRAM = """
 import os, signal, sys, time

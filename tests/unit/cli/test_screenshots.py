@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from loading import load
+from support.loading import load
 
 pyte = pytest.importorskip("pyte")
 TOOL = load("tools/terminal_screen.py")

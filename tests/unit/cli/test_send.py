@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 from delaylevel.cli.main import cli
 from delaylevel.cli.send import Outgoing, parse_line
 from delaylevel.testing import MemoryPulsar
-from fakes import cancellable_orders
+from support.fakes import cancellable_orders
 
 Send = Callable[..., Result]
 

@@ -26,7 +26,7 @@ from delaylevel.errors import (
     PermissionDeniedError,
 )
 from delaylevel.model.topic_name import TopicName
-from scripted_http import Answer, Server, reply
+from support.scripted_http import Answer, Server, reply
 
 TOPIC = TopicName.parse("public/default/orders")
 SECRET = "s3cr3t-token-that-nobody-may-see"

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from delaylevel.cluster import batch_acks
 from delaylevel.cluster.batch_acks import UNPROVEN, BatchAckTracker
-from fakes import serialized_id
+from support.fakes import serialized_id
 
 OK, TIMEOUT = pulsar.Result.Ok, pulsar.Result.Timeout
 LEDGER = 7

@@ -18,7 +18,7 @@ from delaylevel import DelayLevelClient
 from delaylevel.cluster import credentials
 from delaylevel.cluster.credentials import OAuth2Token, admin_credentials
 from delaylevel.errors import BrokerUnreachableError, ConfigError, PermissionDeniedError
-from scripted_http import Answer, Server, reply
+from support.scripted_http import Answer, Server, reply
 
 SECRET = "very secret"
 

@@ -13,7 +13,7 @@ import pytest
 
 from delaylevel.cluster.connection import Connection
 from delaylevel.cluster.failover_client import FailoverClient, host_answers
-from world import eventually
+from support.world import eventually
 
 BOTH = "pulsar://one:6650,two:6650"
 

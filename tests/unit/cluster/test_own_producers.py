@@ -8,7 +8,7 @@ import pulsar
 
 from delaylevel.cluster.own_producers import OwnProducers
 from delaylevel.model.message import ParkedMessage
-from fakes import FakeClient
+from support.fakes import FakeClient
 
 DEAD = "persistent://public/default/orders-delay-level-DLQ-partition-0"
 

@@ -14,7 +14,7 @@ from delaylevel.cluster.reader import PartitionReader, read_range
 from delaylevel.errors import BrokerError
 from delaylevel.model.message import ParkedMessage, batch_size, positions_of
 from delaylevel.model.position import EARLIEST, Position
-from fakes import FakeMessage, FakeMessageId, serialized_id
+from support.fakes import FakeMessage, FakeMessageId, serialized_id
 
 TOPIC = "persistent://public/default/orders-delay-level-partition-2"
 

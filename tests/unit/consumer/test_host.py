@@ -13,7 +13,7 @@ from delaylevel.consumer.deduplication import Deduplication
 from delaylevel.consumer.host import Parts
 from delaylevel.consumer.id_memory import HandledIds
 from delaylevel.consumer.listener import listeners_of
-from fakes import HandClock
+from support.fakes import HandClock
 
 TOPIC = "persistent://public/default/orders"
 

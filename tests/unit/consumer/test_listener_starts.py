@@ -13,8 +13,8 @@ from delaylevel.consumer.host import Parts
 from delaylevel.consumer.id_memory import HandledIds
 from delaylevel.consumer.listener import listeners_of
 from delaylevel.consumer.listeners import Started
-from fakes import HandClock
-from world import eventually
+from support.fakes import HandClock
+from support.world import eventually
 
 
 class Raw:

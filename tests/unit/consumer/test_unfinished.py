@@ -16,8 +16,8 @@ from delaylevel.consumer.acknowledgement import Unfinished
 from delaylevel.consumer.listener import listeners_of
 from delaylevel.consumer.retry import Bury, Failure, Park
 from delaylevel.errors import DelayTooLongError, UnsupportedOptionError
-from fakes import HandClock
-from world import eventually
+from support.fakes import HandClock
+from support.world import eventually
 
 Done = Callable[[Exception | None], None]
 FAILURE = Failure(ValueError("no"), "ValueError: no")

@@ -17,7 +17,7 @@ from delaylevel.dispatcher.journal.state import JournalState
 from delaylevel.errors import DelayLevelError, InvalidInputError
 from delaylevel.structures.segments.pending import PendingSegments, SpillFullError
 from delaylevel.testing import ManualClock
-from fakes import SmallDisk
+from support.fakes import SmallDisk
 
 T0 = 1_700_000_000_000
 CAPACITY = 10_000

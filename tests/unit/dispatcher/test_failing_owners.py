@@ -15,7 +15,7 @@ from delaylevel.dispatcher.stats import SharedOwnerStats
 from delaylevel.errors import BrokerError
 from delaylevel.model.level_topic import FinalWindow
 from delaylevel.topics.description_cache import DescriptionCache
-from fakes import describe
+from support.fakes import describe
 
 DESCRIPTION = describe(final_window=FinalWindow.TRACKER)
 

@@ -14,7 +14,7 @@ from delaylevel.dispatcher.fetcher import CaughtUp, Fetcher, FetcherThread
 from delaylevel.dispatcher.record import WindowMessage
 from delaylevel.model.clock import SystemClock
 from delaylevel.model.position import EARLIEST, Position
-from fakes import FakeMessage, FakeMessageId
+from support.fakes import FakeMessage, FakeMessageId
 
 TOPIC = "persistent://public/default/window"
 Send = Callable[..., None]

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from simulation import TARGETS, Simulation
 
 from delaylevel.dispatcher.batches import DueBatch
 from delaylevel.dispatcher.journal.records import Commit, Intent, Record, Resolved, decode
 from delaylevel.dispatcher.journal.state import JournalState
 from delaylevel.dispatcher.look_ahead import LONGEST_MS, LookAhead
+from support.simulation import TARGETS, Simulation
 
 ORDERS, INVOICES = TARGETS
 BOTH = pytest.mark.parametrize("numbered", [False, True])

@@ -24,7 +24,7 @@ from delaylevel.structures.segments.pending import (
     SpillWriteError,
 )
 from delaylevel.testing import ManualClock
-from fakes import SmallDisk
+from support.fakes import SmallDisk
 
 T0 = 1_700_000_000_000
 NOTHING = Accepted(0, 0, 0)

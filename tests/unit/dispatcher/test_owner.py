@@ -15,7 +15,7 @@ from delaylevel.dispatcher.owner_thread import OwnerThread
 from delaylevel.model.clock import SystemClock
 from delaylevel.model.level_topic import FinalWindow
 from delaylevel.topics.description_cache import DescriptionCache
-from fakes import FakeClient, describe
+from support.fakes import FakeClient, describe
 
 
 class Lock:

@@ -23,7 +23,7 @@ from delaylevel.model.level_topic import FinalWindow
 from delaylevel.structures.segments.pending import PendingSegments
 from delaylevel.testing import ManualClock
 from delaylevel.topics.description_cache import DescriptionCache
-from fakes import CoreMessage, describe
+from support.fakes import CoreMessage, describe
 
 T0 = 1_800_000_000_000
 ORDERS = "persistent://public/default/orders"

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from simulation import TARGETS, Producer, Simulation, is_target
 
 from delaylevel.cluster.publisher import KEY_BATCHED_SETTINGS
 from delaylevel.dispatcher.journal.records import Intent, unpack
@@ -20,6 +19,7 @@ from delaylevel.dispatcher.pause_gate import PAUSED_PARTITION
 from delaylevel.model import envelope as env
 from delaylevel.model.level_topic import Expired
 from delaylevel.model.pauses import ALL
+from support.simulation import TARGETS, Producer, Simulation, is_target
 
 ORDERS, INVOICES = TARGETS
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pulsar
 import pytest
-from simulation import TARGETS, BatchingProducer, Simulation
 
 from delaylevel.cluster.targets.pool import TargetKey
 from delaylevel.model import envelope as env
+from support.simulation import TARGETS, BatchingProducer, Simulation
 
 ORDERS, INVOICES = TARGETS
 

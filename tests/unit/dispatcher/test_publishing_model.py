@@ -15,15 +15,6 @@ import pulsar
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from simulation import (
-    TARGETS,
-    TOO_BIG,
-    BatchingProducer,
-    Producer,
-    SimulatedJournal,
-    Simulation,
-    target_of,
-)
 
 from delaylevel.cluster.publisher import KEY_BATCHED_SETTINGS
 from delaylevel.cluster.targets import entry_outcomes
@@ -39,6 +30,15 @@ from delaylevel.dispatcher.journal.records import Refused
 from delaylevel.dispatcher.outcome_topic import OutcomeTopic
 from delaylevel.dispatcher.outcomes import FlightOutcomes
 from delaylevel.dispatcher.sending import FlightSender
+from support.simulation import (
+    TARGETS,
+    TOO_BIG,
+    BatchingProducer,
+    Producer,
+    SimulatedJournal,
+    Simulation,
+    target_of,
+)
 
 ACTIONS = (
     "publish", "publish", "publish", "send", "cycle", "work", "run", "run", "store", "store",

@@ -13,7 +13,7 @@ from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription
 from delaylevel.model.message import ParkedMessage
 from delaylevel.model.position import Position
 from delaylevel.topics.description_cache import REFRESH_EVERY_S, DescriptionCache
-from fakes import describe
+from support.fakes import describe
 
 ORDERS = "persistent://public/default/orders"
 ADDED = "persistent://public/default/added"

@@ -15,7 +15,7 @@ from delaylevel.model.level_topic import FinalWindow
 from delaylevel.model.message import parked_message
 from delaylevel.model.unreadable import RAW_KEY
 from delaylevel.topics.description_cache import DescriptionCache
-from fakes import CoreMessage, describe
+from support.fakes import CoreMessage, describe
 
 ORDERS = "persistent://public/default/orders"
 DESCRIPTION = describe(final_window=FinalWindow.TRACKER)

@@ -24,7 +24,7 @@ from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow
 from delaylevel.model.topic_name import TopicName
 from delaylevel.structures.segments.pending import SpillError
 from delaylevel.topics.description_cache import DescriptionCache
-from fakes import describe
+from support.fakes import describe
 
 UNUSED: Any = None
 

@@ -43,7 +43,7 @@ from delaylevel.model.message import ParkedMessage
 from delaylevel.model.position import Position
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.testing import ManualClock
-from fakes import FakeAdmin, FakeClient, FakeMessage, FakeMessageId, FakeProducer
+from support.fakes import FakeAdmin, FakeClient, FakeMessage, FakeMessageId, FakeProducer
 
 T0 = 1_800_000_000_000
 DAY = 86_400_000

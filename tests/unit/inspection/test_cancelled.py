@@ -13,7 +13,7 @@ pytest.importorskip("duckdb")
 from delaylevel.inspection import Inspector, Selection, Window
 from delaylevel.model.level_topic import FinalWindow
 from delaylevel.testing import MemoryPulsar
-from fakes import cancellable_orders, days_and_hours
+from support.fakes import cancellable_orders, days_and_hours
 
 HOUR, DAY = 3_600_000, 86_400_000
 

@@ -21,7 +21,7 @@ from delaylevel.inspection.flow import Flow, Stage, quantile, rates
 from delaylevel.model.level_topic import Role
 from delaylevel.model.topic_name import TopicName
 from delaylevel.testing import MemoryPulsar
-from fakes import days_and_hours
+from support.fakes import days_and_hours
 
 NOW = 1_800_000_000_000
 LEVELS = days_and_hours()

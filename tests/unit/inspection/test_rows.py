@@ -32,8 +32,8 @@ from delaylevel.model.cancellation import PAYLOAD, cancellation
 from delaylevel.model.level_topic import SUBSCRIPTION
 from delaylevel.model.topic_name import TopicName
 from delaylevel.testing import MemoryPulsar
-from fakes import days_and_hours
-from pending_commands import pending_commands
+from support.fakes import days_and_hours
+from support.pending_commands import pending_commands
 
 HOUR, DAY = 3_600_000, 86_400_000
 LEVELS = days_and_hours(10)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from delaylevel.model.cancellation import PAYLOAD, cancellation
-from fakes import describe
+from support.fakes import describe
 
 WANTED = describe(window_partitions=4)
 

@@ -28,7 +28,7 @@ from delaylevel.model.level_topic import (
 )
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
-from fakes import describe
+from support.fakes import describe
 
 TOPIC = "persistent://public/default/orders-delay-level"
 

@@ -9,7 +9,7 @@ import pytest
 from delaylevel.errors import LevelTopicError
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.pauses import ALL, Pauses, Spread
-from fakes import describe
+from support.fakes import describe
 
 A, B = "persistent://public/default/a", "persistent://public/default/b"
 

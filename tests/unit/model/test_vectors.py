@@ -20,7 +20,7 @@ from delaylevel.model.level_topic import (
     MissingTarget,
 )
 from delaylevel.model.pauses import ALL, Pauses
-from loading import load
+from support.loading import load
 
 ROOT = Path(__file__).parents[3]
 SPEC = ROOT / "spec"

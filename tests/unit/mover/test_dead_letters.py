@@ -40,7 +40,7 @@ from delaylevel.mover import dead_letters as deadletters
 from delaylevel.mover import hop
 from delaylevel.mover.forwarder import Forwarder
 from delaylevel.testing import ManualClock, MemoryPulsar
-from fakes import describe
+from support.fakes import describe
 
 LIMIT = 5 * 1024 * 1024
 ORDERS = "persistent://public/default/orders"

@@ -7,7 +7,7 @@ from delaylevel.model.cancellation import PAYLOAD, cancellation
 from delaylevel.model.level_topic import FinalWindow
 from delaylevel.mover.drain import drain
 from delaylevel.testing import MemoryPulsar
-from fakes import describe
+from support.fakes import describe
 
 ORDERS = "persistent://public/default/orders"
 DAY_MS = 86_400_000

@@ -35,7 +35,7 @@ from delaylevel.model.source_partition import SourcePartition, source_partitions
 from delaylevel.mover import forwarder as forwarding
 from delaylevel.mover import hop
 from delaylevel.mover.forwarder import Forwarder
-from fakes import FakeAdmin, FakeMessageId, describe
+from support.fakes import FakeAdmin, FakeMessageId, describe
 
 T0 = 1_800_000_000_000
 HOUR = 3_600_000

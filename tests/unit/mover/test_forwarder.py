@@ -32,7 +32,7 @@ from delaylevel.mover import forwarder as forwarder_module
 from delaylevel.mover.forwarder import Forwarder
 from delaylevel.mover.hop import check_delivery
 from delaylevel.testing import ManualClock
-from fakes import FakeAdmin, FakeClient, describe
+from support.fakes import FakeAdmin, FakeClient, describe
 
 T0 = 1_800_000_000_000
 DAY = 86_400_000

@@ -25,7 +25,7 @@ from delaylevel.model.source_partition import source_partitions
 from delaylevel.mover import forwarder as forwarder_module
 from delaylevel.mover.forwarder import Forwarder
 from delaylevel.testing import ManualClock
-from fakes import FakeAdmin, describe
+from support.fakes import FakeAdmin, describe
 
 from .test_forwarder import BILLS, DEAD, HELD, ORDERS, T0, Waiting
 

@@ -18,7 +18,7 @@ from delaylevel.mover import ready
 from delaylevel.mover.local import LocalMover
 from delaylevel.mover.ready import ReadySearch, read_ready_range, ready_bound
 from delaylevel.testing import MemoryPulsar
-from fakes import PartTimeAdmin
+from support.fakes import PartTimeAdmin
 
 DAY, HOUR, MINUTE = timedelta(days=1), timedelta(hours=1), timedelta(minutes=1)
 DAYS = PartitionStrategy(partition_by=PartitionBy.DAY, maximum_delay=4 * DAY)

@@ -25,7 +25,7 @@ from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.mover import service
 from delaylevel.mover.ready import LONGEST_PASS_S
 from delaylevel.mover.service import MoverStats, TopicThread
-from world import eventually
+from support.world import eventually
 
 UNIT = timedelta(seconds=1)
 DESCRIPTION = LevelTopicDescription(

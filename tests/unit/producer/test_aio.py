@@ -12,11 +12,11 @@ import pulsar.asyncio
 import pytest
 from pulsar.schema import BytesSchema
 
-import fakes
 from delaylevel.errors import InvalidInputError, MessageTooLargeError
 from delaylevel.producer.aio import AsyncDelayLevelClient, AsyncDelayLevelProducer
 from delaylevel.producer.setup import ProducerSetup
 from delaylevel.testing import ManualClock
+from support import fakes
 
 ORDERS = "persistent://public/default/orders"
 TWO_DAYS, THREE_DAYS = timedelta(days=2, hours=1), timedelta(days=3, hours=1)

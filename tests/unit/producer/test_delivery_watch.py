@@ -29,7 +29,7 @@ from delaylevel.producer.delivery_watch import (
     DeliveryWatches,
     missing_hosts,
 )
-from fakes import HandClock, describe
+from support.fakes import HandClock, describe
 
 NOW_MS = 1_800_000_000_000
 MINUTE_MS = 60_000

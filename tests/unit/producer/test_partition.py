@@ -14,7 +14,7 @@ from delaylevel.cluster.background import in_thread
 from delaylevel.errors import LevelTopicError
 from delaylevel.producer.client_calls import GroupCommit, ignore
 from delaylevel.producer.partition import Opening, PartitionProducer
-from world import eventually
+from support.world import eventually
 
 Result = pulsar.Result
 NO_ARGUMENTS: dict[str, Any] = dict.fromkeys(

@@ -18,7 +18,7 @@ from delaylevel.model.strategy import Levels, PartitionBy, PartitionStrategy
 from delaylevel.producer.client_errors import client_errors
 from delaylevel.producer.receipts import explained, receipt_for
 from delaylevel.testing import MemoryPulsar
-from fakes import FakeMessageId
+from support.fakes import FakeMessageId
 
 ORDERS = "persistent://public/default/orders"
 LEVELS = Levels(PartitionStrategy(partition_by=PartitionBy.DAY, maximum_delay=timedelta(days=7)))

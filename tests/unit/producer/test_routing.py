@@ -11,7 +11,6 @@ from typing import Any
 import pulsar
 import pytest
 
-import fakes
 from delaylevel.errors import (
     DelayTooLongError,
     InvalidDelayError,
@@ -28,6 +27,7 @@ from delaylevel.producer.setup import (
     window_producer_settings,
 )
 from delaylevel.testing import ManualClock
+from support import fakes
 
 T0 = 1_800_000_000_000
 DAY = 86_400_000

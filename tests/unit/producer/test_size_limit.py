@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pulsar.schema import AvroSchema, BytesSchema, JsonSchema, Record, String, StringSchema
 
-import fakes
 from delaylevel.consumer.message import ReceivedMessage
 from delaylevel.consumer.retry_publisher import copy_id, copy_properties
 from delaylevel.errors import InvalidInputError, MessageTooLargeError
@@ -25,6 +24,7 @@ from delaylevel.mover import hop
 from delaylevel.producer.checks import DEFAULT_MAX_MESSAGE_SIZE, SizeLimit
 from delaylevel.producer.routing import Routing
 from delaylevel.testing import ManualClock, MemoryPulsar
+from support import fakes
 
 T0 = 1_800_000_000_000
 ORDERS = "persistent://public/default/orders"

@@ -30,7 +30,7 @@ from delaylevel.spark_sync.offsets import positions_of
 from delaylevel.spark_sync.options import SyncOptions
 from delaylevel.spark_sync.source import DelayLevelStreamReader
 from delaylevel.testing import ManualClock, MemoryPulsar
-from fakes import PartTimeAdmin
+from support.fakes import PartTimeAdmin
 
 DAY = timedelta(days=1)
 WEEK = PartitionStrategy(maximum_delay=7 * DAY)

@@ -23,7 +23,7 @@ from delaylevel.structures.segments.pending import (
     SpillFullError,
 )
 from delaylevel.structures.timebucket.tracker import TimeBucketTracker
-from fakes import SmallDisk
+from support.fakes import SmallDisk
 
 T0 = 1_700_000_000_000
 Row = tuple[int, int, int, float, bytes]

@@ -22,7 +22,7 @@ from delaylevel.structures.segments.pending import (
     SpillFullError,
     SpillWriteError,
 )
-from fakes import SmallDisk
+from support.fakes import SmallDisk
 
 T0 = 1_700_000_000_000
 EIO = os.strerror(errno.EIO)

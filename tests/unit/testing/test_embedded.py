@@ -9,7 +9,7 @@ import pytest
 from delaylevel.cluster.connection import Connection
 from delaylevel.testing import embedded
 from delaylevel.testing.embedded import own_namespace
-from scripted_http import Answer, Server, reply
+from support.scripted_http import Answer, Server, reply
 
 DONE = (204, {}, b"")
 

@@ -22,7 +22,7 @@ from delaylevel.model.level_topic import FinalWindow
 from delaylevel.model.topic_name import TopicName
 from delaylevel.mover.local import LocalMover
 from delaylevel.testing import ManualClock, MemoryPulsar
-from fakes import SkewedClock
+from support.fakes import SkewedClock
 
 DAYS_AND_HOURS = [
     PartitionStrategy(partition_by=PartitionBy.DAY, maximum_delay=timedelta(days=30)),

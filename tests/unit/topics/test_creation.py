@@ -27,7 +27,7 @@ from delaylevel.model.topic_name import TopicName
 from delaylevel.testing import MemoryPulsar
 from delaylevel.topics import members
 from delaylevel.topics.deletion import delete
-from fakes import days_and_hours, describe
+from support.fakes import days_and_hours, describe
 
 HOURS = Levels(PartitionStrategy(partition_by=PartitionBy.HOUR, maximum_delay=timedelta(hours=4)))
 DAYS = Levels(PartitionStrategy(partition_by=PartitionBy.DAY, maximum_delay=timedelta(days=3)))

@@ -16,7 +16,7 @@ from delaylevel.topics.foreign_watch import (
     ForeignSubscriptionWatch,
 )
 from delaylevel.topics.subscriptions import read_foreign_subscriptions
-from fakes import describe
+from support.fakes import describe
 
 DURABLE = SubscriptionStats(0)
 READER = SubscriptionStats(0, durable=False)

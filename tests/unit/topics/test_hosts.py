@@ -13,7 +13,7 @@ from delaylevel.model.pauses import Pauses
 from delaylevel.model.position import Position
 from delaylevel.topics.hosts import MissingHost, missing_hosts, summary
 from delaylevel.topics.stats import read_stats
-from fakes import describe
+from support.fakes import describe
 
 NOW_MS = 1_800_000_000_000
 HOUR_MS = 3_600_000

@@ -15,7 +15,7 @@ from delaylevel.model.strategy import Levels, PartitionBy, PartitionStrategy
 from delaylevel.mover.drain import drain
 from delaylevel.testing import MemoryPulsar
 from delaylevel.topics import deletion, lifecycle
-from fakes import describe
+from support.fakes import describe
 
 DAY = timedelta(days=1)
 WEEK = PartitionStrategy(partition_by=PartitionBy.DAY, maximum_delay=7 * DAY)

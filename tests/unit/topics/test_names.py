@@ -7,7 +7,7 @@ import pytest
 from delaylevel import topics
 from delaylevel.errors import InvalidInputError
 from delaylevel.testing import MemoryPulsar
-from fakes import describe
+from support.fakes import describe
 
 UNUSABLE = [".", "..", "a\nb", "a\tb", "\x00", "a\x7fb", "a\u0085b", "a\u2028b", "a\udc80b"]
 USABLE = [

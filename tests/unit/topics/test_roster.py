@@ -20,7 +20,7 @@ from delaylevel.model.topic_name import TopicName
 from delaylevel.testing import MemoryPulsar
 from delaylevel.topics import registry
 from delaylevel.topics.roster import Roster
-from fakes import describe
+from support.fakes import describe
 
 NAMESPACE = "public/default"
 

@@ -38,7 +38,7 @@ from delaylevel.topics.settings import (
 )
 from delaylevel.topics.status import status
 from delaylevel.topics.subscriptions import read_foreign_subscriptions
-from fakes import describe
+from support.fakes import describe
 
 WANTED = describe()
 LONGER = longer_levels(WANTED.levels, timedelta(days=60))

@@ -33,7 +33,7 @@ from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.topics.stats import read_stats
-from world import QUIET, eventually
+from support.world import QUIET, eventually
 
 now_ms = SystemClock().now_ms
 

@@ -28,8 +28,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pages import ROOT, Block, blocks, missing
-from shell import Shell
+from support.pages import ROOT, Block, blocks, missing
+from support.shell import Shell
 
 PAGES = ("README.md", "docs/getting-started.md")
 WAYS = ("run", "spark")

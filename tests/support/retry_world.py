@@ -12,7 +12,6 @@ from typing import Any
 
 import pulsar
 
-from background import Background
 from delaylevel.cluster.connection import Connection
 from delaylevel.consumer.message import ReceivedMessage
 from delaylevel.consumer.retry import Failure, trace_of
@@ -22,7 +21,8 @@ from delaylevel.model.delivery import Delivery
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.run import LocalService
-from world import RealWorld, quiet_client
+from support.background import Background
+from support.world import RealWorld, quiet_client
 
 SECOND = timedelta(seconds=1)
 LEVELS = Levels([PartitionStrategy(partition_by=SECOND, maximum_delay=20 * SECOND)])

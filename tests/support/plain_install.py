@@ -43,7 +43,7 @@ class Absent:
 def modules_of(extras: Iterable[str]) -> set[str]:
     """Return the top-level modules of the distributions that extras of this package install."""
     setup = configparser.ConfigParser()
-    setup.read(Path(__file__).parents[1] / "setup.cfg", encoding="utf-8")
+    setup.read(Path(__file__).parents[2] / "setup.cfg", encoding="utf-8")
     left = [
         line
         for extra in extras

@@ -6,7 +6,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from background import Serving
 from delaylevel.dispatcher import Dispatcher, DispatchSettings
 from delaylevel.model import envelope as env
 from delaylevel.model.delivery import Delivery
@@ -14,7 +13,8 @@ from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.message import ParkedMessage
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.mover.dead_letters import DeadLetter, dead_letters
-from world import RealWorld
+from support.background import Serving
+from support.world import RealWorld
 
 LEVELS = Levels([PartitionStrategy(partition_by="HOUR", maximum_delay=timedelta(hours=3))])
 

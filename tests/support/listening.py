@@ -6,7 +6,7 @@ import threading
 from typing import Any
 
 from delaylevel.consumer import Listeners
-from world import RealWorld
+from support.world import RealWorld
 
 
 class AppRunner:

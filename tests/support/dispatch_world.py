@@ -17,7 +17,6 @@ from typing import Any
 import pulsar
 import pytest
 
-from background import Moving
 from delaylevel.cluster.connection import Connection
 from delaylevel.cluster.http import Rest
 from delaylevel.cluster.values import TopicPolicies
@@ -29,7 +28,8 @@ from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow, LevelTopicDe
 from delaylevel.model.strategy import Levels, PartitionBy, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.mover.dead_letters import DeadLetter, dead_letters
-from world import RealWorld, quiet_client
+from support.background import Moving
+from support.world import RealWorld, quiet_client
 
 LEVELS = Levels(
     [PartitionStrategy(partition_by=PartitionBy.HOUR, maximum_delay=timedelta(hours=4))]

@@ -32,7 +32,7 @@ from delaylevel.model.delivery import Delivery
 from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription
 from delaylevel.model.outcome import Outcome, OutcomeStatus
 from delaylevel.model.topic_name import TopicName
-from world import eventually, quiet_client, stored_messages
+from support.world import eventually, quiet_client, stored_messages
 
 # How much later than in the business topic the release may be confirmed: an owner that was
 # suspended takes note of it after that, and the next one only at its takeover.

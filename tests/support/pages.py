@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 FENCE = re.compile(r"^```(?P<info>[^\n]*)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
 # A section of docs/cli.md. `mover run` has its own section: it needs another kind of level topic.
 _SECTION = re.compile(r"^##+ delaylevel(?: (mover run|\w+))?", re.MULTILINE)

@@ -32,7 +32,7 @@ from delaylevel.model.strategy import Levels
 from delaylevel.model.topic_name import TopicName
 from delaylevel.mover.local import LocalMover
 from delaylevel.testing import MemoryPulsar
-from fakes import SkewedClock
+from support.fakes import SkewedClock
 
 # Discards the client's log, because tests that break something cause expected errors.
 QUIET: Any = pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull)

@@ -14,8 +14,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from cluster import Cluster
-from cluster_load import KEYS, PROBE, WINDOW_ONLY, Arrivals, Processes, now_ms
 from delaylevel import topics
 from delaylevel.cluster.admin import Admin
 from delaylevel.cluster.values import TopicPolicies
@@ -23,7 +21,9 @@ from delaylevel.model import envelope as env
 from delaylevel.model.delivery import Delivery
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription
 from delaylevel.model.topic_name import TopicName
-from world import eventually, quiet_client
+from support.cluster import Cluster
+from support.cluster_load import KEYS, PROBE, WINDOW_ONLY, Arrivals, Processes, now_ms
+from support.world import eventually, quiet_client
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """An application with one listener, which tests run as a process of its own, and kill.
 
-``delaylevel listen listening_app:app`` runs it, with the plan in the environment.
+``delaylevel listen support.listening_app:app`` runs it, with the plan in the environment.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from delaylevel.consumer import (
     Retry,
     TopicIdStore,
 )
-from listening_plan import LATER_MS, AuditFile, Fate, Plan
+from support.listening_plan import LATER_MS, AuditFile, Fate, Plan
 
 plan = Plan.of_environment()
 audit = AuditFile(plan.audit)

@@ -52,7 +52,7 @@ from delaylevel.model.position import Position
 from delaylevel.model.source_partition import SourcePartition
 from delaylevel.model.topic_name import TopicName
 from delaylevel.structures.segments.pending import PendingSegments, SpillFullError
-from fakes import describe
+from support.fakes import describe
 
 T0 = 1_800_000_000_000
 TARGETS = ("persistent://public/default/orders", "persistent://public/default/invoices")

@@ -1,0 +1,1 @@
+"""What tests share: worlds, fakes, and programs that tests run."""
