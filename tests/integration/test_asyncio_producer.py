@@ -9,44 +9,21 @@ import time
 import warnings
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from datetime import timedelta
 from typing import Any
 
 import pulsar
 import pulsar.asyncio
 import pytest
 
-from delaylevel.asyncio import DelayLevelClient, DelayLevelProducer, wrap
+from delaylevel.asyncio import DelayLevelProducer, wrap
 from delaylevel.broker.embedded import EmbeddedBroker
 from delaylevel.cluster.client_parts.aio import open_producer
 from delaylevel.cluster.connection import Connection
 from delaylevel.errors import InvalidInputError
 from delaylevel.model.level_topic import default_level_topic
-from delaylevel.model.strategy import PartitionBy, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
+from support.asyncio_producer import HOURS, LONG, LONGER, LONGEST, orders, producer_of  # noqa: F401
 from support.world import QUIET, RealWorld, Stored
-
-HOURS = PartitionStrategy(partition_by=PartitionBy.HOUR, maximum_delay=timedelta(hours=4))
-LONG, LONGER, LONGEST = timedelta(hours=1.5), timedelta(hours=2.5), timedelta(hours=3.5)
-
-
-@pytest.fixture
-def orders(namespace: str) -> str:
-    return f"persistent://{namespace}/orders"
-
-
-@asynccontextmanager
-async def producer_of(
-    connection: Connection, topic: str, **options: Any
-) -> AsyncIterator[DelayLevelProducer]:
-    client = DelayLevelClient.from_connection(connection, logger=QUIET)
-    producer = await client.create_producer(
-        topic, enable_delay_level_topic=True, partition_strategy=HOURS, **options
-    )
-    try:
-        yield producer
-    finally:
-        await client.close()
 
 
 def result_of(outcome: Any) -> Any:
@@ -321,30 +298,3 @@ def test_a_broker_that_goes_away(private_broker: Callable[..., EmbeddedBroker]) 
         warnings.simplefilter("ignore")  # the timeout is short
         asyncio.run(test())
     assert max(gaps) < 1.5
-
-
-@pytest.mark.long
-def test_an_opening_waits_for_a_broker_that_comes_back(
-    private_broker: Callable[..., EmbeddedBroker],
-) -> None:
-    broker = private_broker()
-    topic = "persistent://public/default/orders"
-
-    async def test() -> list[Any]:
-        async with producer_of(broker.connection, topic, send_timeout_millis=280_000) as producer:
-            await producer.send(b"0", deliver_after=LONGER)
-            await asyncio.to_thread(broker.kill)
-            sends = [
-                asyncio.ensure_future(producer.send(b"%d" % number, deliver_after=LONG))
-                for number in range(20)
-            ]
-            await asyncio.sleep(0.5)
-            assert not any(sent.done() for sent in sends)
-            await asyncio.to_thread(broker.start)
-            found = await asyncio.gather(*sends)
-            await producer.close()
-            return [(where.ledger_id(), where.entry_id(), where.batch_index()) for where in found]
-
-    positions = asyncio.run(test())
-    assert positions == sorted(positions)
-    assert len(set(positions)) == 20

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import json
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -41,71 +39,16 @@ from delaylevel.model.level_topic import (
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.topics.status import status
+from support.levels_broker import LEVELS, at_once, described, narrow, run, set_policy  # noqa: F401
 from support.world import eventually
 
-LEVELS = Levels(
-    [
-        PartitionStrategy(partition_by=timedelta(minutes=10), maximum_delay=timedelta(minutes=30)),
-        PartitionStrategy(partition_by=timedelta(minutes=5), maximum_delay=timedelta(minutes=10)),
-    ]
-)
 OTHER = Levels(
     PartitionStrategy(partition_by=timedelta(minutes=10), maximum_delay=timedelta(minutes=40))
 )
-EVERYTHING_EATS = {
-    "brokerDeleteInactiveTopicsFrequencySeconds": 1,
-    "brokerDeleteInactiveTopicsMaxInactiveDurationSeconds": 1,
-    "brokerDeleteInactiveTopicsMode": "delete_when_subscriptions_caught_up",
-    "messageExpiryCheckIntervalInMinutes": 1,
-}
-NARROW = {
-    "topicLevelPoliciesEnabled": False,
-    "maxNumPartitionsPerPartitionedTopic": 20,
-    "subscriptionExpirationTimeMinutes": 7,
-}
-
-
-def described(namespace: str, *, levels: Levels = LEVELS, **changes: Any) -> LevelTopicDescription:
-    values: dict[str, Any] = {
-        "targets": (f"{namespace}/orders",),
-        "final_window": FinalWindow.BROKER,
-        **changes,
-    }
-    return LevelTopicDescription(f"{namespace}/orders-delay-level", levels, **values)
-
-
-def set_policy(admin: Admin, namespace: str, policy: str, value: object, query: str = "") -> None:
-    answer = urllib3.request(
-        "POST", f"{admin.admin_url}/admin/v2/namespaces/{namespace}/{policy}{query}", json=value
-    )
-    assert answer.status == 204, answer.data
 
 
 def names(admin: Admin, namespace: str) -> set[str]:
     return {topic.local for topic in admin.list_partitioned_topics(namespace)}
-
-
-def at_once(calls: list[Callable[[], object]]) -> list[object]:
-    """Run all calls at the same time; return the result or the exception of each."""
-    start = threading.Barrier(len(calls))
-    results: list[object] = [None] * len(calls)
-
-    def run(index: int) -> None:
-        start.wait()
-        try:
-            results[index] = calls[index]()
-        except Exception as error:
-            results[index] = error
-
-    threads = [threading.Thread(target=run, args=(index,)) for index in range(len(calls))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return results
-
-
-# --- creation ------------------------------------------------------------------------------
 
 
 def test_all_member_topics_are_created(admin: Admin, namespace: str) -> None:
@@ -222,19 +165,6 @@ def test_missing_parts_are_repaired(admin: Admin, namespace: str) -> None:
     assert status(admin, wanted, 0).problems == ()
 
 
-def test_concurrent_creations_lose_no_target(admin: Admin, namespace: str) -> None:
-    targets = [f"{namespace}/target-{number}" for number in range(6)]
-    wanted = [described(namespace, targets=(target,)) for target in targets]
-
-    results = at_once([lambda item=item: topics.create(admin, item) for item in wanted])  # type: ignore[misc]
-
-    assert [item for item in results if isinstance(item, Exception)] == []
-    found = topics.find(admin, wanted[0].topic)
-    assert found is not None
-    assert found.targets == tuple(sorted(f"persistent://{target}" for target in targets))
-    assert len(admin.list_partitioned_topics(namespace)) == 4
-
-
 def test_of_two_concurrent_strategies_one_wins(admin: Admin, namespace: str) -> None:
     wanted = [described(namespace), described(namespace, levels=OTHER)] * 2
 
@@ -256,9 +186,6 @@ def test_new_targets_are_added(admin: Admin, namespace: str) -> None:
     assert more.targets == both
     assert topics.create(admin, first).targets == both
     more.check_target(both[0])
-
-
-# --- refusals ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -415,26 +342,6 @@ def test_a_quota_that_only_blocks_by_size_is_noted(admin: Admin, namespace: str)
     assert ["holds 5,000 bytes" in line for line in topics.notes(admin, wanted)] == [True]
 
 
-@pytest.fixture
-def narrow(broker_with: Callable[..., Any]) -> Iterator[Admin]:
-    with Admin.from_connection(broker_with(NARROW).connection) as admin:
-        yield admin
-
-
-def test_a_broker_without_topic_policies(narrow: Admin) -> None:
-    wanted = described("public/default")
-    with pytest.raises(UnsafeNamespaceError, match="not used for 7m00s") as caught:
-        topics.create(narrow, wanted)
-    assert len(caught.value.problems) == 1
-    set_policy(narrow, "public/default", "subscriptionExpirationTime", 0)
-
-    set_policy(narrow, "public/default", "messageTTL", 60)
-    with pytest.raises(UnsafeNamespaceError, match="no policies for single topics"):
-        topics.create(narrow, wanted)
-    set_policy(narrow, "public/default", "messageTTL", 0)
-    assert topics.create(narrow, wanted) == wanted
-
-
 def test_more_partitions_than_the_broker_allows(narrow: Admin) -> None:
     set_policy(narrow, "public/default", "subscriptionExpirationTime", 0)
     hours = Levels(PartitionStrategy(partition_by="HOUR", maximum_delay=timedelta(days=20)))
@@ -451,9 +358,6 @@ def test_more_partitions_than_the_broker_allows(narrow: Admin) -> None:
         topics.create(narrow, LevelTopicDescription("many-delay-level", days, ("many",)))
     assert "these levels fit: MONTH for 365d, then DAY for 30d" not in str(other.value)  # 29 > 20
     assert "364 partitions" in str(other.value)
-
-
-# --- search --------------------------------------------------------------------------------
 
 
 def test_a_level_topic_is_found_by_every_name(admin: Admin, namespace: str) -> None:
@@ -499,9 +403,6 @@ def test_a_list_has_level_topics_only_including_damaged_ones(admin: Admin, names
     assert [item.topic for item in found] == [broken.topic, wanted.topic]
     assert [item.description for item in found] == [None, wanted]
     assert "format 99" in str(found[0].problem)
-
-
-# --- status --------------------------------------------------------------------------------
 
 
 def test_status_has_backlog_and_hand_offs_and_moves_nothing(
@@ -568,52 +469,6 @@ def test_status_has_backlog_and_hand_offs_and_moves_nothing(
     assert alive.partitions[1].backlog_entries == 3
     for consumer in consumers:
         consumer.close()
-
-
-# --- parked messages are kept ----------------------------------------------------------------
-
-
-@pytest.mark.long
-def test_parked_messages_survive_ttl_and_the_deletion_of_inactive_topics(
-    broker_with: Callable[..., Any],
-) -> None:
-    broker = broker_with(EVERYTHING_EATS)
-    admin = Admin.from_connection(broker.connection)
-    namespace = "public/default"
-    set_policy(admin, namespace, "messageTTL", 1)
-    wanted = topics.create(admin, described(namespace))
-    control, idle = (TopicName.parse(f"{namespace}/{name}") for name in ("control", "idle"))
-    for topic in (control, idle):
-        admin.create_partitioned(topic, 1)
-        admin.create_subscription(topic, "s")
-    client = pulsar.Client(**broker.connection.client_kwargs())
-    try:
-        for topic in (control.partition(0), wanted.name.partition(0)):
-            client.create_producer(topic.full).send(b"x")
-    finally:
-        client.close()
-
-    # The empty topic is deleted with its subscription, and the other topic's message expires.
-    eventually(lambda: not admin.topic_exists(idle.partition(0)), "the deletion")
-    eventually(
-        lambda: (
-            not admin.topic_exists(control.partition(0))
-            or not admin.partition_stats(control.partition(0)).subscriptions["s"].backlog_entries
-        ),
-        "the expiry",
-        100,
-    )
-    at = status(admin, wanted, 0)
-    assert at.problems == ()
-    assert at.backlog_entries == 1
-
-
-# --- the command line ------------------------------------------------------------------------
-
-
-@pytest.fixture
-def run(invoke: Callable[..., Result]) -> Callable[..., Result]:
-    return functools.partial(invoke, "levels")
 
 
 def test_create_list_and_describe_by_command(

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from delaylevel import topics
 from delaylevel.dispatcher import Dispatcher, DispatchSettings
 from delaylevel.model import envelope as env
 from delaylevel.model.clock import SystemClock
@@ -20,18 +18,13 @@ from delaylevel.model.strategy import Levels, PartitionBy, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.mover.local import LocalMover
 from support.background import Moving, Serving
+from support.new_targets import BRIEF, TOTAL, arrived, dead, send_to_new_targets
 from support.world import RealWorld
 
 pytestmark = pytest.mark.broker
 
+
 HOURS = Levels([PartitionStrategy(partition_by=PartitionBy.HOUR, maximum_delay=timedelta(hours=4))])
-BRIEF = Levels(
-    PartitionStrategy(
-        partition_by=timedelta(milliseconds=200), maximum_delay=timedelta(milliseconds=800)
-    )
-)
-TARGETS, MESSAGES = 10, 7
-TOTAL = TARGETS * MESSAGES
 
 
 class CountingAdmin:
@@ -45,34 +38,6 @@ class CountingAdmin:
         if name == "partitioned_metadata":
             self.reads += 1
         return getattr(self._admin, name)
-
-
-def send_to_new_targets(
-    world: RealWorld, description: LevelTopicDescription, delay: timedelta
-) -> list[str]:
-    """Add targets one by one, and send messages to each at once; return the targets."""
-    names = [world.topic(f"added-{number}") for number in range(TARGETS)]
-    client = world.client()
-    for name in names:
-        world.plain_client.create_producer(name).close()
-    for name in names:
-        topics.create(world.admin, replace(description, targets=(*description.targets, name)))
-        producer = client.create_producer(
-            name, enable_delay_level_topic=True, delay_level_topic=description.topic
-        )
-        for number in range(MESSAGES):
-            producer.send_async(b"%d" % number, None, deliver_after=delay)
-        producer.flush()
-    return names
-
-
-def arrived(world: RealWorld, names: list[str]) -> int:
-    return sum(len(world.stored(name)) for name in names)
-
-
-def dead(world: RealWorld, description: LevelTopicDescription) -> list[str]:
-    letters = world.stored(description.dead_letter_topic.partition(0).full)
-    return [message.properties[env.REASON] for message in letters]
 
 
 @pytest.fixture
@@ -147,23 +112,6 @@ def test_the_local_mover_delivers_to_targets_that_were_added_just_now(world: Rea
         )
     assert dead(world, description) == []
     assert arrived(world, names) == TOTAL
-
-
-@pytest.mark.long
-@pytest.mark.spark
-def test_the_spark_job_delivers_to_targets_that_were_added_just_now(
-    world: RealWorld, spark_job: Callable[..., Any]
-) -> None:
-    description = world.level_topic(BRIEF)
-    with spark_job(description) as job:
-        job.ready()
-        names = send_to_new_targets(world, description, timedelta(milliseconds=500))
-        world.eventually(
-            lambda: arrived(world, names) + len(dead(world, description)) >= TOTAL, "all messages"
-        )
-        assert dead(world, description) == []
-        assert arrived(world, names) == TOTAL
-        world.drained(description)
 
 
 def test_a_really_unknown_target_is_a_dead_letter_of_the_local_mover(world: RealWorld) -> None:

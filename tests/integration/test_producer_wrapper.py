@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
-import sys
 import threading
 import time
 import uuid
@@ -40,16 +38,13 @@ from delaylevel.model.level_topic import LevelTopicDescription, default_level_to
 from delaylevel.model.strategy import Levels, PartitionBy, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.producer.client import DelayLevelClient, wrap
+from support.producer_wrapper import HOURS, orders  # noqa: F401
 from support.world import MakeClient, MakeLevelTopic, RealWorld, Stored
 
-HOURS = PartitionStrategy(partition_by=PartitionBy.HOUR, maximum_delay=timedelta(hours=4))
 DAYS = PartitionStrategy(partition_by=PartitionBy.DAY, maximum_delay=timedelta(days=3))
+
+
 LONG = timedelta(hours=2)
-
-
-@pytest.fixture
-def orders(namespace: str) -> str:
-    return f"persistent://{namespace}/orders"
 
 
 @pytest.fixture
@@ -61,9 +56,6 @@ def producer(dl_client: MakeClient, orders: str) -> Any:
 
 class Order(Record):
     note = String()
-
-
-# --- drop-in replacement -------------------------------------------------------------------
 
 
 def test_it_is_off_by_default(world: RealWorld, orders: str) -> None:
@@ -178,9 +170,6 @@ def test_many_threads_share_a_producer(producer: Any, orders: str, stored: Store
     assert len(producer._parked) == 3
 
 
-# --- bad input -----------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("delay", "error"),
     [
@@ -277,9 +266,6 @@ def test_a_topic_that_is_not_a_level_topic(world: RealWorld, orders: str) -> Non
     assert topics.find(world.admin, default_level_topic(f"{orders}-2")) is None
 
 
-# --- without admin access ------------------------------------------------------------------
-
-
 def test_without_an_admin_url(
     connection: Connection, producer: Any, orders: str, stored: Stored
 ) -> None:
@@ -299,9 +285,6 @@ def test_without_an_admin_url(
             )
     finally:
         client.close()
-
-
-# --- wrap ----------------------------------------------------------------------------------
 
 
 def test_wrap_a_producer_that_exists(world: RealWorld, connection: Connection, orders: str) -> None:
@@ -347,9 +330,6 @@ def test_a_producer_that_cannot_be_wrapped_works_on(
     with pytest.raises(StrategyMismatchError):
         wrap(plain, client, partition_strategy=DAYS, admin_url=connection.admin_url)
     plain.send(b"still here")
-
-
-# --- asyncio -------------------------------------------------------------------------------
 
 
 def test_the_asyncio_twin(connection: Connection, orders: str, stored: Stored) -> None:
@@ -410,9 +390,6 @@ def test_the_asyncio_twin(connection: Connection, orders: str, stored: Stored) -
     )
 
 
-# --- creation of the level topic -----------------------------------------------------------
-
-
 def test_two_producers_create_at_once(
     connection: Connection, world: RealWorld, orders: str
 ) -> None:
@@ -444,56 +421,6 @@ def test_two_producers_create_at_once(
     assert sorted(m.value or b"" for m in world.stored(described.topic)) == [
         b"%d" % number for number in range(6)
     ]
-
-
-def test_two_processes_create_at_once(
-    connection: Connection, world: RealWorld, orders: str
-) -> None:
-    program = f"""
-import sys
-from datetime import timedelta
-from delaylevel import DelayLevelClient, PartitionStrategy, PartitionBy
-strategy = PartitionStrategy(partition_by=PartitionBy.HOUR, maximum_delay=timedelta(hours=4))
-client = DelayLevelClient({connection.service_url!r}, admin_url={connection.admin_url!r})
-print("ready", flush=True)
-sys.stdin.readline()
-producer = client.create_producer(
-    {orders!r}, enable_delay_level_topic=True, partition_strategy=strategy)
-producer.send(b"parked", deliver_after=timedelta(hours=2))
-producer.close()
-client.close()
-"""
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", program],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for _ in range(3)
-    ]
-    try:
-        for process in processes:
-            assert process.stdout is not None
-            assert any(line.strip() == "ready" for line in process.stdout)
-        for process in processes:
-            assert process.stdin is not None
-            process.stdin.write("go\n")
-            process.stdin.flush()
-        for process in processes:
-            _, errors = process.communicate(timeout=60)
-            assert process.returncode == 0, errors
-    finally:
-        for process in processes:
-            if process.poll() is None:
-                process.kill()
-                process.wait()
-    assert topics.describe(world.admin, orders).levels == Levels(HOURS)
-    assert len(world.stored(default_level_topic(orders))) == 3
-
-
-# --- loss of the broker --------------------------------------------------------------------
 
 
 @pytest.mark.long

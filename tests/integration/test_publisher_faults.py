@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 import pulsar
 import pytest
-from pulsar.schema import BytesSchema
 
 from delaylevel.cluster.admin import Admin
 from delaylevel.cluster.connection import Connection
@@ -23,38 +21,8 @@ from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.producer.setup import level_producer_settings
 from support.proxy import Proxy
-from support.world import RealWorld, eventually, quiet_client, stored_messages
-
-MESSAGES = 3000
-
-
-def messages(first: int, count: int) -> list[ParkedMessage]:
-    return [
-        ParkedMessage(1, number, -1, 0, "", "", 0, {"n": str(number)}, b"x" * 100)
-        for number in range(first, first + count)
-    ]
-
-
-def send(publisher: Publisher[Any], first: int, count: int) -> set[str]:
-    for message in messages(first, count):
-        publisher.send(message, message.properties, None)
-    return {str(number) for number in range(first, first + count)}
-
-
-def stored(client: Any, admin: Admin, topic: TopicName) -> set[str]:
-    return {message.properties["n"] for message in stored_messages(client, admin, topic.full)}
-
-
-def kept_topic(client: Any, name: str) -> TopicName:
-    client.subscribe(name, "keep").close()
-    return TopicName.parse(name)
-
-
-@pytest.fixture
-def publisher(client: pulsar.Client, namespace: str) -> Publisher[Any]:
-    name = f"persistent://{namespace}/out"
-    client.subscribe(name, "keep").close()
-    return Publisher(client.create_producer(name, schema=BytesSchema(), **BULK_SETTINGS), bulk=True)
+from support.publisher_faults import MESSAGES, kept_topic, messages, publisher, send, stored  # noqa: F401
+from support.world import RealWorld, eventually, quiet_client
 
 
 def test_everything_is_confirmed_by_few_callbacks(
@@ -87,44 +55,6 @@ def test_a_topic_terminated_during_a_send(
     send(publisher, MESSAGES, MESSAGES)
     assert publisher.flush()[0] is not None
     assert len(stored(client, admin, topic)) == MESSAGES
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("timeout_ms", [30_000, 1000])
-def test_a_broker_killed_during_a_send(private_broker: Callable[..., Any], timeout_ms: int) -> None:
-    # With the shorter timeout the client drops its queue, but sends later messages.
-    broker = private_broker()
-    client = quiet_client(broker.connection)
-    try:
-        topic = kept_topic(client, "persistent://public/default/out")
-        settings = {**BULK_SETTINGS, "send_timeout_millis": timeout_ms}
-        producer = client.create_producer(topic.full, schema=BytesSchema(), **settings)
-        publisher: Publisher[Any] = Publisher(producer, bulk=True)
-        sent = send(publisher, 0, MESSAGES)
-        assert broker.kill()
-        sent |= send(publisher, MESSAGES, MESSAGES)
-        if timeout_ms == 1000:
-            with pytest.raises(pulsar.PulsarException):
-                producer.flush()
-        broker.start()
-        sent |= send(publisher, 2 * MESSAGES, MESSAGES)
-        failure = publisher.flush()[0]
-        with Admin.from_connection(broker.connection) as admin:
-            missing = sent - stored(client, admin, topic)
-        assert failure is not None or not missing
-        if timeout_ms == 1000:
-            assert missing
-            assert failure is not None
-        for number in range(3, 23):  # a broker that has just started may be slower than the timeout
-            more = send(publisher, number * MESSAGES, MESSAGES)
-            failure = publisher.flush()[0]
-            if failure is None:
-                break
-        assert failure is None
-        with Admin.from_connection(broker.connection) as admin:
-            assert more <= stored(client, admin, topic)
-    finally:
-        client.close()
 
 
 def test_messages_to_a_target_share_the_outcome_of_their_entry(

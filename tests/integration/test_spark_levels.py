@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -12,120 +11,18 @@ from typing import Any
 import pytest
 
 from delaylevel.cluster.connection import Connection
-from delaylevel.errors import AlreadyRunningError, LevelTopicError
+from delaylevel.errors import LevelTopicError
 from delaylevel.model.clock import SystemClock
 from delaylevel.model.delivery import Delivery
-from delaylevel.model.level_topic import LevelTopicDescription, Mover
+from delaylevel.model.level_topic import Mover
 from delaylevel.model.position import Position
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.spark_sync import SparkSyncJob, SyncSettings
+from support.spark_levels import BRIEF, HOUR_MS, overdue
 from support.world import MakeLevelTopic, RealWorld
 
 pytestmark = [pytest.mark.spark, pytest.mark.broker]
-
-TWO_LEVELS = Levels(
-    [
-        PartitionStrategy(
-            partition_by=timedelta(seconds=2),
-            maximum_delay=timedelta(seconds=6),
-            lead=timedelta(seconds=1),
-            overflow="recirculate",
-        ),
-        PartitionStrategy(
-            partition_by=timedelta(milliseconds=500), maximum_delay=timedelta(seconds=2)
-        ),
-    ]
-)
-HOUR_MS = 3_600_000
-HOURS = Levels(
-    [
-        PartitionStrategy(
-            partition_by=timedelta(hours=6),
-            maximum_delay=timedelta(hours=24),
-            overflow="recirculate",
-        ),
-        PartitionStrategy(partition_by=timedelta(hours=1), maximum_delay=timedelta(hours=6)),
-    ]
-)
-BRIEF = Levels(
-    PartitionStrategy(
-        partition_by=timedelta(milliseconds=200), maximum_delay=timedelta(milliseconds=800)
-    )
-)
-# The broker delivers up to one tick early.
-TICK_MS = 1000
-
-
-def overdue(description: LevelTopicDescription, eventually: Callable[..., Any]) -> None:
-    """Wait until every message parked in a brief level is overdue."""
-    ready_ms = SystemClock().now_ms() + 1000
-    eventually(lambda: SystemClock().now_ms() > ready_ms, "the due time")
-
-
-def test_every_delay_is_delivered_on_time(
-    world: RealWorld, spark_job: Callable[..., Any], clock: Any
-) -> None:
-    """The delays cover bounds of partitions, several levels, recirculation and empty partitions."""
-    description = world.level_topic(TWO_LEVELS)
-    orders = description.targets[0]
-    get = world.arrivals(orders)
-    choose = random.Random(3)
-    with (
-        spark_job(description) as job,
-        world.client(clock).create_producer(orders, enable_delay_level_topic=True) as producer,
-    ):
-        job.ready()
-        clock.advance(SystemClock().now_ms() - clock.at_ms)
-        on_bounds = [0, 1, 499, 500, 1000, 1999, 2000, 3999, 4000, 5999, 6000]
-        beyond = [6001, 7000]
-        mixed = [choose.randint(0, 4000) for _ in range(100)]
-        for number, delay_ms in enumerate([*on_bounds, *beyond, *mixed]):
-            producer.send_async(
-                b"%d" % number,
-                None,
-                partition_key=f"key-{number % 7}",
-                deliver_after=timedelta(milliseconds=delay_ms),
-            )
-        producer.flush()
-        count = len(on_bounds) + len(beyond) + len(mixed)
-        undelayed = 1
-        arrivals = get(count)
-        world.drained(description)
-
-    assert sorted(int(a.message.data()) for a in arrivals) == list(range(count))
-    delayed = [a for a in arrivals if "delaylevel.due" in a.message.properties()]
-    assert len(delayed) == count - undelayed
-    assert min(a.late_ms for a in delayed) >= -TICK_MS
-    for arrival in delayed:
-        due_ms = int(arrival.message.properties()["delaylevel.due"])
-        number = int(arrival.message.data())
-        assert due_ms == clock.at_ms + [*on_bounds, *beyond, *mixed][number]
-    assert len(world.stored(orders)) == count
-
-
-def test_messages_far_from_due_are_parked_again(
-    world: RealWorld,
-    skewed: Callable[..., None],
-    parked: Callable[..., dict[str, str]],
-    spark_once: Callable[..., None],
-) -> None:
-    """Messages stamped long ago go to the first level again, to a finer one or to the target."""
-    description = world.level_topic(HOURS)
-    coarse, fine = (description.level_topic(level) for level in range(2))
-    now_ms = SystemClock().now_ms()
-    for value, hours in ((b"20", 20), (b"10", 10), (b"4", 4), (b"0.5", 0.5), (b"-1", -1)):
-        due_ms = now_ms + int(hours * HOUR_MS)
-        skewed(coarse.partition(0).full, -24 * HOUR_MS, value, parked(due_ms))
-    spark_once(description)
-
-    def again(topic: TopicName) -> list[bytes | None]:
-        return [m.value for m in world.stored(topic.full) if "delaylevel.id" in m.properties]
-
-    assert [again(coarse.partition(k)) for k in range(3)] == [[b"10"], [], [b"20"]]
-    assert [again(fine.partition(k)) for k in range(5)] == [[], [], [b"4"], [], []]
-    assert [m.value for m in world.stored(description.targets[0])] == [b"0.5", b"-1"]
-    assert world.backlog(description) == 3
 
 
 def test_a_late_trigger(world: RealWorld, spark_once: Callable[..., None]) -> None:
@@ -216,28 +113,6 @@ def test_starting_offsets_that_do_not_fit(
         spark_once(description, options={"startingOffsets": json.dumps({wrong: "1:0"})})
 
 
-def test_earliest_moves_acknowledged_messages_again(
-    world: RealWorld, spark_once: Callable[..., None], tmp_path: Any
-) -> None:
-    """Reading from the earliest offset makes duplicates with the same ID, and only on request."""
-    description = world.level_topic(BRIEF)
-    orders = description.targets[0]
-    with world.client().create_producer(orders, enable_delay_level_topic=True) as producer:
-        for number in range(20):
-            producer.send(b"%d" % number, deliver_after=timedelta(milliseconds=400))
-    overdue(description, world.eventually)
-    spark_once(description)
-    world.drained(description)
-    spark_once(description, checkpoint=str(tmp_path / "second"))
-    assert len(world.stored(orders)) == 20
-    spark_once(
-        description, checkpoint=str(tmp_path / "third"), options={"startingOffsets": "earliest"}
-    )
-    found = world.stored(orders)
-    assert len(found) == 40
-    assert len({m.properties["delaylevel.id"] for m in found}) == 20
-
-
 def test_a_deleted_target_delays_no_other_target(
     world: RealWorld, spark_job: Callable[..., Any], parked: Callable[..., dict[str, str]]
 ) -> None:
@@ -304,29 +179,6 @@ def test_effectively_once_holds_the_messages_of_a_target_that_refuses_a_first_ru
     values = [b"%d" % number for number in range(5)]
     assert sorted(message.value or b"" for message in held) == values
     assert sorted(message.value or b"" for message in world.stored(others)) == values
-
-
-def test_a_second_job_names_the_active_one(
-    level_topic: MakeLevelTopic,
-    connection: Connection,
-    spark: Any,
-    spark_job: Callable[..., Any],
-    spark_once: Callable[..., None],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Any,
-) -> None:
-    from delaylevel.spark_sync import SparkSyncJob, SyncSettings
-    from delaylevel.spark_sync import job as job_module
-
-    description = level_topic(BRIEF)
-    settings = SyncSettings((description.topic,), checkpoint=str(tmp_path / "second"))
-    with spark_job(description) as job:
-        job.ready()
-        monkeypatch.setattr(job_module, "LOCK_TIMEOUT_S", 0.5)
-        with pytest.raises(AlreadyRunningError, match=r"delaylevel-spark@.+:\d+"):
-            SparkSyncJob(connection, settings, spark=spark)
-    # After the first job has stopped, the second can start.
-    spark_once(description, checkpoint=str(tmp_path / "second"))
 
 
 def test_a_level_topic_of_a_function_is_not_moved(

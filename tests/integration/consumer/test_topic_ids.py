@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import pulsar
@@ -18,27 +17,10 @@ from delaylevel import DelayLevelClient
 from delaylevel.cluster.connection import Connection
 from delaylevel.consumer import Deduplication, HandledIds, TopicIdStore, id_memory, id_topic
 from delaylevel.errors import InvalidInputError
-from delaylevel.model.topic_name import TopicName
-from support.world import QUIET, Eventually, RealWorld, eventually
+from support.topic_ids import known, message, save
+from support.world import QUIET, Eventually, RealWorld
 
 Open = Callable[..., HandledIds]
-
-
-def message(number: object) -> Any:
-    return SimpleNamespace(id=f"m-{number}", identity=f"m-{number}")
-
-
-def save(handled: HandledIds, *numbers: object) -> None:
-    """Save IDs without waiting for each, then wait for all."""
-    for number in numbers:
-        each = message(number)
-        assert handled.begin(each)
-        handled.save(each, lambda: None)
-    assert handled.flush()
-
-
-def known(handled: HandledIds, *numbers: object) -> list[bool]:
-    return [handled.contains(message(number)) for number in numbers]
 
 
 @pytest.fixture
@@ -123,9 +105,6 @@ def test_a_client_without_admin_access_is_enough(opened: Open, connection: Conne
         handled.close()
 
 
-# -- rewriting and compaction
-
-
 def test_a_long_log_is_rewritten_and_keeps_every_id(
     opened: Open, world: RealWorld, monkeypatch: pytest.MonkeyPatch, eventually: Eventually
 ) -> None:
@@ -172,8 +151,6 @@ def test_compaction_changes_nothing(
     world.admin.unload(name)
     assert all(known(opened(), *range(400)))
 
-
-# -- failures
 
 _PROGRAM = """
 import os, signal, sys
@@ -277,30 +254,3 @@ def test_a_closed_producer_is_replaced(opened: Open, eventually: Eventually) -> 
     assert handled.flush()
     assert handled.unsaved == 0
     assert known(opened(), 1, 2) == [True, True]
-
-
-@pytest.mark.long
-def test_ids_survive_a_killed_broker(private_broker: Callable[..., Any]) -> None:
-    broker = private_broker()
-    where = {"admin_url": broker.connection.admin_url, "logger": QUIET}
-    client = DelayLevelClient(broker.connection.service_url, **where)
-    topic = TopicName.parse("orders").full
-    deduplication = Deduplication(store=TopicIdStore(timeout_s=60))
-    handled = deduplication.open(client, topic, "billing")
-    save(handled, *range(500))
-    broker.kill()
-    acknowledged: list[int] = []
-    for number in range(500, 1000):
-        assert handled.begin(message(number))
-        handled.save(message(number), lambda number=number: acknowledged.append(number))
-    assert not acknowledged  # unknown: they wait for the broker
-    broker.start()
-    eventually(lambda: len(acknowledged) == 500, "the confirmations")
-    assert handled.flush()
-    handled.close()
-    client.close()
-    client = DelayLevelClient(broker.connection.service_url, **where)
-    handled = deduplication.open(client, topic, "billing")
-    assert all(known(handled, *range(1000)))
-    handled.close()
-    client.close()

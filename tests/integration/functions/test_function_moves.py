@@ -3,57 +3,24 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import shlex
-import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import pulsar
 import pytest
 import urllib3
-from pulsar.schema import AvroSchema, Integer, JsonSchema, Record, String, StringSchema
 
 from delaylevel import topics
-from delaylevel.broker.distribution import distribution_directory, java
 from delaylevel.cluster.connection import Connection
 from delaylevel.errors import LevelTopicError
 from delaylevel.functions import deployment, health
 from delaylevel.model.clock import SystemClock
-from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription, Mover
-from delaylevel.model.strategy import Levels, PartitionStrategy
+from delaylevel.model.level_topic import LevelTopicDescription
+from support.function_moves import TWO_LEVELS, description, wrapped  # noqa: F401
 from support.world import RealWorld
-
-TWO_LEVELS = Levels(
-    [
-        PartitionStrategy(partition_by=timedelta(seconds=4), maximum_delay=timedelta(seconds=16)),
-        PartitionStrategy(partition_by=timedelta(seconds=1), maximum_delay=timedelta(seconds=6)),
-    ]
-)
-SHORT = PartitionStrategy(partition_by=timedelta(seconds=2), maximum_delay=timedelta(seconds=8))
-
-
-class Order(Record):  # type: ignore[misc]
-    name = String()
-    count = Integer()
-
-
-@pytest.fixture
-def description(level_topic: Callable[..., LevelTopicDescription]) -> LevelTopicDescription:
-    return level_topic(TWO_LEVELS, mover=Mover.FUNCTION, hold_pause_ms=2000)
-
-
-def wrapped(client: Any, description: LevelTopicDescription, **options: Any) -> Any:
-    return client.create_producer(
-        description.targets[0],
-        enable_delay_level_topic=True,
-        partition_strategy=description.levels,
-        **options,
-    )
 
 
 def test_every_message_arrives_as_it_was_sent(
@@ -126,49 +93,6 @@ def test_every_message_arrives_as_it_was_sent(
     )
 
 
-def test_schemas_arrive_as_they_were_sent(world: RealWorld, deployed: Callable[..., Any]) -> None:
-    kinds: dict[str, tuple[Any, Any]] = {
-        "avro": (AvroSchema(Order), Order(name="a", count=7)),
-        "json": (JsonSchema(Order), Order(name="b", count=8)),
-        "string": (StringSchema(), "007"),
-    }
-    levels = Levels([SHORT])
-    names = [f"{kind}-orders" for kind in kinds]
-    first = world.level_topic(
-        levels,
-        targets=names,
-        mover=Mover.FUNCTION,
-        topic=f"persistent://{world.namespace}/typed-delay-level",
-    )
-    consumers = {}
-    connected = world.client()
-    for name, (schema, value) in zip(names, kinds.values(), strict=True):
-        topic = f"persistent://{world.namespace}/{name}"
-        consumers[topic] = world.plain_client.subscribe(
-            topic, "app", consumer_type=pulsar.ConsumerType.Shared, schema=schema
-        )
-        producer = connected.create_producer(
-            topic,
-            enable_delay_level_topic=True,
-            delay_level_topic=first.topic,
-            partition_strategy=levels,
-            schema=schema,
-        )
-        producer.send(value, deliver_after=timedelta(seconds=2.5))
-        producer.send(
-            None, partition_key="k", ordering_key="o", deliver_after=timedelta(seconds=2.5)
-        )
-    deployed(first)
-    for topic, (_, value) in zip(consumers, kinds.values(), strict=True):
-        found = [consumers[topic].receive(60_000) for _ in range(2)]
-        (null,) = (message for message in found if message.has_null_value())
-        (message,) = (message for message in found if not message.has_null_value())
-        assert message.value() == value
-        assert (null.data(), null.partition_key(), null.ordering_key()) == (b"", "k", "o")
-        for item in found:
-            assert item.schema_version() == (0).to_bytes(8, "big").decode()
-
-
 def test_a_target_that_is_added_later_is_known(
     description: LevelTopicDescription, deployed: Callable[..., Any], world: RealWorld
 ) -> None:
@@ -190,89 +114,12 @@ def test_a_target_that_is_added_later_is_known(
     assert [item.message.data() for item in get_later(1, 60)] == [b"second"]
 
 
-@pytest.mark.long
-def test_delete_keeps_parked_messages_and_a_new_deployment_moves_them(
-    description: LevelTopicDescription,
-    deployed: Callable[..., Any],
-    world: RealWorld,
-    connection: Connection,
-) -> None:
-    get = world.arrivals(description.targets[0])
-    made = deployed(description)
-    assert not made.updated
-    producer = wrapped(world.client(), description)
-    producer.send(b"first", deliver_after=timedelta(seconds=1.5))
-    get(1, 60)
-    world.drained(description)  # acknowledgement follows arrival
-    for number in range(20):
-        producer.send(b"%d" % number, deliver_after=timedelta(seconds=8))
-    deployment.delete(connection, description, made.function)
-    # No mover runs, so these stay whatever their due times.
-    for number in range(20, 40):
-        producer.send(b"%d" % number, deliver_after=timedelta(seconds=4))
-    assert world.backlog(description) >= 20
-    for member in description.members():
-        assert SUBSCRIPTION in world.admin.subscriptions(member.topic.partition(0))
-    with pytest.raises(LevelTopicError, match="is not deployed"):
-        deployment.restart(connection, made.function)
-    with pytest.raises(LevelTopicError, match="is not deployed"):
-        health.status(connection, world.admin, description, made.function, 0)
-    assert not deployed(description).updated
-    again = deployed(description, parallelism=2)
-    assert again.updated
-    found = get(40, 120)  # an instance that fails at its start is restarted after 30 s
-    assert {item.message.data() for item in found} == {b"%d" % n for n in range(40)}
-    at = health.status(connection, world.admin, description, made.function, SystemClock().now_ms())
-    assert len(at.instances) == 2
-
-
 def test_a_level_topic_for_spark_is_refused(
     level_topic: Callable[..., LevelTopicDescription], connection: Connection
 ) -> None:
     description = level_topic(TWO_LEVELS)
     with pytest.raises(LevelTopicError, match="delaylevel mover run"):
         deployment.deploy(connection, description, deployment.FunctionOptions())
-
-
-def test_malformed_and_early_messages(
-    description: LevelTopicDescription,
-    deployed: Callable[..., Any],
-    world: RealWorld,
-    parked: Callable[..., dict[str, str]],
-) -> None:
-    get = world.arrivals(description.targets[0])
-    deployed(description)
-    due_ms = SystemClock().now_ms() + 7_000
-    far_ms = due_ms + 3_600_000
-    level = world.plain_client.create_producer(description.level_topic(0).partition(0).full)
-    level.send(b"not ours")
-    level.send(b"damaged", properties={"delaylevel.due": "soon"})
-    level.send(b"elsewhere", properties=parked(due_ms, "somebody-elses"))
-    # Without deliver_at, like a message of a producer for Spark: the Function gets it at once.
-    level.send(b"undue", properties=parked(due_ms))
-    level.send(b"far", properties=parked(far_ms))
-    dead = world.eventually(
-        lambda: len(found := world.stored(description.dead_letter_topic.full)) == 3 and found,
-        "three dead letters",
-        60,
-    )
-    assert {item.value for item in dead} == {b"not ours", b"damaged", b"elsewhere"}
-    assert all(item.properties["delaylevel.reason"] for item in dead)
-    (arrival,) = get(1, 60)
-    assert arrival.message.data() == b"undue"
-    assert arrival.late_ms > -1500
-
-    def hops(body: bytes) -> int:
-        return sum(
-            item.value == body
-            for level in range(2)
-            for item in world.stored(description.level_topic(level).full)
-        )
-
-    world.eventually(lambda: hops(b"far") >= 2, "the early message parked again")
-    world.eventually(lambda: world.backlog(description) == 1, "every other acknowledgement")
-    for body in (b"far", b"undue"):
-        assert hops(body) <= 6, "it was parked again in a busy loop"
 
 
 def test_the_command_line(
@@ -313,24 +160,3 @@ def test_the_command_line(
         60,
     )
     assert "stays" in run("delete", target).stderr
-
-
-@pytest.mark.slow
-@pytest.mark.long
-def test_the_line_for_pulsar_admin(
-    description: LevelTopicDescription, connection: Connection, world: RealWorld, tmp_path: Path
-) -> None:
-    get = world.arrivals(description.targets[0])
-    options = deployment.FunctionOptions()
-    line = deployment.write_package(tmp_path, description, connection, options)
-    done = subprocess.run(
-        [distribution_directory() / "bin" / "pulsar-admin", *shlex.split(line)[1:]],
-        env={**os.environ, "PATH": f"{Path(java()).parent}:{os.environ['PATH']}"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
-    wrapped(world.client(), description).send(b"1", deliver_after=timedelta(seconds=2))
-    get(1, 90)
-    deployment.delete(connection, description, deployment.function_name(description))

@@ -1,0 +1,149 @@
+"""Tests of ``delaylevel mover run`` as a program: killed, started twice, ended, run from cron."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import socket
+import time
+from collections import defaultdict
+from datetime import timedelta
+from pathlib import Path
+
+import psutil
+import pytest
+
+from delaylevel.cluster.partition_lock import describe_owner
+from delaylevel.model.source_partition import source_partitions
+from delaylevel.model.strategy import Levels, PartitionStrategy
+from delaylevel.producer.client import DelayLevelClient
+from support.spark_process import PATIENCE_S, Start, end, said
+from support.world import RealWorld
+
+pytestmark = [pytest.mark.spark, pytest.mark.broker]
+
+
+LEVELS = Levels(
+    [
+        PartitionStrategy(partition_by=timedelta(seconds=2), maximum_delay=timedelta(seconds=20)),
+        PartitionStrategy(
+            partition_by=timedelta(milliseconds=500), maximum_delay=timedelta(seconds=2)
+        ),
+    ]
+)
+
+
+BRIEF = Levels(
+    PartitionStrategy(
+        partition_by=timedelta(milliseconds=200), maximum_delay=timedelta(milliseconds=800)
+    )
+)
+
+
+def park(client: DelayLevelClient, target: str, count: int, longest_ms: int, seed: int) -> None:
+    choose = random.Random(seed)
+    with client.create_producer(target, enable_delay_level_topic=True) as producer:
+        for number in range(count):
+            producer.send_async(
+                b"%d" % number,
+                None,
+                partition_key=f"key-{number % 13}",
+                deliver_after=timedelta(milliseconds=choose.randint(600, longest_ms)),
+            )
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+def test_killed_then_started_twice_then_ended(
+    world: RealWorld, cli_process: Start, tmp_path: Path
+) -> None:
+    """Spark's driver is killed below the program; later a second program is refused."""
+    world.deduplicate()
+    description = world.level_topic(LEVELS)
+    orders = description.targets[0]
+    source = source_partitions(description)[0]
+    once = ("--delivery", "effectively-once")
+    command = ("mover", "run", orders, "--checkpoint", str(tmp_path / "checkpoint"), *once)
+    park(world.client(), orders, 2000, 15_000, seed=7)
+    before = len(world.stored(orders))
+    choose = random.Random(7)
+
+    job = cli_process(*command)
+    world.eventually(
+        lambda: job.poll() is not None or len(world.stored(orders)) > before,
+        "the first batch",
+        PATIENCE_S,
+    )
+    assert job.poll() is None, said(job)
+    time.sleep(choose.random())  # a random moment of a batch, or between two
+    tree = psutil.Process(job.pid).children(recursive=True)
+    java = next(process for process in tree if "java" in process.name())
+    os.kill(java.pid, signal.SIGKILL)
+    # The program does not hang, it leaves no process behind, and its partition locks are released.
+    assert end(job) != 0
+    _, alive = psutil.wait_procs(tree, PATIENCE_S)
+    assert [process for process in alive if process.status() != psutil.STATUS_ZOMBIE] == []
+    world.eventually(
+        lambda: not describe_owner(world.admin, source), "the release of a killed job's locks"
+    )
+
+    job = cli_process(*command)
+    world.eventually(
+        lambda: job.poll() is not None or describe_owner(world.admin, source),
+        "a partition lock",
+        PATIENCE_S,
+    )
+    second = cli_process("mover", "run", orders, "--checkpoint", str(tmp_path / "second"))
+    world.eventually(
+        lambda: len({m.value for m in world.stored(orders)}) == 2000,
+        "the messages of all runs",
+        PATIENCE_S,
+    )
+    world.drained(description)
+    assert job.poll() is None, said(job)
+    assert end(second) == 1
+    refusal = said(second)
+    assert "another mover is at work on level topic" in refusal
+    owner = describe_owner(world.admin, source)
+    assert owner.startswith(f"delaylevel-spark@{socket.gethostname()}:")
+    assert owner.split(" ")[0] in refusal
+    assert "Traceback" not in refusal
+
+    job.send_signal(signal.SIGTERM)
+    assert end(job) == 0, said(job)
+    assert "Traceback" not in said(job)
+    world.eventually(
+        lambda: not describe_owner(world.admin, source), "the release of an ended job's locks"
+    )
+
+    ids: dict[bytes, set[str]] = defaultdict(set)
+    for message in world.stored(orders):
+        identity = message.properties.get("delaylevel.id", f"straight-{message.position}")
+        ids[message.value or b""].add(identity)
+    assert sorted(int(value) for value in ids) == list(range(2000))
+    assert [value for value, found in ids.items() if len(found) > 1] == []
+    assert len(world.stored(orders)) == 2000, "messages from before the kill were sent again"
+    assert world.stored(description.dead_letter_topic.full) == []
+
+
+@pytest.mark.long
+def test_once_from_cron(world: RealWorld, cli_process: Start) -> None:
+    description = world.level_topic(BRIEF, ("orders", "invoices"))
+    for target in description.targets:
+        park_all = world.client().create_producer(
+            target, enable_delay_level_topic=True, delay_level_topic=description.topic
+        )
+        for number in range(100):
+            park_all.send(b"%d" % number, deliver_after=timedelta(milliseconds=200 + number))
+        park_all.close()
+    # The start takes longer than the longest delay.
+    job = cli_process("mover", "run", description.topic, "--once")
+    assert end(job) == 0, said(job)
+    assert "200 messages moved" in said(job)
+    assert "WARN" not in said(job)
+    assert job.log.with_suffix(".out").read_text() == ""
+    assert world.backlog(description) == 0
+    for target in description.targets:
+        assert sorted(int(m.value or b"") for m in world.stored(target)) == list(range(100))
+    assert describe_owner(world.admin, source_partitions(description)[0]) == ""
