@@ -18,7 +18,7 @@ export PYSPARK_DRIVER_PYTHON = $(PYSPARK_PYTHON)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all unit lint format typecheck wheel wheel-check walk java pytest reference screens broker broker-stop fetch bench torture versions mutants compare install clean distclean
+.PHONY: help demo quick test night lint format typecheck wheel wheel-check walk java pytest reference screens broker broker-stop fetch bench torture versions mutants compare install clean distclean
 
 help: ## Show this list
 	@echo "Usage: make TARGET"
@@ -31,10 +31,10 @@ help: ## Show this list
 demo: $(STAMP) ## Send delayed messages through a real broker and watch them arrive
 	$(BIN)/delaylevel demo
 
-test: lint typecheck wheel-check java pytest ## Run all checks of CI
+quick: lint typecheck ## Run the checks and tests that need no broker
+	$(BIN)/python -m pytest $(PARALLEL) -m "not broker" tests/unit tests/contract tests/docs $(PYTEST_ARGS)
 
-unit: $(STAMP) ## Run only the tests that need no broker
-	$(BIN)/python -m pytest $(PARALLEL) tests/unit $(PYTEST_ARGS)
+test: lint typecheck wheel-check java pytest ## Run all checks of CI
 
 lint: $(STAMP) ## Check style and formatting (ruff)
 	$(BIN)/ruff check .
@@ -61,8 +61,11 @@ java: ## Test the Java producer with Maven; only the first run downloads somethi
 pytest: fetch ## Run the tests; PYTEST_ARGS="-k name" selects some
 	$(BIN)/python -m pytest $(PARALLEL) $(PYTEST_ARGS)
 
-test-all: lint typecheck wheel-check java fetch ## Run all checks, including tests that take minutes each
-	$(BIN)/python -m pytest -m "long or not long" $(PYTEST_ARGS)
+# These tests measure times, so they run in one process. The searches have new seeds each time.
+night: test ## Run everything, also what takes minutes; SEED=… repeats the searches of a night
+	$(BIN)/python -m pytest --night $(PYTEST_ARGS)
+	DELAYLEVEL_TEST_SEARCH=5 DELAYLEVEL_TEST_SEED=$(or $(SEED),$(shell date +%s)) \
+		$(BIN)/python -m pytest $(PARALLEL) tests/unit -k "model or live_view" $(PYTEST_ARGS)
 
 torture: fetch ## Break everything at random for MINUTES=30 (SEED=… repeats a run), and audit each message
 	PYTHONPATH=tests $(BIN)/python -m torture --minutes $(or $(MINUTES),30) --seed $(or $(SEED),0) \

@@ -51,6 +51,8 @@ FAST_CONF: dict[str, str | int | float | bool] = {
 TEST_HEAP_MB = HEAP_MB
 # tools/make_versions.py runs the tests with the servers of several versions.
 _VERSION = os.environ.get("DELAYLEVEL_TEST_BROKER_VERSION")
+#: Name of the folders with tests that take minutes, or look for what only chance finds.
+NIGHT = "night"
 _BROKER_FIXTURES = {
     "broker",
     "broker_with",
@@ -64,6 +66,19 @@ _BROKER_FIXTURES = {
 }
 
 BrokerFactory = Callable[..., EmbeddedBroker]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--night", action="store_true", help="run only what is in folders `night`")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave folders ``night`` out, unless they are asked for or named."""
+    inside = NIGHT in collection_path.relative_to(Path(__file__).parent).parts
+    if config.getoption("--night"):
+        return True if collection_path.is_file() and not inside else None
+    named = any(NIGHT in Path(str(each).partition("::")[0]).parts for each in config.args)
+    return True if inside and not named else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

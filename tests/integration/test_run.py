@@ -25,7 +25,7 @@ from delaylevel.model.level_topic import (
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.run import LocalService
-from delaylevel.run.metrics import ServiceCollector
+from delaylevel.run.service import ServiceCollector
 from delaylevel.topics import description_cache, lifecycle, roster
 from delaylevel.web.reports import reporters_of
 from support.background import Background

@@ -18,12 +18,10 @@ GROUPS = {
     # its Python processes takes more than ten seconds to start.
     "spark": (
         "integration/test_spark_",
-        "integration/test_lifecycle_spark",
-        "integration/test_unreadable_fields",
         "integration/test_window_writers",
     ),
     # These share a broker with a functions worker.
-    "functions": ("integration/functions/", "integration/test_broker.py"),
+    "functions": ("integration/functions/",),
 }
 _ORDER = (*GROUPS, "docs/test_pages.py", "integration/", "contract/", "docs/", "unit/")
 

@@ -12,13 +12,9 @@ pytest.importorskip("xdist")
 from support.parallel import GROUPS, group
 
 TESTS = Path(__file__).parents[1]
-FILES = [str(path.relative_to(TESTS)) for path in TESTS.rglob("test_*.py")]
-# Files whose tests with Spark are all marked long; those run in one process.
-LONG_ONLY = {
-    "integration/test_new_targets.py",
-    "integration/test_pattern_consumers.py",
-    "integration/secured/test_secured_spark.py",
-}
+FILES = [
+    str(path.relative_to(TESTS)) for path in TESTS.rglob("test_*.py") if "night" not in path.parts
+]
 
 
 def test_every_begin_of_a_group_is_that_of_a_file() -> None:
@@ -34,7 +30,7 @@ def test_files_with_spark_jobs_share_a_process() -> None:
         if file.startswith("integration/")
         and re.search(r"mark\.spark|spark_job|spark_once", (TESTS / file).read_text())
     }
-    assert {file for file in found if group(f"tests/{file}::test") != "spark"} == LONG_ONLY
+    assert {file for file in found if group(f"tests/{file}::test") != "spark"} == set()
 
 
 def test_the_tests_of_other_files_share_a_process() -> None:

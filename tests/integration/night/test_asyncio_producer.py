@@ -6,13 +6,10 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-import pytest
-
 from delaylevel.broker.embedded import EmbeddedBroker
 from support.asyncio_producer import LONG, LONGER, orders, producer_of  # noqa: F401
 
 
-@pytest.mark.long
 def test_an_opening_waits_for_a_broker_that_comes_back(
     private_broker: Callable[..., EmbeddedBroker],
 ) -> None:

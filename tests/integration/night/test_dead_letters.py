@@ -9,7 +9,6 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 from click.testing import CliRunner
 
 from delaylevel.broker.embedded import EmbeddedBroker
@@ -31,7 +30,6 @@ def command(connection: Connection, *arguments: str) -> Any:
     return json.loads(result.stdout)
 
 
-@pytest.mark.long
 def test_the_largest_letters_are_stored_in_chunks_shown_discarded_and_replayed(
     private_broker: Callable[..., EmbeddedBroker],
     started: Callable[[EmbeddedBroker], EmbeddedBroker],

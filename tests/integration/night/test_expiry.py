@@ -18,7 +18,6 @@ from support.world import MakeLevelTopic, RealWorld, eventually
 pytestmark = pytest.mark.broker
 
 
-@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_suspended_dispatcher_releases_nothing_that_expired(
     world: RealWorld, level_topic: MakeLevelTopic, connection: Connection, tmp_path: Path

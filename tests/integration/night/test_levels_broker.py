@@ -53,7 +53,6 @@ def test_a_broker_without_topic_policies(narrow: Admin) -> None:
     assert topics.create(narrow, wanted) == wanted
 
 
-@pytest.mark.long
 def test_parked_messages_survive_ttl_and_the_deletion_of_inactive_topics(
     broker_with: Callable[..., Any],
 ) -> None:

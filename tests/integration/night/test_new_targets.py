@@ -14,7 +14,6 @@ from support.world import RealWorld
 pytestmark = pytest.mark.broker
 
 
-@pytest.mark.long
 @pytest.mark.spark
 def test_the_spark_job_delivers_to_targets_that_were_added_just_now(
     world: RealWorld, spark_job: Callable[..., Any]

@@ -15,7 +15,6 @@ from support.publisher_faults import MESSAGES, kept_topic, messages, publisher, 
 from support.world import quiet_client
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("timeout_ms", [30_000, 1000])
 def test_a_broker_killed_during_a_send(private_broker: Callable[..., Any], timeout_ms: int) -> None:
     # With the shorter timeout the client drops its queue, but sends later messages.

@@ -25,7 +25,7 @@ from delaylevel.model.level_topic import (
     Mover,
 )
 from delaylevel.model.source_partition import source_partitions
-from delaylevel.mover import topic_thread
+from delaylevel.mover import service as mover_service
 from delaylevel.run import LocalService
 from support.run import Owners, Start, create, end, found, park, said, started
 from support.world import RealWorld, quiet_client
@@ -36,9 +36,7 @@ pytestmark = pytest.mark.broker
 TAKEOVER_S = 10.0
 
 
-@pytest.mark.parametrize(
-    "number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.long)]
-)
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_process_on_standby_takes_over(
     world: RealWorld, cli_process: Start, number: signal.Signals, record_property: Any
 ) -> None:
@@ -111,7 +109,7 @@ def test_it_and_a_job_of_spark_exclude_each_other(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(topic_thread, "LOCK_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(mover_service, "LOCK_TIMEOUT_S", 0.5)
     description = create(world)
     spark = f"delaylevel-spark@{socket.gethostname()}:{os.getpid()}"
 
@@ -194,7 +192,6 @@ def test_bad_input_is_refused_with_a_remedy(world: RealWorld, cli_process: Start
             refused(process, code, *texts)
 
 
-@pytest.mark.long
 def test_it_survives_a_broker_that_is_away(
     private_broker: Callable[..., Any], tmp_path: Path, cli_process: Start
 ) -> None:

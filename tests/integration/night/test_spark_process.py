@@ -53,7 +53,6 @@ def park(client: DelayLevelClient, target: str, count: int, longest_ms: int, see
             )
 
 
-@pytest.mark.long
 @pytest.mark.timeout(1200)
 def test_killed_then_started_twice_then_ended(
     world: RealWorld, cli_process: Start, tmp_path: Path
@@ -127,7 +126,6 @@ def test_killed_then_started_twice_then_ended(
     assert world.stored(description.dead_letter_topic.full) == []
 
 
-@pytest.mark.long
 def test_once_from_cron(world: RealWorld, cli_process: Start) -> None:
     description = world.level_topic(BRIEF, ("orders", "invoices"))
     for target in description.targets:

@@ -30,6 +30,7 @@ from delaylevel.dispatcher.journal.records import (
 from delaylevel.dispatcher.journal.state import JournalState
 from delaylevel.structures.segments.pending import PendingSegments
 from delaylevel.testing import ManualClock
+from support.seeds import seeds
 
 T0 = 1_700_000_000_000
 CAPACITY = 10_000
@@ -449,7 +450,7 @@ def run(seed: int, deduplicating: bool, directory: Path) -> Simulation:
 
 
 @pytest.mark.parametrize("deduplicating", [True, False])
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", seeds(16))
 def test_no_message_is_lost_early_or_released_twice(
     seed: int, deduplicating: bool, tmp_path: Path
 ) -> None:

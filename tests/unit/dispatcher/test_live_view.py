@@ -34,6 +34,7 @@ from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.structures.segments.pending import PendingSegments
 from delaylevel.testing import ManualClock
 from delaylevel.web.reports import QueryRefusedError
+from support.seeds import seeds
 
 T0 = 1_700_000_000_000
 EVERYTHING = DueRange(1, 1 << 53)
@@ -159,7 +160,7 @@ class Fixture:
             view.close()
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", seeds(3))
 def test_a_view_has_every_message_that_is_not_released(tmp_path: Path, seed: int) -> None:
     """Take a random path through the queue: spill, defer, put back, withdraw, commit."""
     rng = random.Random(seed)
@@ -204,7 +205,7 @@ def test_a_view_has_every_message_that_is_not_released(tmp_path: Path, seed: int
     fix.queue.close()
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", seeds(3))
 def test_a_view_leaves_out_what_is_cancelled(tmp_path: Path, seed: int) -> None:
     """Cancel at random, also before messages come and with wrong due times, on random paths."""
     rng = random.Random(seed)

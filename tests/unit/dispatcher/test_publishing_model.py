@@ -30,6 +30,7 @@ from delaylevel.dispatcher.journal.records import Refused
 from delaylevel.dispatcher.outcome_topic import OutcomeTopic
 from delaylevel.dispatcher.outcomes import FlightOutcomes
 from delaylevel.dispatcher.sending import FlightSender
+from support.seeds import SEARCH
 from support.simulation import (
     TARGETS,
     TOO_BIG,
@@ -247,37 +248,33 @@ def searching(examples: int, shrinking: bool) -> Callable[[Any], Any]:
 
 
 # Each planted fault below is found within 100 runs.
-number_of_runs = pytest.mark.parametrize("runs", [100, pytest.param(400, marks=pytest.mark.long)])
+RUNS = 100 * SEARCH
 
 
-@number_of_runs
 @pytest.mark.parametrize("numbered", [False, True])
 @pytest.mark.parametrize("replacing", [False, True])
-def test_nothing_is_lost_or_published_twice(numbered: bool, replacing: bool, runs: int) -> None:
-    search_runs(numbered, replacing, shrinking=True, examples=runs)
+def test_nothing_is_lost_or_published_twice(numbered: bool, replacing: bool) -> None:
+    search_runs(numbered, replacing, shrinking=True, examples=RUNS)
 
 
-@number_of_runs
-def test_nothing_is_lost_or_published_twice_in_partitions(runs: int) -> None:
-    search_runs(True, False, shrinking=True, examples=runs, partitions=2)
+def test_nothing_is_lost_or_published_twice_in_partitions() -> None:
+    search_runs(True, False, shrinking=True, examples=RUNS, partitions=2)
 
 
-@number_of_runs
 @pytest.mark.parametrize(("numbered", "partitions"), [(False, 0), (True, 0), (True, 2)])
 def test_nothing_is_lost_or_published_twice_with_little_room(
-    numbered: bool, partitions: int, runs: int, monkeypatch: pytest.MonkeyPatch
+    numbered: bool, partitions: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("delaylevel.dispatcher.in_flight.IN_FLIGHT_MESSAGES", 4)
     monkeypatch.setattr("delaylevel.dispatcher.publishing._BATCH", 3)
     monkeypatch.setattr("delaylevel.dispatcher.placement._MANY_WAITING", 3)
     monkeypatch.setattr("delaylevel.dispatcher.waiting._IN_MEMORY", 4)
-    search_runs(numbered, False, shrinking=True, examples=runs, partitions=partitions)
+    search_runs(numbered, False, shrinking=True, examples=RUNS, partitions=partitions)
 
 
-@number_of_runs
 @pytest.mark.parametrize("numbered", [False, True])
 def test_nothing_is_lost_or_published_twice_in_a_burst(
-    numbered: bool, runs: int, monkeypatch: pytest.MonkeyPatch
+    numbered: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Intents of due messages are not waited for, and entries have few messages.
     monkeypatch.setattr("delaylevel.dispatcher.sending._MANY", 1)
@@ -285,16 +282,15 @@ def test_nothing_is_lost_or_published_twice_in_a_burst(
     monkeypatch.setattr("delaylevel.dispatcher.publishing._BATCH", 3)
     monkeypatch.setattr("delaylevel.dispatcher.placement._MANY_WAITING", 3)
     small_entries(monkeypatch)
-    search_runs(numbered, False, shrinking=True, examples=runs)
+    search_runs(numbered, False, shrinking=True, examples=RUNS)
 
 
-@number_of_runs
 def test_nothing_is_lost_with_a_client_that_ends_its_batches_early(
-    runs: int, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     small_entries(monkeypatch)
     batches_end_early(monkeypatch)
-    search_runs(False, False, shrinking=True, examples=runs)
+    search_runs(False, False, shrinking=True, examples=RUNS)
 
 
 @pytest.mark.parametrize("trusted", [False, True])

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import pytest
-
 from delaylevel import DelayLevelClient
 from delaylevel.consumer import Deduplication, TopicIdStore
 from delaylevel.model.topic_name import TopicName
@@ -14,7 +12,6 @@ from support.topic_ids import known, message, save
 from support.world import QUIET, eventually
 
 
-@pytest.mark.long
 def test_ids_survive_a_killed_broker(private_broker: Callable[..., Any]) -> None:
     broker = private_broker()
     where = {"admin_url": broker.connection.admin_url, "logger": QUIET}

@@ -75,7 +75,6 @@ def test_schemas_arrive_as_they_were_sent(world: RealWorld, deployed: Callable[.
             assert item.schema_version() == (0).to_bytes(8, "big").decode()
 
 
-@pytest.mark.long
 def test_delete_keeps_parked_messages_and_a_new_deployment_moves_them(
     description: LevelTopicDescription,
     deployed: Callable[..., Any],
@@ -152,8 +151,6 @@ def test_malformed_and_early_messages(
         assert hops(body) <= 6, "it was parked again in a busy loop"
 
 
-@pytest.mark.slow
-@pytest.mark.long
 def test_the_line_for_pulsar_admin(
     description: LevelTopicDescription, connection: Connection, world: RealWorld, tmp_path: Path
 ) -> None:

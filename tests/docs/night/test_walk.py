@@ -1,0 +1,130 @@
+"""Tests of the first pages: in terminals, and with only the extras of their first block."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from delaylevel.cluster.connection import Connection
+from support.pages import ROOT, Block, blocks
+from support.plain_install import modules_of
+from support.shell import NotSeenError, Shell
+from support.walk import LIMIT_S, PAGES, WAYS, walk
+
+PROGRAM = ROOT / "tests/support/plain_install.py"
+_EXTRAS = re.compile(r"pip install .*\[(.*)\]")
+
+
+def walked(page: str, way: str) -> list[Block]:
+    """Return the blocks of a walk."""
+    others = {f"with-{other}" for other in WAYS} - {f"with-{way}"}
+    found = [block for block in blocks(ROOT / page) if "walked" in block.words]
+    return [block for block in found if not others & set(block.words)]
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("way", WAYS)
+def test_a_new_user_gets_delayed_messages_within_three_minutes(way: str, tmp_path: Path) -> None:
+    done = walk(way, tmp_path)
+    assert {step.page for step in done.steps} == set(PAGES)
+    assert done.seconds < LIMIT_S, done.report()
+    for program in ("python remind.py", "python first.py"):
+        at = next(i for i, step in enumerate(done.steps) if step.line == program)
+        printed = re.findall(r"^ ?(\d+\.\d) s  (.+)$", "\n".join(done.outputs[at]), re.MULTILINE)
+        seconds = {words: float(passed) for passed, words in printed}
+        assert printed[0][1] == "at once"
+        assert seconds["in twelve seconds"] >= 11.9, "early"
+        assert seconds.get("in three seconds", 3.0) >= 2.9, "early"
+
+
+def test_the_extras_of_the_first_block_suffice(
+    connection: Connection, namespace: str, tmp_path: Path
+) -> None:
+    topic = f"persistent://{namespace}/reminders"
+    lines: list[list[str]] = []
+    for block in [block for page in PAGES for block in walked(page, "run")]:
+        if block.kind == "python":
+            continue  # producers and consumers need no extra
+        for line, _ in block.commands:
+            lines += [["--extras", *extras.split(",")] for extras in _EXTRAS.findall(line)]
+            words = shlex.split(line, comments=True)
+            if words[0] == "delaylevel" and words[1:2] != ["broker"] and "delete" not in words:
+                words = [topic if word == "reminders" else word for word in words[1:]]
+                words += ["--once"] if words[0] == "run" else []
+                lines += [words] if words not in lines else []
+    commands = [words for words in lines if words[0] != "--extras"]
+    assert lines[0] == ["--extras", "window"]
+    assert {"run", "send", "pending", "horizon"} <= {words[0] for words in commands}
+    done = subprocess.run(
+        [sys.executable, PROGRAM, "--each"],
+        input="\n".join(map(json.dumps, lines)),
+        capture_output=True,
+        text=True,
+        env={
+            **os.environ,
+            "DELAYLEVEL_SERVICE_URL": connection.service_url,
+            "DELAYLEVEL_ADMIN_URL": connection.admin_url,
+        },
+        cwd=tmp_path,
+        timeout=240,
+        check=True,
+    )
+    answers = [json.loads(line) for line in done.stdout.splitlines()]
+    for words, (code, output, trace) in zip(commands, answers, strict=True):
+        assert code == 0, f"{words}: {output}\n{trace}"
+
+
+def test_modules_of_other_extras_are_hidden() -> None:
+    window = modules_of(["window"])
+    assert {"numpy", "pyroaring"} <= window
+    assert not {"duckdb", "pyspark"} & window
+    assert "duckdb" in modules_of(["window", "inspect"])
+
+
+def each(
+    lines: list[list[str]], extras: list[str], environment: dict[str, str], folder: Path
+) -> list[tuple[int, str]]:
+    """Return exit code and output of commands in an install that has only these extras."""
+    names = ["--extras", ",".join(extras)]
+    done = subprocess.run(
+        [sys.executable, PROGRAM, *names, "--each"],
+        input="\n".join(json.dumps(line) for line in lines),
+        capture_output=True,
+        text=True,
+        env=environment,
+        cwd=folder,
+        timeout=120,
+        check=True,
+    )
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert not any(trace for _, _, trace in found), found
+    return [(code, output) for code, output, _ in found]
+
+
+def test_a_terminal_shows_what_was_printed(tmp_path: Path) -> None:
+    terminal = Shell(tmp_path, {"PATH": "/usr/bin:/bin"}, columns=40, rows=5)
+    try:
+        terminal.type("for i in 1 2 3 4 5 6 7 8; do echo line $i; done; false")
+        terminal.wait(lambda: terminal.exit_code is not None, "the end", 30)
+        assert terminal.exit_code == 1
+        assert [line for line in terminal.lines if line.startswith("line")] == [
+            f"line {number}" for number in range(1, 9)
+        ]
+        assert len(terminal.display) == 5
+        terminal.type("printf 'old\\rnew\\n'; cat")
+        terminal.wait(lambda: "new" in terminal.display, "the text", 30)
+        assert terminal.exit_code is None
+        with pytest.raises(NotSeenError, match="new"):
+            terminal.wait(lambda: "old" in terminal.display, "the old text", 0.1)
+        terminal.interrupt()
+        terminal.wait(lambda: terminal.exit_code is not None, "the end", 30)
+        assert terminal.exit_code == 130
+    finally:
+        terminal.close()

@@ -1,0 +1,99 @@
+"""Tests of the admin interface of a cluster while one of its brokers is away."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from delaylevel import topics
+from delaylevel.cluster.admin import Admin
+from delaylevel.doctor.examination import examine
+from delaylevel.doctor.finding import State
+from delaylevel.errors import BrokerError, BrokerUnreachableError
+from delaylevel.model.level_topic import LevelTopicDescription
+from delaylevel.model.strategy import Levels, PartitionStrategy
+from delaylevel.topics.stats import read_stats
+from support.cluster import Cluster
+from support.cluster_load import load_on
+from support.world import RealWorld
+
+pytestmark = [pytest.mark.broker]
+
+LEVELS = Levels(
+    [PartitionStrategy(partition_by=timedelta(minutes=1), maximum_delay=timedelta(minutes=3))]
+)
+
+
+def test_a_level_topic_is_there_when_its_creation_ends(cluster: Cluster, world: RealWorld) -> None:
+    """The admin client asks one broker, and the other one owns the topics."""
+    one, other = cluster.broker_nodes
+    assert cluster.owner(world.topic("x")) is one
+    with Admin(other.admin_url) as admin:
+        for number in range(30):
+            wanted = LevelTopicDescription(
+                world.topic(f"orders-{number}-delay-level"), LEVELS, (world.topic("orders"),)
+            )
+            assert topics.create(admin, wanted) == wanted
+            more = replace(wanted, targets=(*wanted.targets, world.topic("bills")))
+            assert topics.create(admin, more).targets == more.targets
+
+
+def stats(admin: Admin, description: LevelTopicDescription) -> bool:
+    """Return True if the statistics of a level topic can be read, False while a broker is away."""
+    try:
+        read_stats(admin, description, as_described=True)
+    except BrokerError:
+        return False
+    return True
+
+
+def test_the_broker_that_is_away_is_named(cluster: Cluster, world: RealWorld) -> None:
+    """The other broker redirects to it until the end of its ZooKeeper session."""
+    description = world.level_topic(LEVELS)
+    away, living = cluster.broker_nodes
+    host = away.admin_url.removeprefix("http://")
+    away.kill()
+    with Admin(living.admin_url) as admin, pytest.raises(BrokerUnreachableError) as caught:
+        admin.partition_stats(description.name.partition(0))
+    assert caught.value.address == host
+    assert f"the broker at {host} does not answer" in str(caught.value)
+    connection = cluster.connection_to(living)
+    found = list(examine(connection, description.topic))
+    failed = [each for each in found if each.state is State.FAILED]
+    assert [host in each.says for each in failed] == [True], failed
+    assert any(each.state is State.SKIPPED and host in each.says for each in found)
+    with Admin(living.admin_url) as admin:
+        cluster.eventually(lambda: stats(admin, description), "a takeover", 90)
+    assert not [each for each in examine(connection, description.topic) if host in each.says]
+
+
+def test_a_suspended_first_address_costs_its_timeout_once(
+    cluster: Cluster, world: RealWorld
+) -> None:
+    description = world.level_topic(LEVELS)
+    cluster.place(world.namespace, cluster.broker_nodes[1])
+    cluster.broker_nodes[0].suspend()
+    with Admin(cluster.connection.admin_url, timeout_s=8) as admin:
+        began = time.monotonic()
+        for _ in range(5):
+            assert topics.describe(admin, description.topic) == description
+        assert time.monotonic() - began < 2 * 8
+
+
+def test_messages_arrive_although_the_only_admin_address_is_dead(
+    cluster: Cluster, world: RealWorld, tmp_path: Path
+) -> None:
+    """The processes know the other broker from the cluster's list, or from redirects."""
+    dead = cluster.broker_nodes[0]
+    connection = cluster.connection_to(*cluster.broker_nodes, admin=[dead])
+    with load_on(connection, world.namespace, tmp_path, 40.0) as load:
+        found = load.measure(dead.kill, lambda: None)
+        # A new producer of this process.
+        producer = load.client.create_producer(load.topic("moved"), enable_delay_level_topic=True)
+        assert producer.send(b"-1", deliver_after=timedelta(minutes=3))
+        producer.close()
+    assert (found.lost, found.disordered, found.early_ms <= 0) == (0, 0, True), found

@@ -1,0 +1,91 @@
+"""The interruption of each part by each fault, with the default settings of Pulsar.
+
+All topics are at the broker that gets the fault, and the addresses of both brokers are given, those
+of this broker first. ``-s`` prints the table in docs/faults.md.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from support.cluster import DEFAULT_SESSION_MS, Cluster, cluster_in
+from support.cluster_load import load_on
+
+pytestmark = [pytest.mark.broker, pytest.mark.timeout(900)]
+
+# The end of the messages is behind that of every interruption.
+SECONDS = 75.0
+# A broker's session, the other broker's takeover, and the pauses of clients and movers.
+MOST_S = DEFAULT_SESSION_MS / 1000 + 60
+# A client notices that its broker hangs by its second request for a sign of life, one in 30 s.
+NOTICE_S = 60.0
+#: The table in docs/faults.md, printed at the end.
+TABLE = [
+    "| fault | bookies | producer | mover | dispatcher | commands | not received | copies | load |",
+    "|---|---|---|---|---|---|---|---|---|",
+]
+
+
+@pytest.fixture(scope="module")
+def three_bookies(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A cluster that can do without one bookie: each message is stored by two of three."""
+    with cluster_in(tmp_path_factory.mktemp("cluster"), bookies=3) as cluster:
+        yield cluster
+    print("", *TABLE, sep="\n")
+
+
+def kill_broker(cluster: Cluster) -> None:
+    cluster.broker_nodes[0].kill()
+
+
+def suspend_broker(cluster: Cluster) -> None:
+    cluster.broker_nodes[0].suspend()
+
+
+def stop_broker(cluster: Cluster) -> None:
+    cluster.broker_nodes[0].stop()
+
+
+def kill_bookie(cluster: Cluster) -> None:
+    cluster.bookie_nodes[0].kill()
+
+
+def restart_zookeeper(cluster: Cluster) -> None:
+    cluster.zookeeper.kill()
+    cluster.zookeeper.start()
+
+
+#: The faults, and their names in the table.
+FAULTS = {
+    kill_broker: "broker killed",
+    suspend_broker: "broker suspended, and not resumed",
+    stop_broker: "broker stopped with SIGTERM",
+    kill_bookie: "a bookie killed",
+    restart_zookeeper: "ZooKeeper killed and started",
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+def test_a_fault_interrupts_each_part_only_for_a_while(
+    three_bookies: Cluster, tmp_path: Path, fault: Callable[[Cluster], None]
+) -> None:
+    cluster = three_bookies
+    namespace = f"public/test-{uuid.uuid4().hex[:12]}"
+    cluster.create_namespace(namespace, bundles=1)
+    cluster.place(namespace, cluster.broker_nodes[0])
+    with load_on(cluster.connection, namespace, tmp_path, SECONDS) as load:
+        found = load.measure(lambda: fault(cluster), cluster.recover)
+    longest_s = found.publish_s, found.hand_off_s, found.release_s, found.admin_s
+    times = " | ".join(f"{each:.1f}" for each in longest_s)
+    counts = f"{found.lost} | {found.copies} | {os.getloadavg()[0]:.0f}"
+    TABLE.append(f"| {FAULTS[fault]} | {cluster.bookies} | {times} | {counts} |")
+    print(f"\n{TABLE[-1]}")
+    assert (found.lost, found.early_ms <= 0) == (0, True), found
+    assert not found.disordered, found
+    most_s = MOST_S + (NOTICE_S if fault is suspend_broker else 0)
+    assert max(longest_s) < most_s, found

@@ -1,0 +1,402 @@
+"""Tests of token and TLS settings on a real broker, from `Connection` to client and admin calls."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import os
+import secrets
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pulsar
+import pytest
+
+import delaylevel.asyncio
+from delaylevel import topics
+from delaylevel.cluster.admin import Admin
+from delaylevel.cluster.connection import Connection
+from delaylevel.dispatcher import Dispatcher, DispatchSettings
+from delaylevel.doctor import State, examine
+from delaylevel.errors import BrokerUnreachableError, NotFoundError, PermissionDeniedError
+from delaylevel.inspection import Inspector
+from delaylevel.model.level_topic import Role
+from delaylevel.model.topic_name import TopicName
+from delaylevel.mover.local import LocalMover
+from delaylevel.producer.client import DelayLevelClient, wrap
+from delaylevel.topics import deletion
+from delaylevel.topics import status as levelstatus
+from support.background import Serving
+from support.world import QUIET, quiet_client
+
+TOPIC = "persistent://public/default/secured"
+# The table of docs/security.md; None is the business topic.
+COLUMNS = (None, Role.LEVEL, Role.HELD, Role.DEAD_LETTER, Role.WINDOW, Role.JOURNAL)
+
+
+def publish(connection: Connection) -> None:
+    client = quiet_client(connection)
+    try:
+        consumer = client.subscribe(TOPIC, "s")
+        client.create_producer(TOPIC).send(b"body")
+        message = consumer.receive(timeout_millis=60_000)
+        consumer.acknowledge(message)
+        assert message.data() == b"body"
+    finally:
+        client.close()
+
+
+def is_refused(connection: Connection) -> pulsar.PulsarException:
+    """Return the error of a refused client, which retries until its timeout and gives no reason."""
+    impatient = connection.model_copy(update={"operation_timeout_seconds": 2})
+    with pytest.raises(pulsar.PulsarException) as refused:
+        publish(impatient)
+    return refused.value
+
+
+def partitions(connection: Connection) -> None:
+    with Admin.from_connection(connection) as admin:
+        admin.list_topics("public/default")
+
+
+def test_token_and_certificate_admit_client_and_admin(secured: Any) -> None:
+    connection = secured.load(token=secured.token)
+    publish(connection)
+    with Admin.from_connection(connection) as admin:
+        assert TopicName.parse(TOPIC) in admin.list_topics("public/default")
+
+
+def test_the_plain_ports_require_the_token_too(secured: Any) -> None:
+    publish(secured.broker.connection)
+    with pytest.raises(PermissionDeniedError):
+        partitions(secured.broker.connection.model_copy(update={"token": None}))
+
+
+def test_a_renewed_token_file_is_used(secured: Any, tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    path.write_text(secured.foreign_token)
+    connection = secured.load(token_file=path)
+    with Admin.from_connection(connection) as admin:
+        with pytest.raises(PermissionDeniedError):
+            admin.list_topics("public/default")
+        path.write_text(secured.token)
+        admin.list_topics("public/default")
+    publish(connection)
+
+
+@pytest.mark.parametrize("renewed", [False, True])
+def test_the_credentials_of_a_client_serve_the_admin_interface(secured: Any, renewed: bool) -> None:
+    options: dict[str, Any] = {
+        "tls_trust_certs_file_path": str(secured.certificate),
+        "authentication": pulsar.AuthenticationToken(
+            (lambda: secured.token) if renewed else secured.token
+        ),
+        "logger": QUIET,
+    }
+    name = f"{TOPIC}-{secrets.token_hex(4)}"
+    with DelayLevelClient(secured.service_url, admin_url=secured.admin_url, **options) as client:
+        client.create_producer(name, enable_delay_level_topic=True).close()
+        # The wrapper of a producer asks the client that made it.
+        wrap(client.create_producer(name), client).close()
+
+    async def in_a_loop() -> None:
+        async with delaylevel.asyncio.DelayLevelClient(
+            secured.service_url, admin_url=secured.admin_url, **options
+        ) as client:
+            await (await client.create_producer(name, enable_delay_level_topic=True)).close()
+
+    asyncio.run(in_a_loop())
+    plain = pulsar.Client(secured.service_url, **options)
+    producer = plain.create_producer(name)
+    tls = {"tls_trust_certs_file_path": options["tls_trust_certs_file_path"]}
+    with pytest.raises(PermissionDeniedError, match=r"\(admin_token=\)"):
+        wrap(producer, plain, admin_url=secured.admin_url, **tls)
+    wrap(producer, plain, admin_url=secured.admin_url, admin_token=secured.token, **tls).close()
+    with Admin.from_connection(secured.load(token=secured.token)) as admin:
+        deletion.delete(plain, admin, topics.describe(admin, name))  # the doctor would miss a mover
+    plain.close()
+
+
+@pytest.mark.parametrize("kind", ["none", "foreign"])
+def test_access_requires_the_right_token(secured: Any, kind: str) -> None:
+    token = None if kind == "none" else secured.foreign_token
+    connection = secured.load(token=token)
+    with pytest.raises(PermissionDeniedError) as refused:
+        partitions(connection)
+    refused_by_client = is_refused(connection)
+    assert isinstance(refused_by_client, pulsar.Timeout)
+    if token:
+        assert token not in str(refused.value)
+        assert token not in str(refused_by_client)
+
+
+def test_an_untrusted_certificate_is_refused(secured: Any) -> None:
+    connection = secured.load(token=secured.token, tls_trust_certs_file=None)
+    with pytest.raises(BrokerUnreachableError):
+        partitions(connection)
+    is_refused(connection)
+    accepting = secured.load(
+        token=secured.token, tls_trust_certs_file=None, tls_allow_insecure=True
+    )
+    partitions(accepting)
+
+
+def test_the_host_must_match_the_certificate(secured: Any) -> None:
+    addresses = {
+        "service_url": secured.service_url.replace("127.0.0.1", "localhost"),
+        "admin_url": secured.admin_url.replace("127.0.0.1", "localhost"),
+    }
+    strict = secured.load(token=secured.token, **addresses)
+    with pytest.raises(BrokerUnreachableError):
+        partitions(strict)
+    is_refused(strict)
+    lenient = secured.load(token=secured.token, tls_validate_hostname=False, **addresses)
+    partitions(lenient)
+    publish(lenient)
+
+
+def test_a_client_verifies_host_names_by_default(secured: Any) -> None:
+    """Without a ``Connection``: the settings are those of ``pulsar.Client``."""
+    options: dict[str, Any] = {
+        "service_url": secured.service_url.replace("127.0.0.1", "localhost"),
+        "admin_url": secured.admin_url.replace("127.0.0.1", "localhost"),
+        "authentication": pulsar.AuthenticationToken(secured.token),
+        "admin_token": secured.token,
+        "tls_trust_certs_file_path": str(secured.certificate),
+        "operation_timeout_seconds": 5,
+        "logger": QUIET,
+    }
+    strict = DelayLevelClient(**options)
+    with pytest.raises(BrokerUnreachableError, match="Hostname mismatch"):
+        strict.create_producer(TOPIC, enable_delay_level_topic=True)
+    with pytest.raises(pulsar.PulsarException):
+        strict.create_producer(TOPIC)
+    strict.shutdown()
+
+    plain_options = {name: value for name, value in options.items() if "admin" not in name}
+    plain = pulsar.Client(**plain_options)  # its own default is not to verify
+    producer = plain.create_producer(TOPIC)
+    admin_options = {
+        "admin_url": options["admin_url"],
+        "admin_token": secured.token,
+        "tls_trust_certs_file_path": str(secured.certificate),
+    }
+    with pytest.raises(BrokerUnreachableError, match="Hostname mismatch"):
+        wrap(producer, plain, **admin_options)
+    wrapped = wrap(producer, plain, **admin_options, tls_validate_hostname=False)
+    wrapped.send(b"parked", deliver_after=timedelta(days=2))
+    wrapped.close()
+    plain.close()
+
+    lenient = DelayLevelClient(**options, tls_validate_hostname=False)
+    with lenient.create_producer(TOPIC, enable_delay_level_topic=True) as second:
+        second.send(b"parked", deliver_after=timedelta(days=2))
+    with Admin.from_connection(secured.load(token=secured.token)) as admin:
+        deletion.delete(lenient, admin, topics.describe(admin, TOPIC), discard=2)
+    lenient.close()
+
+
+def test_the_doctor_reports_missing_rights(secured: Any) -> None:
+    good = list(examine(secured.load(token=secured.token)))
+    assert [item.check for item in good if item.state is State.FAILED] == []
+    found = list(examine(secured.load(token=secured.foreign_token)))
+    (finding,) = [item for item in found if item.state is State.FAILED]
+    assert finding.check == "admin rights"
+    assert secured.foreign_token not in finding.says
+    assert "pulsar-admin tenants update" in finding.remedies[0]
+
+
+def test_inspection_needs_only_consume(secured: Any) -> None:
+    pytest.importorskip("duckdb")
+    owner = secured.load(token=secured.token)
+    client = DelayLevelClient.from_connection(owner, logger=QUIET)
+    try:
+        with client.create_producer("looked-at", enable_delay_level_topic=True) as producer:
+            producer.send(b"due in days", deliver_after=timedelta(days=2))
+            producer.send(b"due in hours", deliver_after=timedelta(hours=2))
+    finally:
+        client.close()
+    reader = secured.load(token=secured.reader_token)
+    with pytest.raises(PermissionDeniedError):
+        Inspector.connect(reader, "looked-at", client_options={"logger": QUIET})
+    rest = Admin.from_connection(owner)._rest
+    rest.post("namespaces/public/default/permissions/reader", ["consume"])
+    with Inspector.connect(reader, "looked-at", client_options={"logger": QUIET}) as look:
+        assert look.horizon().messages == 2
+        assert [row.size for row in look.rows()] == [12, 11]
+
+
+# -- least privileges
+
+
+def test_the_grants_are_those_of_the_documentation(
+    privileges: Mapping[str, Mapping[Role | None, str]],
+) -> None:
+    text = (Path(__file__).parents[4] / "docs" / "security.md").read_text()
+    table = text[text.index("| role | business topic |") :].split("\n\n")[0].splitlines()
+    documented = {}
+    for line in table[2:]:
+        name, *cells = [cell.strip() for cell in line.strip("|").split("|")]
+        granted = dict(zip(COLUMNS, cells, strict=True))
+        documented[name] = {
+            what: granted[what].replace(", ", ",") for what in granted if granted[what]
+        }
+    assert documented.pop("producer") == privileges["sender"]
+    assert documented.pop("application (consumer)") == privileges["application"]
+    assert documented.pop("mover") == privileges["mover"]
+    assert documented.pop("dispatcher") == privileges["dispatcher"]
+
+
+def test_each_role_needs_its_own_topics_only(
+    roles: Any,
+    privileges: Mapping[str, Any],
+    tmp_path: Path,
+    eventually: Callable[..., Any],
+) -> None:
+    description, target = roles.description, roles.target
+    unit = timedelta(milliseconds=description.levels[0].unit_ms)
+    with contextlib.ExitStack() as stack:
+        clients = {role: roles.client(role) for role in privileges}
+        for client in clients.values():
+            stack.callback(client.close)
+        admins = {
+            role: stack.enter_context(Admin.from_connection(roles.load(role)))
+            for role in ("mover", "dispatcher")
+        }
+        consumer = clients["application"].subscribe(target, "app")
+        settings = DispatchSettings(directory=tmp_path / "spill")
+        dispatcher = Dispatcher(
+            clients["dispatcher"], admins["dispatcher"], [description.topic], settings
+        )
+        stack.enter_context(Serving(dispatcher))
+        mover = LocalMover(clients["mover"], admins["mover"], description)
+        stack.callback(mover.close)
+        producer = clients["sender"].create_producer(target, enable_delay_level_topic=True)
+        # This message has no valid target, so it becomes a dead letter.
+        clients["sender"].create_producer(description.name.partition(0).full).send(b"?")
+        producer.send(b"now")
+        producer.send(b"window", deliver_after=unit / 2)
+        producer.send(b"levels", deliver_after=3 * unit)
+        got = set()
+
+        def arrived() -> bool:
+            mover.run_once()
+            with contextlib.suppress(pulsar.Timeout):
+                message = consumer.receive(timeout_millis=100)
+                consumer.acknowledge(message)
+                got.add(message.data())
+            return got == {b"now", b"window", b"levels"}
+
+        eventually(arrived, "all three messages", seconds=60)
+        with roles.owner() as owner:
+            look = functools.partial(levelstatus.status, owner, description, 0)
+            eventually(lambda: look().dead_letter_entries == 1, "the dead letter", seconds=60)
+            assert look().held_entries == 0
+        assert producer.sent() == {"500ms": 1, "window": 1, "straight": 1}
+
+
+def test_actions_without_a_grant_are_refused(roles: Any, privileges: Mapping[str, Any]) -> None:
+    """The grants in the test above matter: actions without a grant are refused."""
+    description, target = roles.description, roles.description.targets[0]
+    level = description.name.partition(0).full
+    window = description.window_topic.partition(0).full
+    for role, topic in (("mover", target), ("application", level), ("application", window)):
+        with (
+            contextlib.closing(roles.client(role)) as client,
+            pytest.raises(pulsar.PulsarException),
+        ):
+            client.create_producer(topic)
+    for role, topic in (("sender", level), ("application", level), ("dispatcher", level)):
+        with (
+            contextlib.closing(roles.client(role)) as client,
+            pytest.raises(pulsar.PulsarException),
+        ):
+            client.subscribe(topic, "spy")
+    for role in privileges:
+        with Admin.from_connection(roles.load(role)) as admin:
+            with pytest.raises(PermissionDeniedError) as refused:
+                admin.delete(description.name)
+            assert roles.secured.token_of(role) not in str(refused.value)
+    application = Admin.from_connection(roles.load("application"))
+    with application, pytest.raises(PermissionDeniedError):
+        topics.find(application, description.topic)
+
+
+def test_a_programs_token_is_in_no_process_list_log_or_error(
+    roles: Any, cli_process: Callable[..., Any], eventually: Callable[..., Any]
+) -> None:
+    """No token is in a process list, in a log at its most verbose level or in an error."""
+    secured, topic = roles.secured, roles.description.topic
+    where = ["-vv", *secured.words()]
+    for token, well in ((secured.token, True), (secured.foreign_token, False)):
+        environment = {**os.environ, "DELAYLEVEL_TOKEN": token}
+        started = [
+            cli_process(*where, *words, env=environment)
+            for words in (
+                ("levels", "describe", topic),
+                ("doctor", topic),
+                ("dispatcher", "run", topic),
+                ("send", roles.description.targets[0], "x", "--after", "1s"),
+            )
+        ]
+        last = started[2]
+        commands = [Path(f"/proc/{each.pid}/cmdline").read_text() for each in started]
+        if well:
+            with roles.owner() as owner:
+                look = functools.partial(levelstatus.status, owner, roles.description, 0)
+                eventually(lambda look=look: look().dispatchers, "the dispatcher", seconds=60)
+            last.terminate()
+        # The findings of the doctor do not matter here: no mover runs.
+        codes = [each.wait(60) for each in started]
+        assert [codes[0], codes[2], codes[3]] == ([0, 0, 0] if well else [1, 1, 1])
+        said = [each.log.read_text() + each.log.with_suffix(".out").read_text() for each in started]
+        assert all(said)
+        for text in (*commands, *said):
+            assert token not in text
+            assert token.rpartition(".")[2] not in text
+
+
+def test_admin_of_the_tenant_may_use_a_namespace_of_its_own_and_others_are_told_who_may(
+    secured: Any,
+) -> None:
+    tenant = f"acme-{secrets.token_hex(4)}"
+    with Admin.from_connection(secured.load(token=secured.token)) as owner:
+        owner._rest.put(
+            f"tenants/{tenant}", {"adminRoles": ["keeper"], "allowedClusters": ["standalone"]}
+        )
+        for name in ("business", "levels"):
+            owner._rest.put(f"namespaces/{tenant}/{name}")
+        owner._rest.post(f"namespaces/{tenant}/business/permissions/app", ["produce"])
+
+    def client(role: str) -> DelayLevelClient:
+        connection = secured.load(token=secured.token_of(role))
+        return DelayLevelClient.from_connection(connection, logger=QUIET)
+
+    def create(made: DelayLevelClient, namespace: str | None = f"{tenant}/levels") -> Any:
+        return made.create_producer(
+            f"persistent://{tenant}/business/orders",
+            enable_delay_level_topic=True,
+            delay_level_namespace=namespace,
+        )
+
+    with contextlib.closing(client("app")) as app, contextlib.closing(client("keeper")) as keeper:
+        with pytest.raises(PermissionDeniedError, match=f"--level-namespace {tenant}/levels"):
+            create(app)
+        create(keeper).close()
+        with pytest.raises(PermissionDeniedError, match="admin of the tenant"):
+            create(keeper, "public/default")
+        with pytest.raises(NotFoundError, match=f"namespaces create {tenant}/missing"):
+            create(keeper, f"{tenant}/missing")
+        with pytest.raises(PermissionDeniedError, match="admin of the tenant"):
+            create(app, None)
+        # With grants on its topics, the level topic in the other namespace is found.
+        with Admin.from_connection(secured.load(token=secured.token)) as owner:
+            owner._rest.post(f"namespaces/{tenant}/levels/permissions/app", ["produce"])
+        with create(app) as producer:
+            producer.send(b"later", deliver_after=timedelta(days=3))
+        with Admin.from_connection(secured.load(token=secured.token_of("keeper"))) as admin:
+            found = topics.describe(admin, f"{tenant}/business/orders", search=True)
+        assert found.topic == f"persistent://{tenant}/levels/_{tenant}.business.orders-delay-level"

@@ -1,0 +1,198 @@
+"""Tests of the Function on a worker with tokens and TLS: its privileges and its token."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from delaylevel.dispatcher import Dispatcher, DispatchSettings
+from delaylevel.functions import deployment
+from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow, Mover, Role
+from delaylevel.model.topic_name import TopicName
+from delaylevel.topics import status as levelstatus
+from support.background import Serving
+
+pytestmark = [pytest.mark.broker, pytest.mark.timeout(600)]
+
+BROKER = {
+    "functions": True,
+    # The worker's settings for its connection to the broker; its instances inherit them.
+    "useTls": True,
+    "brokerClientTlsEnabled": True,
+    "brokerClientTrustCertsFilePath": "{certificate}",
+    "tlsTrustCertsFilePath": "{certificate}",
+    "tlsHostnameVerificationEnabled": True,
+    "authenticationRefreshCheckSeconds": 1,
+}
+PATIENCE_S = 120
+
+
+# The rights needed to deploy, to get the status and to delete.
+DEPLOYER = dict.fromkeys(Role, "consume")
+
+
+def commands(secured: Any) -> list[tuple[str, bytes]]:
+    """Return the command lines of the broker and of every process that it started."""
+    top = psutil.Process(secured.broker.status().pid)
+    found = []
+    for process in (top, *top.children(recursive=True)):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found.append((f"command of {process.pid}", "\0".join(process.cmdline()).encode()))
+    return found
+
+
+def files(folder: Path, *but: Path) -> Iterator[tuple[str, bytes]]:
+    """Yield every file below a folder, except some."""
+    for path in folder.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):
+            if path.is_file() and path not in but:
+                yield str(path), path.read_bytes()
+
+
+def instance_log(secured: Any) -> str:
+    """Return the log of the instances in the worker's folder."""
+    logs = (secured.broker.directory / "logs" / "functions").rglob("*.log")
+    return "".join(path.read_text() for path in logs)
+
+
+@pytest.fixture
+def program(
+    cli_process: Callable[..., Any], tmp_path: Path
+) -> Callable[[Any, str, str], tuple[int, str]]:
+    """``program(secured, token, "mover", …)``: exit code and output; the token is in a file."""
+
+    def run(secured: Any, token: str, *words: str) -> tuple[int, str]:
+        file = tmp_path / "program.token"
+        file.write_text(token)
+        process = cli_process(*secured.words(), "--token-file", str(file), *words)
+        code = process.wait(PATIENCE_S)
+        file.unlink()
+        return code, process.log.read_text() + process.log.with_suffix(".out").read_text()
+
+    return run
+
+
+def test_a_function_with_its_own_token_has_the_least_privileges(
+    make_roles: Callable[..., Any],
+    privileges: dict[str, Any],
+    renewed: Callable[..., Any],
+    arrivals: Callable[..., Any],
+    tokens_in: Callable[..., list[str]],
+    program: Callable[..., tuple[int, str]],
+    eventually: Callable[..., Any],
+    tmp_path: Path,
+) -> None:
+    """The Function starts without rights and gets them; later its token expires and is renewed."""
+    roles = make_roles(mover=Mover.FUNCTION)
+    secured, description = roles.secured, roles.description
+    unit = timedelta(milliseconds=description.levels[0].unit_ms)
+    for role in ("sender", "dispatcher", "application"):
+        roles.grant(role, privileges[role])
+    with roles.owner() as owner:
+        namespace = "namespaces/public/default/permissions/deployer"
+        owner._rest.post(namespace, ["functions", "packages"])
+        log_topic = TopicName.parse(deployment.log_topic(description))
+        owner._rest.put(log_topic.rest_path)  # only an existing topic can be granted
+        roles.grant_on(owner, log_topic, "mover", "produce")
+        roles.grant_on(owner, log_topic, "deployer", "consume")
+    roles.grant("deployer", DEPLOYER)
+    deployer = secured.token_of("deployer")
+    token = renewed(secured, "mover", tmp_path / "mover.token")
+    token.renew()
+    words = ("mover", "deploy", description.topic, "--worker-token-file", str(token.path))
+    code, said = program(secured, deployer, *words)
+    assert code == 0, said
+
+    with contextlib.ExitStack() as stack:
+        clients = {role: roles.client(role) for role in ("sender", "dispatcher", "application")}
+        for client in clients.values():
+            stack.callback(client.close)
+        consumer = arrivals(clients["application"], roles.target)
+        admin = stack.enter_context(roles.admin("dispatcher"))
+        owner = stack.enter_context(roles.owner())
+        settings = DispatchSettings(directory=tmp_path / "spill")
+        dispatcher = Dispatcher(clients["dispatcher"], admin, [description.topic], settings)
+        stack.enter_context(Serving(dispatcher))
+        producer = clients["sender"].create_producer(roles.target, enable_delay_level_topic=True)
+        producer.send(b"first", deliver_after=3 * unit)
+        eventually(
+            lambda: "was refused with 401: Unauthorized" in instance_log(secured),
+            "refusal",
+            PATIENCE_S,
+        )
+        assert not consumer.has(b"first")
+
+        roles.grant("mover", privileges["mover"])
+        eventually(lambda: consumer.has(b"first"), instance_log(secured), PATIENCE_S)
+        clients["sender"].create_producer(description.name.partition(0).full).send(b"?")
+        producer.send(b"second", deliver_after=3 * unit)
+        eventually(lambda: consumer.has(b"second"), instance_log(secured), PATIENCE_S)
+        look = functools.partial(levelstatus.status, owner, description, 0)
+        eventually(lambda: look().dead_letter_entries == 1, "the dead letter", PATIENCE_S)
+        at_work = commands(secured)
+
+        def connected() -> bool:
+            stats = owner.partition_stats(description.name.partition(0))
+            consumers = stats.subscriptions[SUBSCRIPTION].consumers
+            return any(item.name.startswith("delaylevel-function@") for item in consumers)
+
+        assert connected()
+        token.lapse()
+        eventually(lambda: not connected(), "the end of the connection", PATIENCE_S)
+        producer.send(b"third", deliver_after=3 * unit)
+        token.renew()
+        eventually(lambda: consumer.has(b"third"), instance_log(secured), PATIENCE_S)
+        eventually(lambda: look().backlog_entries == 0, "acknowledgement", PATIENCE_S)
+        assert look().held_entries == 0
+        for command in ("status", "logs", "delete"):
+            code, answer = program(secured, deployer, "mover", command, description.topic)
+            assert code == 0, answer
+            said += answer
+        assert f"moving {description.topic}" in said
+
+    assert any(b"--client_auth_params" in line for _, line in at_work)
+    assert any(str(token.path).encode() in line for _, line in at_work)
+    token.lapse()
+    token.path.unlink()
+    texts = [*at_work, *commands(secured), ("words", said.encode())]
+    texts += [*files(secured.folder, secured.own_token_file), *files(tmp_path)]
+    assert tokens_in([*token.given, deployer, secured.token], texts) == []
+
+
+def test_a_worker_reveals_a_token_in_its_settings(
+    secured_with: Callable[..., Any],
+    make_roles_on: Callable[..., Any],
+    privileges: dict[str, Any],
+    arrivals: Callable[..., Any],
+    tokens_in: Callable[..., list[str]],
+    program: Callable[..., tuple[int, str]],
+    eventually: Callable[..., Any],
+) -> None:
+    """Pulsar reveals the token, as docs/security.md warns; a failure here would be good news."""
+    secured = secured_with(**BROKER, brokerClientAuthenticationParameters="token:{token}")
+    roles = make_roles_on(secured, mover=Mover.FUNCTION, final_window=FinalWindow.BROKER)
+    roles.grant("sender", privileges["sender"])
+    roles.grant("application", privileges["application"])
+    code, said = program(secured, secured.token, "mover", "deploy", roles.description.topic)
+    assert code == 0, said
+    with contextlib.ExitStack() as stack:
+        clients = {role: roles.client(role) for role in ("sender", "application")}
+        for client in clients.values():
+            stack.callback(client.close)
+        consumer = arrivals(clients["application"], roles.target)
+        producer = clients["sender"].create_producer(roles.target, enable_delay_level_topic=True)
+        producer.send(b"moved", deliver_after=timedelta(seconds=1))
+        eventually(lambda: consumer.has(b"moved"), instance_log(secured), PATIENCE_S)
+    lines = [item for item in commands(secured) if b"--client_auth_params" in item[1]]
+    assert tokens_in([secured.token], lines) == [name for name, _ in lines] != []
+    logs = secured.broker.directory / "logs"
+    shown = tokens_in([secured.token], files(logs))
+    assert str(secured.broker.log_file) in shown
+    assert any("functions" in name for name in shown)

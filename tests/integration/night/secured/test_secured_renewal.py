@@ -1,0 +1,89 @@
+"""Tests of tokens that expire in a running producer and dispatcher: both recover without loss."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import signal
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from delaylevel.mover.local import LocalMover
+from delaylevel.topics import status as levelstatus
+
+pytestmark = [pytest.mark.broker, pytest.mark.timeout(600)]
+
+# The broker checks for expired tokens every second instead of every minute.
+BROKER = {"authenticationRefreshCheckSeconds": 1}
+PATIENCE_S = 120
+
+
+@pytest.mark.parametrize("how", ["lapse", "spoil", "empty", "remove"])
+def test_a_producer_and_a_dispatcher_survive_expired_tokens(
+    how: str,
+    roles: Any,
+    renewed: Callable[..., Any],
+    arrivals: Callable[..., Any],
+    tokens_in: Callable[..., list[str]],
+    cli_process: Callable[..., Any],
+    eventually: Callable[..., Any],
+    tmp_path: Path,
+) -> None:
+    """The tokens of the mover and of the application stay valid."""
+    description = roles.description
+    unit = timedelta(milliseconds=description.levels[0].unit_ms)
+    files = {role: tmp_path / f"{role}.token" for role in ("sender", "dispatcher")}
+    tokens = {role: renewed(roles.secured, role, file) for role, file in files.items()}
+    for token in tokens.values():
+        token.renew()
+    with contextlib.ExitStack() as stack:
+        client = roles.client("sender", token=None, token_file=files["sender"])
+        stack.callback(client.close)
+        steady = {role: roles.client(role) for role in ("mover", "application")}
+        for other in steady.values():
+            stack.callback(other.close)
+        admin = roles.admin("mover")
+        stack.callback(admin.close)
+        mover = LocalMover(steady["mover"], admin, description)
+        stack.callback(mover.close)
+        consumer = arrivals(steady["application"], roles.target)
+        words = [*roles.secured.words(), "--token-file", str(files["dispatcher"])]
+        program = cli_process(*words, "dispatcher", "run", description.topic)
+        producer = client.create_producer(roles.target, enable_delay_level_topic=True)
+
+        def arrives(body: bytes) -> None:
+            def has() -> bool:
+                assert program.poll() is None, program.log.read_text()[-5000:]
+                mover.run_once()
+                return bool(consumer.has(body))
+
+            eventually(has, f"{body!r}: {program.log.read_text()[-3000:]}", PATIENCE_S)
+
+        producer.send(b"well", deliver_after=3 * unit)
+        arrives(b"well")
+        for token in tokens.values():
+            getattr(token, how)()
+        eventually(lambda: not producer.is_connected(), "the producer's disconnection", PATIENCE_S)
+        with roles.owner() as owner:
+            look = functools.partial(levelstatus.status, owner, description, 0)
+            eventually(lambda: not look().dispatchers, "the dispatcher's disconnection", PATIENCE_S)
+        sent: list[Any] = []
+        producer.send_async(
+            b"meanwhile", lambda result, _: sent.append(result), deliver_after=3 * unit
+        )
+        for token in tokens.values():
+            token.renew()
+        producer.send(b"again", deliver_after=3 * unit)
+        arrives(b"again")
+        arrives(b"meanwhile")
+        assert [str(result) for result in sent] == ["Result.Ok"]
+        program.send_signal(signal.SIGTERM)
+        assert program.wait(60) == 0
+    assert all(len(ids) == 1 for ids in consumer.ids.values())
+    said = program.log.read_bytes() + program.log.with_suffix(".out").read_bytes()
+    given = [token for file in tokens.values() for token in file.given]
+    assert tokens_in(given, [("the program's output", said)]) == []

@@ -1,0 +1,538 @@
+"""Tests of the Java producer (clients/java) on a real broker.
+
+Java parks, the local mover and the dispatcher deliver, and a Java consumer compares with messages
+that the plain Java client has sent.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pulsar
+import pytest
+import urllib3
+
+from delaylevel import topics
+from delaylevel.broker.distribution import distribution_directory, java
+from delaylevel.broker.embedded import EmbeddedBroker
+from delaylevel.cluster.admin import Admin
+from delaylevel.cluster.connection import Connection
+from delaylevel.dispatcher import Dispatcher, DispatchSettings
+from delaylevel.model.cancellation import PAYLOAD, cancellation
+from delaylevel.model.clock import SystemClock
+from delaylevel.model.envelope import DUE, ID, KIND, TARGET
+from delaylevel.model.level_topic import (
+    DESCRIPTION_PROPERTY,
+    FinalWindow,
+    LevelTopicDescription,
+    Mover,
+    default_level_topic,
+)
+from delaylevel.model.message import ParkedMessage
+from delaylevel.model.outcome import Receipt
+from delaylevel.model.strategy import Levels, PartitionBy, PartitionStrategy
+from delaylevel.model.topic_name import TopicName
+from delaylevel.mover.local import LocalMover
+from delaylevel.topics.lifecycle import expand
+from support.background import Moving, Serving
+from support.world import RealWorld, eventually
+
+pytestmark = pytest.mark.broker
+
+JAVA_CLIENT = Path(__file__).parents[3] / "clients" / "java"
+SECONDS = Levels(
+    PartitionStrategy(
+        partition_by=timedelta(seconds=1),
+        maximum_delay=timedelta(seconds=5),
+        lead=timedelta(milliseconds=250),
+    )
+)
+DAYS = Levels(PartitionStrategy(maximum_delay=timedelta(days=3)))
+
+
+def b64(value: bytes) -> str:
+    return base64.b64encode(value).decode()
+
+
+class JavaSession:
+    """A Java program with producers and consumers (Session.java)."""
+
+    def __init__(self, classes: Path, connection: Connection, *options: str) -> None:
+        self._admin_url = connection.admin_url
+        self._process = subprocess.Popen(
+            [
+                java(),
+                "-Xmx192m",
+                "-XX:+UseSerialGC",
+                "-XX:TieredStopAtLevel=1",
+                "-cp",
+                f"{classes}:{distribution_directory()}/lib/*",
+                "delaylevel.client.Session",
+                connection.service_url,
+                *options,
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            encoding="utf-8",
+        )
+        self._read()
+
+    def __call__(self, command: str, **values: Any) -> dict[str, Any]:
+        """Give a command, and return its answer."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps({"do": command, **values}) + "\n")
+        self._process.stdin.flush()
+        return self._read()
+
+    def open(self, name: str, topic: str, schema: str = "bytes", **values: Any) -> dict[str, Any]:
+        """Open a producer."""
+        return self("open", name=name, topic=topic, schema=schema, admin=self._admin_url, **values)
+
+    def _read(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if line.startswith("{"):  # the client logs to the same stream
+                return json.loads(line)  # type: ignore[no-any-return]
+        raise AssertionError(f"the Java program ended ({self._process.wait()})")
+
+    def close(self) -> None:
+        """Stop the program."""
+        self._process.kill()
+        self._process.communicate()
+
+
+@pytest.fixture(scope="session")
+def java_classes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The compiled Java producer, with the program for these tests."""
+    compiler = shutil.which("javac", path=str(Path(java()).parent)) or shutil.which("javac")
+    assert compiler is not None, "the Java producer needs a JDK, as Maven does"
+    folder = tmp_path_factory.mktemp("java")
+    sources = [*(JAVA_CLIENT / "src" / "main").rglob("*.java")]
+    sources += [JAVA_CLIENT / "src/test/java/delaylevel/client/Session.java"]
+    libraries = f"{distribution_directory()}/lib/*"
+    brief = ("-J-XX:TieredStopAtLevel=1", "-J-XX:+UseSerialGC")  # a short run
+    command = [compiler, *brief, "-d", str(folder), "-cp", libraries, "-encoding", "UTF-8"]
+    subprocess.run([*command, *map(str, sources)], check=True, capture_output=True, timeout=120)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def session(java_classes: Path, connection: Connection) -> Iterator[JavaSession]:
+    """``session("send", …)``: give a command to a Java program."""
+    with contextlib.closing(JavaSession(java_classes, connection)) as made:
+        yield made
+
+
+@pytest.fixture
+def level_topic(world: RealWorld) -> Callable[..., LevelTopicDescription]:
+    """``level_topic(levels, "orders", …)``: create a level topic of the default name."""
+
+    def make(levels: Levels, *names: str, **values: Any) -> LevelTopicDescription:
+        targets = tuple(world.topic(name) for name in names)
+        values.setdefault("topic", default_level_topic(targets[0]))
+        values.setdefault("window_partitions", 1)
+        description = LevelTopicDescription(levels=levels, targets=targets, **values)
+        return topics.create(world.admin, description)
+
+    return make
+
+
+@pytest.fixture
+def delivering(
+    world: RealWorld, tmp_path: Path
+) -> Callable[[LevelTopicDescription], contextlib.AbstractContextManager[None]]:
+    """``with delivering(description):`` run a local mover and a dispatcher."""
+
+    @contextlib.contextmanager
+    def run(description: LevelTopicDescription) -> Iterator[None]:
+        settings = DispatchSettings(directory=tmp_path / "spill", checkpoint_ms=200)
+        dispatcher = Dispatcher(world.plain_client, world.admin, [description.topic], settings)
+        with Moving(world.mover(description)), Serving(dispatcher):
+            yield
+
+    return run
+
+
+#: Messages by the schema of their topic. Every one is sent with and without a delay.
+MESSAGES: dict[str, list[dict[str, Any]]] = {
+    "bytes": [
+        {"value": b64(b"plain")},
+        {"value": b64(b"")},
+        {"value": None},
+        {"value": b64(bytes(range(256))), "key": "customer-7", "eventTime": 1_700_000_000_123},
+        {"value": b64(b"k"), "key": "Käse 日本 \U0001f600"},
+        {"value": b64(b"k"), "key": "x" * 5000},
+        {"value": b64(b"k"), "keyBytes": b64("bytes, but UTF-8: ü".encode())},
+        {"value": b64(b"k"), "keyBytes": b64(b"\x00\x01")},
+        {"value": b64(b"o"), "key": "a", "orderingKey": b64("Ordnung ü".encode())},
+        {"value": b64(b"p"), "properties": {"color": "red", "größe": "ü\n", "empty": ""}},
+    ],
+    "string": [{"value": "text ü"}, {"value": ""}],
+    "int64": [{"value": "-5"}],
+    "date": [{"value": "2026-02-28", "key": "d"}],
+    "avro": [{"value": "first", "key": "k"}, {"value": "größe"}],
+    "json": [{"value": "first", "key": "k"}, {"value": "größe"}],
+    "inline": [{"value": "first", "pairKey": "customer-7"}, {"value": "second", "pairKey": ""}],
+    "separated": [{"value": "first", "pairKey": "customer-7"}, {"value": "2", "pairKey": "ü 日"}],
+    "numbered": [{"value": "first", "pairKey": 7}],
+}
+#: The schemas that travel as bytes, or that the Python client does not declare: the delivered
+#: message has no version.
+WITHOUT_VERSION = {"bytes", "int64", "date", "inline", "separated", "numbered"}
+
+
+def test_every_message_of_java_arrives_as_the_plain_client_sends_it(
+    session: JavaSession,
+    world: RealWorld,
+    level_topic: Callable[..., LevelTopicDescription],
+    delivering: Callable[..., contextlib.AbstractContextManager[None]],
+) -> None:
+    description = level_topic(SECONDS, *MESSAGES)
+    for schema, messages in MESSAGES.items():
+        topic, plain = world.topic(schema), world.topic(f"plain-{schema}")
+        for name in (topic, plain):
+            session("subscribe", name=name, topic=name, schema=schema)
+        opened = session.open(
+            schema, topic, schema, plain=plain, levelTopic=description.topic, compression="ZLIB"
+        )
+        assert opened == {"levelTopic": description.topic}
+        for after_ms in (2500, 300):  # a level, and the window
+            for number, message in enumerate(messages):
+                properties = {**message.get("properties", {}), "n": f"{after_ms} {number}"}
+                full = {"name": schema, "schema": schema, **message, "properties": properties}
+                assert set(session("send", **full, afterMs=after_ms)) == {"stored"}
+                assert session("send-plain", **full) == {}
+    with delivering(description):
+        for schema, messages in MESSAGES.items():
+            found, versions = {}, {}
+            for name in (schema, f"plain-{schema}"):
+                topic = world.topic(name)
+                received = [session("receive", name=topic) for _ in range(2 * len(messages))]
+                assert {} not in received, not_delivered(world, description)
+                assert {each.pop("ours") for each in received} == {name == schema}
+                versions[name] = {each.pop("schemaVersion") for each in received}
+                found[name] = sorted(received, key=lambda each: each["properties"]["n"])
+            assert found[schema] == found[f"plain-{schema}"]
+            expected = {None} if schema in WITHOUT_VERSION else versions[f"plain-{schema}"]
+            assert versions[schema] == expected, schema
+    assert world.stored(description.dead_letter_topic.full) == []
+    assert world.stored(description.held_topic.full) == []
+
+
+def test_the_schema_reference_is_that_of_the_registered_definition(
+    session: JavaSession,
+    world: RealWorld,
+    level_topic: Callable[..., LevelTopicDescription],
+    delivering: Callable[..., contextlib.AbstractContextManager[None]],
+) -> None:
+    # The same schema for the registry, but another text than the client's own.
+    text = {
+        "doc": "An order of the shop",
+        "fields": [
+            {"name": "amount", "type": "double", "doc": "in EUR"},
+            {"default": None, "type": ["null", "string"], "name": "name"},
+            {"name": "note", "default": None, "type": ["null", "long"]},
+        ],
+        "namespace": "delaylevel.client.Session",
+        "name": "Order",
+        "type": "record",
+    }
+    topic = world.topic("registered")
+    path = TopicName.parse(topic).rest_path.removeprefix("persistent/")
+    url = f"{world.admin.admin_url}/admin/v2/schemas/{path}/schema"
+    body = {"type": "AVRO", "schema": json.dumps(text), "properties": {}}
+    assert urllib3.request("POST", url, json=body).status == 200
+    description = level_topic(SECONDS, "registered")
+    session("subscribe", name=topic, topic=topic, schema="avro")
+    opened = session.open("registered", topic, "avro")
+    assert opened == {"levelTopic": description.topic}
+    (version,) = world.admin.schemas(TopicName.parse(topic))
+    assert json.loads(version.definition) == text
+    for after_ms in (0, 300):
+        sent = session("send", name="registered", schema="avro", value="x", afterMs=after_ms)
+        assert "stored" in sent
+    with delivering(description):
+        first, second = (session("receive", name=topic) for _ in range(2))
+    assert (first.pop("ours"), second.pop("ours")) == (False, True)
+    assert first == second
+    assert first["schemaVersion"] == b64(bytes(8))
+
+
+def not_delivered(world: RealWorld, description: LevelTopicDescription) -> str:
+    """Return the properties of the messages that were set aside."""
+    aside = [description.dead_letter_topic, description.held_topic]
+    found = [each.properties for topic in aside for each in world.stored(topic.full)]
+    return f"not delivered: {found}"
+
+
+def refused(answer: dict[str, Any], reason: str, *words: str) -> None:
+    """Assert that an answer is this refusal, with these words."""
+    assert answer.get("refused") == reason, answer
+    for word in words:
+        assert word in answer["message"], answer
+
+
+def test_what_python_refuses_is_refused(
+    session: JavaSession, world: RealWorld, level_topic: Callable[..., LevelTopicDescription]
+) -> None:
+    schemas = {"orders": "bytes", "numbered": "numbered", "separated": "separated"}
+    description = level_topic(DAYS, *schemas)
+    for name, schema in schemas.items():
+        session.open(name, world.topic(name), schema, levelTopic=description.topic)
+
+    def send(name: str = "orders", **values: Any) -> dict[str, Any]:
+        values = {"value": b64(b"x"), "afterMs": 60_000, **values}
+        return session("send", name=name, schema=schemas[name], **values)
+
+    refused(send(keyBytes=b64(b"\xff")), "UNSUPPORTED_OPTION", "the key is not UTF-8")
+    refused(send(orderingKey=b64(b"\xff")), "UNSUPPORTED_OPTION", "the ordering key is not UTF-8")
+    refused(send("numbered", pairKey=-1), "UNSUPPORTED_OPTION", "KeyValue is not UTF-8")
+    refused(send("separated", pairKey=""), "UNSUPPORTED_OPTION", "null or empty key")
+    refused(send(at=1), "INVALID_DELAY", "both given")
+    refused(send(afterMs=-1), "INVALID_DELAY", "negative")
+    refused(send(id=""), "INVALID_INPUT", "1 to 512 characters")
+    refused(send(afterMs=3 * 86_400_000 + 90_000), "DELAY_TOO_LONG", "3d1m", "(3d)", "was not sent")
+    refused(send(value=b64(bytes(5_242_000))), "MESSAGE_TOO_LARGE", "maxMessageSize")
+    assert "stored" in send(value=b64(bytes(5_000_000)))
+    # Not parked, so nothing is lost on the way.
+    assert "stored" in send(keyBytes=b64(b"\xff"), afterMs=0)
+    later = session.open("late", world.topic("orders"), levelTopic=description.topic, timeoutMs=0)
+    refused(later, "UNSUPPORTED_OPTION", "sendTimeout=0")
+
+
+def test_a_level_topic_that_is_missing_foreign_or_newer_is_refused(
+    session: JavaSession, world: RealWorld, level_topic: Callable[..., LevelTopicDescription]
+) -> None:
+    orders = world.topic("orders")
+    refused(session.open("x", orders), "LEVEL_TOPIC", "does not exist", "delaylevel levels create")
+    assert not world.admin.topic_exists(TopicName.parse(default_level_topic(orders)))
+    description = level_topic(DAYS, "orders")
+    # The default name is found by its targets.
+    assert session.open("found", orders) == {"levelTopic": description.topic}
+    foreign = world.topic("foreign")
+    world.admin.create_partitioned(TopicName.parse(foreign), 3)
+    refused(session.open("x", orders, levelTopic=foreign), "LEVEL_TOPIC", "is an ordinary topic")
+    held = description.held_topic.full
+    refused(session.open("x", orders, levelTopic=held), "LEVEL_TOPIC", "belongs to")
+    other = session.open("x", world.topic("other"), levelTopic=description.topic)
+    refused(other, "TARGET_NOT_ALLOWED", "does not carry messages for", orders)
+    stored = json.loads(description.to_json())
+    text = json.dumps({**stored, "version": 2})
+    world.admin.set_properties(description.name, {DESCRIPTION_PROPERTY: text})
+    refused(session.open("x", orders), "UPGRADE_REQUIRED", "format 2", "upgrade")
+    # A running producer goes on: the meaning of an ordinary message never changes.
+    sent = session("send", name="found", schema="bytes", value=b64(b"x"), afterMs=86_400_000)
+    assert "stored" in sent
+    assert world.stored(foreign) == []
+
+
+def test_an_expansion_is_followed_and_a_deletion_is_noticed(
+    session: JavaSession, world: RealWorld, level_topic: Callable[..., LevelTopicDescription]
+) -> None:
+    description = level_topic(DAYS, "orders")
+    session.open("long", world.topic("orders"))
+
+    def send(days: int) -> dict[str, Any]:
+        after_ms = days * 86_400_000 + 3_600_000
+        return session("send", name="long", schema="bytes", value=b64(b"x"), afterMs=after_ms)
+
+    refused(send(5), "DELAY_TOO_LONG")
+    longer = Levels(PartitionStrategy(maximum_delay=timedelta(days=10)))
+    expand(world.admin, description.topic, longer)
+    # The description is read at most once a second.
+    world.eventually(lambda: "stored" in send(5), "the expanded level topic")
+    assert len(world.stored(description.name.partition(4).full)) == 1
+    url = f"{world.admin.admin_url}/admin/v2/{description.name.rest_path}/partitions"
+    assert urllib3.request("DELETE", f"{url}?force=true").status == 204
+    refused(send(2), "LEVEL_TOPIC", "was deleted", "not sent")
+    assert not world.admin.topic_exists(description.name)
+
+
+def test_java_schedules_and_cancels_and_its_receipts_are_those_of_python(
+    session: JavaSession, world: RealWorld, level_topic: Callable[..., LevelTopicDescription]
+) -> None:
+    description = level_topic(DAYS, "orders", window_partitions=4)
+    orders, level = world.topic("orders"), description.name.partition(0).full
+    session.open("cancels", orders, compression="ZSTD")
+
+    def schedule(after_ms: int, **values: Any) -> Receipt:
+        answer = session(
+            "schedule", name="cancels", schema="bytes", value=b64(b"x"), afterMs=after_ms, **values
+        )
+        receipt = Receipt.parse(answer["receipt"])
+        assert str(receipt) == answer["receipt"]
+        assert (receipt.target, receipt.level_topic) == (orders, description.topic)
+        return receipt
+
+    def cancel(**values: Any) -> dict[str, Any]:
+        return session("cancel", name="cancels", **values)
+
+    far, near = 36 * 3_600_000, 3_600_000
+    keyed = schedule(far, key="Käse 日本", id="order-7")
+    parked, close, own = schedule(far), schedule(near), schedule(near, id="order-8")
+    assert (keyed.id, keyed.key, own.id) == ("order-7", "Käse 日本", "order-8")
+    assert len({parked.id, close.id}) == 2
+    everything = [*world.stored(level), *world.stored(description.window_topic.full)]
+    for receipt in (keyed, parked, close, own):
+        (message,) = (each for each in everything if each.properties[ID] == receipt.id)
+        assert receipt.place is not None
+        topic, position = receipt.place
+        assert (message.position.entry_start, message.key) == (position, receipt.key)
+        assert int(message.properties[DUE]) == receipt.due_ms
+        assert topic.startswith((level, description.window_topic.full))
+    accepted = {"status": "ACCEPTED", "reason": ""}
+    for receipt in (keyed, parked, close):
+        assert cancel(receipt=str(receipt)) == accepted
+    assert cancel(id=own.id, at=own.due_ms) == accepted
+
+    def cancellations(topic: str) -> dict[str, ParkedMessage]:
+        found = (each for each in world.stored(topic) if KIND in each.properties)
+        return {each.properties[ID]: each for each in found}
+
+    for receipt in (keyed, parked, close, own):
+        assert receipt.place is not None
+        record = cancellations(receipt.place[0])[receipt.id]
+        assert (record.value, record.key) == (PAYLOAD, receipt.key)
+        expected = cancellation(receipt.due_ms, orders, receipt.id)
+        assert record.properties == expected.parked_properties({})
+    # A message that is due at once is not parked, so nothing can take it back.
+    direct = schedule(0, key="k")
+    assert direct.sent_directly
+    assert cancel(receipt=str(direct))["status"] == "TOO_LATE"
+    (sent,) = world.stored(orders)
+    assert direct.place == (orders, sent.position.entry_start)
+    refused(cancel(receipt="dl1.x"), "INVALID_INPUT", "damaged")
+    foreign = replace(parked, target=world.topic("other"))
+    refused(cancel(receipt=str(foreign)), "INVALID_INPUT", "and this producer sends to")
+    refused(session("schedule", name="cancels", schema="bytes", value=None), "INVALID_DELAY")
+
+
+def test_java_cannot_cancel_with_the_final_window_of_the_broker(
+    session: JavaSession, world: RealWorld, level_topic: Callable[..., LevelTopicDescription]
+) -> None:
+    level_topic(DAYS, "orders", final_window=FinalWindow.BROKER)
+    session.open("broker", world.topic("orders"))
+    answer = session(
+        "schedule", name="broker", schema="bytes", value=b64(b"x"), afterMs=36 * 3_600_000
+    )
+    refused(
+        session("cancel", name="broker", receipt=answer["receipt"]),
+        "LEVEL_TOPIC",
+        "its final window is 'broker'",
+    )
+
+
+@pytest.mark.parametrize("block", [True, False])
+def test_a_full_queue_blocks_or_fails_as_the_application_asks(
+    session: JavaSession,
+    world: RealWorld,
+    level_topic: Callable[..., LevelTopicDescription],
+    block: bool,
+) -> None:
+    description = level_topic(DAYS, "orders")
+    session.open("small", world.topic("orders"), pending=10, block=block)
+    day_ms = 86_400_000
+    outcomes = session("many", name="small", count=1000, afterMs=day_ms * 3 // 2)
+    assert sum(outcomes.values()) == 1000
+    assert outcomes["stored"] >= 10
+    if block:
+        assert outcomes == {"stored": 1000}
+    else:
+        assert set(outcomes) == {"stored", "ProducerQueueIsFullError"}
+    numbers = [int(each.value or b"") for each in world.stored(description.topic)]
+    assert len(numbers) == outcomes["stored"]
+    assert numbers == sorted(numbers)  # also those that waited for the producer
+
+
+def test_with_a_function_the_broker_delays_until_the_hand_off(
+    session: JavaSession, world: RealWorld, level_topic: Callable[..., LevelTopicDescription]
+) -> None:
+    description = level_topic(
+        Levels(PartitionStrategy(partition_by=PartitionBy.HOUR, maximum_delay=timedelta(hours=5))),
+        "orders",
+        mover=Mover.FUNCTION,
+        final_window=FinalWindow.BROKER,
+    )
+    session.open("by-function", world.topic("orders"))
+    sent = session(
+        "send", name="by-function", schema="bytes", value=b64(b"x"), afterMs=2 * 3_600_000, id="one"
+    )
+    assert "stored" in sent
+    (message,) = world.stored(description.topic)
+    assert message.batch == -1
+    assert message.properties["delaylevel.id"] == "one"
+    assert set(message.properties) == {"delaylevel.due", "delaylevel.id", "delaylevel.target"}
+
+
+def test_messages_behind_an_open_transaction_wait_until_it_ends(
+    java_classes: Path, private_broker: Callable[..., EmbeddedBroker]
+) -> None:
+    """The broker does not deliver them, so a mover must not acknowledge them either."""
+    broker = private_broker({"transactionCoordinatorEnabled": True})
+    connection = broker.connection.model_copy(update={"operation_timeout_seconds": 60})
+    target = "persistent://public/default/orders"
+    admin = Admin.from_connection(connection)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(admin)
+        client = connection.open_client()
+        stack.callback(client.close)
+        description = topics.create(
+            admin,
+            LevelTopicDescription(
+                topic=default_level_topic(target),
+                levels=SECONDS,
+                targets=(target,),
+                final_window=FinalWindow.BROKER,
+            ),
+        )
+        consumer = client.subscribe(target, "application")
+        java_session = stack.enter_context(
+            contextlib.closing(JavaSession(java_classes, connection, "transactions"))
+        )
+        partition = description.name.partition(1)
+        java_session("open-plain", name="orders", topic=partition.full, schema="bytes")
+        due_ms = SystemClock().now_ms() + 2_500
+
+        def park(body: bytes, **values: Any) -> None:
+            properties = {DUE: str(due_ms), TARGET: target}
+            answer = java_session(
+                "send-plain",
+                name="orders",
+                schema="bytes",
+                value=b64(body),
+                properties=properties,
+                **values,
+            )
+            assert "failed" not in answer, answer
+
+        park(b"before")
+        assert java_session("begin") == {}
+        park(b"inside", inTransaction=True)
+        park(b"behind")
+        mover = stack.enter_context(LocalMover(client, admin, description))
+        found: list[bytes] = []
+
+        def received(count: int) -> bool:
+            mover.run_once()
+            with contextlib.suppress(pulsar.Timeout):
+                while True:
+                    found.append(consumer.receive(100).data())
+            return len(found) >= count
+
+        eventually(lambda: received(1), "the message before the transaction")
+        eventually(lambda: SystemClock().now_ms() > due_ms, "the hand-off time of all")
+        assert not received(2)
+        assert java_session("commit") == {}
+        eventually(lambda: received(3), "the messages of and behind the transaction")
+        assert found == [b"before", b"inside", b"behind"]

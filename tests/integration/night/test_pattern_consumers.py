@@ -1,0 +1,332 @@
+"""Tests of consumers that subscribe to all topics whose names match a pattern."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pulsar
+import pytest
+from click.testing import Result
+
+from delaylevel import DelayLevelClient, PartitionBy, PartitionStrategy, topics
+from delaylevel.cluster.connection import Connection
+from delaylevel.cluster.reader import _open_reader
+from delaylevel.dispatcher import Dispatcher, DispatchSettings
+from delaylevel.doctor import State, examine
+from delaylevel.errors import InvalidInputError, LevelTopicError, NotFoundError
+from delaylevel.functions.consumer_loop import ConsumerLoop
+from delaylevel.functions.settings import FunctionSettings
+from delaylevel.model.level_topic import LevelTopicDescription, Role, default_level_topic
+from delaylevel.model.position import EARLIEST
+from delaylevel.model.strategy import Levels
+from delaylevel.model.topic_name import TopicName
+from delaylevel.testing.embedded import own_namespace
+from delaylevel.topics.lifecycle import delete
+from delaylevel.topics.subscriptions import read_foreign_subscriptions
+from support.background import Serving
+from support.world import QUIET, MakeClient, RealWorld
+
+HOURS = PartitionStrategy(partition_by=PartitionBy.HOUR, maximum_delay=timedelta(hours=3))
+PATTERN = "by-pattern"
+
+
+def _park(world: RealWorld, dl_client: MakeClient, **options: Any) -> LevelTopicDescription:
+    """Send one message now and one in two hours to ``orders-eu``; return its level topic."""
+    orders = world.topic("orders-eu")
+    producer = dl_client().create_producer(
+        orders, enable_delay_level_topic=True, partition_strategy=HOURS, **options
+    )
+    producer.send(b"now")
+    producer.send(b"later", deliver_after=timedelta(hours=2))
+    producer.send(b"soon", deliver_after=timedelta(minutes=30))  # into the window topic
+    producer.close()
+    return topics.describe(world.admin, orders, search=True)
+
+
+def _received(world: RealWorld, pattern: str, awaited: int) -> set[bytes]:
+    """Return what a new consumer of a pattern receives, after a number of messages arrived."""
+    consumer = world.plain_client.subscribe(
+        re.compile(f"persistent://{world.namespace}/{pattern}"),
+        PATTERN,
+        consumer_type=pulsar.ConsumerType.Shared,
+        initial_position=pulsar.InitialPosition.Earliest,
+    )
+    try:
+        return set(world.bodies(consumer, awaited))
+    finally:
+        consumer.close()
+
+
+def _topics_with(world: RealWorld, description: LevelTopicDescription) -> set[str]:
+    """Return the roles of the member topics that have the pattern consumer's subscription."""
+    return {
+        member.role.value
+        for member in description.members()
+        for stats in world.admin.partitioned_stats(member.topic).values()
+        if PATTERN in stats.subscriptions
+    }
+
+
+@pytest.mark.parametrize("pattern", ["orders-.*", "orders.*", ".*-eu", "[^_].*", r"\w+-eu"])
+def test_new_level_topic_is_out_of_reach_of_patterns_for_business_topics(
+    world: RealWorld, dl_client: MakeClient, pattern: str
+) -> None:
+    description = _park(world, dl_client)
+    assert description.topic == world.topic("_orders-eu-delay-level")
+    assert _received(world, pattern, 1) == {b"now"}
+    assert _topics_with(world, description) == set()
+
+
+def test_a_level_topic_with_the_other_default_name_is_within_reach_and_used(
+    world: RealWorld, dl_client: MakeClient
+) -> None:
+    earlier = world.topic("orders-eu-delay-level")
+    description = _park(world, dl_client, delay_level_topic=earlier)
+    assert _received(world, "orders-.*", 3) == {b"now", b"soon", b"later"}
+    every = {"level", "held", "dead-letter", "window", "log", "outcomes"}
+    assert _topics_with(world, description) == every
+    # Without a name, producers and commands find it.
+    assert _park(world, dl_client) == description
+    assert topics.find(world.admin, world.topic("_orders-eu-delay-level")) is None
+    assert len(world.stored(earlier)) == 2
+
+
+@pytest.fixture
+def levels_namespace(connection: Connection) -> Iterator[str]:
+    with own_namespace(connection) as name:
+        yield name
+
+
+def test_namespace_of_its_own_is_out_of_reach_of_every_pattern(
+    world: RealWorld, dl_client: MakeClient, levels_namespace: str
+) -> None:
+    description = _park(world, dl_client, delay_level_namespace=levels_namespace)
+    assert description.name.namespace_path == levels_namespace
+    assert _received(world, ".*", 1) == {b"now"}
+    assert _topics_with(world, description) == set()
+    assert topics.describe(world.admin, world.topic("orders-eu"), search=True) == description
+
+
+def test_without_admin_access_the_level_topic_is_found_by_its_partition_counts(
+    world: RealWorld, connection: Connection, levels_namespace: str
+) -> None:
+    client = DelayLevelClient(connection.service_url, logger=QUIET)
+
+    def level_topic_of(name: str, **options: Any) -> str:
+        producer = client.create_producer(
+            world.topic(name), enable_delay_level_topic=True, partition_strategy=HOURS, **options
+        )
+        producer.send(b"later", deliver_after=timedelta(hours=2))
+        producer.close()
+        found = [item.topic for item in topics.list_level_topics(world.admin, world.namespace)]
+        found += [item.topic for item in topics.list_level_topics(world.admin, levels_namespace)]
+        (used,) = [topic for topic in found if world.stored(topic)]
+        delete(world.plain_client, world.admin, topics.describe(world.admin, used), discard=1)
+        return used
+
+    def create(name: str, level_topic: str) -> None:
+        topics.create(
+            world.admin, LevelTopicDescription(level_topic, Levels(HOURS), (world.topic(name),))
+        )
+
+    try:
+        create("a", world.topic("a-delay-level"))
+        assert level_topic_of("a") == world.topic("a-delay-level")
+        create("a", world.topic("_a-delay-level"))
+        assert level_topic_of("a") == world.topic("_a-delay-level")
+        own = default_level_topic(world.topic("a"), levels_namespace)
+        with pytest.raises(LevelTopicError, match=f"--level-namespace {levels_namespace}`"):
+            level_topic_of("a", delay_level_namespace=levels_namespace)
+        create("a", own)
+        assert level_topic_of("a", delay_level_namespace=levels_namespace) == own
+        create("a", world.topic("a-delay-level"))
+        create("a", world.topic("_a-delay-level"))
+        with pytest.raises(LevelTopicError, match="name it"):
+            level_topic_of("a")
+        with pytest.raises(LevelTopicError, match="acme/nowhere"):
+            level_topic_of("a", delay_level_namespace="acme/nowhere")
+    finally:
+        client.close()
+
+
+def test_missing_namespace_is_refused_with_the_command_that_creates_it(
+    world: RealWorld, dl_client: MakeClient
+) -> None:
+    missing = f"{world.namespace}-missing"
+    with pytest.raises(NotFoundError, match=f"pulsar-admin namespaces create {missing}"):
+        _park(world, dl_client, delay_level_namespace=missing)
+    with pytest.raises(InvalidInputError, match="give one of them"):
+        _park(world, dl_client, delay_level_namespace="a/b", delay_level_topic="c")
+    with pytest.raises(InvalidInputError, match="write tenant/namespace"):
+        _park(world, dl_client, delay_level_namespace="levels")
+
+
+def test_commands_create_and_find_level_topics_of_both_names_and_in_their_own_namespace(
+    world: RealWorld, invoke: Callable[..., Result], levels_namespace: str
+) -> None:
+    def shown(*arguments: str) -> str:
+        result = invoke(*arguments, "-o", "json")
+        assert result.exit_code == 0, result.stderr
+        return str(json.loads(result.stdout)["topic"])
+
+    new, earlier, own = (world.topic(name) for name in ("new", "earlier", "own"))
+    assert shown("levels", "create", new) == world.topic("_new-delay-level")
+    made = shown("levels", "create", earlier, "--level-topic", f"{earlier}-delay-level")
+    assert made == f"{earlier}-delay-level"
+    assert shown("levels", "create", earlier) == made  # repeated: no second one
+    apart = shown("levels", "create", own, "--level-namespace", levels_namespace)
+    assert apart == default_level_topic(own, levels_namespace)
+    for business, level_topic in ((earlier, made), (own, apart)):
+        assert shown("levels", "describe", business) == level_topic
+    both = invoke("levels", "create", new, "--level-namespace", "a/b", "--level-topic", "c")
+    assert (both.exit_code, "not both" in both.stderr) == (2, True)
+    # A business topic with two level topics: neither is chosen silently.
+    shown("levels", "create", earlier, "--level-topic", world.topic("_earlier-delay-level"))
+    result = invoke("levels", "describe", earlier)
+    assert result.exit_code == 1
+    assert f"name one of {world.topic('_earlier-delay-level')}, {made}" in result.stderr
+    assert shown("levels", "create", earlier) == world.topic("_earlier-delay-level")
+
+
+def test_business_topic_with_our_prefix_gets_a_level_topic_of_its_own(
+    world: RealWorld, dl_client: MakeClient
+) -> None:
+    for name in ("orders", "_orders"):
+        dl_client().create_producer(world.topic(name), enable_delay_level_topic=True).close()
+    found = topics.list_level_topics(world.admin, world.namespace)
+    assert [item.topic for item in found] == [
+        world.topic("__orders-delay-level"),
+        world.topic("_orders-delay-level"),
+    ]
+
+
+# -- subscriptions that such consumers leave behind
+
+
+@pytest.fixture
+def matched(
+    world: RealWorld, dl_client: MakeClient, request: pytest.FixtureRequest
+) -> LevelTopicDescription:
+    """A level topic of an earlier release, on which a pattern consumer left subscriptions.
+
+    Its parameter is the kind of mover; ``spark`` by default.
+    """
+    earlier = world.topic("orders-eu-delay-level")
+    mover = getattr(request, "param", "spark")
+    description = _park(world, dl_client, delay_level_topic=earlier, mover=mover)
+    _received(world, "orders-.*", 1)
+    return description
+
+
+def test_subscriptions_of_others_are_named_with_the_command_that_removes_them(
+    world: RealWorld, connection: Connection, invoke: Callable[..., Result], matched: Any
+) -> None:
+    reader = world.plain_client.create_reader(
+        matched.window_topic.partition(0).full, pulsar.MessageId.earliest
+    )
+    listed = read_foreign_subscriptions(world.admin, matched)
+    durable = [item for item in listed if item.durable]
+    assert {item.name for item in durable} == {PATTERN}
+    # Applications may read the outcomes topic; this level topic does not have one.
+    assert {item.role for item in durable} == set(Role) - {Role.OUTCOMES}
+    (of_reader,) = [item for item in listed if not item.durable]
+    assert of_reader.topic == matched.window_topic
+    assert of_reader.consumers
+
+    (finding,) = [
+        item for item in examine(connection, matched.topic) if item.check == "foreign subscriptions"
+    ]
+    assert finding.state is State.FAILED
+    assert f"subscription {PATTERN} of {matched.topic} is not ours" in finding.says
+    assert len(finding.outcome.problems) == len(listed)
+    described = invoke("levels", "describe", matched.topic, "-o", "json")
+    assert f"subscription {PATTERN} of {matched.topic} is not ours" in described.stdout
+
+    reader.close()
+    for item in durable:
+        tool, group, *arguments = item.removal.split()
+        assert (tool, group) == ("pulsar-admin", "topics")
+        _unsubscribe(world, *arguments)
+    assert read_foreign_subscriptions(world.admin, matched) == []
+
+
+def _unsubscribe(
+    world: RealWorld, command: str, topic: str, option: str, name: str, force: str
+) -> None:
+    """Do what ``pulsar-admin topics unsubscribe`` does with these arguments."""
+    assert (command, option, force) == ("unsubscribe", "--subscription", "--force")
+    path = TopicName.parse(topic).rest_path
+    world.admin._rest.delete(f"{path}/subscription/{name}", force="true")
+
+
+def test_our_own_subscriptions_are_not_named(
+    world: RealWorld, dl_client: MakeClient, tmp_path: Path
+) -> None:
+    description = _park(world, dl_client)
+    settings = DispatchSettings(directory=tmp_path)
+    dispatcher = Dispatcher(world.plain_client, world.admin, [description.topic], settings)
+    with Serving(dispatcher), world.mover(description) as mover:
+        mover.run_once()
+        reader = _open_reader(world.plain_client, description.name.partition(0).full, EARLIEST, 1)
+        names = {
+            name
+            for member in description.members()
+            for stats in world.admin.partitioned_stats(member.topic).values()
+            for name in stats.subscriptions
+        }
+        assert len(names) >= 3, names  # the durable one, a reader's and a dispatcher's
+        assert read_foreign_subscriptions(world.admin, description) == []
+        reader.close()
+
+
+@pytest.fixture
+def warned(
+    world: RealWorld, matched: LevelTopicDescription, caplog: pytest.LogCaptureFixture
+) -> Callable[[], None]:
+    """``warned()``: wait for a mover's warning about the subscriptions."""
+
+    def wait() -> None:
+        said = f"subscription {PATTERN} of {matched.topic} is not ours"
+        world.eventually(lambda: said in caplog.text, "the mover's warning")
+        assert f"delaylevel doctor {matched.topic}" in caplog.text
+
+    return wait
+
+
+def test_mover_warns_of_subscriptions_of_others(
+    world: RealWorld, matched: LevelTopicDescription, warned: Callable[[], None]
+) -> None:
+    with world.mover(matched) as mover:
+        mover.run_once()
+        warned()
+
+
+@pytest.mark.parametrize("matched", ["function"], indirect=True)
+def test_function_warns_of_subscriptions_of_others(
+    world: RealWorld,
+    connection: Connection,
+    matched: LevelTopicDescription,
+    warned: Callable[[], None],
+) -> None:
+    settings = FunctionSettings(matched.topic, connection.admin_url)
+    loop = ConsumerLoop(world.plain_client, world.admin, settings, "loop")
+    loop.start()
+    try:
+        warned()
+    finally:
+        loop.stop()
+
+
+@pytest.mark.spark
+def test_spark_job_warns_of_subscriptions_of_others(
+    matched: LevelTopicDescription,
+    warned: Callable[[], None],
+    spark_once: Callable[..., None],
+) -> None:
+    spark_once(matched)
+    warned()

@@ -1,0 +1,246 @@
+"""Tests of level producers that open in the background, on a broker behind a proxy that breaks."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import pulsar
+import pytest
+
+from delaylevel.cluster.connection import Connection
+from delaylevel.errors import UnconfirmedMessagesError
+from delaylevel.model.level_topic import default_level_topic
+from delaylevel.model.strategy import PartitionBy, PartitionStrategy
+from delaylevel.producer.client import DelayLevelClient
+from support.proxy import Proxy
+from support.world import QUIET, RealWorld, Stored, eventually
+
+HOURS = PartitionStrategy(partition_by=PartitionBy.HOUR, maximum_delay=timedelta(hours=40))
+Result = pulsar.Result
+
+
+@pytest.fixture
+def orders(namespace: str) -> str:
+    return f"persistent://{namespace}/orders"
+
+
+@pytest.fixture
+def make(connection: Connection, proxy: Proxy, orders: str) -> Iterator[Callable[..., Any]]:
+    """``make(**options)``: a producer of ``orders`` that reaches the broker through the proxy."""
+    through = connection.model_copy(update={"service_url": f"pulsar://127.0.0.1:{proxy.port}"})
+    client = DelayLevelClient.from_connection(through, logger=QUIET)
+
+    def producer(**options: Any) -> Any:
+        return client.create_producer(
+            orders, enable_delay_level_topic=True, partition_strategy=HOURS, **options
+        )
+
+    yield producer
+    client.shutdown()
+
+
+def hours(count: int) -> dict[str, timedelta]:
+    """Return the delay for the partition of a number of hours."""
+    return {"deliver_after": timedelta(hours=count, minutes=30)}
+
+
+def bodies(stored: Stored, orders: str) -> list[bytes | None]:
+    return [message.value for message in stored(default_level_topic(orders))]
+
+
+def test_a_callback_may_open_partitions(
+    make: Callable[..., Any], orders: str, stored: Stored
+) -> None:
+    producer = make(batching_enabled=True)
+    results: list[Any] = []
+
+    def sent(result: Any, _: Any) -> None:
+        results.append(result)
+        if len(results) == 1:
+            for hour in range(2, 12):
+                producer.send_async(b"more", sent, **hours(hour))
+
+    producer.send_async(b"first", sent, **hours(1))
+    eventually(lambda: len(results) == 11, "the callbacks")
+    producer.close()
+    assert results == [Result.Ok] * 11
+    assert sorted(bodies(stored, orders)) == sorted([b"first", *[b"more"] * 10])
+
+
+def test_many_threads_open_one_partition_and_keep_their_order(
+    make: Callable[..., Any], orders: str, stored: Stored
+) -> None:
+    producer = make(batching_enabled=True, block_if_queue_full=True)
+
+    def send(thread: int) -> None:
+        for number in range(40):
+            producer.send_async(b"%d" % number, None, partition_key=f"{thread}", **hours(3))
+
+    threads = [threading.Thread(target=send, args=(thread,)) for thread in range(50)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    producer.close()
+    assert producer.sent()["HOUR"] >= 1990  # a plain integer may miss a few
+    found = stored(default_level_topic(orders))
+    for thread in range(50):
+        own = [int(message.value or b"") for message in found if message.key == f"{thread}"]
+        assert own == list(range(40))
+
+
+def test_close_delivers_what_waits_for_an_opening(
+    make: Callable[..., Any], orders: str, stored: Stored
+) -> None:
+    producer = make(batching_enabled=True)
+    for number in range(500):
+        producer.send_async(b"%d" % number, None, **hours(1 + number % 5))
+    producer.close()
+    assert len(bodies(stored, orders)) == 500
+
+
+def test_nothing_blocks_while_the_broker_is_away(make: Callable[..., Any], proxy: Proxy) -> None:
+    producer = make(send_timeout_millis=1500, max_pending_messages=20)
+    proxy.cut()
+    eventually(lambda: not producer.is_connected(), "the cut")
+    results: list[Any] = []
+    began = time.monotonic()
+    for _ in range(25):
+        producer.send_async(b"lost", lambda result, _: results.append(result), **hours(1))
+    producer.send_async(b"lost", None, **hours(2))
+    assert not producer.is_connected()
+    assert results == [Result.ProducerQueueIsFull] * 5
+    assert time.monotonic() - began < 1
+    with pytest.raises(UnconfirmedMessagesError, match=r"1 message .*Timeout: 1") as reported:
+        producer.flush()
+    assert isinstance(reported.value.__cause__, pulsar.Timeout)
+    assert results[5:] == [Result.Timeout] * 20
+    with pytest.raises(pulsar.Timeout):
+        producer.send(b"lost", **hours(3))
+    assert time.monotonic() - began < 10
+
+
+def test_partitions_open_once_the_broker_is_back(
+    make: Callable[..., Any], proxy: Proxy, orders: str, stored: Stored
+) -> None:
+    producer = make(send_timeout_millis=30_000)
+    proxy.cut()
+    eventually(lambda: not producer.is_connected(), "the cut")
+    results: list[Any] = []
+    for number in range(10):
+        producer.send_async(b"%d" % number, lambda result, _: results.append(result), **hours(1))
+    proxy.restore()
+    producer.flush()
+    assert results == [Result.Ok] * 10
+    assert producer.is_connected()
+    producer.close()
+    assert bodies(stored, orders) == [b"%d" % number for number in range(10)]
+
+
+def test_nothing_is_stored_after_close(
+    make: Callable[..., Any], proxy: Proxy, orders: str, world: RealWorld
+) -> None:
+    producer = make(send_timeout_millis=500)
+    proxy.cut()
+    results: list[Any] = []
+    for hour in range(1, 6):
+        producer.send_async(b"lost", lambda result, _: results.append(result), **hours(hour))
+    with pytest.raises(pulsar.Timeout):
+        producer.close()
+    assert results == [Result.Timeout] * 5
+    producer.send_async(b"late", lambda result, _: results.append(result), **hours(1))
+    producer.send_async(b"late", lambda result, _: results.append(result), **hours(9))
+    assert results[5:] == [Result.AlreadyClosed] * 2
+    proxy.restore()
+    partitions = list(producer._parked.values())
+    # Openings that end now close their producers again.
+    eventually(lambda: all(each._worker is None for each in partitions), "the openings")
+    assert world.stored(default_level_topic(orders)) == []
+
+
+def test_a_single_send_does_not_wait_for_its_batch(make: Callable[..., Any]) -> None:
+    producer = make(batching_enabled=True, batching_max_publish_delay_ms=20_000)
+    began = time.monotonic()
+    for hour in (1, 1, 2):
+        assert producer.send(b"x", **hours(hour)) is not None
+    assert time.monotonic() - began < 10
+    producer.close()
+
+
+PROGRAM = """
+import os, signal, sys, time, warnings
+from datetime import timedelta
+import pulsar
+from delaylevel import DelayLevelClient, PartitionBy, PartitionStrategy
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in background jobs of shells
+warnings.simplefilter("ignore")
+strategy = PartitionStrategy(partition_by=PartitionBy.HOUR, maximum_delay=timedelta(hours=40))
+quiet = pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull)
+client = DelayLevelClient({service!r}, admin_url={admin!r}, logger=quiet)
+producer = client.create_producer(
+    {topic!r}, enable_delay_level_topic=True, partition_strategy=strategy,
+    batching_enabled=True, send_timeout_millis=60_000)
+for opened in range(2):
+    for hour in range(1, 31):
+        producer.send_async(b"x", None, deliver_after=timedelta(hours=hour, minutes=30))
+    if not opened:
+        producer.flush()
+        print("opened", flush=True)
+        sys.stdin.readline()
+for hour in range(31, 35):  # these wait for openings
+    producer.send_async(b"x", None, deliver_after=timedelta(hours=hour, minutes=30))
+print("waiting", flush=True)
+began = time.monotonic()
+try:
+    {call}
+except pulsar.Interrupted:
+    print("interrupted", flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "producer.flush()",
+        "producer.close()",
+        "producer.send(b'x', deliver_after=timedelta(hours=36))",
+        "pass",
+    ],
+)
+def test_one_interrupt_ends_a_call_and_the_process_exits(
+    connection: Connection, proxy: Proxy, orders: str, call: str
+) -> None:
+    program = PROGRAM.format(
+        service=f"pulsar://127.0.0.1:{proxy.port}",
+        admin=connection.admin_url,
+        topic=orders,
+        call=call,
+    )
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], stdin=pipe, stdout=pipe, stderr=pipe, text=True
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdin is not None
+        assert process.stdout.readline() == "opened\n"
+        proxy.hold()
+        process.stdin.write("\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == "waiting\n"
+        if call != "pass":
+            with pytest.raises(subprocess.TimeoutExpired):
+                process.wait(0.5)
+            process.send_signal(signal.SIGINT)
+        output, errors = process.communicate(timeout=20)
+        assert (output, process.returncode) == ("interrupted\n" * (call != "pass"), 0), errors
+    finally:
+        process.kill()
+        process.communicate()

@@ -1,0 +1,153 @@
+"""Every command that shows something, in terminals of 80 and of 120 columns, on a real broker."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from delaylevel.broker.embedded import EmbeddedBroker
+from support.loading import load
+
+pytest.importorskip("pyte")
+TERMINAL = load("tools/terminal_screen.py")
+DATA = load("tools/screen_data.py")
+
+#: Arguments of the program, and a text that its screen has.
+COMMANDS = (
+    ("levels list", "PROBLEMS"),
+    ("levels describe orders", "DEAD LETTERS    2"),
+    (f"levels describe {DATA.LONG_NAME}", "OLDEST HAND OFF"),
+    ("levels orphans", "No orphans"),
+    ("doctor", "--all shows them"),
+    ("doctor orders --all", "ack holes"),
+    ("pending orders --limit 20", "WAITS IN"),
+    ("pending orders --limit 5 --payload", "PAYLOAD"),
+    (f"pending {DATA.LONG_NAME} --limit 5", "customer-"),
+    ("pending histogram orders --by hour", "MESSAGES"),
+    ("pending histogram orders --by size", "SIZE (BYTES)"),
+    ("pending histogram orders --by target", "orders"),
+    ("pending histogram orders --by amount --limit 5", "more are not shown"),
+    ("pending average orders amount", "COUNTED"),
+    ("pending outcome orders", ""),
+    ("horizon orders", "DUE FROM (UTC)"),
+    ("horizon orders --exact", "DUE WITHIN"),
+    ("top orders --refreshes 1 --every 1s", "lateness:"),
+    ("dlq list orders", "REASON"),
+    ("dispatcher status orders", "OWNER"),
+    ("broker status", ""),
+    ("plan --rate 50 --max-delay 7d --size 300", "PARTITIONS"),
+    ("run --help", "Examples:"),
+    ("plan --help", "Examples:"),
+    ("mover run --help", "Examples:"),
+)
+#: Seconds until a process shows something, also on a busy machine.
+PATIENCE_S = 120
+
+
+@pytest.fixture(scope="module")
+def environment(broker_with: Callable[..., EmbeddedBroker]) -> dict[str, str]:
+    """The variables that name a broker with messages in every state."""
+    # A setting of its own, so that no other test has this broker.
+    connection = broker_with({"topicFencingTimeoutSeconds": 7}).connection
+    DATA.fill(connection, 300)
+    return {
+        "DELAYLEVEL_SERVICE_URL": connection.service_url,
+        "DELAYLEVEL_ADMIN_URL": connection.admin_url,
+        "DELAYLEVEL_OPERATION_TIMEOUT_SECONDS": "60",
+    }
+
+
+@pytest.fixture
+def terminal(environment: dict[str, str]) -> Iterator[Callable[..., Any]]:
+    """``terminal("levels list", columns, lines)``: the program in a terminal."""
+    opened: list[Any] = []
+
+    def run(line: str, columns: int, lines: int, **variables: str) -> Any:
+        command = [sys.executable, "-m", "delaylevel.cli.main", *line.split()]
+        opened.append(TERMINAL.Terminal(command, columns, lines, {**environment, **variables}))
+        return opened[-1].__enter__()
+
+    yield run
+    for each in opened:
+        each.__exit__(None, None, None)
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+@pytest.mark.parametrize(("line", "shown"), COMMANDS, ids=[line for line, _ in COMMANDS])
+def test_a_command_fits_the_terminal(
+    terminal: Callable[..., Any], line: str, shown: str, columns: int
+) -> None:
+    screen = terminal(line, columns, 150)
+    code = screen.wait(PATIENCE_S)
+    text = "\n".join(screen.rows)
+    assert "Traceback" not in text
+    assert code == (1 if line.startswith("doctor") else 0), text
+    assert shown in text
+    # Only a name or a command that is longer than a row continues in the next: it can be copied.
+    too_long = [row for row in screen.continued if "`" not in row and DATA.LONG_NAME not in row]
+    assert too_long == []
+    assert not re.search(r"persistent://|\.\d{3}Z", text), "names and times are short"
+
+
+def with_text(text: str) -> Callable[[Sequence[str]], bool]:
+    return lambda rows: any(text in row for row in rows)
+
+
+def test_top_leaves_nothing_behind(terminal: Callable[..., Any]) -> None:
+    screen = terminal("top orders --every 200ms", 120, 30)
+    screen.wait_for(with_text("+0.0"), PATIENCE_S)
+    for columns, lines in ((80, 30), (60, 24), (100, 18), (120, 30)):
+        screen.resize(columns, lines)
+        stages = (
+            "_orders",
+            "STAGE",
+            "DAY",
+            "window",
+            "held",
+            "movers:",
+            "lateness:",
+            "ENTRIES wait",
+        )
+        screen.wait_for(
+            lambda rows, stages=stages: (
+                [sum(row.startswith(stage) for row in rows) for stage in stages]
+                == [1] * len(stages)
+            ),
+            PATIENCE_S,
+        )
+    assert screen.continued == []
+
+
+def test_a_service_writes_its_log_above_its_table(terminal: Callable[..., Any]) -> None:
+    screen = terminal("-v run orders", 100, 60)
+    screen.wait_for(with_text("moving"), PATIENCE_S)
+    screen.wait_for(with_text("INFO"), PATIENCE_S)
+
+    def is_whole(rows: Sequence[str]) -> bool:
+        heads = [number for number, row in enumerate(rows) if row.startswith("LEVEL TOPIC")]
+        if not heads:
+            return False
+        above, table = rows[: heads[-1]], rows[heads[-1] :]
+        return (
+            table[1].startswith("_orders-delay-level")
+            and table[2].startswith("MOVED, RELEASED")
+            and len(table) == 3
+            and not any("_orders-delay-level  " in row and "moving" in row for row in above[1:])
+        )
+
+    screen.wait_for(is_whole, PATIENCE_S)
+
+
+@pytest.mark.parametrize(("variables", "coloured"), [({}, True), ({"NO_COLOR": "1"}, False)])
+def test_colours_mark_what_is_wrong(
+    terminal: Callable[..., Any], variables: dict[str, str], coloured: bool
+) -> None:
+    screen = terminal("doctor orders", 80, 100, **variables)
+    screen.wait(PATIENCE_S)
+    assert screen.rows[0].startswith("FAIL")
+    found = {cell.fg for row in screen.screen.buffer.values() for cell in row.values()}
+    assert found == ({"default", "red"} if coloured else {"default"})

@@ -1,0 +1,151 @@
+"""Tests of deliveries while no address of the admin interface answers, but the broker serves."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from delaylevel import DelayLevelClient
+from delaylevel.cluster.addresses import AdminAddresses
+from delaylevel.cluster.admin import Admin
+from delaylevel.cluster.connection import Connection
+from delaylevel.dispatcher import DispatchSettings
+from delaylevel.dispatcher.served_topic import partition_owners
+from delaylevel.model.delivery import Delivery
+from delaylevel.model.level_topic import FinalWindow
+from delaylevel.model.strategy import Levels, PartitionStrategy
+from delaylevel.run import LocalService
+from support.dispatch_world import ALO, Arrivals, DispatchWorld, at, ids, now_ms, once
+from support.proxy import Proxy
+from support.world import QUIET, RealWorld, eventually, quiet_client
+
+pytestmark = [pytest.mark.broker]
+
+UNIT = timedelta(seconds=1)
+LEVELS = Levels([PartitionStrategy(partition_by=UNIT, maximum_delay=4 * UNIT)])
+# Nothing waits for a timeout of the admin interface, or for its return.
+LATE_MS = 5_000
+# A takeover waits for some seconds until an address is given up, and not for 30 s.
+TAKEOVER_MS = 20_000
+
+
+@pytest.fixture
+def web(connection: Connection, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
+    """A proxy in front of the only admin address that anybody knows."""
+    # The broker would name its own address, which still answers.
+    monkeypatch.setattr(AdminAddresses, "is_list_due", lambda self: False)
+    address = urlsplit(str(connection.admin_url))
+    proxy = Proxy(str(address.hostname), address.port or 0)
+    yield proxy
+    proxy.close()
+
+
+@contextmanager
+def serving(service: LocalService) -> Iterator[None]:
+    """Run a service until the end of the block."""
+    running = threading.Thread(target=service.run)
+    running.start()
+    try:
+        yield
+    finally:
+        service.stop()
+        running.join(60)
+        assert not running.is_alive()
+
+
+@pytest.mark.parametrize("delivery", list(Delivery))
+@pytest.mark.parametrize("fault", ["cut", "hold"])
+def test_messages_arrive_without_the_admin_interface(
+    world: RealWorld,
+    connection: Connection,
+    web: Proxy,
+    tmp_path: Path,
+    fault: str,
+    delivery: Delivery,
+) -> None:
+    if delivery is Delivery.EFFECTIVELY_ONCE:
+        world.deduplicate()
+    description = world.level_topic(LEVELS, final_window=FinalWindow.TRACKER)
+    (orders,) = description.targets
+    partitions = {description.window_partition(f"customer-{number}", "") for number in range(12)}
+    assert len(partitions) == description.window_partitions
+    consumer = world.plain_client.subscribe(orders, "application")
+    admin = Admin(f"http://127.0.0.1:{web.port}", timeout_s=2.0)
+    settings = DispatchSettings(directory=tmp_path / "spill", delivery=delivery, checkpoint_ms=200)
+    service = LocalService(lambda: quiet_client(connection), admin, (description.topic,), settings)
+    client = DelayLevelClient(**connection.client_kwargs(), admin=admin, logger=QUIET)
+    producer = client.create_producer(orders, enable_delay_level_topic=True)
+
+    def deliver(round_name: str) -> None:
+        """Send messages with all delays, and receive each once, on time."""
+        sent = {b"%s %d" % (round_name.encode(), number) for number in range(12)}
+        for number, body in enumerate(sorted(sent)):
+            # With these keys, each window partition gets some: each opens the target by itself.
+            key = f"customer-{number}"
+            delay = UNIT * (0.3 + number * 0.3)
+            producer.send_async(body, None, partition_key=key, deliver_after=delay)
+        producer.flush()
+        while sent:
+            message = consumer.receive(20_000)
+            late_ms = time.time() * 1000 - int(message.properties()["delaylevel.due"])
+            sent.remove(message.data())
+            assert -1 < late_ms < LATE_MS, (round_name, late_ms)
+            consumer.acknowledge(message)
+
+    def producers() -> int:
+        return len(world.admin.partition_stats(world.name("orders")).producers)
+
+    others = producers()
+    with serving(service):
+        deliver("before")
+        # An idle target is closed, and has to be opened again.
+        eventually(lambda: producers() == others, "the end of the dispatcher's producers")
+        getattr(web, fault)()
+        deliver("first")
+        eventually(lambda: producers() == others, "the end of the dispatcher's producers")
+        deliver("second")
+        (stats,) = service.movers[0].stats().values()
+        assert (stats.state, stats.failures) == ("moving", 0)
+        web.restore()
+        deliver("after")
+    client.shutdown()
+    admin.close()
+
+
+@pytest.mark.timeout(240)
+def test_a_takeover_does_not_wait_long_for_an_address_that_hangs(
+    world: RealWorld, connection: Connection, tmp_path: Path
+) -> None:
+    """The dispatchers know the broker's own address as well, from its list of brokers."""
+    address = urlsplit(str(connection.admin_url))
+    proxy = Proxy(str(address.hostname), address.port or 0)
+    proxied = connection.model_copy(update={"admin_url": f"http://127.0.0.1:{proxy.port}"})
+    with contextlib.ExitStack() as stack:
+        stack.callback(proxy.close)
+        setting = DispatchWorld(
+            world, proxied, ALO, tmp_path, stack, ("orders",), window_partitions=2
+        )
+        processes = [setting.start(), setting.start()]
+        arrivals = Arrivals(connection, setting.target)
+        stack.callback(arrivals.close)
+        time.sleep(12)  # they have requested the list
+        names = ids("m", 100)
+        setting.publish(setting.target, at(now_ms() + 3_000, names, step_ms=100))
+        world.eventually(lambda: len(arrivals.copies) > 10, "the first messages")
+        proxy.hold()
+        owner = partition_owners(world.admin, setting.description.topic)[0].owner
+        assert owner is not None
+        (killed,) = [each for each in processes if owner.name.endswith(f":{each.pid}")]
+        killed.kill()
+        world.eventually(lambda: len(arrivals.copies) == len(names), "all messages", 120)
+        print(f"worst lateness {max(arrivals.late_ms)} ms")
+        assert set(arrivals.copies) == set(once(names))
+        assert max(arrivals.late_ms) < TAKEOVER_MS

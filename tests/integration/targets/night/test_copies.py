@@ -1,0 +1,146 @@
+"""Tests of faults after which effectively-once delivery must neither lose nor repeat."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from delaylevel.dispatcher.journal.fencing import stamped
+from delaylevel.dispatcher.journal.records import Intent, encode, pack
+from delaylevel.model import envelope as env
+from delaylevel.model.topic_name import TopicName
+from support.dispatch_world import (
+    EO,
+    MAX_MESSAGE_BYTES,
+    DispatchWorld,
+    MakeDispatch,
+    at,
+    at_most,
+    ids,
+    now_ms,
+)
+from support.world import RealWorld
+
+pytestmark = [pytest.mark.broker, pytest.mark.timeout(240)]
+
+
+def resend_as_owner(setting: DispatchWorld, names: list[str]) -> None:
+    """Write what an owner leaves that was killed after publishing, before the commit."""
+    target = setting.target
+    due_ms = now_ms() - 1_000
+    places = setting.publish(target, at(due_ms, names))
+    window = setting.window.removeprefix("persistent://")
+    positions = pack(
+        np.array([place.ledger_id() for place in places]),
+        np.array([place.entry_id() << 10 for place in places]),
+    )
+    none = np.zeros(len(places), dtype=np.int64)
+    intent = Intent(
+        0, positions, ("",), none, none, ((f"-1 - {target}", 1),), none.astype(np.uint16)
+    )
+    client = setting.world.plain_client
+    journal = client.create_producer(setting.description.journal_topic.partition(0).full)
+    journal.send(stamped(7, 1, encode(intent)))
+    journal.close()
+    producer = client.create_producer(
+        target, producer_name=f"delaylevel-dispatch-{window}", batching_enabled=False
+    )
+    for number, name in enumerate(names, 1):
+        properties = {env.DUE: str(due_ms), env.ID: name}
+        producer.send(b"x" * 100, properties=properties, sequence_id=number)
+    producer.close()
+
+
+@pytest.mark.parametrize("policy", ["producer_exception", "producer_request_hold"])
+def test_a_takeover_while_the_target_is_over_its_quota_makes_no_copy(
+    make: MakeDispatch, policy: str
+) -> None:
+    setting = make(EO, "orders")
+    target = setting.target
+    names = ids("m", 300)
+    resend_as_owner(setting, names)
+    setting.over_quota(target, policy)
+    setting.start()
+    setting.return_held()
+    setting.lift_quota_after_attempts(target)
+    setting.check_once(names)
+    assert not setting.dead()
+
+
+def kill_during(setting: DispatchWorld, names: list[str], stored: int) -> None:
+    """Kill a dispatcher when the broker has stored a number of messages of a throttled target."""
+    target = setting.target
+    process = setting.start()
+    setting.world.eventually(lambda: setting.messages_in(target) >= stored, "the first messages")
+    process.kill()
+    process.wait()
+    name = TopicName.parse(target)
+    setting.world.eventually(
+        lambda: not setting.world.admin.partition_stats(name).producers, "the end of its producer"
+    )
+    assert stored <= setting.messages_in(target) < len(names)
+
+
+def test_a_dispatcher_killed_within_an_intent_makes_no_copy(
+    make: MakeDispatch,
+) -> None:
+    setting = make(EO, "orders")
+    target = setting.target
+    names = ids("m", 600)
+    setting.throttle(target, 50)
+    setting.publish(target, at(now_ms(), names))
+    kill_during(setting, names, 150)
+    setting.unthrottle(target)
+    setting.over_quota(target)
+    setting.start()
+    setting.return_held()
+    setting.lift_quota_after_attempts(target)
+    setting.check_once(names)
+
+
+def test_a_refused_message_within_an_intent_survives_a_takeover(
+    make: MakeDispatch, world: RealWorld
+) -> None:
+    setting = make(EO, "orders", topic=world.topic("long" * 40))
+    target = setting.target
+    ahead, behind = ids("ahead", 50), ids("behind", 550)
+    body = random.Random(7).randbytes(MAX_MESSAGE_BYTES)
+    due_ms = now_ms()
+    setting.throttle(target, 50)
+    setting.publish(target, at(due_ms, ahead))
+    setting.publish_largest(target, "large", due_ms, body)
+    setting.publish(target, at(due_ms, behind))
+    kill_during(setting, ahead + behind, 150)
+    setting.unthrottle(target)
+    setting.start()
+    setting.return_held()
+    setting.check_once(ahead + behind)
+    assert setting.dead_ids() == ["large"]
+
+
+@pytest.mark.parametrize("policy", ["producer_exception", "producer_request_hold"])
+def test_a_target_over_its_quota_during_a_stream_gets_every_message_once(
+    make: MakeDispatch, policy: str
+) -> None:
+    # Each cut comes while hundreds of messages are in flight. The client fails them all, although
+    # the broker may have stored some of them.
+    setting = make(EO, "orders")
+    target = setting.target
+    names, size = ids("m", 16_000), 2_000
+    first_ms = setting.next_quota_check(target) + 9_000
+    cuts_ms = [first_ms + number * 4_000 for number in range(len(names) // size)]
+    for number, cut_ms in enumerate(cuts_ms):
+        part = names[number * size : (number + 1) * size]
+        setting.publish(target, at(cut_ms - 120, part))
+    setting.start()
+    setting.return_held()
+    for cut_ms in cuts_ms:
+        setting.wait_until(cut_ms - 700)
+        held = setting.held
+        setting.over_quota(target, policy)
+        at_most(2, setting.world, lambda before=held: setting.held > before)
+        setting.lift_quota(target)
+    setting.check_once(names, 120)
+    assert not setting.dead()

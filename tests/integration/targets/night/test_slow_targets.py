@@ -1,0 +1,80 @@
+"""Tests of targets that are slow, hang, or belong to an Exclusive producer."""
+
+from __future__ import annotations
+
+import pulsar
+import pytest
+
+from support.dispatch_world import BOTH, MakePair, at, ids, now_ms
+
+pytestmark = [pytest.mark.broker, pytest.mark.timeout(240)]
+
+SLOW = ids("slow", 3_000)
+
+
+@BOTH
+def test_a_throttled_target_delays_no_other_and_is_never_held(pair: MakePair) -> None:
+    both = pair()
+    both.setting.throttle(both.bad, 100)
+    both.setting.start()
+    both.publish_to_both(5_000)
+    both.check_that_the_good_one_is_on_time()
+    both.check_that_all_arrive(ids("slow", 5_000))
+    assert both.setting.held == 0
+
+
+@BOTH
+def test_a_target_that_nearly_stops_delays_no_other_and_is_never_held(pair: MakePair) -> None:
+    both = pair()
+    setting, others = both.setting, both.others
+    setting.throttle(both.bad, 1)
+    setting.start()
+    both.publish_to_both()
+    both.check_that_the_good_one_is_on_time()
+    # After twice the client's usual send timeout, the target is as slow as before.
+    due_ms = now_ms() + 45_000
+    setting.publish(both.good, at(due_ms, ["last"]))
+    setting.world.eventually(lambda: others.copies["last"], "the last of the other target", 120)
+    assert others.late_ms[-1] < 1_000
+    assert setting.held == 0
+    setting.unthrottle(both.bad)
+    both.check_that_all_arrive(SLOW)
+    assert setting.held == 0
+
+
+@BOTH
+def test_a_hanging_target_delays_no_other(pair: MakePair) -> None:
+    both = pair()
+    both.setting.start()
+    both.open_bad()
+    both.publish_to_both()
+    both.setting.over_quota(both.bad, "producer_request_hold")
+    both.setting.return_held()
+    both.check_that_the_good_one_is_on_time()
+    both.setting.lift_quota(both.bad)
+    both.check_that_all_arrive(["opens", *SLOW])
+
+
+@BOTH
+def test_a_target_held_by_an_exclusive_producer_delays_no_other(pair: MakePair) -> None:
+    both = pair()
+    both.setting.start()
+    with both.setting.exclusive(both.bad):
+        both.publish_to_both()
+        both.setting.return_held()
+        both.check_that_the_good_one_is_on_time()
+    both.check_that_all_arrive(SLOW)
+
+
+@BOTH
+def test_a_target_taken_by_an_exclusive_producer_delays_no_other(pair: MakePair) -> None:
+    both = pair()
+    both.setting.start()
+    both.open_bad()
+    both.publish_to_both()
+    mode = pulsar.ProducerAccessMode.ExclusiveWithFencing
+    taker = both.setting.world.plain_client.create_producer(both.bad, access_mode=mode)
+    both.setting.return_held()
+    both.check_that_the_good_one_is_on_time()
+    taker.close()
+    both.check_that_all_arrive(["opens", *SLOW])
