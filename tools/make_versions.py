@@ -62,15 +62,15 @@ CORE = (
     "tests/integration/test_cancel_dispatched.py",
     "tests/integration/test_dispatcher.py::test_every_field_of_a_message_arrives",
     "tests/integration/test_mover_bounds.py::test_a_mover_that_dies_before_it_acknowledges",
-    "tests/integration/consumer/test_listeners.py::test_every_message_is_handled_and_acknowledged",
-    "tests/integration/consumer/test_listeners.py::test_a_retried_message_is_handled_again",
+    "tests/integration/consumer/night/test_listeners.py::test_every_message_is_handled_and_acknowledged",
+    "tests/integration/consumer/night/test_listeners.py::test_a_retried_message_is_handled_again",
 )
 FUNCTION = (
     "tests/integration/functions/test_function_moves.py::test_every_message_arrives_as_it_was_sent",
 )
 SPARK = (
     "tests/unit/spark_sync/test_executors.py",
-    "tests/integration/test_spark_levels.py::test_every_delay_is_delivered_on_time",
+    "tests/integration/night/test_spark_levels.py::test_every_delay_is_delivered_on_time",
     "tests/integration/test_spark_levels.py::test_a_late_trigger",
 )
 #: What is run on each axis.

@@ -219,7 +219,7 @@ def _cluster(reader: Any) -> None:
 
 def _secured(reader: Any) -> None:
     """Start a broker with tokens and TLS, and write an administrator's client.conf."""
-    module = load("tests/integration/secured/conftest.py", "secured")
+    module = load("tests/integration/night/secured/conftest.py", "secured")
     secured = module.Secured(reader.folder)
     reader.stack.callback(secured.broker.remove)
     secured.broker.start()

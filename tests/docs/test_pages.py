@@ -16,13 +16,13 @@ from support.page_reader import (
     Reader,
     bare,
     compare,
-    tests,
+    pages_to_walk,
     walk,
 )
 from support.pages import FENCE, ROOT, Block
 
 
-@pytest.mark.parametrize(("title", "page", "whole"), list(tests(of_the_first=True)))
+@pytest.mark.parametrize(("title", "page", "whole"), list(pages_to_walk(of_the_first=True)))
 def test_page(
     title: str, page: Sequence[Block], whole: bool, reader: Reader, expected: Any
 ) -> None:

@@ -97,7 +97,7 @@ PAGES = {
 }
 
 
-def tests(of_the_first: bool) -> Iterator[Any]:
+def pages_to_walk(of_the_first: bool) -> Iterator[Any]:
     for name, found in PAGES.items():
         if (name in FIRST) is not of_the_first:
             continue
