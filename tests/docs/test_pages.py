@@ -17,6 +17,7 @@ from support.page_reader import (
     bare,
     compare,
     pages_to_walk,
+    reader,  # noqa: F401
     walk,
 )
 from support.pages import FENCE, ROOT, Block

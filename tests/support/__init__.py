@@ -1,1 +1,1 @@
-"""What tests share: worlds, fakes, and programs that tests run."""
+"""Helpers of tests: worlds, fakes, and programs that tests run."""

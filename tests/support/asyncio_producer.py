@@ -1,4 +1,4 @@
-"""What the tests of asyncio producer share."""
+"""Helpers that the tests of asyncio producer share."""
 
 from __future__ import annotations
 

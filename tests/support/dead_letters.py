@@ -1,4 +1,4 @@
-"""What the tests of dead letters share."""
+"""Helpers that the tests of dead letters share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of expiry share."""
+"""Helpers that the tests of expiry share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of function moves share."""
+"""Helpers that the tests of function moves share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of levels broker share."""
+"""Helpers that the tests of levels broker share."""
 
 from __future__ import annotations
 

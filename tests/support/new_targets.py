@@ -1,4 +1,4 @@
-"""What the tests of new targets share."""
+"""Helpers that the tests of new targets share."""
 
 from __future__ import annotations
 

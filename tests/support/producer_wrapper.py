@@ -1,4 +1,4 @@
-"""What the tests of producer wrapper share."""
+"""Helpers that the tests of producer wrapper share."""
 
 from __future__ import annotations
 

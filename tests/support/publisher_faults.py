@@ -1,4 +1,4 @@
-"""What the tests of publisher faults share."""
+"""Helpers that the tests of publisher faults share."""
 
 from __future__ import annotations
 

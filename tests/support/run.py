@@ -1,4 +1,4 @@
-"""What the tests of run share."""
+"""Helpers that the tests of run share."""
 
 from __future__ import annotations
 

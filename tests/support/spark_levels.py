@@ -1,4 +1,4 @@
-"""What the tests of spark levels share."""
+"""Helpers that the tests of spark levels share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of spark process share."""
+"""Helpers that the tests of spark process share."""
 
 from __future__ import annotations
 

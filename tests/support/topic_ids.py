@@ -1,4 +1,4 @@
-"""What the tests of topic ids share."""
+"""Helpers that the tests of topic ids share."""
 
 from __future__ import annotations
 
