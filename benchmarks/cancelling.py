@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import pulsar
 from common import QUIET
 
-from delaylevel.model.cancellation import PAYLOAD, cancellation, cancellation_partition
+from delaylevel.model.cancellation import PAYLOAD, cancellation
 from delaylevel.model.level_topic import LevelTopicDescription
 
 
@@ -34,7 +34,7 @@ def cancel(
 
         for due_ms, key, message_id in wanted:
             envelope = cancellation(due_ms, description.targets[0], message_id)
-            partition = cancellation_partition(description, key, message_id)
+            partition = description.window_partition(key, message_id)
             window[partition].send_async(
                 PAYLOAD, stored, properties=envelope.parked_properties({}), partition_key=key
             )
