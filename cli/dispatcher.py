@@ -161,7 +161,7 @@ class _ReleaseLine:
 def status(connection: Connection, topic: str, output: str) -> None:
     """Show owner and backlog of each window partition."""
     from delaylevel.cluster.admin import Admin
-    from delaylevel.dispatcher.served_topic import partition_owners
+    from delaylevel.dispatcher.service import partition_owners
 
     with Admin.from_connection(connection) as admin:
         rows = [

@@ -7,8 +7,8 @@ and the `journal` records its progress.
 from delaylevel.errors import MissingExtraError
 
 try:
+    from .owner import DispatchSettings
     from .service import Dispatcher
-    from .settings import DispatchSettings
     from .stats import OwnerStats
 except ModuleNotFoundError as error:
     if (error.name or "").startswith("delaylevel"):

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import queue
+import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from delaylevel.cluster.background import Starter, in_thread
 from delaylevel.cluster.dead_letter_topic import DeadLetterTopic, Outgoing
@@ -21,33 +24,31 @@ from delaylevel.cluster.failures import error_name
 from delaylevel.cluster.partition_lock import PartitionLock
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.targets.pool import TargetPool
-from delaylevel.dispatcher.journal.records import LowWatermark, entry_of
+from delaylevel.dispatcher.journal.records import LowWatermark, entry_of, pack
+from delaylevel.dispatcher.journal.state import JournalState
 from delaylevel.dispatcher.journal.topic import Journal
 from delaylevel.errors import BrokerError
 from delaylevel.model.clock import Clock
 from delaylevel.model.delivery import Delivery
-from delaylevel.model.level_topic import SUBSCRIPTION
+from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription
 from delaylevel.model.message import parked_message
 from delaylevel.model.position import Position
+from delaylevel.model.source_partition import SourcePartition
 from delaylevel.mover import hop
 from delaylevel.topics.description_cache import DescriptionCache
 
-from .acknowledgement import WindowAcknowledgement
-from .agenda import OwnerAgenda
-from .attribute import recorder_of
+from .assignment import window_sources
+from .attribute import MessageAttribute, recorder_of
 from .batches import FetchedBatch
 from .deciding import CancellationDesk
-from .events import EventQueue
+from .delay_queue import DelayQueue
 from .fetcher import CaughtUp, EntryEnd, Fetcher
 from .flights import Flight
-from .live.questions import QueueQuestion
 from .offers import OfferQueue
-from .opening import open_queue
 from .publishing import BatchPublisher
+from .releases import RecentReleases
 from .segments import OwnerSegments
 from .set_aside import SetAsideTopics
-from .settings import FAILOVER_S, DispatchSettings
-from .sources import window_sources
 from .stats import SharedOwnerStats
 from .target_names import TargetPartitions
 from .turns import PUBLISHING, TURNS
@@ -59,6 +60,343 @@ _BATCH = 1000
 _CATCH_UP_S = 60.0
 _SNAPSHOT_BYTES = 8 << 20
 _UNNUMBERED = "behind the first 1,024 messages of its batch: send batches of at most 1,024 messages"
+#: An event without content: there is something to process.
+WAKE = object()
+#: Time for which messages wait for a target without a connection, in s; then they are held. It is
+#: longer than another broker needs to take over: a session (30 s by default) and some seconds. Held
+#: messages would come later than that, and not in their order.
+FAILOVER_S = 60.0
+# A callback that is missing after a flush comes within milliseconds.
+_RESOLVE_EVERY_S = 0.001
+# Time between two looks at targets that do not answer.
+_CHECK_EVERY_S = 0.1
+# Answers of targets may wait for so long while nothing waits for them, and otherwise.
+_CALM_S = 0.25
+_PATIENCE_S = 0.02
+Answer = TypeVar("Answer")
+
+
+class OwnerAgenda:
+    """Times of the next work of an owner, without its checkpoints.
+
+    Args:
+        now_s: the monotonic clock, in seconds.
+
+    Attributes:
+        caught_up: True if due messages are published.
+    """
+
+    def __init__(
+        self,
+        queue: DelayQueue,
+        offers: OfferQueue,
+        publisher: BatchPublisher,
+        desk: CancellationDesk,
+        now_s: Callable[[], float],
+    ) -> None:
+        self._queue = queue
+        self._offers = offers
+        self._publisher = publisher
+        self._desk = desk
+        self._now_s = now_s
+        self.caught_up = False
+
+    @property
+    def next_due_ms(self) -> int | None:
+        """Time of the next work by due times, ms since the epoch; None if there is none."""
+        dues = self.next_send_ms, self.next_step_ms
+        return min((due_ms for due_ms in dues if due_ms is not None), default=None)
+
+    @property
+    def next_send_ms(self) -> int | None:
+        """Time at which a planned message is due, ms since the epoch; None if there is none."""
+        return self._publisher.next_due_ms
+
+    @property
+    def next_step_ms(self) -> int | None:
+        """Time of the next other work by due times, ms since the epoch; None if there is none."""
+        publisher = self._publisher
+        candidates: list[int | None] = []
+        if self.caught_up:
+            candidates.append(publisher.next_spread_ms)
+        if self.caught_up and publisher.ready:
+            candidates += self._queue.next_due_ms(), publisher.next_plan_ms
+        return min((due_ms for due_ms in candidates if due_ms is not None), default=None)
+
+    @property
+    def next_look_s(self) -> float | None:
+        """Monotonic time of the next work without an event or a due time, in s, or None."""
+        publisher = self._publisher
+        looks = self._offers.retry_s, publisher.next_commit_s, self._desk.next_look_s
+        times = [each for each in looks if each]
+        if publisher.owes_answers or publisher.busy:
+            is_calm = not publisher.owes_answers and self.is_calm
+            times.append(self._now_s() + (_CALM_S if is_calm else self.look_every_s))
+        return min(times, default=None)
+
+    @property
+    def is_publishing(self) -> bool:
+        """True if messages without an outcome were sent, or due ones wait for their targets."""
+        publisher = self._publisher
+        sent = self._queue.in_flight - publisher.planned - publisher.uncommitted
+        return sent > 0 or publisher.has_waiting or not publisher.ready
+
+    @property
+    def is_deciding(self) -> bool:
+        """True while a decision about a cancellation is on its way."""
+        return self._desk.is_deciding
+
+    @property
+    def owes_commits(self) -> bool:
+        """True if outcomes are known that are not in the journal."""
+        return self._publisher.next_commit_s is not None
+
+    @property
+    def look_every_s(self) -> float:
+        """Time between two looks at what is in flight, in s."""
+        return _RESOLVE_EVERY_S if self._publisher.owes_answers else _CHECK_EVERY_S
+
+    @property
+    def is_calm(self) -> bool:
+        """True if planned messages may be sent without a look at anything else."""
+        return self.caught_up and self._publisher.ready and self._publisher.is_calm
+
+    @property
+    def patience_s(self) -> float:
+        """Time for which the answers of targets may wait, in s; 0 if they may not."""
+        if self.is_calm:
+            return _CALM_S
+        return _PATIENCE_S if self._publisher.ready else 0.0
+
+
+def open_queue(
+    journal: Journal,
+    segments: OwnerSegments,
+    settings: DispatchSettings,
+    description: LevelTopicDescription,
+    clock: Clock,
+) -> DelayQueue:
+    """Return a delay queue without messages, with the state at the end of the journal.
+
+    Raises:
+        BrokerError: the journal cannot be read or claimed.
+        DamagedJournalError: a record of it was changed.
+    """
+    releases = RecentReleases(lambda: journal.read_ms)
+    state = JournalState.read(journal.read(), settings.remember, releases)
+    journal.claim()  # before anything is decided from what was read
+    releases.now_ms = clock.now_ms
+    queue = DelayQueue(
+        state,
+        segments.pending(),
+        clock=clock,
+        overflow=segments.overflow,
+        releases=releases,
+        grace_ms=settings.cancel_grace_ms,
+    )
+    queue.pending.attribute = queue.waiting.attribute = MessageAttribute(description.attribute)
+    return queue
+
+
+class WindowAcknowledgement:
+    """The low watermark of one window partition, in its journal and at its subscription.
+
+    Attributes:
+        entry_end: packed position of the last message that was read, if it is the last one of its
+            entry; otherwise of an earlier one, or -1.
+    """
+
+    def __init__(
+        self, queue: DelayQueue, journal: Journal, lock: PartitionLock, source: SourcePartition
+    ) -> None:
+        self._queue = queue
+        self._journal = journal
+        self._lock = lock
+        self._source = source
+        self.entry_end = -1
+        self._acknowledged = Position(-1, -1)
+        # Number of the journal's last record of a low watermark; 0 if it is acknowledged.
+        self._record = 0
+
+    @property
+    def is_due(self) -> bool:
+        """True if there is something to acknowledge, once the journal has confirmed it."""
+        return bool(self._record)
+
+    def take_entry_end(self, end: EntryEnd) -> None:
+        """Take note that an entry is completely read."""
+        self.entry_end = pack(end.ledger_id, end.entry_id)
+
+    def write_watermark(self) -> None:
+        """Write the low watermark to the journal if it has moved.
+
+        Raises:
+            BrokerError: an earlier record was not confirmed.
+        """
+        record = self._queue.checkpoint()
+        if record is not None:
+            self._record = self._journal.append_soon(record)
+
+    def acknowledge(self) -> None:
+        """Acknowledge everything below the low watermark once the journal has confirmed it."""
+        position = self._queue.state.low_watermark
+        if not position or self._journal.stored < self._record:
+            return
+        self._record = 0
+        end = entry_of(position)
+        if position == self.entry_end + 1:
+            end = entry_of(self.entry_end).next_entry
+        if end > self._acknowledged:
+            self._lock.acknowledge(self._source, end)
+            self._acknowledged = end
+
+
+class EventQueue:
+    """Queue of events for one thread; the others put them.
+
+    Most wakes come from targets that have answered. They need not be processed at once, and the
+    owner wakes up for the next due time anyway. So such a wake is an event only if the owner would
+    wait for longer than its patience.
+    """
+
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._wake_until_s = 0.0  # an answer before this time is an event
+        self._answered = False
+
+    def __bool__(self) -> bool:
+        """Return True if there are events."""
+        return not self._queue.empty()
+
+    def put(self, event: Any) -> None:
+        """Add an event."""
+        self._queue.put(event)
+
+    def wake(self) -> None:
+        """Let the owner look at once."""
+        self._queue.put(WAKE)
+
+    def answered(self) -> None:
+        """Let the owner look soon: a target has answered."""
+        # In this order: either `get` sees the answer, or this sees its limit.
+        self._answered = True
+        if time.monotonic() < self._wake_until_s:
+            self._queue.put(WAKE)
+
+    def take_answered(self) -> None:
+        """Take note that all answers until now are going to be processed."""
+        self._answered = False
+
+    def get(self, until_s: float, patience_s: float) -> Any:
+        """Return the next event; None if there is none by a monotonic time, in s.
+
+        Args:
+            patience_s: time for which answers of targets may wait, in s; 0 if they are events.
+        """
+        self._wake_until_s = until_s - patience_s if patience_s else float("inf")
+        now_s = time.monotonic()
+        if self._answered:
+            until_s = min(until_s, now_s + patience_s)
+        try:
+            return self._queue.get(timeout=max(until_s - now_s, 0.0))
+        except queue.Empty:
+            return None
+        finally:
+            self._wake_until_s = 0.0
+
+    def get_nowait(self) -> Any:
+        """Return the next event, or None."""
+        try:
+            return self._queue.get_nowait()
+        except queue.Empty:
+            return None
+
+
+@dataclass(frozen=True)
+class DispatchSettings:
+    """Settings of a dispatcher.
+
+    Attributes:
+        directory: directory for spill files; each process creates its own folder in it.
+        delivery: at least once (batched), or effectively once (unbatched, with broker deduplication
+            on every target).
+        checkpoint_ms: time between two acknowledgements, in ms.
+        memory_bytes: memory limit for pending payloads of each level topic.
+        remember: number of IDs to remember for each target and source partition.
+        cancel_grace_ms: time after its due time until which the message of a cancellation is
+            waited for, in ms; then the outcome is ``unknown``.
+        name: name of this dispatcher in its group; derived from host and process if None.
+    """
+
+    directory: Path
+    delivery: Delivery = Delivery.AT_LEAST_ONCE
+    checkpoint_ms: int = 1_000
+    memory_bytes: int = 256 << 20
+    remember: int = 2_000_000
+    cancel_grace_ms: int = 60_000
+    name: str | None = None
+
+
+class QueueQuestion(Generic[Answer]):
+    """A function of a delay queue that the owner's thread calls once, between two of its steps.
+
+    Args:
+        function: function of the queue, which has to be short.
+        discard: function that is called with an answer that comes too late.
+    """
+
+    def __init__(
+        self, function: Callable[[Any], Answer], discard: Callable[[Answer], None]
+    ) -> None:
+        self._function = function
+        self._discard = discard
+        self._lock = threading.Lock()
+        self._done = threading.Event()
+        self._given_up = False
+        self._answer: Answer | None = None
+        self._error: Exception | None = None
+
+    def answer(self, delay_queue: Any) -> None:
+        """Call the function; the owner's thread does, and no error reaches it."""
+        with self._lock:
+            if self._given_up:
+                return
+            try:
+                self._answer = self._function(delay_queue)
+            except Exception as error:
+                self._error = error
+        self._done.set()
+
+    def wait(self, timeout_s: float) -> Answer | None:
+        """Return the answer, or raise the error of the function; None after a time, in s."""
+        self._done.wait(max(timeout_s, 0))
+        with self._lock:
+            self._given_up = True
+            answer, self._answer = self._answer, None
+        if self._error is not None:
+            raise self._error
+        return answer
+
+    def give_up(self) -> None:
+        """Drop the answer, whether it has come or not."""
+        answer = self.wait(0)
+        if answer is not None:
+            self._discard(answer)
+
+
+def answered(
+    ask: Callable[[QueueQuestion[Any]], None],
+    timeout_s: float,
+    function: Callable[[Any], Any],
+    discard: Callable[[Any], None],
+) -> Any:
+    """Pass a question to the thread, and return its answer; None after a time, in s."""
+    question = QueueQuestion(function, discard)
+    ask(question)
+    try:
+        return question.wait(timeout_s)
+    finally:
+        question.give_up()
 
 
 class PartitionOwner:

@@ -17,8 +17,7 @@ from delaylevel.model.clock import Clock
 from delaylevel.structures.segments.pending import DamagedSegmentError, SpillError
 
 from .fetcher import FetcherThread
-from .live.questions import QueueQuestion
-from .owner import PartitionOwner
+from .owner import PartitionOwner, QueueQuestion
 from .stats import SharedOwnerStats
 
 log = logging.getLogger(__name__)

@@ -11,8 +11,9 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from delaylevel.cluster.background import BackgroundWork
@@ -25,11 +26,14 @@ from delaylevel.cluster.targets.clients import clients_of_targets
 from delaylevel.errors import (
     AlreadyRunningError,
     BrokerError,
+    LevelTopicError,
     UpgradeRequiredError,
 )
 from delaylevel.model.clock import Clock, SteadyClock, SystemClock
 from delaylevel.model.delivery import Delivery
-from delaylevel.model.level_topic import LevelTopicDescription
+from delaylevel.model.formatting import exact_duration, format_instant
+from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription
+from delaylevel.model.pauses import ALL, NO_PAUSES, Pauses
 from delaylevel.structures.segments.disk import make_spill_folder
 from delaylevel.topics import registry as topics
 from delaylevel.topics.deduplication import require_on_targets
@@ -40,17 +44,15 @@ from delaylevel.topics.stats import (
     ADDRESS_PROPERTY,
     NAME_PROPERTY,
     LevelTopicStats,
+    PartitionStatus,
     read_stats,
+    window_stats,
 )
 
-from .assignment import GroupState, Membership, assign
+from .assignment import GroupState, Membership, assign, window_sources
 from .history import ReleaseHistory
-from .leftovers import sweep
-from .owner import PartitionOwner
-from .owner_thread import OwnerThread
-from .served_topic import ServedTopic, check_dispatched, served
-from .settings import DispatchSettings
-from .sources import window_sources
+from .owner import DispatchSettings, PartitionOwner
+from .owner_thread import FAILURES, OwnerThread
 from .stats import OwnerStats
 
 log = logging.getLogger(__name__)
@@ -64,6 +66,174 @@ _ALONE_S = 3.0
 _PROBE_S = 3.0
 # Time for which a partition is left to others after a failure.
 _RETRY_S = 2.0
+_ALL = -1
+
+
+class PauseLog:
+    """The pauses that were logged, so that each begin and end is logged once."""
+
+    def __init__(self) -> None:
+        self._known: Pauses = NO_PAUSES
+
+    def note(self, description: LevelTopicDescription) -> bool:
+        """Log what has changed; return True if anything has."""
+        before, now = self._known, description.pauses
+        if now == before:
+            return False
+        self._known = now
+        paused, resumed = dict(now.paused), dict(now.resumed)
+        for name, since_ms in now.paused:
+            if (name, since_ms) not in before.paused:
+                log.warning(
+                    "%s: due messages for %s wait: paused since %s; `delaylevel levels resume` "
+                    "ends it",
+                    description.topic,
+                    _words(name),
+                    format_instant(since_ms),
+                )
+        for name, _ in before.paused:
+            if name not in paused:
+                spread = resumed.get(name)
+                over = f" over {exact_duration(spread.length_ms)}" if spread else ""
+                log.info(
+                    "%s: the pause of %s is over; what waits is released%s",
+                    description.topic,
+                    _words(name),
+                    over,
+                )
+        return True
+
+
+@dataclass(eq=False)
+class ServedTopic:
+    """A level topic that is served, and the partitions of it that this process owns.
+
+    Attributes:
+        explainer: source of the texts of errors.
+        lost: partitions whose owner here has failed since the group was read.
+        failures: texts of the present failures, by partition; -1 for that of the level topic.
+    """
+
+    descriptions: DescriptionCache
+    membership: Membership
+    warning: RepeatedWarning
+    explainer: Explainer
+    owners: dict[int, OwnerThread] = field(default_factory=dict)
+    owner_warnings: dict[int, RepeatedWarning] = field(default_factory=dict)
+    retry_s: dict[int, float] = field(default_factory=dict)
+    lost: set[int] = field(default_factory=set)
+    group: GroupState | None = None
+    group_s: float = 0.0
+    probe_s: float = 0.0
+    probes: int = 0
+    pauses: PauseLog = field(default_factory=PauseLog)
+    failures: dict[int, str] = field(default_factory=dict)
+
+    @property
+    def description(self) -> LevelTopicDescription:
+        """The latest description of the level topic."""
+        return self.descriptions.latest()
+
+    @property
+    def is_alone(self) -> bool:
+        """True if this process is the only member of the group, and has all partitions."""
+        alone = self.group is not None and self.group.members == (self.membership.name,)
+        return alone and len(self.owners) == self.description.window_partitions
+
+    def watch_pauses(self) -> None:
+        """Log pauses that have begun or ended, and let the owners look at them at once."""
+        if self.pauses.note(self.description):
+            for owner in self.owners.values():
+                owner.owner.events.wake()
+
+    @property
+    def problem(self) -> str:
+        """The text of a present failure; empty for none."""
+        return next(iter(self.failures.values()), "")
+
+    def failed(self, error: Exception) -> None:
+        """Log that the group or a partition of it cannot be used now."""
+        self.failures[_ALL] = text = self.explainer.explain(self.description, error)
+        self.warning.failed(text)
+
+    def works(self) -> None:
+        """Log the end of the failure, if there was one."""
+        self.failures.pop(_ALL, None)
+        self.warning.over()
+
+    def watch_owner(self, owner: OwnerThread) -> None:
+        """Log the failure of an owner, and the end of the failure once it releases messages."""
+        warning = self.owner_warnings.get(owner.partition)
+        if owner.is_alive():
+            if warning is not None and owner.stats.now().state == "releasing":
+                warning.over()
+                self.failures.pop(owner.partition, None)
+        elif isinstance(owner.failure, FAILURES):
+            if warning is None:
+                partition = self.description.window_topic.partition(owner.partition).full
+                warning = RepeatedWarning(log, f"window partition {partition}")
+                self.owner_warnings[owner.partition] = warning
+            text = self.explainer.explain(self.description, owner.failure)
+            self.failures[owner.partition] = text
+            warning.failed(text)
+
+
+def served(admin: TopicAdmin, name: str, *, search: bool = False) -> LevelTopicDescription:
+    """Return the description of a level topic that a dispatcher can serve.
+
+    Args:
+        name: name of the level topic or of its business topic.
+        search: as for :func:`delaylevel.topics.describe`.
+
+    Raises:
+        LevelTopicError: it is missing, or its final window is not ``tracker``.
+    """
+    description = topics.describe(admin, name, search=search)
+    check_dispatched(description)
+    return description
+
+
+def check_dispatched(description: LevelTopicDescription) -> None:
+    """Raise LevelTopicError if a level topic has no window for a dispatcher."""
+    if description.final_window is not FinalWindow.TRACKER:
+        raise LevelTopicError(
+            f"level topic {description.topic} has the final window "
+            f"{description.final_window.value!r}: the broker itself delivers its messages, and "
+            "there is nothing to dispatch"
+        )
+
+
+def partition_owners(admin: TopicAdmin, name: str) -> tuple[PartitionStatus, ...]:
+    """Return the owner and the backlog of each window partition, by index.
+
+    Raises:
+        LevelTopicError: as for `served`.
+    """
+    return window_stats(admin, served(admin, name, search=True)).reported
+
+
+def _words(name: str) -> str:
+    return "all targets" if name == ALL else name
+
+
+def sweep(directory: Path) -> None:
+    """Delete the files of dispatchers that no longer run."""
+    for each in directory.glob("dispatcher-*"):
+        pid = each.name.rpartition("-")[2]
+        if pid.isdigit() and not _alive(int(pid)):
+            shutil.rmtree(each, ignore_errors=True)
+
+
+def _alive(pid: int) -> bool:
+    if pid == os.getpid():
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass  # it runs for another user
+    return True
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from delaylevel.cluster.port import TopicAdmin
 from delaylevel.dispatcher import Dispatcher, DispatchSettings
 from delaylevel.dispatcher.metrics import DispatchCollector
 from delaylevel.dispatcher.reporting import start_checks
-from delaylevel.dispatcher.served_topic import partition_owners
+from delaylevel.dispatcher.service import partition_owners
 from delaylevel.dispatcher.stats import OwnerStats
 from delaylevel.errors import BrokerError, InvalidInputError
 from delaylevel.model.clock import Clock, SystemClock

@@ -23,7 +23,7 @@ from delaylevel.cluster.admin import Admin
 from delaylevel.cluster.connection import Connection
 from delaylevel.cluster.http import Rest
 from delaylevel.cluster.values import TopicPolicies
-from delaylevel.dispatcher.served_topic import partition_owners
+from delaylevel.dispatcher.service import partition_owners
 from delaylevel.errors import BrokerError
 from delaylevel.model import envelope as env
 from delaylevel.model.cancellation import PAYLOAD

@@ -20,7 +20,7 @@ import pytest
 from delaylevel.cluster.connection import Connection
 from delaylevel.cluster.http import Rest
 from delaylevel.cluster.values import TopicPolicies
-from delaylevel.dispatcher.served_topic import partition_owners
+from delaylevel.dispatcher.service import partition_owners
 from delaylevel.model import envelope as env
 from delaylevel.model.clock import SystemClock
 from delaylevel.model.delivery import Delivery

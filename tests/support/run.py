@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from delaylevel.cluster.partition_lock import describe_owner
-from delaylevel.dispatcher.served_topic import partition_owners
+from delaylevel.dispatcher.service import partition_owners
 from delaylevel.model.level_topic import (
     FinalWindow,
     LevelTopicDescription,

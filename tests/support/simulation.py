@@ -38,10 +38,10 @@ from delaylevel.dispatcher.delay_queue import DelayQueue
 from delaylevel.dispatcher.journal.records import Record, encode
 from delaylevel.dispatcher.journal.state import JournalState
 from delaylevel.dispatcher.journal.topic import LostOwnershipError
+from delaylevel.dispatcher.owner import FAILOVER_S
 from delaylevel.dispatcher.publishing import BatchPublisher
 from delaylevel.dispatcher.record import Cancellation, WindowMessage, identity
 from delaylevel.dispatcher.set_aside import SetAsideTopics
-from delaylevel.dispatcher.settings import FAILOVER_S
 from delaylevel.dispatcher.stats import SharedOwnerStats
 from delaylevel.dispatcher.target_names import TargetPartitions
 from delaylevel.errors import BrokerError, BrokerUnreachableError, NotFoundError

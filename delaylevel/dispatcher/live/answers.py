@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 
 from delaylevel.dispatcher.delay_queue import DelayQueue
 from delaylevel.dispatcher.journal.records import ENTRY_BITS, unpack
+from delaylevel.dispatcher.owner import QueueQuestion, answered
 from delaylevel.dispatcher.owner_thread import OwnerThread
 from delaylevel.dispatcher.service import Dispatcher, ServedGroup
 from delaylevel.errors import InvalidInputError
@@ -25,7 +26,6 @@ from delaylevel.structures.rows import Int64s
 from delaylevel.web.reports import LiveAnswer, QueryRefusedError
 
 from .cancelled import locate_cancelled
-from .questions import QueueQuestion, answered
 from .view import DueRange, QueueView
 
 #: Number of rows of `pending`, by default and at most.

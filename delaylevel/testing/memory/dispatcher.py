@@ -20,12 +20,10 @@ import numpy.typing as npt
 from delaylevel.cluster.failures import translate_errors
 from delaylevel.cluster.partition_lock import PartitionLock
 from delaylevel.cluster.port import TopicAdmin
-from delaylevel.dispatcher.events import EventQueue
+from delaylevel.dispatcher.assignment import window_sources
 from delaylevel.dispatcher.fetcher import Fetcher
-from delaylevel.dispatcher.owner import PartitionOwner
-from delaylevel.dispatcher.served_topic import served
-from delaylevel.dispatcher.settings import DispatchSettings
-from delaylevel.dispatcher.sources import window_sources
+from delaylevel.dispatcher.owner import DispatchSettings, EventQueue, PartitionOwner
+from delaylevel.dispatcher.service import served
 from delaylevel.dispatcher.stats import SharedOwnerStats
 from delaylevel.model.clock import SteadyClock
 from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription

@@ -14,10 +14,10 @@ import pytest
 from delaylevel.cluster.background import in_thread
 from delaylevel.cluster.partition_lock import PartitionLock
 from delaylevel.cluster.reader import read_range
+from delaylevel.dispatcher.assignment import window_sources
 from delaylevel.dispatcher.journal import topic as journal_topic
 from delaylevel.dispatcher.journal.records import LowWatermark
 from delaylevel.dispatcher.journal.topic import Journal
-from delaylevel.dispatcher.sources import window_sources
 from delaylevel.errors import BrokerError
 from delaylevel.model.level_topic import FinalWindow
 from delaylevel.model.position import EARLIEST, Position

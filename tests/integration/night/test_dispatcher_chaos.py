@@ -22,7 +22,7 @@ from delaylevel import topics
 from delaylevel.broker.embedded import EmbeddedBroker
 from delaylevel.cluster.admin import Admin
 from delaylevel.cluster.values import TopicPolicies
-from delaylevel.dispatcher.served_topic import partition_owners
+from delaylevel.dispatcher.service import partition_owners
 from delaylevel.errors import BrokerError
 from delaylevel.model import envelope as env
 from delaylevel.model.clock import SystemClock

@@ -18,7 +18,7 @@ from delaylevel.cluster.addresses import AdminAddresses
 from delaylevel.cluster.admin import Admin
 from delaylevel.cluster.connection import Connection
 from delaylevel.dispatcher import DispatchSettings
-from delaylevel.dispatcher.served_topic import partition_owners
+from delaylevel.dispatcher.service import partition_owners
 from delaylevel.model.delivery import Delivery
 from delaylevel.model.level_topic import FinalWindow
 from delaylevel.model.strategy import Levels, PartitionStrategy

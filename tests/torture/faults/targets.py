@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 
-from delaylevel.dispatcher.served_topic import partition_owners
+from delaylevel.dispatcher.service import partition_owners
 from delaylevel.errors import BrokerError
 from delaylevel.model.clock import SystemClock
 from delaylevel.model.topic_name import TopicName

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 
-from delaylevel.dispatcher.events import WAKE, EventQueue
+from delaylevel.dispatcher.owner import WAKE, EventQueue
 
 
 def later(work: object, seconds: float = 0.05) -> threading.Timer:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from delaylevel.cluster.repeated_warning import RepeatedWarning
-from delaylevel.dispatcher.served_topic import ServedTopic
+from delaylevel.dispatcher.service import ServedTopic
 from delaylevel.dispatcher.stats import SharedOwnerStats
 from delaylevel.errors import BrokerError
 from delaylevel.model.level_topic import FinalWindow

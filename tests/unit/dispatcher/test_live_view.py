@@ -22,8 +22,8 @@ from delaylevel.dispatcher.journal.records import unpack
 from delaylevel.dispatcher.journal.state import JournalState
 from delaylevel.dispatcher.live.answers import LiveQueries, count_between
 from delaylevel.dispatcher.live.cancelled import CancelledSearch, locate_cancelled
-from delaylevel.dispatcher.live.questions import QueueQuestion
 from delaylevel.dispatcher.live.view import DueRange, QueueView
+from delaylevel.dispatcher.owner import QueueQuestion
 from delaylevel.dispatcher.record import Cancellation, WindowMessage
 from delaylevel.dispatcher.service import ServedGroup
 from delaylevel.dispatcher.stats import SharedOwnerStats

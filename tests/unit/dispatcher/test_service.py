@@ -16,7 +16,7 @@ from delaylevel.cluster.repeated_warning import RepeatedWarning
 from delaylevel.cluster.values import ConsumerStats, PartitionStats, SubscriptionStats
 from delaylevel.dispatcher import Dispatcher, DispatchSettings, assignment, service
 from delaylevel.dispatcher.assignment import GroupState, Membership, assign
-from delaylevel.dispatcher.served_topic import ServedTopic
+from delaylevel.dispatcher.service import ServedTopic
 from delaylevel.dispatcher.stats import SharedOwnerStats
 from delaylevel.errors import BrokerError, BrokerUnreachableError, LevelTopicError
 from delaylevel.model.delivery import Delivery

@@ -14,6 +14,7 @@ from pulsar import ConsumerType
 
 from delaylevel.cluster import background
 from delaylevel.cluster.partition_lock import PartitionLock
+from delaylevel.dispatcher.assignment import window_sources
 from delaylevel.dispatcher.journal.fencing import counting
 from delaylevel.dispatcher.journal.records import (
     Commit,
@@ -28,7 +29,6 @@ from delaylevel.dispatcher.journal.records import (
 from delaylevel.dispatcher.journal.topic import Journal, LostOwnershipError
 from delaylevel.dispatcher.owner import PartitionOwner
 from delaylevel.dispatcher.publishing import BatchPublisher
-from delaylevel.dispatcher.sources import window_sources
 from delaylevel.errors import AlreadyRunningError, BrokerError
 from delaylevel.model import envelope as env
 from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow, LevelTopicDescription
