@@ -72,7 +72,7 @@ def run(
     """
     from delaylevel.cluster.admin import Admin
     from delaylevel.dispatcher import Dispatcher
-    from delaylevel.dispatcher.reporting import start_checks
+    from delaylevel.dispatcher.status import start_checks
 
     tune_interpreter()
     settings = dispatch_settings(**fields)
@@ -88,7 +88,7 @@ def run(
 
         stop_on_signals(service.stop)
         if metrics_port is not None:
-            from delaylevel.dispatcher.metrics import DispatchCollector
+            from delaylevel.dispatcher.status import DispatchCollector
 
             serve_metrics(stack, DispatchCollector(service), metrics_port, metrics_address)
 

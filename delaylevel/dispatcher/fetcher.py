@@ -18,8 +18,7 @@ from delaylevel.model.clock import Clock
 from delaylevel.model.message import batch_size, positions_of
 from delaylevel.model.position import Position
 
-from .batches import FetchedBatch
-from .record import Recorder
+from .record import FetchedBatch, Recorder
 from .turns import TURNS
 
 log = logging.getLogger(__name__)

@@ -1,18 +1,20 @@
-"""The intents of batches, checked before they become part of the journal's state."""
+"""The intents of batches: new ones, those in flight, and those of an earlier owner."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
+from pyroaring import BitMap64
 
-from delaylevel.dispatcher.journal.records import Intent
+from delaylevel.dispatcher.journal.records import Intent, Resolved
 from delaylevel.dispatcher.journal.state import JournalState
 from delaylevel.errors import InvalidInputError
+from delaylevel.structures.rows import Int64s
 
-from .batches import DueBatch
-from .ids import id_columns
+from .positions import Mask, id_columns, to_array
+from .record import DueBatch, MessageRecord
 
 
 def new_intent(
@@ -56,3 +58,186 @@ def new_intent(
         tuple(targets),
         np.asarray(target_index, dtype=np.uint16),
     )
+
+
+class BatchesInFlight:
+    """The batches in flight, by number.
+
+    Args:
+        next_number: number of the next batch.
+    """
+
+    def __init__(self, next_number: int) -> None:
+        self._batches: dict[int, DueBatch] = {}
+        self._next_number = next_number
+
+    def __len__(self) -> int:
+        """Return the number of messages."""
+        return sum(map(len, self._batches.values()))
+
+    def batches(self) -> list[DueBatch]:
+        """Return all batches."""
+        return list(self._batches.values())
+
+    def take_number(self) -> int:
+        """Return a number that no batch has, for an intent without a batch."""
+        self._next_number += 1
+        return self._next_number - 1
+
+    def put(self, due_ms: Int64s, positions: Int64s, records: list[MessageRecord]) -> DueBatch:
+        """Add messages as a new batch; due times and packed positions have shape (n,)."""
+        batch = DueBatch(self.take_number(), due_ms, positions, records)
+        self._batches[batch.number] = batch
+        return batch
+
+    def get(self, number: int) -> DueBatch:
+        """Return a batch.
+
+        Raises:
+            InvalidInputError: it is missing.
+        """
+        batch = self._batches.get(number)
+        if batch is None:
+            raise InvalidInputError(f"there is no batch {number} in flight")
+        return batch
+
+    def remove(self, number: int) -> None:
+        """Remove a batch; errors as for `get`."""
+        del self._batches[self.get(number).number]
+
+    def divide(self, batch: DueBatch, parts: Iterable[Sequence[int]]) -> list[DueBatch]:
+        """Replace a batch by several ones; the arguments are those of `DelayQueue.divide`."""
+        self.remove(batch.number)
+        divided = []
+        for part in parts:
+            index = np.asarray(part, dtype=np.int64)
+            records = [batch.records[each] for each in part]
+            divided.append(self.put(batch.due_ms[index], batch.positions[index], records))
+        return divided
+
+
+class UnresolvedIntents:
+    """The open intents of an earlier owner, and those of their messages that were read again.
+
+    Args:
+        state: the state of the journal at the takeover.
+
+    Attributes:
+        withheld: packed positions in the intents that are not released.
+    """
+
+    def __init__(self, state: JournalState) -> None:
+        self._state = state
+        self._intents = dict(state.open_intents)
+        self.withheld = self._positions()
+        self._reopened: list[Intent] = []
+        self._offered_again: dict[int, tuple[int, MessageRecord]] = {}
+
+    def __len__(self) -> int:
+        """Return the number of messages that were read again."""
+        return len(self._offered_again)
+
+    @property
+    def intents(self) -> list[Intent]:
+        """The intents that are not resolved."""
+        return list(self._intents.values())
+
+    @property
+    def targets(self) -> set[str]:
+        """Names of the targets of the intents."""
+        return {name for intent in self._intents.values() for name, _ in intent.targets}
+
+    def contains(self, positions: Int64s) -> Mask:
+        """Return which packed positions are withheld, shape (n,)."""
+        withheld = np.zeros(positions.size, dtype=np.bool_)
+        if self.withheld:
+            withheld[:] = [item in self.withheld for item in positions.tolist()]
+        return withheld
+
+    def keep(self, position: int, due_ms: int, record: MessageRecord) -> None:
+        """Keep a withheld message that was read again."""
+        self._offered_again[position] = due_ms, record
+
+    def loose(self) -> tuple[Int64s, Int64s, list[MessageRecord]]:
+        """Return due times, packed positions and records of the messages that were read again."""
+        due_ms = np.array([due for due, _ in self._offered_again.values()], dtype=np.int64)
+        positions = np.array(list(self._offered_again), dtype=np.int64)
+        return due_ms, positions, [record for _, record in self._offered_again.values()]
+
+    def resolve(
+        self, number: int, stored: npt.ArrayLike
+    ) -> tuple[Resolved, tuple[Int64s, Int64s, list[MessageRecord]]]:
+        """Close an intent.
+
+        Args:
+            number: number of an intent that was open at the takeover.
+            stored: which of its messages the broker has stored, shape (n,).
+
+        Returns:
+            The record; due times, packed positions and records of the messages that are pending
+            again.
+
+        Raises:
+            InvalidInputError: there is no such intent, or the shape differs.
+        """
+        intent = self._intents.get(number)
+        if intent is None:
+            raise InvalidInputError(f"there is no intent {number} to resolve")
+        mask = np.asarray(stored, dtype=np.bool_)
+        if mask.shape != intent.positions.shape:
+            raise InvalidInputError(
+                f"intent {number} has {intent.positions.size} messages, the mask {mask.size}"
+            )
+        resolved = Resolved(number, intent.positions[mask])
+        self._state.apply(resolved)
+        for position in resolved.released.tolist():
+            self._offered_again.pop(position, None)
+        return resolved, self.reopen(number)
+
+    def reopen(self, number: int) -> tuple[Int64s, Int64s, list[MessageRecord]]:
+        """Release the messages of an intent; the result is the second one of `resolve`."""
+        intent = self._intents.pop(number)
+        if number in self._state.open_intents:
+            self._reopened.append(intent)
+        self.withheld = self._positions()
+        pending = [
+            position
+            for position in intent.positions.tolist()
+            if position in self._offered_again and position not in self.withheld
+        ]
+        again = [self._offered_again.pop(position) for position in pending]
+        due_ms = np.array([due for due, _ in again], dtype=np.int64)
+        positions = np.array(pending, dtype=np.int64)
+        return due_ms, positions, [record for _, record in again]
+
+    def reopened(self, positions: Int64s) -> Mask:
+        """Return which messages an earlier owner may have sent, or may still send, shape (n,).
+
+        Args:
+            positions: packed positions of messages that are pending again or in flight, shape (n,).
+        """
+        found = np.zeros(positions.size, dtype=np.bool_)
+        for intent in self._reopened:
+            found |= np.isin(positions, intent.positions)
+        return found
+
+    def keep_open(self, intent: Intent) -> None:
+        """Add an open intent whose messages are pending again, or will be."""
+        self._reopened.append(intent)
+
+    def released_again(self) -> list[Intent]:
+        """Return the intents that are not closed although all of their messages are released."""
+        found = [
+            intent for intent in self._reopened if self._state.is_released(intent.positions).all()
+        ]
+        closed = {intent.number for intent in found}
+        self._reopened = [each for each in self._reopened if each.number not in closed]
+        return found
+
+    def _positions(self) -> BitMap64:
+        positions = BitMap64()
+        for intent in self._intents.values():
+            positions.update(to_array(intent.positions))
+        positions -= self._state.released
+        positions.remove_range(0, self._state.low_watermark)
+        return positions

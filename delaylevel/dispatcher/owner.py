@@ -24,9 +24,15 @@ from delaylevel.cluster.failures import error_name
 from delaylevel.cluster.partition_lock import PartitionLock
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.targets.pool import TargetPool
+from delaylevel.dispatcher.cancelling.decisions import RecentReleases
+from delaylevel.dispatcher.cancelling.desk import CancellationDesk
 from delaylevel.dispatcher.journal.records import LowWatermark, entry_of, pack
 from delaylevel.dispatcher.journal.state import JournalState
 from delaylevel.dispatcher.journal.topic import Journal
+from delaylevel.dispatcher.publishing.publisher import BatchPublisher
+from delaylevel.dispatcher.publishing.sending import Flight
+from delaylevel.dispatcher.publishing.set_aside import SetAsideTopics
+from delaylevel.dispatcher.publishing.targets import TargetPartitions
 from delaylevel.errors import BrokerError
 from delaylevel.model.clock import Clock
 from delaylevel.model.delivery import Delivery
@@ -38,19 +44,11 @@ from delaylevel.mover import hop
 from delaylevel.topics.description_cache import DescriptionCache
 
 from .assignment import window_sources
-from .attribute import MessageAttribute, recorder_of
-from .batches import FetchedBatch
-from .deciding import CancellationDesk
-from .delay_queue import DelayQueue
+from .delay_queue import DelayQueue, OfferQueue
 from .fetcher import CaughtUp, EntryEnd, Fetcher
-from .flights import Flight
-from .offers import OfferQueue
-from .publishing import BatchPublisher
-from .releases import RecentReleases
-from .segments import OwnerSegments
-from .set_aside import SetAsideTopics
+from .pending import OwnerSegments
+from .record import FetchedBatch, MessageAttribute, recorder_of
 from .stats import SharedOwnerStats
-from .target_names import TargetPartitions
 from .turns import PUBLISHING, TURNS
 
 log = logging.getLogger(__name__)

@@ -1,22 +1,99 @@
-"""The pending messages: a tracker determines what is due, and segments hold the records."""
+"""The messages of a window partition that wait: for their due time, a target, or a resume.
+
+A tracker determines what is due, and segments hold the records, in memory and on disk.
+"""
 
 from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
+from delaylevel.cluster.targets.pool import TargetKey
 from delaylevel.dispatcher.journal.records import ENTRY_BITS, unpack
 from delaylevel.errors import DelayLevelError, InvalidInputError
+from delaylevel.model.clock import Clock
+from delaylevel.model.level_topic import LevelTopicDescription
+from delaylevel.model.pauses import Spread
 from delaylevel.structures.rows import DUE, ENTRY, LEDGER, Int64s, Rows
 from delaylevel.structures.segments.pending import PendingSegments
 from delaylevel.structures.timebucket.tracker import TimeBucketTracker
 
-from .attribute import MessageAttribute
-from .batches import MessageRecord
-from .packing import PACKED_FIELDS, STORED, packed, unpacked
+from .record import (
+    PACKED_FIELDS,
+    STORED,
+    Columns,
+    DueBatch,
+    MessageAttribute,
+    MessageRecord,
+    joined,
+    packed,
+    unpacked,
+)
+from .turns import TURNS
 
+_LEAST_BYTES = 1 << 20
 #: Approximate memory of a row outside the segments: tracker, set of open positions, and IDs.
 _ROW_BYTES = 20
+#: The partition in the key of the queue of a paused target.
+PAUSED_PARTITION = -3
+# A target that is being opened needs no more than this; a slow one may use the disk.
+_IN_MEMORY = 2_000
+_BYTES_IN_MEMORY = 2 << 20
+_MESSAGE_BYTES = 500  # a message without its payload
+
+
+class OwnerSegments:
+    """Maker of the segments of one partition owner.
+
+    Args:
+        directory: directory for spill files, which nothing else may use; None for no files.
+        budget_bytes: memory limit of the pending messages, in bytes.
+    """
+
+    def __init__(
+        self,
+        directory: Path | None,
+        budget_bytes: int,
+        description: LevelTopicDescription,
+        clock: Clock,
+    ) -> None:
+        self._directory = directory
+        self._budget_bytes = budget_bytes
+        self._description = description
+        self._clock = clock
+        self._overflows = 0
+
+    def pending(self) -> PendingSegments:
+        """Return segments for the pending messages."""
+        return PendingSegments(
+            self._directory,
+            budget_bytes=max(self._budget_bytes, _LEAST_BYTES),
+            bucket_ms=_bucket_ms(self._description),
+            precision_ms=1,
+            clock=self._clock.now_ms,
+            writing=TURNS.pause,
+        )
+
+    def overflow(self) -> PendingSegments:
+        """Return segments for the due messages of a slow target."""
+        self._overflows += 1
+        return PendingSegments(
+            None if self._directory is None else self._directory / f"slow-{self._overflows}",
+            budget_bytes=_LEAST_BYTES,
+            bucket_ms=65_536,
+            precision_ms=1,
+            clock=self._clock.now_ms,
+        )
+
+
+def _bucket_ms(description: LevelTopicDescription) -> int:
+    """Return the range of due times of one spill file; the window gets some hundreds of files."""
+    longest = max(level.near_due_ms for level in list(description.levels)[-1:])
+    return min(max(longest // 512, 4_096), 65_536)
 
 
 class PendingIndex:
@@ -126,3 +203,296 @@ class PendingIndex:
             )
         positions = found.ledger_ids << ENTRY_BITS | found.entry_ids
         return found.due_ms, positions, list(map(unpacked, found.payloads))
+
+
+def paused_key(key: TargetKey) -> TargetKey:
+    """Return the key of the queue in which messages wait for the end of a pause."""
+    return key._replace(partition=PAUSED_PARTITION)
+
+
+# Messages of a paused target wait in a queue of their own. After the pause, this queue is emptied
+# at once, or evenly over the time that `resume` was given. Until then, a message that was due
+# before the end of the pause joins the queue. With a time, later messages pass it.
+class PauseGate:
+    """The decision which due messages wait for the end of a pause.
+
+    Args:
+        description: function that returns the latest description of the level topic.
+        waiting: function that returns the number of messages in a queue.
+    """
+
+    def __init__(
+        self,
+        description: Callable[[], LevelTopicDescription],
+        waiting: Callable[[TargetKey], int],
+        clock: Clock,
+    ) -> None:
+        self._description = description
+        self._waiting = waiting
+        self._clock = clock
+        self._released_ms: dict[TargetKey, int] = {}
+
+    def is_paused(self, topic: str) -> bool:
+        """Return True if nothing is released to a target now."""
+        pauses = self._description().pauses
+        return bool(pauses.paused) and pauses.paused_since_ms(topic) is not None
+
+    def is_open(self, key: TargetKey) -> bool:
+        """Return True if no message of a target has to wait."""
+        return not self.is_paused(key.topic) and not self._waiting(paused_key(key))
+
+    def waits(self, batch: DueBatch, key: TargetKey) -> Int64s:
+        """Return the indices of the messages of a batch that have to wait, ascending.
+
+        Args:
+            key: the target of all of them.
+        """
+        size = len(batch)
+        if self.is_paused(key.topic):
+            return np.arange(size)
+        spread = self._spread(key)
+        if spread is not None:
+            return np.flatnonzero(batch.due_ms < spread.begin_ms)
+        return np.arange(size if self._waiting(paused_key(key)) else 0)
+
+    def rests(self, key: TargetKey) -> bool:
+        """Return True if no message of a queue may leave now, whatever its target does."""
+        if self.is_paused(key.topic):
+            return True
+        return key.partition == PAUSED_PARTITION and self._spread(key) is not None
+
+    def next_ms(self, key: TargetKey) -> int | None:
+        """Return the time of the next release of a spread queue, ms since the epoch, or None."""
+        if key.partition != PAUSED_PARTITION or self.is_paused(key.topic):
+            return None
+        spread = self._spread(key)
+        if spread is None:
+            return None
+        return spread.next_ms(self._waiting(key), self._released_ms.get(key, 0))
+
+    def count(self, key: TargetKey) -> int:
+        """Return the number of messages that may leave a queue now.
+
+        Args:
+            key: key of the queue.
+        """
+        left = self._waiting(key)
+        if self.is_paused(key.topic) or not left:
+            self._released_ms.pop(key, None)
+            return 0
+        spread = self._spread(key)
+        if spread is None:
+            self._released_ms.pop(key, None)
+            return left
+        now_ms = self._clock.now_ms()
+        # A new owner begins with what is left, and does not make up for what it did not release.
+        last_ms = self._released_ms.get(key, now_ms)
+        count, self._released_ms[key] = spread.take(left, last_ms, now_ms)
+        return count
+
+    def _spread(self, key: TargetKey) -> Spread | None:
+        pauses = self._description().pauses
+        return pauses.spread(key.topic, self._clock.now_ms()) if pauses.resumed else None
+
+
+class WaitingQueue:
+    """Messages of one target, which come out in the order in which they were put in.
+
+    The first ones are kept in memory, and the rest in segments, which may spill.
+
+    Args:
+        overflow: function that returns empty segments; None to keep everything in memory.
+        attribute: attribute of the messages for live queries.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        overflow: Callable[[], PendingSegments] | None,
+        attribute: MessageAttribute | None = None,
+    ) -> None:
+        self._clock = clock
+        self._overflow = overflow
+        self._attribute = attribute
+        self._batches: deque[Columns] = deque()
+        self._count = self._bytes = 0
+        self._rest: PendingIndex | None = None
+
+    def __len__(self) -> int:
+        """Return the number of messages."""
+        return self._count + (0 if self._rest is None else len(self._rest))
+
+    @property
+    def memory_bytes(self) -> int:
+        """Approximate memory in use."""
+        return self._bytes + (0 if self._rest is None else self._rest.memory_bytes)
+
+    @property
+    def disk_bytes(self) -> int:
+        """Total size of the spill files."""
+        return 0 if self._rest is None else self._rest.segments.disk_bytes
+
+    @property
+    def first_due_ms(self) -> int | None:
+        """Due time of the first message, ms since the epoch; None without messages."""
+        if self._batches:
+            return int(self._batches[0][0][0])
+        return None if self._rest is None else self._rest.next_due_ms
+
+    def put(self, batch: DueBatch) -> None:
+        """Add messages: all of them, or none.
+
+        Raises:
+            SpillFullError: the disk is full.
+        """
+        full = self._count >= _IN_MEMORY or self._bytes >= _BYTES_IN_MEMORY
+        if self._overflow is None or not (full or self._rest):
+            self._batches.append((batch.due_ms, batch.positions, batch.records))
+            self._count += len(batch)
+            self._bytes += sum(map(_size, batch.records))
+            return
+        if self._rest is None:
+            self._rest = PendingIndex(self._overflow())
+            self._rest.attribute = self._attribute
+        ledgers, entries = unpack(batch.positions)
+        rows: Rows = np.array([batch.due_ms, ledgers, entries], dtype=np.int64)
+        self._rest.put(rows, batch.records, None)
+
+    def loose(self) -> list[Columns]:
+        """Return the messages that are kept in memory."""
+        return list(self._batches)
+
+    @property
+    def overflow(self) -> PendingIndex | None:
+        """The segments with the other messages; None without any."""
+        return self._rest
+
+    def take(self, count: int) -> Columns:
+        """Remove the first messages; return due times, packed positions and records.
+
+        Args:
+            count: maximum number of messages, at least 1.
+
+        Raises:
+            DamagedSegmentError: a spill file is gone.
+        """
+        if not self._batches:
+            assert self._rest is not None
+            # All are due, whatever the clock says now.
+            return self._rest.take(max(self._clock.now_ms(), self._rest.last_due_ms), count)
+        taken: list[Columns] = []
+        while self._batches and count > 0:
+            due_ms, positions, records = self._batches.popleft()
+            if len(records) > count:
+                self._batches.appendleft((due_ms[count:], positions[count:], records[count:]))
+                due_ms, positions, records = due_ms[:count], positions[:count], records[:count]
+            taken.append((due_ms, positions, records))
+            count -= len(records)
+            self._count -= len(records)
+            self._bytes -= sum(map(_size, records))
+        return joined(taken)
+
+    def close(self) -> None:
+        """Delete the spill files."""
+        if self._rest is not None:
+            self._rest.segments.close()
+
+
+def _size(record: MessageRecord) -> int:
+    return _MESSAGE_BYTES + sum(len(value) for value in record if type(value) is bytes)
+
+
+class WaitingQueues:
+    """The waiting queues of all targets.
+
+    Args:
+        overflow: function that returns empty segments; None to keep everything in memory.
+
+    Attributes:
+        attribute: attribute of the messages for live queries.
+    """
+
+    def __init__(self, clock: Clock, overflow: Callable[[], PendingSegments] | None) -> None:
+        self._clock = clock
+        self._overflow = overflow
+        self.attribute: MessageAttribute | None = None
+        self._queues: dict[TargetKey, WaitingQueue] = {}
+
+    def __len__(self) -> int:
+        """Return the number of messages."""
+        return sum(map(len, self._queues.values()))
+
+    @property
+    def memory_bytes(self) -> int:
+        """Approximate memory in use."""
+        return sum(queue.memory_bytes for queue in self._queues.values())
+
+    @property
+    def disk_bytes(self) -> int:
+        """Total size of the spill files."""
+        return sum(queue.disk_bytes for queue in self._queues.values())
+
+    @property
+    def first_due_ms(self) -> int | None:
+        """Earliest due time of the first messages, ms since the epoch; None without messages.
+
+        Those that wait for the end of a pause, and not for their target, do not count.
+        """
+        found = (
+            queue.first_due_ms
+            for key, queue in self._queues.items()
+            if key.partition != PAUSED_PARTITION
+        )
+        return min((due_ms for due_ms in found if due_ms is not None), default=None)
+
+    def loose(self) -> list[Columns]:
+        """Return the messages that are kept in memory, without their segments."""
+        return [batch for queue in self._queues.values() for batch in queue.loose()]
+
+    def overflows(self) -> list[PendingIndex]:
+        """Return the segments that keep the other messages."""
+        found = (queue.overflow for queue in self._queues.values())
+        return [index for index in found if index is not None]
+
+    @property
+    def targets(self) -> list[TargetKey]:
+        """The targets that messages wait for."""
+        return list(self._queues)
+
+    def count(self, target: TargetKey) -> int:
+        """Return the number of messages that wait for a target."""
+        queue = self._queues.get(target)
+        return 0 if queue is None else len(queue)
+
+    def put(self, target: TargetKey, batch: DueBatch) -> None:
+        """Add messages: all of them, or none.
+
+        Raises:
+            SpillError: the disk is full, or cannot be written.
+        """
+        queue = self._queues.get(target)
+        if queue is None:
+            queue = WaitingQueue(self._clock, self._overflow, self.attribute)
+            self._queues[target] = queue
+        queue.put(batch)
+
+    def take(self, target: TargetKey, count: int) -> Columns:
+        """Remove the first messages of a target; return due times, packed positions and records.
+
+        Args:
+            count: maximum number of messages, at least 1.
+
+        Raises:
+            DamagedSegmentError: a spill file is gone.
+        """
+        queue = self._queues[target]
+        taken = queue.take(count)
+        if not len(queue):
+            queue.close()
+            del self._queues[target]
+        return taken
+
+    def close(self) -> None:
+        """Delete the spill files."""
+        for queue in self._queues.values():
+            queue.close()

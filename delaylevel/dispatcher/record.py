@@ -8,13 +8,20 @@ the fields of the former. The first two identify the message among its copies.
 from __future__ import annotations
 
 import hashlib
+import marshal
 import re
+import threading
 import time
-from collections.abc import Callable
-from functools import lru_cache
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from struct import Struct
+from typing import Any, NamedTuple, TypeAlias
 
-from delaylevel.errors import EnvelopeError, UnknownTargetError
+import numpy as np
+import numpy.typing as npt
+
+from delaylevel.errors import EnvelopeError, InvalidInputError, UnknownTargetError
 from delaylevel.model.envelope import (
     CANCEL,
     COMPRESSION,
@@ -29,37 +36,219 @@ from delaylevel.model.envelope import (
     compression_of,
 )
 from delaylevel.model.expiry import NEVER_MS
-from delaylevel.model.level_topic import LevelTopicDescription
+from delaylevel.model.level_topic import DELAY_ATTRIBUTE, SIZE_ATTRIBUTE, LevelTopicDescription
 from delaylevel.model.message import ParkedMessage, parked_message
+from delaylevel.model.number import number
 from delaylevel.model.position import EARLIEST, Position
 from delaylevel.mover import hop
+from delaylevel.structures.rows import Int64s, Rows
 from delaylevel.topics.description_cache import DescriptionCache
 
-from .packing import (
-    PLAIN,
-    StoredKind,
-    as_plain,
-    kind_number,
-    pack_head,
-    packed_extended,
-    with_key,
-)
-
+#: The format in which short ASCII strings are copied as they are.
+_MARSHAL_VERSION = 4
+#: Number of kinds from which the records of others are marshalled.
+_MOST_KINDS = 1 << 14
+#: Tag, kind, number of the ID, due time.
+_HEAD = Struct("<BHQq")
+#: The same, and the size of the marshalled fields that follow.
+_EXTENDED_HEAD = Struct("<BHQqI")
+_NUMBER_MASK = (1 << 63) - 1
+#: Function that returns what comes before the payload of a message that has nothing else, from
+#: ``PLAIN``, the number of its kind (which has a source), the number of its ID, and its due time.
+pack_head = _HEAD.pack
 #: An ID from which the compact form can be restored. Other spellings of the same numbers (01, +1,
 #: 1_0, digits of other scripts) are other IDs. A source is not empty, because the key would be that
 #: of hashed IDs, and has no newline, because the key could be that of another attempt.
 _POSITION_ID = re.compile(
     r"([^\n]+):(0|[1-9][0-9]{0,8}):(0|[1-9][0-9]{0,7}):(-1|0|[1-9][0-9]{0,3})"
 )
-_LEDGER_LIMIT, _ENTRY_LIMIT, _BATCH_LIMIT = 1 << 28, 1 << 25, 1 << 10
 #: Number of digits of every due time from 2001 to 2286.
 _DUE_DIGITS = 13
 #: Expiry of a message that never expires.
 _NEVER = str(NEVER_MS)
 #: Number of kinds of messages that a recorder remembers.
 _MAX_KINDS = 4096
-
 _is_ours = re.compile(re.escape(PREFIX)).match
+#: Values that ``marshal`` can write. The first two are (id_key, id).
+MessageRecord: TypeAlias = "tuple[Any, ...]"
+#: Due times (ms since the epoch), packed positions and records, each of length n.
+Columns: TypeAlias = "tuple[Int64s, Int64s, list[MessageRecord]]"
+
+
+# First byte of a stored form; that of a marshalled tuple is another one.
+PLAIN, _EXTENDED = 1, 2
+_ENTRY_MASK, _BATCH_MASK = (1 << 25) - 1, (1 << 10) - 1
+
+
+def with_key(number: int, key: str) -> int:
+    """Return the number of an ID together with a partition key: the key moves it.
+
+    So one ID on several keys is several numbers, and those of one key stay as close together as
+    without it. Two messages of different keys share a number as rarely as two random IDs.
+    """
+    return (number + _offset(key)) & _NUMBER_MASK if key else number
+
+
+# Cached for keys that recur.
+@lru_cache(maxsize=1 << 16)
+def _offset(key: str) -> int:
+    return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest(), "big") >> 1
+
+
+# The target, schema, compression and ID key of a message recur. They are in a table of this
+# process, and its ID follows from the number that identifies it, unless the application gave the
+# ID. Without further fields, the stored form is a few bytes and the payload. Any other record is
+# marshalled as it is. The stored form is never read by another process.
+class StoredKind(NamedTuple):
+    """Values that the records of many messages have in common; ``id_key`` is their ID key."""
+
+    target: str
+    schema: str
+    compression: str
+    id_key: str
+
+    @property
+    def source(self) -> str:
+        """Topic in the IDs of the messages; empty if their IDs do not follow from the numbers."""
+        return self.id_key.partition("\n")[2]
+
+
+class PackedRecord(NamedTuple):
+    """The fields of a plain tuple that stands for a record, and has its stored form.
+
+    No other record has as many.
+
+    Attributes:
+        id_key, id: identity among copies.
+        due_ms: due time, ms since the epoch.
+        stored: the stored form, which `unpacked` reads.
+        size: size of the payload, in bytes.
+        properties: the application's properties.
+    """
+
+    id_key: str
+    id: int
+    due_ms: int
+    stored: bytes
+    size: int
+    properties: Mapping[str, str]
+
+
+PACKED_FIELDS = len(PackedRecord._fields)
+STORED = PackedRecord._fields.index("stored")
+
+
+class _KindTable:
+    """The kinds of this process; their numbers never change."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._numbers: dict[StoredKind, int] = {}
+        self.kinds: list[tuple[StoredKind, str]] = []  # with their sources
+
+    def number(self, kind: StoredKind) -> int | None:
+        """Return the number of a kind; None if there are too many."""
+        number = self._numbers.get(kind)
+        if number is not None:
+            return number
+        with self._lock:
+            if kind not in self._numbers and len(self.kinds) < _MOST_KINDS:
+                self.kinds.append((kind, kind.source))
+                self._numbers[kind] = len(self.kinds) - 1
+            return self._numbers.get(kind)
+
+
+_TABLE = _KindTable()
+#: Function that returns the number of a kind in this process; None if there are too many kinds.
+kind_number = _TABLE.number
+
+
+def packed_extended(
+    kind: int, number: int, due_ms: int, value: bytes | None, fields: tuple[Any, ...]
+) -> bytes:
+    """Return the stored form of a message with further fields.
+
+    Args:
+        kind: number of its kind.
+        number: number of its ID without its key, below 2**63.
+        fields: the ID if the application gave it, otherwise None; key, ordering key, event time,
+            the application's properties, and the time at which it expires or 0.
+    """
+    more = marshal.dumps((value is None, *fields), _MARSHAL_VERSION)
+    return _EXTENDED_HEAD.pack(_EXTENDED, kind, number, due_ms, len(more)) + more + (value or b"")
+
+
+def packed(record: tuple[Any, ...]) -> bytes:
+    """Return the stored form of any record.
+
+    Raises:
+        InvalidInputError: the record has values that cannot be marshalled.
+    """
+    if len(record) == PACKED_FIELDS:
+        stored: bytes = record[STORED]
+        return stored
+    try:
+        return marshal.dumps(tuple(record), _MARSHAL_VERSION)
+    except ValueError as error:
+        raise InvalidInputError(f"a record cannot be stored: {error}") from None
+
+
+def unpacked(stored: bytes) -> tuple[Any, ...]:
+    """Return the record that a stored form stands for, as a plain tuple."""
+    tag = stored[0]
+    if tag == PLAIN:
+        _, kind, number, due_ms = _HEAD.unpack_from(stored)
+        (target, schema, compression, id_key), source = _TABLE.kinds[kind]
+        name = _position_id(source, number)
+        properties = {DUE: str(due_ms), TARGET: target, ID: name}
+        value = stored[_HEAD.size :]
+        return (
+            *(id_key, number, due_ms, target, schema, 0, name, "", "", 0, properties),
+            *(value, compression, 0),
+        )
+    if tag != _EXTENDED:
+        record: tuple[Any, ...] = marshal.loads(stored)
+        return record
+    _, kind, number, due_ms, size = _EXTENDED_HEAD.unpack_from(stored)
+    start = _EXTENDED_HEAD.size
+    is_null, name, key, ordering_key, event_ms, properties, expires_ms = marshal.loads(
+        stored[start : start + size]
+    )
+    (target, schema, compression, id_key), source = _TABLE.kinds[kind]
+    if name is None:
+        name = _position_id(source, number)
+    properties[DUE], properties[TARGET], properties[ID] = str(due_ms), target, name
+    payload = None if is_null else stored[start + size :]
+    return (
+        *(
+            id_key,
+            with_key(number, key),
+            due_ms,
+            target,
+            schema,
+            0,
+            name,
+            key,
+            ordering_key,
+            event_ms,
+            properties,
+        ),
+        *(payload, compression, expires_ms),
+    )
+
+
+def _position_id(source: str, number: int) -> str:
+    """Return the ID of the message at a position of a topic, which has this number."""
+    entry, batch = number >> 10 & _ENTRY_MASK, (number & _BATCH_MASK) - 1
+    return f"{source}:{number >> 35}:{entry}:{batch}"
+
+
+def as_plain(record: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return a record as a plain tuple that is not packed."""
+    return unpacked(record[STORED]) if len(record) == PACKED_FIELDS else tuple(record)
+
+
+_LEDGER_LIMIT, _ENTRY_LIMIT, _BATCH_LIMIT = 1 << 28, 1 << 25, 1 << 10
 
 
 class WindowMessage(NamedTuple):
@@ -366,3 +555,191 @@ class Recorder:
             "", 0, 0, "", "", 0, "", message.key, message.ordering_key, message.event_ms,
             properties, message.value, compression_of(message.properties) or "",
         )  # fmt: skip
+
+
+def is_cancellation(record: tuple[Any, ...]) -> bool:
+    """Return True if a record is a cancellation, as it was read or as a plain tuple."""
+    return len(record) == len(Cancellation._fields)
+
+
+@dataclass(slots=True)
+class FetchedBatch:
+    """Messages from the window topic, as columns of equal length.
+
+    Attributes:
+        ledger_ids: ledger IDs of the positions.
+        entry_ids: entry << 10 | batch index (0 if not batched).
+        due_ms: exact due times, ms since the epoch.
+        records: tuples of values that ``marshal`` can write, which come out as plain tuples. The
+            first two values are (id_key, id); a message with the key ``""`` has no copies.
+        attribute: a number for each message, for queries about pending messages; None for the size
+            of the stored record.
+        cancellations: number of the records that are a `Cancellation`.
+    """
+
+    ledger_ids: list[int] = field(default_factory=list)
+    entry_ids: list[int] = field(default_factory=list)
+    due_ms: list[int] = field(default_factory=list)
+    records: list[MessageRecord] = field(default_factory=list)
+    attribute: Sequence[float] | None = None
+    cancellations: int = 0
+
+    def __len__(self) -> int:
+        """Return the number of messages."""
+        return len(self.records)
+
+    def rows(self) -> Rows:
+        """Return due times, ledger IDs and entry IDs, shape (3, n).
+
+        Raises:
+            InvalidInputError: the columns differ in length, or hold something else.
+        """
+        try:
+            rows: Rows = np.array([self.due_ms, self.ledger_ids, self.entry_ids], dtype=np.int64)
+        except (TypeError, ValueError, OverflowError):
+            rows = np.empty((3, 0), dtype=np.int64)
+        if rows.shape != (3, len(self)):
+            raise InvalidInputError(
+                "ledger_ids, entry_ids, due_ms and records must have the same length, and all but "
+                "records must hold integers"
+            )
+        return rows
+
+    def split(self, count: int) -> tuple[FetchedBatch, FetchedBatch]:
+        """Return the first ``count`` messages, and the others."""
+        return self._between(0, count), self._between(count, len(self))
+
+    def _between(self, start: int, stop: int) -> FetchedBatch:
+        return FetchedBatch(
+            self.ledger_ids[start:stop],
+            self.entry_ids[start:stop],
+            self.due_ms[start:stop],
+            self.records[start:stop],
+            None if self.attribute is None else self.attribute[start:stop],
+            self.cancellations and sum(map(_is_read, self.records[start:stop])),
+        )
+
+
+def _is_read(record: tuple[Any, ...]) -> bool:
+    return type(record) is Cancellation
+
+
+class OfferResult(NamedTuple):
+    """Counts of fetched messages by outcome; the other messages were already pending.
+
+    Attributes:
+        tracked: messages that are pending now.
+        duplicates: copies of a message that is pending or was released.
+        released: messages that were already released.
+    """
+
+    tracked: int
+    duplicates: int
+    released: int
+
+
+@dataclass(frozen=True, eq=False)
+class DueBatch:
+    """Messages that are due, in the order (due time, position).
+
+    Attributes:
+        number: number of the batch and of its intent.
+        due_ms: due times, ms since the epoch, shape (n,).
+        positions: packed positions, shape (n,).
+    """
+
+    number: int
+    due_ms: Int64s
+    positions: Int64s
+    records: list[MessageRecord]
+
+    def __len__(self) -> int:
+        """Return the number of messages."""
+        return len(self.records)
+
+    @cached_property
+    def messages(self) -> list[WindowMessage]:
+        """The records as messages, shape (n,)."""
+        # This is what _make does, without a call in Python for each message.
+        return [tuple.__new__(WindowMessage, record) for record in self.records]
+
+
+def joined(parts: Sequence[Columns]) -> Columns:
+    """Return successive messages as one part.
+
+    Args:
+        parts: at least one part.
+    """
+    if len(parts) == 1:
+        return parts[0]
+    return (
+        np.concatenate([due_ms for due_ms, _, _ in parts]),
+        np.concatenate([positions for _, positions, _ in parts]),
+        [record for _, _, records in parts for record in records],
+    )
+
+
+_DUE_FIELD = WindowMessage._fields.index("due_ms")
+_VALUE = WindowMessage._fields.index("value")
+_PROPERTIES = WindowMessage._fields.index("properties")
+_PACKED_SIZE = PackedRecord._fields.index("size")
+_PACKED_PROPERTIES = PackedRecord._fields.index("properties")
+#: Index of the delay, which follows the fields of a record if the attribute is the delay.
+_DELAY = len(WindowMessage._fields)
+
+
+# Every message has one number: the size of its payload, its delay in the window (from its publish
+# time there until it is due), or one of its properties. It is NaN without a number.
+class MessageAttribute:
+    """The attribute of a level topic.
+
+    Args:
+        name: ``size``, ``delay``, or the name of a property.
+    """
+
+    def __init__(self, name: str = SIZE_ATTRIBUTE) -> None:
+        self.name = name
+
+    def of(self, records: Sequence[tuple[Any, ...]]) -> npt.NDArray[np.float64]:
+        """Return the attribute of each record, shape (n,)."""
+        found: list[float]
+        if self.name == SIZE_ATTRIBUTE:
+            found = [
+                record[_PACKED_SIZE]
+                if len(record) == PACKED_FIELDS
+                else np.nan
+                if is_cancellation(record)
+                else len(record[_VALUE] or b"")
+                for record in records
+            ]
+        elif self.name == DELAY_ATTRIBUTE:
+            found = [record[_DELAY] if len(record) > _DELAY else np.nan for record in records]
+        else:
+            found = [
+                np.nan if is_cancellation(record) else number(_properties(record).get(self.name))
+                for record in records
+            ]
+        return np.array(found, dtype=np.float64)
+
+
+def _properties(record: tuple[Any, ...]) -> Mapping[str, str]:
+    packed = len(record) == PACKED_FIELDS
+    properties: Mapping[str, str] = record[_PACKED_PROPERTIES if packed else _PROPERTIES]
+    return properties
+
+
+class DelayRecorder(Recorder):
+    """Recorder that appends the delay of each message, in ms, to its record."""
+
+    def packed(self, message: Any, ledger: int, entry: int, batch: int) -> tuple[Any, ...] | None:
+        """Return the record of a message, and its delay, not packed; see `Recorder.packed`."""
+        found = super().packed(message, ledger, entry, batch)
+        if found is None or is_cancellation(found):
+            return found
+        return (*as_plain(found), found[_DUE_FIELD] - message.publish_timestamp())
+
+
+def recorder_of(descriptions: DescriptionCache, *arguments: Any) -> Recorder:
+    """Return a recorder of what the attribute of the level topic needs; arguments as for it."""
+    with_delay = descriptions.latest().attribute == DELAY_ATTRIBUTE
+    return (DelayRecorder if with_delay else Recorder)(descriptions, *arguments)

@@ -50,10 +50,9 @@ from delaylevel.topics.stats import (
 )
 
 from .assignment import GroupState, Membership, assign, window_sources
-from .history import ReleaseHistory
 from .owner import DispatchSettings, PartitionOwner
 from .owner_thread import FAILURES, OwnerThread
-from .stats import OwnerStats
+from .stats import OwnerStats, ReleaseHistory
 
 log = logging.getLogger(__name__)
 

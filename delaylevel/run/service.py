@@ -13,10 +13,9 @@ from typing import Any
 from delaylevel.cluster.failures import translate_errors
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.dispatcher import Dispatcher, DispatchSettings
-from delaylevel.dispatcher.metrics import DispatchCollector
-from delaylevel.dispatcher.reporting import start_checks
 from delaylevel.dispatcher.service import partition_owners
 from delaylevel.dispatcher.stats import OwnerStats
+from delaylevel.dispatcher.status import DispatchCollector, start_checks
 from delaylevel.errors import BrokerError, InvalidInputError
 from delaylevel.model.clock import Clock, SystemClock
 from delaylevel.model.delivery import Delivery

@@ -143,7 +143,7 @@ def test_running_dispatchers_and_the_topic_give_the_same_rows(
     run: Run, level_topic: MakeLevelTopic, world: RealWorld, tmp_path: Path
 ) -> None:
     pytest.importorskip("prometheus_client")
-    from delaylevel.dispatcher.metrics import DispatchCollector
+    from delaylevel.dispatcher.status import DispatchCollector
     from delaylevel.prometheus import serve
 
     orders = level_topic(LEVELS, final_window=FinalWindow.TRACKER)

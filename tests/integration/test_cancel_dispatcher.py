@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from delaylevel.dispatcher import Dispatcher, DispatchSettings
-from delaylevel.dispatcher.outcome_topic import OutcomeTopic, expire_outcomes
+from delaylevel.dispatcher.cancelling.desk import OutcomeTopic, expire_outcomes
 from delaylevel.model import envelope as env
 from delaylevel.model.delivery import Delivery
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, MissingTarget

@@ -18,8 +18,8 @@ from pulsar.schema import JsonSchema, Record, String
 from delaylevel.cluster.admin import Admin
 from delaylevel.cluster.values import TopicPolicies
 from delaylevel.dispatcher import Dispatcher, DispatchSettings
+from delaylevel.dispatcher.publishing.targets import java_string_hash
 from delaylevel.dispatcher.service import partition_owners
-from delaylevel.dispatcher.target_names import java_string_hash
 from delaylevel.errors import LevelTopicError
 from delaylevel.model import envelope as env
 from delaylevel.model.clock import Clock, SystemClock

@@ -14,9 +14,8 @@ import urllib3
 from delaylevel.cluster.connection import Connection
 from delaylevel.cluster.reader import messages_in_range
 from delaylevel.dispatcher.assignment import window_sources
-from delaylevel.dispatcher.journal.fencing import counting
 from delaylevel.dispatcher.journal.records import LowWatermark, decode
-from delaylevel.dispatcher.journal.topic import Journal
+from delaylevel.dispatcher.journal.topic import Journal, counting
 from delaylevel.errors import BrokerError
 from delaylevel.model.level_topic import FinalWindow
 from delaylevel.model.position import EARLIEST, Position

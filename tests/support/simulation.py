@@ -32,18 +32,17 @@ from delaylevel.cluster.values import (
     TopicMetadata,
     TopicPolicies,
 )
-from delaylevel.dispatcher.batches import FetchedBatch
-from delaylevel.dispatcher.deciding import CancellationDesk
+from delaylevel.dispatcher.cancelling.desk import CancellationDesk
 from delaylevel.dispatcher.delay_queue import DelayQueue
 from delaylevel.dispatcher.journal.records import Record, encode
 from delaylevel.dispatcher.journal.state import JournalState
 from delaylevel.dispatcher.journal.topic import LostOwnershipError
 from delaylevel.dispatcher.owner import FAILOVER_S
-from delaylevel.dispatcher.publishing import BatchPublisher
-from delaylevel.dispatcher.record import Cancellation, WindowMessage, identity
-from delaylevel.dispatcher.set_aside import SetAsideTopics
+from delaylevel.dispatcher.publishing.publisher import BatchPublisher
+from delaylevel.dispatcher.publishing.set_aside import SetAsideTopics
+from delaylevel.dispatcher.publishing.targets import TargetPartitions
+from delaylevel.dispatcher.record import Cancellation, FetchedBatch, WindowMessage, identity
 from delaylevel.dispatcher.stats import SharedOwnerStats
-from delaylevel.dispatcher.target_names import TargetPartitions
 from delaylevel.errors import BrokerError, BrokerUnreachableError, NotFoundError
 from delaylevel.model import envelope as env
 from delaylevel.model.level_topic import FinalWindow, Role

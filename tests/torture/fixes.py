@@ -37,7 +37,7 @@ def deleted_target() -> None:
 
 def full_disk() -> None:
     """Forget a batch that the disk refuses, and acknowledge it."""
-    from delaylevel.dispatcher.offers import Accepted, OfferQueue
+    from delaylevel.dispatcher.delay_queue import Accepted, OfferQueue
 
     offer = OfferQueue._offer_waiting
 

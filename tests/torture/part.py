@@ -85,8 +85,8 @@ class _Disk:
 
 def small_disk() -> None:
     """Give window partitions little memory, and a disk that can be full."""
-    from delaylevel.dispatcher import segments
-    from delaylevel.dispatcher.offers import OfferQueue
+    from delaylevel.dispatcher import pending
+    from delaylevel.dispatcher.delay_queue import OfferQueue
     from delaylevel.structures.segments.pending import PendingSegments
 
     def make(directory: Path | None, *, budget_bytes: int, **options: Any) -> PendingSegments:
@@ -99,7 +99,7 @@ def small_disk() -> None:
         with REFUSED.open("ab") as file:
             file.write(b".")
 
-    segments.PendingSegments = make  # type: ignore[assignment, misc]
+    pending.PendingSegments = make  # type: ignore[assignment, misc]
     OfferQueue._refuse = count  # type: ignore[method-assign]
 
 

@@ -11,8 +11,8 @@ carries the IDs that identify copies, and the next sequence ID of each target.
 The journal is a topic with one partition for each window partition. Its producer (`topic.Journal`)
 is exclusive, with fencing, and only the process that has locked the partition opens it. That
 usually ends an earlier owner, but proves nothing: the broker can accept two such producers at once.
-The proof is the order of the entries, by the rule in `fencing`: an owner begins with a claim, and
-from then on no record of an earlier owner counts, for itself and for every reader. A record is
+The proof is the order of the entries, by the rule of `RecordOrder`: an owner begins with a claim,
+and from then on no record of an earlier owner counts, for itself and for every reader. A record is
 *confirmed* here if the broker has stored it and it counts. A batch is published only after its
 intent is confirmed. Hence the first rule: **no journal record, no publish**.
 

@@ -14,10 +14,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from delaylevel.dispatcher.batches import is_cancellation
 from delaylevel.dispatcher.delay_queue import DelayQueue
 from delaylevel.dispatcher.journal.records import pack
-from delaylevel.dispatcher.packing import unpacked
+from delaylevel.dispatcher.record import is_cancellation, unpacked
 from delaylevel.structures.rows import DUE, ENTRY, LEDGER, Int64s
 from delaylevel.structures.segments.payloads import FrozenPayloads
 

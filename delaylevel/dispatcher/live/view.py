@@ -9,11 +9,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from delaylevel.dispatcher.attribute import MessageAttribute
-from delaylevel.dispatcher.batches import MessageRecord
+from delaylevel.dispatcher.cancelling.decisions import HiddenRows
 from delaylevel.dispatcher.delay_queue import DelayQueue
 from delaylevel.dispatcher.journal.records import unpack
-from delaylevel.dispatcher.passed_over import HiddenRows
+from delaylevel.dispatcher.record import MessageAttribute, MessageRecord
 from delaylevel.dispatcher.turns import TURNS
 from delaylevel.structures.rows import Int64s, Rows
 from delaylevel.structures.segments.cursors import PayloadRows

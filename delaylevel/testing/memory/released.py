@@ -6,9 +6,9 @@ from collections.abc import Collection
 
 import numpy as np
 
-from delaylevel.dispatcher.journal.fencing import counting
 from delaylevel.dispatcher.journal.records import pack_message
 from delaylevel.dispatcher.journal.state import JournalState
+from delaylevel.dispatcher.journal.topic import counting
 from delaylevel.dispatcher.record import identity
 from delaylevel.model.envelope import Envelope
 from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription

@@ -21,9 +21,9 @@ from delaylevel.consumer.id_topic import LISTENER, SUFFIX, TopicIdStore, decode_
 from delaylevel.consumer.ids import key_of
 from delaylevel.consumer.listener import Listener
 from delaylevel.consumer.message import ReceivedMessage
-from delaylevel.dispatcher.journal.fencing import counting
 from delaylevel.dispatcher.journal.records import pack_message
 from delaylevel.dispatcher.journal.state import JournalState
+from delaylevel.dispatcher.journal.topic import counting
 from delaylevel.dispatcher.record import identity
 from delaylevel.errors import EnvelopeError
 from delaylevel.model.envelope import DUE, EXPIRES, KIND, TARGET

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from delaylevel.dispatcher import Dispatcher, DispatchSettings
-from delaylevel.dispatcher.reporting import DispatchReporter
+from delaylevel.dispatcher.status import DispatchReporter
 from delaylevel.errors import UpgradeRequiredError
 from delaylevel.model import envelope as env
 from delaylevel.model.level_topic import (

@@ -21,7 +21,7 @@ import pulsar
 
 from delaylevel import OutcomeStatus
 from delaylevel.dispatcher import Dispatcher, DispatchSettings
-from delaylevel.dispatcher.metrics import DispatchCollector
+from delaylevel.dispatcher.status import DispatchCollector
 from delaylevel.inspection import Inspector, Selection, Window
 from delaylevel.model.clock import SystemClock
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription

@@ -19,14 +19,19 @@ import numpy as np
 import pytest
 
 from delaylevel.cluster.targets.pool import TargetKey
-from delaylevel.dispatcher.batches import Cancellation, DueBatch, FetchedBatch
-from delaylevel.dispatcher.cancellation_queue import CancellationQueue
-from delaylevel.dispatcher.cancellations import CancelDecision, Cancellations
+from delaylevel.dispatcher.cancelling.decisions import CancelDecision, Cancellations
+from delaylevel.dispatcher.cancelling.queue import CancellationQueue
 from delaylevel.dispatcher.delay_queue import DelayQueue
-from delaylevel.dispatcher.journal import dispositions
+from delaylevel.dispatcher.journal import state
 from delaylevel.dispatcher.journal.records import DispositionKind, Record, encode, pack
 from delaylevel.dispatcher.journal.state import JournalState
-from delaylevel.dispatcher.record import WindowMessage, identity
+from delaylevel.dispatcher.record import (
+    Cancellation,
+    DueBatch,
+    FetchedBatch,
+    WindowMessage,
+    identity,
+)
 from delaylevel.structures.segments.pending import PendingSegments
 from delaylevel.testing import ManualClock
 from support.seeds import seeds
@@ -437,12 +442,12 @@ def test_every_outcome_stays_true(seed: int, numbered: bool, tmp_path: Path) -> 
 def test_no_cancelled_message_is_forgotten_while_it_is_pending(
     seed: int, numbered: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    create = dispositions.CancelledIds.__init__
+    create = state.CancelledIds.__init__
 
     def tiny(self: Any, capacity: int) -> None:
         create(self, 2)
 
-    monkeypatch.setattr(dispositions.CancelledIds, "__init__", tiny)
+    monkeypatch.setattr(state.CancelledIds, "__init__", tiny)
     run(seed, numbered, tmp_path, copies=False)
 
 
@@ -511,7 +516,7 @@ def open_intents_do_not_matter(patch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @contextmanager
 def held_messages_count_as_released(patch: pytest.MonkeyPatch) -> Iterator[None]:
-    patch.setattr(dispositions.Dispositions, "kinds_of", lambda self, keys, key_index, ids: {})
+    patch.setattr(state.Dispositions, "kinds_of", lambda self, keys, key_index, ids: {})
     yield
 
 
@@ -519,12 +524,12 @@ def held_messages_count_as_released(patch: pytest.MonkeyPatch) -> Iterator[None]
 def nothing_is_known_of_the_time_before_the_first_record(
     patch: pytest.MonkeyPatch,
 ) -> Iterator[None]:
-    create = dispositions.Dispositions.__init__
+    create = state.Dispositions.__init__
 
-    def forgetful(self: dispositions.Dispositions, capacity: int, earlier: Any, *more: Any) -> None:
+    def forgetful(self: state.Dispositions, capacity: int, earlier: Any, *more: Any) -> None:
         create(self, capacity, type(earlier)(capacity), *more)
 
-    patch.setattr(dispositions.Dispositions, "__init__", forgetful)
+    patch.setattr(state.Dispositions, "__init__", forgetful)
     yield
 
 
@@ -542,13 +547,13 @@ def unread_messages_count_as_missing(patch: pytest.MonkeyPatch) -> Iterator[None
 
 @contextmanager
 def cancelled_messages_are_forgotten_soon(patch: pytest.MonkeyPatch) -> Iterator[None]:
-    add = dispositions.CancelledIds.add
+    add = state.CancelledIds.add
 
-    def forgetful(self: dispositions.CancelledIds, record: Any, low_watermark: int) -> None:
+    def forgetful(self: state.CancelledIds, record: Any, low_watermark: int) -> None:
         self._half = 1
         add(self, record, 1 << 62)
 
-    patch.setattr(dispositions.CancelledIds, "add", forgetful)
+    patch.setattr(state.CancelledIds, "add", forgetful)
     yield
 
 

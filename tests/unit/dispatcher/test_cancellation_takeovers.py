@@ -8,12 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from delaylevel.dispatcher.batches import FetchedBatch
-from delaylevel.dispatcher.cancellations import CancelDecision
+from delaylevel.dispatcher.cancelling.decisions import CancelDecision
 from delaylevel.dispatcher.delay_queue import DelayQueue
 from delaylevel.dispatcher.journal.records import Record, encode
 from delaylevel.dispatcher.journal.state import JournalState
-from delaylevel.dispatcher.record import Cancellation, WindowMessage, identity
+from delaylevel.dispatcher.record import Cancellation, FetchedBatch, WindowMessage, identity
 from delaylevel.structures.segments.pending import PendingSegments
 from delaylevel.testing import ManualClock
 

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from delaylevel.dispatcher.batches import DueBatch, FetchedBatch, OfferResult
 from delaylevel.dispatcher.delay_queue import DelayQueue
 from delaylevel.dispatcher.journal.records import LowWatermark, encode, pack, unpack
 from delaylevel.dispatcher.journal.state import JournalState
+from delaylevel.dispatcher.record import DueBatch, FetchedBatch, OfferResult
 from delaylevel.errors import DelayLevelError, InvalidInputError
 from delaylevel.structures.segments.pending import PendingSegments, SpillFullError
 from delaylevel.testing import ManualClock

@@ -14,7 +14,6 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from delaylevel.dispatcher.batches import DueBatch, FetchedBatch
 from delaylevel.dispatcher.delay_queue import DelayQueue
 from delaylevel.dispatcher.journal import state as journal_state
 from delaylevel.dispatcher.journal.records import (
@@ -28,6 +27,7 @@ from delaylevel.dispatcher.journal.records import (
     encode,
 )
 from delaylevel.dispatcher.journal.state import JournalState
+from delaylevel.dispatcher.record import DueBatch, FetchedBatch
 from delaylevel.structures.segments.pending import PendingSegments
 from delaylevel.testing import ManualClock
 from support.seeds import seeds

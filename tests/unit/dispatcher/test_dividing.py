@@ -7,9 +7,8 @@ import random
 import numpy as np
 
 from delaylevel.cluster.targets.pool import TargetKey
-from delaylevel.dispatcher.batches import DueBatch
-from delaylevel.dispatcher.dividing import BatchDivider
-from delaylevel.dispatcher.record import WindowMessage
+from delaylevel.dispatcher.publishing.targets import BatchDivider
+from delaylevel.dispatcher.record import DueBatch, WindowMessage
 
 TARGET = "persistent://public/default/orders"
 

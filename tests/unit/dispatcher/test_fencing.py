@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delaylevel.dispatcher.journal.fencing import RecordOrder, claim, counting, stamped
+from delaylevel.dispatcher.journal.topic import RecordOrder, claim, counting, stamped
 from delaylevel.model.position import EARLIEST, Position
 
 

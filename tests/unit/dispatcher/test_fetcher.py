@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from delaylevel.dispatcher.batches import FetchedBatch
 from delaylevel.dispatcher.fetcher import CaughtUp, Fetcher, FetcherThread
-from delaylevel.dispatcher.record import WindowMessage
+from delaylevel.dispatcher.record import FetchedBatch, WindowMessage
 from delaylevel.model.clock import SystemClock
 from delaylevel.model.position import EARLIEST, Position
 from support.fakes import FakeMessage, FakeMessageId

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from delaylevel.dispatcher.journal import state as journal_state
-from delaylevel.dispatcher.journal.codec import DamagedJournalError
 from delaylevel.dispatcher.journal.records import (
     Answered,
     Commit,
+    DamagedJournalError,
     Disposition,
     DispositionKind,
     DispositionStart,

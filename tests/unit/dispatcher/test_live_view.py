@@ -15,8 +15,6 @@ import numpy as np
 import pytest
 
 from delaylevel.cluster.targets.pool import TargetKey
-from delaylevel.dispatcher.attribute import MessageAttribute
-from delaylevel.dispatcher.batches import DueBatch, FetchedBatch
 from delaylevel.dispatcher.delay_queue import DelayQueue
 from delaylevel.dispatcher.journal.records import unpack
 from delaylevel.dispatcher.journal.state import JournalState
@@ -24,7 +22,13 @@ from delaylevel.dispatcher.live.answers import LiveQueries, count_between
 from delaylevel.dispatcher.live.cancelled import CancelledSearch, locate_cancelled
 from delaylevel.dispatcher.live.view import DueRange, QueueView
 from delaylevel.dispatcher.owner import QueueQuestion
-from delaylevel.dispatcher.record import Cancellation, WindowMessage
+from delaylevel.dispatcher.record import (
+    Cancellation,
+    DueBatch,
+    FetchedBatch,
+    MessageAttribute,
+    WindowMessage,
+)
 from delaylevel.dispatcher.service import ServedGroup
 from delaylevel.dispatcher.stats import SharedOwnerStats
 from delaylevel.errors import InvalidInputError

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from delaylevel.dispatcher.batches import DueBatch
 from delaylevel.dispatcher.journal.records import Commit, Intent, Record, Resolved, decode
 from delaylevel.dispatcher.journal.state import JournalState
-from delaylevel.dispatcher.look_ahead import LONGEST_MS, LookAhead
+from delaylevel.dispatcher.publishing.sending import LONGEST_MS, LookAhead
+from delaylevel.dispatcher.record import DueBatch
 from support.simulation import TARGETS, Simulation
 
 ORDERS, INVOICES = TARGETS
@@ -182,7 +182,7 @@ def test_a_target_that_refuses_at_the_due_time_gets_nothing(numbered: bool, tmp_
 def test_a_slow_target_keeps_what_is_planned_and_delays_no_other(
     numbered: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("delaylevel.dispatcher.in_flight.IN_FLIGHT_MESSAGES", 1)
+    monkeypatch.setattr("delaylevel.dispatcher.publishing.publisher.IN_FLIGHT_MESSAGES", 1)
     run = ready(numbered, tmp_path)
     start_s = run.clock.seconds
     slow = send(run, [60, 70, 80, 90])

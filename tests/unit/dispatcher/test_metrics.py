@@ -8,8 +8,8 @@ import pytest
 
 pytest.importorskip("prometheus_client")
 
-from delaylevel.dispatcher.metrics import DispatchCollector
 from delaylevel.dispatcher.stats import OwnerStats
+from delaylevel.dispatcher.status import DispatchCollector
 from delaylevel.testing import ManualClock
 
 TOPIC = "persistent://public/default/orders-delay-level"

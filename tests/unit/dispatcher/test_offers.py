@@ -12,12 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delaylevel.dispatcher.batches import FetchedBatch, OfferResult
-from delaylevel.dispatcher.delay_queue import DelayQueue
+from delaylevel.dispatcher.delay_queue import Accepted, DelayQueue, OfferQueue
 from delaylevel.dispatcher.fetcher import BATCHES_AHEAD
 from delaylevel.dispatcher.journal.records import pack, unpack
 from delaylevel.dispatcher.journal.state import JournalState
-from delaylevel.dispatcher.offers import Accepted, OfferQueue
+from delaylevel.dispatcher.record import FetchedBatch, OfferResult
 from delaylevel.structures.segments.pending import (
     PendingSegments,
     SpillFullError,

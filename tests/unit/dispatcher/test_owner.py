@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from delaylevel.dispatcher import DispatchSettings
-from delaylevel.dispatcher.journal.codec import DamagedJournalError
+from delaylevel.dispatcher.journal.records import DamagedJournalError
 from delaylevel.dispatcher.journal.topic import Journal
 from delaylevel.dispatcher.owner import PartitionOwner
 from delaylevel.dispatcher.owner_thread import OwnerThread

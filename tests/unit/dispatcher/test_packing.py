@@ -10,14 +10,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from delaylevel.dispatcher import packing
-from delaylevel.dispatcher.attribute import MessageAttribute, recorder_of
-from delaylevel.dispatcher.batches import FetchedBatch
+from delaylevel.dispatcher import record as forms
 from delaylevel.dispatcher.delay_queue import DelayQueue
 from delaylevel.dispatcher.journal.records import Intent, pack
 from delaylevel.dispatcher.journal.state import JournalState
-from delaylevel.dispatcher.packing import PackedRecord, as_plain, packed, unpacked
-from delaylevel.dispatcher.record import Recorder, WindowMessage
+from delaylevel.dispatcher.record import (
+    FetchedBatch,
+    MessageAttribute,
+    PackedRecord,
+    Recorder,
+    WindowMessage,
+    as_plain,
+    packed,
+    recorder_of,
+    unpacked,
+)
 from delaylevel.model.envelope import DUE, EXPIRES, ID, TARGET
 from delaylevel.model.level_topic import FinalWindow
 from delaylevel.structures.segments.pending import PendingSegments
@@ -87,8 +94,8 @@ def test_the_first_byte_tells_a_marshalled_record(length: int) -> None:
 
 
 def test_records_of_further_kinds_are_not_packed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packing, "_MOST_KINDS", 0)
-    monkeypatch.setattr(packing._TABLE, "_numbers", {})
+    monkeypatch.setattr(forms, "_MOST_KINDS", 0)
+    monkeypatch.setattr(forms._TABLE, "_numbers", {})
     found = records_of(recorder())
     assert [len(each) for each in found] == [len(WindowMessage._fields)] * len(MESSAGES)
     monkeypatch.undo()

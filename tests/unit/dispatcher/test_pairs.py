@@ -590,7 +590,7 @@ def story(request: pytest.FixtureRequest) -> Iterator[Story]:
 @pytest.fixture(autouse=True)
 def _outcomes_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep outcomes that are older than a day: some stories end days after a decision."""
-    monkeypatch.setattr("delaylevel.dispatcher.deciding.expire_outcomes", lambda *_: None)
+    monkeypatch.setattr("delaylevel.dispatcher.cancelling.desk.expire_outcomes", lambda *_: None)
 
 
 @pytest.mark.parametrize(

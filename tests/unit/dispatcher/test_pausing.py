@@ -15,7 +15,7 @@ import pytest
 from delaylevel.cluster.publisher import KEY_BATCHED_SETTINGS
 from delaylevel.dispatcher.journal.records import Intent, unpack
 from delaylevel.dispatcher.journal.state import JournalState
-from delaylevel.dispatcher.pause_gate import PAUSED_PARTITION
+from delaylevel.dispatcher.pending import PAUSED_PARTITION
 from delaylevel.model import envelope as env
 from delaylevel.model.level_topic import Expired
 from delaylevel.model.pauses import ALL
@@ -331,8 +331,8 @@ def test_what_a_suspended_client_may_still_send_does_not_expire(
 def test_many_expired_messages_leave_room_for_their_dead_letters(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("delaylevel.dispatcher.in_flight.IN_FLIGHT_MESSAGES", 4)
-    monkeypatch.setattr("delaylevel.dispatcher.publishing._BATCH", 3)
+    monkeypatch.setattr("delaylevel.dispatcher.publishing.publisher.IN_FLIGHT_MESSAGES", 4)
+    monkeypatch.setattr("delaylevel.dispatcher.publishing.publisher._BATCH", 3)
     run = PausingSimulation(False, tmp_path)
     run.description = replace(run.description, expired=Expired.DEAD_LETTER, expire_after_ms=1_000)
     run.pause()
@@ -446,9 +446,9 @@ def test_each_message_is_released_or_expires(
 def test_each_message_is_released_or_expires_with_little_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("delaylevel.dispatcher.in_flight.IN_FLIGHT_MESSAGES", 4)
-    monkeypatch.setattr("delaylevel.dispatcher.publishing._BATCH", 3)
-    monkeypatch.setattr("delaylevel.dispatcher.placement._MANY_WAITING", 3)
-    monkeypatch.setattr("delaylevel.dispatcher.waiting._IN_MEMORY", 4)
+    monkeypatch.setattr("delaylevel.dispatcher.publishing.publisher.IN_FLIGHT_MESSAGES", 4)
+    monkeypatch.setattr("delaylevel.dispatcher.publishing.publisher._BATCH", 3)
+    monkeypatch.setattr("delaylevel.dispatcher.publishing.publisher._MANY_WAITING", 3)
+    monkeypatch.setattr("delaylevel.dispatcher.pending._IN_MEMORY", 4)
     random_runs(40, False, True, tmp_path / "unnumbered")
     random_runs(40, True, True, tmp_path / "numbered")

@@ -53,7 +53,7 @@ def test_messages_of_a_missing_topic_are_held(numbered: bool, tmp_path: Path) ->
 def test_a_slow_producer_of_a_target_does_not_stop_other_targets(
     numbered: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("delaylevel.dispatcher.in_flight.IN_FLIGHT_MESSAGES", 10)
+    monkeypatch.setattr("delaylevel.dispatcher.publishing.publisher.IN_FLIGHT_MESSAGES", 10)
     run = Simulation(numbered, tmp_path)
     run.send(30, ORDERS, too_big=False)
     rounds(run, 10)  # its producer is full
@@ -69,9 +69,9 @@ def test_a_slow_producer_of_a_target_does_not_stop_other_targets(
 def test_few_messages_are_set_aside_at_a_time(
     numbered: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("delaylevel.dispatcher.in_flight.IN_FLIGHT_MESSAGES", 20)
-    monkeypatch.setattr("delaylevel.dispatcher.publishing._BATCH", 5)
-    monkeypatch.setattr("delaylevel.dispatcher.placement._MANY_WAITING", 5)
+    monkeypatch.setattr("delaylevel.dispatcher.publishing.publisher.IN_FLIGHT_MESSAGES", 20)
+    monkeypatch.setattr("delaylevel.dispatcher.publishing.publisher._BATCH", 5)
+    monkeypatch.setattr("delaylevel.dispatcher.publishing.publisher._MANY_WAITING", 5)
     run = Simulation(numbered, tmp_path)
     run.broker.topics[ORDERS].refuses = True
     run.send(200, ORDERS, too_big=False)
@@ -129,9 +129,9 @@ def test_a_held_topic_that_refuses_ends_no_process(numbered: bool, tmp_path: Pat
 def test_few_messages_that_are_too_large_are_set_aside_at_a_time(
     numbered: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("delaylevel.dispatcher.in_flight.IN_FLIGHT_MESSAGES", 20)
-    monkeypatch.setattr("delaylevel.dispatcher.publishing._BATCH", 5)
-    monkeypatch.setattr("delaylevel.dispatcher.placement._MANY_WAITING", 5)
+    monkeypatch.setattr("delaylevel.dispatcher.publishing.publisher.IN_FLIGHT_MESSAGES", 20)
+    monkeypatch.setattr("delaylevel.dispatcher.publishing.publisher._BATCH", 5)
+    monkeypatch.setattr("delaylevel.dispatcher.publishing.publisher._MANY_WAITING", 5)
     run = Simulation(numbered, tmp_path)
     run.send(200, ORDERS, too_big=True)
     run.send(5, INVOICES, too_big=False)
@@ -150,8 +150,8 @@ def test_a_burst_waits_for_an_opening_in_the_delay_queue(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not where messages of slow targets wait, from which all of it would have to come back."""
-    monkeypatch.setattr("delaylevel.dispatcher.publishing._BATCH", 5)
-    monkeypatch.setattr("delaylevel.dispatcher.placement._MANY_WAITING", 5)
+    monkeypatch.setattr("delaylevel.dispatcher.publishing.publisher._BATCH", 5)
+    monkeypatch.setattr("delaylevel.dispatcher.publishing.publisher._MANY_WAITING", 5)
     run = Simulation(False, tmp_path)
     run.send(100, ORDERS, too_big=False)
     run.wait(0.02)
@@ -173,8 +173,8 @@ def test_a_burst_waits_for_an_opening_in_the_delay_queue(
 def test_a_burst_is_sent_without_a_wait_for_its_intents(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("delaylevel.dispatcher.sending._MANY", 5)
-    monkeypatch.setattr("delaylevel.dispatcher.publishing._PREPARED", 10)
+    monkeypatch.setattr("delaylevel.dispatcher.publishing.sending._MANY", 5)
+    monkeypatch.setattr("delaylevel.dispatcher.publishing.publisher._PREPARED", 10)
     run = Simulation(False, tmp_path)
     run.send(1, ORDERS, too_big=False)
     rounds(run, 3)

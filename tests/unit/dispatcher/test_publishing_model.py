@@ -21,15 +21,14 @@ from delaylevel.cluster.targets import entry_outcomes
 from delaylevel.cluster.targets.entry_outcomes import EntryOutcome
 from delaylevel.cluster.targets.pool import TargetKey
 from delaylevel.cluster.targets.send_state import SendOutcome, SendState
-from delaylevel.dispatcher.cancellation_queue import CancellationQueue
-from delaylevel.dispatcher.cancellations import Cancellations
-from delaylevel.dispatcher.cuts import PlanCuts
+from delaylevel.dispatcher.cancelling.decisions import Cancellations
+from delaylevel.dispatcher.cancelling.desk import OutcomeTopic
+from delaylevel.dispatcher.cancelling.queue import CancellationQueue
 from delaylevel.dispatcher.delay_queue import DelayQueue
-from delaylevel.dispatcher.flights import Flight
 from delaylevel.dispatcher.journal.records import Refused
-from delaylevel.dispatcher.outcome_topic import OutcomeTopic
-from delaylevel.dispatcher.outcomes import FlightOutcomes
-from delaylevel.dispatcher.sending import FlightSender
+from delaylevel.dispatcher.publishing.outcomes import FlightOutcomes
+from delaylevel.dispatcher.publishing.publisher import PlanCuts
+from delaylevel.dispatcher.publishing.sending import Flight, FlightSender
 from support.seeds import SEARCH
 from support.simulation import (
     TARGETS,
@@ -265,10 +264,10 @@ def test_nothing_is_lost_or_published_twice_in_partitions() -> None:
 def test_nothing_is_lost_or_published_twice_with_little_room(
     numbered: bool, partitions: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("delaylevel.dispatcher.in_flight.IN_FLIGHT_MESSAGES", 4)
+    monkeypatch.setattr("delaylevel.dispatcher.publishing.publisher.IN_FLIGHT_MESSAGES", 4)
     monkeypatch.setattr("delaylevel.dispatcher.publishing._BATCH", 3)
-    monkeypatch.setattr("delaylevel.dispatcher.placement._MANY_WAITING", 3)
-    monkeypatch.setattr("delaylevel.dispatcher.waiting._IN_MEMORY", 4)
+    monkeypatch.setattr("delaylevel.dispatcher.publishing.publisher._MANY_WAITING", 3)
+    monkeypatch.setattr("delaylevel.dispatcher.pending._IN_MEMORY", 4)
     search_runs(numbered, False, shrinking=True, examples=RUNS, partitions=partitions)
 
 
@@ -277,10 +276,10 @@ def test_nothing_is_lost_or_published_twice_in_a_burst(
     numbered: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Intents of due messages are not waited for, and entries have few messages.
-    monkeypatch.setattr("delaylevel.dispatcher.sending._MANY", 1)
+    monkeypatch.setattr("delaylevel.dispatcher.publishing.sending._MANY", 1)
     monkeypatch.setattr("delaylevel.dispatcher.publishing._PREPARED", 4)
     monkeypatch.setattr("delaylevel.dispatcher.publishing._BATCH", 3)
-    monkeypatch.setattr("delaylevel.dispatcher.placement._MANY_WAITING", 3)
+    monkeypatch.setattr("delaylevel.dispatcher.publishing.publisher._MANY_WAITING", 3)
     small_entries(monkeypatch)
     search_runs(numbered, False, shrinking=True, examples=RUNS)
 

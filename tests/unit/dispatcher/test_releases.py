@@ -6,7 +6,7 @@ import time
 
 import numpy as np
 
-from delaylevel.dispatcher.releases import RecentReleases
+from delaylevel.dispatcher.cancelling.decisions import RecentReleases
 
 
 def release(times: RecentReleases, at_ms: int, *ids: int, key: str = "k") -> None:

@@ -10,11 +10,14 @@ import numpy as np
 import pytest
 
 from delaylevel.dispatcher.assignment import GroupState
-from delaylevel.dispatcher.history import ReleaseHistory
-from delaylevel.dispatcher.problems import problems
-from delaylevel.dispatcher.reporting import DispatchReporter
 from delaylevel.dispatcher.service import ServedGroup
-from delaylevel.dispatcher.stats import LATENESS_BOUNDS_MS, OwnerStats, SharedOwnerStats
+from delaylevel.dispatcher.stats import (
+    LATENESS_BOUNDS_MS,
+    OwnerStats,
+    ReleaseHistory,
+    SharedOwnerStats,
+)
+from delaylevel.dispatcher.status import DispatchReporter, problems
 from delaylevel.errors import BrokerError
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.strategy import Levels, PartitionStrategy

@@ -543,7 +543,6 @@ def test_messages_released_by_the_journal_are_not_pending(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     np = pytest.importorskip("numpy")
-    from delaylevel.dispatcher.journal.fencing import stamped
     from delaylevel.dispatcher.journal.records import (
         Commit,
         Intent,
@@ -551,6 +550,7 @@ def test_messages_released_by_the_journal_are_not_pending(
         encode,
         pack,
     )
+    from delaylevel.dispatcher.journal.topic import stamped
 
     with filled(300, final_window="tracker") as (memory, sent):
         look = inspector(memory)
@@ -603,9 +603,9 @@ def test_overdue_messages_in_the_window_are_shown_without_a_dispatcher() -> None
 
 def test_a_journal_snapshot_is_read_without_its_message_ids() -> None:
     np = pytest.importorskip("numpy")
-    from delaylevel.dispatcher.journal.fencing import stamped
     from delaylevel.dispatcher.journal.records import Commit, Intent, encode, pack
     from delaylevel.dispatcher.journal.state import JournalState
+    from delaylevel.dispatcher.journal.topic import stamped
     from delaylevel.inspection.released import released_by_journal
 
     numbers = count(1)

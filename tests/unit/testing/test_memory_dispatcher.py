@@ -15,7 +15,6 @@ from pulsar import ConsumerType
 from delaylevel.cluster import background
 from delaylevel.cluster.partition_lock import PartitionLock
 from delaylevel.dispatcher.assignment import window_sources
-from delaylevel.dispatcher.journal.fencing import counting
 from delaylevel.dispatcher.journal.records import (
     Commit,
     DispositionStart,
@@ -26,9 +25,9 @@ from delaylevel.dispatcher.journal.records import (
     SnapshotChunk,
     decode,
 )
-from delaylevel.dispatcher.journal.topic import Journal, LostOwnershipError
+from delaylevel.dispatcher.journal.topic import Journal, LostOwnershipError, counting
 from delaylevel.dispatcher.owner import PartitionOwner
-from delaylevel.dispatcher.publishing import BatchPublisher
+from delaylevel.dispatcher.publishing.publisher import BatchPublisher
 from delaylevel.errors import AlreadyRunningError, BrokerError
 from delaylevel.model import envelope as env
 from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow, LevelTopicDescription

@@ -7,8 +7,8 @@ import random
 import numpy as np
 import pytest
 
-from delaylevel.dispatcher.journal.fencing import stamped
 from delaylevel.dispatcher.journal.records import Intent, encode, pack
+from delaylevel.dispatcher.journal.topic import stamped
 from delaylevel.model import envelope as env
 from delaylevel.model.topic_name import TopicName
 from support.dispatch_world import (

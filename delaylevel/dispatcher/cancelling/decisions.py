@@ -33,42 +33,314 @@ Only its ID is kept in memory, so that the message is cancelled when it arrives.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from pyroaring import BitMap64
 
 from delaylevel.dispatcher.journal.records import (
     Disposition,
     DispositionKind,
     DispositionStart,
     Record,
+    pack,
 )
 from delaylevel.dispatcher.journal.state import JournalState
+from delaylevel.dispatcher.positions import (
+    Mask,
+    id_columns,
+    remove_ids,
+    save_ids,
+    seen_ids,
+    to_array,
+    unseen_ids,
+)
+from delaylevel.dispatcher.record import Cancellation
 from delaylevel.structures.removable_ids import RemovableIds
 from delaylevel.structures.rows import Int64s
 
-from .awaited_ids import AwaitedIds
-from .ids import Mask, id_columns, remove_ids, save_ids, seen_ids
-from .passed_over import PassedOver
-from .record import Cancellation
-from .releases import RecentReleases
-
+#: Number of messages of which the time is known, at least.
+_MESSAGES = 100_000
+# A lookup goes through all blocks. Releases of a few messages are joined to blocks of this size.
+_BLOCK = 1_000
+_SINGLE = 200
+#: Number of changes, at least, after which they are merged into the arrays.
+_LEAST_CHANGES = 1024
+#: Number of due times from which a search reads all records instead.
+_MOST_DUES = 1 << 20
 Identity = tuple[str, int]
-
-CANCELLED, TOO_LATE, UNKNOWN = "cancelled", "too late", "unknown"
-
 # Intents are written up to 0.3 s ahead of due times, and the clock of an earlier owner may differ.
 _MARGIN_MS = 5_000
-
 _REASONS = {
     DispositionKind.HELD: "its target could not be written: the message is held, or was",
     DispositionKind.DROPPED: "dropped: its target does not exist",
     DispositionKind.EXPIRED: "expired",
 }
 _EARLIER = "it left the window before its level topic kept account of cancellations"
+
+
+class _Block(NamedTuple):
+    """Messages that were released one after another.
+
+    Attributes:
+        keys: distinct keys.
+        key_index: index of each message's key, shape (n,).
+        ids: ID of each message, shape (n,).
+        at_ms: time of each release, ms since the epoch, shape (n,).
+    """
+
+    keys: Sequence[str]
+    key_index: npt.NDArray[np.integer]
+    ids: Int64s
+    at_ms: Int64s
+
+
+class RecentReleases:
+    """The release times of the last messages, by ID; it is the ``on_release`` of a journal state.
+
+    Attributes:
+        at_ms: time of the next releases, ms since the epoch; None for now.
+        now_ms: function that returns the present time, ms since the epoch.
+    """
+
+    def __init__(self, now_ms: Callable[[], int], most: int = _MESSAGES) -> None:
+        self.at_ms: int | None = None
+        self.now_ms = now_ms
+        self._most = most
+        self._size = 0
+        self._blocks: deque[_Block] = deque()
+        self._last: list[_Block] = []  # those that are not joined yet
+        self._last_size = 0
+
+    def __call__(
+        self, keys: Sequence[str], key_index: npt.NDArray[np.integer], ids: Int64s
+    ) -> None:
+        """Remember released messages; the arguments are those of ``save_ids``."""
+        at_ms = self.now_ms() if self.at_ms is None else self.at_ms
+        self._last.append(_Block(keys, key_index, ids, np.full(ids.size, at_ms)))
+        self._size += ids.size
+        self._last_size += ids.size
+        if self._last_size >= _BLOCK or len(self._last) >= _SINGLE:
+            self._blocks.append(_joined(self._last))
+            self._last, self._last_size = [], 0
+        while self._blocks and self._size - self._blocks[0].ids.size >= self._most:
+            self._size -= self._blocks.popleft().ids.size
+
+    def times_of(self, wanted: Sequence[tuple[str, int]]) -> dict[tuple[str, int], int]:
+        """Return the release times that are known, ms since the epoch, by key and ID."""
+        found: dict[tuple[str, int], int] = {}
+        numbers = np.array([number for _, number in wanted], dtype=np.int64)
+        identities = set(wanted)
+        for block in (*reversed(self._last), *reversed(self._blocks)):
+            if len(found) == len(identities):
+                break
+            for index in reversed(np.flatnonzero(np.isin(block.ids, numbers)).tolist()):
+                identity = block.keys[int(block.key_index[index])], int(block.ids[index])
+                if identity in identities:
+                    found.setdefault(identity, int(block.at_ms[index]))
+        return found
+
+
+def _joined(parts: Sequence[_Block]) -> _Block:
+    """Return successive releases as one block."""
+    lookup: dict[str, int] = {}
+    indices = []
+    for part in parts:
+        numbers = [lookup.setdefault(key, len(lookup)) for key in part.keys]
+        indices.append(np.array(numbers, dtype=np.int64)[part.key_index])
+    return _Block(
+        list(lookup),
+        np.concatenate(indices),
+        np.concatenate([part.ids for part in parts]),
+        np.concatenate([part.at_ms for part in parts]),
+    )
+
+
+class AwaitedIds:
+    """A set of IDs by key that counts repetitions, which are rare.
+
+    Keys, indices and IDs are those of ``save_ids``.
+    """
+
+    def __init__(self) -> None:
+        self._ids = RemovableIds()
+        self._again: Counter[tuple[str, int]] = Counter()
+
+    def __len__(self) -> int:
+        """Return the number of distinct IDs."""
+        return len(self._ids)
+
+    def seen(self, keys: Sequence[str], key_index: npt.NDArray[np.integer], ids: Int64s) -> Mask:
+        """Return which IDs are in the set, shape (n,)."""
+        return seen_ids(self._ids, keys, key_index, ids)
+
+    def add(self, keys: Sequence[str], key_index: npt.NDArray[np.integer], ids: Int64s) -> None:
+        """Add each ID once more."""
+        unseen = unseen_ids([self._ids], keys, key_index, ids)
+        save_ids(self._ids, keys, key_index[unseen], ids[unseen])
+        for index, number in zip(key_index[~unseen].tolist(), ids[~unseen].tolist(), strict=True):
+            self._again[keys[index], number] += 1
+
+    def remove(self, keys: Sequence[str], key_index: npt.NDArray[np.integer], ids: Int64s) -> None:
+        """Remove each ID once; one that is missing does no harm."""
+        if self._again:
+            last = np.ones(ids.size, dtype=np.bool_)
+            for row, (index, number) in enumerate(
+                zip(key_index.tolist(), ids.tolist(), strict=True)
+            ):
+                identity = keys[index], number
+                if identity in self._again:
+                    last[row] = False
+                    self._again[identity] -= 1
+                    if not self._again[identity]:
+                        del self._again[identity]
+            key_index, ids = key_index[last], ids[last]
+        remove_ids(self._ids, keys, key_index, ids)
+
+
+class HiddenRows:
+    """Positions of rows to leave out, with their due times; it never changes.
+
+    Attributes:
+        positions: packed positions, ascending, shape (n,).
+        due_ms: due times, ms since the epoch, shape (n,).
+    """
+
+    def __init__(self, positions: Int64s, due_ms: Int64s) -> None:
+        self.positions = positions
+        self.due_ms = due_ms
+
+    def __bool__(self) -> bool:
+        """Return whether there is any row."""
+        return bool(self.positions.size)
+
+    def have(self, positions: Int64s) -> npt.NDArray[np.bool_]:
+        """Return which packed positions are those of rows here, shape (k,)."""
+        if not self.positions.size:
+            return np.zeros(positions.size, dtype=np.bool_)
+        index = self.positions.searchsorted(positions)
+        found: npt.NDArray[np.bool_] = self.positions.take(index, mode="clip") == positions
+        return found
+
+    def find(self, ledger: Int64s, entry: Int64s, index: Int64s | None = None) -> Int64s:
+        """Return the indices of these rows; arguments and result as for `Discarded.find`."""
+        if index is not None:
+            ledger, entry = ledger.take(index), entry.take(index)
+        found: Int64s = np.flatnonzero(self.have(pack(ledger, entry)))
+        return found
+
+    def between(self, from_ms: int, before_ms: int) -> HiddenRows:
+        """Return the rows that are due in [from, before), in ms since the epoch."""
+        inside = (self.due_ms >= from_ms) & (self.due_ms < before_ms)
+        return HiddenRows(self.positions[inside], self.due_ms[inside])
+
+
+class PassedOver:
+    """The rows of cancelled messages and of waiting cancellations, as far as they are known.
+
+    A message is cancelled by its ID, so its row is unknown until a live query searches for it,
+    first at the due time of the cancellation.
+
+    Attributes:
+        cancelled: number of cancelled messages so far.
+        dues: due times at which no search has looked yet, ms since the epoch; None to look at all.
+    """
+
+    def __init__(self) -> None:
+        self.cancelled = 0
+        self.dues: BitMap64 | None = BitMap64()
+        self._rows = HiddenRows(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
+        self._added: dict[int, int] = {}
+        self._gone: set[int] = set()
+
+    def __len__(self) -> int:
+        """Return the number of known rows."""
+        return self._rows.positions.size + len(self._added) - len(self._gone)
+
+    def cancel(self, due_ms: Int64s) -> None:
+        """Take note of cancelled messages, by the due times of the cancellations, shape (n,)."""
+        self.cancelled += due_ms.size
+        if self.dues is None:
+            return
+        self.dues.update(to_array(due_ms[due_ms >= 0]))
+        if len(self.dues) > _MOST_DUES:
+            self.dues = None
+
+    def add(self, positions: Int64s, due_ms: Int64s) -> None:
+        """Add rows: packed positions and due times, shape (n,); some may be known."""
+        known = self._rows.have(positions).tolist()
+        for position, due, old in zip(positions.tolist(), due_ms.tolist(), known, strict=True):
+            if not old:
+                self._added[position] = due
+            elif position in self._gone:  # as a cancellation that waits once more
+                self._merge()
+                self._added[position] = due
+        self._merge_if_many()
+
+    def discard(self, positions: Int64s) -> None:
+        """Remove rows that were taken out; some may be unknown."""
+        known = self._rows.have(positions).tolist()
+        for position, old in zip(positions.tolist(), known, strict=True):
+            if old:
+                self._gone.add(position)
+            else:
+                self._added.pop(position, None)
+        self._merge_if_many()
+
+    def clear(self) -> None:
+        """Forget all rows: no such row is left."""
+        self.dues = BitMap64()
+        self._rows = HiddenRows(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
+        self._added, self._gone = {}, set()
+
+    def begin_search(self, *, everywhere: bool = False) -> BitMap64 | None:
+        """Return the due times at which a search has to look; None to look at all."""
+        if self.dues is None or everywhere:
+            self.dues = BitMap64()
+            return None
+        return self.dues.copy()
+
+    def end_search(self, dues: BitMap64 | None) -> None:
+        """Take note that a search has looked at these due times."""
+        if dues is not None and self.dues is not None:
+            self.dues -= dues
+
+    def freeze(self) -> HiddenRows:
+        """Return the known rows."""
+        self._merge()
+        return self._rows
+
+    def _merge_if_many(self) -> None:
+        changes = len(self._added) + len(self._gone)
+        if changes > max(_LEAST_CHANGES, self._rows.positions.size // 8):
+            self._merge()
+
+    def _merge(self) -> None:
+        if not (self._added or self._gone):
+            return
+        positions, due_ms = self._rows.positions, self._rows.due_ms
+        if self._gone:
+            gone = np.sort(np.fromiter(self._gone, np.int64, len(self._gone)))
+            index = positions.searchsorted(gone)
+            positions, due_ms = np.delete(positions, index), np.delete(due_ms, index)
+            self._gone = set()
+        if self._added:
+            count = len(self._added)
+            added = np.fromiter(self._added, np.int64, count)
+            dues = np.fromiter(self._added.values(), np.int64, count)
+            order = added.argsort()
+            index = positions.searchsorted(added[order])
+            positions = np.insert(positions, index, added[order])
+            due_ms = np.insert(due_ms, index, dues[order])
+            self._added = {}
+        self._rows = HiddenRows(positions, due_ms)
+
+
+CANCELLED, TOO_LATE, UNKNOWN = "cancelled", "too late", "unknown"
 
 
 @dataclass(slots=True)

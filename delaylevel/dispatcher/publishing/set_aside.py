@@ -12,13 +12,12 @@ from delaylevel.cluster.failures import is_too_large
 from delaylevel.cluster.own_producers import OwnProducers
 from delaylevel.cluster.repeated_warning import RepeatedWarning
 from delaylevel.cluster.targets.send_state import SendOutcome
+from delaylevel.dispatcher.record import WindowMessage
+from delaylevel.dispatcher.stats import SharedOwnerStats
 from delaylevel.model.clock import Clock
 from delaylevel.model.envelope import REASON
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.mover import hop
-
-from .record import WindowMessage
-from .stats import SharedOwnerStats
 
 log = logging.getLogger(__name__)
 

@@ -1,6 +1,6 @@
 """Sending of messages whose intents are in the journal, each at its due time.
 
-An intent may be ahead of the due times of its messages (see `look_ahead`). Three things must hold
+An intent may be ahead of the due times of its messages (see `LookAhead`). Three things must hold
 when such a message is sent: it is due, its intent is confirmed, and the journal has confirmed a
 record that was written just before. The last one protects against two owners: a process that was
 suspended while another one took over writes a record first, and it is not confirmed.
@@ -9,21 +9,40 @@ suspended while another one took over writes a record first, and it is not confi
 from __future__ import annotations
 
 import time
+from bisect import bisect_right
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import pairwise, repeat
 
 import numpy as np
 
 from delaylevel.cluster.targets.pool import TargetKey, TargetPool
 from delaylevel.cluster.targets.producer import TargetProducer
+from delaylevel.dispatcher.delay_queue import DelayQueue
 from delaylevel.dispatcher.journal.records import Intent, LowWatermark, Record
 from delaylevel.dispatcher.journal.topic import Journal
+from delaylevel.dispatcher.positions import Mask
+from delaylevel.dispatcher.record import DueBatch
 from delaylevel.model.clock import Clock
 
-from .delay_queue import DelayQueue
-from .flights import Flight, PoolItem
-from .target_names import target_name
+from .targets import target_name
 
+#: A message given to the pool: its flight or recall, and its index there.
+PoolItem = tuple["Flight | Recall", int]
+#: The longest time by which an intent is ahead of a due time. A crash may repeat as much.
+LONGEST_MS = 300
+_SHORTEST_MS = 16
+#: The shortest time in which the journal usually confirms an intent, with a reserve.
+_LEAD_MS = 50
+# After this time without messages, targets are closed, and opening them takes longer.
+_IDLE_MS = 1_000
+# Pause after a plan of which most was put back, because the targets were not ready.
+_PAUSE_MS = 100
+# Limits of one plan, and of all messages whose intents are ahead.
+_PLAN = 125
+_PLANNED = 2_000
+_PLANNED_BYTES = 8 << 20
 # Age of the last confirmed record from which another one has to be confirmed before messages are
 # sent whose intent was written ahead.
 _PROOF_S = 1.0
@@ -37,6 +56,150 @@ _LONGEST_PAUSE_S = 0.016
 _MANY = 200
 # Time over which the rate of the messages is measured.
 _RATE_S = 0.1
+
+
+@dataclass(eq=False)
+class Flight:
+    """A batch of one target with an intent and without a commit.
+
+    Attributes:
+        key: the target; None if all messages are set aside.
+        left: number of messages without an outcome, sent or not.
+        refused: reasons for messages that are set aside, by index.
+        aside: number of messages whose copy in the held or dead-letter topic is not confirmed.
+        may_return: indices of dead letters. A replay brings them back with the same ID and attempt,
+            while a held message comes back with the next attempt.
+        counted: counter and key there of each message that is set aside.
+        size: bytes of all payloads, once some of the messages are being set aside.
+        first_number: sequence ID of the first message, with deduplication.
+        ahead: True if the intent is ahead of the due times; all others are due.
+        record: number of records that the journal has to have confirmed before a message is sent.
+        sent: number of messages that were sent, or refused instead; always the first ones.
+        unclear: True if it is not known of some messages if they are stored.
+        confirmed_ms: time of the last outcome so far, ms since the epoch; 0 before the first one.
+        cut: True if nothing else is sent, and the rest is going to be pending again.
+    """
+
+    batch: DueBatch
+    key: TargetKey | None
+    left: int = 0
+    refused: dict[int, str] = field(default_factory=dict)
+    aside: int = 0
+    may_return: list[int] = field(default_factory=list)
+    counted: list[tuple[str, str]] = field(default_factory=list)
+    size: int | None = None
+    first_number: int = 0
+    ahead: bool = False
+    record: int = 0
+    sent: int = 0
+    unclear: bool = False
+    confirmed_ms: int = 0
+    cut: bool = False
+
+    @cached_property
+    def dues(self) -> list[int]:
+        """Due time of each message, ms since the epoch."""
+        dues: list[int] = self.batch.due_ms.tolist()
+        return dues
+
+    @property
+    def next_due_ms(self) -> int:
+        """Due time of the first message that is not sent, ms since the epoch; 0 if it was due."""
+        return self.dues[self.sent] if self.ahead else 0
+
+    @property
+    def last_due_ms(self) -> int:
+        """Due time of the last message, ms since the epoch; 0 if it was due."""
+        return self.dues[-1] if self.ahead else 0
+
+    def due_until(self, now_ms: int) -> int:
+        """Return the number of messages that are due; these are the first ones."""
+        if not self.ahead:
+            return len(self.batch)
+        return bisect_right(self.dues, now_ms, self.sent)
+
+    def stored(self) -> Mask:
+        """Return which messages are stored, shape (n,), once no outcome is missing."""
+        mask: Mask = np.arange(len(self.batch)) < self.sent
+        mask[list(self.refused)] = False
+        return mask
+
+
+@dataclass(eq=False)
+class Recall:
+    """An intent from before the takeover, and what is known of its messages."""
+
+    intent: Intent
+    left: int = 0
+    stored: set[int] = field(default_factory=set)  # indices
+
+
+# An intent that is written for the messages of the next fraction of a second costs as much as one
+# for a single message, and none of its messages waits for the journal.
+#
+# With deduplication, a message that arrives later than the intent and is due before its last
+# message *cuts* the intent: sequence IDs have to rise in the order of sending, so the intent is
+# withdrawn as far as it is not sent, and written again. A cut costs more than it saves if it
+# happens all the time. So each one halves the time by which intents are ahead, which then grows
+# again slowly.
+class LookAhead:
+    """Time up to which the intents of pending messages are written, ms since the epoch."""
+
+    def __init__(self) -> None:
+        self._longest_ms = LONGEST_MS
+        # Everything pending up to this due time was looked at. What is there again was put back.
+        self._horizon_ms = -1
+        self._pause_until_ms = 0
+        self._message_bytes = 32 << 10  # average of the last plan
+
+    def next_ms(self, pending_due_ms: int | None, arrived_due_ms: int | None) -> int | None:
+        """Return the time of the next plan, ms since the epoch; None if nothing is pending.
+
+        Args:
+            pending_due_ms: earliest due time of the pending messages, or None.
+            arrived_due_ms: earliest due time of those that arrived since the last plan, or None.
+        """
+        if pending_due_ms is None:
+            return None
+        due_ms = max(pending_due_ms, self._horizon_ms + 1)
+        if arrived_due_ms is not None:
+            due_ms = min(due_ms, arrived_due_ms)
+        lead_ms = LONGEST_MS if due_ms - self._horizon_ms > _IDLE_MS else _LEAD_MS
+        return max(due_ms - min(lead_ms, self._longest_ms), self._pause_until_ms)
+
+    def until_ms(self, now_ms: int) -> int:
+        """Return the latest due time of the messages to plan now, ms since the epoch."""
+        return now_ms + self._longest_ms
+
+    def most(self, planned: int) -> int:
+        """Return the number of messages to plan now; below 1 for none.
+
+        Args:
+            planned: number of messages that are planned, and not sent.
+        """
+        limit = min(_PLANNED, _PLANNED_BYTES // self._message_bytes)
+        return min(_PLAN, max(limit, 1) - planned)
+
+    def planned(self, now_ms: int, until_ms: int, taken: DueBatch | None, count: int) -> None:
+        """Take note of a plan.
+
+        Args:
+            until_ms: due time up to which everything pending was taken.
+            taken: the messages that were taken.
+            count: number of those that were not put back.
+        """
+        self._horizon_ms = max(self._horizon_ms, until_ms)
+        if taken is not None:
+            size = sum(len(message.value or b"") for message in taken.messages)
+            self._message_bytes = size // len(taken) + 500
+            if count * 2 < len(taken):
+                self._pause_until_ms = now_ms + _PAUSE_MS
+        self._longest_ms = min(LONGEST_MS, self._longest_ms + self._longest_ms // 8 + 1)
+
+    def cut(self) -> None:
+        """Take note of a cut: look less far ahead, and plan again at once."""
+        self._longest_ms = max(_SHORTEST_MS, self._longest_ms // 2)
+        self._horizon_ms = self._pause_until_ms = -1
 
 
 class FlightSender:

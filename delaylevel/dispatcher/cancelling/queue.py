@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from delaylevel.dispatcher.intents import BatchesInFlight, UnresolvedIntents
 from delaylevel.dispatcher.journal.records import (
     Answered,
     Disposition,
@@ -20,21 +21,33 @@ from delaylevel.dispatcher.journal.records import (
     Resolved,
 )
 from delaylevel.dispatcher.journal.state import JournalState
+from delaylevel.dispatcher.pending import PendingIndex
+from delaylevel.dispatcher.positions import (
+    IdMemory,
+    Mask,
+    OpenPositions,
+    id_columns,
+    remove_ids,
+    seen_ids,
+)
+from delaylevel.dispatcher.record import (
+    Cancellation,
+    Columns,
+    MessageRecord,
+    WindowMessage,
+    as_plain,
+    is_cancellation,
+)
 from delaylevel.model.clock import Clock
 from delaylevel.structures.removable_ids import RemovableIds
 from delaylevel.structures.rows import Int64s
 
-from .batches import Columns, MessageRecord, is_cancellation
-from .batches_in_flight import BatchesInFlight
-from .cancellations import CancelDecision, Cancellations
-from .ids import IdMemory, Mask, id_columns, remove_ids, seen_ids
-from .open_positions import OpenPositions
-from .packing import as_plain
-from .passed_over import PassedOver
-from .pending import PendingIndex
-from .record import Cancellation, WindowMessage
-from .releases import RecentReleases
-from .unresolved import UnresolvedIntents
+from .decisions import (
+    CancelDecision,
+    Cancellations,
+    PassedOver,
+    RecentReleases,
+)
 
 
 class CancellationQueue:

@@ -1,26 +1,33 @@
-"""Names of targets in the journal, and the partition of each message, with deduplication."""
+"""Targets of due messages: names in the journal, the partition of each message, and batches."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from operator import attrgetter
 
 from delaylevel.cluster.background import Starter
 from delaylevel.cluster.failures import error_name
 from delaylevel.cluster.port import TopicAdmin
+from delaylevel.cluster.publisher import SHARED_TEXT, needs_own_batch
 from delaylevel.cluster.targets.pool import TargetKey
 from delaylevel.cluster.targets.receivers import NO_TOPIC
+from delaylevel.dispatcher.delay_queue import DelayQueue
+from delaylevel.dispatcher.record import DueBatch, WindowMessage
 from delaylevel.errors import BrokerError, NotFoundError
 from delaylevel.model.topic_name import TopicName
-
-from .record import WindowMessage
 
 log = logging.getLogger(__name__)
 
 # Partitions that were added are used after this time at the latest.
 _LIFETIME_S = 30.0
 _RETRY_S = 1.0
+# Without a call in Python for each message.
+_TARGET = attrgetter("target", "schema", "compression")
+_PROPERTIES = attrgetter("properties")
+_KEY = attrgetter("key")
+_ORDERING_KEY = attrgetter("ordering_key")
 
 
 def target_name(key: TargetKey) -> str:
@@ -116,3 +123,69 @@ def java_string_hash(key: str) -> int:
     for byte in key.encode():
         value = (31 * value + (byte - 256 if byte > 127 else byte)) & 0xFFFFFFFF
     return value & 0x7FFFFFFF
+
+
+class BatchDivider:
+    """Divider of batches without an intent.
+
+    Args:
+        partitions: partition of each message, with deduplication; None without.
+    """
+
+    def __init__(self, delay_queue: DelayQueue, partitions: TargetPartitions | None) -> None:
+        self._queue = delay_queue
+        self._partitions = partitions
+
+    def by_target(self, batch: DueBatch) -> Iterator[tuple[TargetKey, DueBatch]]:
+        """Divide a batch by the targets of its messages."""
+        messages = batch.messages
+        if len(set(map(_TARGET, messages))) == 1 and _have_short_texts(messages):
+            yield TargetKey(*_TARGET(messages[0])), batch
+            return
+        groups: dict[tuple[str, str, str, bool], list[int]] = {}
+        batched = self._partitions is None
+        for index, message in enumerate(messages):
+            alone = batched and needs_own_batch(message, message.properties)
+            group = message.target, message.schema, message.compression, alone
+            indices = groups.get(group)
+            if indices is None:
+                groups[group] = [index]
+            else:
+                indices.append(index)
+        parts = [batch]
+        if len(groups) > 1:
+            parts = self._queue.divide(batch, groups.values())
+        for (target, schema, compression, alone), part in zip(groups, parts, strict=True):
+            yield TargetKey(target, schema, compression, alone=alone), part
+
+    def by_partition(
+        self, batch: DueBatch, key: TargetKey, partitions: int
+    ) -> Iterator[tuple[TargetKey, DueBatch]]:
+        """Divide a batch of one target by its partitions, if it has any."""
+        if not partitions:
+            yield key, batch
+            return
+        assert self._partitions is not None
+        groups: dict[int, list[int]] = {}
+        for index, message in enumerate(batch.messages):
+            partition = self._partitions.of(message, partitions)
+            groups.setdefault(partition, []).append(index)
+        parts = [batch] if len(groups) == 1 else self._queue.divide(batch, groups.values())
+        for partition, part in zip(groups, parts, strict=True):
+            yield key._replace(partition=partition), part
+
+
+def _have_short_texts(messages: list[WindowMessage]) -> bool:
+    """Return True if none of the messages needs a batch of its own, for sure."""
+    properties = list(map(_PROPERTIES, messages))
+    return (
+        _longest(map("".join, map(dict.values, properties)))
+        + _longest(map("".join, properties))
+        + _longest(map(_KEY, messages))
+        + _longest(map(_ORDERING_KEY, messages))
+        <= SHARED_TEXT
+    )
+
+
+def _longest(texts: Iterable[str]) -> int:
+    return max(map(len, texts))

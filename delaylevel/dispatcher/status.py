@@ -1,33 +1,52 @@
-"""The state of a dispatcher, as its HTTP service reports it."""
+"""The state of a dispatcher: problems with their remedies, probes, status page and metrics."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
+from delaylevel.dispatcher.cancelling.decisions import CANCELLED, TOO_LATE, UNKNOWN
+from delaylevel.dispatcher.live.answers import EVERYTHING, LiveQueries, count_between, incomplete
 from delaylevel.model.clock import Clock, SystemClock
-from delaylevel.model.formatting import format_duration
+from delaylevel.model.formatting import format_duration, shell
 from delaylevel.topics.reporting import (
     MemberStatsCache,
     parked_levels,
     refused_checks,
     refused_sections,
+    topic_problems,
 )
+from delaylevel.topics.stats import LevelTopicStats
 from delaylevel.web.reports import (
     DuePeriod,
     LiveAnswer,
     MinuteLine,
     PartitionLine,
     ProbeCheck,
+    ProblemLine,
     StatusSection,
 )
 
-from .history import ReleasedMinute
-from .live.answers import EVERYTHING, LiveQueries, count_between, incomplete
-from .problems import overdue_ms, problems
 from .service import Dispatcher, ServedGroup
-from .stats import OwnerStats, quantile_ms
+from .stats import LATENESS_BOUNDS_MS, OwnerStats, ReleasedMinute, quantile_ms
 
+_LABELS = ("level_topic", "partition")
+_COUNTERS = (
+    ("arrived", "Messages read from the window topic."),
+    ("released", "Messages confirmed by their targets."),
+    ("duplicates", "Copies that were left out."),
+    ("dead", "Messages that were put into the dead-letter topic."),
+    ("dropped", "Messages that were dropped because their target does not exist."),
+    ("expired", "Messages that were not released because of their expiry."),
+)
+_GAUGES = (
+    ("pending", "Messages that wait for their due time."),
+    ("in_flight", "Messages that are being published."),
+    ("memory_bytes", "Approximate memory of the pending messages."),
+    ("disk_bytes", "Disk space of the pending messages."),
+)
+_OLD_S = 30.0
 #: Time without a look at the level topics after which the process counts as hung, in s.
 _HUNG_S = 300.0
 #: Periods of the status page: time from now, ms, and its label.
@@ -42,8 +61,134 @@ _PERIODS = (
 _STATS_MS = 1_500
 #: Number of business topics that the status page names.
 _TARGETS = 5
-#: Age of the broker's answer about the owners up to which it counts, in s.
-_OLD_S = 30.0
+
+
+class DispatchCollector:
+    """Collector that reads a dispatcher's statistics at each scrape.
+
+    Attributes:
+        reporters: what else the HTTP service tells about the dispatcher.
+    """
+
+    def __init__(self, dispatcher: Dispatcher, clock: Clock | None = None) -> None:
+        self._dispatcher = dispatcher
+        self._clock = clock or SystemClock()
+        self.reporters = (DispatchReporter(dispatcher, self._clock),)
+
+    def collect(self) -> Iterator[Any]:
+        """Yield every series, in the form that ``prometheus_client`` expects."""
+        from prometheus_client.core import (
+            CounterMetricFamily,
+            GaugeMetricFamily,
+            HistogramMetricFamily,
+        )
+
+        def family(kind: Any, name: str, text: str, *labels: str) -> Any:
+            return kind(f"delaylevel_dispatch_{name}", text, labels=(*_LABELS, *labels))
+
+        found = {
+            (topic, str(index)): stats
+            for (topic, index), stats in sorted(self._dispatcher.stats().items())
+        }
+        plain = [(CounterMetricFamily, *each) for each in _COUNTERS]
+        plain += [(GaugeMetricFamily, *each) for each in _GAUGES]
+        for kind, name, text in plain:
+            series = family(kind, name, text)
+            for labels, stats in found.items():
+                series.add_metric(labels, getattr(stats, name))
+            yield series
+        held = family(
+            CounterMetricFamily, "held", "Messages whose target could not be written.", "target"
+        )
+        outcomes = family(
+            CounterMetricFamily, "outcomes", "Outcomes of cancellations, some repeatedly.", "status"
+        )
+        overdue = family(
+            GaugeMetricFamily,
+            "overdue_seconds",
+            "Time since the due time of the earliest pending message; 0 if none is overdue.",
+        )
+        state = family(
+            GaugeMetricFamily, "state", "1 for the current state of a window partition.", "state"
+        )
+        lateness = family(
+            HistogramMetricFamily,
+            "lateness_seconds",
+            "Time from the due time of a message to its confirmation.",
+        )
+        now_ms = self._clock.now_ms()
+        bounds = [*(str(bound / 1000) for bound in LATENESS_BOUNDS_MS), "+Inf"]
+        for labels, stats in found.items():
+            for target, count in sorted(stats.held.items()):
+                held.add_metric((*labels, target), count)
+            for status in (CANCELLED, TOO_LATE, UNKNOWN):
+                outcomes.add_metric((*labels, status), stats.outcomes.get(status, 0))
+            due_ms = now_ms if stats.next_due_ms is None else stats.next_due_ms
+            overdue.add_metric(labels, max(0, now_ms - due_ms) / 1000)
+            for each in ("recovering", "releasing", "disk full", "disk error", "stopped"):
+                state.add_metric((*labels, each), int(stats.state == each))
+            counts = zip(bounds, stats.lateness.cumsum().tolist(), strict=True)
+            lateness.add_metric(labels, list(counts), stats.lateness_ms / 1000)
+        yield from (held, outcomes, overdue, state, lateness)
+
+
+def overdue_ms(stats: OwnerStats, now_ms: int) -> int:
+    """Return the time since the earliest due time of what waits; 0 if nothing is overdue."""
+    return 0 if stats.next_due_ms is None else max(0, now_ms - stats.next_due_ms)
+
+
+def problems(
+    group: ServedGroup,
+    stats: Mapping[int, OwnerStats],
+    found: LevelTopicStats | None,
+    now_ms: int,
+) -> list[ProblemLine]:
+    """Return the present problems.
+
+    Args:
+        group: the level topic and its owners.
+        stats: statistics of the partitions of this process, by partition.
+        found: statistics of the levels, of held messages and of dead letters; None if the broker
+            does not report them.
+        now_ms: the present time, ms since the epoch.
+    """
+    description = group.description
+    lines: list[ProblemLine] = []
+    if group.problem:
+        remedy = f"It tries again. See `delaylevel doctor {shell(description.name.local)}`."
+        lines.append(ProblemLine(f"The dispatcher fails: {group.problem}", remedy))
+    if group.group is None or group.age_s > _OLD_S or found is None:
+        text = "The broker does not report the state of the topics"
+        lines.append(ProblemLine(text, "Check that it runs, and that this host reaches it."))
+    else:
+        unowned = [
+            index
+            for index in range(description.window_partitions)
+            if index not in group.owners and index not in group.group.owners
+        ]
+        if unowned:
+            numbers = ", ".join(map(str, unowned))
+            text = f"No dispatcher owns window partition {numbers}"
+            remedy = "It is acquired within seconds; otherwise the log of this process has why."
+            lines.append(ProblemLine(text, remedy))
+    for index, each in stats.items():
+        if each.state == "disk full":
+            remedy = "Free some space in the spill directory, or start more dispatchers."
+            lines.append(ProblemLine(f"Partition {index}: the spill disk is full", remedy))
+        elif each.state == "disk error":
+            remedy = "Check the disk and the permissions of the spill directory."
+            lines.append(ProblemLine(f"Partition {index}: the spill disk fails", remedy))
+    late_ms = max((overdue_ms(each, now_ms) for each in stats.values()), default=0)
+    if late_ms >= description.levels.smallest_lead_ms:
+        remedy = (
+            "Its target may be throttled or slow: compare its publish rate with the number of "
+            "due messages. If no target is, start more dispatchers."
+        )
+        text = f"A message in the window is {format_duration(late_ms)} overdue"
+        lines.append(ProblemLine(text, remedy))
+    if found is not None:
+        lines += topic_problems(found, now_ms)
+    return lines
 
 
 class DispatchReporter:

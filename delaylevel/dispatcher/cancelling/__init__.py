@@ -1,0 +1,1 @@
+"""Cancellations: the decisions, the messages that they drop, and the published outcomes."""

@@ -1,0 +1,1 @@
+"""Publication of due messages: what a target takes, the sending, and the outcomes."""

@@ -1,0 +1,716 @@
+"""Publication of due messages, and the outcome of each of them.
+
+The owner's thread calls everything here, and nothing here waits for a target: messages of a target
+that is not open, or takes them slowly, wait in the delay queue.
+
+A batch with an intent has messages of one target only, so that no target delays the commit of
+another one. The intents of messages that will be due soon are written ahead (see `LookAhead`), if
+their targets are ready.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Container
+from operator import attrgetter
+from typing import NamedTuple
+
+import numpy as np
+
+from delaylevel.cluster.targets.pool import TargetKey, TargetPool
+from delaylevel.dispatcher.delay_queue import DelayQueue
+from delaylevel.dispatcher.journal.topic import Journal
+from delaylevel.dispatcher.pending import PAUSED_PARTITION, PauseGate, paused_key
+from delaylevel.dispatcher.record import DueBatch
+from delaylevel.dispatcher.stats import SharedOwnerStats
+from delaylevel.model.clock import Clock
+from delaylevel.model.expiry import expired_reason, expires_at_ms
+from delaylevel.model.level_topic import LevelTopicDescription
+from delaylevel.structures.segments.pending import SpillError
+
+from .outcomes import FlightOutcomes
+from .sending import Flight, FlightSender, LookAhead, PoolItem
+from .set_aside import SetAsideTopics
+from .targets import BatchDivider, TargetPartitions
+
+# From this number on, further messages of a target do not join those that wait for it.
+_MANY_WAITING = 1_000
+_REFUSED_EARLIER = "its target refused it before a takeover"
+# Without a call in Python for each message.
+_EXPIRES = attrgetter("expires_ms")
+#: The partition of a message before the number of its topic's partitions is known.
+UNKNOWN_PARTITION = -2
+# Limits of one target's messages in flight, and of those that are being set aside. Beyond them
+# messages wait.
+IN_FLIGHT_MESSAGES = 2_000
+IN_FLIGHT_BYTES = 16 << 20
+#: A target that needs longer for what is in flight is slow: its messages make way for others.
+SLOW_S = 0.5
+_BATCH = 1_000
+# Number of due messages that may wait until their intents are confirmed.
+_PREPARED = 1_000
+
+
+# Messages whose target is not ready wait in the delay queue, in the queue of their target. A batch
+# is *blocked* if that would only move it there and back; the dispatcher takes no further due
+# messages until it has found its place.
+class BatchPlacement:
+    """The decision which messages are launched, set aside, or have to wait.
+
+    Args:
+        partitions: partition of each message, with deduplication; None without.
+
+    Attributes:
+        blocked: batches that have no place now, with their targets.
+        behind_cut: targets with due messages that were put back until the target's intents are
+            withdrawn.
+    """
+
+    def __init__(
+        self,
+        delay_queue: DelayQueue,
+        pool: TargetPool[PoolItem],
+        partitions: TargetPartitions | None,
+        divider: BatchDivider,
+        admission: Admission,
+        readiness: TargetReadiness,
+        limits: InFlightLimits,
+        cuts: PlanCuts,
+    ) -> None:
+        self._queue = delay_queue
+        self._pool = pool
+        self._partitions = partitions
+        self._divider = divider
+        self._admission = admission
+        self._readiness = readiness
+        self._limits = limits
+        self._cuts = cuts
+        self.blocked: list[tuple[DueBatch, TargetKey]] = []
+        self.behind_cut: set[TargetKey] = set()
+
+    def take_blocked(self) -> list[tuple[DueBatch, TargetKey]]:
+        """Remove and return the blocked batches, to be placed again."""
+        blocked, self.blocked = self.blocked, []
+        return blocked
+
+    def place(
+        self, batch: DueBatch, key: TargetKey, flights: list[Flight], *, waited: bool = False
+    ) -> None:
+        """Launch a batch of one target, or let it wait.
+
+        Args:
+            flights: list to which its flights are added.
+            waited: True if the messages have waited, so that they do not wait for a pause again,
+                behind later ones.
+        """
+        if not key.topic:
+            if self._limits.has_room_aside():
+                self._put_aside(batch, "", flights)
+            else:
+                self.blocked.append((batch, key))
+            return
+        admitted = self._admit(batch, key, flights, waited)
+        if admitted is None:
+            return
+        batch = admitted
+        aside = self._queue.refused_earlier(batch)
+        if aside and self._pool.refusal(key.topic, key.schema) is None:
+            rest = sorted(set(range(len(batch))) - set(aside))
+            parts = [batch] if not rest else self._queue.divide(batch, [aside, rest])
+            self._put_aside(parts[0], _REFUSED_EARLIER, flights)
+            if not rest:
+                return
+            batch = parts[1]
+        if self._partitions is None or key.partition >= 0:
+            self._launch_or_wait(batch, key, flights)
+            return
+        reason = self._pool.refusal(key.topic, key.schema)
+        unknown = key._replace(partition=UNKNOWN_PARTITION)
+        partitions = self._partitions.count(key.topic)
+        if partitions is None and reason is None:
+            self.defer(batch, unknown, flights)
+            return
+        if reason is None and isinstance(partitions, str):
+            reason = partitions
+            self._pool.refuse(key.topic, key.schema, reason)
+        if reason is not None or isinstance(partitions, str):
+            if not self._limits.has_room_aside():
+                self.defer(batch, unknown, flights)
+                return
+            self._put_aside(batch, reason or str(partitions), flights)
+            return
+        for each, part in self._divider.by_partition(batch, key, partitions or 0):
+            self._launch_or_wait(part, each, flights)
+
+    def launch_waiting(self, batch: DueBatch, key: TargetKey, flights: list[Flight]) -> None:
+        """Launch messages that have waited for a target, which is ready now."""
+        admitted = self._admit(batch, key, flights, waited=True)
+        if admitted is not None:
+            self._launch(admitted, key, flights)
+
+    def plan(self, batch: DueBatch, key: TargetKey, flights: list[Flight]) -> None:
+        """Make a flight of a batch that is not due, or put it back."""
+        partitions: int | str | None = 0
+        if self._partitions is not None and key.topic:
+            partitions = self._partitions.count(key.topic)
+        if not isinstance(partitions, int) or not self._is_plannable(batch, key):
+            self._queue.put_back(batch)
+            return
+        for each, part in self._divider.by_partition(batch, key, partitions):
+            if self._cuts.is_behind(part, each):
+                self._cuts.cut(each)
+                self._queue.put_back(part)
+            elif self._readiness.is_ready(each) and not self._limits.is_slow(each):
+                self._pool.producer(each).open()  # it is not idle
+                flights.append(Flight(part, each, left=len(part)))
+            else:
+                self._queue.put_back(part)
+
+    def defer(self, batch: DueBatch, key: TargetKey, flights: list[Flight]) -> None:
+        """Let a batch wait in the queue of a target; set it aside if the disk is full."""
+        try:
+            self._queue.defer(batch, key)
+        except SpillError as error:
+            if not self._limits.has_room_aside():
+                self.blocked.append((batch, key._replace(partition=max(key.partition, -1))))
+                return
+            self._put_aside(batch, f"it is slow, and {error.reason}", flights)
+
+    def _admit(
+        self, batch: DueBatch, key: TargetKey, flights: list[Flight], waited: bool
+    ) -> DueBatch | None:
+        """Return the messages of a batch that may be published now; None if there are none."""
+        admitted = self._admission.admit(batch, key, waited=waited)
+        if admitted.waiting is not None:
+            self.defer(admitted.waiting, paused_key(key), flights)
+        if admitted.expired is not None:
+            if self._limits.has_room_aside():
+                flights.append(Flight(admitted.expired, None, refused=admitted.reasons))
+            else:
+                self.blocked.append((admitted.expired, key))
+        return admitted.ready
+
+    def _is_plannable(self, batch: DueBatch, key: TargetKey) -> bool:
+        """Return True if messages need nothing but their target, and none of it wait."""
+        waits = self._queue.waiting.count
+        if not key.topic or waits(key) or waits(key._replace(partition=UNKNOWN_PARTITION)):
+            return False
+        if not self._admission.gate.is_open(key):
+            return False
+        refused = self._pool.refusal(key.topic, key.schema) is not None
+        return not refused and not self._queue.refused_earlier(batch)
+
+    def _launch_or_wait(self, batch: DueBatch, key: TargetKey, flights: list[Flight]) -> None:
+        waiting = self._queue.waiting.count(key)
+        if waiting >= _MANY_WAITING and self._readiness.is_making_progress(key):
+            # All that is due would follow to where these wait, and back.
+            self.blocked.append((batch, key))
+        elif waiting:
+            self.defer(batch, key, flights)
+        elif self._cuts.is_behind(batch, key) and (
+            self._readiness.is_ready(key)
+            or (self._cuts.is_cutting(key) and not self._limits.is_slow(key))
+        ):
+            self._cuts.cut(key)
+            self.behind_cut.add(key)
+            self._queue.put_back(batch)
+        elif self._readiness.is_ready(key):
+            self._launch(batch, key, flights)
+        elif self._limits.has_room(key) or self._limits.is_slow(key):
+            self.defer(batch, key, flights)
+        else:
+            self.blocked.append((batch, key))
+
+    def _launch(self, batch: DueBatch, key: TargetKey, flights: list[Flight]) -> None:
+        reason = self._pool.refusal(key.topic, key.schema)
+        if reason is not None:
+            self._put_aside(batch, reason, flights)
+        else:
+            flights.append(Flight(batch, key, left=len(batch)))
+
+    def _put_aside(self, batch: DueBatch, reason: str, flights: list[Flight]) -> None:
+        refused = dict.fromkeys(range(len(batch)), reason)
+        flights.append(Flight(batch, None, refused=refused))
+
+
+class Admitted(NamedTuple):
+    """The parts of a batch; None for those without messages.
+
+    Attributes:
+        ready: messages that may be published.
+        waiting: messages that wait for the end of a pause.
+        expired: messages that are not published any more.
+        reasons: reason of each expired message, by index in its part.
+    """
+
+    ready: DueBatch | None
+    waiting: DueBatch | None = None
+    expired: DueBatch | None = None
+    reasons: dict[int, str] = {}  # noqa: RUF012
+
+
+class Admission:
+    """The step of a due batch before its target is looked at.
+
+    Args:
+        description: function that returns the latest description of the level topic.
+        gate: the decision about paused targets.
+        numbered: True if the messages have sequence IDs. Then a message that an earlier owner may
+            still send does not expire: it would be released all the same.
+    """
+
+    def __init__(
+        self,
+        delay_queue: DelayQueue,
+        description: Callable[[], LevelTopicDescription],
+        clock: Clock,
+        gate: PauseGate,
+        *,
+        numbered: bool,
+    ) -> None:
+        self._queue = delay_queue
+        self._description = description
+        self._clock = clock
+        self.gate = gate
+        self._numbered = numbered
+
+    def admit(self, batch: DueBatch, key: TargetKey, *, waited: bool = False) -> Admitted:
+        """Divide a batch.
+
+        Args:
+            key: the target of all its messages.
+            waited: True if the messages have waited for the end of a pause.
+        """
+        expired = self._expired(batch)
+        waits = set() if waited else set(self.gate.waits(batch, key).tolist())
+        if not (waits or expired):
+            return Admitted(batch)
+        expired = {index: at_ms for index, at_ms in expired.items() if index not in waits}
+        ready = [index for index in range(len(batch)) if index not in waits | expired.keys()]
+        indices = [ready, sorted(waits), sorted(expired)]
+        parts = iter(self._queue.divide(batch, [each for each in indices if each]))
+        found = [next(parts) if each else None for each in indices]
+        reasons = dict(enumerate(map(expired_reason, expired.values())))
+        return Admitted(found[0], found[1], found[2], reasons)
+
+    def _expired(self, batch: DueBatch) -> dict[int, int]:
+        """Return the expired messages: index -> time of the expiry, ms since the epoch."""
+        description, messages = self._description(), batch.messages
+        if not description.expire_after_ms and not any(map(_EXPIRES, messages)):
+            return {}
+        now_ms = self._clock.now_ms()
+        times = (
+            expires_at_ms(description, message.due_ms, message.expires_ms) for message in messages
+        )
+        expired = {index: at_ms for index, at_ms in enumerate(times) if 0 < at_ms <= now_ms}
+        if expired and self._numbered:
+            # Its release has a higher sequence ID, so the broker drops what the other one sends.
+            for index in np.flatnonzero(self._queue.reopened(batch)).tolist():
+                expired.pop(index, None)
+        return expired
+
+
+class TargetReadiness:
+    """The answer if messages of a target can be published now.
+
+    Args:
+        cutting: targets with flights that are being withdrawn.
+        partitions: partition of each message, with deduplication; None without.
+        gate: the decision about paused targets.
+    """
+
+    def __init__(
+        self,
+        pool: TargetPool[PoolItem],
+        limits: InFlightLimits,
+        cutting: Container[TargetKey],
+        partitions: TargetPartitions | None,
+        gate: PauseGate,
+    ) -> None:
+        self._pool = pool
+        self._limits = limits
+        self._cutting = cutting
+        self._partitions = partitions
+        self._gate = gate
+
+    def is_ready(self, key: TargetKey) -> bool:
+        """Return True if messages of a target can be launched now, to be sent or set aside."""
+        if key.partition == PAUSED_PARTITION or self._gate.is_paused(key.topic):
+            return False
+        if self._pool.refusal(key.topic, key.schema) is not None:
+            return self._limits.has_room_aside()
+        if key.partition == UNKNOWN_PARTITION:
+            assert self._partitions is not None
+            return self._partitions.count(key.topic) is not None
+        if key in self._cutting:
+            return False
+        producer = self._pool.producer(key)
+        if not producer.is_open:
+            producer.open()
+        if not producer.is_open or producer.is_unclear or producer.is_lost:
+            return False
+        if not self._limits.has_room(key):
+            return False
+        # More messages would be refused, too, and memory has no room for them.
+        return self._limits.has_room_for_refusals(key)
+
+    def is_making_progress(self, key: TargetKey) -> bool:
+        """Return True if a target takes messages, or may do so in a moment."""
+        if self._pool.producer(key).is_open:
+            return self.is_ready(key) or not (
+                self._limits.has_room(key) or self._limits.is_slow(key)
+            )
+        return self._pool.producer(key).opening_s < SLOW_S
+
+
+class InFlightLimits:
+    """Room for further messages of each target, and for those that are being set aside."""
+
+    def __init__(
+        self,
+        pool: TargetPool[PoolItem],
+        set_aside: SetAsideTopics[Flight],
+        outcomes: FlightOutcomes,
+    ) -> None:
+        self._pool = pool
+        self._set_aside = set_aside
+        self._outcomes = outcomes
+
+    def has_room(self, key: TargetKey) -> bool:
+        """Return True if a target takes further messages."""
+        # Messages of a lost partition stay there: those of another one must not wait for them.
+        return _is_below_limits(*self._pool.load(key.topic, without_lost=True))
+
+    def has_room_aside(self) -> bool:
+        """Return True if further messages may be set aside."""
+        return _is_below_limits(*self._set_aside.load)
+
+    def has_room_for_refusals(self, key: TargetKey) -> bool:
+        """Return True unless too many messages that a target has refused are being set aside."""
+        return _is_below_limits(*self._outcomes.refused_load(key.topic))
+
+    def is_slow(self, key: TargetKey) -> bool:
+        """Return True if a target needs long for what is in flight."""
+        # The limits are those of the whole target, so any of its producers may be the slow one.
+        return self._pool.age_s(key.topic) > SLOW_S
+
+
+def _is_below_limits(messages: int, size: int) -> bool:
+    return messages < IN_FLIGHT_MESSAGES and size < IN_FLIGHT_BYTES
+
+
+class PlanCuts:
+    """The decision when to withdraw what is planned for a target.
+
+    Args:
+        numbered: True if the messages have sequence IDs.
+    """
+
+    def __init__(
+        self, sender: FlightSender, outcomes: FlightOutcomes, ahead: LookAhead, numbered: bool
+    ) -> None:
+        self._sender = sender
+        self._outcomes = outcomes
+        self._ahead = ahead
+        self._numbered = numbered
+
+    def is_cutting(self, key: TargetKey) -> bool:
+        """Return True if flights of a target are being withdrawn."""
+        return key in self._outcomes.cutting
+
+    def is_behind(self, batch: DueBatch, key: TargetKey) -> bool:
+        """Return True if later sequence IDs than those of a batch are in an intent already."""
+        if not self._numbered:
+            return False
+        last_ms = self._sender.last_due_ms(key)
+        return self.is_cutting(key) or (last_ms is not None and last_ms > batch.due_ms[0])
+
+    def cut(self, key: TargetKey) -> None:
+        """Take back what is planned for a target."""
+        if not self.is_cutting(key):
+            self._ahead.cut()
+            self._outcomes.withdraw(self._sender.cut(key))
+
+
+class BatchPublisher:
+    """Publisher of batches: it writes their intents and commits, and sets refused messages aside.
+
+    Args:
+        pool: the producers of the targets.
+        partitions: partition of each message, with deduplication; None without.
+        description: function that returns the latest description of the level topic.
+    """
+
+    def __init__(
+        self,
+        delay_queue: DelayQueue,
+        pool: TargetPool[PoolItem],
+        journal: Journal,
+        set_aside: SetAsideTopics[Flight],
+        *,
+        partitions: TargetPartitions | None,
+        description: Callable[[], LevelTopicDescription],
+        clock: Clock,
+        stats: SharedOwnerStats,
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._queue = delay_queue
+        self._pool = pool
+        self._journal = journal
+        self._set_aside = set_aside
+        self._partitions = partitions
+        self._numbered = partitions is not None
+        self._description = description
+        self._clock = clock
+        self._look_ahead = LookAhead()
+        self._sender = FlightSender(
+            delay_queue,
+            pool,
+            journal,
+            numbered=self._numbered,
+            clock=clock,
+            has_room=lambda key: self._limits.has_room(key),
+            has_room_aside=lambda: self._limits.has_room_aside(),
+            now_s=now_s,
+        )
+        self._outcomes = FlightOutcomes(
+            delay_queue,
+            pool,
+            journal,
+            set_aside,
+            numbered=self._numbered,
+            clock=clock,
+            stats=stats,
+            now_s=now_s,
+        )
+        self.flights = self._outcomes.flights  # those that are not completely confirmed
+        self._limits = InFlightLimits(pool, set_aside, self._outcomes)
+        self._divider = BatchDivider(delay_queue, partitions)
+        self._gate = PauseGate(description, delay_queue.waiting.count, clock)
+        self._cuts = PlanCuts(self._sender, self._outcomes, self._look_ahead, self._numbered)
+        self._readiness = TargetReadiness(
+            pool, self._limits, self._outcomes.cutting, partitions, self._gate
+        )
+        self._placement = BatchPlacement(
+            delay_queue,
+            pool,
+            partitions,
+            self._divider,
+            Admission(delay_queue, description, clock, self._gate, numbered=self._numbered),
+            self._readiness,
+            self._limits,
+            self._cuts,
+        )
+
+    def __len__(self) -> int:
+        """Return the number of batches that are not completely confirmed."""
+        return len(self._outcomes.flights)
+
+    @property
+    def owes_answers(self) -> bool:
+        """True if callbacks are about to come; :meth:`process` has to follow soon."""
+        return self._pool.owes_answers or self._set_aside.owes_answers
+
+    @property
+    def busy(self) -> bool:
+        """True while messages or earlier intents wait for a target."""
+        return self._outcomes.busy or bool(self._placement.blocked) or self.has_waiting
+
+    @property
+    def has_waiting(self) -> bool:
+        """True if due messages wait for their targets, and not only for the end of a pause."""
+        return any(not self._gate.rests(key) for key in self._queue.waiting.targets)
+
+    @property
+    def next_spread_ms(self) -> int | None:
+        """Time of the next release after a pause, ms since the epoch; None if none is planned."""
+        times = map(self._gate.next_ms, self._queue.waiting.targets)
+        return min((time_ms for time_ms in times if time_ms is not None), default=None)
+
+    @property
+    def ready(self) -> bool:
+        """True if another batch may be published."""
+        behind = self._placement.behind_cut
+        behind &= self._outcomes.cutting.keys()
+        if self._placement.blocked or self._sender.prepared >= _PREPARED:
+            return False
+        return all(map(self._limits.is_slow, behind))
+
+    @property
+    def is_calm(self) -> bool:
+        """True if no message waits for an answer of a target.
+
+        With deduplication, messages wait for the answer to those before them if it is a refusal;
+        those for a partitioned target wait for the end of a flush. A target of which no ledger is
+        known has to be looked at soon: if it were deleted before, its confirmations would count for
+        nothing.
+        """
+        if self._numbered or self._queue.waiting.targets:
+            return False
+        return all(
+            producer.is_open and producer.ledgers and not producer.waits_for_flush
+            for _, producer in self._pool.waiting()
+        )
+
+    @property
+    def planned(self) -> int:
+        """Number of messages with an intent that are not sent."""
+        return self._sender.planned
+
+    @property
+    def pause_s(self) -> float:
+        """Shortest time between two calls that publish, in s."""
+        return self._sender.pause_s
+
+    @property
+    def next_due_ms(self) -> int | None:
+        """Earliest due time of the messages that :meth:`send_due` sends, ms since the epoch."""
+        return self._sender.next_due_ms
+
+    @property
+    def next_plan_ms(self) -> int | None:
+        """Time of the next call of :meth:`plan`, ms since the epoch; None if there is no need."""
+        queue = self._queue
+        return self._look_ahead.next_ms(queue.next_due_ms(), queue.arrived_due_ms)
+
+    @property
+    def next_commit_s(self) -> float | None:
+        """Monotonic time by which commits are written, in s; None if there are none."""
+        return self._outcomes.next_commit_s
+
+    @property
+    def uncommitted(self) -> int:
+        """Number of messages that are confirmed, and have no commit yet."""
+        return self._outcomes.uncommitted
+
+    def resolve_earlier(self) -> None:
+        """Begin to resolve the intents that the last owner left open; `process` goes on."""
+        self._outcomes.resolve_earlier()
+
+    def publish(self, batch: DueBatch) -> None:
+        """Write intents for the messages of a batch, and pass them to their targets.
+
+        Messages of targets that are not ready wait in the delay queue.
+
+        Raises:
+            BrokerError: an intent was not confirmed, or messages could not be set aside.
+        """
+        flights: list[Flight] = []
+        for key, part in self._divider.by_target(batch):
+            earlier = key._replace(partition=UNKNOWN_PARTITION)
+            if self._queue.waiting.count(earlier):
+                self._placement.defer(part, earlier, flights)
+            else:
+                self._placement.place(part, key, flights)
+        self._send(flights)
+
+    def send_due(self) -> None:
+        """Send the messages that are due and have an intent; errors as for `publish`."""
+        self._sender.send_due()
+        self._outcomes.take_refused(self._sender.take_refused())
+
+    def plan(self) -> None:
+        """Write the intents of messages that will be due soon, if their targets are ready.
+
+        Raises:
+            BrokerError: a record of the journal was not confirmed.
+        """
+        now_ms, next_ms = self._clock.now_ms(), self.next_plan_ms
+        most = self._look_ahead.most(self.planned)
+        if next_ms is None or now_ms < next_ms or most < 1 or not self.ready:
+            return
+        until_ms = self._look_ahead.until_ms(now_ms)
+        batch = self._queue.advance(until_ms, most)
+        flights: list[Flight] = []
+        if batch is not None:
+            if len(batch) == most:
+                until_ms = int(batch.due_ms[-1])
+            for key, part in self._divider.by_target(batch):
+                self._placement.plan(part, key, flights)
+        self._queue.arrived_due_ms = None
+        self._look_ahead.planned(now_ms, until_ms, batch, sum(len(each.batch) for each in flights))
+        if flights:
+            self.write_commits()
+            self._sender.plan(flights)
+            self._outcomes.add(flights)
+
+    def withdraw_plans(self) -> None:
+        """Send nothing else of what is planned; the next owner does."""
+        self._outcomes.withdraw(self._sender.cut_all())
+
+    def publish_waiting(self) -> None:
+        """Publish messages that have waited for their targets, as far as these are ready now.
+
+        Raises:
+            BrokerError: as for `publish`.
+        """
+        if self._sender.prepared and not self._queue.waiting.targets:
+            self.send_due()  # now, and not after the next ones are prepared
+        flights: list[Flight] = []
+        placement = self._placement
+        for batch, key in placement.take_blocked():
+            if (rest := self._queue.without_cancelled(batch)) is not None:
+                placement.place(rest, key, flights, waited=True)
+        for key in self._queue.waiting.targets:
+            last_ms = self._sender.last_due_ms(key) if self._numbered else None
+            if (
+                last_ms is not None
+                and last_ms > self._clock.now_ms()
+                and self._readiness.is_ready(key)
+            ):
+                self._cuts.cut(key)  # what waits is due earlier
+            if key.partition == PAUSED_PARTITION:
+                self._send(flights)
+                flights = []
+                self._publish_paused(key)
+                continue
+            blocked = len(placement.blocked)
+            while (
+                self._queue.waiting.count(key)
+                and self._readiness.is_ready(key)
+                and len(placement.blocked) == blocked
+            ):
+                part = self._queue.advance_waiting(key, _BATCH)
+                if part is None:
+                    continue
+                if key.partition == UNKNOWN_PARTITION:
+                    placement.place(part, key._replace(partition=-1), flights, waited=True)
+                else:
+                    placement.launch_waiting(part, key, flights)
+                self._send(flights)
+                flights = []
+        self._send(flights)
+
+    def _publish_paused(self, key: TargetKey) -> None:
+        """Publish messages that have waited for the end of a pause, as many as may leave now."""
+        placement, waiting = self._placement, self._queue.waiting
+        left, blocked = self._gate.count(key), len(placement.blocked)
+        while left > 0 and waiting.count(key) and len(placement.blocked) == blocked:
+            flights: list[Flight] = []
+            before = waiting.count(key)
+            part = self._queue.advance_waiting(key, min(left, _BATCH))
+            left -= before - waiting.count(key)
+            if part is not None:
+                placement.place(part, key._replace(partition=-1), flights, waited=True)
+            self._send(flights)
+
+    def process(self) -> None:
+        """Process the outcomes of messages that were sent; errors as for `publish`."""
+        self._outcomes.process()
+
+    def write_commits(self) -> None:
+        """Write the commits of flights that are completely confirmed; errors as for `publish`."""
+        self._outcomes.write_commits()
+
+    def close_idle(self) -> None:
+        """Close producers that are not used."""
+        self._pool.close_idle()
+
+    def _send(self, flights: list[Flight]) -> None:
+        """Write the intents of flights, and send their messages once all intents are confirmed."""
+        if not flights:
+            return
+        self.write_commits()
+        self._sender.launch(flights)
+        self._outcomes.add(flights)
+        self._outcomes.take_refused(self._sender.take_refused())
