@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from delaylevel.dispatcher import Dispatcher, DispatchSettings, segments
+from delaylevel.dispatcher import Dispatcher, DispatchSettings, pending
 from delaylevel.model import envelope as env
 from delaylevel.model.clock import SystemClock
 from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow, LevelTopicDescription
@@ -50,7 +50,7 @@ def serve(
 
     def make(opener: Callable[[Path], Any]) -> Serving:
         monkeypatch.setattr(
-            segments, "PendingSegments", functools.partial(PendingSegments, opener=opener)
+            pending, "PendingSegments", functools.partial(PendingSegments, opener=opener)
         )
         settings = DispatchSettings(tmp_path, checkpoint_ms=200, memory_bytes=1 << 20)
         dispatcher = Dispatcher(world.plain_client, world.admin, [description.topic], settings)
