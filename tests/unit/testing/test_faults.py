@@ -9,8 +9,8 @@ from typing import Any
 import pulsar
 import pytest
 
+from delaylevel.dispatcher.assignment import window_sources
 from delaylevel.dispatcher.journal.topic import Journal, LostOwnershipError
-from delaylevel.dispatcher.sources import window_sources
 from delaylevel.errors import BrokerError
 from delaylevel.model.outcome import Outcome, OutcomeStatus
 from delaylevel.model.topic_name import TopicName
