@@ -265,3 +265,21 @@ def test_the_outcome_of_each_letter_is_told_also_after_a_failure(
     assert [one.outcome for one in report.letters] == ["still dead", "delivered", "delivered"]
     assert all("did not confirm its removal" in one.reason for one in report.letters[1:])
     assert (gone.outcome, report.replayed, world.backlog()) == ("unconfirmed", 0, 3)
+
+
+def test_letters_that_share_an_entry_with_a_replayed_one_stay(world: World) -> None:
+    producer = world.client.create_producer(world.topic, batching_enabled=True)
+    for name in ("a", "b", "c"):
+        properties = {DUE: "1000", TARGET: ORDERS, ID: name, REASON: "unknown"}
+        producer.send_async(name.encode(), None, properties=properties)
+    producer.flush()
+    assert len({letter.position.entry_start for letter in world.letters()}) == 1
+    deadletters.replay(
+        world.client,
+        world.admin,
+        world.description,
+        lambda letter: letter.message.value == b"b",
+        clock=world.memory.clock,
+    )
+    assert [letter.message.value for letter in world.letters()] == [b"a", b"c"]
+    assert [each.data for each in world.memory.delivered(ORDERS)] == [b"b"]
