@@ -134,7 +134,13 @@ def test_a_mover_and_a_dispatcher_may_end_after_any_event(final_window: str) -> 
 
 @dataclass
 class Cancelled(Ledger):
-    """The same with cancellations: what was told of them must be true."""
+    """The same with cancellations: what was told of them must be true.
+
+    Attributes:
+        begun: True once a process has begun; the next one finds a further cancellation.
+    """
+
+    begun: bool = False
 
     def compare(self, memory: MemoryPulsar, copies: bool = True) -> None:
         (description,) = memory.level_topics()
@@ -143,7 +149,7 @@ class Cancelled(Ledger):
         assert told.keys() == {"0", "1", "2"}, "an outcome is missing"
         stays = [name for name, status in told.items() if status is OutcomeStatus.TOO_LATE]
         self.cancelled = {b"0", b"1", b"2"} - {name.encode() for name in stays}
-        assert stays == ["2"]
+        assert stays == ["2"] or (copies and not stays)
         super().compare(memory, copies)
 
 
@@ -165,7 +171,9 @@ def test_a_dispatcher_that_cancels_may_end_after_any_event() -> None:
 
     def work(memory: MemoryPulsar, ledger: Cancelled) -> None:
         left_ms = ledger.due_ms[b"2"] + 1000 - memory.clock.now_ms()
-        memory.advance(timedelta(milliseconds=max(left_ms, 0)))
+        if not ledger.begun:  # otherwise the next owner has not begun yet
+            ledger.begun = True
+            memory.advance(timedelta(milliseconds=left_ms))
         producer = memory.client().create_producer(
             TOPIC, enable_delay_level_topic=True, final_window="tracker"
         )

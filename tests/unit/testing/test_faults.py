@@ -126,6 +126,22 @@ def test_an_owner_that_was_replaced_tells_nothing_that_it_knows(bench: Bench) ->
     assert bench.told() == [CANCELLED]
 
 
+def test_a_decision_without_a_record_of_its_own_waits_for_the_journal(bench: Bench) -> None:
+    receipt = bench.schedule(b"x", HOUR)
+    bench.producer.cancel(receipt)
+    bench.run()
+    stored: list[TopicName] = []
+    bench.memory._broker.watchers.append(
+        lambda event: stored.append(event.topic) if event.subscription is None else None
+    )
+    bench.producer.cancel(receipt)
+    bench.run()
+    journal = bench.description.journal_topic.partition(bench.index)
+    outcomes = bench.description.outcomes_topic.partition(0)
+    assert bench.told() == [CANCELLED] * 2
+    assert journal in stored[: stored.index(outcomes)]
+
+
 def test_a_checkpoint_of_an_owner_that_was_replaced_fails(bench: Bench) -> None:
     bench.schedule(b"x", HOUR)
     bench.run()
