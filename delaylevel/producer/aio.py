@@ -7,11 +7,11 @@ import contextlib
 import functools
 import inspect
 import warnings
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 import pulsar
 import pulsar.asyncio
@@ -22,6 +22,7 @@ from delaylevel.cluster.client_parts.aio import (
     check_send,
     open_producer,
     partitions_of,
+    plain_producer,
     reading_client,
 )
 from delaylevel.cluster.client_parts.sending import schema_of
@@ -35,8 +36,16 @@ from delaylevel.model.level_topic import FinalWindow, Mover
 from delaylevel.model.outcome import Outcome, Receipt, Rescheduled
 from delaylevel.model.topic_name import TopicName
 
-from .async_calls import SharedCall, close, close_client, flush, in_thread
-from .async_partition import AsyncPartition, timeout_ms
+from .aio_calls import (
+    Lane,
+    Mailbox,
+    SharedCall,
+    close,
+    close_client,
+    flush,
+    in_thread,
+    wait_for_all,
+)
 from .checks import DEFAULT_MAX_MESSAGE_SIZE, have_usual_types
 from .client import OWN_OPTIONS, BaseClient, admin_for, prepare_wrapped, remember, wrapped_options
 from .client_errors import as_client_error, client_errors, result_named
@@ -51,12 +60,14 @@ from .receipts import (
     seconds_of,
     too_late,
 )
-from .routing import BUSINESS, Route, envelope_options
+from .routing import Route, envelope_options
 from .scheduling import BaseProducer
 from .setup import ProducerSetup, StrategyArgument, given_options
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+T = TypeVar("T")
 
 
 async def check_message_arguments(
@@ -156,9 +167,10 @@ class AsyncScheduling(BaseProducer):
             if wanted.sent_directly:
                 return too_late(wanted)
             if not timeout_s:
-                return await self._cancel(wanted, self._cancellation(wanted))
+                return await self._cancel(wanted, await self._cancelling(wanted))
             async with self._expecting(wanted, timeout_s) as wait:
-                return await self._cancel(wanted, self._cancellation(wanted), wait, timeout_s)
+                route = await self._cancelling(wanted)
+                return await self._cancel(wanted, route, wait, timeout_s)
 
     async def reschedule(
         self,
@@ -189,7 +201,7 @@ class AsyncScheduling(BaseProducer):
             check_read_back(wanted, properties, partition_key, ordering_key, event_timestamp)
         with asyncio_errors():
             self._check_cancellable()
-            route = self._cancellation(wanted)
+            route = await self._cancelling(wanted)
             async with self._expecting(wanted, timeout_s) as wait:
                 if given:
                     key = (wanted.key or None) if partition_key is None else partition_key
@@ -238,7 +250,7 @@ class AsyncScheduling(BaseProducer):
     ) -> Receipt:
         """Send a message, and return its receipt once it is stored."""
         sent = await self._send(
-            content, properties, deliver_at, deliver_after, message_id, kept, {}, envelope
+            content, properties, deliver_at, deliver_after, message_id, kept, _NONE_GIVEN, envelope
         )
         route, due_ms, stored = sent
         return self._receipt(message_id, due_ms, kept[0], route, stored)
@@ -253,8 +265,9 @@ class AsyncScheduling(BaseProducer):
                 f"message {old.id!r} has a null value, which pulsar.asyncio cannot send: use "
                 "delaylevel.DelayLevelClient, or give the payload; nothing was sent"
             )
-        route, arguments = self._parked_again(message, envelope, due_ms, message_id, expires_ms)
-        stored = await self._partition(route).send(message.value, **arguments)
+        again = partial(self._parked_again, message, envelope, due_ms, message_id, expires_ms)
+        route, arguments = await self._refreshing(again)
+        stored = await self._lane(route).send(message.value, arguments)
         return self._receipt(message_id, due_ms, message.key, route, stored)
 
     @asynccontextmanager
@@ -280,13 +293,15 @@ class AsyncScheduling(BaseProducer):
     ) -> Outcome:
         """Send a cancellation, and wait for its outcome."""
         with explained(wanted, new):
-            arguments = self._arguments(route, wanted.key or None)
-            await self._partition(route).send(PAYLOAD, **arguments)
+            await self._lane(route).send(PAYLOAD, self._arguments(route, wanted.key or None))
         if wait is None:
             return accepted(wanted)
         ended, _ = await asyncio.wait([asyncio.wrap_future(wait.future)], timeout=timeout_s)
         outcome = next(iter(ended)).result() if ended else None
         return outcome or accepted(wanted, wait.reason)
+
+    async def _cancelling(self, wanted: Receipt) -> Route:
+        return await self._refreshing(partial(self._cancellation, wanted))
 
     # -- of the producer
 
@@ -298,12 +313,15 @@ class AsyncScheduling(BaseProducer):
         deliver_after: timedelta | None,
         message_id: str | None,
         kept: tuple[str | None, str | None, int | None],
-        options: dict[str, Any],
+        not_parkable: tuple[int | None, list[str] | None, bool | None],
         envelope: dict[str, Any] | None = None,
     ) -> tuple[Route, int, Any]:
         raise NotImplementedError
 
-    def _partition(self, route: Route) -> AsyncPartition:
+    async def _refreshing(self, rule: Callable[[], T]) -> T:
+        raise NotImplementedError
+
+    def _lane(self, route: Route) -> Lane:
         raise NotImplementedError
 
     def _enter_loop(self) -> None:
@@ -316,29 +334,46 @@ class AsyncScheduling(BaseProducer):
 # Time without a connection after which a close does not wait for it any longer, in s. A topic that
 # moves to another broker is back after a moment.
 _AWAY_S = 1.0
-# Time that an opening waits for the admin interface, in s.
-_CHECK_S = 5.0
+# The client's own default.
+_CLIENT_TIMEOUT_MS = 30_000
+_NONE_GIVEN = (None, None, None)
 
 
 class AsyncDelayLevelProducer(AsyncScheduling):
     """Asyncio twin of :class:`delaylevel.DelayLevelProducer`, as ``pulsar.asyncio.Producer``.
 
     Its public name is ``delaylevel.asyncio.DelayLevelProducer``.
+
+    Args:
+        create_producer, setup: as for the synchronous one; the client is one for threads.
+        business: the producer of the business topic, with the core of the asyncio one.
+        send: ``send`` of the asyncio producer of the business topic.
     """
 
+    _waits = False
+
     def __init__(
-        self, create_producer: Callable[..., Any], business: Any, setup: ProducerSetup
+        self,
+        create_producer: Callable[..., Any],
+        business: Any,
+        setup: ProducerSetup,
+        send: Callable[..., Awaitable[Any]],
     ) -> None:
         super().__init__(create_producer, business, setup)
-        self._parked: dict[tuple[int, int], AsyncPartition] = {}
+        self._send_straight = send
+        self._lanes: dict[tuple[int, int], Lane] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._mailbox: Mailbox | None = None
+        self._closing: asyncio.Task[None] | None = None
+        self._begin()
+
+    def _begin(self) -> None:
+        """Begin in an event loop; what another one left has nobody who waits for it."""
+        self._lanes.clear()
         self._refresh = SharedCall(self._cache.refresh_after_refusal)
-        self._check_exists = SharedCall(self._cache.check_exists)
         # Messages that are not given to a partition yet, because the level topic is read again.
         self._entered = 0
         self._left = asyncio.Event()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._closing: asyncio.Task[None] | None = None
-        self._ended = False
 
     async def send(
         self,
@@ -367,15 +402,11 @@ class AsyncDelayLevelProducer(AsyncScheduling):
             pulsar.asyncio.PulsarException: as for ``pulsar.asyncio.Producer.send``; with the result
                 ``AlreadyClosed`` once :meth:`close` was called.
         """
-        options: dict[str, Any] = {
-            "sequence_id": sequence_id,
-            "replication_clusters": replication_clusters,
-            "disable_replication": disable_replication,
-        }
+        not_parkable = sequence_id, replication_clusters, disable_replication
         kept = partition_key, ordering_key, event_timestamp
         expiry = envelope_options(expires_at, expires_after, spread)
         sent = await self._send(
-            content, properties, deliver_at, deliver_after, message_id, kept, options, expiry
+            content, properties, deliver_at, deliver_after, message_id, kept, not_parkable, expiry
         )
         return sent[-1]
 
@@ -387,14 +418,14 @@ class AsyncDelayLevelProducer(AsyncScheduling):
         deliver_after: timedelta | None,
         message_id: str | None,
         kept: tuple[str | None, str | None, int | None],
-        options: dict[str, Any],
+        not_parkable: tuple[int | None, list[str] | None, bool | None],
         envelope: dict[str, Any] | None = None,
     ) -> tuple[Route, int, Any]:
         """Send a message, and return its route, due time (ms since the epoch) and message ID.
 
         Args:
             kept: partition key, ordering key and event time.
-            options: values of the ``NOT_PARKABLE`` options of send, by name.
+            not_parkable: values of the options in ``NOT_PARKABLE``.
             envelope: further arguments of :meth:`Routing.route`.
         """
         if content is None:
@@ -404,28 +435,25 @@ class AsyncDelayLevelProducer(AsyncScheduling):
             )
         self._enter_loop()
         self._check_open()
-        await check_message_arguments(self._schema, content, properties, kept, **options)
-        partition_key, ordering_key, _ = kept
-        route = await self._route(
+        await check_message_arguments(self._schema, content, properties, kept, *not_parkable)
+        routed = partial(
+            self._routed,
+            content,
+            properties,
             deliver_at,
             deliver_after,
-            properties,
             message_id,
-            partition_key,
-            **(envelope or {}),
-            **options,
+            kept,
+            not_parkable,
+            envelope,
         )
-        # From here to the partition's queue, or to the client, there is no other step of the event
-        # loop: messages keep the order of their sends, and close() finds each.
-        arguments = self._arguments(route, *kept)
+        route, body, arguments = await self._refreshing(routed)
+        # From here to the partition, or to the client, there is no other step of the event loop:
+        # messages keep the order of their sends, and close() finds each.
         due_ms = self._due_of(route)
         if not route.parked:
-            self._sent[BUSINESS] += 1
-            return route, due_ms, await self._business.send(content, **arguments, **options)
-        body = self._schema.encode(content)
-        size_limit = self._cache.routing.size_limit
-        size_limit.check(body, route.properties, partition_key, ordering_key)
-        return route, due_ms, await self._partition(route).send(body, **arguments)
+            return route, due_ms, await self._send_straight(body, **arguments)
+        return route, due_ms, await self._lane(route).send(body, arguments)
 
     async def flush(self) -> None:
         """Wait until everything sent so far is stored, in the business topic and in ours.
@@ -436,7 +464,8 @@ class AsyncDelayLevelProducer(AsyncScheduling):
             pulsar.asyncio.PulsarException: the first failure of a message that was waited for.
         """
         self._enter_loop()
-        await _all(flush(self._business), *(found.flush() for found in self._partitions()))
+        lanes = list(self._lanes.values())
+        await wait_for_all(flush(self._business), *(lane.flush() for lane in lanes))
 
     async def close(self) -> None:
         """Flush and close the business producer and every producer of ours.
@@ -468,30 +497,24 @@ class AsyncDelayLevelProducer(AsyncScheduling):
             storing.exception()  # the senders of the messages have it
         else:
             storing.cancel()
-        closed = pulsar.asyncio.PulsarException(
-            pulsar.Result.AlreadyClosed, "the producer was closed; the message was not sent"
-        )
-        self._ended = True
-        for partition in self._partitions():
-            partition.abandon(closed)
+        self._sealed = True
+        business, *parked = self._producers()
+        # Those that are still being opened are closed when they are open.
+        opened = [found for found in [each.seal() for each in parked] if found is not None]
         await in_thread(self._close_watch)
-        await _all(*(close(producer) for producer in self._producers()))
+        await wait_for_all(*(close(producer) for producer in [business, *opened]))
 
     async def _store_all(self) -> None:
-        """Wait until all messages are stored, and no producer is being opened."""
+        """Wait until all messages are stored."""
         while self._entered:
             self._left.clear()
             await self._left.wait()
-        try:
-            await self.flush()
-        finally:
-            # Also openings whose senders were cancelled: their producers must be closed.
-            await _all(*(partition.opened() for partition in self._partitions()))
+        await self.flush()
 
     async def _patiently(self, storing: asyncio.Future[None]) -> None:
         """Wait for messages to be stored, as long as the broker is there, up to the timeout."""
         loop = asyncio.get_running_loop()
-        end = loop.time() + timeout_ms(self._settings) / 1000
+        end = loop.time() + self._settings.get("send_timeout_millis", _CLIENT_TIMEOUT_MS) / 1000
         there = loop.time()
         while not storing.done() and loop.time() < min(end, there + _AWAY_S):
             await asyncio.wait([storing], timeout=_AWAY_S / 10)
@@ -515,26 +538,24 @@ class AsyncDelayLevelProducer(AsyncScheduling):
             return
         before, self._loop = self._loop, loop
         if before is None:
+            self._mailbox = Mailbox(loop)
             return
-        busy = self._entered or any(found.busy for found in self._partitions())
+        busy = self._entered or any(lane.in_flight for lane in self._lanes.values())
         if busy and not before.is_closed():
             self._loop = before
             raise InvalidInputError(
                 "this producer is in use by another event loop, which has sends or openings under "
                 "way: create a producer for each event loop; nothing was sent"
             )
-        # What the other event loop left unfinished has nobody who waits for it.
-        self._entered = 0
-        self._left = asyncio.Event()
-        self._refresh = SharedCall(self._cache.refresh_after_refusal)
-        self._check_exists = SharedCall(self._cache.check_exists)
-        self._parked = {key: found.again() for key, found in self._parked.items()}
+        self._mailbox = Mailbox(loop)
+        self._begin()
 
-    async def _route(self, *arguments: Any, **options: Any) -> Route:
+    async def _refreshing(self, rule: Callable[[], T]) -> T:
+        """Call a function that routes, again if the level topic was expanded meanwhile."""
         self._cache.refresh_if_old()
         routing = self._cache.routing
         try:
-            return routing.route(*arguments, **options)
+            return rule()
         except DelayTooLongError:
             self._entered += 1
             try:
@@ -542,46 +563,20 @@ class AsyncDelayLevelProducer(AsyncScheduling):
             finally:
                 self._entered -= 1
                 self._left.set()
-            if self._ended:
+            if self._sealed:
                 self._check_open()
             if self._cache.routing is routing:
                 raise
-        return self._cache.routing.route(*arguments, **options)
+        return rule()
 
-    def _partitions(self) -> list[AsyncPartition]:
-        return list(self._parked.values())
-
-    def _producers(self) -> list[Any]:
-        opened = [found.producer for found in self._partitions() if found.producer is not None]
-        return [self._business, *opened]
-
-    def _partition(self, route: Route) -> AsyncPartition:
+    def _lane(self, route: Route) -> Lane:
         key = (route.level, route.partition)
-        partition = self._parked.get(key)
-        if partition is None:
+        lane = self._lanes.get(key)
+        if lane is None:
+            assert self._mailbox is not None
             settings = self._settings_for(route)
-            count = functools.partial(self._count, route.level)
-            opening = functools.partial(self._open, route, settings)
-            partition = self._parked[key] = AsyncPartition(opening, settings, count)
-        return partition
-
-    def _count(self, level: int) -> None:
-        self._sent[level] += 1
-
-    async def _open(self, route: Route, settings: Mapping[str, Any]) -> Any:
-        # An admin interface that does not answer must not hold up messages for longer.
-        with contextlib.suppress(TimeoutError, asyncio.TimeoutError), client_errors():
-            await asyncio.wait_for(self._check_exists(), _CHECK_S)
-        topic = self._cache.routing.topic_of(route)
-        return await self._create_producer(topic, **settings)
-
-
-async def _all(*calls: Awaitable[None]) -> None:
-    """Await all calls, then raise the first failure."""
-    outcomes = await asyncio.gather(*calls, return_exceptions=True)
-    for outcome in outcomes:
-        if isinstance(outcome, BaseException):
-            raise outcome
+            lane = self._lanes[key] = Lane(self._partition(route), settings, self._mailbox)
+        return lane
 
 
 class AsyncDelayLevelClient(BaseClient, pulsar.asyncio.Client):
@@ -641,16 +636,16 @@ class AsyncDelayLevelClient(BaseClient, pulsar.asyncio.Client):
             setup = await in_thread(find)
             if setup.warning:
                 warnings.warn(setup.warning, stacklevel=2)
-            create_producer = functools.partial(open_producer, self)
-            business = await create_producer(topic, **options)
+            business = await open_producer(self, topic, **options)
             try:
                 schema = schema_of(business)
                 setup = await in_thread(functools.partial(setup.created, schema))
                 setup = setup._replace(reading=reading_client(self))
-                return AsyncDelayLevelProducer(create_producer, business, setup)
+                plain, send = plain_producer(business, self), business.send
+                return AsyncDelayLevelProducer(setup.reading.create_producer, plain, setup, send)
             except BaseException:
                 with contextlib.suppress(pulsar.asyncio.PulsarException):
-                    await close(business)
+                    await close(plain_producer(business, self))
                 raise
 
     async def close(self) -> None:
@@ -746,7 +741,8 @@ async def wrap(
                 warnings.warn(warning, stacklevel=2)
         setup = await in_thread(functools.partial(setup.created, schema_of(producer)))
         setup = setup._replace(reading=reading_client(client))
-        return AsyncDelayLevelProducer(functools.partial(open_producer, client), producer, setup)
+        plain, send = plain_producer(producer, client), producer.send
+        return AsyncDelayLevelProducer(setup.reading.create_producer, plain, setup, send)
 
 
 _WRAP_OPTIONS = tuple(inspect.signature(wrap).parameters)

@@ -45,16 +45,34 @@ Done = Callable[[Exception | None], None]
 Opened = Callable[[Any, Exception | None], None]
 
 
-class Confirmation:
-    """Callback of one message for which a thread waits.
+class Awaited:
+    """Callback of one message for which a thread or a coroutine waits.
 
     Attributes:
         error: the exception to raise; None for the client's exception for the result.
+        withdrawn: True once the message must not be given to the client any more.
+    """
+
+    error: Exception | None = None
+    withdrawn = False
+
+    def __call__(self, result: Any, message_id: Any) -> None:
+        """Take the outcome."""
+        raise NotImplementedError
+
+    def given(self) -> None:
+        """Note that the client has the message, which waited for its producer."""
+        raise NotImplementedError
+
+
+class Confirmation(Awaited):
+    """Callback of one message for which a thread waits.
+
+    Attributes:
         leads: True once the thread must flush; guarded by the :class:`GroupCommit`.
     """
 
     def __init__(self) -> None:
-        self.error: Exception | None = None
         self.leads = False
         self._given = False
         self._ended = False

@@ -19,9 +19,10 @@ from __future__ import annotations
 
 import enum
 import logging
+import math
 import threading
 import time
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -35,6 +36,7 @@ from delaylevel.cluster.client_parts.threads import in_kept_state
 
 from .checks import check_types
 from .client_calls import (
+    Awaited,
     Confirmation,
     Done,
     GroupCommit,
@@ -66,18 +68,30 @@ class WaitingMessage:
     arguments: Mapping[str, Any]
     deadline_s: float = 0.0
 
-    def give(self, producer: Any) -> None:
-        """Give the message to the client, whose thread keeps Python's state from then on."""
+    @property
+    def key(self) -> Any:
+        """The message in a queue: its callback, if that is for this message only."""
+        return self.callback if isinstance(self.callback, Awaited) else self
+
+    def give(self, producer: Any) -> bool:
+        """Give the message to the client; return False if it was withdrawn.
+
+        The client's thread keeps Python's state from then on, unless an event loop waits.
+        """
         callback = self.callback
-        if closing_core(producer) is not None:
+        awaited = isinstance(callback, Awaited)
+        if awaited and callback.withdrawn:  # type: ignore[attr-defined]
+            return False
+        if closing_core(producer) is not None and not awaited:
             callback = in_kept_state(producer, callback)
         producer.send_async(self.body, callback, **self.arguments)
-        if isinstance(self.callback, Confirmation):
+        if isinstance(self.callback, Awaited):
             self.callback.given()
+        return True
 
     def end(self, error: Exception) -> None:
         """Call the callback for a message that is not sent."""
-        if isinstance(self.callback, Confirmation):
+        if isinstance(self.callback, Awaited):
             self.callback.error = error
         self.callback(result_of(error), not_stored())
 
@@ -88,9 +102,10 @@ class WaitingFlush:
 
     done: Done
 
-    def give(self, _: Any) -> None:
+    def give(self, _: Any) -> bool:
         """End the wait: the client can flush the messages."""
         self.done(None)
+        return False
 
     def end(self, error: Exception) -> None:
         """End the wait with the failure of the messages before it."""
@@ -106,23 +121,32 @@ class SendQueue:
 
     def __init__(self) -> None:
         self.messages = 0
-        self._items: deque[WaitingMessage | WaitingFlush] = deque()
+        # By message, so that one of many is withdrawn at once.
+        self._items: OrderedDict[Any, WaitingMessage | WaitingFlush] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._items)
 
     def add(self, message: WaitingMessage) -> None:
         """Append a message; its deadline is not before those of earlier messages."""
-        self._items.append(message)
+        self._items[message.key] = message
         self.messages += 1
 
     def add_flush(self, done: Done) -> None:
         """Append a flush."""
-        self._items.append(WaitingFlush(done))
+        flush = WaitingFlush(done)
+        self._items[flush] = flush
+
+    def withdraw(self, message: Awaited) -> list[WaitingMessage | WaitingFlush]:
+        """Remove a message; remove and return the flushes that waited for nothing else."""
+        if self._items.pop(message, None) is None:
+            return []
+        self.messages -= 1
+        return self.take_expired(-math.inf)
 
     def take_all(self) -> list[WaitingMessage | WaitingFlush]:
         """Remove and return everything."""
-        taken = list(self._items)
+        taken = list(self._items.values())
         self._items.clear()
         self.messages = 0
         return taken
@@ -131,17 +155,18 @@ class SendQueue:
         """Remove and return messages whose deadlines have passed, and the flushes behind them."""
         taken: list[WaitingMessage | WaitingFlush] = []
         while self._items:
-            first = self._items[0]
+            first = next(iter(self._items.values()))
             if isinstance(first, WaitingMessage):
                 if first.deadline_s > now_s:
                     break
                 self.messages -= 1
-            taken.append(self._items.popleft())
+            taken.append(self._items.popitem(last=False)[1])
         return taken
 
     def next_deadline_s(self) -> float | None:
         """Return the earliest deadline; None if no message waits."""
-        return next((i.deadline_s for i in self._items if isinstance(i, WaitingMessage)), None)
+        items = self._items.values()
+        return next((item.deadline_s for item in items if isinstance(item, WaitingMessage)), None)
 
 
 def end_all(items: Iterable[WaitingMessage | WaitingFlush], error: Exception) -> None:
@@ -211,6 +236,7 @@ class PartitionProducer:
         settings: arguments of ``create_producer``.
         now_s: the monotonic clock, in seconds.
         closed: True to refuse every message.
+        waits: False if callers are in an event loop: they never wait, also not for room.
     """
 
     def __init__(
@@ -220,8 +246,10 @@ class PartitionProducer:
         now_s: Callable[[], float] = time.monotonic,
         *,
         closed: bool = False,
+        waits: bool = True,
     ) -> None:
         self._opening = opening
+        self._waits = waits
         self._now_s = now_s
         self._capacity: int = settings.get("max_pending_messages", _PENDING)
         self._block = bool(settings.get("block_if_queue_full"))
@@ -246,7 +274,7 @@ class PartitionProducer:
         """
         message = Confirmation()
         with interruptible():
-            if not self._send_async(body, message, arguments):
+            if not self.give(body, message, arguments):
                 message.wait_until_given()
             if self._commit is not None and not message.ended:
                 self._commit.wait(message)
@@ -262,12 +290,12 @@ class PartitionProducer:
             callback: as for ``pulsar.Producer.send_async``.
             arguments: the other arguments of ``pulsar.Producer.send_async``, by name.
         """
-        self._send_async(body, callback, arguments)
+        self.give(body, callback, arguments)
 
-    def _send_async(
+    def give(
         self, body: bytes | None, callback: Callable[[Any, Any], Any], arguments: Mapping[str, Any]
     ) -> bool:
-        """Send a message; return False if it waits for the producer, or was refused."""
+        """Send a message as :meth:`send_async`; return False if it waits, or was refused."""
         if self._state is not _Phase.OPEN:
             check_types(body, **arguments)
             if self._accept_unopened(WaitingMessage(body, callback, arguments)):
@@ -275,6 +303,15 @@ class PartitionProducer:
         self._producer.send_async(body, callback, **arguments)
         self._opening.given(1)
         return True
+
+    def withdraw(self, message: Awaited) -> None:
+        """Do not give a message to the client, unless it has it."""
+        message.withdrawn = True
+        with self._changed:
+            ended = self._queue.withdraw(message)
+            self._changed.notify_all()
+        for flush in ended:
+            flush.give(None)
 
     def is_outstanding(self) -> bool:
         """Return True while messages wait for the producer."""
@@ -309,8 +346,18 @@ class PartitionProducer:
     def close_async(self, done: Done) -> None:
         """Start to close the producer; its pending and waiting messages fail.
 
-        No message is stored after ``done`` was called. A producer that is still being opened is
-        closed when it is open.
+        No message is stored after ``done`` was called.
+        """
+        producer = self.seal()
+        if producer is None:
+            done(None)
+        else:
+            close_async(producer, done)
+
+    def seal(self) -> Any:
+        """End waiting messages, and refuse more; return the producer to close, or None.
+
+        A producer that is still being opened is closed when it is open.
         """
         with self._changed:
             producer = self._producer
@@ -319,10 +366,7 @@ class PartitionProducer:
             ended = self._queue.take_all() if producer is None else []
             self._changed.notify_all()
         end_all(ended, error_of(pulsar.Result.AlreadyClosed))
-        if producer is None:
-            done(None)
-        else:
-            close_async(producer, done)
+        return producer
 
     def _accept_unopened(self, message: WaitingMessage) -> bool:
         """Let a message wait, or refuse it; return False if the producer is open by now."""
@@ -334,7 +378,7 @@ class PartitionProducer:
                 return False
             if self._state is _Phase.CLOSED:
                 refused = pulsar.Result.AlreadyClosed
-            elif self._is_full() and not self._block:
+            elif self._is_full() and not (self._block and self._waits):
                 refused = pulsar.Result.ProducerQueueIsFull
             else:
                 message.deadline_s = self._now_s() + self._timeout_s
@@ -354,8 +398,8 @@ class PartitionProducer:
         return True
 
     def _wait_for_room(self) -> None:
-        if threading.get_ident() == self._worker:
-            return  # a callback that sends: no other thread could make room
+        if not self._waits or threading.get_ident() == self._worker:
+            return  # an event loop; or a callback that sends: no other thread could make room
         if self._state is _Phase.DRAINING:
             self._changed.wait_for(lambda: self._state is not _Phase.DRAINING, _DRAIN_S)
         while self._block and self._is_full() and self._state is not _Phase.CLOSED:
@@ -475,11 +519,11 @@ class PartitionProducer:
                         self._state = _Phase.OPEN
                     self._changed.notify_all()
                     return
-            self._opening.given(sum(isinstance(item, WaitingMessage) for item in waiting))
             for item in waiting:
                 try:
                     with in_client:
-                        item.give(producer)
+                        if item.give(producer):
+                            self._opening.given(1)
                 except Exception as error:
                     end_all([item], error)
 

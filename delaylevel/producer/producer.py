@@ -8,29 +8,22 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import datetime, timedelta
-from functools import partial
 from typing import Any
 
 import pulsar
 from pulsar.schema import BytesSchema
 
-from delaylevel.cluster.client_parts.sending import producer_core
 from delaylevel.errors import UnconfirmedMessagesError
 
-from .checks import build, check_encoded, check_message_arguments
+from .checks import build, check_message_arguments
 from .client_calls import (
-    Done,
-    PartitionOpener,
     at_exit,
-    close_async,
     first_error,
     ignore,
     interruptible,
     run_all,
 )
-from .client_errors import client_errors
-from .partition import Opening, PartitionProducer
-from .routing import BUSINESS, NOT_PARKABLE, Route, envelope_options
+from .routing import envelope_options
 from .scheduling import Scheduling
 from .setup import ProducerSetup
 
@@ -177,9 +170,6 @@ def _value(counter: Any) -> int:
     return int(repr(counter)[len("count(") : -1])
 
 
-_NONE_GIVEN = (None, None, False)
-
-
 class DelayLevelProducer(Scheduling):
     """Producer that sends delayed messages through a delay-level topic, and others directly.
 
@@ -191,14 +181,11 @@ class DelayLevelProducer(Scheduling):
         self, create_producer: Callable[..., Any], business: Any, setup: ProducerSetup
     ) -> None:
         super().__init__(create_producer, business, setup)
-        self._lock = threading.Lock()
         # The fast path of send_async calls the native core directly, without the client's checks.
         self._takes_bytes = type(self._schema) is BytesSchema
-        self._sends: dict[tuple[int, int], Callable[[Any, Any], None]] = {}
         # Messages without a callback, those of the business topic too.
         self._callbackless = CallbacklessMessages()
         self._count_outcome, self._count_sent = self._callbackless.callback, self._callbackless.sent
-        at_exit.close(self)
 
     def send(
         self,
@@ -249,14 +236,17 @@ class DelayLevelProducer(Scheduling):
                 was not sent.
             pulsar.PulsarException: as for ``pulsar.Producer.send``.
         """
+        kept = (partition_key, ordering_key, event_timestamp)
+        not_parkable = (sequence_id, replication_clusters, disable_replication)
+        check_message_arguments(self._schema, content, properties, kept, not_parkable)
         route, body, arguments = self._routed(
             content,
             properties,
             deliver_at,
             deliver_after,
             message_id,
-            (partition_key, ordering_key, event_timestamp),
-            (sequence_id, replication_clusters, disable_replication),
+            kept,
+            not_parkable,
             envelope_options(expires_at, expires_after, spread),
         )
         if not route.parked:
@@ -336,14 +326,17 @@ class DelayLevelProducer(Scheduling):
                 pass  # nothing was sent; the client's own checks give a better error
         if without_callback and self._closed:
             raise pulsar.AlreadyClosed("the producer is closed; the message was not sent")
+        kept = (partition_key, ordering_key, event_timestamp)
+        not_parkable = (sequence_id, replication_clusters, disable_replication)
+        check_message_arguments(self._schema, content, properties, kept, not_parkable)
         route, body, arguments = self._routed(
             content,
             properties,
             deliver_at,
             deliver_after,
             message_id,
-            (partition_key, ordering_key, event_timestamp),
-            (sequence_id, replication_clusters, disable_replication),
+            kept,
+            not_parkable,
             envelope_options(expires_at, expires_after, spread),
         )
         if route.parked:
@@ -375,7 +368,7 @@ class DelayLevelProducer(Scheduling):
                 producers are closed, too.
         """
         with self._lock:
-            self._closed = True
+            self._closed = self._sealed = True
             self._sends = {}
         self._close_watch()
         with interruptible():
@@ -389,87 +382,11 @@ class DelayLevelProducer(Scheduling):
             closed = run_all(self.closes())
             self._report(flushed or closed, self._callbackless.number_sent())
 
-    def closes(self) -> list[Callable[[Done], None]]:
-        """Return functions that start to close all producers of the client."""
-        business, *parked = self._producers()
-        return [partial(close_async, business), *(each.close_async for each in parked)]
-
     def __enter__(self) -> DelayLevelProducer:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
         self.close()
-
-    def _routed(
-        self,
-        content: Any,
-        properties: dict[str, str] | None,
-        deliver_at: int | datetime | None,
-        deliver_after: timedelta | None,
-        message_id: str | None,
-        kept: tuple[str | None, str | None, int | None],
-        not_parkable: tuple[int | None, list[str] | None, bool],
-        envelope: dict[str, Any] | None = None,
-    ) -> tuple[Route, Any, dict[str, Any]]:
-        """Return the route of a message, its body for this route, and its other arguments.
-
-        Args:
-            kept: partition key, ordering key and event time.
-            not_parkable: values of the options in ``NOT_PARKABLE``.
-            envelope: further arguments of :meth:`Routing.route`: what it replaces, and its expiry.
-        """
-        check_message_arguments(self._schema, content, properties, kept, not_parkable)
-        partition_key, ordering_key, _ = kept
-        options = dict(envelope or {})
-        if not_parkable != _NONE_GIVEN:
-            options.update(zip(NOT_PARKABLE, not_parkable, strict=True))
-        route = self._cache.route(
-            deliver_at, deliver_after, properties, message_id, partition_key, **options
-        )
-        arguments = self._arguments(route, *kept)
-        if not route.parked:
-            arguments.update(zip(NOT_PARKABLE, not_parkable, strict=True))
-            self._sent[BUSINESS] += 1
-            return route, content, arguments
-        body = check_encoded(self._schema, content)
-        self._cache.routing.size_limit.check(body, route.properties, partition_key, ordering_key)
-        return route, body, arguments
-
-    def _producers(self) -> list[Any]:
-        with self._lock:
-            return [self._business, *self._parked.values()]
-
-    def _partition(self, route: Route) -> PartitionProducer:
-        key = (route.level, route.partition)
-        found = self._parked.get(key)
-        if found is None:
-            with self._lock:
-                found = self._parked.get(key) or self._new_partition(key, route)
-                self._parked[key] = found
-        return found
-
-    def _new_partition(self, key: tuple[int, int], route: Route) -> PartitionProducer:
-        settings = self._settings_for(route)
-
-        def opened(made: Any) -> None:
-            with self._lock:
-                core = producer_core(made)
-                if not self._closed and core is not None:
-                    self._sends[key] = core.send_async
-
-        def given(count: int) -> None:
-            self._sent[route.level] += count
-
-        opener = PartitionOpener(self._create_producer)
-        opening = Opening(
-            topic=lambda: self._cache.routing.topic_of(route),
-            check=client_errors()(self._cache.check_exists) if self._cache.can_check else None,
-            open=lambda topic, done: opener.open(topic, settings, done),
-            start=opener.start,
-            opened=opened,
-            given=given,
-        )
-        return PartitionProducer(opening, settings, closed=self._closed)
 
     def _flush(self) -> Exception | None:
         """Flush every producer; return the first error."""

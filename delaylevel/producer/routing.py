@@ -431,6 +431,8 @@ class LevelTopicCache:
         routing: the routing by the current description; replaced when that changes.
         describe: function that reads the description again; None without admin access.
         now_s: the monotonic clock, in seconds.
+        waits: False to let a refusal reach the caller, which calls `refresh_after_refusal` in a
+            thread.
     """
 
     def __init__(
@@ -438,8 +440,11 @@ class LevelTopicCache:
         routing: Routing,
         describe: Describe | None,
         now_s: Callable[[], float] = time.monotonic,
+        *,
+        waits: bool = True,
     ) -> None:
         self.routing = routing
+        self._waits = waits
         self._describe = describe
         self._now_s = now_s
         self._lock = threading.Lock()
@@ -462,7 +467,7 @@ class LevelTopicCache:
         try:
             return rule(self.routing)
         except DelayTooLongError:
-            if not self.refresh_after_refusal():
+            if not self._waits or not self.refresh_after_refusal():
                 raise
         return rule(self.routing)
 

@@ -6,12 +6,13 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
 
 import pulsar
 from pulsar.schema import BytesSchema
 
-from delaylevel.cluster.client_parts.sending import has_core, schema_of
+from delaylevel.cluster.client_parts.sending import has_core, producer_core, schema_of
 from delaylevel.cluster.compression import compression_name
 from delaylevel.cluster.schemas import reference_to
 from delaylevel.model.cancellation import PAYLOAD
@@ -21,10 +22,11 @@ from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.message import ParkedMessage
 from delaylevel.model.outcome import Outcome, Receipt, Rescheduled
 
-from .client_calls import at_exit, interruptible
+from .checks import check_encoded, check_message_arguments
+from .client_calls import Done, PartitionOpener, at_exit, close_async, interruptible
 from .client_errors import client_errors
 from .outcomes import OutcomeWatch, Wait, stored_outcome
-from .partition import PartitionProducer
+from .partition import Opening, PartitionProducer
 from .receipts import (
     accepted,
     check_cancellable,
@@ -41,6 +43,7 @@ from .receipts import (
 )
 from .routing import (
     BUSINESS,
+    NOT_PARKABLE,
     WINDOW,
     LevelTopicCache,
     Route,
@@ -49,6 +52,8 @@ from .routing import (
     envelope_options,
 )
 from .setup import ProducerSetup, window_producer_settings
+
+_NONE_GIVEN = (None, None, False)
 
 
 class BaseProducer:
@@ -59,6 +64,9 @@ class BaseProducer:
         business: the producer of the business topic; it is closed with this one.
         setup: the level topic and the settings.
     """
+
+    #: False if calls come from an event loop: they never wait.
+    _waits = True
 
     def __init__(
         self, create_producer: Callable[..., Any], business: Any, setup: ProducerSetup
@@ -74,7 +82,7 @@ class BaseProducer:
             compression_name(setup.level_settings.get("compression_type")),
             max_message_size=setup.max_message_size,
         )
-        self._cache = LevelTopicCache(routing, setup.describe)
+        self._cache = LevelTopicCache(routing, setup.describe, waits=self._waits)
         self._target = setup.target
         self._clock = setup.clock
         self._admin = setup.admin
@@ -84,11 +92,16 @@ class BaseProducer:
         self._settings = setup.level_settings
         window_settings = setup.window_settings
         self._window_settings = window_settings or window_producer_settings(setup.level_settings)
-        self._parked: dict[tuple[int, int], Any] = {}  # with asyncio, futures of producers
+        # Guards the partitions.
+        self._lock = threading.Lock()
+        self._parked: dict[tuple[int, int], PartitionProducer] = {}
+        self._sends: dict[tuple[int, int], Callable[[Any, Any], None]] = {}
         self._closed = False
+        self._sealed = False  # no partition is opened any more
         # By the route's level; BUSINESS and WINDOW, -1 and -2, are the last two.
         self._sent = [0] * (len(setup.description.levels) + 2)
         at_exit.expect_callbacks()
+        at_exit.close(self)
 
     @property
     def description(self) -> LevelTopicDescription:
@@ -265,15 +278,86 @@ class BaseProducer:
         self._cache.check_exists()  # or a reader would create the topic again
         return read_back(self._reading, receipt)
 
-    def _producers(self) -> list[Any]:
-        """Return the business producer and all open level and window producers."""
-        raise NotImplementedError
-
     def _settings_for(self, route: Route) -> dict[str, Any]:
         """Return the arguments for the producer of a level or window partition."""
         window = route.level == WINDOW
         settings = self._window_settings if window else self._settings
         return {"schema": BytesSchema(), **settings}
+
+    def closes(self) -> list[Callable[[Done], None]]:
+        """Return functions that start to close all producers of the client."""
+        business, *parked = self._producers()
+        return [partial(close_async, business), *(each.close_async for each in parked)]
+
+    def _routed(
+        self,
+        content: Any,
+        properties: dict[str, str] | None,
+        deliver_at: int | datetime | None,
+        deliver_after: timedelta | None,
+        message_id: str | None,
+        kept: tuple[str | None, str | None, int | None],
+        not_parkable: tuple[int | None, list[str] | None, bool | None],
+        envelope: dict[str, Any] | None = None,
+    ) -> tuple[Route, Any, dict[str, Any]]:
+        """Return the route of a message, its body for this route, and its other arguments.
+
+        Args:
+            kept: partition key, ordering key and event time.
+            not_parkable: values of the options in ``NOT_PARKABLE``.
+            envelope: further arguments of :meth:`Routing.route`: what it replaces, and its expiry.
+        """
+        partition_key, ordering_key, _ = kept
+        options = dict(envelope or {})
+        if not_parkable != _NONE_GIVEN:
+            options.update(zip(NOT_PARKABLE, not_parkable, strict=True))
+        route = self._cache.route(
+            deliver_at, deliver_after, properties, message_id, partition_key, **options
+        )
+        arguments = self._arguments(route, *kept)
+        if not route.parked:
+            arguments.update(zip(NOT_PARKABLE, not_parkable, strict=True))
+            self._sent[BUSINESS] += 1
+            return route, content, arguments
+        body = check_encoded(self._schema, content)
+        self._cache.routing.size_limit.check(body, route.properties, partition_key, ordering_key)
+        return route, body, arguments
+
+    def _producers(self) -> list[Any]:
+        with self._lock:
+            return [self._business, *self._parked.values()]
+
+    def _partition(self, route: Route) -> PartitionProducer:
+        key = (route.level, route.partition)
+        found = self._parked.get(key)
+        if found is None:
+            with self._lock:
+                found = self._parked.get(key) or self._new_partition(key, route)
+                self._parked[key] = found
+        return found
+
+    def _new_partition(self, key: tuple[int, int], route: Route) -> PartitionProducer:
+        settings = self._settings_for(route)
+
+        def opened(made: Any) -> None:
+            with self._lock:
+                core = producer_core(made)
+                if not self._sealed and core is not None:
+                    self._sends[key] = core.send_async
+
+        def given(count: int) -> None:
+            self._sent[route.level] += count
+
+        opener = PartitionOpener(self._create_producer)
+        opening = Opening(
+            topic=lambda: self._cache.routing.topic_of(route),
+            check=client_errors()(self._cache.check_exists) if self._cache.can_check else None,
+            open=lambda topic, done: opener.open(topic, settings, done),
+            start=opener.start,
+            opened=opened,
+            given=given,
+        )
+        return PartitionProducer(opening, settings, closed=self._sealed, waits=self._waits)
 
 
 class Scheduling(BaseProducer):
@@ -481,6 +565,8 @@ class Scheduling(BaseProducer):
             kept: partition key, ordering key and event time.
             envelope: further arguments of :meth:`Routing.route`.
         """
+        not_parkable = (None, None, False)
+        check_message_arguments(self._schema, content, properties, kept, not_parkable)
         route, body, arguments = self._routed(
             content,
             properties,
@@ -488,7 +574,7 @@ class Scheduling(BaseProducer):
             deliver_after,
             message_id,
             kept,
-            (None, None, False),
+            not_parkable,
             envelope,
         )
         due_ms = self._due_of(route)
@@ -541,21 +627,3 @@ class Scheduling(BaseProducer):
     def _check_open(self) -> None:
         if self._closed:
             raise pulsar.AlreadyClosed("the producer is closed; nothing was sent")
-
-    # -- of the producer
-
-    def _routed(
-        self,
-        content: Any,
-        properties: dict[str, str] | None,
-        deliver_at: int | datetime | None,
-        deliver_after: timedelta | None,
-        message_id: str | None,
-        kept: tuple[str | None, str | None, int | None],
-        not_parkable: tuple[int | None, list[str] | None, bool],
-        envelope: dict[str, Any] | None = None,
-    ) -> tuple[Route, Any, dict[str, Any]]:
-        raise NotImplementedError
-
-    def _partition(self, route: Route) -> PartitionProducer:
-        raise NotImplementedError

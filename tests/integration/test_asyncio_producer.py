@@ -112,7 +112,7 @@ def test_a_message_alone_does_not_wait_for_a_batch(
 def test_flushes_and_the_clients_batch_timer_do_not_lock_each_other(
     connection: Connection, orders: str, way: str
 ) -> None:
-    """The client's flush_async hangs here: see `delaylevel.producer.async_calls.flush`."""
+    """The client's flush_async hangs here: see `delaylevel.producer.aio_calls.flush`."""
     code = """
 import asyncio, sys
 from datetime import timedelta
@@ -179,12 +179,10 @@ async def main():
     client = DelayLevelClient(sys.argv[1], admin_url=sys.argv[2])
     producer = await client.create_producer(sys.argv[3], enable_delay_level_topic=True)
     kept.extend((client, producer))
-    producer._cache.check_exists = producer._check_exists = nothing
+    producer._cache.check_exists = lambda: None
     asyncio.ensure_future(producer.send(b"1", deliver_after=timedelta(days=2)))
     for _ in range(3):
         await asyncio.sleep(0)
-async def nothing():
-    pass
 asyncio.run(main())
 async def again():
     client, producer = kept

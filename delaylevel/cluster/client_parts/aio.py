@@ -12,7 +12,7 @@ import _pulsar
 import pulsar
 import pulsar.asyncio
 
-from . import CLIENT
+from . import CLIENT, PRODUCER
 
 # Bound here: an application may replace ``pulsar.asyncio.Client`` with our own client.
 ASYNCIO_CREATE_PRODUCER = pulsar.asyncio.Client.create_producer
@@ -104,12 +104,17 @@ class _GuardedCore:
             self._created.close_async(lambda result: None)
 
 
-def blocking_call(producer: Any, name: str) -> Callable[[], None] | None:
-    """Return the blocking form of a call of an asyncio producer; None if there is none."""
-    if not isinstance(producer, pulsar.asyncio.Producer):
-        return None
-    call: Callable[[], None] = getattr(producer._producer, name)
-    return call
+def plain_producer(producer: pulsar.asyncio.Producer, client: Any) -> Any:
+    """Return a producer for threads, with the core and schema of an asyncio one.
+
+    Args:
+        producer: the asyncio producer.
+        client: the client that created it.
+    """
+    plain = PRODUCER.__new__(PRODUCER)
+    plain._producer, plain._schema = producer._producer, producer._schema
+    plain._client = client._client
+    return plain
 
 
 def blocking_close(client: pulsar.asyncio.Client) -> Callable[[], None]:
