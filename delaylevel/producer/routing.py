@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any, NamedTuple
 
 from delaylevel.cluster.repeated_warning import RepeatedWarning
@@ -196,9 +197,8 @@ class Routing:
         if unsupported:
             _check_parkable(unsupported)
         parked = envelope.parked_properties(application)
-        if decision.hop is Hop.WINDOW:
-            return Route(WINDOW, self._window_partition(partition_key, message_id), parked, None)
-        return self._level_route(decision, parked, now_ms)
+        window = partial(self._window_partition, partition_key, message_id)
+        return self._parked(decision, parked, now_ms, window)
 
     def route_cancellation(self, wanted: Receipt) -> Route:
         """Route a cancellation as its message, but never to the business topic.
@@ -228,10 +228,8 @@ class Routing:
             )
         now_ms = self._clock.now_ms()
         decision = self._router.decide(due_ms, now_ms)
-        if decision.hop is Hop.PARK:
-            return self._level_route(decision, properties, now_ms)
-        partition = self.description.window_partition(wanted.key, message_id)
-        return Route(WINDOW, partition, properties, None)
+        window = partial(self.description.window_partition, wanted.key, message_id)
+        return self._parked(decision, properties, now_ms, window)
 
     def _is_window_position(self, message_id: str) -> bool:
         """Return True for an ID that a dispatcher has made from a place in the window."""
@@ -277,12 +275,26 @@ class Routing:
         )
         properties = envelope.parked_properties(application)
         decision = self._router.decide(due_ms, now_ms)
-        if decision.hop is Hop.PARK:
-            return self._level_route(decision, properties, now_ms)
-        partition = self._window_partition(partition_key, message_id)
-        return Route(WINDOW, partition, properties, None)
+        window = partial(self._window_partition, partition_key, message_id)
+        return self._parked(decision, properties, now_ms, window)
 
-    def _level_route(self, decision: Decision, properties: dict[str, str], now_ms: int) -> Route:
+    def _parked(
+        self,
+        decision: Decision,
+        properties: dict[str, str],
+        now_ms: int,
+        window: Callable[[], int],
+    ) -> Route:
+        """Return the route into our own topics: a level, or else the window, also if it is due.
+
+        Args:
+            decision: the router's decision.
+            properties: properties of the parked message.
+            now_ms: the time of the decision, ms since the epoch.
+            window: function that returns the partition of the window.
+        """
+        if decision.hop is not Hop.PARK:
+            return Route(WINDOW, window(), properties, None)
         hand_off_ms = None
         if not self._spark:
             hand_off_ms = self._router.hand_off_ms(decision.level, decision.partition, now_ms)
