@@ -62,7 +62,7 @@ from .receipts import (
 )
 from .routing import Route, envelope_options
 from .scheduling import BaseProducer
-from .setup import ProducerSetup, StrategyArgument, given_options
+from .setup import LevelTopicChoice, ProducerSetup, StrategyArgument, given_options
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -624,13 +624,15 @@ class AsyncDelayLevelClient(BaseClient, pulsar.asyncio.Client):
             self._prepare,
             topic,
             options,
-            level_topic=delay_level_topic,
-            level_namespace=delay_level_namespace,
-            strategy=partition_strategy,
-            mover=mover,
-            final_window=final_window,
-            create=create_level_topic,
-            max_message_size=max_message_size,
+            LevelTopicChoice(
+                delay_level_topic,
+                delay_level_namespace,
+                partition_strategy,
+                mover,
+                final_window,
+                create_level_topic,
+                max_message_size,
+            ),
         )
         with asyncio_errors():
             setup = await in_thread(find)
@@ -726,13 +728,15 @@ async def wrap(
         admin,
         partitions_of(client),
         clock or getattr(client, "_delaylevel_clock", None) or SystemClock(),
-        level_topic=delay_level_topic,
-        level_namespace=delay_level_namespace,
-        strategy=partition_strategy,
-        mover=mover,
-        final_window=final_window,
-        create=create_level_topic,
-        max_message_size=max_message_size,
+        LevelTopicChoice(
+            delay_level_topic,
+            delay_level_namespace,
+            partition_strategy,
+            mover,
+            final_window,
+            create_level_topic,
+            max_message_size,
+        ),
     )
     with asyncio_errors():
         setup, assumptions = await in_thread(find)

@@ -40,7 +40,14 @@ from .client_calls import first_error, in_client
 from .client_errors import client_errors
 from .producer import DelayLevelProducer
 from .scheduling import BaseProducer
-from .setup import ProducerSetup, StrategyArgument, check_producer_options, given_options, prepare
+from .setup import (
+    LevelTopicChoice,
+    ProducerSetup,
+    StrategyArgument,
+    check_producer_options,
+    given_options,
+    prepare,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -313,10 +320,12 @@ class BaseClient:
         if self._delaylevel_own_admin is not None:
             self._delaylevel_own_admin.close()
 
-    def _prepare(self, topic: str, options: Mapping[str, Any], **choices: Any) -> ProducerSetup:
+    def _prepare(
+        self, topic: str, options: Mapping[str, Any], choice: LevelTopicChoice
+    ) -> ProducerSetup:
         partitions_of = self._client.get_topic_partitions
         clock = self._delaylevel_clock
-        return prepare(topic, options, self._delaylevel_admin, partitions_of, clock, **choices)
+        return prepare(topic, options, self._delaylevel_admin, partitions_of, clock, choice)
 
 
 class DelayLevelClient(BaseClient, pulsar.Client):
@@ -427,13 +436,15 @@ class DelayLevelClient(BaseClient, pulsar.Client):
             setup = self._prepare(
                 topic,
                 options,
-                level_topic=delay_level_topic,
-                level_namespace=delay_level_namespace,
-                strategy=partition_strategy,
-                mover=mover,
-                final_window=final_window,
-                create=create_level_topic,
-                max_message_size=max_message_size,
+                LevelTopicChoice(
+                    delay_level_topic,
+                    delay_level_namespace,
+                    partition_strategy,
+                    mover,
+                    final_window,
+                    create_level_topic,
+                    max_message_size,
+                ),
             )
             if setup.warning:
                 warnings.warn(setup.warning, stacklevel=2)
@@ -534,13 +545,15 @@ def wrap(
             admin,
             client.get_topic_partitions,
             clock or getattr(client, "_delaylevel_clock", None) or SystemClock(),
-            level_topic=delay_level_topic,
-            level_namespace=delay_level_namespace,
-            strategy=partition_strategy,
-            mover=mover,
-            final_window=final_window,
-            create=create_level_topic,
-            max_message_size=max_message_size,
+            LevelTopicChoice(
+                delay_level_topic,
+                delay_level_namespace,
+                partition_strategy,
+                mover,
+                final_window,
+                create_level_topic,
+                max_message_size,
+            ),
         )
         for warning in (setup.warning, assumptions):
             if warning:
@@ -560,18 +573,18 @@ def prepare_wrapped(
     admin: TopicAdmin | None,
     partitions_of: Callable[[str], Any],
     clock: Clock,
-    **choices: Any,
+    choice: LevelTopicChoice,
 ) -> tuple[ProducerSetup, str | None]:
     """Return the setup for a producer that exists, and a warning about what is assumed of it.
 
     Args:
         topic: its business topic.
         given: its options as far as the application stated them, by name.
-        admin, partitions_of, clock, choices: as for :func:`.setup.prepare`.
+        admin, partitions_of, clock, choice: as for :func:`.setup.prepare`.
     """
     options, assumptions = options_of(producer, given, admin, partitions_of)
     options = {"block_if_queue_full": True, **options}
-    return prepare(topic, options, admin, partitions_of, clock, **choices), assumptions
+    return prepare(topic, options, admin, partitions_of, clock, choice), assumptions
 
 
 _WRAP_OPTIONS = tuple(inspect.signature(wrap).parameters)

@@ -341,20 +341,37 @@ class ProducerSetup(NamedTuple):
         return registered_reference(versions, own.type, schema.schema_info().schema()) or own
 
 
+class LevelTopicChoice(NamedTuple):
+    """The level topic that an application wants for a producer.
+
+    The attributes are the arguments of :meth:`~delaylevel.DelayLevelClient.create_producer`.
+    """
+
+    topic: str | None
+    namespace: str | None
+    strategy: StrategyArgument
+    mover: Mover | str
+    final_window: FinalWindow | str
+    create: bool
+    max_message_size: int
+
+    def check(self) -> None:
+        """Raise an error for values that no level topic can have."""
+        check_max_message_size(self.max_message_size)
+        if self.topic is not None and self.namespace is not None:
+            raise InvalidInputError(
+                f"delay_level_topic is {self.topic!r} and delay_level_namespace is "
+                f"{self.namespace!r}: give one of them; the name of a topic contains its namespace"
+            )
+
+
 def prepare(
     topic: str,
     options: Mapping[str, Any],
     admin: TopicAdmin | None,
     partitions_of: Callable[[str], Sequence[str]],
     clock: Clock,
-    *,
-    level_topic: str | None,
-    strategy: StrategyArgument,
-    mover: Mover | str,
-    final_window: FinalWindow | str,
-    create: bool,
-    level_namespace: str | None = None,
-    max_message_size: int = DEFAULT_MAX_MESSAGE_SIZE,
+    choice: LevelTopicChoice,
 ) -> ProducerSetup:
     """Find the level topic of a producer, or check that it can be created; derive the settings.
 
@@ -366,28 +383,23 @@ def prepare(
         admin: the admin interface, or None.
         partitions_of: the client's ``get_topic_partitions``.
         clock: source of the time at which a message is sent.
-        level_topic, strategy, mover, final_window, create, level_namespace, max_message_size: as
-            in :meth:`~delaylevel.DelayLevelClient.create_producer`.
+        choice: the level topic that the application wants.
     """
     check_producer_options(options)
-    check_max_message_size(max_message_size)
-    if level_topic is not None and level_namespace is not None:
-        raise InvalidInputError(
-            f"delay_level_topic is {level_topic!r} and delay_level_namespace is "
-            f"{level_namespace!r}: give one of them; the name of a topic contains its namespace"
-        )
+    choice.check()
+    level_topic, level_namespace = choice.topic, choice.namespace
     try:
         target = TopicName.parse(topic).full
     except InvalidInputError as error:
         raise PulsarInvalidTopicError(str(error)) from None
-    configured = as_levels(strategy) if strategy is not None else None
+    configured = None if choice.strategy is None else as_levels(choice.strategy)
     names = (level_topic,) if level_topic else default_level_topics(target, level_namespace)
     wanted = LevelTopicDescription(
         topic=names[0],
         levels=configured or as_levels(PartitionStrategy()),
         targets=(target,),
-        mover=Mover(mover),
-        final_window=FinalWindow(final_window),
+        mover=Mover(choice.mover),
+        final_window=FinalWindow(choice.final_window),
     )
     create_missing = describe = None
     if admin is None:
@@ -395,7 +407,7 @@ def prepare(
     else:
         if level_topic is None:
             wanted = replace(wanted, topic=registry.default_name(admin, target, level_namespace))
-        found = _found(admin, wanted, target, configured, create)
+        found = _found(admin, wanted, target, configured, choice.create)
         if found is None:
             create_missing = partial(registry.create, admin, wanted)
         description = found or wanted
@@ -415,7 +427,7 @@ def prepare(
         clock,
         describe,
         warning,
-        max_message_size,
+        choice.max_message_size,
         window_settings,
         create_missing,
         watch,
