@@ -280,7 +280,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--list", action="store_true", help="list the mutants, and check the list")
     parser.add_argument("--no-baseline", action="store_true", help="do not test without a mutant")
     parser.add_argument("--workers", type=int, default=2, help="processes of the later tiers")
-    parser.add_argument("--limit-s", type=float, default=240.0, help="limit of the first tier, s")
+    parser.add_argument("--limit-s", type=float, default=600.0, help="limit of the first tier, s")
     return parser.parse_args()
 
 

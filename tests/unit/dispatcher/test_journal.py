@@ -362,6 +362,18 @@ def test_an_incomplete_snapshot_is_ignored() -> None:
         assert view(again) == view(now)
 
 
+def test_chunks_of_two_snapshots_make_none() -> None:
+    state = JournalState(CAPACITY)
+    journal = journal_of(state, 0, 10)
+    with patch.object(journal_state, "_CHUNK_BYTES", 100):
+        first = state.snapshot()
+        journal += journal_of(state, 10, 3)
+        second = state.snapshot()
+    for cut in range(1, min(len(first), len(second))):
+        mixed = [*journal, *first[:cut], *second[cut:]]
+        assert view(JournalState.read(mixed, CAPACITY)) == view(state)
+
+
 def test_records_between_the_chunks_of_a_snapshot_are_applied() -> None:
     state = JournalState(CAPACITY)
     journal = journal_of(state, 0, 10)

@@ -20,6 +20,7 @@ from delaylevel.model.envelope import (
     COMPRESSION,
     COMPRESSIONS,
     DUE,
+    EXPIRES,
     ID,
     KIND,
     REASON,
@@ -40,6 +41,7 @@ from delaylevel.mover import dead_letters as deadletters
 from delaylevel.mover import hop
 from delaylevel.mover.forwarder import Forwarder
 from delaylevel.testing import ManualClock, MemoryPulsar
+from delaylevel.topics import lifecycle
 from support.fakes import describe
 
 LIMIT = 5 * 1024 * 1024
@@ -283,3 +285,17 @@ def test_letters_that_share_an_entry_with_a_replayed_one_stay(world: World) -> N
     )
     assert [letter.message.value for letter in world.letters()] == [b"a", b"c"]
     assert [each.data for each in world.memory.delivered(ORDERS)] == [b"b"]
+
+
+def test_a_replayed_letter_does_not_expire(world: World) -> None:
+    world.store(b"late", **{EXPIRES: "1001"})
+    report = world.replay()
+    assert [one.outcome for one in report.letters] == ["delivered"]
+    assert [each.data for each in world.memory.delivered(ORDERS)] == [b"late"]
+
+
+def test_a_level_topic_with_dead_letters_is_not_deleted(world: World) -> None:
+    world.store(b"dead")
+    with pytest.raises(StillPendingError, match="1 dead letters"):
+        lifecycle.delete(world.client, world.admin, world.description)
+    assert len(world.letters()) == 1
