@@ -15,6 +15,7 @@ from pulsar.schema import BytesSchema
 from delaylevel.cluster.background import in_thread
 from delaylevel.errors import InvalidInputError, MessageTooLargeError
 from delaylevel.producer.aio import AsyncDelayLevelClient, AsyncDelayLevelProducer
+from delaylevel.producer.aio_calls import Room
 from delaylevel.producer.setup import ProducerSetup
 from delaylevel.testing import ManualClock
 from support import fakes
@@ -427,6 +428,20 @@ def test_a_send_that_is_cancelled_while_it_waits_for_room_leaves_the_room_to_oth
         assert level.stored in ([b"0", b"2"], [b"0", b"1", b"2"])
         await producer.send(b"3", deliver_after=TWO_DAYS)
         await producer.close()
+
+    run(test())
+
+
+def test_a_turn_that_is_cancelled_in_its_own_step_goes_to_the_next() -> None:
+    async def test() -> None:
+        room = Room(1)
+        await room.enter()
+        second, third = (asyncio.ensure_future(room.enter()) for _ in range(2))
+        await settle()
+        room.leave()
+        second.cancel()  # its turn has come, and it did not continue yet
+        await third
+        assert second.cancelled()
 
     run(test())
 
