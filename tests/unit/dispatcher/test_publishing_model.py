@@ -265,7 +265,7 @@ def test_nothing_is_lost_or_published_twice_with_little_room(
     numbered: bool, partitions: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("delaylevel.dispatcher.publishing.publisher.IN_FLIGHT_MESSAGES", 4)
-    monkeypatch.setattr("delaylevel.dispatcher.publishing._BATCH", 3)
+    monkeypatch.setattr("delaylevel.dispatcher.publishing.publisher._BATCH", 3)
     monkeypatch.setattr("delaylevel.dispatcher.publishing.publisher._MANY_WAITING", 3)
     monkeypatch.setattr("delaylevel.dispatcher.pending._IN_MEMORY", 4)
     search_runs(numbered, False, shrinking=True, examples=RUNS, partitions=partitions)
@@ -277,8 +277,8 @@ def test_nothing_is_lost_or_published_twice_in_a_burst(
 ) -> None:
     # Intents of due messages are not waited for, and entries have few messages.
     monkeypatch.setattr("delaylevel.dispatcher.publishing.sending._MANY", 1)
-    monkeypatch.setattr("delaylevel.dispatcher.publishing._PREPARED", 4)
-    monkeypatch.setattr("delaylevel.dispatcher.publishing._BATCH", 3)
+    monkeypatch.setattr("delaylevel.dispatcher.publishing.publisher._PREPARED", 4)
+    monkeypatch.setattr("delaylevel.dispatcher.publishing.publisher._BATCH", 3)
     monkeypatch.setattr("delaylevel.dispatcher.publishing.publisher._MANY_WAITING", 3)
     small_entries(monkeypatch)
     search_runs(numbered, False, shrinking=True, examples=RUNS)
