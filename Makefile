@@ -18,7 +18,7 @@ export PYSPARK_DRIVER_PYTHON = $(PYSPARK_PYTHON)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo quick test night lint format typecheck wheel wheel-check walk java pytest reference screens broker broker-stop fetch bench torture versions mutants compare install clean distclean
+.PHONY: help demo quick test night lint format typecheck wheel wheel-check walk java pytest reference screens broker broker-stop fetch bench torture versions mutants house compare install clean distclean
 
 help: ## Show this list
 	@echo "Usage: make TARGET"
@@ -103,6 +103,9 @@ versions: $(STAMP) ## Run tests with other versions of Pulsar, client, Python an
 # About an hour. MUTANTS="--list" lists them, MUTANTS="order cancellation --tier own" selects some.
 mutants: $(STAMP) ## Break important lines, one at a time, and report which tests notice
 	$(BIN)/python tools/mutants.py $(MUTANTS)
+
+house: $(STAMP) ## Measure the code: modules, classes, floors of imports, the path of one message
+	@$(BIN)/python tools/house.py
 
 # About half an hour. COMPARE="--help" lists the options.
 compare: fetch ## Compare with native delays, NATS and RocketMQ; COMPARE="--systems nats" selects some
