@@ -69,7 +69,7 @@ class Sent(Awaited):
         withdrawn: True once nobody waits.
     """
 
-    __slots__ = ("_lane", "_mailbox", "_message_id", "_result", "error", "future", "withdrawn")
+    __slots__ = ("_answer", "_lane", "_mailbox", "_message_id", "error", "future", "withdrawn")
 
     def __init__(self, mailbox: Mailbox, lane: Lane) -> None:
         self.future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
@@ -77,12 +77,12 @@ class Sent(Awaited):
         self.withdrawn = False
         self._mailbox = mailbox
         self._lane = lane
-        self._result: Any = None
+        self._answer: Any = None
         self._message_id: Any = None
 
     def __call__(self, result: Any, message_id: Any) -> None:
         """Take the outcome; called in a thread of the client, or in the one that opens."""
-        self._result, self._message_id = result, message_id
+        self._answer, self._message_id = result, message_id
         self._mailbox.put(self)
 
     def given(self) -> None:
@@ -94,7 +94,7 @@ class Sent(Awaited):
         """Give the outcome to the coroutine."""
         if self.future.done():
             return  # cancelled
-        if self._result == pulsar.Result.Ok:
+        if self._answer == pulsar.Result.Ok:
             stored = self._message_id
             self.future.set_result(
                 pulsar.MessageId(
@@ -108,11 +108,11 @@ class Sent(Awaited):
     def _failure(self) -> Exception:
         error = self.error
         if error is None:
-            return _failed(self._result)
+            return _failed(self._answer)
         if isinstance(error, DelayLevelError):
             return as_client_error(error)
         if isinstance(error, pulsar.PulsarException):
-            return _failed(self._result, f"{error}; the message was not sent")
+            return _failed(self._answer, f"{error}; the message was not sent")
         return error
 
 

@@ -25,6 +25,7 @@ from delaylevel.model.outcome import Outcome, Receipt, Rescheduled
 from .checks import check_encoded, check_message_arguments
 from .client_calls import Done, PartitionOpener, at_exit, close_async, interruptible
 from .client_errors import client_errors
+from .level_topic_cache import LevelTopicCache
 from .outcomes import OutcomeWatch, Wait, stored_outcome
 from .partition import Opening, PartitionProducer
 from .receipts import (
@@ -45,7 +46,6 @@ from .routing import (
     BUSINESS,
     NOT_PARKABLE,
     WINDOW,
-    LevelTopicCache,
     Route,
     Routing,
     check_not_expired,

@@ -40,7 +40,7 @@ from delaylevel.topics import registry
 from .checks import DEFAULT_MAX_MESSAGE_SIZE, SMALLEST_MAX_MESSAGE_SIZE
 from .client_errors import PulsarInvalidTopicError
 from .delivery_watch import WATCHES
-from .routing import Describe
+from .level_topic_cache import Describe
 
 
 class PartitionCounts:

@@ -9,7 +9,8 @@ import pytest
 
 from delaylevel.errors import DelayTooLongError, UpgradeRequiredError
 from delaylevel.model.strategy import Levels, PartitionBy, PartitionStrategy
-from delaylevel.producer.routing import LevelTopicCache, Routing
+from delaylevel.producer.level_topic_cache import LevelTopicCache
+from delaylevel.producer.routing import Routing
 from delaylevel.testing import ManualClock, MemoryPulsar
 from delaylevel.topics import lifecycle
 

@@ -1,0 +1,168 @@
+"""A producer's view of the level topic, which may expand."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from delaylevel.cluster.repeated_warning import RepeatedWarning
+from delaylevel.errors import (
+    BrokerError,
+    DelayTooLongError,
+    LevelTopicError,
+    UpgradeRequiredError,
+)
+from delaylevel.model.level_topic import LevelTopicDescription
+
+from .routing import Route, Routing
+
+log = logging.getLogger(__name__)
+
+# Function that reads the description of the level topic; None if the topic does not exist.
+Describe = Callable[[], LevelTopicDescription | None]
+
+REFRESH_EVERY_S = 60.0
+# Limits the reads of an application that sends only delays that are too long.
+_REFUSED_EVERY_S = 1.0
+
+
+class LevelTopicCache:
+    """Routing by a cached description of the level topic.
+
+    The description is read again when a delay is refused as too long, and in the background every
+    minute while delayed messages are sent. A changed description is used only if it extends the
+    current one. Several threads may use the cache.
+
+    Args:
+        routing: the routing by the current description; replaced when that changes.
+        describe: function that reads the description again; None without admin access.
+        now_s: the monotonic clock, in seconds.
+        waits: False to let a refusal reach the caller, which calls `refresh_after_refusal` in a
+            thread.
+    """
+
+    def __init__(
+        self,
+        routing: Routing,
+        describe: Describe | None,
+        now_s: Callable[[], float] = time.monotonic,
+        *,
+        waits: bool = True,
+    ) -> None:
+        self.routing = routing
+        self._waits = waits
+        self._describe = describe
+        self._now_s = now_s
+        self._lock = threading.Lock()
+        self._read_s = now_s()
+        self._refreshing = False
+        self._warning = RepeatedWarning(log, f"level topic {routing.description.topic}", now_s)
+
+    @property
+    def description(self) -> LevelTopicDescription:
+        """The current description of the level topic."""
+        return self.routing.description
+
+    def route(self, *arguments: Any, **options: Any) -> Route:
+        """Route a message; arguments and errors are those of :meth:`Routing.route`."""
+        return self.routed(lambda routing: routing.route(*arguments, **options))
+
+    def routed(self, rule: Callable[[Routing], Route]) -> Route:
+        """Return the route that a function finds with the routing; errors are those of it."""
+        self.refresh_if_old()
+        try:
+            return rule(self.routing)
+        except DelayTooLongError:
+            if not self._waits or not self.refresh_after_refusal():
+                raise
+        return rule(self.routing)
+
+    def refresh_if_old(self) -> None:
+        """Read the description in a background thread if the last read is long ago."""
+        if self._describe is None or self._now_s() - self._read_s < REFRESH_EVERY_S:
+            return
+        if not self._refreshing:
+            self._refreshing = True
+            name = "delaylevel-refresh"
+            threading.Thread(target=self._refresh_once, name=name, daemon=True).start()
+
+    def refresh_after_refusal(self) -> bool:
+        """Read the description unless that was just done; return True if the routing changed."""
+        known = self.routing
+        with self._lock:
+            if self.routing is not known:
+                return True  # another thread was faster
+            if self._describe is None or self._now_s() - self._read_s < _REFUSED_EVERY_S:
+                return False
+            return self._refresh()
+
+    @property
+    def can_check(self) -> bool:
+        """True with admin access."""
+        return self._describe is not None
+
+    def check_exists(self) -> None:
+        """Check that the level topic exists, before a producer for it is created.
+
+        Raises:
+            LevelTopicError: the level topic was deleted. A producer would create the partition
+                again without a subscription, and the broker would delete the messages there.
+        """
+        if self._describe is None:
+            return
+        try:
+            gone = self._describe() is None
+        except UpgradeRequiredError:
+            return  # it exists, and every version understands ordinary messages
+        except LevelTopicError:
+            raise
+        except BrokerError:
+            return  # the admin interface fails; creating the producer tells
+        if gone:
+            raise self._deleted()
+
+    def _deleted(self) -> LevelTopicError:
+        return LevelTopicError(
+            f"level topic {self.description.topic} was deleted: create it again with "
+            "`delaylevel levels create`, then a new producer; the message was not sent"
+        )
+
+    def _refresh_once(self) -> None:
+        try:
+            with self._lock:
+                self._refresh()
+        finally:
+            self._refreshing = False
+
+    def _refresh(self) -> bool:
+        assert self._describe is not None
+        self._read_s = self._now_s()
+        try:
+            found = self._describe()
+        except BrokerError as error:
+            self._warning.failed(f"it cannot be read again ({error})")
+            return False
+        if found is None:
+            self._warning.failed("it does not exist any more")
+            return False
+        self._warning.over()
+        return self._adopt(found)
+
+    def _adopt(self, found: LevelTopicDescription) -> bool:
+        """Use a description if it extends the current one; return True if the routing changed."""
+        known = self.routing.description
+        if found.levels == known.levels:
+            return False
+        if not found.accepts(known.levels) or found.mover is not known.mover:
+            log.warning(
+                "level topic %s was replaced by another one (%s): create a new producer",
+                known.topic,
+                found.levels,
+            )
+            return False
+        log.info("level topic %s was expanded: %s", known.topic, found.levels)
+        self.routing = self.routing.with_description(found)
+        return True
