@@ -4,7 +4,7 @@
                     DELAYLEVEL_TEST_SERVICE_URL and DELAYLEVEL_TEST_ADMIN_URL
 ``client``          a ``pulsar.Client`` for that broker
 ``namespace``       the test's own namespace, ``public/test-…``, deleted at the end
-``broker``          the shared embedded broker itself
+``broker``          the shared embedded broker itself, one for all processes that run tests
 ``broker_with``     ``broker_with({"brokerDeduplicationEnabled": True})``: an embedded broker with
                     these settings, shared by the tests of a group (see ``parallel``) with the same
                     settings
@@ -21,6 +21,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Generator, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ from delaylevel.testing.embedded import (
     small_broker,
     start_or_skip,
 )
+from support.shared_broker import SharedBroker, await_shared
 from support.world import quiet_client
 
 # PySpark's workers run in the Python that runs the tests.
@@ -49,6 +51,7 @@ FAST_CONF: dict[str, str | int | float | bool] = {
     "backlogQuotaCheckIntervalInSeconds": 1,
 }
 TEST_HEAP_MB = HEAP_MB
+SHARED_HEAP_MB = 768
 # tools/make_versions.py runs the tests with the servers of several versions.
 _VERSION = os.environ.get("DELAYLEVEL_TEST_BROKER_VERSION")
 #: Name of the folders with tests that take minutes, or look for what only chance finds.
@@ -100,12 +103,41 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return GroupScheduling(config, log)
 
 
+# In the process that distributes the tests: the broker of all others.
+_owned: SharedBroker | None = None
+# In a process that runs tests for another one: the directory of that broker.
+_directory: Path | None = None
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    global _directory
+    given = getattr(config, "workerinput", {}).get("shared_broker")
+    _directory = None if given is None else Path(given)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Tell a process that runs tests where the broker of all is."""
+    global _owned
+    if _owned is None:
+        _owned = SharedBroker(partial(_embedded, heap_mb=SHARED_HEAP_MB))
+    node.workerinput["shared_broker"] = str(_owned.directory)
+
+
+def pytest_unconfigure() -> None:
+    if _owned is not None:
+        _owned.remove()
+
+
 # Brokers that tests share, by their settings.
 _shared: dict[object, EmbeddedBroker] = {}
 
 
 def _key(conf: Mapping[str, str | int | float | bool], functions: bool) -> object:
     return (tuple(sorted(conf.items())), functions)
+
+
+_USUAL = _key(FAST_CONF, functions=False)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -119,8 +151,7 @@ def pytest_runtest_protocol(
     from support.parallel import group
 
     if group(item.nodeid) != group(nextitem.nodeid):
-        usual = _key(FAST_CONF, functions=False)
-        for key in [key for key in _shared if key != usual]:
+        for key in [key for key in _shared if key != _USUAL]:
             _shared.pop(key).remove()
     return result
 
@@ -164,6 +195,10 @@ def broker_with(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerFact
         conf: Mapping[str, str | int | float | bool] | None = None, functions: bool = False
     ) -> EmbeddedBroker:
         key = _key({**FAST_CONF, **(conf or {})}, functions)
+        if key == _USUAL and _directory is not None:
+            shared = await_shared(_directory, _embedded)
+            if shared is not None:
+                return shared
         if key not in _shared:
             directory = tmp_path_factory.mktemp("broker")
             _shared[key] = start_or_skip(_embedded(directory, conf, functions))

@@ -84,7 +84,7 @@ def test_an_expansion_of_a_level_topic_in_use_loses_nothing(
             producer.send(b"too long", deliver_after=9 * UNIT)
         longer = lifecycle.longer_levels(BRIEF, 10 * UNIT)
         expanded = lifecycle.expand(world.admin, description.topic, longer)
-        monkeypatch.setattr("delaylevel.producer.routing._REFUSED_EVERY_S", 0)
+        monkeypatch.setattr("delaylevel.producer.level_topic_cache._REFUSED_EVERY_S", 0)
         for number in range(4, 10):
             body = f"long{number}".encode()
             producer.send(body, deliver_after=UNIT * number)
@@ -133,7 +133,7 @@ def test_an_application_with_the_shorter_maximum_starts_after_the_expansion(
 def test_the_asyncio_twin_notices_the_expansion(
     world: RealWorld, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("delaylevel.producer.routing._REFUSED_EVERY_S", 0)
+    monkeypatch.setattr("delaylevel.producer.level_topic_cache._REFUSED_EVERY_S", 0)
     description = world.level_topic(MINUTES)
 
     async def go() -> None:

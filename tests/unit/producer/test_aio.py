@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Coroutine
 from datetime import timedelta
 from typing import Any, ClassVar
@@ -28,6 +29,9 @@ Result = pulsar.Result
 class FakeProducer:
     """The client's producer: a flush confirms messages, and a close fails those that wait.
 
+    Like the client's, it stores messages in the order in which they were given, whichever of its
+    threads flushes.
+
     Attributes:
         stored: bodies that a flush has stored.
         closed: True once it was closed.
@@ -35,31 +39,35 @@ class FakeProducer:
 
     def __init__(self) -> None:
         self._schema = BytesSchema()
+        self._lock = threading.RLock()
         self._waiting: list[tuple[bytes, Callable[[Any, Any], None]]] = []
         self.stored: list[bytes] = []
         self.closed = False
 
     def send_async(self, content: bytes, callback: Any, **_: Any) -> None:
-        if self.closed:
-            callback(Result.AlreadyClosed, None)
-        else:
-            self._waiting.append((content, callback))
+        with self._lock:
+            if self.closed:
+                callback(Result.AlreadyClosed, None)
+            else:
+                self._waiting.append((content, callback))
 
     async def send(self, content: bytes, **_: Any) -> int:
         self.stored.append(content)
         return len(self.stored)
 
     def flush(self) -> None:
-        waiting, self._waiting = self._waiting, []
-        for body, callback in waiting:
-            self.stored.append(body)
-            callback(Result.Ok, pulsar.MessageId(0, 1, len(self.stored), -1))
+        with self._lock:
+            waiting, self._waiting = self._waiting, []
+            for body, callback in waiting:
+                self.stored.append(body)
+                callback(Result.Ok, pulsar.MessageId(0, 1, len(self.stored), -1))
 
     def close(self) -> None:
-        self.closed = True
-        waiting, self._waiting = self._waiting, []
-        for _, callback in waiting:
-            callback(Result.AlreadyClosed, None)
+        with self._lock:
+            self.closed = True
+            waiting, self._waiting = self._waiting, []
+            for _, callback in waiting:
+                callback(Result.AlreadyClosed, None)
 
     def is_connected(self) -> bool:
         return not self.closed
