@@ -25,7 +25,7 @@ from common import QUIET, arguments, connected, in_turn, private_broker, rate_ro
 
 from delaylevel import DelayLevelClient, Receipt, topics
 from delaylevel.asyncio import DelayLevelClient as AsyncDelayLevelClient
-from delaylevel.cluster.connection import Connection
+from delaylevel.cluster.connection.settings import Connection
 from delaylevel.model.level_topic import LevelTopicDescription, default_level_topic
 from delaylevel.model.strategy import PartitionStrategy, as_levels
 

@@ -57,9 +57,9 @@ from plain_timer import send_on_time
 
 from delaylevel import PartitionBy, PartitionStrategy, topics
 from delaylevel.broker.embedded import EmbeddedBroker
-from delaylevel.cluster.admin import Admin
-from delaylevel.cluster.connection import Connection
-from delaylevel.cluster.values import TopicPolicies
+from delaylevel.cluster.connection.settings import Connection
+from delaylevel.cluster.port import TopicPolicies
+from delaylevel.cluster.rest.admin import Admin
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription
 from delaylevel.model.strategy import Levels
 from delaylevel.model.topic_name import TopicName

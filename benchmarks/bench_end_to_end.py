@@ -41,8 +41,8 @@ from bench_dispatch import DispatcherProcess
 from common import arguments, connected, note, report, started_broker
 
 from delaylevel import PartitionStrategy, topics
-from delaylevel.cluster.admin import Admin
-from delaylevel.cluster.connection import Connection
+from delaylevel.cluster.connection.settings import Connection
+from delaylevel.cluster.rest.admin import Admin
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.strategy import Levels
 from delaylevel.mover.local import LocalMover

@@ -34,9 +34,9 @@ from common import BODY, arguments, connected, in_turn, note, rate_row, report
 
 from delaylevel import topics
 from delaylevel.broker.embedded import EmbeddedBroker
-from delaylevel.cluster.admin import Admin
-from delaylevel.cluster.connection import Connection
-from delaylevel.cluster.http import Rest
+from delaylevel.cluster.connection.settings import Connection
+from delaylevel.cluster.rest.admin import Admin
+from delaylevel.cluster.rest.http import Rest
 from delaylevel.functions import deployment
 from delaylevel.functions.worker import FunctionsWorker
 from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow, LevelTopicDescription, Mover

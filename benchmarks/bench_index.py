@@ -25,8 +25,8 @@ from baselines import Case
 from common import BODY, arguments, connected, note, private_broker, report
 
 from delaylevel import DelayLevelClient, PartitionBy, PartitionStrategy
-from delaylevel.cluster.admin import Admin
-from delaylevel.cluster.connection import Connection
+from delaylevel.cluster.connection.settings import Connection
+from delaylevel.cluster.rest.admin import Admin
 from delaylevel.model.topic_name import TopicName
 
 SETTINGS: dict[str, Any] = {"block_if_queue_full": True, "max_pending_messages": 5000}

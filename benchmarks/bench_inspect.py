@@ -35,8 +35,8 @@ from baselines import Case
 from common import arguments, connected, note, private_broker, report
 
 from delaylevel import Levels, PartitionStrategy, topics
-from delaylevel.cluster.admin import Admin
-from delaylevel.cluster.connection import Connection
+from delaylevel.cluster.connection.settings import Connection
+from delaylevel.cluster.rest.admin import Admin
 from delaylevel.dispatcher import Dispatcher, DispatchSettings
 from delaylevel.inspection import Inspector, Selection, Window
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription

@@ -24,7 +24,7 @@ from bench_publish import FIXED, MIXED, make, publish
 from common import arguments, connected, in_turn, private_broker, rate_row, report
 
 from delaylevel.broker.distribution import distribution_directory, java
-from delaylevel.cluster.connection import Connection
+from delaylevel.cluster.connection.settings import Connection
 
 SOURCES = Path(__file__).parents[1] / "clients" / "java" / "src"
 SIDES = ("wrapper", "plain", "undelayed")

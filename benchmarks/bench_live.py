@@ -31,8 +31,8 @@ from bench_dispatch import DispatcherProcess, broker_with_defaults
 from common import QUIET, arguments, connected, note, report
 
 from delaylevel import PartitionBy, PartitionStrategy, topics
-from delaylevel.cluster.admin import Admin
-from delaylevel.cluster.connection import Connection
+from delaylevel.cluster.connection.settings import Connection
+from delaylevel.cluster.rest.admin import Admin
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.strategy import Levels
 

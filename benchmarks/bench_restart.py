@@ -26,8 +26,8 @@ from bench_dispatch import DispatcherProcess, broker_with_defaults
 from common import BODY, QUIET, arguments, connected, note, report
 
 from delaylevel import PartitionBy, PartitionStrategy, topics
-from delaylevel.cluster.admin import Admin
-from delaylevel.cluster.connection import Connection
+from delaylevel.cluster.connection.settings import Connection
+from delaylevel.cluster.rest.admin import Admin
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription
 from delaylevel.model.strategy import Levels
 

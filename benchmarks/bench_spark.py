@@ -47,8 +47,8 @@ from common import BODY, arguments, connected, note, private_broker, rate_row, r
 from pyspark.sql import SparkSession
 
 from delaylevel import DelayLevelClient, PartitionBy, PartitionStrategy
-from delaylevel.cluster.admin import Admin
-from delaylevel.cluster.connection import Connection
+from delaylevel.cluster.connection.settings import Connection
+from delaylevel.cluster.rest.admin import Admin
 from delaylevel.model.delivery import Delivery, sequence_id
 from delaylevel.model.envelope import DUE, ID, TARGET
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription

@@ -20,7 +20,7 @@ from baselines import Case, print_table
 
 from delaylevel import DelayLevelClient
 from delaylevel.broker.embedded import EmbeddedBroker
-from delaylevel.cluster.connection import Connection
+from delaylevel.cluster.connection.settings import Connection
 
 QUIET = pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)
 BODY = b"x" * 1024

@@ -31,7 +31,7 @@ from typing import Any
 
 from arrivals import STAMP, complete, stamped, summary, wait
 
-from delaylevel.cluster.local_brokers import DIRECTORIES
+from delaylevel.cluster.connection.local_brokers import DIRECTORIES
 
 MISSING = "NATS is left out: its server and client are not installed (pip install -e '.[bench]')"
 #: Version of the server that `make compare` builds with Go, which is preferred.

@@ -12,7 +12,7 @@ import click
 
 from delaylevel.cli.views.output import emit, note
 from delaylevel.cli.views.tables import Column
-from delaylevel.cluster.connection import require_reachable
+from delaylevel.cluster.connection.settings import require_reachable
 from delaylevel.cluster.failures import close_quietly
 from delaylevel.errors import (
     CancellationFailedError,

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from delaylevel.cluster import client_log
-from delaylevel.cluster.connection import Connection, require_reachable
+from delaylevel.cluster import logs
+from delaylevel.cluster.connection.settings import Connection, require_reachable
 from delaylevel.model.level_topic import LevelTopicDescription
 
 if TYPE_CHECKING:
-    from delaylevel.cluster.admin import Admin
+    from delaylevel.cluster.rest.admin import Admin
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Command = TypeVar("Command", bound=click.Command)
@@ -78,7 +78,7 @@ class Settings:
         By default the client logs to stdout, into the middle of a command's result. This logger is
         silent, and writes to stderr with ``-v``.
         """
-        return client_log.for_verbosity(self.verbosity)
+        return logs.for_verbosity(self.verbosity)
 
     def client(self, connection: Connection) -> contextlib.closing[Any]:
         """Open a ``pulsar.Client`` with that logger for a ``with`` block."""
@@ -89,7 +89,7 @@ class Settings:
         self, name: str, *, unfinished: bool = False
     ) -> Iterator[tuple[Connection, Admin, LevelTopicDescription]]:
         """Connect to the admin interface and find the level topic that a topic belongs to."""
-        from delaylevel.cluster.admin import Admin
+        from delaylevel.cluster.rest.admin import Admin
         from delaylevel.topics.registry import describe
 
         connection = self.connection()

@@ -16,9 +16,9 @@ import platformdirs
 from delaylevel.cli.views.live import LiveRegion, Starting, first_unmet, live_region
 from delaylevel.cli.views.output import emit, note
 from delaylevel.cli.views.tables import Column
-from delaylevel.cluster import client_log
-from delaylevel.cluster.connection import Connection
-from delaylevel.cluster.stop_signals import stop_on_signals
+from delaylevel.cluster import logs
+from delaylevel.cluster.connection.settings import Connection
+from delaylevel.cluster.threads import stop_on_signals
 from delaylevel.model.formatting import shell
 
 from . import options
@@ -70,7 +70,7 @@ def run(
     those of a dispatcher that dies or hangs. Spill files are in your state folder unless
     --spill-dir names another. SIGTERM or Ctrl-C ends it when the current batches are published.
     """
-    from delaylevel.cluster.admin import Admin
+    from delaylevel.cluster.rest.admin import Admin
     from delaylevel.dispatcher import Dispatcher
     from delaylevel.dispatcher.status import start_checks
 
@@ -80,7 +80,7 @@ def run(
         # Attempts on partitions that others own fail all the time, and the client would log each
         # of them with -v. The dispatcher logs the events that matter.
         verbosity = settings_of(click.get_current_context()).verbosity
-        logger = client_log.for_verbosity(verbosity if verbosity > 1 else 0)
+        logger = logs.for_verbosity(verbosity if verbosity > 1 else 0)
         open_client = partial(connection.open_service_client, logger=logger)
         client = stack.enter_context(contextlib.closing(open_client()))
         admin = stack.enter_context(Admin.from_connection(connection, for_service=True))
@@ -160,7 +160,7 @@ class _ReleaseLine:
 @pass_connection
 def status(connection: Connection, topic: str, output: str) -> None:
     """Show owner and backlog of each window partition."""
-    from delaylevel.cluster.admin import Admin
+    from delaylevel.cluster.rest.admin import Admin
     from delaylevel.dispatcher.service import partition_owners
 
     with Admin.from_connection(connection) as admin:

@@ -13,8 +13,8 @@ import click
 
 from delaylevel.cli.views.output import emit, emit_one
 from delaylevel.cli.views.tables import Column
-from delaylevel.cluster.admin import Admin
-from delaylevel.cluster.connection import Connection
+from delaylevel.cluster.connection.settings import Connection
+from delaylevel.cluster.rest.admin import Admin
 from delaylevel.consumer.retry_topics import find_dead_letters
 from delaylevel.errors import InvalidInputError
 from delaylevel.model.envelope import ID

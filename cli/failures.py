@@ -14,8 +14,8 @@ import click
 from delaylevel.cli.views.output import emit, note
 from delaylevel.cli.views.tables import Column
 from delaylevel.cli.views.terminal import Tone
-from delaylevel.cluster import local_brokers
-from delaylevel.cluster.connection import Connection
+from delaylevel.cluster.connection import local_brokers
+from delaylevel.cluster.connection.settings import Connection
 from delaylevel.errors import CancellationFailedError, DelayLevelError
 
 # Parts of texts that offer something only a program can do, and what a command offers instead.

@@ -14,7 +14,7 @@ from delaylevel.cli.views.levels import note_undelivered
 from delaylevel.cli.views.live import ProgressLine, live_region
 from delaylevel.cli.views.output import note
 from delaylevel.cli.views.terminal import width_of
-from delaylevel.cluster.connection import require_reachable
+from delaylevel.cluster.connection.settings import require_reachable
 from delaylevel.errors import InvalidInputError
 from delaylevel.inspection import Inspector, Selection, Window
 from delaylevel.model.formatting import exact_duration

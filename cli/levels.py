@@ -28,8 +28,8 @@ from delaylevel.cli.views.levels import (
 from delaylevel.cli.views.output import emit, emit_one, note
 from delaylevel.cli.views.tables import Column
 from delaylevel.cli.views.terminal import has_colour, width_of, write
-from delaylevel.cluster.admin import Admin
-from delaylevel.cluster.connection import Connection
+from delaylevel.cluster.connection.settings import Connection
+from delaylevel.cluster.rest.admin import Admin
 from delaylevel.errors import InvalidInputError, StillPendingError
 from delaylevel.model.clock import SystemClock
 from delaylevel.model.formatting import exact_duration, parse_duration, shell

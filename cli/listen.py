@@ -17,7 +17,7 @@ import click
 from delaylevel.broker.process import follow_parent
 from delaylevel.cli.views import logs
 from delaylevel.cli.views.output import note
-from delaylevel.cluster.stop_signals import stop_on_signals
+from delaylevel.cluster.threads import stop_on_signals
 
 from . import options
 from .command import Settings, examples, pass_settings

@@ -16,9 +16,9 @@ from click.core import ParameterSource
 from delaylevel.cli.views.live import Starting, first_unmet, is_live, live_region
 from delaylevel.cli.views.output import emit, emit_one, note
 from delaylevel.cli.views.tables import Column
-from delaylevel.cluster import client_log
-from delaylevel.cluster.connection import Connection, require_reachable
-from delaylevel.cluster.stop_signals import stop_on_signals
+from delaylevel.cluster import logs as client_log
+from delaylevel.cluster.connection.settings import Connection, require_reachable
+from delaylevel.cluster.threads import stop_on_signals
 from delaylevel.errors import ConfigError, InvalidInputError
 from delaylevel.model.clock import SystemClock
 from delaylevel.model.formatting import format_duration, shell
@@ -520,7 +520,7 @@ def _run_local(
     metrics_address: str,
 ) -> None:
     """Run the mover without Spark."""
-    from delaylevel.cluster.admin import Admin
+    from delaylevel.cluster.rest.admin import Admin
     from delaylevel.mover.reporting import lock_check
     from delaylevel.mover.service import MoverService
 

@@ -13,9 +13,9 @@ import click
 from delaylevel.cli.views.live import LiveRegion, Starting, first_unmet, live_region
 from delaylevel.cli.views.output import note
 from delaylevel.cli.views.terminal import has_colour
-from delaylevel.cluster import client_log
-from delaylevel.cluster.connection import Connection
-from delaylevel.cluster.stop_signals import stop_on_signals
+from delaylevel.cluster import logs
+from delaylevel.cluster.connection.settings import Connection
+from delaylevel.cluster.threads import stop_on_signals
 from delaylevel.errors import ConfigError
 from delaylevel.model.topic_name import parse_namespace
 
@@ -76,7 +76,7 @@ def run(
         raise ConfigError("give topics, or --namespace to serve all level topics of a namespace")
     if namespace is not None:
         parse_namespace(namespace)
-    from delaylevel.cluster.admin import Admin
+    from delaylevel.cluster.rest.admin import Admin
     from delaylevel.run import LocalService
 
     tune_interpreter()
@@ -84,7 +84,7 @@ def run(
         # Attempts on what others own fail all the time, and the client would log each of them
         # with -v. The service logs the events that matter.
         verbosity = settings_of(click.get_current_context()).verbosity
-        logger = client_log.for_verbosity(verbosity if verbosity > 1 else 0)
+        logger = logs.for_verbosity(verbosity if verbosity > 1 else 0)
         open_client = partial(connection.open_service_client, logger=logger)
         admin = stack.enter_context(Admin.from_connection(connection, for_service=not once))
         service = LocalService(

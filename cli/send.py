@@ -19,7 +19,7 @@ from delaylevel.cli.views.levels import note_undelivered, note_unsubscribed
 from delaylevel.cli.views.live import progress
 from delaylevel.cli.views.output import emit, emit_one, note
 from delaylevel.cli.views.tables import Column
-from delaylevel.cluster.connection import Connection
+from delaylevel.cluster.connection.settings import Connection
 from delaylevel.cluster.failures import close_quietly, is_ok
 from delaylevel.cluster.schemas import find
 from delaylevel.errors import InvalidInputError

@@ -1,6 +1,6 @@
-"""Alias of :mod:`delaylevel.cluster.admin`."""
+"""Alias of :mod:`delaylevel.cluster.rest.admin`."""
 
-from delaylevel.cluster.admin import Admin
-from delaylevel.cluster.http import RestOptions
+from delaylevel.cluster.rest.admin import Admin
+from delaylevel.cluster.rest.http import RestOptions
 
 __all__ = ["Admin", "RestOptions"]

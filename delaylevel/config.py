@@ -1,5 +1,5 @@
-"""Alias of :mod:`delaylevel.cluster.connection`."""
+"""Alias of :mod:`delaylevel.cluster.connection.settings`."""
 
-from delaylevel.cluster.connection import Connection
+from delaylevel.cluster.connection.settings import Connection
 
 __all__ = ["Connection"]

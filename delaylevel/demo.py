@@ -23,10 +23,10 @@ from typing import Any, NamedTuple
 import pulsar
 from pulsar.schema import BytesSchema, JsonSchema, Record, String, StringSchema
 
-from delaylevel.cluster import client_log
-from delaylevel.cluster.admin import Admin
-from delaylevel.cluster.connection import Connection
+from delaylevel.cluster import logs
+from delaylevel.cluster.connection.settings import Connection
 from delaylevel.cluster.reader import read_range
+from delaylevel.cluster.rest.admin import Admin
 from delaylevel.dispatcher import Dispatcher, DispatchSettings
 from delaylevel.errors import BrokerError
 from delaylevel.model.clock import SystemClock
@@ -173,7 +173,7 @@ def run(
     from delaylevel.spark_sync import SparkSyncJob, SyncSettings
 
     with ExitStack() as stack:
-        logger = client_log.silent()
+        logger = logs.silent()
         client = DelayLevelClient.from_connection(connection, logger=logger)
         stack.callback(client.close)
         admin = stack.enter_context(Admin.from_connection(connection))

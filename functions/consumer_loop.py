@@ -14,11 +14,11 @@ from typing import Any
 
 import pulsar
 
-from delaylevel.cluster.client_parts.receiving import consumer_core
+from delaylevel.cluster.client_parts.cores import consumer_core
 from delaylevel.cluster.failures import error_name, missing_subscription
+from delaylevel.cluster.logs import RepeatedWarning
 from delaylevel.cluster.port import TopicAdmin
-from delaylevel.cluster.repeated_warning import RepeatedWarning
-from delaylevel.cluster.targets.clients import TargetClients, close_anyway
+from delaylevel.cluster.targets.pool import TargetClients, close_anyway
 from delaylevel.errors import BrokerError, DelayLevelError, LevelTopicError
 from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription, Mover, Role
 from delaylevel.topics import registry as topics

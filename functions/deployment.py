@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from delaylevel import __version__
-from delaylevel.cluster.admin import Admin
-from delaylevel.cluster.connection import Connection
+from delaylevel.cluster.connection.settings import Connection
 from delaylevel.cluster.reader import PartitionReader
+from delaylevel.cluster.rest.admin import Admin
 from delaylevel.errors import ConfigError, LevelTopicError, NotFoundError
 from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription
 from delaylevel.model.position import EARLIEST

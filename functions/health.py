@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from delaylevel import __version__
-from delaylevel.cluster.connection import Connection
+from delaylevel.cluster.connection.settings import Connection
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.errors import AdminError
 from delaylevel.model.formatting import format_duration, shell

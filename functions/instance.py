@@ -12,7 +12,7 @@ from typing import Any
 
 import pulsar
 
-from delaylevel.cluster.token import read_token_file
+from delaylevel.cluster.connection.settings import read_token_file
 
 
 def argument(arguments: Sequence[str], name: str) -> str | None:

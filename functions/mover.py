@@ -12,8 +12,8 @@ from typing import Any
 import pulsar
 from pulsar import Function
 
-from delaylevel.cluster.admin import Admin
-from delaylevel.cluster.token import TokenSource
+from delaylevel.cluster.connection.settings import TokenSource
+from delaylevel.cluster.rest.admin import Admin
 from delaylevel.errors import ConfigError
 
 from .consumer_loop import ConsumerLoop

@@ -17,14 +17,14 @@ from typing import Any
 
 import pulsar
 
-from delaylevel.cluster.background import Starter, in_thread
-from delaylevel.cluster.client_parts.receiving import consumer_core, message_core
+from delaylevel.cluster.client_parts.cores import consumer_core, message_core
 from delaylevel.cluster.failures import error_name, is_too_large
 from delaylevel.cluster.own_producers import OwnOutcome, OwnProducers
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.publisher import needs_own_batch
 from delaylevel.cluster.targets.pool import TargetKey, TargetPool
 from delaylevel.cluster.targets.send_state import SendOutcome
+from delaylevel.cluster.threads import Starter, in_thread
 from delaylevel.errors import EnvelopeError
 from delaylevel.model.clock import Clock, SteadyClock, SystemClock
 from delaylevel.model.envelope import SchemaRef

@@ -6,8 +6,8 @@ import logging
 from collections import deque
 from collections.abc import Callable
 
-from delaylevel.cluster.background import Starter
-from delaylevel.cluster.repeated_warning import RepeatedWarning
+from delaylevel.cluster.logs import RepeatedWarning
+from delaylevel.cluster.threads import Starter
 from delaylevel.errors import BrokerError, UnknownTargetError, UpgradeRequiredError
 from delaylevel.model.clock import Clock
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription

@@ -11,8 +11,8 @@ from urllib.parse import quote
 
 from urllib3.filepost import encode_multipart_formdata
 
-from delaylevel.cluster.connection import Connection
-from delaylevel.cluster.http import Rest, options_of
+from delaylevel.cluster.connection.settings import Connection
+from delaylevel.cluster.rest.http import Rest, options_of
 from delaylevel.errors import AdminError, LevelTopicError, NotFoundError
 
 _API = "v3"

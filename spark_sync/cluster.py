@@ -18,8 +18,7 @@ from typing import Any
 
 import platformdirs
 
-from delaylevel.cluster.config_file import ENVIRONMENT_PREFIX
-from delaylevel.cluster.connection import Connection
+from delaylevel.cluster.connection.settings import ENVIRONMENT_PREFIX, Connection
 from delaylevel.errors import ConfigError
 
 from .packages import FOLDER, pack

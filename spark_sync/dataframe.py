@@ -8,8 +8,8 @@ from datetime import datetime, timedelta
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from delaylevel.cluster.admin import Admin
-from delaylevel.cluster.connection import Connection
+from delaylevel.cluster.connection.settings import Connection
+from delaylevel.cluster.rest.admin import Admin
 from delaylevel.model.clock import duration_ms
 from delaylevel.model.envelope import DUE
 from delaylevel.model.level_topic import Role

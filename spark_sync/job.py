@@ -17,11 +17,11 @@ from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import DataStreamReader
 
-from delaylevel.cluster.admin import Admin
-from delaylevel.cluster.connection import Connection
+from delaylevel.cluster.connection.settings import Connection
 from delaylevel.cluster.failures import may_pass
-from delaylevel.cluster.partition_lock import describe_owner
-from delaylevel.cluster.repeated_warning import RepeatedWarning
+from delaylevel.cluster.locks import describe_owner
+from delaylevel.cluster.logs import RepeatedWarning
+from delaylevel.cluster.rest.admin import Admin
 from delaylevel.cluster.rules import Explainer
 from delaylevel.errors import (
     AlreadyRunningError,

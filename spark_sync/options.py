@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from delaylevel.cluster.connection import Connection
+from delaylevel.cluster.connection.settings import Connection
 from delaylevel.cluster.reader import DEFAULT_POLL_TIMEOUT_MS
 from delaylevel.errors import ConfigError, DelayLevelError
 from delaylevel.model.delivery import Delivery

@@ -12,10 +12,10 @@ import time
 from functools import partial
 from typing import Any
 
-from delaylevel.cluster import client_log
-from delaylevel.cluster.admin import Admin
-from delaylevel.cluster.connection import Connection
-from delaylevel.cluster.targets.clients import TargetClients
+from delaylevel.cluster import logs
+from delaylevel.cluster.connection.settings import Connection
+from delaylevel.cluster.rest.admin import Admin
+from delaylevel.cluster.targets.pool import TargetClients
 from delaylevel.errors import BrokerError, ConfigError, UpgradeRequiredError
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.mover.forwarder import Forwarder
@@ -39,7 +39,7 @@ class Runtime:
             self.admin = Admin.from_connection(connection, for_service=True)
             open_client = partial(
                 connection.open_service_client,
-                logger=client_log.to_stderr(),
+                logger=logs.to_stderr(),
                 stats_interval_in_seconds=0,  # unused, and they time each message
             )
             self.client: Any = open_client()

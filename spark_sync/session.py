@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from delaylevel.cluster.connection import Connection
+from delaylevel.cluster.connection.settings import Connection
 
 from .cluster import TOKEN_VARIABLE, cluster_conf, enter_environment, is_local, python_environment
 from .gateway import start_java

@@ -29,7 +29,7 @@ import pulsar
 import pytest
 
 from delaylevel.broker.embedded import EmbeddedBroker
-from delaylevel.cluster.connection import Connection
+from delaylevel.cluster.connection.settings import Connection
 from delaylevel.testing.embedded import (
     CONF,
     HEAP_MB,

@@ -23,7 +23,7 @@ from screen_data import fill, traffic  # noqa: E402
 from terminal_screen import Terminal  # noqa: E402
 
 from delaylevel.broker.embedded import EmbeddedBroker  # noqa: E402
-from delaylevel.cluster.connection import Connection  # noqa: E402
+from delaylevel.cluster.connection.settings import Connection  # noqa: E402
 
 IMAGES = TOOLS.parent / "docs" / "images"
 #: Columns and lines of each picture.

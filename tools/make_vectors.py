@@ -18,8 +18,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from delaylevel.cluster.port import SchemaVersion
 from delaylevel.cluster.schemas import canonical, registered_reference
-from delaylevel.cluster.values import SchemaVersion
 from delaylevel.errors import (
     DelayLevelError,
     DelayTooLongError,

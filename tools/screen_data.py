@@ -12,9 +12,9 @@ from datetime import timedelta
 import pulsar
 
 from delaylevel import DelayLevelClient, PartitionStrategy
-from delaylevel.cluster import client_log
-from delaylevel.cluster.admin import Admin
-from delaylevel.cluster.connection import Connection
+from delaylevel.cluster import logs
+from delaylevel.cluster.connection.settings import Connection
+from delaylevel.cluster.rest.admin import Admin
 from delaylevel.model.clock import SystemClock
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.strategy import Levels
@@ -44,7 +44,7 @@ def fill(connection: Connection, messages: int = 400) -> None:
     with (
         Admin.from_connection(connection) as admin,
         contextlib.closing(_client(connection)) as client,
-        DelayLevelClient.from_connection(connection, logger=client_log.silent()) as ours,
+        DelayLevelClient.from_connection(connection, logger=logs.silent()) as ours,
     ):
         for name in full:
             client.subscribe(name, "app").close()
@@ -81,7 +81,7 @@ def fill(connection: Connection, messages: int = 400) -> None:
 
 
 def _client(connection: Connection) -> pulsar.Client:
-    return connection.open_client(logger=client_log.silent())
+    return connection.open_client(logger=logs.silent())
 
 
 def _put(client: pulsar.Client, topic: str, messages: int, properties: dict[str, str]) -> None:
@@ -101,7 +101,7 @@ def traffic(connection: Connection, per_second: int = 60) -> Iterator[None]:
     over = threading.Event()
 
     def send() -> None:
-        with DelayLevelClient.from_connection(connection, logger=client_log.silent()) as client:
+        with DelayLevelClient.from_connection(connection, logger=logs.silent()) as client:
             producer = client.create_producer("orders", enable_delay_level_topic=True)
             for number in itertools.count():
                 if over.wait(1 / per_second):

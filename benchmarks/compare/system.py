@@ -13,7 +13,7 @@ from typing import Protocol
 import psutil
 
 from delaylevel.broker import process
-from delaylevel.cluster.local_brokers import DIRECTORIES
+from delaylevel.cluster.connection.local_brokers import DIRECTORIES
 
 #: The business topic, or its counterpart.
 TOPIC = "orders"

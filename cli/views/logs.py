@@ -13,7 +13,7 @@ from types import TracebackType
 
 import click
 
-from delaylevel.cluster import client_log
+from delaylevel.cluster import logs
 
 from .terminal import width_of, wrapped
 
@@ -76,7 +76,7 @@ def configure(log_format: str, level: int) -> None:
     logging.basicConfig(handlers=[handler], level=level)
     # On a terminal, the client's lines share the writer of the lines that are drawn in place.
     plain = _print_line if sys.stderr.isatty() else None
-    client_log.redirect(_log_client_line if _json else plain)
+    logs.redirect(_log_client_line if _json else plain)
     logging.captureWarnings(_json)
     if _json:
         sys.excepthook = _log_crash

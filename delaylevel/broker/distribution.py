@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from delaylevel.cluster.local_brokers import DIRECTORIES, FIRST_PULSAR_VERSION
+from delaylevel.cluster.connection.local_brokers import DIRECTORIES, FIRST_PULSAR_VERSION
 from delaylevel.errors import InvalidInputError, PrerequisiteError
 
 PULSAR_VERSION = FIRST_PULSAR_VERSION

@@ -15,8 +15,7 @@ from typing import Any
 
 from pydantic import SecretStr
 
-from delaylevel.cluster.connection import Connection
-from delaylevel.cluster.local_brokers import (
+from delaylevel.cluster.connection.local_brokers import (
     NAME,
     BrokerStatus,
     SavedInstance,
@@ -30,6 +29,7 @@ from delaylevel.cluster.local_brokers import (
     save_version,
     status_of,
 )
+from delaylevel.cluster.connection.settings import Connection
 from delaylevel.errors import AlreadyRunningError, BrokerError, InvalidInputError
 
 from . import class_archive, process

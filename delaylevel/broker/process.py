@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from delaylevel.cluster.local_brokers import is_ours, process_state
+from delaylevel.cluster.connection.local_brokers import is_ours, process_state
 
 # Below the range for outgoing connections, so that a restarted broker finds its ports free.
 _PORTS = range(20_000, 31_000)

@@ -1,15 +1,18 @@
-"""Entries in a range of positions, and the choice of samples among them; no I/O."""
+"""Entries in a range of positions: samples, and what another client acknowledged before."""
 
 from __future__ import annotations
 
 import random
 from bisect import bisect_right
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
-from delaylevel.model.position import Position
+from delaylevel.model.level_topic import SUBSCRIPTION
+from delaylevel.model.position import EARLIEST, Position
+from delaylevel.model.source_partition import SourcePartition
 
-from .values import LedgerInfo
+from .port import LedgerInfo, TopicAdmin
 
 
 class EntryRange:
@@ -58,3 +61,47 @@ def choose_places(entries: int, places: int) -> list[int]:
         return list(range(entries))
     edges = [entries * index // places for index in range(places + 1)]
     return sorted({0, entries - 1, *(random.randrange(*edge) for edge in pairwise(edges))})
+
+
+@dataclass(frozen=True)
+class LostRange:
+    """Range of a source partition that another client acknowledged.
+
+    Attributes:
+        topic: the partition.
+        since: the first position that the mover has not moved.
+        until: the first position that is not acknowledged.
+        entries: number of entries in between, in ledgers that still exist.
+    """
+
+    topic: str
+    since: Position
+    until: Position
+    entries: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.entries:,} entries of {self.topic} from {self.since} up to {self.until} are "
+            "acknowledged, and not by this query: another job or an older checkpoint moved them, "
+            "or an administrator skipped or cleared the backlog, or they expired"
+        )
+
+
+def find_lost_range(
+    admin: TopicAdmin, source: SourcePartition, position: Position
+) -> LostRange | None:
+    """Return the range between a mover's position and the position of its subscription.
+
+    None if it is empty, also when the subscription has only moved on from the end of a ledger to
+    the next one.
+
+    Args:
+        position: the first position that the mover has not moved.
+    """
+    if position == EARLIEST:
+        return None  # the mover starts at the first message that still exists
+    reached = admin.mark_delete_position(source.name, SUBSCRIPTION).next_entry
+    if reached <= position:
+        return None
+    entries = len(EntryRange(admin.ledgers(source.name), position, reached))
+    return LostRange(source.topic, position, reached, entries) if entries else None

@@ -24,7 +24,7 @@ from delaylevel.model.message import (
 from delaylevel.model.position import EARLIEST, Position
 from delaylevel.model.source_partition import SourcePartition
 
-from .client_parts.receiving import read_next_of
+from .client_parts.cores import read_next_of
 from .failures import translate_errors
 from .port import OperatorAdmin
 

@@ -36,12 +36,12 @@ from delaylevel.model.level_topic import (
 from delaylevel.model.topic_name import TopicName
 
 from .failures import may_pass
-from .port import TopicAdmin
-from .values import (
+from .port import (
     SUBSCRIPTION_TYPES,
     BacklogQuota,
     BrokerSettings,
     NamespacePolicies,
+    TopicAdmin,
     TopicPolicies,
 )
 

@@ -11,9 +11,8 @@ from pulsar.schema import BytesSchema, Schema
 from delaylevel.model.envelope import SchemaRef
 from delaylevel.model.topic_name import TopicName
 
-from .client_parts.sending import set_schema_info, type_named
-from .port import TopicAdmin
-from .values import SchemaVersion
+from .client_parts.cores import set_schema_info, type_named
+from .port import SchemaVersion, TopicAdmin
 
 _UNTYPED = ("BYTES", "NONE", "AUTO_PUBLISH", "AUTO_CONSUME")
 

@@ -22,10 +22,9 @@ from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription, Mo
 from delaylevel.model.topic_name import TopicName
 
 from .failures import close_quietly, translate_errors
-from .port import TopicAdmin
+from .port import PartitionStats, TopicAdmin
 from .publisher import open_producer
 from .reader import open_idle_reader
-from .values import PartitionStats
 
 #: Kind of the locks of a trial, as in the names of all locks.
 KIND = "doctor"

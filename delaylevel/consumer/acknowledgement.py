@@ -19,7 +19,7 @@ from datetime import timedelta
 from typing import Any, NamedTuple, Protocol
 
 from delaylevel.cluster.failures import error_name
-from delaylevel.cluster.repeated_warning import RepeatedWarning
+from delaylevel.cluster.logs import RepeatedWarning
 from delaylevel.errors import DelayTooLongError, UnsupportedOptionError
 from delaylevel.model.clock import Clock, duration_ms
 from delaylevel.model.formatting import exact_duration

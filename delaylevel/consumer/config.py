@@ -14,9 +14,14 @@ from typing import Any
 import pulsar
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
-from delaylevel.cluster import client_log
-from delaylevel.cluster.config_file import ENVIRONMENT_PREFIX, config_path, explain, read_config
-from delaylevel.cluster.connection import Connection
+from delaylevel.cluster import logs
+from delaylevel.cluster.connection.settings import (
+    ENVIRONMENT_PREFIX,
+    Connection,
+    config_path,
+    explain,
+    read_config,
+)
 from delaylevel.errors import ConfigError, InvalidInputError
 from delaylevel.model.formatting import parse_delay
 from delaylevel.producer.client import DelayLevelClient
@@ -229,7 +234,7 @@ class ApplicationConfig:
         Raises:
             ConfigError: the token file cannot be read now, or is empty.
         """
-        return DelayLevelClient.from_connection(self.connection, logger=client_log.to_stderr())
+        return DelayLevelClient.from_connection(self.connection, logger=logs.to_stderr())
 
     def unused_names(self, names: Sequence[str]) -> list[str]:
         """Return the names that have settings, but no listener.

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple, Protocol
 
 import pulsar
 
-from delaylevel.cluster.background import in_thread
 from delaylevel.cluster.failures import error_name
+from delaylevel.cluster.threads import in_thread
 from delaylevel.model.clock import Clock
 
 from .acknowledgement import Unfinished

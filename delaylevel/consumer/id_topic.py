@@ -24,12 +24,12 @@ from typing import Any
 import numpy as np
 import pulsar
 
-from delaylevel.cluster.background import in_thread
 from delaylevel.cluster.failures import close_quietly, is_ok, result_name, translate_errors
+from delaylevel.cluster.logs import RepeatedWarning
 from delaylevel.cluster.publisher import UNLIMITED_SETTINGS, open_producer
 from delaylevel.cluster.reader import PartitionReader
-from delaylevel.cluster.repeated_warning import RepeatedWarning
 from delaylevel.cluster.rules import OURS
+from delaylevel.cluster.threads import in_thread
 from delaylevel.errors import (
     AdminError,
     BrokerError,

@@ -24,7 +24,7 @@ import pulsar
 from typing_extensions import Self
 
 from delaylevel.cluster.failures import missing_subscription
-from delaylevel.cluster.stop_signals import stop_on_signals
+from delaylevel.cluster.threads import stop_on_signals
 from delaylevel.errors import ConfigError, DelayLevelError, InvalidInputError
 from delaylevel.model.clock import Clock, SystemClock
 from delaylevel.model.formatting import parse_delay

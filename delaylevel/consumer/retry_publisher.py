@@ -15,17 +15,19 @@ from urllib.parse import quote
 
 import pulsar
 
-from delaylevel.cluster.background import Starter, in_thread
-from delaylevel.cluster.client_parts.receiving import message_core
-from delaylevel.cluster.client_parts.sending import has_core
-from delaylevel.cluster.compression import compression_name
-from delaylevel.cluster.dead_letter_topic import DeadLetterTopic
+from delaylevel.cluster.client_parts.cores import has_core, message_core
 from delaylevel.cluster.failures import close_quietly, error_name, is_ok, is_too_large, result_name
-from delaylevel.cluster.port import TopicAdmin
-from delaylevel.cluster.publisher import UNBATCHED_SETTINGS, close_all, open_producer
+from delaylevel.cluster.own_producers import DeadLetterTopic
+from delaylevel.cluster.port import SchemaVersion, TopicAdmin
+from delaylevel.cluster.publisher import (
+    UNBATCHED_SETTINGS,
+    close_all,
+    compression_name,
+    open_producer,
+)
 from delaylevel.cluster.publisher import Publisher as PlainPublisher
 from delaylevel.cluster.schemas import EncodedSchema, canonical, registered_reference
-from delaylevel.cluster.values import SchemaVersion
+from delaylevel.cluster.threads import Starter, in_thread
 from delaylevel.errors import MessageTooLargeError, UnsupportedOptionError
 from delaylevel.model import envelope as env
 from delaylevel.model import retries

@@ -10,8 +10,7 @@ from typing import Any
 
 import pulsar
 
-from delaylevel.cluster.port import TopicAdmin
-from delaylevel.cluster.values import TopicMetadata
+from delaylevel.cluster.port import TopicAdmin, TopicMetadata
 from delaylevel.errors import (
     AdminError,
     ConflictError,

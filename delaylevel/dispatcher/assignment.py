@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from delaylevel.cluster.failures import close_quietly
-from delaylevel.cluster.partition_lock import owner_in
+from delaylevel.cluster.locks import owner_in
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.reader import open_idle_reader
 from delaylevel.errors import (

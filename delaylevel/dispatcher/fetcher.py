@@ -10,8 +10,8 @@ from contextlib import nullcontext
 from itertools import islice
 from typing import Any, NamedTuple
 
+from delaylevel.cluster.logs import RepeatedWarning
 from delaylevel.cluster.reader import PartitionReader
-from delaylevel.cluster.repeated_warning import RepeatedWarning
 from delaylevel.dispatcher.journal.records import LAST_INDEX
 from delaylevel.errors import BrokerError
 from delaylevel.model.clock import Clock

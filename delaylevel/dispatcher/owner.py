@@ -18,12 +18,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from delaylevel.cluster.background import Starter, in_thread
-from delaylevel.cluster.dead_letter_topic import DeadLetterTopic, Outgoing
 from delaylevel.cluster.failures import error_name
-from delaylevel.cluster.partition_lock import PartitionLock
+from delaylevel.cluster.locks import PartitionLock
+from delaylevel.cluster.own_producers import DeadLetterTopic, Outgoing
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.targets.pool import TargetPool
+from delaylevel.cluster.threads import Starter, in_thread
 from delaylevel.dispatcher.cancelling.decisions import RecentReleases
 from delaylevel.dispatcher.cancelling.desk import CancellationDesk
 from delaylevel.dispatcher.journal.records import LowWatermark, entry_of, pack

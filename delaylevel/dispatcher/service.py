@@ -16,13 +16,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from delaylevel.cluster.background import BackgroundWork
 from delaylevel.cluster.failures import translate_errors
-from delaylevel.cluster.partition_lock import PartitionLock
+from delaylevel.cluster.locks import PartitionLock
+from delaylevel.cluster.logs import RepeatedWarning
 from delaylevel.cluster.port import TopicAdmin
-from delaylevel.cluster.repeated_warning import RepeatedWarning
 from delaylevel.cluster.rules import Explainer
-from delaylevel.cluster.targets.clients import clients_of_targets
+from delaylevel.cluster.targets.pool import clients_of_targets
+from delaylevel.cluster.threads import BackgroundWork
 from delaylevel.errors import (
     AlreadyRunningError,
     BrokerError,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from delaylevel.cluster.connection import require_reachable
+from delaylevel.cluster.connection.settings import require_reachable
 from delaylevel.errors import AdminError, BrokerUnreachableError, PermissionDeniedError
 from delaylevel.model.formatting import format_duration
 

@@ -10,17 +10,17 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
-from delaylevel.cluster.admin import Admin
-from delaylevel.cluster.connection import Connection
-from delaylevel.cluster.rules import Facts, read
-from delaylevel.cluster.targets.receivers import topic_stats
-from delaylevel.cluster.values import (
+from delaylevel.cluster.connection.settings import Connection
+from delaylevel.cluster.port import (
     BrokerSettings,
     DelayedDelivery,
     NamespacePolicies,
     PartitionStats,
     TopicMetadata,
 )
+from delaylevel.cluster.rest.admin import Admin
+from delaylevel.cluster.rules import Facts, read
+from delaylevel.cluster.targets.receivers import topic_stats
 from delaylevel.errors import NotFoundError, PermissionDeniedError
 from delaylevel.model.clock import Clock
 from delaylevel.model.delivery import Delivery

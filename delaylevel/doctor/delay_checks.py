@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from delaylevel.cluster.values import DelayedDelivery
+from delaylevel.cluster.port import DelayedDelivery
 from delaylevel.model.formatting import format_duration
 from delaylevel.model.topic_name import TopicName
 

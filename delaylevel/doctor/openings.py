@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import closing, suppress
 
-from delaylevel.cluster import client_log, trials
+from delaylevel.cluster import logs, trials
 from delaylevel.cluster.rules import violations
 from delaylevel.cluster.targets.receivers import topic_stats
 from delaylevel.cluster.trials import Trial
@@ -33,9 +33,7 @@ def openings(context: LevelTopicContext) -> CheckResult:
     connection = context.cluster.connection
     patience_s = min(_PATIENCE_S, connection.operation_timeout_seconds)
     wanted = _trials(context)
-    opening = connection.open_client(
-        operation_timeout_seconds=patience_s, logger=client_log.silent()
-    )
+    opening = connection.open_client(operation_timeout_seconds=patience_s, logger=logs.silent())
     with closing(opening) as client:
         failures = context.cluster.in_parallel(lambda trial: trial.failure(client), wanted)
     problems, denied = [], []

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from delaylevel.cluster.port import PartitionStats
 from delaylevel.cluster.rules import Rule, violations
 from delaylevel.cluster.rules import notes as rule_notes
-from delaylevel.cluster.values import PartitionStats
 from delaylevel.model.delivery import Delivery
 from delaylevel.model.envelope import KEY_VALUE
 from delaylevel.model.formatting import format_duration, shell

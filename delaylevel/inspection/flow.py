@@ -14,10 +14,9 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
-from delaylevel.cluster.port import TopicAdmin
+from delaylevel.cluster.port import PartitionStats, TopicAdmin
 from delaylevel.cluster.reader import messages_in_range
 from delaylevel.cluster.targets.receivers import topic_stats
-from delaylevel.cluster.values import PartitionStats
 from delaylevel.errors import NotFoundError
 from delaylevel.model.envelope import due_of
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Role

@@ -9,7 +9,7 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from delaylevel.cluster.connection import Connection
+from delaylevel.cluster.connection.settings import Connection
 from delaylevel.errors import InvalidInputError
 from delaylevel.model.clock import Clock, SystemClock
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription
@@ -107,7 +107,7 @@ class Inspector:
             options: ``target``, ``slack_ms`` and so on, as for the class; and
                 ``client_options``, a dict of further arguments of ``pulsar.Client``.
         """
-        from delaylevel.cluster.admin import Admin
+        from delaylevel.cluster.rest.admin import Admin
 
         client_options = options.pop("client_options", {})
         with ExitStack() as stack:

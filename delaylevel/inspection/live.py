@@ -18,8 +18,7 @@ from urllib.parse import urlencode, urlsplit
 
 import urllib3
 
-from delaylevel.cluster.port import TopicAdmin
-from delaylevel.cluster.values import ConsumerStats
+from delaylevel.cluster.port import ConsumerStats, TopicAdmin
 from delaylevel.errors import BrokerError
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.topics.stats import ADDRESS_PROPERTY, NAME_PROPERTY, window_stats

@@ -8,9 +8,8 @@ from functools import partial
 from itertools import compress
 from typing import Any, Protocol
 
-from delaylevel.cluster.port import TopicAdmin
+from delaylevel.cluster.port import LedgerInfo, TopicAdmin
 from delaylevel.cluster.reader import RECEIVER_QUEUE_SIZE, messages_in_range
-from delaylevel.cluster.values import LedgerInfo
 from delaylevel.errors import InvalidInputError
 from delaylevel.model.envelope import TARGET, due_of, is_control
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Role

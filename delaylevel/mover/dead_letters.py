@@ -13,12 +13,12 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from delaylevel.cluster.dead_letter_topic import DeadLetterTopic
 from delaylevel.cluster.failures import may_pass, translate_errors
-from delaylevel.cluster.partition_lock import PartitionLock
+from delaylevel.cluster.locks import PartitionLock
+from delaylevel.cluster.own_producers import DeadLetterTopic
 from delaylevel.cluster.port import OperatorAdmin
 from delaylevel.cluster.reader import read_unacknowledged
-from delaylevel.cluster.targets.clients import clients_of_targets
+from delaylevel.cluster.targets.pool import clients_of_targets
 from delaylevel.errors import DelayLevelError, EnvelopeError, LevelTopicError, StillPendingError
 from delaylevel.model import envelope as env
 from delaylevel.model.chunks import ChunkJoiner, Letter

@@ -8,10 +8,10 @@ from contextlib import closing
 from functools import partial
 from typing import Any
 
-from delaylevel.cluster.partition_lock import PartitionLock
+from delaylevel.cluster.locks import PartitionLock
 from delaylevel.cluster.port import OperatorAdmin
 from delaylevel.cluster.reader import read_unacknowledged
-from delaylevel.cluster.targets.clients import clients_of_targets
+from delaylevel.cluster.targets.pool import clients_of_targets
 from delaylevel.errors import LevelTopicError
 from delaylevel.model.clock import Clock, SystemClock
 from delaylevel.model.level_topic import LevelTopicDescription, Role

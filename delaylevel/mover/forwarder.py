@@ -14,12 +14,12 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from delaylevel.cluster.background import Starter
-from delaylevel.cluster.dead_letter_topic import DeadLetterTopic
 from delaylevel.cluster.failures import is_too_large
+from delaylevel.cluster.own_producers import DeadLetterTopic
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.publisher import needs_own_batch
 from delaylevel.cluster.reader import read_range
+from delaylevel.cluster.threads import Starter
 from delaylevel.errors import DelayLevelError, EnvelopeError, InvalidInputError, UnknownTargetError
 from delaylevel.model.clock import Clock, SteadyClock, SystemClock, monotonic_s
 from delaylevel.model.delivery import Delivery, Sequence, sequence_id
@@ -175,7 +175,7 @@ class Forwarder:
             a target is unknown.
         client_of: function that returns the ``pulsar.Client`` for a business topic, called in any
             thread; ``client`` by default. See
-            :class:`~delaylevel.cluster.targets.clients.TargetClients`.
+            :class:`~delaylevel.cluster.targets.pool.TargetClients`.
         start: function that runs slow work; a thread for each by default.
         connected: as for :class:`~delaylevel.cluster.targets.pool.TargetPool`.
     """

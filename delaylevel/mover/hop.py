@@ -158,7 +158,7 @@ def too_large(
     """Return the place of a message that a topic refuses because of its size.
 
     It keeps its envelope, so that it can be replayed once the limit is raised. Store it with
-    :class:`delaylevel.cluster.dead_letter_topic.DeadLetterTopic`: it may be too large for the
+    :class:`delaylevel.cluster.own_producers.DeadLetterTopic`: it may be too large for the
     dead-letter topic, too.
 
     Args:

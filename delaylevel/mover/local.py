@@ -14,10 +14,10 @@ from functools import partial
 from typing import Any
 
 from delaylevel.cluster.failures import translate_errors
-from delaylevel.cluster.partition_lock import PartitionLock
+from delaylevel.cluster.locks import PartitionLock
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.reader import read_range
-from delaylevel.cluster.targets.clients import TargetClients
+from delaylevel.cluster.targets.pool import TargetClients
 from delaylevel.errors import BrokerError
 from delaylevel.model.clock import Clock, SteadyClock, SystemClock
 from delaylevel.model.level_topic import LevelTopicDescription

@@ -11,8 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from delaylevel.cluster.background import BackgroundWork, Starter
-from delaylevel.cluster.compression import compression_settings
 from delaylevel.cluster.failures import client_error, is_too_large
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.publisher import (
@@ -20,13 +18,15 @@ from delaylevel.cluster.publisher import (
     UNBATCHED_SETTINGS,
     Publisher,
     close_all,
+    compression_settings,
     needs_own_batch,
     open_producer,
 )
-from delaylevel.cluster.targets.liveness import GIVE_UP_S
+from delaylevel.cluster.targets.opener import GIVE_UP_S
 from delaylevel.cluster.targets.pool import TargetKey, TargetPool
 from delaylevel.cluster.targets.receivers import NO_TOPIC
 from delaylevel.cluster.targets.send_state import SendOutcome
+from delaylevel.cluster.threads import BackgroundWork, Starter
 from delaylevel.errors import BatchTooLargeError, BrokerError, ClientError, NotFoundError
 from delaylevel.model.delivery import Sequence
 from delaylevel.model.envelope import Envelope

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from delaylevel.cluster.failures import may_pass, translate_errors
+from delaylevel.cluster.logs import RepeatedWarning
 from delaylevel.cluster.port import TopicAdmin
-from delaylevel.cluster.repeated_warning import RepeatedWarning
 from delaylevel.cluster.rules import Explainer
 from delaylevel.errors import AlreadyRunningError, BrokerError, LevelTopicError, NotFoundError
 from delaylevel.model.clock import Clock, SystemClock

@@ -25,7 +25,7 @@ from delaylevel.cluster.client_parts.aio import (
     plain_producer,
     reading_client,
 )
-from delaylevel.cluster.client_parts.sending import schema_of
+from delaylevel.cluster.client_parts.cores import schema_of
 from delaylevel.cluster.failures import error_name
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.errors import DelayLevelError, DelayTooLongError, InvalidInputError

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import pulsar
 import pulsar.asyncio
 
-from delaylevel.cluster import background
+from delaylevel.cluster import threads
 from delaylevel.cluster.client_parts.aio import blocking_close
 from delaylevel.errors import DelayLevelError
 
@@ -362,7 +362,7 @@ async def in_thread(function: Callable[[], T]) -> T:
         with contextlib.suppress(RuntimeError):  # the event loop was closed meanwhile
             loop.call_soon_threadsafe(end, result, failure)
 
-    background.in_thread(run)
+    threads.in_thread(run)
     return await done
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pulsar
 
-from delaylevel.cluster.client_parts.sending import MessageBuilder, check_message
+from delaylevel.cluster.client_parts.cores import MessageBuilder, check_message
 from delaylevel.cluster.schemas import bytes_schema
 from delaylevel.errors import MessageTooLargeError
 from delaylevel.model import envelope as env

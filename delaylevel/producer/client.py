@@ -15,21 +15,20 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
 import pulsar
 
-from delaylevel.cluster.admin import Admin
-from delaylevel.cluster.background import in_thread
 from delaylevel.cluster.client_parts import CLIENT, CREATE_PRODUCER
-from delaylevel.cluster.client_parts.sending import (
+from delaylevel.cluster.client_parts.cores import (
     check_create_producer,
     client_core,
     schema_of,
     service_url,
 )
-from delaylevel.cluster.connection import Connection
-from delaylevel.cluster.credentials import admin_credentials
+from delaylevel.cluster.connection.settings import Connection
 from delaylevel.cluster.failures import close_quietly
-from delaylevel.cluster.http import RestOptions
-from delaylevel.cluster.port import TopicAdmin
-from delaylevel.cluster.values import PublisherStats
+from delaylevel.cluster.port import PublisherStats, TopicAdmin
+from delaylevel.cluster.rest.admin import Admin
+from delaylevel.cluster.rest.credentials import admin_credentials
+from delaylevel.cluster.rest.http import RestOptions
+from delaylevel.cluster.threads import in_thread
 from delaylevel.errors import AdminError, InvalidInputError
 from delaylevel.model.clock import Clock, SystemClock
 from delaylevel.model.level_topic import FinalWindow, Mover
@@ -301,7 +300,7 @@ class BaseClient:
         """Return a client for configured addresses, token and TLS settings.
 
         Args:
-            connection: see :class:`delaylevel.cluster.connection.Connection`.
+            connection: see :class:`delaylevel.cluster.connection.settings.Connection`.
             kwargs: further arguments of the Pulsar client.
         """
         settings = {**connection.client_kwargs(), **kwargs}

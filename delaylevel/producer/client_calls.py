@@ -25,14 +25,14 @@ from typing import Any, Protocol
 
 import pulsar
 
-from delaylevel.cluster.background import Starter, after_fork, in_thread
 from delaylevel.cluster.client_parts import CREATE_PRODUCER
-from delaylevel.cluster.client_parts.sending import (
+from delaylevel.cluster.client_parts.cores import (
     NativeOpening,
     closing_core,
     has_core,
+    release_state,
 )
-from delaylevel.cluster.client_parts.threads import release_state
+from delaylevel.cluster.threads import Starter, after_fork, in_thread
 
 from .client_errors import error_of
 

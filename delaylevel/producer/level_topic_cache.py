@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from delaylevel.cluster.repeated_warning import RepeatedWarning
+from delaylevel.cluster.logs import RepeatedWarning
 from delaylevel.errors import (
     BrokerError,
     DelayTooLongError,

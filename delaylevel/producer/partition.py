@@ -30,9 +30,8 @@ from typing import Any
 
 import pulsar
 
-from delaylevel.cluster.background import Starter
-from delaylevel.cluster.client_parts.sending import closing_core, not_stored
-from delaylevel.cluster.client_parts.threads import in_kept_state
+from delaylevel.cluster.client_parts.cores import closing_core, in_kept_state, not_stored
+from delaylevel.cluster.threads import Starter
 
 from .checks import check_types
 from .client_calls import (

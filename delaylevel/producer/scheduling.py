@@ -12,8 +12,8 @@ from typing import Any
 import pulsar
 from pulsar.schema import BytesSchema
 
-from delaylevel.cluster.client_parts.sending import has_core, producer_core, schema_of
-from delaylevel.cluster.compression import compression_name
+from delaylevel.cluster.client_parts.cores import has_core, producer_core, schema_of
+from delaylevel.cluster.publisher import compression_name
 from delaylevel.cluster.schemas import reference_to
 from delaylevel.model.cancellation import PAYLOAD
 from delaylevel.model.due_time import due_time_ms, expiry_ms

@@ -11,11 +11,10 @@ from typing import Any, NamedTuple
 
 import pulsar
 
-from delaylevel.cluster.admin import Admin
-from delaylevel.cluster.port import TopicAdmin
+from delaylevel.cluster.port import SchemaVersion, TopicAdmin
 from delaylevel.cluster.publisher import OWN_SEQUENCE_SETTINGS
+from delaylevel.cluster.rest.admin import Admin
 from delaylevel.cluster.schemas import reference_to, registered_reference
-from delaylevel.cluster.values import SchemaVersion
 from delaylevel.errors import (
     BrokerError,
     InvalidInputError,

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from delaylevel.cluster.port import OperatorAdmin
-from delaylevel.cluster.values import (
+from delaylevel.cluster.port import (
     AcknowledgedRange,
     BrokerSettings,
     ConsumerStats,
     LedgerInfo,
     NamespacePolicies,
+    OperatorAdmin,
     PartitionStats,
     PublisherStats,
     SchemaVersion,
@@ -186,7 +186,7 @@ class MemoryAdmin(OperatorAdmin):
             given = {name: value for name, value in vars(policies).items() if value is not None}
             self._broker.policies[topic] = replace(old, **given)
 
-    # -- operator calls, named as in delaylevel.cluster.admin.Admin
+    # -- operator calls, named as in delaylevel.cluster.rest.admin.Admin
 
     def list_topics(self, namespace: str) -> list[TopicName]:
         """Return all partitions and all non-partitioned topics of a namespace, sorted."""

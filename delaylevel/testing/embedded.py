@@ -16,8 +16,8 @@ import pulsar
 import urllib3
 
 from delaylevel.broker.embedded import EmbeddedBroker
-from delaylevel.cluster.admin import Admin
-from delaylevel.cluster.connection import Connection
+from delaylevel.cluster.connection.settings import Connection
+from delaylevel.cluster.rest.admin import Admin
 from delaylevel.errors import BrokerError, PrerequisiteError
 from delaylevel.producer.client import DelayLevelClient
 

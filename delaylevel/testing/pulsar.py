@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any
 
-from delaylevel.cluster.values import NamespacePolicies
+from delaylevel.cluster.port import NamespacePolicies
 from delaylevel.errors import EnvelopeError
 from delaylevel.model.clock import Clock, duration_ms
 from delaylevel.model.envelope import Envelope

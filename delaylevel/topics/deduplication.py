@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from delaylevel.cluster.port import TopicAdmin
+from delaylevel.cluster.port import TopicAdmin, TopicPolicies
 from delaylevel.cluster.targets.receivers import topic_stats
-from delaylevel.cluster.values import TopicPolicies
 from delaylevel.errors import LevelTopicError
 from delaylevel.model.level_topic import LevelTopicDescription, Member
 from delaylevel.model.topic_name import TopicName

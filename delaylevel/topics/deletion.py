@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from delaylevel.cluster.closed_topics import closed_to_producers
+from delaylevel.cluster.locks import closed_to_producers
 from delaylevel.cluster.port import OperatorAdmin, TopicAdmin
 from delaylevel.errors import (
     ConflictError,

@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from delaylevel.cluster.background import Starter, in_thread
 from delaylevel.cluster.port import TopicAdmin
+from delaylevel.cluster.threads import Starter, in_thread
 from delaylevel.model.level_topic import LevelTopicDescription
 
 from .subscriptions import read_foreign_subscriptions

@@ -9,10 +9,10 @@ from dataclasses import replace
 from typing import Any
 
 from delaylevel.cluster import rules
-from delaylevel.cluster.port import TopicAdmin
-from delaylevel.cluster.values import (
+from delaylevel.cluster.port import (
     BrokerSettings,
     NamespacePolicies,
+    TopicAdmin,
     TopicMetadata,
     TopicPolicies,
 )

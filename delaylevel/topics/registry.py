@@ -10,8 +10,7 @@ from typing import NamedTuple
 
 from delaylevel.cluster import rules
 from delaylevel.cluster.failures import may_pass
-from delaylevel.cluster.port import TopicAdmin
-from delaylevel.cluster.values import BrokerSettings, NamespacePolicies, TopicMetadata
+from delaylevel.cluster.port import BrokerSettings, NamespacePolicies, TopicAdmin, TopicMetadata
 from delaylevel.errors import (
     AdminError,
     BrokerError,

@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from delaylevel.cluster.failures import may_pass, translate_errors
+from delaylevel.cluster.logs import RepeatedWarning
 from delaylevel.cluster.port import TopicAdmin
-from delaylevel.cluster.repeated_warning import RepeatedWarning
 from delaylevel.errors import BrokerError, DelayLevelError, InvalidInputError, LevelTopicError
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.topic_name import TopicName

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from delaylevel.cluster.values import BrokerSettings, NamespacePolicies
+from delaylevel.cluster.port import BrokerSettings, NamespacePolicies
 from delaylevel.errors import InvalidInputError, InvalidStrategyError
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.strategy import propose_levels

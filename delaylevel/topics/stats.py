@@ -10,8 +10,7 @@ from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from delaylevel.cluster.port import TopicAdmin
-from delaylevel.cluster.values import ConsumerStats, PartitionStats, SubscriptionStats
+from delaylevel.cluster.port import ConsumerStats, PartitionStats, SubscriptionStats, TopicAdmin
 from delaylevel.errors import NotFoundError
 from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription, Member, Role
 from delaylevel.model.strategy import Level

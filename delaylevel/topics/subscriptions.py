@@ -6,9 +6,8 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from delaylevel.cluster.port import TopicAdmin
+from delaylevel.cluster.port import PartitionStats, SubscriptionStats, TopicAdmin
 from delaylevel.cluster.targets.receivers import topic_stats
-from delaylevel.cluster.values import PartitionStats, SubscriptionStats
 from delaylevel.errors import AdminError, BrokerError, LevelTopicError
 from delaylevel.model.formatting import shell
 from delaylevel.model.level_topic import (

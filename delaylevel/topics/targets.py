@@ -10,9 +10,8 @@ import contextlib
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from delaylevel.cluster.port import TopicAdmin
+from delaylevel.cluster.port import PartitionStats, TopicAdmin, TopicPolicies
 from delaylevel.cluster.targets.receivers import has_receivers, topic_stats
-from delaylevel.cluster.values import PartitionStats, TopicPolicies
 from delaylevel.errors import AdminError, ConflictError, LevelTopicError
 from delaylevel.model.formatting import shell
 from delaylevel.model.topic_name import TopicName

@@ -10,8 +10,8 @@ import pytest
 from pulsar import ConsumerType, InitialPosition
 from pulsar.schema import AvroSchema, Integer, JsonSchema, Record, String, StringSchema
 
+from delaylevel.cluster.port import TopicMetadata
 from delaylevel.cluster.reader import entry_times
-from delaylevel.cluster.values import TopicMetadata
 from delaylevel.errors import AdminError, ConflictError, NotFoundError
 from delaylevel.model.message import batch_size
 from delaylevel.model.position import Position

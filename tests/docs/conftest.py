@@ -18,7 +18,7 @@ import urllib3
 
 from delaylevel import DelayLevelClient, topics
 from delaylevel.broker.process import free_ports
-from delaylevel.cluster.admin import Admin
+from delaylevel.cluster.rest.admin import Admin
 from delaylevel.consumer.message import ReceivedMessage
 from delaylevel.consumer.retry import Failure
 from delaylevel.consumer.retry_publisher import RetryPublisher

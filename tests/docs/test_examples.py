@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from delaylevel.cluster.connection import Connection
+from delaylevel.cluster.connection.settings import Connection
 
 ROOT = Path(__file__).parents[2]
 TOP = ("README.md", "CONTRIBUTING.md", "SECURITY.md")

@@ -43,8 +43,8 @@ from click.testing import CliRunner, Result
 
 from delaylevel.broker.distribution import distribution_directory, java
 from delaylevel.cli.main import cli
-from delaylevel.cluster.admin import Admin
-from delaylevel.cluster.connection import Connection
+from delaylevel.cluster.connection.settings import Connection
+from delaylevel.cluster.rest.admin import Admin
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.source_partition import source_partitions
 from support.background import Background

@@ -10,9 +10,9 @@ import pulsar
 import pytest
 from pulsar.schema import AvroSchema, Integer, Record, String
 
-from delaylevel.cluster.admin import Admin
+from delaylevel.cluster.port import TopicPolicies
 from delaylevel.cluster.reader import entry_times
-from delaylevel.cluster.values import TopicPolicies
+from delaylevel.cluster.rest.admin import Admin
 from delaylevel.errors import AdminError, ConflictError, NotFoundError
 from delaylevel.model.position import Position
 from delaylevel.model.topic_name import TopicName

@@ -18,7 +18,7 @@ import pytest
 from delaylevel.asyncio import DelayLevelProducer, wrap
 from delaylevel.broker.embedded import EmbeddedBroker
 from delaylevel.cluster.client_parts.aio import open_producer
-from delaylevel.cluster.connection import Connection
+from delaylevel.cluster.connection.settings import Connection
 from delaylevel.errors import InvalidInputError
 from delaylevel.model.level_topic import default_level_topic
 from delaylevel.model.topic_name import TopicName

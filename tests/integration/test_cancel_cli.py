@@ -16,7 +16,7 @@ from click.testing import CliRunner, Result
 pytest.importorskip("duckdb")
 
 from delaylevel.cli.main import cli
-from delaylevel.cluster.connection import Connection
+from delaylevel.cluster.connection.settings import Connection
 from delaylevel.dispatcher import Dispatcher, DispatchSettings
 from delaylevel.inspection import Inspector
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription

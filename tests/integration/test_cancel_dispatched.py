@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from delaylevel import OutcomeStatus
-from delaylevel.cluster.connection import Connection
+from delaylevel.cluster.connection.settings import Connection
 from delaylevel.dispatcher import Dispatcher, DispatchSettings
 from delaylevel.model.delivery import Delivery
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription

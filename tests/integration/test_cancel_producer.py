@@ -22,8 +22,8 @@ import urllib3
 
 import delaylevel.asyncio
 from delaylevel import DelayLevelClient, Outcome, OutcomeStatus, wrap
-from delaylevel.cluster.admin import Admin
-from delaylevel.cluster.connection import Connection
+from delaylevel.cluster.connection.settings import Connection
+from delaylevel.cluster.rest.admin import Admin
 from delaylevel.errors import (
     CancellationFailedError,
     InvalidDelayError,

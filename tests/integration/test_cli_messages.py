@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from delaylevel.cli.main import cli
-from delaylevel.cluster.connection import Connection
+from delaylevel.cluster.connection.settings import Connection
 from delaylevel.model.level_topic import default_level_topic
 from delaylevel.model.message import ParkedMessage
 from delaylevel.topics.registry import describe

@@ -16,7 +16,7 @@ from pulsar.schema import JsonSchema, Record, String, StringSchema
 
 import delaylevel.asyncio
 from delaylevel import DelayLevelClient, PartitionStrategy, wrap
-from delaylevel.cluster.connection import Connection
+from delaylevel.cluster.connection.settings import Connection
 from delaylevel.errors import (
     InvalidInputError,
     LevelTopicError,

@@ -15,8 +15,8 @@ import pulsar
 import pytest
 from pulsar.schema import JsonSchema, Record, String
 
-from delaylevel.cluster.admin import Admin
-from delaylevel.cluster.values import TopicPolicies
+from delaylevel.cluster.port import TopicPolicies
+from delaylevel.cluster.rest.admin import Admin
 from delaylevel.dispatcher import Dispatcher, DispatchSettings
 from delaylevel.dispatcher.publishing.targets import java_string_hash
 from delaylevel.dispatcher.service import partition_owners

@@ -16,8 +16,8 @@ from click.testing import CliRunner, Result
 
 from delaylevel import topics
 from delaylevel.cli.main import cli
-from delaylevel.cluster.admin import Admin
 from delaylevel.cluster.reader import entry_times
+from delaylevel.cluster.rest.admin import Admin
 from delaylevel.errors import (
     InvalidInputError,
     InvalidStrategyError,

@@ -13,8 +13,8 @@ import pytest
 from click.testing import Result
 
 from delaylevel import topics
-from delaylevel.cluster.admin import Admin
-from delaylevel.cluster.connection import Connection
+from delaylevel.cluster.connection.settings import Connection
+from delaylevel.cluster.rest.admin import Admin
 from delaylevel.errors import (
     AlreadyRunningError,
     DelayTooLongError,

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from delaylevel.cluster.connection import Connection
+from delaylevel.cluster.connection.settings import Connection
 from delaylevel.doctor import State, examine
 from delaylevel.errors import AlreadyRunningError
 from delaylevel.model.clock import SystemClock

@@ -16,7 +16,7 @@ from pulsar.schema import Integer, JsonSchema, Record, String
 import delaylevel.producer.aio
 from delaylevel import topics
 from delaylevel.cluster import schemas
-from delaylevel.cluster.connection import Connection
+from delaylevel.cluster.connection.settings import Connection
 from delaylevel.errors import (
     DelayTooLongError,
     InvalidDelayError,

@@ -10,10 +10,10 @@ from typing import Any
 import pulsar
 import pytest
 
-from delaylevel.cluster.admin import Admin
-from delaylevel.cluster.connection import Connection
+from delaylevel.cluster.connection.settings import Connection
 from delaylevel.cluster.publisher import BULK_SETTINGS, Publisher, open_producer
-from delaylevel.cluster.targets import entry_outcomes
+from delaylevel.cluster.rest.admin import Admin
+from delaylevel.cluster.targets import send_state
 from delaylevel.cluster.targets.pool import TargetKey, TargetPool
 from delaylevel.cluster.targets.send_state import SendOutcome, Settled
 from delaylevel.model.message import ParkedMessage
@@ -96,7 +96,7 @@ def test_messages_to_a_target_share_the_outcome_of_their_entry(
     assert refused == {n for n, each in enumerate(payloads) if len(each.value or b"") > 5 << 20}
     outcomes = {id(each.item.outcome) for each in settled}
     assert len(outcomes) < MESSAGES
-    assert not entry_outcomes._mistakes
+    assert not send_state._mistakes
     expected = {str(n) for n in range(MESSAGES) if n not in refused}
     assert stored(client, admin, topic) - {"later"} == expected
     pool.close()

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from delaylevel.cluster.connection import Connection
+from delaylevel.cluster.connection.settings import Connection
 from delaylevel.dispatcher import DispatchSettings
 from delaylevel.model.level_topic import (
     DESCRIPTION_PROPERTY,

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from delaylevel.cluster.connection import Connection
+from delaylevel.cluster.connection.settings import Connection
 from delaylevel.errors import LevelTopicError
 from delaylevel.model.clock import SystemClock
 from delaylevel.model.delivery import Delivery

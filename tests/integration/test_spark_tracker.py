@@ -12,8 +12,8 @@ from typing import Any
 import pulsar
 import pytest
 
-from delaylevel.cluster.admin import Admin
-from delaylevel.cluster.values import AcknowledgedRange
+from delaylevel.cluster.port import AcknowledgedRange
+from delaylevel.cluster.rest.admin import Admin
 from delaylevel.dispatcher import Dispatcher, DispatchSettings
 from delaylevel.model.clock import SystemClock
 from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow, LevelTopicDescription, Role

@@ -11,7 +11,7 @@ import pulsar
 import pytest
 import urllib3
 
-from delaylevel.cluster.connection import Connection
+from delaylevel.cluster.connection.settings import Connection
 from delaylevel.cluster.reader import messages_in_range
 from delaylevel.dispatcher.assignment import window_sources
 from delaylevel.dispatcher.journal.records import LowWatermark, decode

@@ -12,7 +12,7 @@ import pytest
 
 import delaylevel.producer.aio
 from delaylevel import topics
-from delaylevel.cluster.connection import Connection
+from delaylevel.cluster.connection.settings import Connection
 from delaylevel.errors import InvalidInputError, LevelTopicError, UnsupportedOptionError
 from delaylevel.functions.consumer_loop import ConsumerLoop
 from delaylevel.functions.settings import FunctionSettings

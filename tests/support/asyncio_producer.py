@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from delaylevel.asyncio import DelayLevelClient, DelayLevelProducer
-from delaylevel.cluster.connection import Connection
+from delaylevel.cluster.connection.settings import Connection
 from delaylevel.model.strategy import PartitionBy, PartitionStrategy
 from support.world import QUIET
 

@@ -19,10 +19,10 @@ from typing import Any
 
 import pulsar
 
-from delaylevel.cluster.admin import Admin
-from delaylevel.cluster.connection import Connection
-from delaylevel.cluster.http import Rest
-from delaylevel.cluster.values import TopicPolicies
+from delaylevel.cluster.connection.settings import Connection
+from delaylevel.cluster.port import TopicPolicies
+from delaylevel.cluster.rest.admin import Admin
+from delaylevel.cluster.rest.http import Rest
 from delaylevel.dispatcher.service import partition_owners
 from delaylevel.errors import BrokerError
 from delaylevel.model import envelope as env

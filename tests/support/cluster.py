@@ -24,7 +24,7 @@ import urllib3
 from delaylevel.broker.conf import environment
 from delaylevel.broker.distribution import fetch, java
 from delaylevel.broker.process import free_ports
-from delaylevel.cluster.connection import Connection
+from delaylevel.cluster.connection.settings import Connection
 from delaylevel.model.topic_name import TopicName
 
 NAME = "loopback"

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from delaylevel import topics
-from delaylevel.cluster.admin import Admin
-from delaylevel.cluster.values import TopicPolicies
+from delaylevel.cluster.port import TopicPolicies
+from delaylevel.cluster.rest.admin import Admin
 from delaylevel.model import envelope as env
 from delaylevel.model.delivery import Delivery
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription

@@ -17,9 +17,9 @@ from typing import Any
 import pulsar
 import pytest
 
-from delaylevel.cluster.connection import Connection
-from delaylevel.cluster.http import Rest
-from delaylevel.cluster.values import TopicPolicies
+from delaylevel.cluster.connection.settings import Connection
+from delaylevel.cluster.port import TopicPolicies
+from delaylevel.cluster.rest.http import Rest
 from delaylevel.dispatcher.service import partition_owners
 from delaylevel.model import envelope as env
 from delaylevel.model.clock import SystemClock

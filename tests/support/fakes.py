@@ -19,7 +19,7 @@ from typing import Any
 import pulsar
 
 from delaylevel import topics
-from delaylevel.cluster.values import (
+from delaylevel.cluster.port import (
     PartitionStats,
     SchemaVersion,
     SubscriptionStats,

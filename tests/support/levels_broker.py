@@ -12,7 +12,7 @@ import pytest
 import urllib3
 from click.testing import Result
 
-from delaylevel.cluster.admin import Admin
+from delaylevel.cluster.rest.admin import Admin
 from delaylevel.model.level_topic import (
     FinalWindow,
     LevelTopicDescription,

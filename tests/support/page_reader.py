@@ -44,7 +44,7 @@ from delaylevel.broker.distribution import distribution_directory
 from delaylevel.broker.embedded import EmbeddedBroker, instances
 from delaylevel.cli.main import cli
 from delaylevel.cli.top import top
-from delaylevel.cluster.connection import Connection
+from delaylevel.cluster.connection.settings import Connection
 from support.pages import ROOT, Block, blocks, missing
 
 KINDS = {"sh", "console", "python", "java", "text", "yaml"}

@@ -8,8 +8,8 @@ import pulsar
 import pytest
 from pulsar.schema import BytesSchema
 
-from delaylevel.cluster.admin import Admin
 from delaylevel.cluster.publisher import BULK_SETTINGS, Publisher
+from delaylevel.cluster.rest.admin import Admin
 from delaylevel.model.message import ParkedMessage
 from delaylevel.model.topic_name import TopicName
 from support.world import stored_messages

@@ -12,7 +12,7 @@ from typing import Any
 
 import pulsar
 
-from delaylevel.cluster.connection import Connection
+from delaylevel.cluster.connection.settings import Connection
 from delaylevel.consumer.message import ReceivedMessage
 from delaylevel.consumer.retry import Failure, trace_of
 from delaylevel.consumer.retry_publisher import RetryPublisher

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from delaylevel.cluster.partition_lock import describe_owner
+from delaylevel.cluster.locks import describe_owner
 from delaylevel.dispatcher.service import partition_owners
 from delaylevel.model.level_topic import (
     FinalWindow,

@@ -24,14 +24,9 @@ from typing import Any, NamedTuple
 
 import pulsar
 
+from delaylevel.cluster.port import PartitionStats, SubscriptionStats, TopicMetadata, TopicPolicies
 from delaylevel.cluster.targets.pool import TargetKey, TargetPool
 from delaylevel.cluster.targets.producer import TargetProducer
-from delaylevel.cluster.values import (
-    PartitionStats,
-    SubscriptionStats,
-    TopicMetadata,
-    TopicPolicies,
-)
 from delaylevel.dispatcher.cancelling.desk import CancellationDesk
 from delaylevel.dispatcher.delay_queue import DelayQueue
 from delaylevel.dispatcher.journal.records import Record, encode

@@ -20,9 +20,9 @@ import pulsar
 import urllib3
 
 from delaylevel import DelayLevelClient, topics
-from delaylevel.cluster.admin import Admin
-from delaylevel.cluster.connection import Connection
+from delaylevel.cluster.connection.settings import Connection
 from delaylevel.cluster.reader import read_range
+from delaylevel.cluster.rest.admin import Admin
 from delaylevel.model.clock import Clock, SystemClock, duration_ms
 from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow, LevelTopicDescription, Role
 from delaylevel.model.message import ParkedMessage

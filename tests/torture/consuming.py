@@ -13,7 +13,7 @@ from typing import Any
 
 import pulsar
 
-from delaylevel.cluster.connection import Connection
+from delaylevel.cluster.connection.settings import Connection
 from delaylevel.model.envelope import ID
 
 from .control import ControlFile, note_open

@@ -60,7 +60,7 @@ def _name(record: tuple[Any, ...]) -> str:
 
 def unclear_refusal() -> None:
     """Take every refusal of a target as a proof that it has stored nothing."""
-    from delaylevel.cluster.targets.opening import OpeningError, Refusal
+    from delaylevel.cluster.targets.opener import OpeningError, Refusal
 
     of = OpeningError.of.__func__  # type: ignore[attr-defined]
 

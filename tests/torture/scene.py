@@ -15,10 +15,10 @@ from typing import Any
 import psutil
 
 from delaylevel import topics
-from delaylevel.cluster.admin import Admin
-from delaylevel.cluster.connection import Connection
-from delaylevel.cluster.http import Rest, options_of
-from delaylevel.cluster.local_brokers import load_instance
+from delaylevel.cluster.connection.local_brokers import load_instance
+from delaylevel.cluster.connection.settings import Connection
+from delaylevel.cluster.rest.admin import Admin
+from delaylevel.cluster.rest.http import Rest, options_of
 from delaylevel.errors import BrokerError, ConflictError
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Mover
 from delaylevel.model.topic_name import TopicName

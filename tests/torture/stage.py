@@ -10,7 +10,7 @@ from typing import Any
 
 import pulsar
 
-from delaylevel.cluster.connection import Connection
+from delaylevel.cluster.connection.settings import Connection
 from delaylevel.model.delivery import Delivery
 from delaylevel.model.level_topic import Mover
 from delaylevel.model.strategy import Levels, PartitionStrategy

@@ -210,8 +210,8 @@ def test_the_exemptions_are_needed() -> None:
 @pytest.mark.parametrize(
     ("module", "line", "expected"),
     [
-        ("model.router", "from delaylevel.cluster import admin", "imports cluster.admin"),
-        ("model.router", "from delaylevel.cluster.admin import Admin", "imports cluster.admin"),
+        ("model.router", "from delaylevel.cluster import port", "imports cluster.port"),
+        ("model.router", "from delaylevel.cluster.reader import read", "imports cluster.reader"),
         ("cluster.reader", "import delaylevel.topics.registry", "imports topics.registry"),
         ("mover.local", "def f():\n    from delaylevel.dispatcher import owner", "imports disp"),
         ("mover.local", "import_module('delaylevel.producer.client')", "imports producer.client"),

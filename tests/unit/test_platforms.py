@@ -42,7 +42,7 @@ USES = {
     "producer": """
 from delaylevel import DelayLevelClient, Levels, PartitionBy, PartitionStrategy, wrap
 import delaylevel.asyncio, delaylevel.config, delaylevel.metrics, delaylevel.topics
-client = DelayLevelClient("pulsar://127.0.0.1:1", logger=delaylevel.cluster.client_log.silent())
+client = DelayLevelClient("pulsar://127.0.0.1:1", logger=delaylevel.cluster.logs.silent())
 client.close()
 """,
     "tests of an application": """
@@ -72,7 +72,7 @@ for line in (["levels", "create", "--help"], ["send", "--help"], ["plan", "--hel
 
 @pytest.mark.parametrize("use", USES)
 def test_it_works_without_what_only_posix_has(use: str) -> None:
-    program = f"{WITHOUT_POSIX}\nimport delaylevel.cluster.client_log\n{USES[use]}"
+    program = f"{WITHOUT_POSIX}\nimport delaylevel.cluster.logs\n{USES[use]}"
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
     )

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from delaylevel.cluster.targets.sent_message import Sent
+from delaylevel.cluster.targets.send_state import Sent
 from support.loading import load
 
 ROOT = Path(__file__).parents[2]

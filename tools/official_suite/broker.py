@@ -17,7 +17,7 @@ import urllib3
 
 from delaylevel.broker.embedded import EmbeddedBroker
 from delaylevel.broker.process import free_ports
-from delaylevel.cluster.local_brokers import SavedInstance, save_instance
+from delaylevel.cluster.connection.local_brokers import SavedInstance, save_instance
 
 _HEAP_MB = 1500
 _START_SECONDS = 600

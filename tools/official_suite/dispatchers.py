@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pulsar
 
-from delaylevel.cluster.admin import Admin
+from delaylevel.cluster.rest.admin import Admin
 from delaylevel.dispatcher import Dispatcher, DispatchSettings
 from delaylevel.errors import DelayLevelError
 from delaylevel.model.level_topic import MEMBER_PROPERTY, FinalWindow, LevelTopicDescription

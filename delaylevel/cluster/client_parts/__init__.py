@@ -7,9 +7,7 @@ the versions in ``setup.cfg`` were tested; with any other one, the import of thi
 
 | module | contents |
 |---|---|
-| `sending` | cores of producers and clients, opening without threads, schemas, and checks |
-| `receiving` | cores of readers, consumers and messages |
-| `threads` | Python's state of the client's threads |
+| `cores` | cores of all objects, opening without threads, schemas, checks, and states of threads |
 | `aio` | the same for ``pulsar.asyncio``, imported only with it |
 """
 

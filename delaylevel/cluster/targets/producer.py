@@ -1,38 +1,321 @@
 """A producer that never blocks its caller: it opens in the background and reports outcomes.
 
+A client that reconnects creates a deleted topic again, without its subscriptions. Its confirmations
+then come from a ledger that was not seen before, as they also do after a rollover or when another
+broker serves the topic. So the topic is looked at whenever a confirmation names a new ledger, and
+from time to time, because applications may remove its last subscription.
+
 `TargetProducer` does the input and output for a `SendState`, which holds the rules.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from itertools import islice
 from typing import Any, Generic, TypeVar
 
 import pulsar
 
-from delaylevel.cluster.background import Starter, in_thread
-from delaylevel.cluster.client_parts.sending import producer_core
+from delaylevel.cluster.client_parts.cores import producer_core
 from delaylevel.cluster.failures import (
     MESSAGE_REFUSALS,
     OK,
     TOO_LARGE,
     error_name,
+    is_ok,
     result_name,
 )
 from delaylevel.cluster.publisher import build_message, send_checked
+from delaylevel.cluster.threads import Starter, in_thread
 from delaylevel.model.message import Payload
 
-from .answers import Answers
-from .entry_outcomes import EntryOutcomes
-from .flushes import Flushes
-from .liveness import CONNECTED_STALL_S, GIVE_UP_S, RECONNECT_S, Liveness
-from .opening import STALL_S, Ledger, Opened, Opener, OpeningError, Refusal
+from .opener import (
+    CONNECTED_STALL_S,
+    GIVE_UP_S,
+    RECONNECT_S,
+    STALL_S,
+    Ledger,
+    Liveness,
+    Opened,
+    Opener,
+    OpeningError,
+    Refusal,
+)
 from .receivers import NO_RECEIVER
-from .send_state import SendState, Settled
-from .sent_message import NO_PAYLOAD, Sent
-from .verification import Verification
+from .send_state import NO_PAYLOAD, UNPROVEN, EntryOutcomes, SendState, Sent, Settled
+
+log = logging.getLogger(__name__)
+
+_RETRY_S = 1.0
+# Time between two looks at a topic whose confirmations come from known ledgers.
+_LOOK_EVERY_S = 60.0
+
+
+class Verification:
+    """The ledgers of the topic that a producer writes to.
+
+    One thread uses it; results come through ``report``.
+    """
+
+    def __init__(
+        self,
+        start: Starter,
+        report: Callable[[Callable[[], None]], None],
+        now_s: Callable[[], float],
+    ) -> None:
+        self._start = start
+        self._report = report
+        self._now_s = now_s
+        self._opened: Opened | None = None
+        #: Ledgers that the topic had while somebody could receive from it.
+        self.ledgers: frozenset[Ledger] = frozenset()
+        self._running = False
+        self._retry_at_s = self._looked_s = 0.0
+
+    def begin(self, opened: Opened) -> None:
+        """Forget the ledgers of an earlier producer. The topic was looked at before its opening."""
+        self._opened = opened
+        self.ledgers = opened.ledgers
+        self._looked_s = self._now_s()
+
+    def is_outdated(self, used_s: float) -> bool:
+        """Return True if the last look was long before the last message.
+
+        Args:
+            used_s: monotonic time of that message.
+        """
+        return used_s - self._looked_s > _LOOK_EVERY_S
+
+    def knows(self, message_id: Any) -> bool:
+        """Return True if somebody could certainly receive a message when it was stored."""
+        if self._opened is None or self._opened.is_received is None or message_id is None:
+            return True
+        # A message that the broker has dropped, because it knows the sequence ID, has no position:
+        # perhaps it is a new topic that knows it.
+        return (message_id.partition(), message_id.ledger_id()) in self.ledgers
+
+    def count_confirmed(self, in_flight: Iterable[Sent[Any]]) -> tuple[int, bool]:
+        """Return how many of the oldest messages are confirmed, and if their ledgers are known."""
+        count, verified, proven = 0, True, None
+        for sent in in_flight:
+            outcome = sent.outcome
+            if outcome is not proven:
+                if not outcome:
+                    break
+                ((result, message_id),) = outcome.items()
+                if not is_ok(result) or not outcome.is_proven(message_id):
+                    break
+                verified = verified and self.knows(message_id)
+                proven = outcome
+            count += 1
+        return count, verified
+
+    def run(
+        self, messages: Sequence[Sent[Any]], done: Callable[[Sequence[Sent[Any]], bool], None]
+    ) -> None:
+        """Look at the topic in the background, if it is time for that and it can be done.
+
+        Args:
+            messages: confirmed messages from ledgers that are not known; none to look only if a
+                broker serves the topic, and if it has receivers.
+            done: function that gets the messages, and True if somebody can receive from the topic.
+        """
+        if self._running or self._now_s() < self._retry_at_s:
+            return
+        assert self._opened is not None
+        is_received = self._opened.is_received
+        if is_received is None:
+            return
+        self._running = True
+
+        def look() -> None:
+            received: bool | None = None
+            try:
+                received = is_received()
+            except Exception as error:
+                log.debug("cannot look at a topic: %s", error_name(error))
+            self._report(partial(self._end, messages, received, done))
+
+        self._start(look)
+
+    def _end(
+        self,
+        messages: Sequence[Sent[Any]],
+        received: bool | None,
+        done: Callable[[Sequence[Sent[Any]], bool], None],
+    ) -> None:
+        self._running = False
+        if received is None:
+            self._retry_at_s = self._now_s() + _RETRY_S
+            return
+        self._looked_s = self._now_s()
+        if received:
+            ids = [message_id for sent in messages for message_id in sent.outcome.values()]
+            found = {(each.partition(), each.ledger_id()) for each in ids if each is not None}
+            self.ledgers |= {ledger for ledger in found if ledger[1] >= 0}
+        else:
+            self.ledgers = frozenset()
+        done(messages, received)
+
+
+# Time between two looks for answers behind a message without one.
+_APART_EVERY_S = 0.25
+
+
+class Answers:
+    """The answers of one producer after the other, and their number.
+
+    Attributes:
+        given: number of messages that were passed to the client.
+        answered: number of these that have an answer.
+    """
+
+    def __init__(
+        self, verification: Verification, liveness: Liveness, now_s: Callable[[], float]
+    ) -> None:
+        self._verification = verification
+        self._liveness = liveness
+        self._now_s = now_s
+        self._apart_s = now_s()
+        self.given = self.answered = 0
+
+    def take(
+        self, state: SendState[Sent[Any]], shared: bool, ends: deque[tuple[int, float]]
+    ) -> None:
+        """Process the answers that have come, in the order of the messages.
+
+        Args:
+            shared: True if the messages are for several partitions: then a message without an
+                answer does not delay the confirmations of others for long.
+            ends: times of `Flushes`, removed here.
+        """
+        in_flight = state.in_flight
+        while in_flight and in_flight[0].outcome:
+            confirmed, verified = self._verification.count_confirmed(in_flight)
+            if confirmed:
+                self._note_times(in_flight, confirmed, ends)
+                self.answered += confirmed
+                self._liveness.confirmed()
+                state.confirmed(confirmed, verified)
+            else:
+                result = next(iter(in_flight[0].outcome))
+                self._take_failure(state, UNPROVEN if is_ok(result) else result_name(result))
+        if not in_flight:
+            self.answered = self.given
+            ends.clear()
+        elif shared and self._now_s() - self._apart_s > _APART_EVERY_S:
+            self._take_apart(state)
+
+    def _note_times(
+        self, in_flight: deque[Sent[Any]], confirmed: int, ends: deque[tuple[int, float]]
+    ) -> None:
+        """Note when the oldest messages were answered: at the latest when their flush had ended."""
+        number, now_s = self.answered, self._now_s()
+        for sent in islice(in_flight, confirmed):
+            number += 1
+            while ends and ends[0][0] < number:
+                ends.popleft()
+            sent.answered_s = ends[0][1] if ends else now_s
+
+    def _take_apart(self, state: SendState[Sent[Any]]) -> None:
+        """Process confirmations behind a message without an answer."""
+        self._apart_s = self._now_s()
+        for verified in (True, False):
+            found = [
+                sent
+                for sent in state.in_flight
+                if sent.outcome and self._verification.count_confirmed((sent,)) == (1, verified)
+            ]
+            if found:
+                self.answered += len(found)
+                state.confirmed_apart(found, verified)
+
+    def _take_failure(self, state: SendState[Sent[Any]], reason: str) -> None:
+        """Process the failure of the oldest message in flight."""
+        self.answered += 1
+        if reason in MESSAGE_REFUSALS and not state.numbered:
+            state.in_flight.rotate(-1)
+            state.rejected(reason)
+            return
+        state.failed(reason)
+
+
+class Flushes:
+    """The flushes of one producer after the other. One thread uses it.
+
+    Until all partitions of a topic have confirmed a flush, the client takes another one for the
+    same: it ends no batch then. So the next flush of such a producer begins when that one has
+    ended.
+
+    Args:
+        again: function that flushes the present producer.
+        report: function that is called in any thread with work for the owner's thread.
+        wake: function that is called when a producer in memory has answered.
+        now_s: the monotonic clock, in seconds.
+
+    Attributes:
+        ended: number of the messages up to which all flushes have ended.
+        times: number of the messages up to which a flush has ended, and its monotonic time in s,
+            of each flush; the caller removes them.
+        waits: True while messages wait for the end of the present flush, to be sent by another one.
+    """
+
+    def __init__(
+        self,
+        again: Callable[[], None],
+        report: Callable[[Callable[[], None]], None],
+        wake: Callable[[], None],
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._again = again
+        self._report = report
+        self._wake = wake
+        self._now_s = now_s
+        self.times: deque[tuple[int, float]] = deque()
+        self.ended = self._begun = 0
+        self.waits = False
+        self._present: Opened | None = None
+
+    def begin(self, opened: Opened, core: Any, entries: EntryOutcomes, given: int) -> None:
+        """End the batches of a producer, unless that was done for these messages already.
+
+        Args:
+            core: its core, or None.
+            given: number of messages that were passed to the client.
+        """
+        if self._begun == given:
+            return
+        if opened.shared and self._present is opened:
+            self.waits = True
+            return
+        self._begun = given
+        self.waits = False
+        entries.end()
+        try:
+            if core is None:
+                opened.producer.flush()  # a producer in memory has called back then
+                self._wake()
+                return
+            self._present = opened
+            core.flush_async(
+                lambda _: self._report(partial(self._end, opened, given, self._now_s()))
+            )
+        except pulsar.PulsarException as error:
+            self._present = None
+            log.debug("flush: %s", error_name(error))
+
+    def _end(self, opened: Opened, given: int, at_s: float) -> None:
+        self.ended = max(self.ended, given)
+        self.times.append((given, at_s))
+        if self._present is opened:
+            self._present = None
+            if self.waits:
+                self._again()
+
 
 Item = TypeVar("Item")
 

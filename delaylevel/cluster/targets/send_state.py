@@ -1,5 +1,15 @@
 """State of the messages given to one producer: which are stored, refused, or unknown.
 
+A callback costs as much as building and sending a message: the client calls it in its own thread,
+and the interpreter lock changes hands each time. The messages of a batch are one entry on the
+broker, stored or refused as a whole. So only the first message of each entry gets a callback, and
+its outcome is that of all of them.
+
+`EntryOutcomes` predicts the entry of each message by the client's own rules. A prediction is not
+trusted: the ID of the first message contains its index in the entry, and the number of messages
+there. If these are not as predicted, the outcome is unknown. If that happens repeatedly, every
+message of the process gets a callback.
+
 Theory of operation
 ===================
 
@@ -70,11 +80,158 @@ receive from it, so its confirmations are worth nothing.
 
 from __future__ import annotations
 
+import logging
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
 from enum import Enum
-from itertools import groupby
+from itertools import groupby, repeat
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+from delaylevel.model.message import Payload, batch_size
+
+log = logging.getLogger(__name__)
+
+#: The reason for messages that are not in the entry in which they should be.
+UNPROVEN = "Unproven"
+
+#: Number of predictions that were wrong, and a number from which there are no more of them.
+_mistakes = 0
+_MOST_MISTAKES = 10
+
+
+class EntryLimits(NamedTuple):
+    """Number of messages, and bytes of their payloads, at which the client ends its batches."""
+
+    messages: int
+    size: int
+
+
+class EntryOutcome(dict[Any, Any]):
+    """The outcome of one entry: empty until the client has called back; its key is the result.
+
+    Attributes:
+        count: number of messages that share it.
+    """
+
+    __slots__ = ("count",)
+    count: int
+    __hash__ = object.__hash__  # type: ignore[assignment]
+
+    def is_proven(self, message_id: Any) -> bool:
+        """Return True if the entry of a stored message has exactly the messages that share it."""
+        global _mistakes
+        if self.count == 1:
+            return True
+        found = batch_size(message_id)
+        if message_id.batch_index() == 0 and found == self.count:
+            return True
+        _mistakes += 1
+        log.warning("the client has put %d messages into an entry, not %d", found, self.count)
+        return False
+
+
+class EntryOutcomes:
+    """The entries that a producer fills at present, by the key that their messages share.
+
+    Args:
+        limits: limits of the client's batches, which end at nothing else but these and a flush;
+            None if each message has an outcome of its own.
+    """
+
+    def __init__(self, limits: EntryLimits | None = None) -> None:
+        self._limits = limits
+        self._entries: dict[str, EntryOutcome] = {}
+        self._messages = self._size = 0
+
+    def next(self, payload: Payload) -> tuple[EntryOutcome, Callable[[Any, Any], Any] | None]:
+        """Return the outcome of the next message that is sent, and its callback if it has one."""
+        limits = self._limits
+        if limits is None or _mistakes >= _MOST_MISTAKES:
+            return self.alone()
+        length = len(payload.value or b"")
+        # The client's rules: BatchMessageKeyBasedContainer.cc, getKey, ...
+        key = payload.ordering_key or payload.key
+        outcome = self._entries.get(key)
+        # ... and BatchMessageContainerBase.h, hasEnoughSpace and isFull. An entry that is not full
+        # and has a result has failed, with all others.
+        if outcome or (self._messages and self._size + length > limits.size):
+            self.end()
+            outcome = None
+        self._messages += 1
+        self._size += length
+        callback = None
+        if outcome is None:
+            outcome, callback = self.alone()
+            self._entries[key] = outcome
+        else:
+            outcome.count += 1
+        if self._messages >= limits.messages or self._size >= limits.size:
+            self.end()
+        return outcome, callback
+
+    def alone(self) -> tuple[EntryOutcome, Callable[[Any, Any], Any]]:
+        """Return the outcome of a message that is sent outside of batches, and its callback."""
+        outcome = EntryOutcome()
+        outcome.count = 1
+        # A dict's own setdefault keeps the result, and runs no Python code in the client's thread.
+        return outcome, outcome.setdefault
+
+    def end(self) -> None:
+        """End all entries, as a flush does."""
+        if self._messages:
+            self._entries = {}
+            self._messages = self._size = 0
+
+
+Item = TypeVar("Item")
+
+_NOT_SENT = EntryOutcome()
+
+
+@dataclass(slots=True, eq=False)
+class Sent(Generic[Item]):
+    """A message given to a producer.
+
+    Attributes:
+        item: the value that identifies it for the caller.
+        outcome: outcome of its entry, once it was passed to the client.
+        sent_s: time at which the producer got it, by the monotonic clock.
+        maybe_stored: True if an earlier producer may have stored it; without sequence IDs only.
+        answered_s: time of its answer, by the monotonic clock; 0 if it is not known.
+    """
+
+    item: Item
+    payload: Payload
+    properties: dict[str, str]
+    deliver_at_ms: int | None
+    number: int
+    size: int
+    sent_s: float
+    # Python 3.10 refuses any dict as a default. This factory runs no Python code for a message.
+    outcome: EntryOutcome = field(default_factory=repeat(_NOT_SENT).__next__)
+    maybe_stored: bool = False
+    answered_s: float = 0.0
+
+    def exceeds(self, limit: int) -> bool:
+        """Return True if a topic with this limit for an entry, in bytes, may refuse the message."""
+        properties = sum(len(key) + len(value) for key, value in self.properties.items())
+        keys = len(self.payload.key) + len(self.payload.ordering_key)
+        # Metadata takes some bytes for each field, and a character up to four.
+        metadata = 4 * (properties + keys) + 16 * len(self.properties) + 256
+        return self.size + metadata > limit
+
+
+class _NoPayload:
+    """The payload of a message that is not sent."""
+
+    value = None
+    key = ordering_key = ""
+    event_ms = 0
+    properties: dict[str, str] = {}  # noqa: RUF012
+
+
+NO_PAYLOAD = _NoPayload()
 
 
 class SendOutcome(Enum):
@@ -99,7 +256,7 @@ class Numbered(Protocol):
         """The sequence ID; ignored without deduplication."""
 
 
-Item = TypeVar("Item", bound=Numbered)
+Message = TypeVar("Message", bound=Numbered)
 
 
 class Settled(NamedTuple):
@@ -118,7 +275,7 @@ class Settled(NamedTuple):
 NOT_STORED = "not stored"
 
 
-class SendState(Generic[Item]):
+class SendState(Generic[Message]):
     """The messages given to one producer, oldest first in each state.
 
     Args:
@@ -136,11 +293,11 @@ class SendState(Generic[Item]):
         self._last_number = -1
         self.is_open = False
         self.suspended = False
-        self.unsent: deque[Item] = deque()
-        self.in_flight: deque[Item] = deque()
-        self.unverified: deque[Item] = deque()
-        self._unclear: deque[Item] = deque()
-        self._recalled: deque[Item] = deque()
+        self.unsent: deque[Message] = deque()
+        self.in_flight: deque[Message] = deque()
+        self.unverified: deque[Message] = deque()
+        self._unclear: deque[Message] = deque()
+        self._recalled: deque[Message] = deque()
         self._settled: list[Settled] = []
 
     def __len__(self) -> int:
@@ -159,7 +316,7 @@ class SendState(Generic[Item]):
         return self.suspended and len(self) == len(self.unsent)
 
     @property
-    def oldest(self) -> Item | None:
+    def oldest(self) -> Message | None:
         """The oldest message without an outcome, or nearly; None without any."""
         for queue in (self.unverified, self._recalled, self._unclear, self.in_flight, self.unsent):
             if queue:
@@ -176,7 +333,7 @@ class SendState(Generic[Item]):
         """True while messages of an earlier process have no outcome."""
         return bool(self._recalled)
 
-    def add(self, item: Item) -> None:
+    def add(self, item: Message) -> None:
         """Add a message. With sequence IDs, they rise."""
         if not self._replay:
             self.unsent.append(item)
@@ -187,11 +344,11 @@ class SendState(Generic[Item]):
         else:
             self.unsent.append(item)
 
-    def recall(self, item: Item) -> None:
+    def recall(self, item: Message) -> None:
         """Add a message that an earlier process may have sent; it is not sent again here."""
         self._recalled.append(item)
 
-    def take(self) -> Item | None:
+    def take(self) -> Message | None:
         """Return the next message to pass to the producer; None if there is none now."""
         if not self.is_open or self.suspended or not self.unsent:
             return None
@@ -217,7 +374,7 @@ class SendState(Generic[Item]):
         else:
             self.unverified += items
 
-    def confirmed_apart(self, items: Collection[Item], verified: bool = True) -> None:
+    def confirmed_apart(self, items: Collection[Message], verified: bool = True) -> None:
         """Process confirmations of messages in flight that are behind others without an answer.
 
         Args:
@@ -277,7 +434,7 @@ class SendState(Generic[Item]):
         """
         self.is_open = True
         self._last_number = last_number
-        again: list[Item] = []
+        again: list[Message] = []
         while self._unclear:
             item = self._unclear.popleft()
             if self.numbered and item.number <= last_number:
@@ -331,18 +488,18 @@ class SendState(Generic[Item]):
         found, self._settled = self._settled, []
         return found
 
-    def _refuse(self, items: list[Item], reason: str) -> None:
+    def _refuse(self, items: list[Message], reason: str) -> None:
         """Settle messages that are not sent; earlier producers may have stored some of them."""
         for maybe_stored, group in groupby(items, key=lambda item: item.maybe_stored):
             outcome = SendOutcome.UNKNOWN if maybe_stored else SendOutcome.REFUSED
             self._settle(list(group), outcome, reason)
 
-    def _settle_all(self, queue: deque[Item], outcome: SendOutcome, reason: str) -> None:
+    def _settle_all(self, queue: deque[Message], outcome: SendOutcome, reason: str) -> None:
         items = list(queue)
         queue.clear()
         self._settle(items, outcome, reason)
 
-    def _settle(self, items: list[Item], outcome: SendOutcome, reason: str = "") -> None:
+    def _settle(self, items: list[Message], outcome: SendOutcome, reason: str = "") -> None:
         # This is what Settled(...) does, without a call in Python for each message.
         new = tuple.__new__
         self._settled += [new(Settled, (item, outcome, reason)) for item in items]

@@ -20,11 +20,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from delaylevel.cluster.background import Starter, in_thread
+from delaylevel.cluster.logs import RepeatedWarning
 from delaylevel.cluster.own_producers import OwnProducers
 from delaylevel.cluster.port import TopicAdmin
-from delaylevel.cluster.repeated_warning import RepeatedWarning
 from delaylevel.cluster.targets.send_state import SendOutcome
+from delaylevel.cluster.threads import Starter, in_thread
 from delaylevel.dispatcher.delay_queue import DelayQueue
 from delaylevel.dispatcher.journal.records import LowWatermark, pack_message
 from delaylevel.dispatcher.journal.topic import Journal

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from delaylevel.cluster.failures import close_quietly, is_ok, result_name, translate_errors
-from delaylevel.cluster.partition_lock import PartitionLock
+from delaylevel.cluster.locks import PartitionLock
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.publisher import FENCING_SETTINGS, open_producer
 from delaylevel.cluster.reader import read_range

@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from delaylevel.cluster.targets.pool import TargetKey, TargetPool
-from delaylevel.cluster.targets.send_state import SendOutcome
-from delaylevel.cluster.targets.sent_message import Sent
+from delaylevel.cluster.targets.send_state import SendOutcome, Sent
 from delaylevel.dispatcher.delay_queue import DelayQueue
 from delaylevel.dispatcher.journal.records import DispositionKind, LowWatermark
 from delaylevel.dispatcher.journal.topic import Journal

@@ -7,11 +7,11 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
-from delaylevel.cluster.background import Starter, in_thread
 from delaylevel.cluster.failures import is_too_large
+from delaylevel.cluster.logs import RepeatedWarning
 from delaylevel.cluster.own_producers import OwnProducers
-from delaylevel.cluster.repeated_warning import RepeatedWarning
 from delaylevel.cluster.targets.send_state import SendOutcome
+from delaylevel.cluster.threads import Starter, in_thread
 from delaylevel.dispatcher.record import WindowMessage
 from delaylevel.dispatcher.stats import SharedOwnerStats
 from delaylevel.model.clock import Clock

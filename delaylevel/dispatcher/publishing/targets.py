@@ -7,12 +7,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from operator import attrgetter
 
-from delaylevel.cluster.background import Starter
 from delaylevel.cluster.failures import error_name
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.publisher import SHARED_TEXT, needs_own_batch
 from delaylevel.cluster.targets.pool import TargetKey
 from delaylevel.cluster.targets.receivers import NO_TOPIC
+from delaylevel.cluster.threads import Starter
 from delaylevel.dispatcher.delay_queue import DelayQueue
 from delaylevel.dispatcher.record import DueBatch, WindowMessage
 from delaylevel.errors import BrokerError, NotFoundError

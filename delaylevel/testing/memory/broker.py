@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 import pulsar
 
-from delaylevel.cluster.values import NamespacePolicies, SchemaVersion, TopicMetadata, TopicPolicies
+from delaylevel.cluster.port import NamespacePolicies, SchemaVersion, TopicMetadata, TopicPolicies
 from delaylevel.errors import AdminError, ConflictError, InvalidInputError, NotFoundError
 from delaylevel.model.topic_name import TopicName
 from delaylevel.testing.clock import ManualClock

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from delaylevel.cluster.failures import translate_errors
-from delaylevel.cluster.partition_lock import PartitionLock
+from delaylevel.cluster.locks import PartitionLock
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.dispatcher.assignment import window_sources
 from delaylevel.dispatcher.fetcher import Fetcher

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from delaylevel.cluster.port import SchemaVersion
 from delaylevel.cluster.schemas import canonical
-from delaylevel.cluster.values import SchemaVersion
 
 RECORD_TYPES = ("AVRO", "JSON")
 UNTYPED = ("BYTES", "NONE", "AUTO_PUBLISH", "AUTO_CONSUME")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from delaylevel.cluster.connection import Connection
+from delaylevel.cluster.connection.settings import Connection
 from support.pages import ROOT, Block, blocks
 from support.plain_install import modules_of
 from support.shell import NotSeenError, Shell

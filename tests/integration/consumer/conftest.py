@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from delaylevel.cluster.connection import Connection
+from delaylevel.cluster.connection.settings import Connection
 from support.retry_world import RetryWorld
 from support.world import RealWorld
 

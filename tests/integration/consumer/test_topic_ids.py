@@ -14,7 +14,7 @@ import pytest
 import urllib3
 
 from delaylevel import DelayLevelClient
-from delaylevel.cluster.connection import Connection
+from delaylevel.cluster.connection.settings import Connection
 from delaylevel.consumer import Deduplication, HandledIds, TopicIdStore, id_memory, id_topic
 from delaylevel.errors import InvalidInputError
 from support.topic_ids import known, message, save

@@ -20,8 +20,8 @@ import pulsar
 import pytest
 
 from delaylevel.broker.embedded import EmbeddedBroker
-from delaylevel.cluster.connection import Connection
-from delaylevel.cluster.http import Rest
+from delaylevel.cluster.connection.settings import Connection
+from delaylevel.cluster.rest.http import Rest
 from delaylevel.errors import DelayLevelError
 from delaylevel.functions import deployment
 from delaylevel.model.clock import SystemClock

@@ -14,7 +14,7 @@ import pytest
 import urllib3
 
 from delaylevel import topics
-from delaylevel.cluster.connection import Connection
+from delaylevel.cluster.connection.settings import Connection
 from delaylevel.errors import LevelTopicError
 from delaylevel.functions import deployment, health
 from delaylevel.model.clock import SystemClock

@@ -11,9 +11,9 @@ from typing import Any
 import pulsar
 import pytest
 
-from delaylevel.cluster.background import in_thread
-from delaylevel.cluster.partition_lock import PartitionLock
+from delaylevel.cluster.locks import PartitionLock
 from delaylevel.cluster.reader import read_range
+from delaylevel.cluster.threads import in_thread
 from delaylevel.dispatcher.assignment import window_sources
 from delaylevel.dispatcher.journal import topic as journal_topic
 from delaylevel.dispatcher.journal.records import LowWatermark

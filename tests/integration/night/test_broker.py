@@ -19,7 +19,7 @@ from delaylevel.broker.embedded import BrokerStatus, EmbeddedBroker, running_ins
 from delaylevel.broker.preparing import prepare
 from delaylevel.broker.ready import RegistrationMonitor
 from delaylevel.cli.main import cli
-from delaylevel.cluster.admin import Admin
+from delaylevel.cluster.rest.admin import Admin
 from delaylevel.errors import AlreadyRunningError, BrokerError, BrokerUnreachableError
 from support.world import eventually, quiet_client
 

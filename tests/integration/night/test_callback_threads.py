@@ -11,8 +11,8 @@ import pulsar
 import pytest
 
 from delaylevel import DelayLevelClient, PartitionStrategy
-from delaylevel.cluster.client_parts import threads
-from delaylevel.cluster.connection import Connection
+from delaylevel.cluster.client_parts import cores
+from delaylevel.cluster.connection.settings import Connection
 from delaylevel.producer import client_calls
 from support.world import QUIET, eventually
 
@@ -80,7 +80,7 @@ def test_the_state_lasts_as_long_as_a_level_producer(
 
     def release_state(producer: Any) -> None:
         closing.add(threading.get_ident())
-        threads.release_state(producer)
+        cores.release_state(producer)
 
     monkeypatch.setattr(client_calls, "release_state", release_state)
     plain = client.create_producer(orders)
@@ -101,30 +101,30 @@ def test_the_state_lasts_as_long_as_a_level_producer(
 def test_only_the_thread_that_keeps_a_state_releases_it() -> None:
     """A producer that was closed by another thread leaves the state of the first one alone."""
     kept = type("Opened", (), {})()
-    threads.keep_state(kept)
+    cores.keep_state(kept)
     try:
-        other = threading.Thread(target=threads.release_state, args=(kept,))
+        other = threading.Thread(target=cores.release_state, args=(kept,))
         other.start()
         other.join()
-        assert kept in threads._references
+        assert kept in cores._references
     finally:
-        threads.release_state(kept)
-    assert kept not in threads._references
-    threads.release_state(kept)  # a second close does nothing
+        cores.release_state(kept)
+    assert kept not in cores._references
+    cores.release_state(kept)  # a second close does nothing
 
 
 def test_only_a_stored_message_keeps_the_state() -> None:
     """Other outcomes may come from the thread that sends."""
     opened, outcomes = type("Opened", (), {})(), Callbacks()
-    callback = threads.in_kept_state(opened, outcomes)
+    callback = cores.in_kept_state(opened, outcomes)
     callback(pulsar.Result.ProducerQueueIsFull, None)
-    assert opened not in threads._references
+    assert opened not in cores._references
     callback(pulsar.Result.Ok, None)
     try:
-        assert opened in threads._references
+        assert opened in cores._references
         callback(pulsar.Result.Ok, None)
-        assert threads._references[opened].producers == 1
+        assert cores._references[opened].producers == 1
     finally:
-        threads.release_state(opened)
-    assert opened not in threads._references
+        cores.release_state(opened)
+    assert opened not in cores._references
     assert len(outcomes.threads) == 1

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import urllib3
 
-from delaylevel.cluster.connection import Connection
+from delaylevel.cluster.connection.settings import Connection
 from delaylevel.dispatcher import DispatchSettings
 from delaylevel.doctor import State, examine
 from delaylevel.errors import UnsafeNamespaceError

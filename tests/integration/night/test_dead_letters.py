@@ -13,8 +13,8 @@ from click.testing import CliRunner
 
 from delaylevel.broker.embedded import EmbeddedBroker
 from delaylevel.cli.main import cli
-from delaylevel.cluster.connection import Connection
-from delaylevel.cluster.dead_letter_topic import DeadLetterTopic
+from delaylevel.cluster.connection.settings import Connection
+from delaylevel.cluster.own_producers import DeadLetterTopic
 from delaylevel.model.message import ParkedMessage
 from delaylevel.mover import dead_letters as deadletters
 from delaylevel.topics import lifecycle

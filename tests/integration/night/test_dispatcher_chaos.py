@@ -20,8 +20,8 @@ import pytest
 
 from delaylevel import topics
 from delaylevel.broker.embedded import EmbeddedBroker
-from delaylevel.cluster.admin import Admin
-from delaylevel.cluster.values import TopicPolicies
+from delaylevel.cluster.port import TopicPolicies
+from delaylevel.cluster.rest.admin import Admin
 from delaylevel.dispatcher.service import partition_owners
 from delaylevel.errors import BrokerError
 from delaylevel.model import envelope as env

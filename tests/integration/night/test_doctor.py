@@ -16,8 +16,8 @@ import urllib3
 from click.testing import Result
 
 from delaylevel import topics
-from delaylevel.cluster.admin import Admin
-from delaylevel.cluster.connection import Connection
+from delaylevel.cluster.connection.settings import Connection
+from delaylevel.cluster.rest.admin import Admin
 from delaylevel.doctor import CHECKS, ExamOptions, Finding, State, examine
 from delaylevel.model.clock import SystemClock
 from delaylevel.model.delivery import Delivery

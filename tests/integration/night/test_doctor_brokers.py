@@ -8,7 +8,7 @@ from datetime import timedelta
 
 from delaylevel import topics
 from delaylevel.broker.embedded import EmbeddedBroker
-from delaylevel.cluster.admin import Admin
+from delaylevel.cluster.rest.admin import Admin
 from delaylevel.doctor import Finding, State, examine
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Mover
 from delaylevel.model.strategy import Levels, PartitionStrategy

@@ -17,7 +17,7 @@ import pulsar
 import pytest
 
 from delaylevel import topics
-from delaylevel.cluster.connection import Connection
+from delaylevel.cluster.connection.settings import Connection
 from delaylevel.model.strategy import PartitionBy, PartitionStrategy
 from delaylevel.producer.client import wrap
 from support.world import RealWorld

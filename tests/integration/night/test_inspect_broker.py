@@ -18,7 +18,7 @@ import pulsar
 import pyarrow.parquet as pq
 from click.testing import Result
 
-from delaylevel.cluster.admin import Admin
+from delaylevel.cluster.rest.admin import Admin
 from delaylevel.dispatcher import Dispatcher, DispatchSettings
 from delaylevel.inspection import Inspector, Selection, Window
 from delaylevel.model.clock import SystemClock

@@ -24,8 +24,8 @@ import urllib3
 from delaylevel import topics
 from delaylevel.broker.distribution import distribution_directory, java
 from delaylevel.broker.embedded import EmbeddedBroker
-from delaylevel.cluster.admin import Admin
-from delaylevel.cluster.connection import Connection
+from delaylevel.cluster.connection.settings import Connection
+from delaylevel.cluster.rest.admin import Admin
 from delaylevel.dispatcher import Dispatcher, DispatchSettings
 from delaylevel.model.cancellation import PAYLOAD, cancellation
 from delaylevel.model.clock import SystemClock

@@ -9,7 +9,7 @@ import pulsar
 import pytest
 
 from delaylevel import topics
-from delaylevel.cluster.admin import Admin
+from delaylevel.cluster.rest.admin import Admin
 from delaylevel.errors import (
     UnsafeNamespaceError,
 )

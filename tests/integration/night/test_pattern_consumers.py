@@ -14,7 +14,7 @@ import pytest
 from click.testing import Result
 
 from delaylevel import DelayLevelClient, PartitionBy, PartitionStrategy, topics
-from delaylevel.cluster.connection import Connection
+from delaylevel.cluster.connection.settings import Connection
 from delaylevel.cluster.reader import _open_reader
 from delaylevel.dispatcher import Dispatcher, DispatchSettings
 from delaylevel.doctor import State, examine

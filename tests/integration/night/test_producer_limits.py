@@ -15,7 +15,7 @@ import pytest
 from pulsar.schema import JsonSchema, Record, String, StringSchema
 
 from delaylevel.broker.embedded import EmbeddedBroker
-from delaylevel.cluster.connection import Connection
+from delaylevel.cluster.connection.settings import Connection
 from delaylevel.errors import BrokerError, MessageTooLargeError, UnconfirmedMessagesError
 from delaylevel.model.envelope import Envelope
 from delaylevel.model.level_topic import default_level_topic

@@ -9,8 +9,8 @@ import pulsar
 import pytest
 from pulsar.schema import BytesSchema
 
-from delaylevel.cluster.admin import Admin
 from delaylevel.cluster.publisher import BULK_SETTINGS, Publisher
+from delaylevel.cluster.rest.admin import Admin
 from support.publisher_faults import MESSAGES, kept_topic, messages, publisher, send, stored  # noqa: F401
 from support.world import quiet_client
 

@@ -15,8 +15,8 @@ from typing import Any
 import pulsar
 import pytest
 
-from delaylevel.cluster.connection import Connection
-from delaylevel.cluster.partition_lock import PartitionLock
+from delaylevel.cluster.connection.settings import Connection
+from delaylevel.cluster.locks import PartitionLock
 from delaylevel.dispatcher import DispatchSettings
 from delaylevel.errors import AlreadyRunningError
 from delaylevel.model.level_topic import (

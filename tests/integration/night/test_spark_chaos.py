@@ -23,7 +23,7 @@ import pytest
 
 from delaylevel import Levels, PartitionStrategy, topics
 from delaylevel.broker.embedded import EmbeddedBroker
-from delaylevel.cluster.admin import Admin
+from delaylevel.cluster.rest.admin import Admin
 from delaylevel.errors import BrokerError
 from delaylevel.model.delivery import Delivery
 from delaylevel.model.envelope import ID

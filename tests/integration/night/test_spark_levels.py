@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from delaylevel.cluster.connection import Connection
+from delaylevel.cluster.connection.settings import Connection
 from delaylevel.errors import AlreadyRunningError
 from delaylevel.model.clock import SystemClock
 from delaylevel.model.strategy import Levels, PartitionStrategy

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from delaylevel.cluster.partition_lock import describe_owner
+from delaylevel.cluster.locks import describe_owner
 from delaylevel.model.source_partition import source_partitions
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.producer.client import DelayLevelClient

@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
 from delaylevel.cli.main import cli
-from delaylevel.cluster.connection import Connection
+from delaylevel.cluster.connection.settings import Connection
 from delaylevel.errors import ConfigError, StepsError
 from delaylevel.model.cancellation import PAYLOAD
 from delaylevel.model.clock import SystemClock

@@ -13,7 +13,7 @@ from typing import Any
 import pulsar
 import pytest
 
-from delaylevel.cluster.admin import Admin
+from delaylevel.cluster.rest.admin import Admin
 from delaylevel.model.level_topic import SUBSCRIPTION, Role
 from delaylevel.model.source_partition import source_partitions
 from delaylevel.model.strategy import Levels, PartitionStrategy

@@ -20,7 +20,7 @@ import pytest
 from click.testing import Result
 
 from delaylevel import topics
-from delaylevel.cluster.connection import Connection
+from delaylevel.cluster.connection.settings import Connection
 from delaylevel.cluster.reader import read_range
 from delaylevel.dispatcher import Dispatcher, DispatchSettings
 from delaylevel.doctor import State, examine

@@ -14,9 +14,9 @@ from urllib.parse import urlsplit
 import pytest
 
 from delaylevel import DelayLevelClient
-from delaylevel.cluster.addresses import AdminAddresses
-from delaylevel.cluster.admin import Admin
-from delaylevel.cluster.connection import Connection
+from delaylevel.cluster.connection.settings import Connection
+from delaylevel.cluster.rest.admin import Admin
+from delaylevel.cluster.rest.http import AdminAddresses
 from delaylevel.dispatcher import DispatchSettings
 from delaylevel.dispatcher.service import partition_owners
 from delaylevel.model.delivery import Delivery

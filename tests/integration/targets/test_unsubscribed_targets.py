@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 from click.testing import Result
 
-from delaylevel.cluster.http import Rest
+from delaylevel.cluster.rest.http import Rest
 from delaylevel.topics import lifecycle
 from delaylevel.topics.targets import unsubscribed
 from support.world import RealWorld

@@ -15,7 +15,7 @@ from delaylevel.broker import distribution, process
 from delaylevel.broker.conf import environment, write_conf
 from delaylevel.broker.embedded import EmbeddedBroker, instances, running_instance
 from delaylevel.broker.ready import RegistrationLoopError, RegistrationMonitor, wait_ready
-from delaylevel.cluster import local_brokers
+from delaylevel.cluster.connection import local_brokers
 from delaylevel.errors import BrokerError, InvalidInputError, PrerequisiteError
 
 

@@ -73,8 +73,8 @@ def test_a_record_keeps_its_exception_on_one_line() -> None:
         ("import warnings\nwarnings.warn('careful')", ("warning", "py.warnings", "careful")),
         (
             "import pulsar\n"
-            "from delaylevel.cluster import client_log\n"
-            "client = pulsar.Client('pulsar://127.0.0.1:1', logger=client_log.for_verbosity(1))\n"
+            "from delaylevel.cluster import logs\n"
+            "client = pulsar.Client('pulsar://127.0.0.1:1', logger=logs.for_verbosity(1))\n"
             "client.close()",
             ("info", "pulsar", "Closing Pulsar client"),
         ),

@@ -19,7 +19,7 @@ from delaylevel.cli.command import (
     pass_settings,
 )
 from delaylevel.cli.main import SECTIONS, cli, translate
-from delaylevel.cluster.connection import Connection, require_reachable
+from delaylevel.cluster.connection.settings import Connection, require_reachable
 
 
 def test_a_group_without_a_module_does_not_break_the_others(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from delaylevel.cluster.addresses import AdminAddresses, addresses_of, base_of, host_of
+from delaylevel.cluster.rest.http import AdminAddresses, addresses_of, base_of, host_of
 from delaylevel.errors import ConfigError
 
 A, B, C = "http://a:8080", "http://b:8080", "http://c:8080"

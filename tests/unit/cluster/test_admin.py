@@ -13,10 +13,10 @@ from collections.abc import Callable
 import pytest
 from pydantic import SecretStr
 
-from delaylevel.cluster import http
-from delaylevel.cluster.admin import Admin
-from delaylevel.cluster.connection import Connection
-from delaylevel.cluster.values import DelayedDelivery
+from delaylevel.cluster.connection.settings import Connection
+from delaylevel.cluster.port import DelayedDelivery
+from delaylevel.cluster.rest import http
+from delaylevel.cluster.rest.admin import Admin
 from delaylevel.errors import (
     AdminError,
     BrokerUnreachableError,

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from delaylevel import wrap
-from delaylevel.cluster.admin import Admin
+from delaylevel.cluster.rest.admin import Admin
 from delaylevel.errors import AdminError, BrokerUnreachableError, ConfigError, LevelTopicError
 from delaylevel.producer.aio import AsyncDelayLevelClient
 from delaylevel.producer.client import DelayLevelClient

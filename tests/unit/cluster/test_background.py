@@ -9,12 +9,12 @@ from collections.abc import Callable
 
 import pytest
 
-from delaylevel.cluster import background
-from delaylevel.cluster.background import BackgroundWork
+from delaylevel.cluster import threads
+from delaylevel.cluster.threads import BackgroundWork
 
 PROGRAM = """
 import time
-from delaylevel.cluster.background import in_thread
+from delaylevel.cluster.threads import in_thread
 in_thread(lambda: ({work}, print("done", flush=True)))
 """
 
@@ -49,11 +49,11 @@ def test_work_that_fails_or_cannot_begin_is_not_waited_for(
         raise RuntimeError("can't start new thread")
 
     work = BackgroundWork()
-    monkeypatch.setattr(background, "in_thread", lambda piece: piece())
+    monkeypatch.setattr(threads, "in_thread", lambda piece: piece())
     with pytest.raises(ValueError, match="failed"):
         work.start(fail)
     assert work.join(0)
-    monkeypatch.setattr(background, "in_thread", refuse)
+    monkeypatch.setattr(threads, "in_thread", refuse)
     with pytest.raises(RuntimeError, match="can't start"):
         work.start(fail)
     assert work.join(0)

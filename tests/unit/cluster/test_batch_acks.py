@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delaylevel.cluster import batch_acks
-from delaylevel.cluster.batch_acks import UNPROVEN, BatchAckTracker
+from delaylevel.cluster import publisher
+from delaylevel.cluster.publisher import UNPROVEN, BatchAckTracker
 from support.fakes import serialized_id
 
 OK, TIMEOUT = pulsar.Result.Ok, pulsar.Result.Timeout
@@ -21,8 +21,8 @@ LEDGER = 7
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch_acks, "_PATIENCE_S", 0.0)
-    monkeypatch.setattr(batch_acks, "_predictable", True)
+    monkeypatch.setattr(publisher, "_PATIENCE_S", 0.0)
+    monkeypatch.setattr(publisher, "_predictable", True)
 
 
 def message_id(entry: int, index: int, size: int) -> Any:
@@ -101,7 +101,7 @@ def test_a_failed_batch_is_detected(
 def test_unexpected_batch_sizes_never_confirm_unstored_messages(
     lengths: list[int], messages: int, cut: int, failing: set[int]
 ) -> None:
-    batch_acks._predictable = True
+    publisher._predictable = True
     tracker = BatchAckTracker(messages, 10_000)
     client = Client(cut, 10_000, lambda batch: TIMEOUT if batch in failing else OK)
     publish(tracker, client, lengths)

@@ -12,7 +12,7 @@ import pytest
 CLOSED = b"Closing Pulsar client"
 PROGRAM = """
 import pulsar
-from delaylevel.cluster import client_log as _clientlog
+from delaylevel.cluster import logs as _clientlog
 pulsar.Client("pulsar://127.0.0.1:1", logger=_clientlog.{}).close()
 """
 TO_STDERR = PROGRAM.format("to_stderr(pulsar.LoggerLevel.Info)")

@@ -14,7 +14,7 @@ from typing import Any
 import pulsar
 import pytest
 
-from delaylevel.cluster.client_parts import TESTED, require_tested, sending
+from delaylevel.cluster.client_parts import TESTED, cores, require_tested
 
 ROOT = Path(__file__).parents[3]
 PLACE = ROOT / "delaylevel" / "cluster" / "client_parts"
@@ -120,14 +120,14 @@ def test_arguments_are_checked_by_the_client(wrong: dict[str, Any]) -> None:
         "not_parkable": (7, None, False),
         "event_timestamp": 5,
     }
-    sending.check_message(**right)
+    cores.check_message(**right)
     with pytest.raises((TypeError, ValueError)):
-        sending.check_message(**{**right, **wrong})
+        cores.check_message(**{**right, **wrong})
 
 
 def test_only_the_clients_own_producers_have_a_core() -> None:
     producer = pulsar.Producer()
     producer._producer = core = object()
-    assert sending.producer_core(producer) is core
-    assert sending.producer_core(SimpleNamespace(_producer=core)) is None
-    assert sending.calls_back_later(producer)
+    assert cores.producer_core(producer) is core
+    assert cores.producer_core(SimpleNamespace(_producer=core)) is None
+    assert cores.calls_back_later(producer)

@@ -12,10 +12,9 @@ from typing import Any
 import pulsar
 import pytest
 
-from delaylevel.cluster import local_brokers as broker
-from delaylevel.cluster.client_log import silent
-from delaylevel.cluster.connection import Connection
-from delaylevel.cluster.token import TokenSource
+from delaylevel.cluster.connection import local_brokers as broker
+from delaylevel.cluster.connection.settings import Connection, TokenSource
+from delaylevel.cluster.logs import silent
 from delaylevel.errors import ConfigError
 
 SECRET = "s3cret-token-value"

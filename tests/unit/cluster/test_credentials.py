@@ -15,8 +15,8 @@ import pytest
 
 import delaylevel.asyncio
 from delaylevel import DelayLevelClient
-from delaylevel.cluster import credentials
-from delaylevel.cluster.credentials import OAuth2Token, admin_credentials
+from delaylevel.cluster.rest import credentials
+from delaylevel.cluster.rest.credentials import OAuth2Token, admin_credentials
 from delaylevel.errors import BrokerUnreachableError, ConfigError, PermissionDeniedError
 from support.scripted_http import Answer, Server, reply
 

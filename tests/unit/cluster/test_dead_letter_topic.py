@@ -7,8 +7,8 @@ from typing import Any
 import pulsar
 import pytest
 
-from delaylevel.cluster import dead_letter_topic
-from delaylevel.cluster.dead_letter_topic import DeadLetterTopic
+from delaylevel.cluster import own_producers
+from delaylevel.cluster.own_producers import DeadLetterTopic
 from delaylevel.errors import BrokerError
 from delaylevel.model.chunks import ChunkJoiner
 from delaylevel.model.envelope import COMPRESSION, REASON
@@ -102,7 +102,7 @@ def test_a_topic_that_takes_no_chunk_is_an_error_and_not_tried_for_ever(
 def test_an_interrupted_attempt_is_completed_by_the_next(
     memory: MemoryPulsar, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cut = dead_letter_topic.split
+    cut = own_producers.split
 
     def interrupted(*arguments: Any) -> Any:
         yield from cut(*arguments)[:2]
@@ -111,7 +111,7 @@ def test_an_interrupted_attempt_is_completed_by_the_next(
     letter = (message(b"v" * LIMIT), {REASON: "a"}, None)
     topic = DeadLetterTopic(memory.client(), TOPIC)
     with monkeypatch.context() as patched:
-        patched.setattr(dead_letter_topic, "split", interrupted)
+        patched.setattr(own_producers, "split", interrupted)
         with pytest.raises(BrokerError, match="has ended"):
             topic.store([letter])
     topic.store([letter])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from delaylevel.cluster.targets.entry_outcomes import EntryLimits, EntryOutcomes
+from delaylevel.cluster.targets.send_state import EntryLimits, EntryOutcomes
 from delaylevel.model.message import ParkedMessage
 
 

@@ -11,8 +11,8 @@ from typing import Any
 import pulsar
 import pytest
 
-from delaylevel.cluster.connection import Connection
-from delaylevel.cluster.failover_client import FailoverClient, host_answers
+from delaylevel.cluster.connection.failover_client import FailoverClient, host_answers
+from delaylevel.cluster.connection.settings import Connection
 from support.world import eventually
 
 BOTH = "pulsar://one:6650,two:6650"
@@ -127,7 +127,7 @@ def server(answer: bytes | None) -> Iterator[str]:
 
 
 def test_a_host_that_accepts_and_says_nothing_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("delaylevel.cluster.failover_client._ANSWER_S", 0.2)
+    monkeypatch.setattr("delaylevel.cluster.connection.failover_client._ANSWER_S", 0.2)
     with server(None) as hanging:
         assert not host_answers(hanging, False)
         assert not host_answers(hanging, True)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from delaylevel.cluster.partition_reports import PartitionReports
+from delaylevel.cluster.rest.admin import PartitionReports
 from delaylevel.errors import BrokerUnreachableError, NotFoundError
 from delaylevel.model.topic_name import TopicName
 

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from delaylevel.cluster.repeated_warning import RepeatedWarning
+from delaylevel.cluster.logs import RepeatedWarning
 
 log = logging.getLogger(__name__)
 

@@ -8,6 +8,13 @@ from typing import Any
 
 import pytest
 
+from delaylevel.cluster.port import (
+    SUBSCRIPTION_TYPES,
+    BrokerSettings,
+    ClientLimits,
+    NamespacePolicies,
+    TopicPolicies,
+)
 from delaylevel.cluster.rules import (
     OURS,
     RULES,
@@ -15,13 +22,6 @@ from delaylevel.cluster.rules import (
     at_creation,
     read,
     violations,
-)
-from delaylevel.cluster.values import (
-    SUBSCRIPTION_TYPES,
-    BrokerSettings,
-    ClientLimits,
-    NamespacePolicies,
-    TopicPolicies,
 )
 from delaylevel.errors import BrokerError, BrokerUnreachableError, PermissionDeniedError
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Mover

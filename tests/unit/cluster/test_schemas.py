@@ -9,8 +9,8 @@ import pulsar
 import pytest
 from pulsar.schema import BytesSchema, Integer, JsonSchema, Record, String, StringSchema
 
+from delaylevel.cluster.port import SchemaVersion
 from delaylevel.cluster.schemas import EncodedSchema, canonical, find, reference_to
-from delaylevel.cluster.values import SchemaVersion
 from delaylevel.model.envelope import SchemaRef
 from delaylevel.model.topic_name import TopicName
 

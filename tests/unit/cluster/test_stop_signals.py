@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from delaylevel.cluster.stop_signals import stop_on_signals
+from delaylevel.cluster.threads import stop_on_signals
 
 
 @pytest.fixture(autouse=True)

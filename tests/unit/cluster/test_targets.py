@@ -10,18 +10,13 @@ from typing import Any
 import pulsar
 import pytest
 
+from delaylevel.cluster.port import PartitionStats, SubscriptionStats, TopicMetadata, TopicPolicies
 from delaylevel.cluster.publisher import BULK_SETTINGS, KEY_BATCHED_SETTINGS, PRODUCER_SETTINGS
-from delaylevel.cluster.targets.entry_outcomes import EntryOutcomes
-from delaylevel.cluster.targets.flushes import Flushes
-from delaylevel.cluster.targets.opening import Opened
+from delaylevel.cluster.targets.opener import Opened
 from delaylevel.cluster.targets.pool import TargetKey, TargetPool
+from delaylevel.cluster.targets.producer import Flushes
 from delaylevel.cluster.targets.receivers import NO_RECEIVER, SOME_RECEIVED
-from delaylevel.cluster.values import (
-    PartitionStats,
-    SubscriptionStats,
-    TopicMetadata,
-    TopicPolicies,
-)
+from delaylevel.cluster.targets.send_state import EntryOutcomes
 from delaylevel.errors import BrokerUnreachableError, NotFoundError
 from delaylevel.model.message import ParkedMessage
 from delaylevel.model.topic_name import TopicName

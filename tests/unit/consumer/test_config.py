@@ -10,7 +10,7 @@ import pulsar
 import pytest
 
 from delaylevel import DelayLevelProducer
-from delaylevel.cluster.connection import Connection
+from delaylevel.cluster.connection.settings import Connection
 from delaylevel.consumer.config import ApplicationConfig, ListenerSettings
 from delaylevel.consumer.listener import listeners_of
 from delaylevel.consumer.listeners import Listeners

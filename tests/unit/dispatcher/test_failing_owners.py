@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from delaylevel.cluster.repeated_warning import RepeatedWarning
+from delaylevel.cluster.logs import RepeatedWarning
 from delaylevel.dispatcher.service import ServedTopic
 from delaylevel.dispatcher.stats import SharedOwnerStats
 from delaylevel.errors import BrokerError

@@ -17,10 +17,9 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from delaylevel.cluster.publisher import KEY_BATCHED_SETTINGS
-from delaylevel.cluster.targets import entry_outcomes
-from delaylevel.cluster.targets.entry_outcomes import EntryOutcome
+from delaylevel.cluster.targets import send_state
 from delaylevel.cluster.targets.pool import TargetKey
-from delaylevel.cluster.targets.send_state import SendOutcome, SendState
+from delaylevel.cluster.targets.send_state import EntryOutcome, SendOutcome, SendState
 from delaylevel.dispatcher.cancelling.decisions import Cancellations
 from delaylevel.dispatcher.cancelling.desk import OutcomeTopic
 from delaylevel.dispatcher.cancelling.queue import CancellationQueue
@@ -226,7 +225,7 @@ def run_all(
     actions: list[tuple[str, int, int]],
     partitions: int = 0,
 ) -> None:
-    entry_outcomes._mistakes = 0
+    send_state._mistakes = 0
     with tempfile.TemporaryDirectory() as directory:
         run = Simulation(numbered, Path(directory), partitions)
         for action, which, amount in actions:

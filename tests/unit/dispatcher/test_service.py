@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from delaylevel.cluster.repeated_warning import RepeatedWarning
-from delaylevel.cluster.values import ConsumerStats, PartitionStats, SubscriptionStats
+from delaylevel.cluster.logs import RepeatedWarning
+from delaylevel.cluster.port import ConsumerStats, PartitionStats, SubscriptionStats
 from delaylevel.dispatcher import Dispatcher, DispatchSettings, assignment, service
 from delaylevel.dispatcher.assignment import GroupState, Membership, assign
 from delaylevel.dispatcher.service import ServedTopic

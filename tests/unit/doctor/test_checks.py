@@ -13,9 +13,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from delaylevel import topics
-from delaylevel.cluster.connection import Connection
-from delaylevel.cluster.rules import RULES
-from delaylevel.cluster.values import (
+from delaylevel.cluster.connection.settings import Connection
+from delaylevel.cluster.port import (
     BrokerSettings,
     DelayedDelivery,
     NamespacePolicies,
@@ -25,6 +24,7 @@ from delaylevel.cluster.values import (
     TopicMetadata,
     TopicPolicies,
 )
+from delaylevel.cluster.rules import RULES
 from delaylevel.doctor import (
     cluster_checks,
     examination,

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from delaylevel.cluster.connection import Connection
-from delaylevel.cluster.parsing import delayed_delivery
-from delaylevel.cluster.values import BrokerSettings, PartitionStats, SubscriptionStats
+from delaylevel.cluster.connection.settings import Connection
+from delaylevel.cluster.port import BrokerSettings, PartitionStats, SubscriptionStats
+from delaylevel.cluster.rest.parsing import delayed_delivery
 from delaylevel.doctor import delay_checks, running_checks
 from delaylevel.doctor.context import ClusterContext, ExamOptions, LevelTopicContext
 from delaylevel.doctor.examination import _run

@@ -16,7 +16,7 @@ import pulsar
 import pytest
 
 from delaylevel import __version__
-from delaylevel.cluster.connection import Connection
+from delaylevel.cluster.connection.settings import Connection
 from delaylevel.errors import AdminError, ConfigError, LevelTopicError
 from delaylevel.functions import archive, deployment, health
 from delaylevel.functions.deployment import FunctionOptions, function_config

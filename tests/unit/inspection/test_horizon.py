@@ -23,7 +23,7 @@ from delaylevel.cli.horizon import horizon_note, horizon_text, horizon_view
 from delaylevel.cli.main import cli
 from delaylevel.cli.views.tables import bar, bucket_label, count, rate, short
 from delaylevel.cluster.entries import EntryRange, choose_places
-from delaylevel.cluster.values import LedgerInfo
+from delaylevel.cluster.port import LedgerInfo
 from delaylevel.errors import InvalidInputError, LevelTopicError
 from delaylevel.inspection import Horizon, Inspector, Part
 from delaylevel.inspection.distribution import (

@@ -11,9 +11,9 @@ import pulsar
 import pytest
 
 from delaylevel import topics
-from delaylevel.cluster.compression import compression_name, compression_settings
-from delaylevel.cluster.dead_letter_topic import DeadLetterTopic
-from delaylevel.cluster.partition_lock import PartitionLock
+from delaylevel.cluster.locks import PartitionLock
+from delaylevel.cluster.own_producers import DeadLetterTopic
+from delaylevel.cluster.publisher import compression_name, compression_settings
 from delaylevel.errors import ClientError, LevelTopicError, StillPendingError
 from delaylevel.model.envelope import (
     CHUNK,

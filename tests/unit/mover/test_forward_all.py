@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delaylevel.cluster.compression import compression_settings
+from delaylevel.cluster.publisher import compression_settings
 from delaylevel.errors import BrokerError, EnvelopeError
 from delaylevel.model.delivery import Sequence
 from delaylevel.model.envelope import (

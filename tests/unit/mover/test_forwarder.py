@@ -9,8 +9,8 @@ from typing import Any
 import pulsar
 import pytest
 
+from delaylevel.cluster.port import SchemaVersion
 from delaylevel.cluster.publisher import BULK_SETTINGS, PRODUCER_SETTINGS
-from delaylevel.cluster.values import SchemaVersion
 from delaylevel.errors import BrokerError, BrokerUnreachableError, InvalidInputError
 from delaylevel.model.delivery import Delivery, Sequence
 from delaylevel.model.envelope import (

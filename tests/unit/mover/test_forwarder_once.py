@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from delaylevel.cluster.targets import looks
+from delaylevel.cluster.targets import receivers
 from delaylevel.errors import BrokerError
 from delaylevel.model.delivery import Sequence, sequence_id
 from delaylevel.model.envelope import ATTEMPT, DUE, EXPIRES, ID, SCHEMA, TARGET, SchemaRef
@@ -194,7 +194,7 @@ def test_names_of_producers_are_those_that_the_broker_knows() -> None:
     broker, admin = Broker(), FakeAdmin(partitions={ORDERS: 3})
     lacking = SchemaRef.parse("AVRO:0123456789abcdef")
     plain = {SCHEMA: str(lacking)}
-    with patch.object(looks, "target_schema", lambda *_: None):
+    with patch.object(receivers, "target_schema", lambda *_: None):
         run(
             broker,
             [message(1), message(2, key=""), message(3, key="", properties=plain)],

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from delaylevel.cluster.values import LedgerInfo
+from delaylevel.cluster.port import LedgerInfo
 from delaylevel.model.level_topic import Role
 from delaylevel.model.position import EARLIEST, Position
 from delaylevel.model.source_partition import SourcePartition

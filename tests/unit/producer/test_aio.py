@@ -13,7 +13,7 @@ import pulsar.asyncio
 import pytest
 from pulsar.schema import BytesSchema
 
-from delaylevel.cluster.background import in_thread
+from delaylevel.cluster.threads import in_thread
 from delaylevel.errors import InvalidInputError, MessageTooLargeError
 from delaylevel.producer.aio import AsyncDelayLevelClient, AsyncDelayLevelProducer
 from delaylevel.producer.aio_calls import Room

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from delaylevel.cluster.values import ConsumerStats, PartitionStats, SubscriptionStats
+from delaylevel.cluster.port import ConsumerStats, PartitionStats, SubscriptionStats
 from delaylevel.errors import BrokerUnreachableError
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Mover
 from delaylevel.model.position import Position

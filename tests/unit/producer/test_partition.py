@@ -10,7 +10,7 @@ import pulsar
 import pytest
 from pulsar.schema import BytesSchema
 
-from delaylevel.cluster.background import in_thread
+from delaylevel.cluster.threads import in_thread
 from delaylevel.errors import LevelTopicError
 from delaylevel.producer.client_calls import GroupCommit, ignore
 from delaylevel.producer.partition import Opening, PartitionProducer

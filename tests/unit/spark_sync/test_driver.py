@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("pyspark")
 
-from delaylevel.cluster.partition_lock import PartitionLock
+from delaylevel.cluster.locks import PartitionLock
 from delaylevel.errors import (
     BrokerError,
     BrokerUnreachableError,

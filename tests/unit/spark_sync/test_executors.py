@@ -21,7 +21,7 @@ from pydantic import SecretStr
 pytest.importorskip("pyspark")
 
 from delaylevel.cli.main import cli
-from delaylevel.cluster.connection import Connection
+from delaylevel.cluster.connection.settings import Connection
 from delaylevel.errors import ConfigError
 from delaylevel.spark_sync import Executors, cluster, packages
 from delaylevel.spark_sync.packages import FOLDER, distributions, pack

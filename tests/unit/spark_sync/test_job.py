@@ -10,7 +10,7 @@ from unittest.mock import MagicMock
 import pytest
 from pyspark.errors import PySparkException, StreamingQueryException
 
-from delaylevel.cluster.connection import Connection
+from delaylevel.cluster.connection.settings import Connection
 from delaylevel.errors import (
     AlreadyRunningError,
     BrokerError,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from delaylevel.cluster.connection import Connection
+from delaylevel.cluster.connection.settings import Connection
 from delaylevel.testing import embedded
 from delaylevel.testing.embedded import own_namespace
 from support.scripted_http import Answer, Server, reply

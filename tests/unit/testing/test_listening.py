@@ -13,7 +13,7 @@ from typing import Any
 import pulsar
 import pytest
 
-from delaylevel.cluster.connection import Connection
+from delaylevel.cluster.connection.settings import Connection
 from delaylevel.consumer import Backoff, Deduplication, Listeners, ReceivedMessage, Reject, Retry
 from delaylevel.errors import InvalidInputError
 from delaylevel.testing import MemoryPulsar

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from pulsar import ConsumerType
 
-from delaylevel.cluster import background
-from delaylevel.cluster.partition_lock import PartitionLock
+from delaylevel.cluster import threads
+from delaylevel.cluster.locks import PartitionLock
 from delaylevel.dispatcher.assignment import window_sources
 from delaylevel.dispatcher.journal.records import (
     Commit,
@@ -323,7 +323,7 @@ def test_there_are_no_threads_and_no_files(bench: Bench, monkeypatch: pytest.Mon
     bench.producer.close()
     for where, name in (
         (threading.Thread, "start"),
-        (background, "in_thread"),
+        (threads, "in_thread"),
         (directory, "make_spill_folder"),
         (directory.SpillDirectory, "write"),
         (Path, "mkdir"),

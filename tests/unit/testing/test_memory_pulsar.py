@@ -13,8 +13,7 @@ import pytest
 from pulsar import ConsumerType, InitialPosition
 
 from delaylevel import DelayLevelClient, PartitionBy, PartitionStrategy, testing
-from delaylevel.cluster.port import TopicAdmin
-from delaylevel.cluster.values import NamespacePolicies
+from delaylevel.cluster.port import NamespacePolicies, TopicAdmin
 from delaylevel.errors import AlreadyRunningError, InvalidInputError, UnsafeNamespaceError
 from delaylevel.model import envelope as env
 from delaylevel.model.clock import duration_ms

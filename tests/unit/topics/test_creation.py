@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from delaylevel import topics
-from delaylevel.cluster.values import TopicMetadata, TopicPolicies
+from delaylevel.cluster.port import TopicMetadata, TopicPolicies
 from delaylevel.errors import (
     AdminError,
     BrokerUnreachableError,

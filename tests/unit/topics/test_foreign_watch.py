@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from delaylevel.cluster.values import ConsumerStats, PartitionStats, SubscriptionStats
+from delaylevel.cluster.port import ConsumerStats, PartitionStats, SubscriptionStats
 from delaylevel.errors import PermissionDeniedError
 from delaylevel.model.topic_name import TopicName
 from delaylevel.topics.foreign_watch import (

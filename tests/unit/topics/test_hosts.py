@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from delaylevel.cluster.values import ConsumerStats, PartitionStats, SubscriptionStats
+from delaylevel.cluster.port import ConsumerStats, PartitionStats, SubscriptionStats
 from delaylevel.model.level_topic import LevelTopicDescription, Mover
 from delaylevel.model.pauses import Pauses
 from delaylevel.model.position import Position

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from delaylevel.cluster import parsing
+from delaylevel.cluster.rest import parsing
 from delaylevel.model.topic_name import TopicName
 from delaylevel.testing import MemoryPulsar
 from delaylevel.topics.targets import keep

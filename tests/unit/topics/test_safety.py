@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from delaylevel import topics
+from delaylevel.cluster.port import BacklogQuota, BrokerSettings, NamespacePolicies
 from delaylevel.cluster.rules import at_creation, notes, violations
-from delaylevel.cluster.values import BacklogQuota, BrokerSettings, NamespacePolicies
 from delaylevel.errors import AdminError, InvalidStrategyError, LevelTopicError
 from delaylevel.model.level_topic import DESCRIPTION_PROPERTY, TARGET_PREFIX, LevelTopicDescription
 from delaylevel.model.strategy import Levels, PartitionBy, PartitionStrategy

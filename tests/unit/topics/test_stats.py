@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from delaylevel.cluster.port import ConsumerStats, PartitionStats, SubscriptionStats
 from delaylevel.cluster.targets.receivers import topic_stats
-from delaylevel.cluster.values import ConsumerStats, PartitionStats, SubscriptionStats
 from delaylevel.errors import LevelTopicError, NotFoundError
 from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription, Role
 from delaylevel.model.strategy import Levels, PartitionStrategy

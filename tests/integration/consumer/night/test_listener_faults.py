@@ -15,8 +15,8 @@ import urllib3
 
 from delaylevel import DelayLevelClient
 from delaylevel.broker.embedded import EmbeddedBroker
-from delaylevel.cluster.connection import Connection
-from delaylevel.cluster.partition_lock import PartitionLock
+from delaylevel.cluster.connection.settings import Connection
+from delaylevel.cluster.locks import PartitionLock
 from delaylevel.consumer import Backoff, Deduplication, Listeners, TopicIdStore
 from delaylevel.errors import BrokerError
 from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow

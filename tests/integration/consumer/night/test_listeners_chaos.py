@@ -19,7 +19,7 @@ import pulsar
 import pytest
 
 from delaylevel.broker.embedded import EmbeddedBroker
-from delaylevel.cluster.connection import Connection
+from delaylevel.cluster.connection.settings import Connection
 from delaylevel.errors import BrokerError
 from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow
 from delaylevel.model.strategy import Levels, PartitionStrategy

@@ -13,9 +13,9 @@ import pulsar
 import pytest
 
 from delaylevel.broker.embedded import EmbeddedBroker
-from delaylevel.cluster.admin import Admin
-from delaylevel.cluster.connection import Connection
-from delaylevel.cluster.http import Rest
+from delaylevel.cluster.connection.settings import Connection
+from delaylevel.cluster.rest.admin import Admin
+from delaylevel.cluster.rest.http import Rest
 from delaylevel.functions import relay
 from delaylevel.functions.consumer_loop import ConsumerLoop
 from delaylevel.functions.settings import FunctionSettings

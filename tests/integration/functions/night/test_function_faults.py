@@ -12,8 +12,8 @@ import pulsar
 import pytest
 
 from delaylevel.broker.embedded import EmbeddedBroker
-from delaylevel.cluster.connection import Connection
-from delaylevel.cluster.http import Rest
+from delaylevel.cluster.connection.settings import Connection
+from delaylevel.cluster.rest.http import Rest
 from delaylevel.errors import BrokerError, DelayLevelError
 from delaylevel.functions import deployment, health
 from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription, Mover

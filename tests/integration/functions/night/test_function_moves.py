@@ -15,7 +15,7 @@ import pytest
 from pulsar.schema import AvroSchema, Integer, JsonSchema, Record, String, StringSchema
 
 from delaylevel.broker.distribution import distribution_directory, java
-from delaylevel.cluster.connection import Connection
+from delaylevel.cluster.connection.settings import Connection
 from delaylevel.errors import LevelTopicError
 from delaylevel.functions import deployment, health
 from delaylevel.model.clock import SystemClock

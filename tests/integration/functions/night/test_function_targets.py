@@ -10,8 +10,8 @@ from typing import Any
 import pulsar
 import pytest
 
-from delaylevel.cluster.connection import Connection
-from delaylevel.cluster.http import Rest
+from delaylevel.cluster.connection.settings import Connection
+from delaylevel.cluster.rest.http import Rest
 from delaylevel.model.clock import SystemClock
 from delaylevel.model.level_topic import LevelTopicDescription, Mover
 from delaylevel.model.strategy import Levels, PartitionStrategy

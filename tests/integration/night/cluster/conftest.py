@@ -14,7 +14,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from delaylevel.cluster.connection import Connection
+from delaylevel.cluster.connection.settings import Connection
 from delaylevel.errors import PrerequisiteError
 from support.cluster import Cluster, cluster_in
 from support.world import RealWorld

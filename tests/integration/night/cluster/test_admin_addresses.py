@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from delaylevel import topics
-from delaylevel.cluster.admin import Admin
+from delaylevel.cluster.rest.admin import Admin
 from delaylevel.doctor.examination import examine
 from delaylevel.doctor.finding import State
 from delaylevel.errors import BrokerError, BrokerUnreachableError

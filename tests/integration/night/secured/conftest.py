@@ -32,8 +32,8 @@ import pytest
 from delaylevel import topics
 from delaylevel.broker.embedded import EmbeddedBroker
 from delaylevel.broker.process import free_ports
-from delaylevel.cluster.admin import Admin
-from delaylevel.cluster.connection import Connection
+from delaylevel.cluster.connection.settings import Connection
+from delaylevel.cluster.rest.admin import Admin
 from delaylevel.errors import PrerequisiteError
 from delaylevel.model.level_topic import LevelTopicDescription, Role
 from delaylevel.model.strategy import Levels, PartitionStrategy

@@ -17,8 +17,8 @@ import pytest
 
 import delaylevel.asyncio
 from delaylevel import topics
-from delaylevel.cluster.admin import Admin
-from delaylevel.cluster.connection import Connection
+from delaylevel.cluster.connection.settings import Connection
+from delaylevel.cluster.rest.admin import Admin
 from delaylevel.dispatcher import Dispatcher, DispatchSettings
 from delaylevel.doctor import State, examine
 from delaylevel.errors import BrokerUnreachableError, NotFoundError, PermissionDeniedError

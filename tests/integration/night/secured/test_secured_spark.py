@@ -21,7 +21,7 @@ import pytest
 import urllib3
 
 from delaylevel.broker.process import free_ports
-from delaylevel.cluster.admin import Admin
+from delaylevel.cluster.rest.admin import Admin
 from delaylevel.dispatcher import Dispatcher, DispatchSettings
 from delaylevel.model.level_topic import FinalWindow, Role
 from delaylevel.topics import status as levelstatus

@@ -12,7 +12,7 @@ import pulsar
 import pytest
 
 from delaylevel import DelayLevelClient
-from delaylevel.cluster.connection import Connection
+from delaylevel.cluster.connection.settings import Connection
 from delaylevel.dispatcher import DispatchSettings
 from delaylevel.model.delivery import Delivery
 from delaylevel.model.level_topic import FinalWindow

@@ -1,4 +1,4 @@
-"""Lock on the source partitions of a mover.
+"""Locks: source partitions of one mover, and topics that are closed to producers for a time.
 
 An exclusive consumer on the durable subscription of each source partition keeps other movers out,
 acknowledges cumulatively, and keeps the subscription from expiring. It never requests messages.
@@ -8,21 +8,22 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
 import pulsar
 
-from delaylevel.errors import AlreadyRunningError, BrokerError, DelayLevelError
+from delaylevel.errors import AlreadyRunningError, BrokerError, DelayLevelError, LevelTopicError
 from delaylevel.model.level_topic import SUBSCRIPTION
 from delaylevel.model.position import EARLIEST, Position
 from delaylevel.model.source_partition import SourcePartition
+from delaylevel.model.topic_name import TopicName
 
-from .failures import close_quietly, error_name, missing_subscription
-from .port import TopicAdmin
-from .values import ConsumerStats, PartitionStats
+from .failures import close_quietly, error_name, missing_subscription, translate_errors
+from .port import ConsumerStats, PartitionStats, TopicAdmin
 
 _THREADS = 8
 _FEW = 2  # a dispatcher's window and journal partition
@@ -162,3 +163,39 @@ def owner_in(stats: PartitionStats) -> ConsumerStats | None:
     if subscription is None or not subscription.consumers:
         return None
     return subscription.consumers[0]
+
+
+@contextmanager
+def closed_to_producers(client: Any, partitions: Sequence[TopicName]) -> Iterator[None]:
+    """Keep producers out of partitions.
+
+    Raises:
+        LevelTopicError: a producer is connected.
+    """
+
+    producers: list[Any] = []
+
+    def enter(partition: TopicName) -> None:
+        mode = pulsar.ProducerAccessMode.Exclusive
+        # Terminated: an earlier deletion was interrupted.
+        with suppress(pulsar.TopicTerminated):
+            producers.append(client.create_producer(partition.full, access_mode=mode))
+
+    try:
+        refused = None
+        # The pool waits for all of them, also after an error: each producer is closed at the end.
+        with translate_errors(), ThreadPoolExecutor(_THREADS) as pool:
+            for partition, entered in [(each, pool.submit(enter, each)) for each in partitions]:
+                try:
+                    entered.result()
+                except (pulsar.ProducerFenced, pulsar.ProducerBusy):
+                    refused = refused or partition
+        if refused is not None:
+            raise LevelTopicError(
+                f"a producer is connected to {refused}, so the level topic is in use: close it, "
+                "and delete again. Nothing was deleted"
+            )
+        yield
+    finally:
+        for producer in producers:
+            close_quietly(producer, "producer")

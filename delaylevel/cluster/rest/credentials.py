@@ -21,6 +21,7 @@ import certifi
 import pulsar
 import urllib3
 
+from delaylevel.cluster.connection.settings import read_token_file
 from delaylevel.errors import (
     BrokerError,
     BrokerUnreachableError,
@@ -29,7 +30,6 @@ from delaylevel.errors import (
 )
 
 from .http import RestOptions
-from .token import read_token_file
 
 _GIVEN = "_delaylevel_given"
 _TIMEOUT_S = 10.0

@@ -21,8 +21,8 @@ from urllib.parse import urlsplit
 
 import pulsar
 
-from .background import in_thread
-from .failures import close_quietly
+from delaylevel.cluster.failures import close_quietly
+from delaylevel.cluster.threads import in_thread
 
 log = logging.getLogger(__name__)
 

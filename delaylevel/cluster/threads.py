@@ -1,12 +1,15 @@
-"""Slow work in threads of its own."""
+"""Slow work in threads of its own, and the signals that end a process."""
 
 from __future__ import annotations
 
 import atexit
 import os
+import queue
+import signal
 import threading
 import time
 from collections.abc import Callable
+from types import FrameType
 
 #: Runs slow work: opening and closing producers waits for the broker.
 Starter = Callable[[Callable[[], None]], None]
@@ -90,3 +93,39 @@ def after_fork(function: Callable[[], object]) -> None:
 
 atexit.register(_wait)
 after_fork(_running.clear)  # a fork copies no threads
+
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+def stop_on_signals(stop: Callable[[], None]) -> Callable[[], None]:
+    """Call a function when this process is asked to end, by SIGTERM or Ctrl-C.
+
+    Args:
+        stop: function that is called in a thread of its own, once for each signal.
+
+    Returns:
+        A function that installs the earlier handlers again.
+    """
+    # A handler runs between two instructions of the main thread, which may just then hold the lock
+    # of the event that `stop` sets. `SimpleQueue.put` is the one call that is safe in that place.
+    signals: queue.SimpleQueue[int] = queue.SimpleQueue()
+
+    def wait() -> None:
+        while signals.get():
+            threading.Thread(target=stop, daemon=True).start()
+
+    threading.Thread(target=wait, name="delaylevel-signals", daemon=True).start()
+
+    def signalled(signum: int, frame: FrameType | None) -> None:
+        signals.put(signum)
+
+    earlier = {each: signal.signal(each, signalled) for each in _SIGNALS}
+
+    def restore() -> None:
+        for each, handler in earlier.items():
+            # None is a handler that was not installed by Python code.
+            signal.signal(each, signal.SIG_DFL if handler is None else handler)
+        signals.put(0)
+
+    return restore

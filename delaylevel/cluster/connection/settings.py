@@ -1,21 +1,193 @@
-"""Connection settings of a cluster, from arguments, the environment and a file."""
+"""Connection settings of a cluster: arguments, the environment, a file, and renewable tokens."""
 
 from __future__ import annotations
 
 import os
-import socket
-from collections.abc import Mapping
+import sys
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
+
+import platformdirs
+from pydantic import ValidationError
+
+from delaylevel.errors import ConfigError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+import ctypes
+import logging
+import socket
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, SecretStr, field_validator
 
-from delaylevel.errors import BrokerUnreachableError, ConfigError
+from delaylevel.errors import BrokerUnreachableError
 
 from . import local_brokers
-from .config_file import ENVIRONMENT_PREFIX, TABLES, config_path, explain, read_config
-from .token import TokenSource, read_token_file
+
+if TYPE_CHECKING:
+    import pulsar
+
+log = logging.getLogger(__name__)
+
+ENVIRONMENT_PREFIX = "DELAYLEVEL_"
+#: Tables of the file that are for applications with producers and listeners.
+TABLES = ("producer", "listeners")
+
+# Texts for the types of errors of pydantic, whose own texts name its concepts.
+_TEXTS = {
+    "bool": "must be true or false",
+    "int": "must be a whole number",
+    "float": "must be a number",
+    "string": "must be a text",
+    "list": "must be a list",
+    "tuple": "must be a list",
+    "dict": "must be a table",
+    "missing": "is missing",
+    "path": "must be a path",
+}
+
+
+def config_path(
+    config_file: str | os.PathLike[str] | None, environ: Mapping[str, str]
+) -> tuple[Path, bool]:
+    """Return the path of the configuration file, and True if it was named and so must exist.
+
+    Args:
+        config_file: path given by the caller; else ``DELAYLEVEL_CONFIG``, else
+            ``delaylevel/config.toml`` in the user's configuration directory.
+        environ: the environment.
+    """
+    chosen = config_file or environ.get(ENVIRONMENT_PREFIX + "CONFIG")
+    if chosen:
+        return Path(chosen).expanduser(), True
+    return Path(platformdirs.user_config_dir("delaylevel")) / "config.toml", False
+
+
+def read_config(path: Path, known: Collection[str], *, must_exist: bool) -> dict[str, Any]:
+    """Return the contents of a configuration file; empty if there is none.
+
+    Args:
+        path: the file.
+        known: settings of the connection. Other settings are refused, except `TABLES`.
+        must_exist: True to refuse a missing file.
+
+    Raises:
+        ConfigError: the file cannot be read, or has unknown settings.
+    """
+    try:
+        settings: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        if must_exist:
+            raise ConfigError(f"there is no configuration file {path}") from None
+        return {}
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
+    except tomllib.TOMLDecodeError as error:
+        # Only the first line of the reason: later ones may quote the file, and so a secret.
+        raise ConfigError(f"{path} is not TOML: {str(error).splitlines()[0]}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path} is not UTF-8 text") from None
+    unknown = sorted(settings.keys() - {*known, *TABLES})
+    if unknown:
+        raise ConfigError(
+            f"{path} has unknown settings: {', '.join(unknown)} "
+            f"(known: {', '.join([*known, *(f'[{table}]' for table in TABLES)])})"
+        )
+    return settings
+
+
+def explain(error: ValidationError, places: Mapping[str, str], whole: str) -> str:
+    """Return the problems of settings in one line, in our own words and without their values.
+
+    Args:
+        error: the error of the model.
+        places: the source of each setting, by name.
+        whole: name of the settings as a whole.
+    """
+    lines = []
+    for detail in error.errors(include_input=False, include_url=False, include_context=False):
+        name = str(detail["loc"][0]) if detail["loc"] else whole
+        lines.append(f"{name} (from {places.get(name, 'the defaults')}): {_text(detail)}")
+    return "; ".join(dict.fromkeys(lines))
+
+
+def _text(detail: Mapping[str, Any]) -> str:
+    kind = str(detail["type"])
+    if kind == "value_error":
+        return str(detail["msg"]).removeprefix("Value error, ")
+    if kind == "extra_forbidden":
+        return "is not a setting (remove it, or correct its name)"
+    for prefix, text in _TEXTS.items():
+        if kind == prefix or kind.startswith(f"{prefix}_"):
+            return text
+    return "is not valid"
+
+
+def read_token_file(path: str | os.PathLike[str], name: str) -> str:
+    """Return the token in a file; ``name`` stands for the file in error messages.
+
+    Raises:
+        ConfigError: the file cannot be read, or is empty.
+    """
+    try:
+        token = Path(path).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not text"
+        raise ConfigError(f"{name} cannot be read: {reason}") from None
+    if not token:
+        raise ConfigError(f"{name} is empty")
+    return token
+
+
+class TokenSource:
+    """Source of the current token, or of the previous one while the current one cannot be read.
+
+    A file that is being renewed may be empty or missing for a moment. The Pulsar client asks in its
+    own thread, where an exception would end the process.
+
+    Args:
+        read: a function that returns the token, or None for none. It is called by the constructor,
+            and at every use.
+
+    Raises:
+        ConfigError: the first call of ``read`` failed.
+    """
+
+    def __init__(self, read: Callable[[], str | None]) -> None:
+        self._read = read
+        self._last = read() or ""
+        self._failing = False
+
+    def __call__(self) -> str:
+        """Return the token; empty for none. Never raise an exception."""
+        try:
+            self._last = self._read() or ""
+            self._failing = False
+        except Exception as error:
+            if not self._failing:
+                log.warning("%s; using the previous token until it can be read", error)
+            self._failing = True
+        return self._last
+
+    def for_client(self) -> pulsar.AuthenticationToken:
+        """Return the ``authentication`` of a ``pulsar.Client`` that uses this source.
+
+        The returned object is never freed (some hundred bytes). The client would free it in its own
+        thread a moment after ``close()``; if the process ends in that moment, the thread requests
+        the interpreter lock too late, which aborts the process (SIGABRT) although all work is done.
+        """
+        import pulsar
+
+        authentication = pulsar.AuthenticationToken(self)
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(authentication.auth))
+        return authentication
+
 
 DEFAULT_SERVICE_URL = "pulsar://localhost:6650"
 DEFAULT_ADMIN_URL = "http://localhost:8080"
@@ -214,7 +386,8 @@ class Connection(BaseModel):
         """Return a new client for movers and dispatchers; the caller closes it.
 
         If several hosts are named, it is a
-        :class:`~delaylevel.cluster.failover_client.FailoverClient`, otherwise a ``pulsar.Client``.
+        :class:`~delaylevel.cluster.connection.failover_client.FailoverClient`, otherwise a
+        ``pulsar.Client``.
 
         Args:
             options: as for `open_client`.

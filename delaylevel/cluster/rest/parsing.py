@@ -7,11 +7,7 @@ from collections.abc import Mapping
 from datetime import timezone
 from typing import Any
 
-from delaylevel.model.clock import instant_ms
-from delaylevel.model.formatting import parse_iso
-from delaylevel.model.position import Position
-
-from .values import (
+from delaylevel.cluster.port import (
     AcknowledgedRange,
     BacklogQuota,
     BrokerSettings,
@@ -24,6 +20,9 @@ from .values import (
     SchemaVersion,
     SubscriptionStats,
 )
+from delaylevel.model.clock import instant_ms
+from delaylevel.model.formatting import parse_iso
+from delaylevel.model.position import Position
 
 
 def broker_settings(value: Mapping[str, str]) -> BrokerSettings:

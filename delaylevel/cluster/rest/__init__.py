@@ -1,0 +1,1 @@
+"""The admin REST interface of a cluster: HTTP, its client, and credentials."""
