@@ -1,22 +1,28 @@
 """Producers of our own topics: levels, window, held messages, dead letters.
 
-Nothing here decides on a message that its topic does not take, except that a dead letter is stored
-in chunks if it is too large.
+Nothing here decides on a message that its topic does not take, except that a dead letter which is
+too large is made smaller. Producers of delayed messages leave room for everything that a dead
+letter adds. Other writers do not: their message may have just fitted into the broker's limit. It
+must neither be lost nor stop the messages behind it, so its letter gets less and less of our own
+properties, and a batch and a compression that let the client accept it. The payload, keys and
+application's properties stay.
 """
 
 from __future__ import annotations
 
+import logging
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from itertools import zip_longest
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 from delaylevel.errors import BrokerError, ClientError
-from delaylevel.model.chunks import split
-from delaylevel.model.envelope import compression_of
+from delaylevel.model import envelope as env
 from delaylevel.model.message import Payload
+from delaylevel.model.retries import ERROR, TRACEBACK, without_retries
+from delaylevel.model.unreadable import RAW
 
 from .failures import is_too_large, translate_errors
 from .publisher import (
@@ -34,20 +40,78 @@ from .targets.producer import TargetProducer
 from .targets.send_state import SendOutcome, Sent
 from .threads import Starter, in_thread
 
+log = logging.getLogger(__name__)
+
 #: A message, its properties, and the time until which the broker holds it (None: not at all).
 Outgoing: TypeAlias = "tuple[Payload, dict[str, str], int | None]"
 
-# Brokers with a lower limit get smaller chunks.
-LARGEST_CHUNK_BYTES = 1 << 20
-SMALLEST_CHUNK_BYTES = 1 << 10
+#: Every message is a batch. The client's limit counts the properties of a batched message, but not
+#: the metadata of its entry, so whatever was stored unbatched fits into such a batch.
+SINGLE_SETTINGS = {**PRODUCER_SETTINGS, "batching_max_allowed_size_in_bytes": 1}
+
+_SHORT_REASON = 60
+_DISPENSABLE = frozenset((env.SOURCE, TRACEBACK, ERROR))
+
+
+class Form(NamedTuple):
+    """A smaller form of a dead letter, for producers with ``SINGLE_SETTINGS``.
+
+    Attributes:
+        properties: all properties.
+        compression: name of the compression of the producer; None without one.
+    """
+
+    properties: dict[str, str]
+    compression: str | None
+
+
+def smaller_forms(properties: Mapping[str, str]) -> Iterator[Form]:
+    """Yield the forms of a dead letter that its topic refuses as too large, the best one first.
+
+    Incompressible payloads grow with a compression, and others may fit only with one, which need
+    not be that of the envelope.
+
+    Args:
+        properties: all properties of the letter.
+    """
+    short = {name: value for name, value in properties.items() if name not in _DISPENSABLE}
+    if env.REASON in short:
+        short[env.REASON] = short[env.REASON][:_SHORT_REASON]
+    bare = without_retries(env.application_properties(properties))
+    bare |= {
+        name: value
+        for name, value in properties.items()
+        if name == env.UNREADABLE or name.startswith(RAW)
+    }
+    compressions = dict.fromkeys((env.compression_of(properties), None, "ZSTD"))
+    for smaller in (short, bare):
+        for compression in compressions:
+            yield Form(smaller, compression)
+
+
+def warn_of_cut(topic: str, properties: Mapping[str, str], stored: Mapping[str, str]) -> None:
+    """Log the properties that a dead letter has lost, so that it can be replayed."""
+    lost = {name: value for name, value in properties.items() if stored.get(name) != value}
+    log.warning(
+        "%s: a message is so close to the limit for messages that its dead letter has no room for "
+        "all of our properties; stored without %s",
+        topic,
+        lost,
+    )
+
+
+def too_large_for_all(topic: str) -> str:
+    """Return the reason for a message of which a dead-letter topic takes no form."""
+    return (
+        f"too large for {topic}, even without our properties: raise the maximum message size of "
+        "the broker or of this topic, which is below the size that was stored"
+    )
 
 
 class DeadLetterTopic:
-    """A partition of a dead-letter topic, which takes messages of every size.
+    """A partition of a dead-letter topic, for callers that wait.
 
-    A message that the topic refuses because of its size is stored in chunks, which
-    :func:`delaylevel.mover.dead_letters.dead_letters` joins. One thread uses it. The producers are
-    opened on first use.
+    One thread uses it. The producers are opened on first use.
 
     Args:
         client: a ``pulsar.Client``; it is not closed here.
@@ -59,15 +123,14 @@ class DeadLetterTopic:
         self._client = client
         self._topic = topic
         self._name = name
-        # By compression: a message may only fit with the compression of its producer. Chunks have
-        # producers of their own, without a name: they may be stored twice.
+        # By compression, and if they have batches of one message. Those have no name: what is so
+        # large may be stored twice.
         self._publishers: dict[tuple[str | None, bool], Publisher[Outgoing]] = {}
 
     def store(self, messages: Iterable[Outgoing], numbers: Iterable[int] = ()) -> None:
         """Store messages, and wait for the confirmations.
 
-        If it fails, some of the messages may be stored. Chunks that are stored again complete those
-        of the first attempt.
+        If it fails, some of the messages may be stored.
 
         Args:
             messages: messages with all their properties; the broker holds none of them back.
@@ -80,11 +143,10 @@ class DeadLetterTopic:
             with translate_errors():
                 for outgoing, number in zip_longest(messages, numbers):
                     message, properties, _ = outgoing
-                    publisher = self._publisher(compression_of(properties))
+                    publisher = self._publisher(env.compression_of(properties))
                     publisher.send(message, properties, None, number, outgoing)
-                too_large = self._flush()
-                for message, properties, _ in too_large:
-                    self._store_in_chunks(message, properties)
+                for message, properties, _ in self._flush():
+                    self._store_smaller(message, properties)
         except ClientError as error:
             self.close()
             raise BrokerError(
@@ -100,13 +162,14 @@ class DeadLetterTopic:
         publishers, self._publishers = list(self._publishers.values()), {}
         close_all(publishers)
 
-    def _publisher(self, compression: str | None, chunks: bool = False) -> Publisher[Outgoing]:
-        key = (compression, chunks and bool(self._name))
+    def _publisher(self, compression: str | None, single: bool = False) -> Publisher[Outgoing]:
+        key = (compression, single)
         publisher = self._publishers.get(key)
         if publisher is None:
-            settings = {**UNBATCHED_SETTINGS, **compression_settings(compression)}
+            batches = SINGLE_SETTINGS if single else UNBATCHED_SETTINGS
+            settings = {**batches, **compression_settings(compression)}
             name = None
-            if self._name and not chunks:
+            if self._name and not single:
                 # A name serves one producer of a topic at a time.
                 name = self._name + (f"-{compression}" if compression else "")
             publisher = Publisher(open_producer(self._client, self._topic, settings, name=name))
@@ -126,24 +189,14 @@ class DeadLetterTopic:
                 raise self._unconfirmed(failure)
         return too_large
 
-    def _store_in_chunks(self, message: Payload, properties: dict[str, str]) -> None:
-        # One chunk after another: a crash leaves few of them behind, and memory stays bounded.
-        publisher = self._publisher(compression_of(properties), chunks=True)
-        chunk_bytes = LARGEST_CHUNK_BYTES
-        while True:
-            for chunk in split(message, properties, chunk_bytes):
-                publisher.send(chunk, chunk.properties, None, item=(chunk, chunk.properties, None))
-                if self._flush():
-                    break  # too large, too
-            else:
+    def _store_smaller(self, message: Payload, properties: dict[str, str]) -> None:
+        for smaller, compression in smaller_forms(properties):
+            outgoing = (message, smaller, None)
+            self._publisher(compression, single=True).send(message, smaller, None, item=outgoing)
+            if not self._flush():
+                warn_of_cut(self._topic, properties, smaller)
                 return
-            chunk_bytes //= 2
-            if chunk_bytes < SMALLEST_CHUNK_BYTES:
-                raise BrokerError(
-                    f"{self._topic} refuses chunks of {2 * chunk_bytes} bytes as too large: raise "
-                    "the maximum message size of the broker or of this topic; nothing was "
-                    "acknowledged"
-                )
+        raise BrokerError(f"{too_large_for_all(self._topic)}; nothing was acknowledged")
 
     def _unconfirmed(self, failure: str) -> BrokerError:
         return BrokerError(f"{self._topic} did not confirm ({failure}); nothing was acknowledged")
@@ -151,7 +204,19 @@ class DeadLetterTopic:
 
 Item = TypeVar("Item")
 
-_Key = tuple[str, "str | None", bool]  # topic, compression, and if batches are off
+# Topic, compression, and the settings of batches.
+_Key = tuple[str, "str | None", int]
+_BATCHES = (PRODUCER_SETTINGS, UNBATCHED_SETTINGS, SINGLE_SETTINGS)
+_SINGLE = 2
+
+
+@dataclass(frozen=True, slots=True)
+class _Cut(Generic[Item]):
+    """The item of a dead letter that is sent in a smaller form."""
+
+    item: Item
+    whole: dict[str, str]  # its properties at first
+    forms: Iterator[Form]  # that were not tried yet
 
 
 class OwnOutcome(NamedTuple):
@@ -197,13 +262,8 @@ class OwnProducers(Generic[Item]):
         self._start = start
         self._now_s = now_s
         self._wake = wake
-        self._producers: dict[_Key, TargetProducer[Item]] = {}
+        self._producers: dict[_Key, TargetProducer[Item | _Cut[Item]]] = {}
         self._refused: dict[_Key, str] = {}  # reasons
-        self._large: deque[Sent[Item]] = deque()  # dead letters to be stored in chunks
-        self._next_large: list[Sent[Item]] = []  # those of them that no thread has yet
-        self._chunking = False  # True while a thread stores dead letters in chunks
-        self._chunked: deque[tuple[Item, str]] = deque()  # from that thread, with failures
-        self._closed = False
 
     @property
     def owes_answers(self) -> bool:
@@ -213,9 +273,8 @@ class OwnProducers(Generic[Item]):
     @property
     def load(self) -> tuple[int, int]:
         """Number and bytes of the messages without an outcome."""
-        producers, large = self._producers.values(), self._large
-        messages = sum(each.messages for each in producers) + len(large)
-        return messages, sum(each.size for each in producers) + sum(each.size for each in large)
+        producers = self._producers.values()
+        return sum(each.messages for each in producers), sum(each.size for each in producers)
 
     def send(
         self,
@@ -230,7 +289,7 @@ class OwnProducers(Generic[Item]):
         Returns:
             The reason if it was not sent; otherwise None.
         """
-        key = topic, compression_of(properties), needs_own_batch(message, properties)
+        key = topic, env.compression_of(properties), needs_own_batch(message, properties)
         producer = self._producer(key)
         if self._refused and (reason := self._refused.get(key)) is not None:
             producer.open()
@@ -250,38 +309,40 @@ class OwnProducers(Generic[Item]):
         for key, producer in list(self._producers.items()):
             topic = key[0]
             for sent, outcome, reason in producer.poll():
+                item = sent.item.item if isinstance(sent.item, _Cut) else sent.item
                 if outcome is SendOutcome.STORED:
-                    yield OwnOutcome(sent.item, topic, outcome)
-                elif topic == self._dead_letters and is_too_large(reason):
-                    self._large.append(sent)
-                    self._next_large.append(sent)
-                else:
-                    yield OwnOutcome(sent.item, topic, outcome, reason)
+                    if isinstance(sent.item, _Cut):
+                        warn_of_cut(topic, sent.item.whole, sent.properties)
+                    yield OwnOutcome(item, topic, outcome)
+                elif topic != self._dead_letters or not is_too_large(reason):
+                    yield OwnOutcome(item, topic, outcome, reason)
+                elif not self._send_smaller(sent):
+                    yield OwnOutcome(item, topic, outcome, too_large_for_all(topic))
             refusal = producer.take_refusal()
             if refusal is not None:
                 self._refused[key] = refusal
             elif producer.is_open:
                 self._refused.pop(key, None)
-        if self._next_large and not self._chunking:
-            self._chunking = True
-            large, self._next_large = self._next_large, []
-            self._start(partial(self._store_in_chunks, large))
-        while self._chunked:
-            item, error = self._chunked.popleft()
-            self._large.popleft()  # they are stored in their order
-            if not error:
-                yield OwnOutcome(item, self._dead_letters, SendOutcome.STORED)
-            else:
-                yield OwnOutcome(item, self._dead_letters, SendOutcome.UNKNOWN, error)
 
     def close(self) -> None:
         """Close the producers; messages without an outcome get none."""
-        self._closed = True
         for producer in self._producers.values():
             producer.close()
         self._producers.clear()
 
-    def _producer(self, key: _Key) -> TargetProducer[Item]:
+    def _send_smaller(self, sent: Sent[Item | _Cut[Item]]) -> bool:
+        """Send a dead letter in its next smaller form; return False if there is none."""
+        cut = sent.item
+        if not isinstance(cut, _Cut):
+            cut = _Cut(cut, sent.properties, smaller_forms(sent.properties))
+        form = next(cut.forms, None)
+        if form is None:
+            return False
+        producer = self._producer((self._dead_letters, form.compression, _SINGLE))
+        producer.send(cut, sent.payload, form.properties, None)
+        return True
+
+    def _producer(self, key: _Key) -> TargetProducer[Item | _Cut[Item]]:
         producer = self._producers.get(key)
         if producer is None:
             producer = self._producers[key] = TargetProducer(
@@ -289,23 +350,10 @@ class OwnProducers(Generic[Item]):
             )
         return producer
 
-    def _open(self, topic: str, compression: str | None, alone: bool) -> Opened:
-        batched = UNBATCHED_SETTINGS if alone else PRODUCER_SETTINGS
-        settings = {**batched, **UNLIMITED_SETTINGS, **compression_settings(compression)}
+    def _open(self, topic: str, compression: str | None, batches: int) -> Opened:
+        settings = {
+            **_BATCHES[batches],
+            **UNLIMITED_SETTINGS,
+            **compression_settings(compression),
+        }
         return Opened(open_producer(self._client, topic, settings))
-
-    def _store_in_chunks(self, large: list[Sent[Item]]) -> None:
-        """Store dead letters in chunks, one after the other; it runs in a thread of its own."""
-        dead_letters = DeadLetterTopic(self._client, self._dead_letters)
-        for sent in large:
-            error = ""
-            if self._closed:
-                break
-            try:
-                dead_letters.store([(sent.payload, sent.properties, None)])
-            except Exception as failed:  # every message needs an outcome
-                error = str(failed) if isinstance(failed, BrokerError) else repr(failed)
-            self._chunked.append((sent.item, error))
-        dead_letters.close()
-        self._chunking = False
-        self._wake()

@@ -22,7 +22,6 @@ ATTEMPT = PREFIX + "attempt"
 REASON = PREFIX + "reason"
 SOURCE = PREFIX + "source"
 COMPRESSION = PREFIX + "compression"
-CHUNK = PREFIX + "chunk"
 # The kind of a parked record that is not an ordinary message; those do not have the property.
 KIND = PREFIX + "kind"
 # The time from which a message is not released any more, ms since the epoch.
@@ -53,6 +52,9 @@ _DUE_DIGITS = 13
 
 # Longer IDs would cost more at every hop than the messages that they identify.
 LONGEST_ID = 512
+
+#: Longest text of a reason, in bytes: producers leave room for it in every parked message.
+LONGEST_REASON = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,6 +245,11 @@ def application_properties(properties: Mapping[str, str]) -> dict[str, str]:
     not keep the old ID and due time.
     """
     return {key: value for key, value in properties.items() if not key.startswith(PREFIX)}
+
+
+def bounded_reason(reason: str) -> str:
+    """Return a reason that is no longer than what producers have reserved for it."""
+    return reason.encode()[:LONGEST_REASON].decode(errors="ignore")
 
 
 def check_id(value: str) -> str:

@@ -2,7 +2,6 @@
 
 They are in the level topic's dead-letter topic, unchanged, with the reason. A batched entry is
 acknowledged as a whole: if only some of its messages are removed, the others are appended again.
-A message that was too large for the topic is there in chunks (see :mod:`delaylevel.model.chunks`).
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ from delaylevel.cluster.reader import read_unacknowledged
 from delaylevel.cluster.targets.pool import clients_of_targets
 from delaylevel.errors import DelayLevelError, EnvelopeError, LevelTopicError, StillPendingError
 from delaylevel.model import envelope as env
-from delaylevel.model.chunks import ChunkJoiner, Letter
 from delaylevel.model.clock import Clock, SystemClock
 from delaylevel.model.expiry import NEVER_MS
 from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription, Role
@@ -38,32 +36,25 @@ from .hop import open_envelope
 STILL_DEAD = "still dead"
 # Outcomes by the names of counts.
 _OUTCOMES = {"window": "handed off", "due": "delivered", "dead": STILL_DEAD}
-# Dead letters and chunks may be large, so the client prefetches few of them.
+# Dead letters may be large, so the client prefetches few of them.
 _PREFETCH = 100
-# A letter with missing chunks may be complete soon, if its latest chunk is younger than this.
-_STORING_MS = 10 * 60_000
 
 
 @dataclass(frozen=True)
 class DeadLetter:
     """A message in the dead-letter topic, which a mover or dispatcher could not read or deliver."""
 
-    letter: Letter
-
-    @property
-    def message(self) -> ParkedMessage:
-        """The message; the first chunk of a damaged letter."""
-        return self.letter.message
+    message: ParkedMessage
 
     @property
     def position(self) -> Position:
-        """Position in the dead-letter topic; that of its first chunk if it is in chunks."""
+        """Position in the dead-letter topic."""
         return self.message.position
 
     @property
     def reason(self) -> str:
         """Reason for the dead letter, in one line."""
-        return self.letter.damage or self.message.properties.get(env.REASON, "")
+        return self.message.properties.get(env.REASON, "")
 
     @property
     def source(self) -> str:
@@ -171,8 +162,7 @@ def dead_letters(
 ) -> Iterator[DeadLetter]:
     """Yield the messages in the dead-letter topic, oldest first, without a lock.
 
-    Nothing is acknowledged. A message in chunks comes when it is complete. Letters of which chunks
-    are missing come last.
+    Nothing is acknowledged.
 
     Args:
         source: another dead-letter topic, that of a subscription, here and in the other functions.
@@ -182,12 +172,8 @@ def dead_letters(
     if last is None:
         return
     start = admin.mark_delete_position(source.name, SUBSCRIPTION).next_entry
-    joiner = ChunkJoiner()
-    for message in read_unacknowledged(client, admin, source, start, last.next_entry, _PREFETCH):
-        letter = joiner.add(message)
-        if letter is not None:
-            yield DeadLetter(letter)
-    yield from map(DeadLetter, joiner.incomplete())
+    found = read_unacknowledged(client, admin, source, start, last.next_entry, _PREFETCH)
+    yield from map(DeadLetter, found)
 
 
 def replay(
@@ -273,8 +259,6 @@ def _mended(
     Raises:
         EnvelopeError: it cannot be read, or not be changed.
     """
-    if letter.letter.damage:
-        raise EnvelopeError(letter.letter.damage)
     mended = letter.mended(target, due_ms)
     envelope = open_envelope(description, source.topic, mended)
     if envelope.kind is not None and not (target is None and due_ms is None):
@@ -291,7 +275,6 @@ def discard(
     description: LevelTopicDescription,
     chosen: Callable[[DeadLetter], bool],
     count: int,
-    clock: Clock | None = None,
     source: SourcePartition | None = None,
 ) -> list[Disposed]:
     """Delete dead letters.
@@ -300,7 +283,6 @@ def discard(
         client: a ``pulsar.Client``; it is not closed here.
         chosen: function that returns True for a dead letter to delete.
         count: expected number of chosen messages; if it differs, nothing is deleted.
-        clock: clock for the age of incomplete messages.
         source: as for :func:`dead_letters`.
 
     Returns:
@@ -308,10 +290,8 @@ def discard(
 
     Raises:
         StillPendingError: another number of messages is chosen.
-        LevelTopicError: a chosen message may still be being stored in chunks.
         AlreadyRunningError: another replay or discard is running.
     """
-    now_ms = (clock or SystemClock()).now_ms()
     source = source or source_of(description)
     with closing(PartitionLock(client, admin, [source], "dlq")) as lock:
         letters = list(dead_letters(client, admin, description, source))
@@ -322,14 +302,6 @@ def discard(
                 f"{count}: nothing was deleted",
                 len(taken),
             )
-        for letter in taken:
-            if letter.letter.damage and letter.letter.latest_ms > now_ms - _STORING_MS:
-                # Chunks that follow would never be complete, and the message would be lost.
-                raise LevelTopicError(
-                    f"{letter.position} may still be being stored ({letter.reason}): nothing was "
-                    f"deleted. Discard it {_STORING_MS // 60_000} minutes after its last chunk, or "
-                    "choose other dead letters"
-                )
         disposed = [Disposed(letter, "discarded") for letter in taken]
         return _removed(client, lock, source, letters, taken, disposed)
 
@@ -369,8 +341,7 @@ def _removed(
         The outcomes; those of letters that could not be acknowledged are changed.
     """
     positions = {letter.position for letter in taken}
-    entries = {position.entry_start for letter in taken for position in letter.letter.positions}
-    # Chunks are not batched, so they share no entry.
+    entries = {position.entry_start for position in positions}
     rest = [
         letter
         for letter in letters

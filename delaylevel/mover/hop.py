@@ -89,7 +89,11 @@ def delivered_properties(message: ParkedMessage, envelope: Envelope) -> dict[str
 
 def dead_letter_properties(message: ParkedMessage, topic: str, reason: str) -> dict[str, str]:
     """Return the properties of a message that cannot be read: its own, the reason and its place."""
-    return {**message.properties, env.REASON: reason, env.SOURCE: message.stable_id(topic)}
+    return {
+        **message.properties,
+        env.REASON: env.bounded_reason(reason),
+        env.SOURCE: message.stable_id(topic),
+    }
 
 
 def parked_until_ms(
@@ -144,7 +148,10 @@ def set_aside(
         missing = f"target {envelope.target} does not exist"
         return _readable_dead_letter(description, message, envelope, missing)
     application = env.application_properties(message.properties)
-    properties = {**envelope.held_again().parked_properties(application), env.REASON: reason}
+    properties = {
+        **envelope.held_again().parked_properties(application),
+        env.REASON: env.bounded_reason(reason),
+    }
     topic = description.held_topic.partition(0).full
     # Every mover but a Function waits itself.
     by_broker = description.mover is Mover.FUNCTION
@@ -157,9 +164,8 @@ def too_large(
 ) -> SetAside:
     """Return the place of a message that a topic refuses because of its size.
 
-    It keeps its envelope, so that it can be replayed once the limit is raised. Store it with
-    :class:`delaylevel.cluster.own_producers.DeadLetterTopic`: it may be too large for the
-    dead-letter topic, too.
+    It keeps its envelope, so that it can be replayed once the limit is raised. It may be too large
+    for the dead-letter topic, too: see :mod:`delaylevel.cluster.own_producers`.
 
     Args:
         topic: full name of the topic that refused it: its target, or a topic of our own, where a
@@ -172,7 +178,10 @@ def _readable_dead_letter(
     description: LevelTopicDescription, message: Payload, envelope: Envelope, reason: str
 ) -> SetAside:
     application = env.application_properties(message.properties)
-    properties = {**envelope.parked_properties(application), env.REASON: reason}
+    properties = {
+        **envelope.parked_properties(application),
+        env.REASON: env.bounded_reason(reason),
+    }
     topic = description.dead_letter_topic.partition(0).full
     return SetAside("dead", reason, topic, properties, None)
 

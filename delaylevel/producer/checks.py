@@ -78,8 +78,6 @@ SMALLEST_MAX_MESSAGE_SIZE = 16 * 1024
 _FRAMING = 16
 # Sequence ID, event time, sizes and flags of a message in a batch.
 _METADATA = 128
-# Longest text of a reason, in addition to the names of topics in it.
-_REASON = 1024
 # Ledger, entry and index in the batch, with separators.
 _LONGEST_POSITION = len(":9223372036854775807:9223372036854775807:1023")
 _LONGEST_ATTEMPT = len("4294967295")
@@ -146,7 +144,7 @@ class SizeLimit:
             env.SCHEMA: _bytes(str(schema)) if schema is not None else 0,
             env.COMPRESSION: _bytes(compression or ""),
             env.ATTEMPT: _LONGEST_ATTEMPT,
-            env.REASON: _REASON + longest + _bytes(target),
+            env.REASON: env.LONGEST_REASON + longest + _bytes(target),
             env.SOURCE: added_id,
             env.EXPIRES: len(str(LATEST_DUE_MS)),
             env.REPLACES: added_id,

@@ -1,27 +1,32 @@
-"""Tests of storing dead letters of every size, in memory."""
+"""Tests of storing dead letters, also those that are too large for their topic, in memory."""
 
 from __future__ import annotations
 
+import logging
+import random
 from typing import Any
 
 import pulsar
 import pytest
 
-from delaylevel.cluster import own_producers
-from delaylevel.cluster.own_producers import DeadLetterTopic
+from delaylevel.cluster.own_producers import DeadLetterTopic, smaller_forms
 from delaylevel.errors import BrokerError
-from delaylevel.model.chunks import ChunkJoiner
-from delaylevel.model.envelope import COMPRESSION, REASON
-from delaylevel.model.message import ParkedMessage, parked_message
+from delaylevel.model.envelope import COMPRESSION, DUE, ID, REASON, SOURCE, TARGET, UNREADABLE
+from delaylevel.model.message import ParkedMessage
+from delaylevel.model.retries import ATTEMPTS, ERROR, ORIGIN_MESSAGE_ID, TRACEBACK
 from delaylevel.model.topic_name import TopicName
+from delaylevel.model.unreadable import RAW_KEY
 from delaylevel.testing import MemoryPulsar
 
-LIMIT = 5 * 1024 * 1024
+LIMIT = 50_000
 TOPIC = "persistent://public/default/orders-delay-level-DLQ-partition-0"
+OWN = {DUE: "1000", TARGET: "persistent://public/default/orders", ID: "a"}
+NOISE = random.Random(7).randbytes(LIMIT)  # no compression makes it smaller
 
 
 @pytest.fixture
-def memory() -> MemoryPulsar:
+def memory(monkeypatch: pytest.MonkeyPatch) -> MemoryPulsar:
+    monkeypatch.setattr("delaylevel.testing.memory.link.MAX_MESSAGE_BYTES", LIMIT)
     return MemoryPulsar()
 
 
@@ -29,95 +34,91 @@ def message(value: bytes | None) -> ParkedMessage:
     return ParkedMessage(7, 1, -1, 0, "k", "", 5, {}, value)
 
 
-def stored(memory: MemoryPulsar) -> list[ParkedMessage]:
-    reader = memory.client().create_reader(TOPIC, pulsar.MessageId.earliest)
-    found = []
-    while reader.has_message_available():
-        received = reader.read_next(0)._message
-        at = received.message_id()
-        found.append(parked_message(received, at.ledger_id(), at.entry_id(), at.batch_index()))
-    return found
+def largest(properties: dict[str, str]) -> bytes:
+    """Return the largest payload that a plain producer gets stored with these properties."""
+    producer = MemoryPulsar().client().create_producer("orders")
+    for size in range(LIMIT, 0, -1):
+        try:
+            producer.send(NOISE[:size], properties, partition_key="k")
+        except pulsar.MessageTooBig:
+            continue
+        return NOISE[:size]
+    raise AssertionError("no size fits")
 
 
-def letters(memory: MemoryPulsar) -> list[tuple[str, bytes | None]]:
-    joiner = ChunkJoiner()
-    found = [letter for item in stored(memory) if (letter := joiner.add(item)) is not None]
-    assert not list(joiner.incomplete())
-    assert not any(letter.damage for letter in found)
-    return [(letter.message.properties[REASON], letter.message.value) for letter in found]
+def stored(memory: MemoryPulsar) -> list[Any]:
+    return list(memory.delivered(TOPIC))
 
 
-def test_letters_that_fit_are_stored_whole_and_the_others_in_chunks(memory: MemoryPulsar) -> None:
-    large = bytes(range(256)) * (LIMIT // 256)
+def test_letters_keep_all_their_properties_if_they_fit(memory: MemoryPulsar) -> None:
     topic = DeadLetterTopic(memory.client(), TOPIC)
-    topic.store(
-        [
-            (message(b"small"), {REASON: "a"}, None),
-            (message(large[10:]), {REASON: "b"}, None),
-            (message(None), {REASON: "c"}, None),
-        ]
-    )
+    topic.store([(message(b"small"), {**OWN, REASON: "a"}, None), (message(b""), OWN, None)])
     topic.close()
-    assert letters(memory) == [("a", b"small"), ("c", None), ("b", large[10:])]
-    assert len(stored(memory)) == 2 + 6
+    first, second = stored(memory)
+    assert (first.data, first.key, first.properties) == (b"small", "k", {**OWN, REASON: "a"})
+    assert (second.data, second.properties) == (b"", OWN)
 
 
-def test_properties_alone_may_be_too_large(memory: MemoryPulsar) -> None:
-    topic = DeadLetterTopic(memory.client(), TOPIC)
-    topic.store([(message(b"v"), {REASON: "a", "big": "x" * LIMIT}, None)])
-    topic.close()
-    assert letters(memory) == [("a", b"v")]
-
-
-def test_the_compression_of_the_message_is_used(memory: MemoryPulsar) -> None:
-    topic = DeadLetterTopic(memory.client(), TOPIC)
-    for name in ("LZ4", "ZSTD"):
-        topic.store([(message(bytes(LIMIT + 10)), {REASON: name, COMPRESSION: name}, None)])
-    topic.close()
-    assert letters(memory) == [("LZ4", bytes(LIMIT + 10)), ("ZSTD", bytes(LIMIT + 10))]
-    assert len(stored(memory)) == 2
-
-
-def test_a_lower_limit_gets_smaller_chunks(
-    memory: MemoryPulsar, monkeypatch: pytest.MonkeyPatch
+def test_a_reason_that_does_not_fit_is_cut(
+    memory: MemoryPulsar, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("delaylevel.testing.memory.link.MAX_MESSAGE_BYTES", 100_000)
+    value = largest({**OWN, "mine": "x" * 200})[:-100]
+    properties = {**OWN, "mine": "x" * 200, REASON: "why " * 50, SOURCE: "s" * 100}
     topic = DeadLetterTopic(memory.client(), TOPIC)
-    topic.store([(message(b"v" * 300_000), {REASON: "a"}, None)])
+    with caplog.at_level(logging.WARNING):
+        topic.store([(message(value), properties, None), (message(b"next"), OWN, None)])
     topic.close()
-    assert letters(memory) == [("a", b"v" * 300_000)]
-    assert max(len(item.value or b"") for item in stored(memory)) == 65_536
+    following, cut = stored(memory)
+    assert (following.data, cut.data, cut.key) == (b"next", value, "k")
+    assert cut.properties == {**OWN, "mine": "x" * 200, REASON: ("why " * 50)[:60]}
+    assert "s" * 100 in caplog.text
 
 
-def test_a_topic_that_takes_no_chunk_is_an_error_and_not_tried_for_ever(
+@pytest.mark.parametrize("own", [OWN, {**OWN, COMPRESSION: "LZ4"}], ids=["plain", "LZ4"])
+def test_what_just_fitted_into_a_topic_fits_into_that_of_dead_letters(
+    memory: MemoryPulsar, own: dict[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    value = largest({**own, "mine": "x" * 200})
+    topic = DeadLetterTopic(memory.client(), TOPIC)
+    with caplog.at_level(logging.WARNING):
+        topic.store([(message(value), {**own, "mine": "x" * 200, REASON: "why"}, None)])
+    topic.close()
+    (letter,) = stored(memory)
+    assert (letter.data, letter.key) == (value, "k")
+    assert letter.properties == {"mine": "x" * 200}
+    assert own[TARGET] in caplog.text
+
+
+@pytest.mark.parametrize("compression", ["LZ4", "ZSTD", None])
+def test_a_payload_that_fits_only_when_compressed_is_compressed(
+    memory: MemoryPulsar, compression: str | None
+) -> None:
+    own = OWN if compression is None else {**OWN, COMPRESSION: compression}
+    topic = DeadLetterTopic(memory.client(), TOPIC)
+    topic.store([(message(bytes(LIMIT + 10)), {**own, REASON: "why"}, None)])
+    topic.close()
+    (letter,) = stored(memory)
+    assert (letter.data, letter.properties) == (bytes(LIMIT + 10), {**own, REASON: "why"})
+
+
+def test_the_bytes_of_unreadable_fields_and_the_applications_properties_are_never_cut() -> None:
+    raw = {UNREADABLE: "the key is not UTF-8", RAW_KEY: "//4="}
+    retries = {ATTEMPTS: "1", ERROR: "e", TRACEBACK: "t", ORIGIN_MESSAGE_ID: "1:2:-1:0"}
+    *short, _, bare = smaller_forms({**OWN, **raw, **retries, "mine": "x", REASON: "r" * 80})
+    kept = {name: value for name, value in retries.items() if name not in (ERROR, TRACEBACK)}
+    assert short[0].properties == {**OWN, **raw, **kept, "mine": "x", REASON: "r" * 60}
+    assert bare.properties == {**raw, "mine": "x"}
+    assert [form.compression for form in short] == [None, "ZSTD"]
+
+
+def test_a_letter_that_no_form_makes_fit_is_an_error_with_the_remedy(
     memory: MemoryPulsar, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("delaylevel.testing.memory.link.MAX_MESSAGE_BYTES", 900)
     topic = DeadLetterTopic(memory.client(), TOPIC)
-    with pytest.raises(BrokerError, match="refuses chunks of 1024 bytes"):
-        topic.store([(message(b"v" * 2000), {REASON: "a"}, None)])
+    with pytest.raises(BrokerError, match="raise the maximum message size of the broker"):
+        topic.store([(message(NOISE[:2000]), {REASON: "a"}, None)])
     topic.close()
-
-
-def test_an_interrupted_attempt_is_completed_by_the_next(
-    memory: MemoryPulsar, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cut = own_producers.split
-
-    def interrupted(*arguments: Any) -> Any:
-        yield from cut(*arguments)[:2]
-        raise BrokerError("the process has ended")
-
-    letter = (message(b"v" * LIMIT), {REASON: "a"}, None)
-    topic = DeadLetterTopic(memory.client(), TOPIC)
-    with monkeypatch.context() as patched:
-        patched.setattr(own_producers, "split", interrupted)
-        with pytest.raises(BrokerError, match="has ended"):
-            topic.store([letter])
-    topic.store([letter])
-    topic.close()
-    assert letters(memory) == [("a", b"v" * LIMIT)]
-    assert len(stored(memory)) == 2 + 6
 
 
 def test_a_refusal_for_another_reason_is_an_error(memory: MemoryPulsar) -> None:

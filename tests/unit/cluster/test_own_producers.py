@@ -7,28 +7,47 @@ from collections.abc import Callable
 import pulsar
 
 from delaylevel.cluster.own_producers import OwnProducers
+from delaylevel.model.envelope import DUE, REASON
 from delaylevel.model.message import ParkedMessage
 from support.fakes import FakeClient
 
 DEAD = "persistent://public/default/orders-delay-level-DLQ-partition-0"
+MESSAGE = ParkedMessage(1, 1, -1, 0, "", "", 0, {}, b"large")
 
 
-def test_messages_that_are_stored_in_chunks_count_until_they_are_confirmed() -> None:
+def test_dead_letters_that_are_too_large_count_until_a_smaller_form_is_stored() -> None:
     client, jobs = FakeClient(), list[Callable[[], None]]()
     own: OwnProducers[str] = OwnProducers(client, DEAD, start=jobs.append)
-    message = ParkedMessage(1, 1, -1, 0, "", "", 0, {}, b"large")
     for name in ("first", "second"):
-        own.send(name, DEAD, message, {}, None)
+        own.send(name, DEAD, MESSAGE, {DUE: "1", REASON: "r" * 80}, None)
     assert not list(own.poll())
     client.outcomes[DEAD] = pulsar.Result.MessageTooBig
     jobs.pop()()  # the opening
     assert not list(own.poll())
+    own.flush()
+    assert not list(own.poll())
     assert own.load == (2, 10)
     client.outcomes.clear()
-    (store,) = jobs
-    store()
+    jobs.pop()()  # the opening of another producer, for letters that are alone in their batch
     assert [(each.item, each.outcome.value) for each in own.poll()] == [
         ("first", "stored"),
         ("second", "stored"),
     ]
+    assert own.load == (0, 0)
+    assert not jobs
+    stored = [sent.properties for producer in client.producers for sent in producer.sent][2:]
+    assert stored == [{DUE: "1", REASON: "r" * 60}] * 2
+
+
+def test_a_dead_letter_of_which_no_form_fits_is_reported_with_the_remedy() -> None:
+    client = FakeClient()
+    own: OwnProducers[str] = OwnProducers(client, DEAD, start=lambda job: job())
+    client.outcomes[DEAD] = pulsar.Result.MessageTooBig
+    own.send("item", DEAD, MESSAGE, {DUE: "1"}, None)
+    outcomes = []
+    for _ in range(9):
+        outcomes += own.poll()
+        own.flush()
+    assert [each.item for each in outcomes] == ["item"]
+    assert "raise the maximum message size" in outcomes[0].reason
     assert own.load == (0, 0)

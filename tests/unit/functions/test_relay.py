@@ -20,7 +20,6 @@ from delaylevel.functions import relay as relay_module
 from delaylevel.functions.ack_order import AckOrder
 from delaylevel.functions.recent_ids import RecentIds
 from delaylevel.functions.relay import SLOW, SLOW_S, Relay
-from delaylevel.model.chunks import ChunkJoiner
 from delaylevel.model.envelope import (
     ATTEMPT,
     COMPRESSION,
@@ -38,7 +37,6 @@ from delaylevel.model.level_topic import (
     MissingTarget,
     Mover,
 )
-from delaylevel.model.message import ParkedMessage
 from delaylevel.model.position import Position
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.testing import ManualClock
@@ -949,34 +947,36 @@ def test_a_message_that_is_too_large_for_its_target_becomes_a_dead_letter(
 
 
 @pytest.mark.parametrize("refusing", [ORDERS, f"{LEVEL_TOPIC}-partition-2"])
-def test_a_message_that_is_too_large_for_dead_letters_is_stored_in_chunks(
+def test_a_dead_letter_that_is_too_large_is_stored_without_our_properties(
     world: RelayWorld, refusing: str
 ) -> None:
     world.limits |= {refusing: 1 << 10, DEAD: 700 << 10}
     relay = world.relay()
     large = parked(0, due_ms=T0 - 1 if refusing == ORDERS else T0 + 3 * DAY)
-    large.value = bytes(2 << 20)
+    large.value = bytes(1 << 20)
     relay.offer(large)
     settle(relay)
-    joiner = ChunkJoiner()
-    for entry, sent in enumerate(world.to(DEAD)):
-        chunk = ParkedMessage(1, entry, -1, T0, "", "", 0, sent.properties, sent.value)
-        letter = joiner.add(chunk)
-    assert letter is not None
-    assert not letter.damage
-    assert letter.message.value == large.value
-    assert letter.message.properties[REASON] == f"too large for {refusing}"
-    assert (letter.message.properties[TARGET], letter.message.key) == (ORDERS, "key")
+    assert (world.acknowledged, relay.in_flight) == ([], 1)
+    world.limits[DEAD] = 2 << 20
+    settle(relay)
+    world[DEAD].answer()
+    settle(relay)
+    assert world.to(DEAD)
     assert world.acknowledged == [0]
     assert (relay.in_flight, relay.take_report().dead.total()) == (0, 1)
 
 
-def test_a_dead_letter_that_cannot_be_stored_in_chunks_is_given_back(world: RelayWorld) -> None:
+def test_a_message_too_large_for_dead_letters_in_every_form_is_given_back(
+    world: RelayWorld,
+) -> None:
     world.limits |= {ORDERS: 3, DEAD: 3}
     relay = world.relay()
-    relay.offer(parked(0))
-    settle(relay)
-    assert (world.acknowledged, world.given_back) == ([], [0])
+    for number in range(2):  # the others go on
+        relay.offer(parked(number))
+        for _ in range(3):
+            settle(relay)
+    assert world.acknowledged == []
+    assert world.given_back == [0, 1]
 
 
 def test_messages_for_a_level_that_cannot_be_opened_are_given_back(world: RelayWorld) -> None:

@@ -1,10 +1,9 @@
-"""Tests of dead letters in chunks, and of messages that become dead letters by their size."""
+"""Tests of dead letters: replayed, discarded, and messages that become some by their size."""
 
 from __future__ import annotations
 
 import itertools
 from dataclasses import replace
-from datetime import timedelta
 from typing import Any
 
 import pulsar
@@ -14,9 +13,8 @@ from delaylevel import topics
 from delaylevel.cluster.locks import PartitionLock
 from delaylevel.cluster.own_producers import DeadLetterTopic
 from delaylevel.cluster.publisher import compression_name, compression_settings
-from delaylevel.errors import ClientError, LevelTopicError, StillPendingError
+from delaylevel.errors import ClientError, StillPendingError
 from delaylevel.model.envelope import (
-    CHUNK,
     COMPRESSION,
     COMPRESSIONS,
     DUE,
@@ -35,7 +33,6 @@ from delaylevel.model.level_topic import (
     MissingTarget,
 )
 from delaylevel.model.message import ParkedMessage
-from delaylevel.model.position import Position
 from delaylevel.model.topic_name import TopicName
 from delaylevel.mover import dead_letters as deadletters
 from delaylevel.mover import hop
@@ -68,15 +65,6 @@ class World:
         topic.store([(ParkedMessage(7, 1, -1, 0, "k", "", 0, {}, value), own, None)])
         topic.close()
 
-    def leave_behind(self, *entries: int) -> None:
-        """Acknowledge entries by their numbers, as an interrupted discard does."""
-        source = deadletters.source_of(self.description)
-        first = self.letters()[0].position
-        lock = PartitionLock(self.client, self.admin, [source], "test")
-        for number in entries:
-            lock.acknowledge_entry(source, Position(first.ledger, number))
-        lock.close()
-
     def messages(self, topic: TopicName) -> list[Any]:
         """Return everything that is stored in a member topic."""
         return list(self.memory.delivered(topic.full))
@@ -85,9 +73,7 @@ class World:
         return list(deadletters.dead_letters(self.client, self.admin, self.description))
 
     def discard(self, count: int) -> int:
-        gone = deadletters.discard(
-            self.client, self.admin, self.description, lambda _: True, count, self.memory.clock
-        )
+        gone = deadletters.discard(self.client, self.admin, self.description, lambda _: True, count)
         assert all(one.outcome == "discarded" for one in gone)
         return len(gone)
 
@@ -150,54 +136,38 @@ def test_a_cancellation_is_replayed_unchanged_or_not_at_all() -> None:
     ]
 
 
-def test_a_letter_in_chunks_is_one_dead_letter(world: World) -> None:
-    world.store(b"small")
-    world.store(LARGE)
-    small, large = world.letters()
-    assert (small.message.value, large.message.value) == (b"small", LARGE)
-    assert (large.reason, large.target, large.due) == ("too large", ORDERS, "1000")
-    assert CHUNK not in large.message.properties
-    assert large.position.entry == 1
-    found = deadletters.find(world.client, world.admin, world.description, large.position)
-    assert found == large
-    assert world.backlog() == 1 + 6
+def test_a_letter_without_our_properties_is_replayed_with_a_target_and_a_due_time(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("delaylevel.testing.memory.link.MAX_MESSAGE_BYTES", 130)
+        world.store(b"value", color="red")
+    (letter,) = world.letters()
+    assert (letter.message.properties, letter.reason, letter.due) == ({"color": "red"}, "", None)
+    assert list(world.replay().refused) == ["delaylevel.due is missing: not a parked message"]
+    assert world.replay(target=ORDERS, due_ms=1000).replayed == 1
+    (delivered,) = world.memory.delivered(ORDERS)
+    assert (delivered.data, delivered.key) == (b"value", "k")
+    assert delivered.properties["color"] == "red"
+    assert delivered.properties[ID].startswith("public/default/orders-delay-level-DLQ-partition-0")
+    assert (world.letters(), world.backlog()) == ([], 0)
 
 
-def test_a_letter_in_chunks_is_discarded_with_all_its_entries(world: World) -> None:
-    world.store(LARGE)
+def test_a_wrong_count_discards_nothing(world: World) -> None:
+    world.store(b"one")
     with pytest.raises(StillPendingError, match="1 dead letters"):
         world.discard(6)
     assert world.discard(1) == 1
     assert (world.letters(), world.backlog()) == ([], 0)
 
 
-def test_a_letter_in_chunks_is_replayed_once_the_limit_is_raised(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    world.store(LARGE[10:])
-    monkeypatch.setattr("delaylevel.testing.memory.link.MAX_MESSAGE_BYTES", LIMIT + 10_000)
-    assert world.replay().replayed == 1
-    (delivered,) = world.memory.delivered(ORDERS)
-    assert (delivered.data, delivered.key) == (LARGE[10:], "k")
-    assert delivered.properties == {DUE: "1000", ID: "a", TARGET: ORDERS}
-    assert (world.letters(), world.backlog()) == ([], 0)
-
-
-def test_an_incomplete_letter_is_shown_not_replayed_and_discarded_only_later(
-    world: World,
-) -> None:
-    world.store(LARGE)
-    world.leave_behind(0, 3)
-    (letter,) = world.letters()
-    assert letter.reason.startswith("incomplete: 4 of 6 chunks")
-    report = world.replay()
-    assert (report.replayed, report.refused.total()) == (0, 1)
-    with pytest.raises(LevelTopicError, match="may still be being stored"):
-        world.discard(1)
-    assert len(world.letters()) == 1
-    world.memory.clock.advance(timedelta(minutes=11))
-    assert world.discard(1) == 1
-    assert (world.letters(), world.backlog()) == ([], 0)
+def test_the_reason_of_a_letter_is_as_long_as_producers_leave_room_for(world: World) -> None:
+    topic = "persistent://public/default/" + "é" * 2000
+    message = ParkedMessage(7, 1, -1, 0, "k", "", 0, {DUE: "1000", TARGET: topic}, b"")
+    letter = hop.dead_letter(world.description, message, world.topic, f"{topic} is not allowed")
+    assert len(letter.properties[REASON].encode()) == 1024
+    held = hop.set_aside(world.description, message, Envelope(1000, ORDERS, "a"), topic, 10)
+    assert len(held.properties[REASON].encode()) <= 1024
 
 
 @pytest.mark.parametrize("policy", list(MissingTarget))

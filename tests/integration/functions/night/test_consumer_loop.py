@@ -170,6 +170,7 @@ def test_messages_that_are_too_large_for_their_target_become_dead_letters(
     letters = [each.message for each in dead_letters(world.plain_client, world.admin, description)]
     assert {letter.value for letter in letters} == {bytes(5000), largest}
     assert len(letters) == 2
-    assert {letter.properties[REASON] for letter in letters} == {f"too large for {orders}"}
+    reason = f"too large for {orders}"
+    # The largest has no room for more.
+    assert [each.properties[REASON] for each in letters] == [reason, reason[:60]]
     assert not world.stored(description.held_topic.full)
-    assert len(world.stored(description.dead_letter_topic.full)) > 2, "chunks"
