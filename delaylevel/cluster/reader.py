@@ -7,7 +7,7 @@ import time
 import uuid
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
-from itertools import starmap
+from itertools import chain, count, starmap
 from typing import Any
 
 import pulsar
@@ -24,7 +24,7 @@ from delaylevel.model.message import (
 from delaylevel.model.position import EARLIEST, Position
 from delaylevel.model.source_partition import SourcePartition
 
-from .client_parts.cores import read_next_of
+from .client_parts.cores import ask_next_of, read_next_of
 from .failures import translate_errors
 from .port import OperatorAdmin
 
@@ -170,27 +170,72 @@ def entry_times(
     return found
 
 
+# Times since a question at which a reader looks if it has missed a message, and then every few s.
+_LOOK_AFTER_S = (0.02, 1.0)
+_LOOK_EVERY_S = 30.0
+# An answer is called in a thread of the client, soon after the message has come.
+_ANSWER_S = 0.2
+# Time between two questions to a reader that has answered with an error.
+_ASK_EVERY_S = 0.2
+
+
 class PartitionReader:
     """A reader of one partition that also receives what is appended later.
 
-    It has no subscription and acknowledges nothing.
+    It has no subscription and acknowledges nothing. One thread at a time uses it.
+
+    Theory of operation. A thread that finds no message does not wait: it asks the client to call
+    back with the next one (`ask`). Messages have to stay in their order, but the client's queue and
+    its call back are two ways. If a message comes just while the client is asked, it stays in the
+    queue, and the answer is the one behind it. So an answer is compared with the first message of
+    the queue. As long as a question has no answer, nothing is read from the queue, with one
+    exception: without an answer for a while, `_look` takes a message from there. It may be the one
+    that was missed, or one behind an answer that is on its way. So it is kept until the answer has
+    come. If none comes, it was missed, and a new reader begins at the last position.
 
     Args:
         client: a ``pulsar.Client``; it is not closed here.
         topic: the full name of the partition.
         start: the first position to read.
+        now_s: the monotonic clock, in seconds.
     """
 
-    def __init__(self, client: Any, topic: str, start: Position) -> None:
-        self._reader = _open_reader(client, topic, start, RECEIVER_QUEUE_SIZE)
+    def __init__(
+        self,
+        client: Any,
+        topic: str,
+        start: Position,
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._client = client
+        self._topic = topic
+        self._start = start
+        self._now_s = now_s
+        self._last: Any = None  # the last message that was returned
+        self._next: Any = None  # a message that was taken, and comes next
+        self._ask_again_s = 0.0
+        self._open()
+
+    def _open(self) -> None:
+        self._reader = _open_reader(self._client, self._topic, self._start, RECEIVER_QUEUE_SIZE)
         self._read_next = read_next_of(self._reader)
+        # The answer comes in a thread of the client, which sets it first, and then takes the
+        # question back. The reader's thread looks at them in the opposite order.
+        self._answer: Any = None
+        self._is_asked = False
+        self._looks: Iterator[float] = iter(())
+        self._look_s = 0.0
+        self._kept: Any = None  # what was taken from the queue in spite of a question
 
     def receive(self, timeout_ms: int) -> Any | None:
-        """Return the next message of the client's core; None if none comes within the timeout."""
-        try:
-            return self._read_next(timeout_ms)
-        except pulsar.Timeout:
-            return None
+        """Return the next message of the client's core; None if none comes within the timeout.
+
+        After `ask`, the call does not wait.
+        """
+        message = self._receive(timeout_ms)
+        if message is not None:
+            self._last = message
+        return message
 
     def burst(self, message: Any) -> Iterator[Any]:
         """Yield a message, then the messages that follow it without a pause."""
@@ -198,9 +243,46 @@ class PartitionReader:
         try:
             while True:
                 yield message
-                message = read_next(1)
+                if self._next is None:
+                    message = self._last = read_next(1)
+                else:
+                    message = self._last = self._next
+                    self._next = None
         except pulsar.Timeout:
             return
+
+    def ask(self, wake: Callable[[], None]) -> float:
+        """Let the client call a function once there is a message, after `receive` had none.
+
+        Returns:
+            The monotonic time, in s, at which `receive` is to be called if the client is silent.
+        """
+        now_s = self._now_s()
+        if not self._is_asked:
+            if self._answer is not None:
+                return now_s
+            if now_s < self._ask_again_s:
+                return self._ask_again_s
+            self._is_asked = True
+            self._looks = chain(
+                (now_s + each for each in _LOOK_AFTER_S),
+                count(now_s + _LOOK_EVERY_S, _LOOK_EVERY_S),
+            )
+            self._look_s = next(self._looks)
+            reader = self._reader
+
+            def answered(result: Any, message: Any) -> None:
+                if reader is not self._reader:
+                    return
+                if result == pulsar.Result.Ok:
+                    self._answer = message
+                else:  # `receive` raises the error if it lasts
+                    self._ask_again_s = self._now_s() + _ASK_EVERY_S
+                self._is_asked = False
+                wake()
+
+            ask_next_of(reader)(answered)
+        return self._look_s
 
     def has_message_available(self) -> bool:
         """Return true if the broker has a message that was not received.
@@ -208,11 +290,66 @@ class PartitionReader:
         Raises:
             BrokerError: no connection lasts until the broker has answered.
         """
+        if not (self._answer is self._next is self._kept is None):
+            return True
         return _has_more(self._reader)
 
     def close(self) -> None:
         """Close the reader."""
         self._reader.close()
+
+    def _receive(self, timeout_ms: int) -> Any | None:
+        if self._next is not None:
+            message, self._next = self._next, None
+            return message
+        is_asked, answer = self._is_asked, self._answer
+        if answer is not None:
+            self._answer = None
+            other = self._take(0) if self._kept is None else self._kept
+            self._kept = None
+            if other is None:
+                return answer
+            message, self._next = sorted((answer, other), key=_order)
+            return message
+        if is_asked:
+            return self._look()
+        return self._take(timeout_ms) if self._kept is None else self._begin_again()
+
+    def _take(self, timeout_ms: int) -> Any | None:
+        """Take a message from the client's queue."""
+        try:
+            return self._read_next(timeout_ms)
+        except pulsar.Timeout:
+            return None
+
+    def _look(self) -> Any | None:
+        """Look from time to time if a message was missed while the client was asked."""
+        now_s = self._now_s()
+        if now_s < self._look_s:
+            return None
+        if self._kept is not None:
+            return self._begin_again()
+        self._look_s = next(self._looks)
+        self._kept = self._take(0)
+        if self._kept is not None:
+            self._look_s = now_s + _ANSWER_S
+        return None
+
+    def _begin_again(self) -> Any | None:
+        """Replace the reader by one that begins behind the last message; nothing is known of it."""
+        last = self._last
+        if last is not None:
+            at, size = Position(*_order(last)), batch_size(last.message_id())
+            self._start = at.next_entry if 0 < size <= at.batch + 1 else at.next
+        old = self._reader
+        self._open()
+        old.close()
+        return self._take(0)
+
+
+def _order(message: Any) -> tuple[int, int, int]:
+    found = message.message_id()
+    return found.ledger_id(), found.entry_id(), found.batch_index()
 
 
 def open_idle_reader(client: Any, topic: str, subscription_prefix: str) -> Any:

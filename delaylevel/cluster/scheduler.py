@@ -4,16 +4,26 @@ A process serves hundreds of partitions, nearly all of them idle. A thread for e
 memory and wake-ups. Here each of them is a task: a function that does what there is to do now, and
 returns the time of its next call. Other threads wake it earlier.
 
-A step should not wait for long. One that does (for a broker that fails over, say) holds a thread,
-so more threads are started while tasks wait, up to a limit. They end when they have nothing to do.
+A step should not wait for long. One that does (for a broker that fails over, say) holds a thread
+and, for a moment, one of the places for steps that run at once. Then its place is free for another
+task, for which a further thread is started if necessary. So steps that wait delay the others by
+that moment, once, however many they are. Threads that are too many end when they have nothing to
+do.
+
+`Lanes` has two schedulers: for steps that are expected to wait, and for all the others.
 
 Theory of operation. `TaskQueue` knows the tasks and decides which step is next; it has no threads.
 An idle thread waits for its own lock (`_Worker.signal`). One of them, the leader, also wakes up at
 the time of the next step. The others wait until they are called. A thread that begins a step first
-makes sure that another one watches over what is left (`_provide`): it becomes the leader, or takes
-the next step. So while steps are running on all regular threads, one more stands by, which takes
-only tasks that have waited for too long. A thread that ends a step takes the next one itself,
-without a switch of threads.
+makes sure that another one watches over what is left (`_provide`): it takes the next step, or
+becomes the leader. So while steps are running on all regular threads, one more stands by, which
+takes a task once one of those steps has run for too long. A thread that ends a step takes the next
+one itself, without a switch of threads.
+
+Nearly all steps end before the next one is due. To change the leader for each of them would double
+the switches of threads. So after a step has begun, the others look a few ms later (`_GRACE_S`) at
+what has become due, and the thread of the step becomes the leader again when it ends before. A task
+that is ready waits for nobody.
 """
 
 from __future__ import annotations
@@ -24,7 +34,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from heapq import heappop, heappush
-from itertools import count
+from itertools import count, islice
 
 log = logging.getLogger(__name__)
 
@@ -35,8 +45,13 @@ AT_ONCE = 0.0
 
 # Pause after a step that has failed.
 _AFTER_ERROR_S = 1.0
-# A task that has waited for so long gets another thread.
-_PATIENCE_S = 0.05
+# A step that has run for so long keeps no other from running.
+_PATIENCE_S = 0.02
+_SLOW_PATIENCE_S = 0.5
+# Number of steps that run at once, unless some of them wait.
+_QUICK, _SLOW = 8, 8
+# Time after the begin of a step in which its thread is expected to come back.
+_GRACE_S = 0.005
 # An additional thread ends after this time without a step.
 _SPARE_S = 5.0
 
@@ -66,7 +81,6 @@ class Task:
         self.running_in: int | None = None  # the thread, while the step is called
         self.woken = False  # during its step
         self.due_s = NEVER
-        self.ready_s = 0.0  # time since which it is ready
 
     def wake(self) -> None:
         """Call the step soon; thread-safe. A step that is running is called once more."""
@@ -80,8 +94,8 @@ class TaskQueue:
     """Tasks in the order of their steps; its methods need the lock of its host.
 
     Args:
-        most_running: number of steps that run at once, unless a task has waited for too long.
-        patience_s: the time after which it has.
+        most_running: number of steps that run at once, without those that wait.
+        patience_s: time after which a running step counts as one that waits.
     """
 
     def __init__(self, most_running: int, patience_s: float = _PATIENCE_S) -> None:
@@ -91,7 +105,13 @@ class TaskQueue:
         # Times of tasks that wait. A task may have several; only its `due_s` counts.
         self._times: list[tuple[float, int, Task]] = []
         self._order = count()
-        self.running = 0
+        # The tasks whose steps are running, and the times at which they began: in their order.
+        self._running: dict[Task, float] = {}
+
+    @property
+    def running(self) -> int:
+        """Number of steps that are running."""
+        return len(self._running)
 
     def make_ready(self, task: Task, now_s: float) -> bool:
         """Let a step be called soon; return False if that changes nothing now."""
@@ -100,26 +120,26 @@ class TaskQueue:
         if task.running_in is not None:
             task.woken = True
             return False
-        task.is_ready, task.due_s, task.ready_s = True, NEVER, now_s
+        task.is_ready, task.due_s = True, NEVER
         self._ready.append(task)
         return True
 
     def take(self, now_s: float) -> Task | None:
         """Return the task whose step is next, which counts as running; None if there is none."""
         self._take_times(now_s)
-        while self._ready and self._may_run(now_s):
+        while self._ready and self._free_s <= now_s:
             task = self._ready.popleft()
             task.is_ready = False
             if not task.removed:
                 task.running_in = threading.get_ident()
-                self.running += 1
+                self._running[task] = now_s
                 return task
         return None
 
     def finish(self, task: Task, until_s: float, now_s: float) -> None:
         """Take note of the end of a step that has nothing to do until a time."""
         task.running_in = None
-        self.running -= 1
+        del self._running[task]
         if task.woken or until_s <= now_s:
             task.woken = False
             self.make_ready(task, now_s)
@@ -132,14 +152,15 @@ class TaskQueue:
         while self._times and self._times[0][0] != self._times[0][2].due_s:
             heappop(self._times)
         next_s = self._times[0][0] if self._times else NEVER
-        if self._ready:
-            may_run = self.running < self._most_running
-            return 0.0 if may_run else min(next_s, self._ready[0].ready_s + self._patience_s)
-        return next_s
+        return min(next_s, self._free_s) if self._ready else next_s
 
-    def _may_run(self, now_s: float) -> bool:
-        waited = self._ready[0].ready_s + self._patience_s <= now_s
-        return waited or self.running < self._most_running
+    @property
+    def _free_s(self) -> float:
+        """The time from which on one more step may run."""
+        if len(self._running) < self._most_running:
+            return 0.0
+        last = islice(reversed(self._running.values()), self._most_running - 1, None)
+        return next(last) + self._patience_s
 
     def _take_times(self, now_s: float) -> None:
         times = self._times
@@ -158,6 +179,7 @@ class _Worker(threading.Thread):
         self.signal = threading.Lock()  # held while nobody calls the thread
         self.signal.acquire()
         self.until_s = NEVER  # the time at which it wakes up by itself
+        self.is_spare = False  # it ends then
 
     def run(self) -> None:
         self._work(self)
@@ -168,7 +190,9 @@ class Scheduler:
 
     Args:
         workers: number of regular threads. One more watches over them.
-        most: limit of threads while steps wait for long; by default eight times as many.
+        most: limit of threads while steps wait for long; by default none, so that a task waits for
+            no other one. There are never more threads than tasks, apart from the regular ones.
+        patience_s: time after which a running step counts as one that waits.
         name: beginning of the names of the threads.
         on_error: called in a worker after a step has failed; the step is tried again a second
             later.
@@ -180,23 +204,26 @@ class Scheduler:
         workers: int,
         *,
         most: int | None = None,
+        patience_s: float = _PATIENCE_S,
         name: str = "delaylevel",
         on_error: ErrorHandler = log_error,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._regular = workers
-        self._most = max(most or 8 * workers, workers + 1)
+        self._most: float = NEVER if most is None else max(most, workers + 1)
         self._name = name
         self._on_error = on_error
         self._now_s = now_s
         self._lock = threading.Lock()
         self._ended = threading.Condition(self._lock)  # a step of a task that is being removed
-        self._queue = TaskQueue(workers)
+        self._queue = TaskQueue(workers, patience_s)
         self._numbers = count(1)
         self._workers: set[_Worker] = set()
         self._idle: list[_Worker] = []  # without the leader
         self._leader: _Worker | None = None
         self._coming = 0  # threads that were called and have not looked yet
+        self._latest: Task | None = None  # the task whose step has begun last, until it ends
+        self._begun_s = -NEVER
         self._closed = False
 
     @property
@@ -212,9 +239,13 @@ class Scheduler:
                 `NEVER` if it waits for `Task.wake`, `AT_ONCE` if there is more to do now.
             name: name for the log.
         """
-        task = Task(step, name, self._wake)
-        self._wake(task)
+        task = self.task(step, name)
+        task.wake()
         return task
+
+    def task(self, step: Callable[[], float], name: str) -> Task:
+        """Return a task whose step is called once it is woken; arguments as for `add`."""
+        return Task(step, name, self._wake)
 
     def remove(self, task: Task) -> None:
         """Call a step no more, and wait for its end unless it is the caller itself."""
@@ -248,9 +279,9 @@ class Scheduler:
         # A thread that comes takes one step, and provides for the others.
         if next_s == NEVER or self._coming or self._closed:
             return
-        leader = self._leader
-        if leader is not None and now_s < next_s and leader.until_s <= next_s:
+        if next_s > now_s and self._is_watched(self._watch_s(next_s)):
             return
+        leader = self._leader
         if self._idle:
             self._call(self._idle.pop())
         elif leader is not None:
@@ -269,6 +300,16 @@ class Scheduler:
             self._workers.add(worker)
             self._coming += 1
 
+    def _watch_s(self, next_s: float) -> float:
+        """Return the time at which a thread without a step has to look."""
+        return next_s if self._latest is None else max(next_s, self._begun_s + _GRACE_S)
+
+    def _is_watched(self, at_s: float) -> bool:
+        """Return True if a thread wakes up by itself until a time, and looks."""
+        if self._leader is not None and self._leader.until_s <= at_s:
+            return True
+        return any(worker.until_s <= at_s and not worker.is_spare for worker in self._idle)
+
     def _call(self, worker: _Worker) -> None:
         self._coming += 1
         worker.signal.release()
@@ -283,6 +324,7 @@ class Scheduler:
                     if not self._wait(worker, now_s):
                         break
                     continue
+                self._latest, self._begun_s = task, now_s
                 self._provide(now_s)
                 self._lock.release()
                 try:
@@ -290,6 +332,8 @@ class Scheduler:
                 finally:
                     self._lock.acquire()
                 self._queue.finish(task, until_s, self._now_s())
+                if task is self._latest:
+                    self._latest = None
                 if task.removed:
                     self._ended.notify_all()
             self._workers.discard(worker)
@@ -301,18 +345,24 @@ class Scheduler:
             self._on_error(task.name, error)
             return self._now_s() + _AFTER_ERROR_S
 
+    def _guard_s(self, now_s: float) -> float:
+        """Return the time until which an idle thread waits: one looks while steps begin."""
+        end_s = self._begun_s + _GRACE_S
+        return NEVER if end_s <= now_s or self._is_watched(end_s) else end_s
+
     def _wait(self, worker: _Worker, now_s: float) -> bool:
         """Wait for something to do, without the lock; return False to end the thread."""
-        next_s = self._queue.next_s()
-        leads = self._leader is None or next_s < self._leader.until_s
+        watch_s = self._watch_s(self._queue.next_s())
+        leads = self._leader is None or watch_s < self._leader.until_s
+        worker.is_spare = False
         if leads:
             # A leader with a later time stays: it finds nothing then, and waits again.
             if self._leader is not None:
                 self._idle.append(self._leader)
-            self._leader, worker.until_s = worker, next_s
+            self._leader, worker.until_s = worker, watch_s
         else:
-            is_spare = len(self._workers) > self._regular + 1
-            worker.until_s = now_s + _SPARE_S if is_spare else NEVER
+            worker.is_spare = len(self._workers) > self._regular + 1
+            worker.until_s = now_s + _SPARE_S if worker.is_spare else self._guard_s(now_s)
             self._idle.append(worker)
         timeout_s = min(max(worker.until_s - now_s, 0.0), threading.TIMEOUT_MAX)
         self._lock.release()
@@ -324,9 +374,74 @@ class Scheduler:
             self._leader = None
         elif worker in self._idle:
             self._idle.remove(worker)
-            return leads or len(self._workers) <= self._regular + 1
+            return not worker.is_spare or len(self._workers) <= self._regular + 1
         else:  # it was called, perhaps just after the timeout
             if not called:
                 worker.signal.acquire()
             self._coming -= 1
         return True
+
+
+class Lanes:
+    """The two schedulers of a process, which have no threads before their first tasks.
+
+    Attributes:
+        quick: for steps that come at their time and do not wait, unless something is wrong.
+        slow: for steps that open, read or close something, and wait for the broker meanwhile.
+    """
+
+    def __init__(self) -> None:
+        self.quick = Scheduler(_QUICK, name="delaylevel-quick")
+        self.slow = Scheduler(_SLOW, patience_s=_SLOW_PATIENCE_S, name="delaylevel-slow")
+
+    def close(self) -> None:
+        """Close both, as `Scheduler.close` does."""
+        self.quick.close()
+        self.slow.close()
+
+
+class LaneTask:
+    """A task that is in one of two lanes at a time; its step decides in which.
+
+    Args:
+        step: function as for `Scheduler.add`.
+        lane: the scheduler of the first step, which is called after `start`.
+        name: name for the log.
+    """
+
+    def __init__(self, step: Callable[[], float], lane: Scheduler, name: str) -> None:
+        self._step = step
+        self._name = name
+        self._lane = lane
+        self._task = lane.task(step, name)
+        self._lock = threading.Lock()
+        self._ended = False
+
+    def start(self) -> None:
+        """Call the first step soon."""
+        self.wake()
+
+    def wake(self) -> None:
+        """Call the step soon; thread-safe."""
+        self._task.wake()
+
+    def move(self, lane: Scheduler, until_s: float = AT_ONCE) -> float:
+        """Continue in a lane. To be called at the end of the step, which returns the result.
+
+        Args:
+            until_s: the time of the next step if it is in the same lane; otherwise it comes soon.
+        """
+        with self._lock:
+            if lane is self._lane or self._ended:
+                return until_s
+            self._lane.remove(self._task)
+            self._lane, self._task = lane, lane.task(self._step, self._name)
+        # A wake before this one may have reached the task in the other lane.
+        self._task.wake()
+        return NEVER
+
+    def end(self) -> None:
+        """Call the step no more, and wait for its end unless it is the caller itself."""
+        with self._lock:
+            self._ended = True
+        self._lane.remove(self._task)

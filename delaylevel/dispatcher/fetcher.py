@@ -1,4 +1,4 @@
-"""The reading of one window partition from a position on, and the thread that does it."""
+"""The reading of one window partition from a position on, and the task that does it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from itertools import islice
+from operator import lt
 from typing import Any, NamedTuple
 
 from delaylevel.cluster.logs import RepeatedWarning
 from delaylevel.cluster.reader import PartitionReader
+from delaylevel.cluster.scheduler import AT_ONCE, NEVER, Lanes, LaneTask
 from delaylevel.dispatcher.journal.records import LAST_INDEX
 from delaylevel.errors import BrokerError
 from delaylevel.model.clock import Clock
@@ -34,7 +36,10 @@ _LOOK_EVERY = 20
 _SOON_MS = 500
 _GATHER_LATER_S = 0.1
 _FEW = 100
-_IDLE_MS = 200
+# A message that is not the last one of its entry is followed by the others within this time.
+_ENTRY_MS = 200
+# The end of an entry is reported if nothing follows it for this time.
+_IDLE_S = 0.2
 # Pause after a description could not be read.
 _RETRY_S = 1.0
 
@@ -53,7 +58,8 @@ class EntryEnd(NamedTuple):
 class Fetcher:
     """Reader of a window partition, which passes messages on in batches.
 
-    Each call of `gather` reads one batch. `FetcherThread` calls it all the time.
+    Each call of `gather` reads one batch, and does not wait for messages. `FetcherTask` calls it
+    when there are some.
 
     Args:
         topic: full name of the window partition.
@@ -71,7 +77,7 @@ class Fetcher:
     Attributes:
         topic: as the argument.
         put: as the argument.
-        retry_s: monotonic time before which nothing is read, because the description could not be.
+        wake: function that is called in any thread when there may be something to gather again.
     """
 
     def __init__(
@@ -89,7 +95,8 @@ class Fetcher:
     ) -> None:
         self.topic = topic
         self.put = put
-        self.retry_s = 0.0
+        self.wake: Callable[[], None] = lambda: None
+        self._retry_s = 0.0  # nothing is read before, because the description could not be
         self._client = client
         self._start = start
         self._end = None if end is None or end < start else end
@@ -100,7 +107,13 @@ class Fetcher:
         self._now_s = now_s
         self._reader: PartitionReader | None = None
         self._ahead = threading.Semaphore(BATCHES_AHEAD)
+        self._wants_room = False
+        # A small batch that is kept for some time, so that more messages come with it.
+        self._kept: FetchedBatch | None = None
+        self._kept_until_s = 0.0
         self._last: Any = None  # ID of the last message, until the end of its entry is known
+        self._last_s = 0.0  # when it came
+        self._behind = (-1, -1, -1)  # position of the last message
         # A message whose target may be new, or that could not be set aside, and those behind it.
         self._undecided: list[Any] = []
         self._refused: BrokerError | None = None  # why it could not
@@ -109,6 +122,9 @@ class Fetcher:
     def batch_taken(self) -> None:
         """Allow one further batch: the owner has taken one."""
         self._ahead.release()
+        if self._wants_room:
+            self._wants_room = False
+            self.wake()
 
     @property
     def has_room(self) -> bool:
@@ -118,9 +134,14 @@ class Fetcher:
         self._ahead.release()
         return True
 
+    @property
+    def waits_for_broker(self) -> bool:
+        """True while reading also asks the broker: at a takeover, and for unknown targets."""
+        return self._end is not None or bool(self._undecided)
+
     def open(self) -> None:
         """Open the reader, before the first call of `gather`."""
-        self._reader = PartitionReader(self._client, self.topic, self._start)
+        self._reader = PartitionReader(self._client, self.topic, self._start, self._now_s)
         if self._end is None:
             self.put(CaughtUp())
 
@@ -129,41 +150,85 @@ class Fetcher:
         if self._reader is not None:
             self._reader.close()
 
-    def gather(self) -> bool:
+    def fetch(self) -> float:
+        """Gather messages until there are none; keep small batches in which nothing is due soon.
+
+        Returns:
+            The monotonic time of the next call, in s, unless `wake` is called before.
+        """
+        self._wants_room = True  # in this order, `batch_taken` sees it or makes room before
+        if not self.has_room:
+            return NEVER
+        self._wants_room = False
+        if self.gather(keeps=True):
+            return AT_ONCE
+        now_s = self._now_s()
+        if self._retry_s > now_s:
+            return self._retry_s
+        assert self._reader is not None
+        until_s = self._reader.ask(self.wake)
+        if self._end is not None:
+            until_s = min(until_s, now_s + _IDLE_S)  # what is missing may be deleted meanwhile
+        if self._kept is not None:
+            until_s = min(until_s, self._kept_until_s)
+        elif self._last is not None:
+            until_s = min(until_s, self._last_s + _IDLE_S)
+        return until_s
+
+    def gather(self, keeps: bool = False) -> bool:
         """Read the messages that are available, up to one batch, and pass them on.
 
-        The call waits a moment for the first message, and while too many batches wait for the
-        owner.
+        Args:
+            keeps: True to keep a small batch for a while if nothing in it is due soon.
 
         Returns:
             False if there is nothing to read now.
         """
         reader = self._reader
         assert reader is not None
-        if self._now_s() < self.retry_s:
+        now_s = self._now_s()
+        if now_s < self._retry_s:
             return False
-        message = None if self._undecided else reader.receive(_IDLE_MS)
+        message = None if self._undecided else reader.receive(0)
         if message is None and not self._undecided:
-            self._report_entry_end()
+            if self._kept is not None:
+                if now_s >= self._kept_until_s:
+                    self._pass_on(self._kept)
+            elif not keeps or now_s >= self._last_s + _IDLE_S:
+                self._report_entry_end()
             self._report_caught_up(reader, -1, -1)
             return False
-        batch = FetchedBatch()
+        batch = self._kept or FetchedBatch()
         with nullcontext() if self._end is None else TURNS.take(self._rank):
             taken = self._undecided
             if not taken:
                 taken = self._whole(reader, self._available(reader.burst(message)))
             self._convert(batch, taken)
-        if self._end is None:
-            self._fill_later(batch, reader)
-        if batch.records:
-            self._ahead.acquire()
-            self.put(batch)
+        self._last_s = now_s
+        if keeps and self._may_wait(batch):
+            if self._kept is None:
+                self._kept, self._kept_until_s = batch, now_s + _GATHER_LATER_S
+        elif batch.records:
+            self._pass_on(batch)
         if self._undecided:
             self._refresh()
         else:
             last = self._last
             self._report_caught_up(reader, last.ledger_id(), last.entry_id())
         return True
+
+    def _pass_on(self, batch: FetchedBatch) -> None:
+        self._kept = None
+        self._ahead.acquire()
+        self.put(batch)
+
+    def _may_wait(self, batch: FetchedBatch) -> bool:
+        """Return True if more messages may come with a batch: it is small, and due later."""
+        if self._end is not None or self._undecided or batch.cancellations:
+            return False
+        if not 0 < len(batch) < _FEW:
+            return False
+        return min(batch.due_ms) - self._clock.now_ms() >= _SOON_MS
 
     def _refresh(self) -> None:
         """Read the description for a message whose target may be new; everything else waits."""
@@ -175,25 +240,14 @@ class Fetcher:
         except BrokerError as error:
             what = "has a target that may be new" if failure is None else "cannot be set aside"
             self._warning.failed(f"a message {what}: {error}")
-            self.retry_s = self._now_s() + _RETRY_S
+            self._retry_s = self._now_s() + _RETRY_S
         else:
             self._warning.over()
-
-    def _fill_later(self, batch: FetchedBatch, reader: PartitionReader) -> None:
-        """Add messages that arrive a little later to a small batch in which nothing is due soon."""
-        until_s = self._now_s() + _GATHER_LATER_S
-        while not (self._undecided or batch.cancellations) and 0 < len(batch) < _FEW:
-            left_ms = int((until_s - self._now_s()) * 1000)
-            if left_ms < 1 or min(batch.due_ms) - self._clock.now_ms() < _SOON_MS:
-                return
-            message = reader.receive(left_ms)
-            if message is None:
-                return
-            self._convert(batch, self._whole(reader, [message]))
 
     def _convert(self, batch: FetchedBatch, taken: list[Any]) -> None:
         """Add messages to a batch, up to one that is undecided; keep the others."""
         ledgers, entries, indices = positions_of(taken)
+        self._check_order(ledgers, entries, indices)
         while indices and max(indices) > LAST_INDEX:
             # They would have the positions of the messages of the next entry.
             begin = next(n for n, index in enumerate(indices) if index > LAST_INDEX)
@@ -234,6 +288,7 @@ class Fetcher:
         if not count:
             return
         self._last = taken[count - 1].message_id()
+        self._behind = ledgers[count - 1], entries[count - 1], indices[count - 1]
         batch.ledger_ids += ledgers[:count]
         batch.entry_ids += [
             entry << 10 | (index if index > 0 else 0)
@@ -242,6 +297,19 @@ class Fetcher:
         batch.due_ms += [record[2] for record in records]
         batch.records += records
         batch.cancellations += self._record.cancellations - cancellations
+
+    def _check_order(self, ledgers: list[int], entries: list[int], indices: list[int]) -> None:
+        """Refuse messages in another order than that of the partition.
+
+        What is read counts as complete up to the last position. The client may repeat messages if
+        its connection breaks while it passes them on; then everything is read again.
+
+        Raises:
+            BrokerError: the order is wrong.
+        """
+        positions = [self._behind, *zip(ledgers, entries, indices, strict=True)]
+        if not all(map(lt, positions, positions[1:])):
+            raise BrokerError(f"{self.topic}: messages came in a wrong order; they are read again")
 
     def _report_entry_end(self) -> None:
         """Report that an entry is completely read, so that it can be acknowledged as a whole."""
@@ -272,7 +340,7 @@ class Fetcher:
             last = taken[-1].message_id()
             if not LAST_INDEX <= last.batch_index() < batch_size(last) - 1:
                 break
-            message = reader.receive(_IDLE_MS)
+            message = reader.receive(_ENTRY_MS)
             if message is None:
                 raise BrokerError(f"{self.topic}: the rest of an entry was not delivered")
             taken.append(message)
@@ -291,32 +359,37 @@ class Fetcher:
                 return taken
 
 
-class FetcherThread(threading.Thread):
-    """Thread that reads a window partition until it is stopped."""
+class FetcherTask:
+    """Task that reads a window partition until it is stopped.
 
-    def __init__(self, fetcher: Fetcher) -> None:
-        super().__init__(name=f"fetcher {fetcher.topic}", daemon=True)
+    Args:
+        lanes: schedulers of the process.
+    """
+
+    def __init__(self, fetcher: Fetcher, lanes: Lanes) -> None:
         self._fetcher = fetcher
-        self._stopping = threading.Event()
+        self._lanes = lanes
+        self._is_open = False
+        self._task = LaneTask(self._step, lanes.slow, f"fetcher {fetcher.topic}")
+        fetcher.wake = self._task.wake
 
-    def run(self) -> None:
-        try:
-            self._read()
-        except Exception as error:
-            self._fetcher.put(error)
+    def start(self) -> None:
+        """Start to read."""
+        self._task.start()
 
     def stop(self) -> None:
-        """Stop reading, and wait for the thread to end."""
-        self._stopping.set()
-        self._fetcher.batch_taken()
-        self.join()
+        """Stop reading, and close the reader."""
+        self._task.end()
+        self._fetcher.close()
 
-    def _read(self) -> None:
-        fetcher = self._fetcher
-        fetcher.open()
+    def _step(self) -> float:
+        fetcher, lanes = self._fetcher, self._lanes
         try:
-            while not self._stopping.is_set():
-                if not fetcher.gather() and fetcher.retry_s:
-                    self._stopping.wait(fetcher.retry_s - time.monotonic())
-        finally:
-            fetcher.close()
+            if not self._is_open:
+                fetcher.open()
+                self._is_open = True
+            until_s = fetcher.fetch()
+        except Exception as error:
+            fetcher.put(error)
+            return NEVER
+        return self._task.move(lanes.slow if fetcher.waits_for_broker else lanes.quick, until_s)

@@ -1,7 +1,7 @@
 """The owner of one window partition, step by step: it reads, publishes, and acknowledges.
 
-Nothing here waits for time to pass. `OwnerThread` waits for events and due times, and takes the
-steps then; the in-memory dispatcher takes the same steps by a manual clock. One thread takes all of
+Nothing here waits for time to pass. `OwnerTask` takes the steps when there are events, and at due
+times; the in-memory dispatcher takes the same steps by a manual clock. One thread at a time takes
 them, so that journal, publications and acknowledgements have one order.
 """
 
@@ -250,17 +250,21 @@ class WindowAcknowledgement:
 
 
 class EventQueue:
-    """Queue of events for one thread; the others put them.
+    """Queue of events for an owner; any thread puts them.
 
     Most wakes come from targets that have answered. They need not be processed at once, and the
     owner wakes up for the next due time anyway. So such a wake is an event only if the owner would
     wait for longer than its patience.
+
+    Attributes:
+        on_event: function that is called in any thread after an event was added.
     """
 
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._wake_until_s = 0.0  # an answer before this time is an event
         self._answered = False
+        self.on_event: Callable[[], object] = lambda: None
 
     def __bool__(self) -> bool:
         """Return True if there are events."""
@@ -269,38 +273,37 @@ class EventQueue:
     def put(self, event: Any) -> None:
         """Add an event."""
         self._queue.put(event)
+        self.on_event()
 
     def wake(self) -> None:
         """Let the owner look at once."""
-        self._queue.put(WAKE)
+        self.put(WAKE)
 
     def answered(self) -> None:
         """Let the owner look soon: a target has answered."""
-        # In this order: either `get` sees the answer, or this sees its limit.
+        # In this order: either `rest` sees the answer, or this sees its limit.
         self._answered = True
         if time.monotonic() < self._wake_until_s:
-            self._queue.put(WAKE)
+            self.put(WAKE)
 
     def take_answered(self) -> None:
         """Take note that all answers until now are going to be processed."""
         self._answered = False
 
-    def get(self, until_s: float, patience_s: float) -> Any:
-        """Return the next event; None if there is none by a monotonic time, in s.
+    def rest(self, until_s: float, patience_s: float) -> float:
+        """Begin to wait for events until a monotonic time, in s; return the time to look again.
 
         Args:
             patience_s: time for which answers of targets may wait, in s; 0 if they are events.
         """
         self._wake_until_s = until_s - patience_s if patience_s else float("inf")
-        now_s = time.monotonic()
         if self._answered:
-            until_s = min(until_s, now_s + patience_s)
-        try:
-            return self._queue.get(timeout=max(until_s - now_s, 0.0))
-        except queue.Empty:
-            return None
-        finally:
-            self._wake_until_s = 0.0
+            until_s = min(until_s, time.monotonic() + patience_s)
+        return until_s
+
+    def stir(self) -> None:
+        """End the wait for events."""
+        self._wake_until_s = 0.0
 
     def get_nowait(self) -> Any:
         """Return the next event, or None."""
@@ -336,7 +339,7 @@ class DispatchSettings:
 
 
 class QueueQuestion(Generic[Answer]):
-    """A function of a delay queue that the owner's thread calls once, between two of its steps.
+    """A function of a delay queue that the owner calls once, between two of its steps.
 
     Args:
         function: function of the queue, which has to be short.
@@ -355,7 +358,7 @@ class QueueQuestion(Generic[Answer]):
         self._error: Exception | None = None
 
     def answer(self, delay_queue: Any) -> None:
-        """Call the function; the owner's thread does, and no error reaches it."""
+        """Call the function; the owner does, and no error reaches it."""
         with self._lock:
             if self._given_up:
                 return
@@ -388,7 +391,7 @@ def answered(
     function: Callable[[Any], Any],
     discard: Callable[[Any], None],
 ) -> Any:
-    """Pass a question to the thread, and return its answer; None after a time, in s."""
+    """Pass a question to an owner, and return its answer; None after a time, in s."""
     question = QueueQuestion(function, discard)
     ask(question)
     try:
@@ -568,7 +571,7 @@ class PartitionOwner:
         return make(self.events.put, unnumbered, self._clock, self.partition, now_s=self._now_s)
 
     def _set_aside_unnumbered(self, messages: Sequence[tuple[Any, Position]]) -> None:
-        """Store messages as dead letters whose batch index is too high; in the reading thread.
+        """Store messages as dead letters whose batch index is too high; while they are read.
 
         They are not in the journal. An owner that reads their entry again stores them again.
         """

@@ -21,6 +21,7 @@ from delaylevel.cluster.locks import PartitionLock
 from delaylevel.cluster.logs import RepeatedWarning
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.rules import Explainer
+from delaylevel.cluster.scheduler import Lanes
 from delaylevel.cluster.targets.pool import clients_of_targets
 from delaylevel.cluster.threads import BackgroundWork
 from delaylevel.errors import (
@@ -51,7 +52,7 @@ from delaylevel.topics.stats import (
 
 from .assignment import GroupState, Membership, assign, window_sources
 from .owner import DispatchSettings, PartitionOwner
-from .owner_thread import FAILURES, OwnerThread
+from .owner_task import FAILURES, OwnerTask
 from .stats import OwnerStats, ReleaseHistory
 
 log = logging.getLogger(__name__)
@@ -117,7 +118,7 @@ class ServedTopic:
     membership: Membership
     warning: RepeatedWarning
     explainer: Explainer
-    owners: dict[int, OwnerThread] = field(default_factory=dict)
+    owners: dict[int, OwnerTask] = field(default_factory=dict)
     owner_warnings: dict[int, RepeatedWarning] = field(default_factory=dict)
     retry_s: dict[int, float] = field(default_factory=dict)
     lost: set[int] = field(default_factory=set)
@@ -160,7 +161,7 @@ class ServedTopic:
         self.failures.pop(_ALL, None)
         self.warning.over()
 
-    def watch_owner(self, owner: OwnerThread) -> None:
+    def watch_owner(self, owner: OwnerTask) -> None:
         """Log the failure of an owner, and the end of the failure once it releases messages."""
         warning = self.owner_warnings.get(owner.partition)
         if owner.is_alive():
@@ -252,7 +253,7 @@ class ServedGroup:
     name: str
     group: GroupState | None
     age_s: float
-    owners: Mapping[int, OwnerThread]
+    owners: Mapping[int, OwnerTask]
     problem: str = ""
 
 
@@ -294,6 +295,7 @@ class Dispatcher:
         target_client = target_client or getattr(client, "another", None)
         self._client_of = self._opened.enter_context(clients_of_targets(client, target_client))
         self._background = BackgroundWork()
+        self._lanes = Lanes()
         self._opened.callback(self._background.join)
         self._admin = admin
         self._settings = settings
@@ -453,6 +455,7 @@ class Dispatcher:
             self._revoke([(topic, index) for topic in self._topics for index in topic.owners])
             for topic in self._topics:
                 topic.membership.close()
+            self._lanes.close()
             self._opened.close()
             shutil.rmtree(self._directory, ignore_errors=True)
 
@@ -538,11 +541,11 @@ class Dispatcher:
             self._client_of,
             start=self._background.start,
         )
-        thread = OwnerThread(owner, self._clock)
+        task = OwnerTask(owner, self._clock, self._lanes)
         with self._lock:
-            topic.owners[index] = thread
+            topic.owners[index] = task
         topic.lost.discard(index)
-        thread.start()
+        task.start()
 
     def _revoke(self, partitions: Sequence[tuple[ServedTopic, int]]) -> None:
         """Stop owners, all at the same time, and wait for their end."""

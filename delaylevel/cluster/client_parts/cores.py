@@ -159,6 +159,17 @@ def read_next_of(reader: Any) -> Callable[[int], Any]:
     return read
 
 
+def ask_next_of(reader: Any) -> Callable[[Callable[[Any, Any], None]], None]:
+    """Return the function that reads a message of the core without waiting for it.
+
+    It takes a function of the client's result and of the message, which is called once: in the
+    calling thread if there is a message, and in a thread of the client when one comes, or when the
+    reader is closed.
+    """
+    ask: Callable[[Any], None] = getattr(reader, "_reader", reader).read_next_async
+    return ask
+
+
 def consumer_core(consumer: Any) -> Any:
     """Return the object with the methods of a consumer that take messages of the core."""
     return getattr(consumer, "_consumer", consumer)

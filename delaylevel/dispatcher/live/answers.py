@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from delaylevel.dispatcher.delay_queue import DelayQueue
 from delaylevel.dispatcher.journal.records import ENTRY_BITS, unpack
 from delaylevel.dispatcher.owner import QueueQuestion, answered
-from delaylevel.dispatcher.owner_thread import OwnerThread
+from delaylevel.dispatcher.owner_task import OwnerTask
 from delaylevel.dispatcher.service import Dispatcher, ServedGroup
 from delaylevel.errors import InvalidInputError
 from delaylevel.model.clock import Clock
@@ -31,7 +31,7 @@ from .view import DueRange, QueueView
 #: Number of rows of `pending`, by default and at most.
 ROWS, MOST_ROWS = 1_000, 100_000
 MOST_EDGES = 1_000
-#: Time to wait for the threads of the owners, in s.
+#: Time to wait for the owners, in s.
 _TIMEOUT_S = 2.0
 #: Number of attempts of a query, each of which may meet a file that is used up meanwhile.
 _ATTEMPTS = 5
@@ -302,7 +302,7 @@ def _before(views: Sequence[QueueView], edges_ms: Int64s) -> Int64s:
     return total
 
 
-def incomplete(owner: OwnerThread) -> str:
+def incomplete(owner: OwnerTask) -> str:
     """Return why the delay queue of an owner has not all pending messages; empty if it has."""
     stats = owner.stats.now()
     if stats.state != "releasing":

@@ -137,7 +137,7 @@ def test_what_a_dispatcher_has_not_read_yet_is_read_from_the_topic(
     )
     monkeypatch.setattr(
         "delaylevel.dispatcher.fetcher.PartitionReader.receive",
-        lambda _, timeout_ms: time.sleep(timeout_ms / 1000),
+        lambda _, timeout_ms: time.sleep(0.05),
     )
     now = SystemClock().now_ms()
     due = Window(now, now + 3_600_000)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -198,6 +199,164 @@ def test_the_rest_of_an_unfinished_burst_is_read_later() -> None:
     following = reader.receive(200)
     assert following is not None
     assert following.id.position == Position(10, 2)
+
+
+class AskedReader:
+    """A reader with the two ways of the client: its queue, and its answer to a question.
+
+    A message that comes while the reader is asked misses the question, and stays in the queue.
+    """
+
+    def __init__(self, messages: list[FakeMessage]) -> None:
+        self.queue = messages
+        self.asked: list[Callable[[Any, Any], None]] = []
+        self.answers: list[Callable[[], None]] = []  # in the client's thread, not called yet
+        self.may_miss = False
+
+    def read_next(self, timeout_millis: int) -> FakeMessage:
+        if not self.queue:
+            raise pulsar.Timeout("nothing")
+        return self.queue.pop(0)
+
+    def read_next_async(self, answer: Callable[[Any, Any], None]) -> None:
+        if self.queue:
+            answer(pulsar.Result.Ok, self.queue.pop(0))
+            return
+        assert not self.asked
+        self.asked.append(answer)
+        self.may_miss = True
+
+    def arrive(self, message: FakeMessage, misses: bool) -> None:
+        misses, self.may_miss = misses and self.may_miss, False
+        if not self.asked or misses:
+            self.queue.append(message)
+            return
+        answer = self.asked.pop()
+        self.answers.append(lambda: answer(pulsar.Result.Ok, message))
+
+    def close(self) -> None:
+        for answer in self.asked:
+            answer(pulsar.Result.AlreadyClosed, None)
+
+
+class GrowingPartition:
+    """A partition to which entries of one or two messages are appended, and its clock."""
+
+    def __init__(self) -> None:
+        self.messages: list[FakeMessage] = []
+        self.readers: list[AskedReader] = []
+        self.now_s = 100.0
+        self.woken = 0
+
+    def create_reader(self, topic: str, start: Any, **options: Any) -> AskedReader:
+        first = Position(start.ledger_id(), start.entry_id(), start.batch_index())
+        behind = [message for message in self.messages if message.id.position >= first]
+        self.readers.append(AskedReader(behind))
+        return self.readers[-1]
+
+    def append(self, size: int, misses: bool) -> None:
+        entry = len(self.messages)
+        for batch in range(size) if size > 1 else [-1]:
+            self.messages.append(FakeMessage(FakeMessageId(Position(7, entry, batch), size)))
+            self.readers[-1].arrive(self.messages[-1], misses)
+
+    def answer(self) -> None:
+        for reader in self.readers:
+            while reader.answers:
+                reader.answers.pop(0)()
+
+    def wake(self) -> None:
+        self.woken += 1
+
+
+appended = st.tuples(st.just("append"), st.sampled_from([1, 2, 3]), st.booleans())
+waited = st.tuples(st.just("wait"), st.sampled_from([0.001, 0.03, 0.3, 2.0]))
+other = st.tuples(st.sampled_from(["answer", "fetch"]))
+
+
+@settings(max_examples=500)
+@given(st.lists(st.one_of(appended, waited, other, other), max_size=40))
+def test_a_reader_that_is_asked_keeps_the_order_and_misses_nothing(
+    steps: list[tuple[Any, ...]],
+) -> None:
+    partition = GrowingPartition()
+    reader = PartitionReader(partition, TOPIC, EARLIEST, lambda: partition.now_s)
+    got: list[Position] = []
+    until_s = 0.0
+
+    def fetch() -> None:
+        nonlocal until_s
+        while True:
+            message = reader.receive(0)
+            if message is None:
+                break
+            got.extend(each.id.position for each in reader.burst(message))
+        until_s = reader.ask(partition.wake)
+
+    fetch()
+    for kind, *values in steps:
+        if kind == "append":
+            partition.append(*values)
+        elif kind == "wait":
+            partition.now_s += values[0]
+        elif kind == "answer":
+            partition.answer()
+        else:
+            fetch()
+        assert got == [message.id.position for message in partition.messages[: len(got)]]
+    for _ in range(6):  # all times at which a reader looks again
+        partition.answer()
+        partition.now_s = max(partition.now_s, until_s)
+        fetch()
+    assert got == [message.id.position for message in partition.messages]
+
+
+def test_an_answer_wakes_the_one_who_asked() -> None:
+    partition = GrowingPartition()
+    reader = PartitionReader(partition, TOPIC, EARLIEST, lambda: partition.now_s)
+    assert reader.receive(0) is None
+    assert partition.now_s < reader.ask(partition.wake) < partition.now_s + 0.1
+    partition.append(1, misses=False)
+    assert (partition.woken, reader.receive(0)) == (0, None)
+    partition.answer()
+    assert partition.woken == 1
+    assert reader.has_message_available()
+    message = reader.receive(0)
+    assert message is not None
+    assert message.id.position == Position(7, 0)
+    assert len(partition.readers) == 1
+
+
+def test_a_reader_that_has_missed_a_message_begins_again_behind_the_last_one() -> None:
+    partition = GrowingPartition()
+    reader = PartitionReader(partition, TOPIC, EARLIEST, lambda: partition.now_s)
+    partition.append(3, misses=False)
+    assert [each.id.position.batch for each in reader.burst(reader.receive(0))] == [0, 1, 2]
+    reader.ask(partition.wake)
+    partition.append(1, misses=True)
+    found = []
+    for _ in range(3):
+        found.append(reader.receive(0))
+        partition.now_s = reader.ask(partition.wake)
+    assert found[:2] == [None, None]
+    assert found[2] is not None
+    assert found[2].id.position == Position(7, 3)
+    assert len(partition.readers) == 2
+
+
+def test_an_error_is_no_reason_to_ask_again_at_once() -> None:
+    partition = GrowingPartition()
+    reader = PartitionReader(partition, TOPIC, EARLIEST, lambda: partition.now_s)
+    reader.ask(partition.wake)
+    (answer,) = partition.readers[0].asked
+    partition.readers[0].asked.clear()
+    answer(pulsar.Result.NotConnected, None)
+    assert partition.woken == 1
+    assert reader.ask(partition.wake) > partition.now_s + 0.1
+    assert not partition.readers[0].asked
+    partition.now_s = reader.ask(partition.wake)
+    reader.ask(partition.wake)
+    assert len(partition.readers[0].asked) == 1
 
 
 def test_readers_do_not_share_a_name() -> None:

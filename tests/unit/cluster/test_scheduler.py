@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from delaylevel.cluster.scheduler import AT_ONCE, NEVER, Scheduler, Task, TaskQueue
+from delaylevel.cluster.scheduler import AT_ONCE, NEVER, LaneTask, Scheduler, Task, TaskQueue
 
 TIMEOUT_S = 30
 
@@ -97,7 +97,7 @@ def test_a_task_with_more_to_do_waits_for_its_turn() -> None:
     assert queue.take() is busy
 
 
-def test_a_task_that_has_waited_for_too_long_runs_beside_the_regular_ones() -> None:
+def test_a_step_that_runs_for_too_long_gives_its_place_to_others() -> None:
     queue = Queue(most_running=1, patience_s=1.0)
     blocked, waiting = queue.task("blocked"), queue.task("waiting")
     assert queue.take() is blocked
@@ -106,6 +106,26 @@ def test_a_task_that_has_waited_for_too_long_runs_beside_the_regular_ones() -> N
     queue.now_s = 101.0
     assert queue.take() is waiting
     assert queue.queue.running == 2
+    queue.finish(waiting, AT_ONCE)
+    assert queue.take() is waiting  # the blocked one delays it no more
+
+
+def test_only_the_latest_steps_count_as_running() -> None:
+    queue = Queue(most_running=2, patience_s=1.0)
+    tasks = [queue.task(f"task {number}") for number in range(4)]
+    assert queue.take() is tasks[0]
+    queue.now_s = 100.5
+    assert queue.take() is tasks[1]
+    assert queue.take() is None
+    queue.now_s = queue.next_s
+    assert queue.now_s == 101.0
+    assert queue.take() is tasks[2]
+    assert queue.take() is None
+    assert queue.next_s == 101.5
+    queue.finish(tasks[0], NEVER)  # it had no place
+    assert queue.next_s == 101.5
+    queue.finish(tasks[1], NEVER)
+    assert queue.take() is tasks[3]
 
 
 def test_a_removed_task_has_no_further_step() -> None:
@@ -182,6 +202,36 @@ def test_an_earlier_time_is_not_missed_while_threads_wait_for_a_later_one(
     late.wait()
     scheduler.add(soon, "soon")
     soon.wait(5)
+
+
+def test_a_step_that_blocks_makes_a_timed_one_no_later_than_a_few_ms(
+    scheduler: Scheduler,
+) -> None:
+    late = []
+    until_s = 0.0
+
+    def step() -> float:
+        nonlocal until_s
+        now_s = time.monotonic()
+        if until_s:
+            late.append(now_s - until_s)
+        until_s = now_s + 0.03
+        return until_s
+
+    scheduler.add(step, "timed")
+    for _ in range(20):  # each begins just before that time
+        steps = Steps()
+        steps.go_on.clear()
+        time.sleep(max(0.0, until_s - time.monotonic() - 0.002))
+        scheduler.add(steps, "blocked")
+        steps.wait()
+        before = len(late)
+        deadline = time.monotonic() + TIMEOUT_S
+        while len(late) == before:
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        steps.go_on.set()
+    assert sorted(late)[len(late) // 2] < 0.02
 
 
 def test_a_step_never_runs_twice_at_once(scheduler: Scheduler) -> None:
@@ -297,3 +347,44 @@ def test_closing_waits_for_the_running_steps() -> None:
     task.wake()
     assert scheduler.threads == 0
     assert not steps.begun.acquire(blocking=False)
+
+
+class Mover:
+    """A task that changes its lane at each of its first steps, and is woken all the time."""
+
+    def __init__(self, lanes: tuple[Scheduler, Scheduler], moves: int) -> None:
+        self._lanes = lanes
+        self._moves = moves
+        self._at_once = 0
+        self.most_at_once = 0
+        self.wanted = self.done = 0
+        self.task = LaneTask(self._step, lanes[0], "mover")
+
+    def _step(self) -> float:
+        self._at_once += 1
+        self.most_at_once = max(self._at_once, self.most_at_once)
+        self.done = self.wanted
+        self._moves -= 1
+        self._at_once -= 1
+        if self._moves < 0:
+            return NEVER
+        return self.task.move(self._lanes[self._moves % 2])
+
+
+def test_a_task_that_changes_lanes_misses_no_wake() -> None:
+    lanes = Scheduler(2), Scheduler(2)
+    mover = Mover(lanes, 300)
+    for _ in range(2_000):
+        mover.wanted += 1
+        mover.task.wake()
+    deadline = time.monotonic() + TIMEOUT_S
+    while mover.done < mover.wanted:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    assert mover.most_at_once == 1
+    mover.task.end()
+    mover.wanted += 1
+    mover.task.wake()
+    for lane in lanes:
+        lane.close()
+    assert mover.done < mover.wanted

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from delaylevel.dispatcher.fetcher import CaughtUp, Fetcher, FetcherThread
+from delaylevel.cluster.scheduler import Lanes
+from delaylevel.dispatcher.fetcher import CaughtUp, Fetcher, FetcherTask
 from delaylevel.dispatcher.record import FetchedBatch, WindowMessage
 from delaylevel.model.clock import SystemClock
 from delaylevel.model.position import EARLIEST, Position
@@ -57,9 +58,12 @@ class Reader:
 
     def receive(self, timeout_ms: int) -> Message | None:
         try:
-            return self._arriving.get(timeout=timeout_ms / 1000)
+            return self._arriving.get(timeout=max(timeout_ms, 1) / 1000)
         except queue.Empty:
             return None
+
+    def ask(self, wake: Callable[[], None]) -> float:
+        return time.monotonic() + 0.001
 
     def burst(self, message: Message | None) -> Iterator[Message]:
         while message is not None:
@@ -89,10 +93,12 @@ def fetched(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Send, list[Any]]]
             time.sleep(pause_s)
 
     fetcher = Fetcher(None, TOPIC, EARLIEST, None, Records(), put, unused, clock)  # type: ignore[arg-type]
-    thread = FetcherThread(fetcher)
-    thread.start()
+    lanes = Lanes()
+    task = FetcherTask(fetcher, lanes)
+    task.start()
     yield send, events
-    thread.stop()
+    task.stop()
+    lanes.close()
 
 
 def batches(events: list[Any], messages: int) -> list[int]:
@@ -177,10 +183,12 @@ def test_a_message_with_a_new_target_and_those_behind_it_belong_to_the_takeover(
     end = Position(1, 0)
     put = records.events.append
     fetcher = Fetcher(None, TOPIC, EARLIEST, end, records, put, unused, SystemClock())  # type: ignore[arg-type]
-    thread = FetcherThread(fetcher)
-    thread.start()
+    lanes = Lanes()
+    task = FetcherTask(fetcher, lanes)
+    task.start()
     assert batches(records.events, 3) == [1, 2]
-    thread.stop()
+    task.stop()
+    lanes.close()
     found = [each.entry_ids for each in records.events if isinstance(each, FetchedBatch)]
     assert found == [[0], [1, 2]]
     assert isinstance(records.events[2], CaughtUp)

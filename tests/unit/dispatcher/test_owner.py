@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
+from delaylevel.cluster.scheduler import Lanes
 from delaylevel.dispatcher import DispatchSettings
 from delaylevel.dispatcher.journal.records import DamagedJournalError
 from delaylevel.dispatcher.journal.topic import Journal
 from delaylevel.dispatcher.owner import PartitionOwner
-from delaylevel.dispatcher.owner_thread import OwnerThread
+from delaylevel.dispatcher.owner_task import OwnerTask
 from delaylevel.model.clock import SystemClock
 from delaylevel.model.level_topic import FinalWindow
 from delaylevel.topics.description_cache import DescriptionCache
@@ -42,9 +43,12 @@ def test_a_damaged_journal_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyP
         DispatchSettings(tmp_path),
         SystemClock(),
     )
-    thread = OwnerThread(owner, SystemClock())
-    thread.run()
-    assert isinstance(thread.failure, DamagedJournalError)
+    lanes = Lanes()
+    task = OwnerTask(owner, SystemClock(), lanes)
+    task.start()
+    task.join()
+    lanes.close()
+    assert isinstance(task.failure, DamagedJournalError)
     assert owner.stats.now().state == "stopped"
     assert client[description.journal_topic.partition(0).full].closed
     assert lock.closed

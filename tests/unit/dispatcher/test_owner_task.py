@@ -1,0 +1,208 @@
+"""Tests of the tasks of many owners on a few threads: none waits for another one's broker."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from delaylevel.cluster.scheduler import Lanes
+from delaylevel.dispatcher.owner import EventQueue
+from delaylevel.dispatcher.owner_task import OwnerTask
+from delaylevel.errors import BrokerError
+from delaylevel.model.clock import SystemClock
+
+TIMEOUT_S = 30
+
+
+class Reading:
+    """A fetcher without messages."""
+
+    topic = "window"
+    waits_for_broker = False
+
+    def __init__(self) -> None:
+        self.is_closed = False
+
+    def open(self) -> None:
+        """Open nothing."""
+
+    def fetch(self) -> float:
+        return float("inf")
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+class Owner:
+    """An owner with at most one message, which stops at a given call until it is let go.
+
+    Attributes:
+        released_ms: time of the release, ms since the epoch.
+        calls: names of the steps that were taken, without repetitions.
+    """
+
+    partition = 0
+    next_checkpoint_s = float("inf")
+
+    def __init__(self, hangs_at: str = "", go_on: threading.Event | None = None) -> None:
+        self.topic = "window"
+        self.events = EventQueue()
+        self.stats: Any = None
+        self.in_flight = 0
+        self.agenda = SimpleNamespace(
+            caught_up=True,
+            next_look_s=None,
+            next_step_ms=None,
+            next_send_ms=None,
+            is_calm=False,
+            patience_s=0.25,
+            look_every_s=0.01,
+        )
+        self.released_ms: int | None = None
+        self.calls: list[str] = []
+        self.reading = Reading()
+        self.arrived = threading.Event()
+        self.hanging = threading.Event()
+        self._hangs_at = hangs_at
+        self._go_on = go_on or threading.Event()
+
+    def _call(self, name: str) -> None:
+        if name not in self.calls[-1:]:
+            self.calls.append(name)
+        if name == self._hangs_at:
+            self.hanging.set()
+            assert self._go_on.wait(TIMEOUT_S)
+
+    def take_over(self, opened: Any) -> Reading:
+        self._call("take_over")
+        opened.callback(self._call, "close queue")
+        return self.reading
+
+    def send_later(self, due_ms: int) -> None:
+        self.agenda.next_step_ms = due_ms
+        self.events.wake()
+
+    def take_in(self) -> None:
+        while self.events:
+            self.events.get_nowait()
+        self._call("take_in")
+        self.arrived.set()
+
+    def release(self) -> float:
+        due_ms = self.agenda.next_step_ms
+        if due_ms is not None and SystemClock().now_ms() >= due_ms:
+            self.agenda.next_step_ms = None
+            self.released_ms = SystemClock().now_ms()
+        return 0.0
+
+    def tidy_up(self) -> None:
+        self._call("tidy_up")
+
+    def withdraw(self) -> None:
+        self._call("withdraw")
+
+    def process_outcomes(self) -> None:
+        self.in_flight = max(self.in_flight - 1, 0)
+
+    def finish(self) -> None:
+        self._call("finish")
+
+    def close(self) -> None:
+        self._call("close")
+
+
+@pytest.fixture
+def lanes() -> Iterator[Lanes]:
+    lanes = Lanes()
+    yield lanes
+    lanes.close()
+
+
+def started(owner: Owner, lanes: Lanes) -> OwnerTask:
+    task = OwnerTask(owner, SystemClock(), lanes)  # type: ignore[arg-type]
+    task.start()
+    return task
+
+
+@pytest.mark.parametrize("call", ["take_over", "take_in", "tidy_up"])
+def test_partitions_whose_broker_does_not_answer_delay_no_release(call: str, lanes: Lanes) -> None:
+    healthy = Owner()
+    tasks = [started(healthy, lanes)]
+    assert healthy.arrived.wait(TIMEOUT_S)
+    go_on = threading.Event()
+    hanging = [Owner(call, go_on) for _ in range(40)]  # several times as many as threads
+    tasks += [started(owner, lanes) for owner in hanging]
+    late = Owner()  # it takes over while all the others hang
+    tasks.append(started(late, lanes))
+    for owner in hanging:
+        assert owner.hanging.wait(TIMEOUT_S)
+    assert late.arrived.wait(TIMEOUT_S)
+    lateness = []
+    for owner in (healthy, late) * 5:
+        owner.released_ms, due_ms = None, SystemClock().now_ms() + 50
+        owner.send_later(due_ms)
+        deadline = time.monotonic() + TIMEOUT_S
+        while owner.released_ms is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        lateness.append(owner.released_ms - due_ms)
+    # The median, because the machine of the test may be busy.
+    assert sorted(lateness)[len(lateness) // 2] < 100
+    assert not any(owner.calls[-1] != call for owner in hanging)
+    go_on.set()
+    for task in tasks:
+        task.stop()
+    for task in tasks:
+        task.join()
+        assert task.failure is None
+
+
+def test_idle_partitions_need_no_threads(lanes: Lanes) -> None:
+    owners = [Owner() for _ in range(300)]
+    tasks = [started(owner, lanes) for owner in owners]
+    for owner in owners:
+        assert owner.arrived.wait(TIMEOUT_S)
+    deadline = time.monotonic() + TIMEOUT_S
+    # Eight regular threads of each lane, and one that stands by.
+    while lanes.quick.threads > 9 or lanes.slow.threads > 9:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    for task in tasks:
+        task.stop()
+    for task in tasks:
+        task.join()
+
+
+def test_a_partition_is_finished_before_it_is_closed(lanes: Lanes) -> None:
+    owner = Owner()
+    owner.in_flight = 3
+    task = started(owner, lanes)
+    assert owner.arrived.wait(TIMEOUT_S)
+    assert task.is_alive()
+    task.stop()
+    task.join()
+    assert not task.is_alive()
+    assert owner.calls[-4:] == ["withdraw", "finish", "close queue", "close"]
+    assert owner.in_flight == 0
+    assert owner.reading.is_closed
+
+
+def test_a_partition_that_fails_is_closed_but_not_finished(
+    lanes: Lanes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner = Owner()
+
+    def fail() -> float:
+        raise BrokerError("fenced")
+
+    monkeypatch.setattr(owner, "release", fail)
+    task = started(owner, lanes)
+    task.join()
+    assert str(task.failure) == "fenced"
+    assert owner.calls == ["take_over", "take_in", "close queue", "close"]
+    assert owner.reading.is_closed
