@@ -23,11 +23,9 @@ from .flow import Flow, read_flow
 from .horizon import Horizon, Part, build, by_part, edges, part_of, parts_of
 from .live import LiveDispatchers
 from .outcomes import Outcomes
-from .parallel import ReadProgress, read_in_parallel
+from .rows import ReadProgress, Selection, find_pending, read_in_parallel, without_cancelled
 from .sampling import sample
-from .selection import Selection
 from .snapshot import CountingAdmin, PendingSnapshot, observe, own_topic, take_snapshot
-from .subtraction import find_pending, without_cancelled
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -20,8 +20,7 @@ from typing import Any
 from delaylevel.errors import InvalidInputError, MissingExtraError
 from delaylevel.model.number import NUMBER_PATTERN
 
-from .rows import ORDER, SCHEMA
-from .selection import Selection
+from .rows import ORDER, SCHEMA, Selection
 
 try:
     import duckdb

@@ -23,8 +23,7 @@ from delaylevel.topics.scan import ALWAYS, PendingRange, Window, pending_ranges
 from .cancelled import CancelledMessages, cancelled_due_ms, is_cancellation
 from .distribution import Observation
 from .live import LiveDispatchers
-from .live_window import LiveWindow
-from .window_view import BrokerWindow, Messages, TrackerWindow, WindowView
+from .window import BrokerWindow, LiveWindow, Messages, TrackerWindow, WindowView
 
 
 class CountingAdmin(TopicAdmin, Protocol):

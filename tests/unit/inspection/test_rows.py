@@ -26,8 +26,7 @@ from delaylevel.cli.inspection import reading
 from delaylevel.cli.main import cli
 from delaylevel.errors import BrokerError, InvalidInputError
 from delaylevel.inspection import Inspector, Selection, Window
-from delaylevel.inspection.parallel import read_in_parallel
-from delaylevel.inspection.rows import SCHEMA
+from delaylevel.inspection.rows import SCHEMA, read_in_parallel
 from delaylevel.model.cancellation import PAYLOAD, cancellation
 from delaylevel.model.level_topic import SUBSCRIPTION
 from delaylevel.model.topic_name import TopicName
@@ -606,7 +605,7 @@ def test_a_journal_snapshot_is_read_without_its_message_ids() -> None:
     from delaylevel.dispatcher.journal.records import Commit, Intent, encode, pack
     from delaylevel.dispatcher.journal.state import JournalState
     from delaylevel.dispatcher.journal.topic import stamped
-    from delaylevel.inspection.released import released_by_journal
+    from delaylevel.inspection.window import released_by_journal
 
     numbers = count(1)
     with MemoryPulsar() as memory:
@@ -639,7 +638,7 @@ def test_a_journal_that_is_trimmed_during_the_read_is_read_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pytest.importorskip("pyroaring")
-    from delaylevel.inspection import released
+    from delaylevel.inspection import window as view
 
     with MemoryPulsar() as memory:
         client, log = memory.client(), TopicName.parse("log")
@@ -653,8 +652,8 @@ def test_a_journal_that_is_trimmed_during_the_read_is_read_again(
                 consumer.acknowledge(consumer.receive(1000))
             yield from ()
 
-        monkeypatch.setattr(released, "messages_in_range", read)
-        released.released_by_journal(client, memory.admin, log)
+        monkeypatch.setattr(view, "messages_in_range", read)
+        view.released_by_journal(client, memory.admin, log)
         assert len(starts) == 2
         assert starts[0] < starts[1]
 
