@@ -5,8 +5,7 @@
 
 from __future__ import annotations
 
-from .context import ExamOptions
+from .context import ExamOptions, Finding, Problem, State
 from .examination import CHECKS, CLUSTER_CHECKS, examine
-from .finding import Finding, Problem, State
 
 __all__ = ["CHECKS", "CLUSTER_CHECKS", "ExamOptions", "Finding", "Problem", "State", "examine"]

@@ -1,13 +1,20 @@
-"""Checks of the cluster itself: its addresses, permissions and clock."""
+"""Checks of the cluster: addresses, permissions, clock, and what breaks its delayed delivery.
+
+The version and the settings are those of the broker that answers. The other brokers of a cluster
+are not visible.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from delaylevel.cluster.connection.settings import require_reachable
+from delaylevel.cluster.port import DelayedDelivery
 from delaylevel.errors import AdminError, BrokerUnreachableError, PermissionDeniedError
 from delaylevel.model.formatting import format_duration
+from delaylevel.model.topic_name import TopicName
 
-from .context import ClusterContext
-from .finding import CheckResult, Problem
+from .context import CheckResult, ClusterContext, LevelTopicContext, Problem
 
 # Earlier brokers were not tested, and describe missing topics less precisely.
 _OLDEST = (3, 0)
@@ -95,3 +102,173 @@ def _release(version: str) -> tuple[int, int]:
         return int(parts[0]), int(parts[1])
     except (IndexError, ValueError):
         return _OLDEST  # a custom version, which cannot be judged
+
+
+_NOT_USED = "not used: the broker delays no message of this level topic"
+_NO_SUPERUSER = "only superusers may read the broker's settings"
+_LIMIT = "delayedDeliveryMaxDelayInMillis"
+_STRICT = "isDelayedDeliveryDeliverAtTimeStrict"
+_TRACKER = "delayedDeliveryTrackerFactoryClassName"
+_BUCKET = "BucketDelayedDeliveryTrackerFactory"
+# apache/pulsar#25996
+_STALLING = ((4, 2, 1), (4, 2, 2))
+_BUCKET_FIXES = "apache/pulsar#26230, #26240 and #26251"
+# Releases from before these fixes (July 2026), by their line; earlier lines have no later release.
+_LAST_LOSING = {(4, 2): 2, (4, 0): 10}
+_IN_MEMORY = "InMemoryDelayedDeliveryTrackerFactory"
+_IN_MEMORY_FIXES = "apache/pulsar#25617 and #25681"
+# The first and last releases with the fault of that tracker, by their line.
+_STOPPING = {(4, 0): (1, 10), (4, 1): (0, 99), (4, 2): (0, 1)}
+_OTHER_WAY = "use --final-window tracker with a mover other than the Function"
+
+
+def delay_limit(context: LevelTopicContext) -> CheckResult:
+    """Check that the broker accepts the delays that the Function and the final window need."""
+    if not context.broker_delays:
+        return CheckResult(note=_NOT_USED)
+
+    def problems() -> Iterator[Problem]:
+        for topic, needed_ms in context.broker_delays.items():
+            limit_ms = limit_of(topic)
+            if limit_ms and limit_ms < needed_ms:
+                yield Problem(
+                    f"{topic} refuses delays of more than {format_duration(limit_ms)}, and needs "
+                    f"{format_duration(needed_ms)}: the broker disconnects whoever sends such a "
+                    "message, and clients send it again without end",
+                    f"`{_setting(topic, context.delay_policies[topic])} --maxDelay {needed_ms}ms`, "
+                    f"or {_LIMIT}=0 in broker.conf",
+                )
+
+    def limit_of(topic: TopicName) -> int | None:
+        policy = context.delay_policies[topic]
+        if policy is not None:
+            return policy.max_delay_ms
+        configuration = context.cluster.configuration
+        # Earlier brokers have neither the setting nor a limit.
+        return None if configuration is None else int(configuration.get(_LIMIT, 0))
+
+    found = list(problems())
+    if not found and None in map(limit_of, context.broker_delays):
+        return CheckResult.skip(_NO_SUPERUSER)
+    longest = format_duration(max(context.broker_delays.values()))
+    return CheckResult.of(found, f"delays of up to {longest} are accepted")
+
+
+def fixed_delay(context: LevelTopicContext) -> CheckResult:
+    """Check that no policy replaces the delivery times of our messages by a fixed delay.
+
+    It delays messages that the dispatcher publishes when they are due, too.
+    """
+
+    def problems() -> Iterator[Problem]:
+        for topic, policy in context.delay_policies.items():
+            if policy is None or not policy.fixed_delay_ms:
+                continue
+            delay = format_duration(policy.fixed_delay_ms)
+            ours = topic in context.broker_delays
+            effect = (
+                "the broker ignores the delivery times of our messages"
+                if ours
+                else "messages that are published when they are due come that late"
+            )
+            yield Problem(
+                f"{topic} delays every message by {delay} (fixed-delay policy): {effect}",
+                f"`{_setting(topic, policy)} --fixed-delay 0`; if the namespace has the policy, "
+                "this exempts the topic",
+            )
+
+    # Without a policy of the topic or its namespace there is none: brokers have no default.
+    return CheckResult.of(problems(), "no topic has a fixed delay")
+
+
+def strict_delivery(context: LevelTopicContext) -> CheckResult:
+    """Check that a strict broker is not of a version that leaves due messages undelivered."""
+    if not context.broker_delays:
+        return CheckResult(note=_NOT_USED)
+    configuration, release = context.cluster.configuration, context.cluster.release
+    if release is not None and release not in _STALLING:
+        return CheckResult(note=f"Pulsar {_text(release)} delivers, strict or not")
+    if configuration is None:
+        return CheckResult.skip(_NO_SUPERUSER)
+    if configuration.get(_STRICT) != "true":
+        return CheckResult(note=f"{_STRICT}=false")
+    if release is None:
+        return CheckResult.skip(
+            f"the broker is strict and does not tell its version; {_text(_STALLING[0])} and "
+            f"{_text(_STALLING[1])} leave due messages undelivered"
+        )
+    return CheckResult.failed(
+        f"Pulsar {_text(release)} with {_STRICT}=true leaves due messages undelivered until "
+        "another message is published (apache/pulsar#25996)",
+        f"set {_STRICT}=false in broker.conf and restart the brokers (messages then come up to a "
+        f"tick early), upgrade to a release with apache/pulsar#26012, or {_OTHER_WAY}",
+    )
+
+
+def delay_tracker(context: LevelTopicContext) -> CheckResult:
+    """Check that the broker's tracker of delayed messages neither loses them nor stops."""
+    if not context.broker_delays:
+        return CheckResult(note=_NOT_USED)
+    configuration, release = context.cluster.configuration, context.cluster.release
+    if configuration is None:
+        return CheckResult.skip(_NO_SUPERUSER)
+    tracker = configuration.get(_TRACKER)
+    if tracker is None:
+        return CheckResult.skip(f"the broker does not tell {_TRACKER}")
+    if tracker.endswith(_IN_MEMORY):
+        return _in_memory(release)
+    if not tracker.endswith(_BUCKET):
+        return CheckResult(note=tracker.rpartition(".")[2])
+    remedy = f"upgrade to a release with these fixes, or {_OTHER_WAY}"
+    if release is None or not _stops(release):
+        remedy = (
+            f"set {_TRACKER}=org.apache.pulsar.broker.delayed.{_IN_MEMORY} in broker.conf and "
+            f"restart the brokers, or {_OTHER_WAY}"
+        )
+    if release is not None and _loses_messages(release):
+        return CheckResult.failed(
+            f"Pulsar {_text(release)} with {_BUCKET} may never deliver some messages (fixed by "
+            f"{_BUCKET_FIXES})",
+            remedy,
+        )
+    version = "a version that it does not tell" if release is None else _text(release)
+    return CheckResult.warn(
+        f"the broker uses {_BUCKET}, and Pulsar {version}: releases without {_BUCKET_FIXES} may "
+        "never deliver some messages",
+        f"look for these fixes in the release notes of the broker; without them, {remedy}",
+    )
+
+
+def _in_memory(release: tuple[int, int, int] | None) -> CheckResult:
+    if release is not None and not _stops(release):
+        return CheckResult(note=_IN_MEMORY)
+    version = "of a version that it does not tell" if release is None else _text(release)
+    return CheckResult.warn(
+        f"Pulsar {version} with {_IN_MEMORY}: after one failed delivery, the broker may deliver "
+        f"nothing more of a subscription until it restarts ({_IN_MEMORY_FIXES}); nothing is lost",
+        f"upgrade to a release with these fixes, or {_OTHER_WAY}; if it happens, restart the "
+        "broker or unload the topic (`pulsar-admin topics unload`)",
+    )
+
+
+def _stops(release: tuple[int, int, int]) -> bool:
+    """Return true if the tracker in memory of a release may stop the delivery."""
+    first, last = _STOPPING.get(release[:2], (1, 0))
+    return first <= release[2] <= last
+
+
+def _setting(topic: TopicName, policy: DelayedDelivery | None) -> str:
+    """Return the command that sets the policy of a topic, which replaces all of its fields."""
+    tick_ms = 1000 if policy is None else policy.tick_ms
+    state = "--disable" if policy is not None and not policy.active else "--enable"
+    return f"pulsar-admin topicPolicies set-delayed-delivery {topic} {state} --time {tick_ms}ms"
+
+
+def _loses_messages(release: tuple[int, int, int]) -> bool:
+    """Return true if the bucket tracker of a release lacks the fixes for certain."""
+    last = _LAST_LOSING.get(release[:2])
+    return release < (4, 2, 0) if last is None else release[2] <= last
+
+
+def _text(release: tuple[int, int, int]) -> str:
+    return ".".join(map(str, release))

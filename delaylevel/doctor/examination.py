@@ -23,9 +23,8 @@ from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.topic_name import TopicName
 from delaylevel.topics import registry as topics
 
-from . import cluster_checks, delay_checks, openings, running_checks, topic_checks
-from .context import ClusterContext, ExamOptions, LevelTopicContext
-from .finding import CheckResult, Finding, Problem
+from . import cluster_checks, running_checks, topic_checks
+from .context import CheckResult, ClusterContext, ExamOptions, Finding, LevelTopicContext, Problem
 
 _UPGRADE = "install that version of delaylevel on this machine (docs/versions.md)"
 
@@ -34,16 +33,16 @@ TOPIC_CHECKS: tuple[tuple[str, Callable[[LevelTopicContext], CheckResult]], ...]
     ("subscriptions", topic_checks.subscriptions),
     ("foreign subscriptions", topic_checks.foreign_subscriptions),
     *((rule.name, partial(topic_checks.rule, rule)) for rule in RULES),
-    ("openings", openings.openings),
+    ("openings", topic_checks.openings),
     ("targets", topic_checks.targets),
     ("target schemas", topic_checks.target_schemas),
     ("target subscriptions", topic_checks.target_subscriptions),
     ("delayed delivery", topic_checks.delayed_delivery),
     ("dispatch thread", topic_checks.dispatch_thread),
-    ("delay limit", delay_checks.delay_limit),
-    ("fixed delay", delay_checks.fixed_delay),
-    ("strict delivery", delay_checks.strict_delivery),
-    ("delay tracker", delay_checks.delay_tracker),
+    ("delay limit", cluster_checks.delay_limit),
+    ("fixed delay", cluster_checks.fixed_delay),
+    ("strict delivery", cluster_checks.strict_delivery),
+    ("delay tracker", cluster_checks.delay_tracker),
     ("read-ahead", running_checks.read_ahead),
     ("deduplication", topic_checks.deduplication),
     ("mover", running_checks.mover),

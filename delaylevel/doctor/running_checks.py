@@ -14,8 +14,7 @@ from delaylevel.model.pauses import ALL
 from delaylevel.model.topic_name import TopicName
 from delaylevel.topics.status import PartitionStatus
 
-from .context import LevelTopicContext
-from .finding import CheckResult, Problem
+from .context import CheckResult, LevelTopicContext, Problem
 
 # The tolerated share of the broker's limit of acknowledged ranges.
 _HOLES = 0.1

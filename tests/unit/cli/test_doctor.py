@@ -13,7 +13,7 @@ from delaylevel.cli import doctor
 from delaylevel.cli.doctor import findings_text
 from delaylevel.cli.main import cli
 from delaylevel.doctor import Finding, Problem
-from delaylevel.doctor.finding import CheckResult
+from delaylevel.doctor.context import CheckResult
 
 TOPIC = "persistent://public/default/_orders-delay-level"
 OK = Finding("partitions", TOPIC, CheckResult(note="31 partitions"))

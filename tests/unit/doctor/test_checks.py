@@ -31,9 +31,16 @@ from delaylevel.doctor import (
     running_checks,
     topic_checks,
 )
-from delaylevel.doctor.context import ClusterContext, ExamOptions, LevelTopicContext
+from delaylevel.doctor.context import (
+    CheckResult,
+    ClusterContext,
+    ExamOptions,
+    Finding,
+    LevelTopicContext,
+    Problem,
+    State,
+)
 from delaylevel.doctor.examination import _run
-from delaylevel.doctor.finding import CheckResult, Finding, Problem, State
 from delaylevel.errors import AdminError, BrokerUnreachableError, PermissionDeniedError
 from delaylevel.model.delivery import Delivery
 from delaylevel.model.level_topic import (

@@ -11,10 +11,16 @@ import pytest
 from delaylevel.cluster.connection.settings import Connection
 from delaylevel.cluster.port import BrokerSettings, PartitionStats, SubscriptionStats
 from delaylevel.cluster.rest.parsing import delayed_delivery
-from delaylevel.doctor import delay_checks, running_checks
-from delaylevel.doctor.context import ClusterContext, ExamOptions, LevelTopicContext
+from delaylevel.doctor import cluster_checks, running_checks
+from delaylevel.doctor.context import (
+    CheckResult,
+    ClusterContext,
+    ExamOptions,
+    Finding,
+    LevelTopicContext,
+    State,
+)
 from delaylevel.doctor.examination import _run
-from delaylevel.doctor.finding import CheckResult, Finding, State
 from delaylevel.errors import PermissionDeniedError
 from delaylevel.model.level_topic import (
     SUBSCRIPTION,
@@ -135,10 +141,10 @@ def look(check: Any, description: LevelTopicDescription, **answers: Any) -> Find
 
 
 ALL = (
-    delay_checks.delay_limit,
-    delay_checks.fixed_delay,
-    delay_checks.strict_delivery,
-    delay_checks.delay_tracker,
+    cluster_checks.delay_limit,
+    cluster_checks.fixed_delay,
+    cluster_checks.strict_delivery,
+    cluster_checks.delay_tracker,
     running_checks.holes,
 )
 
@@ -159,7 +165,7 @@ def test_settings_that_only_superusers_may_read_are_not_checked(check: Any) -> N
     assert found.says == "not checked: only superusers may read the broker's settings"
 
 
-@pytest.mark.parametrize("check", [delay_checks.delay_limit, *ALL[2:4]])
+@pytest.mark.parametrize("check", [cluster_checks.delay_limit, *ALL[2:4]])
 def test_a_broker_that_delays_no_message_needs_no_check(check: Any) -> None:
     found = look(
         check,
@@ -178,7 +184,7 @@ def test_a_limit_below_the_delays_of_the_function() -> None:
 
     def limited(limit_ms: int, topic: TopicName = days) -> Finding:
         policy = {**POLICY, "maxDeliveryDelayInMillis": limit_ms}
-        return look(delay_checks.delay_limit, FUNCTION, policies={topic.full: policy})
+        return look(cluster_checks.delay_limit, FUNCTION, policies={topic.full: policy})
 
     assert limited(needed_ms).state is State.OK
     found = limited(needed_ms - 1)
@@ -197,7 +203,7 @@ def test_a_limit_below_the_delays_of_the_function() -> None:
 def test_a_limit_below_the_delays_of_the_final_window() -> None:
     for limit_ms, state in ((DAYS[0].near_due_ms, State.OK), (3_600_000, State.FAILED)):
         policy = {**POLICY, "maxDeliveryDelayInMillis": limit_ms}
-        found = look(delay_checks.delay_limit, BROKER, policies={TARGET.full: policy})
+        found = look(cluster_checks.delay_limit, BROKER, policies={TARGET.full: policy})
         assert found.state is state
     assert str(TARGET) in found.says
 
@@ -212,12 +218,12 @@ def test_a_broker_that_does_not_tell_the_limit_of_a_topic() -> None:
         (DENIED, State.SKIPPED),
     ):
         found = look(
-            delay_checks.delay_limit, BROKER, configuration=configuration, policies=unknown
+            cluster_checks.delay_limit, BROKER, configuration=configuration, policies=unknown
         )
         assert found.state is state, found.says
     assert found.says == "not checked: only superusers may read the broker's settings"
     # There is no such setting for fixed delays.
-    fixed = look(delay_checks.fixed_delay, BROKER, configuration=DENIED, policies=unknown)
+    fixed = look(cluster_checks.fixed_delay, BROKER, configuration=DENIED, policies=unknown)
     assert fixed.state is State.OK
 
 
@@ -235,7 +241,7 @@ def test_a_fixed_delay_of_a_topic(
 ) -> None:
     # The field of PIP-437.
     policy = {**POLICY, "fixedDeliveryDelayInMillis": 60_000}
-    found = look(delay_checks.fixed_delay, description, policies={topic.full: policy})
+    found = look(cluster_checks.fixed_delay, description, policies={topic.full: policy})
     if words is None:
         assert found.state is State.OK, "readers of a level topic ignore delivery times"
         return
@@ -261,10 +267,10 @@ def test_a_strict_broker(version: str, state: State) -> None:
     for description in (BROKER, FUNCTION):
         strict = {**CONFIGURATION, **STRICT}
         found = look(
-            delay_checks.strict_delivery, description, version=version, configuration=strict
+            cluster_checks.strict_delivery, description, version=version, configuration=strict
         )
         assert (found.state, bool(found.remedies)) == (state, state is State.FAILED)
-        relaxed = look(delay_checks.strict_delivery, description, version=version)
+        relaxed = look(cluster_checks.strict_delivery, description, version=version)
         assert relaxed.state is State.OK
 
 
@@ -284,7 +290,9 @@ def test_a_strict_broker(version: str, state: State) -> None:
 def test_the_bucket_tracker_of_the_broker(version: str, state: State) -> None:
     for description in (BROKER, FUNCTION):
         bucket = {**CONFIGURATION, **BUCKET}
-        found = look(delay_checks.delay_tracker, description, version=version, configuration=bucket)
+        found = look(
+            cluster_checks.delay_tracker, description, version=version, configuration=bucket
+        )
         assert found.state is state
         assert "#26251" in found.says
         # Of two bad trackers, neither is a remedy.
@@ -309,7 +317,7 @@ def test_the_bucket_tracker_of_the_broker(version: str, state: State) -> None:
 )
 def test_a_tracker_in_memory_that_may_stop(version: str, state: State) -> None:
     for description in (BROKER, FUNCTION):
-        found = look(delay_checks.delay_tracker, description, version=version)
+        found = look(cluster_checks.delay_tracker, description, version=version)
         assert found.state is state
         if state is State.WARNING:
             assert "#25617" in found.says
@@ -318,7 +326,7 @@ def test_a_tracker_in_memory_that_may_stop(version: str, state: State) -> None:
 
 
 def test_a_broker_that_does_not_tell_its_tracker() -> None:
-    found = look(delay_checks.delay_tracker, BROKER, configuration={})
+    found = look(cluster_checks.delay_tracker, BROKER, configuration={})
     assert found.state is State.SKIPPED
 
 
