@@ -20,9 +20,8 @@ from delaylevel.model.position import EARLIEST
 from delaylevel.model.topic_name import TopicName
 
 from .archive import FILE_NAME, WorkerPython, build
-from .consumer_loop import check_movable, source_topics
+from .consumer_loop import DEFAULT_RECEIVER_QUEUE, FunctionSettings, check_movable, source_topics
 from .relay import DEFAULT_IN_FLIGHT
-from .settings import DEFAULT_RECEIVER_QUEUE, FunctionSettings
 from .worker import FunctionsWorker
 
 CLASS_NAME = "delaylevel.functions.mover.LevelMover"

@@ -1,5 +1,9 @@
 """The Function's path of a message: forwarded when it arrives, acknowledged when confirmed.
 
+A broker keeps a range for every gap between acknowledgements, drops ranges beyond 10,000, and then
+delivers those messages again. So a confirmed message waits for its acknowledgement while too many
+messages before it are not confirmed (`AckOrder`).
+
 The Spark job reads a range, forwards it, and acknowledges up to its end. Here, messages arrive
 from a Shared subscription when the broker's timer releases them, so each is tracked until its own
 acknowledgement. One thread drives a relay: it calls ``offer`` for each message, and ``poll``.
@@ -10,36 +14,313 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections import Counter
-from collections.abc import Callable
+from collections import Counter, deque
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 import pulsar
 
 from delaylevel.cluster.client_parts.cores import consumer_core, message_core
 from delaylevel.cluster.failures import error_name, is_too_large
+from delaylevel.cluster.logs import RepeatedWarning
 from delaylevel.cluster.own_producers import OwnOutcome, OwnProducers
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.publisher import needs_own_batch
 from delaylevel.cluster.targets.pool import TargetKey, TargetPool
 from delaylevel.cluster.targets.send_state import SendOutcome
 from delaylevel.cluster.threads import Starter, in_thread
-from delaylevel.errors import EnvelopeError
+from delaylevel.errors import BrokerError, EnvelopeError, UnknownTargetError, UpgradeRequiredError
 from delaylevel.model.clock import Clock, SteadyClock, SystemClock
-from delaylevel.model.envelope import SchemaRef
+from delaylevel.model.envelope import Envelope, SchemaRef
 from delaylevel.model.expiry import reason_if_expired
-from delaylevel.model.level_topic import LevelTopicDescription
-from delaylevel.model.message import parked_message
+from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription
+from delaylevel.model.message import ParkedMessage, parked_message
 from delaylevel.model.report import ForwardReport
+from delaylevel.model.router import Hop, Router
+from delaylevel.model.source_partition import SourcePartition, source_partitions
 from delaylevel.mover import hop
-
-from .ack_order import AckOrder
-from .item import Item
-from .recent_ids import RecentIds
-from .routing import MessageRouter, UndecidedError
+from delaylevel.topics.description_cache import DescriptionCache
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class Item:
+    """A message on its way, from its arrival to its acknowledgement.
+
+    Attributes:
+        topic: full name of the partition that it was read from.
+        message: the message as it was read; None once its next place has confirmed it.
+        place: partition, ledger, entry and batch index.
+        counted: field of the report to count it in, and the key (or lateness in ms).
+        lag_ms: time from its hand-off time to its arrival, ms.
+        properties, deliver_at_ms: properties and delivery time of the message to send.
+        confirmed: True once it may be acknowledged.
+        given_back: True once the broker was asked to deliver it again.
+    """
+
+    topic: str
+    message_id: Any
+    message: ParkedMessage | None
+    place: tuple[str, int, int, int]
+    envelope: Envelope | None = None
+    counted: tuple[str, Any] = ("", None)
+    lag_ms: int = 0
+    properties: dict[str, str] | None = None
+    deliver_at_ms: int | None = None
+    confirmed: bool = False
+    given_back: bool = False
+
+
+# The most gaps that one instance leaves in one partition.
+MOST_GAPS = 32
+
+
+class _Slot(Protocol):
+    """A message that is not acknowledged yet."""
+
+    confirmed: bool
+    given_back: bool
+
+
+_SlotT = TypeVar("_SlotT", bound=_Slot)
+
+
+class AckOrder(Generic[_SlotT]):
+    """The unacknowledged messages of one source partition, in the order of their arrival.
+
+    Args:
+        most_gaps: limit of unconfirmed messages before one that is acknowledged.
+    """
+
+    def __init__(self, most_gaps: int = MOST_GAPS) -> None:
+        self._most_gaps = most_gaps
+        self._slots: deque[_SlotT] = deque()
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    def add(self, slot: _SlotT) -> None:
+        """Add a message that has just arrived."""
+        self._slots.append(slot)
+
+    def take_confirmed(self) -> list[_SlotT]:
+        """Remove and return the messages that may be acknowledged now.
+
+        The cost is proportional to the number of these, plus ``most_gaps``.
+        """
+        slots = self._slots
+        found: list[_SlotT] = []
+        gaps: list[_SlotT] = []
+        while slots and len(gaps) < self._most_gaps:
+            slot = slots.popleft()
+            if slot.confirmed:
+                found.append(slot)
+            elif not slot.given_back:
+                gaps.append(slot)
+        slots.extendleft(reversed(gaps))
+        return found
+
+
+# Some seconds of an instance's work, in each of two generations of about 10 MB.
+GENERATION = 50_000
+
+
+class RecentIds:
+    """The latest ids that were added: between one and two generations of them.
+
+    Args:
+        generation: number of ids in a generation; the older generation is dropped as a whole.
+    """
+
+    def __init__(self, generation: int = GENERATION) -> None:
+        self._generation = generation
+        self._young: set[Hashable] = set()
+        self._old: set[Hashable] = set()
+
+    def __contains__(self, item: Hashable) -> bool:
+        return item in self._young or item in self._old
+
+    def add(self, item: Hashable) -> None:
+        """Add an id."""
+        if len(self._young) >= self._generation:
+            self._old, self._young = self._young, set()
+        self._young.add(item)
+
+
+# The broker releases a message up to a tick early. A message that it would release at once is not
+# parked again and again, but goes to the final window (of units of a second or so).
+_BROKER_TICK_MS = 1000
+# Interval between two reads of the description that nothing else causes, in s.
+_CHECK_EVERY_S = 60.0
+
+
+class UnknownSourceError(BrokerError):
+    """A partition that the level topic's description does not have."""
+
+
+class UndecidedError(Exception):
+    """A target or partition that may be new: the description must be read again first."""
+
+
+class MessageRouter:
+    """Next hop of each message.
+
+    A target that was added is missing from an earlier description. Its messages wait here until
+    the description has been read after their arrival; all others continue.
+
+    Args:
+        description: description that was read before.
+        describe: function that reads it again; None if it never changes.
+        clock: clock for routing.
+        start: function that runs slow work.
+        now_s: the monotonic clock, in seconds.
+    """
+
+    def __init__(
+        self,
+        description: LevelTopicDescription,
+        describe: Callable[[], LevelTopicDescription] | None,
+        clock: Clock,
+        start: Starter,
+        now_s: Callable[[], float],
+    ) -> None:
+        self._descriptions = DescriptionCache(
+            describe or (lambda: description), description, now_s=now_s
+        )
+        self._clock = clock
+        self._start = start
+        self._now_s = now_s
+        self._waiting: deque[tuple[Item, float]] = deque()  # with the time of arrival
+        self._reading = False
+        self._failure: Exception | None = None
+        self._refusal: UpgradeRequiredError | None = None
+        self._check_at_s = now_s() + _CHECK_EVERY_S
+        self._warning = RepeatedWarning(log, description.topic, now_s)
+        self._use(description)
+
+    def wait(self, item: Item) -> None:
+        """Keep a message that is undecided, and read the description in the background."""
+        arrived_s = self._now_s()
+        self._waiting.append((item, arrived_s))
+        if self._descriptions.read_since(arrived_s) is None:
+            self._read_again()
+
+    def check(self) -> None:
+        """Read the description in the background if it is time; hosts call it regularly.
+
+        Raises:
+            UpgradeRequiredError: the level topic is described in a later format.
+        """
+        if self._refusal is not None:
+            raise self._refusal
+        if self._now_s() >= self._check_at_s:
+            self._read_again()
+
+    def take_decidable(self) -> list[Item]:
+        """Remove and return the messages that can be routed now."""
+        found = []
+        # In the order of arrival: the first one has waited longest.
+        while self._waiting and self._descriptions.read_since(self._waiting[0][1]) is not None:
+            found.append(self._waiting.popleft()[0])
+        if self._waiting and self._failure is None:
+            self._read_again()
+        return found
+
+    def take_given_up(self) -> list[Item]:
+        """Remove and return all waiting messages if the description cannot be read."""
+        failure, self._failure = self._failure, None
+        if failure is None:
+            return []
+        found = [item for item, _ in self._waiting]
+        self._waiting.clear()
+        return found
+
+    def route(self, item: Item, message: ParkedMessage, *, decide: bool = False) -> str | None:
+        """Fill in what to send; return the topic of our own, or None for the message's target.
+
+        Args:
+            decide: True for a message that has waited: its target is unknown if the latest
+                description does not have it.
+
+        Raises:
+            UndecidedError: the message has to :meth:`wait`.
+            EnvelopeError: the message cannot be read.
+            BrokerError: its partition is not a source of the level topic.
+        """
+        if decide and self._descriptions.latest() is not self.description:
+            self._use(self._descriptions.latest())
+        try:
+            return self._route(item, message)
+        except (UnknownTargetError, UnknownSourceError) as error:
+            if decide:
+                raise
+            raise UndecidedError from error
+
+    def _route(self, item: Item, message: ParkedMessage) -> str | None:
+        now_ms = self._clock.now_ms()
+        source = self._source(item.topic)
+        description = self.description
+        envelope = item.envelope = hop.open_envelope(description, source.topic, message)
+        item.lag_ms = max(0, now_ms - message.publish_ms - source.hand_off_after_ms)
+        decision = self._router.decide(envelope.due_ms, now_ms, came_from=source.level)
+        if decision.hop is Hop.PARK:
+            level, partition = decision.level, decision.partition
+            until_ms = hop.parked_until_ms(description, self._router, level, partition, now_ms)
+            if until_ms is not None and until_ms - now_ms > _BROKER_TICK_MS:
+                item.counted = ("parked", (description.topic, level, partition))
+                item.properties = envelope.parked_again_properties(message.properties)
+                item.deliver_at_ms = until_ms
+                return description.level_topic(level).partition(partition).full
+        late_ms = now_ms - envelope.due_ms
+        if description.final_window is FinalWindow.TRACKER:
+            # The broker never holds a message there; the dispatcher publishes overdue ones at once.
+            partition = hop.window_partition(description, message, envelope)
+            item.counted = ("window", late_ms)
+            item.properties = envelope.parked_again_properties(message.properties)
+            return description.window_topic.partition(partition).full
+        due = decision.hop is Hop.DUE
+        item.counted = ("due" if due else "window", late_ms)
+        item.properties = hop.delivered_properties(message, envelope)
+        item.deliver_at_ms = None if due else envelope.due_ms
+        return None
+
+    def _use(self, description: LevelTopicDescription) -> None:
+        self.description = description
+        self._router = Router(description.levels)
+        self._sources = {source.topic: source for source in source_partitions(description)}
+
+    def _source(self, topic: str) -> SourcePartition:
+        source = self._sources.get(topic)
+        if source is None:
+            raise UnknownSourceError(
+                f"{topic} is not a source of level topic {self.description.topic}"
+            )
+        return source
+
+    def _read_again(self) -> None:
+        """Start to read the description, unless that is under way."""
+        if not self._reading:
+            self._reading = True
+            self._start(self._read)
+
+    def _read(self) -> None:
+        self._check_at_s = self._now_s() + _CHECK_EVERY_S
+        try:
+            self._descriptions.refresh(self._now_s())
+            self._warning.over()
+        except UpgradeRequiredError as error:
+            self._refusal = error
+        except Exception as error:  # whatever it is, the messages must not wait for ever
+            self._warning.failed(
+                f"a message has a target that may be new, and the description cannot be read "
+                f"({error}): the broker delivers such messages again"
+            )
+            self._failure = error
+        finally:
+            self._reading = False
+
 
 DEFAULT_IN_FLIGHT = 2000
 IN_FLIGHT_BYTES = 64 * 1024 * 1024

@@ -14,8 +14,7 @@ import delaylevel.producer.aio
 from delaylevel import topics
 from delaylevel.cluster.connection.settings import Connection
 from delaylevel.errors import InvalidInputError, LevelTopicError, UnsupportedOptionError
-from delaylevel.functions.consumer_loop import ConsumerLoop
-from delaylevel.functions.settings import FunctionSettings
+from delaylevel.functions.consumer_loop import ConsumerLoop, FunctionSettings
 from delaylevel.model.clock import SystemClock
 from delaylevel.model.delivery import Delivery
 from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow, LevelTopicDescription, Mover

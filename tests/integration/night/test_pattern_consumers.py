@@ -19,8 +19,7 @@ from delaylevel.cluster.reader import _open_reader
 from delaylevel.dispatcher import Dispatcher, DispatchSettings
 from delaylevel.doctor import State, examine
 from delaylevel.errors import InvalidInputError, LevelTopicError, NotFoundError
-from delaylevel.functions.consumer_loop import ConsumerLoop
-from delaylevel.functions.settings import FunctionSettings
+from delaylevel.functions.consumer_loop import ConsumerLoop, FunctionSettings
 from delaylevel.model.level_topic import LevelTopicDescription, Role, default_level_topic
 from delaylevel.model.position import EARLIEST
 from delaylevel.model.strategy import Levels

@@ -19,11 +19,10 @@ from delaylevel import __version__
 from delaylevel.cluster.connection.settings import Connection
 from delaylevel.errors import AdminError, ConfigError, LevelTopicError
 from delaylevel.functions import archive, deployment, health
+from delaylevel.functions.consumer_loop import FunctionSettings
 from delaylevel.functions.deployment import FunctionOptions, function_config
-from delaylevel.functions.instance import client_settings, instance_token
-from delaylevel.functions.mover import metrics_of
+from delaylevel.functions.mover import client_settings, instance_token, metrics_of
 from delaylevel.functions.relay import RelayReport
-from delaylevel.functions.settings import FunctionSettings
 from delaylevel.functions.worker import FunctionsWorker
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Mover, Role
 from delaylevel.model.strategy import Levels, PartitionStrategy

@@ -17,9 +17,7 @@ from delaylevel.cluster.targets.pool import TargetClients
 from delaylevel.cluster.targets.receivers import NO_RECEIVER
 from delaylevel.errors import BrokerUnreachableError, UpgradeRequiredError
 from delaylevel.functions import relay as relay_module
-from delaylevel.functions.ack_order import AckOrder
-from delaylevel.functions.recent_ids import RecentIds
-from delaylevel.functions.relay import SLOW, SLOW_S, Relay
+from delaylevel.functions.relay import SLOW, SLOW_S, AckOrder, RecentIds, Relay
 from delaylevel.model.envelope import (
     ATTEMPT,
     COMPRESSION,

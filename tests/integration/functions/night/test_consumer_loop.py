@@ -17,8 +17,7 @@ from delaylevel.cluster.connection.settings import Connection
 from delaylevel.cluster.rest.admin import Admin
 from delaylevel.cluster.rest.http import Rest
 from delaylevel.functions import relay
-from delaylevel.functions.consumer_loop import ConsumerLoop
-from delaylevel.functions.settings import FunctionSettings
+from delaylevel.functions.consumer_loop import ConsumerLoop, FunctionSettings
 from delaylevel.model.clock import SystemClock
 from delaylevel.model.envelope import REASON, TARGET
 from delaylevel.model.level_topic import LevelTopicDescription, Mover
