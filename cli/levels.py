@@ -52,7 +52,7 @@ from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.topics import lifecycle
 from delaylevel.topics import registry as topics
-from delaylevel.topics.settings import set_attribute
+from delaylevel.topics.lifecycle import set_attribute
 from delaylevel.topics.status import status
 from delaylevel.topics.targets import keep
 

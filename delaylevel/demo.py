@@ -36,7 +36,7 @@ from delaylevel.model.position import EARLIEST
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.producer.client import DelayLevelClient
 from delaylevel.topics import registry as topics
-from delaylevel.topics.stats import pending_entries_in
+from delaylevel.topics.status import pending_entries_in
 
 
 def _level(unit_s: int, maximum_s: int, lead_s: int) -> PartitionStrategy:

@@ -23,7 +23,7 @@ from delaylevel.cluster.targets.pool import TargetClients, close_anyway
 from delaylevel.errors import BrokerError, ConfigError, DelayLevelError, LevelTopicError
 from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription, Mover, Role
 from delaylevel.topics import registry as topics
-from delaylevel.topics.foreign_watch import ForeignSubscriptionWatch
+from delaylevel.topics.subscriptions import ForeignSubscriptionWatch
 
 from .relay import DEFAULT_IN_FLIGHT, Relay, RelayReport
 

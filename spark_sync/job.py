@@ -38,9 +38,9 @@ from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.source_partition import source_partitions
 from delaylevel.mover.hop import check_delivery
 from delaylevel.prometheus import serve
-from delaylevel.topics.deduplication import require_everywhere
-from delaylevel.topics.foreign_watch import ForeignSubscriptionWatch
 from delaylevel.topics.roster import Roster
+from delaylevel.topics.subscriptions import ForeignSubscriptionWatch
+from delaylevel.topics.targets import require_everywhere
 
 from . import control
 from .arrow_rows import SCHEMA

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from delaylevel.model.formatting import format_duration, shell
 from delaylevel.model.level_topic import LevelTopicDescription
-from delaylevel.topics.reporting import refused_checks, refused_sections
+from delaylevel.topics.status import refused_checks, refused_sections
 from delaylevel.web.reports import (
     DuePeriod,
     LiveAnswer,

@@ -13,7 +13,7 @@ from delaylevel.cluster.port import TopicAdmin
 from delaylevel.errors import DelayLevelError
 from delaylevel.model.clock import SystemClock
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Role
-from delaylevel.topics.stats import LevelTopicStats, read_stats
+from delaylevel.topics.status import LevelTopicStats, read_stats
 
 OUTCOMES = ("parked", "window", "due", "held", "dead", "dropped", "expired")
 #: Upper bounds of the lateness histogram, ms; one more bucket holds everything above the last.

@@ -14,8 +14,7 @@ from delaylevel.model.pauses import ALL
 from delaylevel.model.topic_name import TopicName
 from delaylevel.topics.hosts import missing_hosts, summary
 from delaylevel.topics.registry import FoundLevelTopic
-from delaylevel.topics.stats import read_stats
-from delaylevel.topics.status import LevelTopicStatus, PartitionStatus
+from delaylevel.topics.status import LevelTopicStatus, PartitionStatus, read_stats
 from delaylevel.topics.targets import unsubscribed
 
 from .output import note

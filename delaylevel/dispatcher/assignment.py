@@ -31,7 +31,7 @@ from delaylevel.errors import (
 from delaylevel.model.delivery import Delivery
 from delaylevel.model.level_topic import LevelTopicDescription, Role
 from delaylevel.model.source_partition import SourcePartition
-from delaylevel.topics.stats import window_stats
+from delaylevel.topics.status import window_stats
 
 
 def window_sources(

@@ -37,18 +37,18 @@ from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription
 from delaylevel.model.pauses import ALL, NO_PAUSES, Pauses
 from delaylevel.structures.segments.disk import make_spill_folder
 from delaylevel.topics import registry as topics
-from delaylevel.topics.deduplication import require_on_targets
 from delaylevel.topics.description_cache import DescriptionCache
-from delaylevel.topics.reporting import REPORTED_ROLES
 from delaylevel.topics.roster import Roster
-from delaylevel.topics.stats import (
+from delaylevel.topics.status import (
     ADDRESS_PROPERTY,
     NAME_PROPERTY,
+    REPORTED_ROLES,
     LevelTopicStats,
     PartitionStatus,
     read_stats,
     window_stats,
 )
+from delaylevel.topics.targets import require_on_targets
 
 from .assignment import GroupState, Membership, assign, window_sources
 from .owner import DispatchSettings, PartitionOwner

@@ -10,14 +10,14 @@ from delaylevel.dispatcher.cancelling.decisions import CANCELLED, TOO_LATE, UNKN
 from delaylevel.dispatcher.live.answers import EVERYTHING, LiveQueries, count_between, incomplete
 from delaylevel.model.clock import Clock, SystemClock
 from delaylevel.model.formatting import format_duration, shell
-from delaylevel.topics.reporting import (
+from delaylevel.topics.status import (
+    LevelTopicStats,
     MemberStatsCache,
     parked_levels,
     refused_checks,
     refused_sections,
     topic_problems,
 )
-from delaylevel.topics.stats import LevelTopicStats
 from delaylevel.web.reports import (
     DuePeriod,
     LiveAnswer,

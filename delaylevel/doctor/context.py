@@ -28,8 +28,7 @@ from delaylevel.model.delivery import Delivery
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Member, Mover
 from delaylevel.model.topic_name import TopicName
 from delaylevel.topics import members
-from delaylevel.topics.stats import LevelTopicStats, read_stats
-from delaylevel.topics.status import LevelTopicStatus, status_of
+from delaylevel.topics.status import LevelTopicStats, LevelTopicStatus, read_stats, status_of
 
 
 class State(str, enum.Enum):

@@ -24,7 +24,7 @@ from delaylevel.model.position import Position
 from delaylevel.model.topic_name import TopicName
 from delaylevel.model.unreadable import properties_of
 from delaylevel.topics.registry import describe
-from delaylevel.topics.stats import MemberStats, read_stats
+from delaylevel.topics.status import MemberStats, read_stats
 
 _THREADS = 8
 # The lateness comes from the last messages of the first partitions of business topics.

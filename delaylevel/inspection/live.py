@@ -21,7 +21,7 @@ import urllib3
 from delaylevel.cluster.port import ConsumerStats, TopicAdmin
 from delaylevel.errors import BrokerError
 from delaylevel.model.level_topic import LevelTopicDescription
-from delaylevel.topics.stats import ADDRESS_PROPERTY, NAME_PROPERTY, window_stats
+from delaylevel.topics.status import ADDRESS_PROPERTY, NAME_PROPERTY, window_stats
 from delaylevel.web.reports import TOKEN_VARIABLE
 
 log = logging.getLogger(__name__)

@@ -27,7 +27,7 @@ from delaylevel.model.report import ForwardReport
 from delaylevel.model.source_partition import SourcePartition, source_partitions
 from delaylevel.topics import registry as topics
 from delaylevel.topics.description_cache import DescriptionCache
-from delaylevel.topics.foreign_watch import ForeignSubscriptionWatch
+from delaylevel.topics.subscriptions import ForeignSubscriptionWatch
 
 from .forwarder import Forwarder
 from .ready import NextChecks, ReadyBound, ReadyQueue, ReadyRange, ReadySearch, in_threads

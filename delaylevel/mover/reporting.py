@@ -8,7 +8,7 @@ from typing import Any
 from delaylevel.model.clock import Clock, SystemClock
 from delaylevel.model.formatting import format_duration, shell
 from delaylevel.model.level_topic import LevelTopicDescription
-from delaylevel.topics.reporting import (
+from delaylevel.topics.status import (
     MemberStatsCache,
     parked_levels,
     refused_checks,

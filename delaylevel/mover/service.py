@@ -21,9 +21,8 @@ from delaylevel.model.level_topic import LevelTopicDescription, Mover
 from delaylevel.model.report import ForwardReport
 from delaylevel.model.source_partition import SourcePartition, source_partitions
 from delaylevel.topics import registry as topics
-from delaylevel.topics.reporting import REPORTED_ROLES
 from delaylevel.topics.roster import Roster
-from delaylevel.topics.stats import LevelTopicStats, read_stats
+from delaylevel.topics.status import REPORTED_ROLES, LevelTopicStats, read_stats
 
 from .local import LocalMover
 from .ready import LONGEST_PASS_S, in_threads, trigger_of

@@ -20,7 +20,7 @@ from delaylevel.errors import BrokerError
 from delaylevel.model.clock import Clock, SystemClock
 from delaylevel.model.level_topic import LevelTopicDescription, Role
 from delaylevel.topics import hosts
-from delaylevel.topics.stats import read_stats
+from delaylevel.topics.status import read_stats
 
 log = logging.getLogger(__name__)
 

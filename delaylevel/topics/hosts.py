@@ -22,7 +22,7 @@ from delaylevel.model.level_topic import (
 )
 from delaylevel.model.topic_name import TopicName
 
-from .stats import PartitionStatus
+from .status import PartitionStatus
 
 # Lateness of a healthy mover or dispatcher: one trigger, grouped acknowledgements.
 _USUAL_DELAY_MS = 5000

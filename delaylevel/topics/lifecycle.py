@@ -1,9 +1,46 @@
 """Operations on existing level topics: expansion, settings, deletion, orphans."""
 
-from .deletion import PendingEntries, delete, pending_entries
-from .expansion import expand, longer_levels
-from .orphans import Orphan, orphans
-from .settings import pause, resume, set_expiry, set_on_missing_target
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any
+
+from delaylevel.cluster.locks import closed_to_producers
+from delaylevel.cluster.port import OperatorAdmin, TopicAdmin
+from delaylevel.errors import (
+    ConflictError,
+    InvalidInputError,
+    InvalidStrategyError,
+    LevelTopicError,
+    NotFoundError,
+    StillPendingError,
+)
+from delaylevel.model.clock import Clock, SystemClock, duration_ms
+from delaylevel.model.formatting import exact_duration
+from delaylevel.model.level_topic import (
+    DESCRIPTION_PROPERTY,
+    MEMBER_PROPERTY,
+    PLAN_PROPERTY,
+    Expired,
+    FinalWindow,
+    LevelTopicDescription,
+    Member,
+    MissingTarget,
+    Role,
+)
+from delaylevel.model.pauses import ALL
+from delaylevel.model.strategy import Levels, PartitionStrategy
+from delaylevel.model.topic_name import TopicName
+
+from . import members
+from .members import metadata_of
+from .registry import describe, list_level_topics
+from .status import LevelTopicStats, pending_entries_in, read_stats
+from .subscriptions import subscribe
 
 __all__ = [
     "Orphan",
@@ -18,3 +55,549 @@ __all__ = [
     "set_expiry",
     "set_on_missing_target",
 ]
+
+
+def set_on_missing_target(
+    admin: TopicAdmin, topic: str, policy: MissingTarget
+) -> LevelTopicDescription:
+    """Set the policy for messages whose business topic does not exist at hand-off.
+
+    The Spark job and the dispatcher apply it within seconds, a Function when it is restarted. It
+    applies to messages that are already held at their next retry.
+
+    Args:
+        topic: the level topic, or a topic that :func:`delaylevel.topics.describe` finds it by.
+
+    Returns:
+        The description with the policy.
+    """
+    return change(admin, topic, lambda described: replace(described, on_missing_target=policy))
+
+
+def set_expiry(
+    admin: TopicAdmin,
+    topic: str,
+    *,
+    expire_after_ms: int | None = None,
+    expired: Expired | None = None,
+) -> LevelTopicDescription:
+    """Set the default expiry of messages without their own, and the treatment of expired ones.
+
+    The Spark job and the dispatcher apply it within seconds, a Function when it is restarted; to
+    messages that are parked already, too.
+
+    Args:
+        topic: the level topic, or a topic that :func:`delaylevel.topics.describe` finds it by.
+        expire_after_ms: longest time from due time to release, ms; 0 for any; None for no change.
+        expired: treatment of the messages; None for no change.
+
+    Returns:
+        The description with the expiry.
+
+    Raises:
+        InvalidInputError: the time is negative.
+    """
+
+    def changed(described: LevelTopicDescription) -> LevelTopicDescription:
+        after_ms = described.expire_after_ms if expire_after_ms is None else expire_after_ms
+        return replace(described, expire_after_ms=after_ms, expired=expired or described.expired)
+
+    return change(admin, topic, changed)
+
+
+def pause(admin: TopicAdmin, topic: str, target: str | None, clock: Clock) -> LevelTopicDescription:
+    """Let the due messages of a target wait in the window, until `resume`.
+
+    Every dispatcher follows within five seconds, and a restart changes nothing. A target that is
+    paused already stays paused.
+
+    Args:
+        topic: the level topic, or a topic that :func:`delaylevel.topics.describe` finds it by.
+        target: business topic of the level topic; None for all of them.
+
+    Returns:
+        The description with the pause.
+
+    Raises:
+        TargetNotAllowedError: it is not a target of the level topic.
+        LevelTopicError: the broker itself delivers the messages.
+    """
+
+    def changed(described: LevelTopicDescription) -> LevelTopicDescription:
+        if described.final_window is not FinalWindow.TRACKER:
+            raise LevelTopicError(
+                f"level topic {described.topic} has the final window "
+                f"{described.final_window.value!r}: the broker itself delivers its messages and "
+                "cannot be paused; only a level topic with a tracker can"
+            )
+        name = _target(described, target)
+        return replace(described, pauses=described.pauses.pause(name, clock.now_ms()))
+
+    return change(admin, topic, changed)
+
+
+def resume(
+    admin: TopicAdmin, topic: str, target: str | None, clock: Clock, spread_ms: int = 0
+) -> LevelTopicDescription:
+    """End the pause of a target.
+
+    Args:
+        topic: the level topic, or a topic that :func:`delaylevel.topics.describe` finds it by.
+        target: business topic of the level topic; None to end all pauses.
+        spread_ms: time over which the messages that wait are released, ms; 0 for at once. Messages
+            that become due later do not wait for them.
+
+    Returns:
+        The description without the pause.
+
+    Raises:
+        TargetNotAllowedError: it is not a target of the level topic.
+        InvalidInputError: the spread is negative, or the target is not paused.
+        LevelTopicError: all targets are paused together.
+    """
+    if spread_ms < 0:
+        raise InvalidInputError(f"the spread is {spread_ms} ms: give 0 or more")
+
+    before = describe(admin, topic, search=True)
+    name, paused = _target(before, target), dict(before.pauses.paused)
+    if not paused:
+        raise InvalidInputError(f"level topic {before.topic} is not paused")
+    if name not in (ALL, *paused):
+        if ALL in paused:
+            raise LevelTopicError(
+                f"all targets of level topic {before.topic} are paused together: resume them "
+                "together, without naming a target"
+            )
+        raise InvalidInputError(f"{name} is not paused, but {', '.join(paused)}")
+    now_ms = clock.now_ms()
+    return change(
+        admin,
+        before.topic,
+        lambda found: replace(found, pauses=found.pauses.resume(name, now_ms, spread_ms)),
+    )
+
+
+def change(
+    admin: TopicAdmin,
+    topic: str,
+    changed: Callable[[LevelTopicDescription], LevelTopicDescription],
+) -> LevelTopicDescription:
+    """Change settings of a level topic.
+
+    Each setting has a property of its own, and only those that differ are written. So clients that
+    change different settings at the same time, or expand the level topic, lose nothing; of two that
+    change the same one, the later one counts.
+
+    Args:
+        topic: the level topic, or a topic that :func:`delaylevel.topics.describe` finds it by.
+        changed: function that returns the description with other settings.
+
+    Returns:
+        The description as it is stored now.
+    """
+    before = describe(admin, topic, search=True)
+    written = changed(before).settings_since(before)
+    if not written:
+        return before
+    admin.set_properties(before.name, written)
+    return describe(admin, before.topic)
+
+
+def _target(described: LevelTopicDescription, target: str | None) -> str:
+    """Return the full name of a target, or the name of all."""
+    if target is None:
+        return ALL
+    full = TopicName.parse(target).full
+    described.check_target(full)
+    return full
+
+
+def set_attribute(admin: TopicAdmin, topic: str, attribute: str) -> LevelTopicDescription:
+    """Set the attribute by which live queries select pending messages.
+
+    A dispatcher applies it to the window partitions that it acquires afterwards.
+
+    Args:
+        topic: the level topic, or a topic that :func:`delaylevel.topics.describe` finds it by.
+        attribute: ``size``, ``delay``, or the name of a property.
+
+    Returns:
+        The description with the attribute.
+
+    Raises:
+        InvalidInputError: the attribute has no name, or too long a name.
+    """
+    return change(admin, topic, lambda described: replace(described, attribute=attribute))
+
+
+def longer_levels(
+    levels: Levels, maximum: timedelta | None, finer: Mapping[timedelta, timedelta] | None = None
+) -> Levels:
+    """Return the levels with longer maxima, and otherwise unchanged.
+
+    Args:
+        maximum: maximum delay of the coarsest level; None to leave it.
+        finer: maximum delays of further levels, by their unit.
+
+    Raises:
+        InvalidStrategyError: a maximum would shrink, nothing would change, no level has one of
+            the units, or there would be too many partitions.
+    """
+    wanted = dict(finer or {})
+    if maximum is not None:
+        wanted[levels.strategies[0].unit] = maximum
+    found = []
+    for strategy in levels.strategies:
+        longest = wanted.pop(strategy.unit, strategy.maximum_delay)
+        if longest < strategy.maximum_delay:
+            raise InvalidStrategyError(
+                f"the level by {strategy.unit_name} takes up to {_say(strategy.maximum_delay)} and "
+                f"cannot be made shorter ({_say(longest)}): partitions can only be added"
+            )
+        found.append(
+            strategy
+            if longest == strategy.maximum_delay
+            else PartitionStrategy(
+                partition_by=strategy.unit,
+                maximum_delay=longest,
+                lead=strategy.effective_lead,
+                overflow=strategy.overflow,
+            )
+        )
+    if wanted:
+        units = ", ".join(_say(unit) for unit in wanted)
+        raise InvalidStrategyError(f"there is no level with a unit of {units}: {levels}")
+    longer = Levels(found)
+    if longer == levels:
+        raise InvalidStrategyError(f"the level topic already has these levels: {levels}")
+    return longer
+
+
+def expand(admin: OperatorAdmin, topic: str, levels: Levels) -> LevelTopicDescription:
+    """Expand a level topic to longer delays, while producers and movers run.
+
+    The new partitions are created with their subscription and policies before the description
+    names them, so that nothing is published to a partition that no mover reads. Running producers
+    and movers of this package read the new description by themselves. Call it again to finish an
+    interrupted expansion.
+
+    Args:
+        topic: the level topic, or a topic that :func:`delaylevel.topics.describe` finds it by.
+        levels: the new levels, made from the current ones by :func:`longer_levels`.
+
+    Returns:
+        The new description.
+
+    Raises:
+        InvalidStrategyError: the levels are no expansion of the current ones, or need more
+            partitions than the broker allows.
+        UnsafeNamespaceError: policies of the namespace would delete messages parked for that long.
+        LevelTopicError: another client changed the level topic at the same time.
+    """
+    before = describe(admin, topic, search=True)
+    if levels == before.levels:
+        return before
+    _check_expansion(before.levels, levels)
+    after = replace(before, levels=levels, former=(*before.former, before.levels))
+    policies = members.policies_of(admin, after.name)
+    settings = admin.broker_settings()
+    members.check_partition_limit(after, settings.max_partitions)
+    members.refuse_unsafe(admin, after, policies, settings)
+    admin.set_properties(after.name, {PLAN_PROPERTY: after.to_json()})
+    for member in after.members():
+        if member.role is Role.LEVEL:
+            _grow(admin, member)
+            subscribe(admin, member)
+            members.protect(admin, member, after, policies, settings)
+    # Pulsar has no compare-and-set for properties: of two clients that expand at the same time,
+    # the second one notices here or after its write.
+    if describe(admin, after.topic).levels != before.levels:
+        raise _changed(after)
+    admin.set_properties(after.name, {DESCRIPTION_PROPERTY: after.to_json()})
+    found = describe(admin, after.topic)
+    if found.levels != levels:
+        raise _changed(after)
+    return found
+
+
+def _check_expansion(before: Levels, after: Levels) -> None:
+    def kind(levels: Levels) -> tuple[object, ...]:
+        rest = ((item.unit, item.effective_lead) for item in levels.strategies)
+        return (levels.overflow, *rest)
+
+    same = kind(before) == kind(after)
+    pairs = zip(before.strategies, after.strategies, strict=False)
+    if not same or any(new.maximum_delay < old.maximum_delay for old, new in pairs):
+        raise InvalidStrategyError(
+            f"{after} is no expansion of {before}: units, leads and overflow stay, and a maximum "
+            "only grows"
+        )
+
+
+def _grow(admin: OperatorAdmin, member: Member) -> None:
+    has = admin.partitioned_metadata(member.topic).partitions
+    if has > member.partitions:
+        raise LevelTopicError(
+            f"{member.topic} has {has} partitions already, more than {member.partitions}: an "
+            "expansion to a longer maximum was not finished; repeat that one"
+        )
+    if has < member.partitions:
+        admin.expand(member.topic, member.partitions)
+
+
+def _changed(description: LevelTopicDescription) -> LevelTopicError:
+    return LevelTopicError(
+        f"level topic {description.topic} was changed by another client at the same time: see "
+        "`delaylevel levels describe`, and expand it again if necessary"
+    )
+
+
+def _say(value: timedelta) -> str:
+    return exact_duration(duration_ms(value))
+
+
+@dataclass(frozen=True)
+class PendingEntries:
+    """Numbers of entries that a deletion of the level topic would lose. A batch is one entry.
+
+    Attributes:
+        parked: entries in the levels.
+        held: entries whose target could not be written.
+        window: entries in the window topic that are not released yet.
+        dead_letters: entries that could not be understood.
+    """
+
+    parked: int = 0
+    held: int = 0
+    window: int = 0
+    dead_letters: int = 0
+
+    @property
+    def total(self) -> int:
+        """The sum."""
+        return self.parked + self.held + self.window + self.dead_letters
+
+    def __str__(self) -> str:
+        parts = [
+            (self.parked, "parked"),
+            (self.held, "held"),
+            (self.window, "in the window"),
+            (self.dead_letters, "dead letters"),
+        ]
+        listed = ", ".join(f"{count:,} {name}" for count, name in parts if count)
+        return f"{self.total:,} entries" + (f" ({listed})" if listed else "")
+
+
+def pending_entries(admin: TopicAdmin, description: LevelTopicDescription) -> PendingEntries:
+    """Return the entries of a level topic that are not acknowledged; a missing topic has none.
+
+    Raises:
+        LevelTopicError: the broker does not report a partition, so that its contents are unknown.
+    """
+    # All partitions that exist, described or not: a deletion takes them all.
+    stats = read_stats(admin, description)
+    for member in stats.members:
+        if member.reported and member.unreported:
+            raise LevelTopicError(
+                f"the broker reports no statistics of {member.unreported[0].topic}: try again"
+            )
+    return PendingEntries(
+        parked=stats.backlog_entries(Role.LEVEL),
+        held=stats.backlog_entries(Role.HELD),
+        window=stats.backlog_entries(Role.WINDOW),
+        dead_letters=stats.backlog_entries(Role.DEAD_LETTER),
+    )
+
+
+def delete(
+    client: Any,
+    admin: OperatorAdmin,
+    description: LevelTopicDescription,
+    *,
+    discard: int | None = None,
+) -> PendingEntries:
+    """Delete a level topic with all its member topics; business topics stay.
+
+    Nothing is deleted while entries are pending, or while a producer, mover or dispatcher is
+    connected. No producer can open the topics while the entries are counted, so whatever a producer
+    was told is stored counts. A refusal changes nothing. The level topic itself is deleted last, so
+    that an interrupted deletion can be repeated.
+
+    Args:
+        client: a ``pulsar.Client``; it is not closed here.
+        discard: number of pending entries to throw away; it must match
+            :attr:`PendingEntries.total`.
+
+    Returns:
+        The entries that were pending and are deleted.
+
+    Raises:
+        StillPendingError: entries are pending, and ``discard`` is not their number.
+        LevelTopicError: a client is connected; the text names it.
+    """
+    connected = _connected(read_stats(admin, description))
+    if connected:
+        raise LevelTopicError(
+            f"level topic {description.topic} is in use: close producers, and stop mover and "
+            f"dispatcher first. Connected: {_some(connected)}. Nothing was deleted"
+        )
+    if discard is not None and discard < 0:
+        raise InvalidInputError(f"discard is {discard}: it is a number of entries")
+    with closed_to_producers(client, _partitions(admin, description)):
+        pending = pending_entries(admin, description)
+        if pending.total != (discard or 0):
+            raise StillPendingError(_still_pending(description, pending, discard), pending.total)
+        # Exclusive producers end with a refusal, and leave no trace. Termination is for ever: it
+        # keeps others out while these producers are closed and the topics are deleted.
+        for member in description.members():
+            with suppress(NotFoundError):
+                admin.terminate(member.topic)
+    for member in reversed(list(description.members())):
+        try:
+            admin.delete(member.topic)
+        except NotFoundError:
+            continue  # an earlier deletion was interrupted
+        except ConflictError as error:
+            raise LevelTopicError(
+                f"a client has connected to {member.topic} ({error.reason}), which was not deleted "
+                "as a whole. Stop producers and movers, and delete again"
+            ) from error
+    return pending
+
+
+def _partitions(admin: OperatorAdmin, description: LevelTopicDescription) -> list[TopicName]:
+    """Return all partitions of the member topics that exist."""
+    found: list[TopicName] = []
+    for member in description.members():
+        with suppress(NotFoundError):
+            count = admin.partitioned_metadata(member.topic).partitions
+            found += [member.topic.partition(index) for index in range(count)]
+    return found
+
+
+def _connected(stats: LevelTopicStats) -> list[str]:
+    """Return every connected producer and consumer with its partition, sorted."""
+    found = set()
+    for row in stats.partitions:
+        if row.stats is None:
+            continue
+        names = [f"producer {name}" for name in row.stats.producers]
+        for subscription in row.stats.subscriptions.values():
+            names += [f"consumer {consumer.name}" for consumer in subscription.consumers]
+        found |= {f"{name} ({TopicName.parse(row.topic).local})" for name in names}
+    return sorted(found)
+
+
+def _still_pending(
+    description: LevelTopicDescription, pending: PendingEntries, discard: int | None
+) -> str:
+    if discard is not None:
+        return (
+            f"level topic {description.topic} holds {pending}, not {discard:,}: nothing was "
+            f"deleted. `--discard {pending.total}` throws the entries away"
+        )
+    ways = []
+    if pending.parked or pending.held:
+        ways.append("hand them off now with `--drain` (due times are kept)")
+    if pending.window:
+        ways.append("let the dispatcher release the messages in the window")
+    if pending.dead_letters:
+        ways.append("replay or discard the dead letters with `delaylevel dlq`")
+    ways.append(f"throw everything away with `--discard {pending.total}`")
+    return (
+        f"level topic {description.topic} still holds {pending}: nothing was deleted. "
+        + "; ".join(ways)
+    )
+
+
+def _some(names: Sequence[str], most: int = 5) -> str:
+    listed = ", ".join(names[:most])
+    return listed if len(names) <= most else f"{listed} and {len(names) - most} more"
+
+
+_THREADS = 8
+# Time in which the first message may create the business topic of a new level topic.
+_NEW_MS = 600_000
+
+
+@dataclass(frozen=True)
+class Orphan:
+    """A level topic with a business topic that is missing, or a member topic left behind.
+
+    Attributes:
+        topic: the level topic, or the member topic whose level topic is missing.
+        description: the level topic's description; None for a member topic.
+        missing: the targets that do not exist.
+        pending: the entries that it still holds.
+        level_topic: the level topic that the member topic belonged to; None for a level topic.
+    """
+
+    topic: str
+    description: LevelTopicDescription | None
+    missing: tuple[str, ...]
+    pending: PendingEntries
+    level_topic: str | None = None
+
+    @property
+    def entirely(self) -> bool:
+        """True if none of its business topics exists."""
+        return self.description is None or set(self.missing) == set(self.description.targets)
+
+
+def orphans(admin: TopicAdmin, namespace: str) -> list[Orphan]:
+    """Return the orphans of a namespace, sorted by name.
+
+    A level topic that was created less than ten minutes ago and has had no message is none: its
+    business topic may not exist yet.
+
+    Args:
+        namespace: ``tenant/namespace`` of the level topics; business topics may be elsewhere.
+
+    Raises:
+        NotFoundError: the namespace does not exist.
+    """
+    found = []
+    for item in list_level_topics(admin, namespace):
+        if item.description is None:
+            continue
+        targets = item.description.targets
+        missing = tuple(name for name in targets if not admin.topic_exists(TopicName.parse(name)))
+        if missing:
+            pending = pending_entries(admin, item.description)
+            if not pending.total and _is_new(admin, item.description):
+                continue
+            found.append(Orphan(item.topic, item.description, missing, pending))
+    return sorted([*found, *_strays(admin, namespace)], key=lambda orphan: orphan.topic)
+
+
+def _is_new(admin: TopicAdmin, description: LevelTopicDescription) -> bool:
+    """Return True if a level topic was just created, and nothing was ever stored in it.
+
+    Its ledgers tell that; but a broker also opens a ledger when it opens a partition again.
+    """
+    after_ms = SystemClock().now_ms() - _NEW_MS
+    try:
+        for member in description.members():
+            for index in range(member.partitions):
+                ledgers = admin.ledgers(member.topic.partition(index))
+                if len(ledgers) != 1 or ledgers[0].entries:
+                    return False
+                if (ledgers[0].opened_ms or 0) < after_ms:
+                    return False
+    except NotFoundError:
+        return False
+    return True
+
+
+def _strays(admin: TopicAdmin, namespace: str) -> Iterable[Orphan]:
+    """Yield member topics whose level topic does not exist."""
+    names = admin.list_partitioned_topics(namespace)
+    full = {name.full for name in names}
+    with ThreadPoolExecutor(_THREADS) as pool:
+        found = list(pool.map(lambda name: metadata_of(admin, name), names))
+    for name, metadata in zip(names, found, strict=True):
+        owner = metadata.properties.get(MEMBER_PROPERTY) if metadata is not None else None
+        if owner is None or owner == name.full or owner in full:
+            continue
+        entries = sum(map(pending_entries_in, admin.partitioned_stats(name).values()))
+        yield Orphan(name.full, None, (), PendingEntries(parked=entries), owner)

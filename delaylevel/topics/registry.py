@@ -33,7 +33,7 @@ from delaylevel.model.level_topic import (
 )
 from delaylevel.model.topic_name import TopicName
 
-from . import members, safety
+from . import members
 
 _THREADS = 8
 _UNFINISHED = (
@@ -404,21 +404,21 @@ def notes(admin: TopicAdmin, description: LevelTopicDescription) -> tuple[str, .
 def _checked(admin: TopicAdmin, description: LevelTopicDescription) -> _Checked:
     """Check everything before anything is created, so that a refusal leaves nothing behind."""
     description = _as_stored(admin, description)
-    safety.check_names(description)
+    members.check_names(description)
     settings = admin.broker_settings()
     policies = members.policies_of(admin, description.name)
-    safety.check_partition_limit(description, settings.max_partitions)
+    members.check_partition_limit(description, settings.max_partitions)
     existing = {
         member.topic: members.existing(admin, member, description)
         for member in description.members()
     }
     members.refuse_unsafe(admin, description, policies, settings)
     missing = sum(each.partitions for each in description.members() if not existing[each.topic])
-    if missing and (limit := safety.topic_limit(policies, settings)):
+    if missing and (limit := members.topic_limit(policies, settings)):
         namespace = description.name.namespace_path
         # The broker does not count its own topics.
         own = [name for name in admin.list_topics(namespace) if not name.local.startswith("__")]
-        safety.check_topic_limit(description, limit, len(own), missing)
+        members.check_topic_limit(description, limit, len(own), missing)
     return _Checked(description, existing, policies, settings)
 
 

@@ -13,7 +13,7 @@ from delaylevel import topics
 from delaylevel.errors import LevelTopicError, StillPendingError
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.strategy import Levels, PartitionStrategy
-from delaylevel.topics import deletion
+from delaylevel.topics import lifecycle
 from support.world import World
 
 LEVELS = Levels(PartitionStrategy(maximum_delay=timedelta(days=4)))
@@ -58,18 +58,18 @@ def test_what_is_stored_is_counted_or_refused(
         monkeypatch.setattr(owner, name, called)
 
     if moment == "entering":
-        before(deletion, "closed_to_producers")
+        before(lifecycle, "closed_to_producers")
     elif moment == "counted":
-        before(deletion, "pending_entries")
+        before(lifecycle, "pending_entries")
     else:
         before(world.admin, "delete")
     client = world.client()
     if moment == "entering":
         with pytest.raises(StillPendingError, match="1 parked"):
-            deletion.delete(client, world.admin, description)
+            lifecycle.delete(client, world.admin, description)
         assert told == [""]
     else:
-        assert deletion.delete(client, world.admin, description).total == 0
+        assert lifecycle.delete(client, world.admin, description).total == 0
         assert told[0], "it was refused"
         assert topics.find(world.admin, description.topic) is None
 
@@ -81,10 +81,10 @@ def test_a_refused_deletion_leaves_the_level_topic_as_it_was(
     with client.create_producer(description.targets[0], enable_delay_level_topic=True) as producer:
         producer.send(b"1", deliver_after=FAR)
         with pytest.raises(LevelTopicError, match="in use"):
-            deletion.delete(client, world.admin, description, discard=1)
+            lifecycle.delete(client, world.admin, description, discard=1)
         producer.send(b"2", deliver_after=FAR)
     with pytest.raises(StillPendingError, match="not 3"):
-        deletion.delete(client, world.admin, description, discard=3)
+        lifecycle.delete(client, world.admin, description, discard=3)
     with client.create_producer(description.targets[0], enable_delay_level_topic=True) as producer:
         producer.send(b"3", deliver_after=FAR)
-    assert deletion.delete(client, world.admin, description, discard=3).parked == 3
+    assert lifecycle.delete(client, world.admin, description, discard=3).parked == 3

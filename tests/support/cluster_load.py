@@ -32,7 +32,7 @@ from delaylevel.model.clock import SystemClock
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
-from delaylevel.topics.stats import read_stats
+from delaylevel.topics.status import read_stats
 from support.world import QUIET, eventually
 
 now_ms = SystemClock().now_ms

@@ -21,7 +21,7 @@ from delaylevel.model.topic_name import TopicName
 from delaylevel.producer import delivery_watch
 from delaylevel.producer.delivery_watch import DeliveryWatches, missing_hosts
 from delaylevel.topics import hosts
-from delaylevel.topics.stats import read_stats
+from delaylevel.topics.status import read_stats
 from support.background import Serving
 from support.world import MakeClient, MakeLevelTopic, RealWorld
 

@@ -28,12 +28,7 @@ from delaylevel.model.topic_name import TopicName
 from delaylevel.mover.dead_letters import replay
 from delaylevel.mover.drain import drain
 from delaylevel.testing import MemoryPulsar
-from delaylevel.topics.settings import (
-    pause,
-    resume,
-    set_expiry,
-    set_on_missing_target,
-)
+from delaylevel.topics.lifecycle import pause, resume, set_expiry, set_on_missing_target
 
 FEATURES = (
     *("retry", "held", "replayed", "rescheduled", "cancelled"),

@@ -23,7 +23,7 @@ from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.testing import ManualClock, MemoryPulsar
 from delaylevel.topics.registry import create
-from delaylevel.topics.stats import read_stats
+from delaylevel.topics.status import read_stats
 from delaylevel.web.page import status_page
 
 T0 = 1_700_000_000_000

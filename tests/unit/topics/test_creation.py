@@ -26,7 +26,7 @@ from delaylevel.model.strategy import Levels, PartitionBy, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.testing import MemoryPulsar
 from delaylevel.topics import members
-from delaylevel.topics.deletion import delete
+from delaylevel.topics.lifecycle import delete
 from support.fakes import days_and_hours, describe
 
 HOURS = Levels(PartitionStrategy(partition_by=PartitionBy.HOUR, maximum_delay=timedelta(hours=4)))

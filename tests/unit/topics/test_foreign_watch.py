@@ -10,12 +10,12 @@ import pytest
 from delaylevel.cluster.port import ConsumerStats, PartitionStats, SubscriptionStats
 from delaylevel.errors import PermissionDeniedError
 from delaylevel.model.topic_name import TopicName
-from delaylevel.topics.foreign_watch import (
+from delaylevel.topics.subscriptions import (
     CHECK_EVERY_S,
     WARN_EVERY_S,
     ForeignSubscriptionWatch,
+    read_foreign_subscriptions,
 )
-from delaylevel.topics.subscriptions import read_foreign_subscriptions
 from support.fakes import describe
 
 DURABLE = SubscriptionStats(0)

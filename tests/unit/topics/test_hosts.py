@@ -12,7 +12,7 @@ from delaylevel.model.level_topic import LevelTopicDescription, Mover
 from delaylevel.model.pauses import Pauses
 from delaylevel.model.position import Position
 from delaylevel.topics.hosts import MissingHost, missing_hosts, summary
-from delaylevel.topics.stats import read_stats
+from delaylevel.topics.status import read_stats
 from support.fakes import describe
 
 NOW_MS = 1_800_000_000_000

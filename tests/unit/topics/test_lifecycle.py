@@ -14,7 +14,7 @@ from delaylevel.errors import BrokerError, BrokerUnreachableError, InvalidStrate
 from delaylevel.model.strategy import Levels, PartitionBy, PartitionStrategy
 from delaylevel.mover.drain import drain
 from delaylevel.testing import MemoryPulsar
-from delaylevel.topics import deletion, lifecycle
+from delaylevel.topics import lifecycle
 from support.fakes import describe
 
 DAY = timedelta(days=1)
@@ -119,8 +119,8 @@ def test_a_deletion_that_fails_keeps_no_partition_closed(failure: Exception) -> 
 
     client.create_producer = failing  # type: ignore[method-assign]
     with pytest.raises(BrokerError):
-        deletion.delete(client, memory.admin, description)
+        lifecycle.delete(client, memory.admin, description)
     assert not [name for name in names if memory.admin.partition_stats(name).producers]
     client.create_producer = real  # type: ignore[method-assign]
-    deletion.delete(client, memory.admin, description)
+    lifecycle.delete(client, memory.admin, description)
     assert topics.find(memory.admin, description.topic) is None

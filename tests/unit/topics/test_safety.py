@@ -15,7 +15,7 @@ from delaylevel.model.level_topic import DESCRIPTION_PROPERTY, TARGET_PREFIX, Le
 from delaylevel.model.strategy import Levels, PartitionBy, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.testing import MemoryPulsar
-from delaylevel.topics.safety import check_partition_limit
+from delaylevel.topics.members import check_partition_limit
 
 DAYS = Levels(PartitionStrategy(partition_by=PartitionBy.DAY, maximum_delay=timedelta(days=30)))
 HELD_BACK = BacklogQuota("destination_storage", 10 << 30, None, "producer_request_hold")

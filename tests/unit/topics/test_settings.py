@@ -27,9 +27,10 @@ from delaylevel.model.level_topic import (
 )
 from delaylevel.model.topic_name import TopicName
 from delaylevel.testing import ManualClock, MemoryPulsar
-from delaylevel.topics.deletion import delete
-from delaylevel.topics.expansion import expand, longer_levels
-from delaylevel.topics.settings import (
+from delaylevel.topics.lifecycle import (
+    delete,
+    expand,
+    longer_levels,
     pause,
     resume,
     set_attribute,

@@ -18,8 +18,7 @@ from delaylevel.model.topic_name import TopicName
 from delaylevel.spark_sync.stats import Backlog
 from delaylevel.testing import MemoryPulsar
 from delaylevel.topics import lifecycle
-from delaylevel.topics.stats import MemberStats, read_stats, window_stats
-from delaylevel.topics.status import status, status_of
+from delaylevel.topics.status import MemberStats, read_stats, status, status_of, window_stats
 
 HOUR_MS = 3_600_000
 DAYS = PartitionStrategy(maximum_delay=timedelta(days=4))

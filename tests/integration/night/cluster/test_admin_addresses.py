@@ -16,7 +16,7 @@ from delaylevel.doctor.examination import examine
 from delaylevel.errors import BrokerError, BrokerUnreachableError
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.strategy import Levels, PartitionStrategy
-from delaylevel.topics.stats import read_stats
+from delaylevel.topics.status import read_stats
 from support.cluster import Cluster
 from support.cluster_load import load_on
 from support.world import RealWorld

@@ -27,7 +27,7 @@ from delaylevel.model.level_topic import Role
 from delaylevel.model.topic_name import TopicName
 from delaylevel.mover.local import LocalMover
 from delaylevel.producer.client import DelayLevelClient, wrap
-from delaylevel.topics import deletion
+from delaylevel.topics import lifecycle
 from delaylevel.topics import status as levelstatus
 from support.background import Serving
 from support.world import QUIET, quiet_client
@@ -116,7 +116,8 @@ def test_the_credentials_of_a_client_serve_the_admin_interface(secured: Any, ren
         wrap(producer, plain, admin_url=secured.admin_url, **tls)
     wrap(producer, plain, admin_url=secured.admin_url, admin_token=secured.token, **tls).close()
     with Admin.from_connection(secured.load(token=secured.token)) as admin:
-        deletion.delete(plain, admin, topics.describe(admin, name))  # the doctor would miss a mover
+        # The doctor would miss a mover.
+        lifecycle.delete(plain, admin, topics.describe(admin, name))
     plain.close()
 
 
@@ -195,7 +196,7 @@ def test_a_client_verifies_host_names_by_default(secured: Any) -> None:
     with lenient.create_producer(TOPIC, enable_delay_level_topic=True) as second:
         second.send(b"parked", deliver_after=timedelta(days=2))
     with Admin.from_connection(secured.load(token=secured.token)) as admin:
-        deletion.delete(lenient, admin, topics.describe(admin, TOPIC), discard=2)
+        lifecycle.delete(lenient, admin, topics.describe(admin, TOPIC), discard=2)
     lenient.close()
 
 
