@@ -8,8 +8,8 @@ from collections.abc import Iterable
 import pulsar
 from common import QUIET
 
-from delaylevel.model.cancellation import PAYLOAD, cancellation
 from delaylevel.model.level_topic import LevelTopicDescription
+from delaylevel.model.outcome import PAYLOAD, cancellation
 
 
 def cancel(

@@ -19,8 +19,7 @@ from delaylevel.consumer.retry_topics import find_dead_letters
 from delaylevel.errors import InvalidInputError
 from delaylevel.model.envelope import ID
 from delaylevel.model.level_topic import LevelTopicDescription
-from delaylevel.model.position import Position
-from delaylevel.model.source_partition import SourcePartition
+from delaylevel.model.position import Position, SourcePartition
 from delaylevel.model.topic_name import TopicName
 from delaylevel.mover import dead_letters as deadletters
 from delaylevel.mover.dead_letters import DeadLetter, Disposed

@@ -32,8 +32,10 @@ from delaylevel.cluster.connection.settings import Connection
 from delaylevel.cluster.rest.admin import Admin
 from delaylevel.errors import InvalidInputError, StillPendingError
 from delaylevel.model.clock import SystemClock
+from delaylevel.model.delivery import ForwardReport
 from delaylevel.model.formatting import exact_duration, parse_duration, shell
 from delaylevel.model.level_topic import (
+    ALL,
     DEFAULT_HOLD_PAUSE_MS,
     DEFAULT_WINDOW_PARTITIONS,
     LEVEL_PREFIX,
@@ -46,8 +48,6 @@ from delaylevel.model.level_topic import (
     MissingTarget,
     Mover,
 )
-from delaylevel.model.pauses import ALL
-from delaylevel.model.report import ForwardReport
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.topics import lifecycle

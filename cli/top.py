@@ -17,8 +17,7 @@ from delaylevel.cli.views.tables import Column, format_second, local, red_if_any
 from delaylevel.cli.views.terminal import Tone, cut, has_colour, painted, write
 from delaylevel.inspection.flow import Flow, Rates, Stage, quantile, rates
 from delaylevel.model.formatting import format_duration
-from delaylevel.model.level_topic import Role
-from delaylevel.model.pauses import ALL
+from delaylevel.model.level_topic import ALL, Role
 
 from . import options
 from .command import Settings, examples, pass_settings

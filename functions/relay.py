@@ -32,13 +32,13 @@ from delaylevel.cluster.targets.send_state import SendOutcome
 from delaylevel.cluster.threads import Starter, in_thread
 from delaylevel.errors import BrokerError, EnvelopeError, UnknownTargetError, UpgradeRequiredError
 from delaylevel.model.clock import Clock, SteadyClock, SystemClock
+from delaylevel.model.delivery import ForwardReport
+from delaylevel.model.due_time import reason_if_expired
 from delaylevel.model.envelope import Envelope, SchemaRef
-from delaylevel.model.expiry import reason_if_expired
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription
 from delaylevel.model.message import ParkedMessage, parked_message
-from delaylevel.model.report import ForwardReport
+from delaylevel.model.position import SourcePartition, source_partitions
 from delaylevel.model.router import Hop, Router
-from delaylevel.model.source_partition import SourcePartition, source_partitions
 from delaylevel.mover import hop
 from delaylevel.topics.description_cache import DescriptionCache
 

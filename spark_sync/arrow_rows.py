@@ -9,11 +9,11 @@ import pyarrow as pa
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
+from delaylevel.inspection.columns import in_chunks, schema_of, to_record_batch
 from delaylevel.model import envelope as env
-from delaylevel.model.columns import in_chunks, schema_of, to_record_batch
 from delaylevel.model.level_topic import Role
 from delaylevel.model.message import ParkedMessage
-from delaylevel.model.source_partition import SourcePartition
+from delaylevel.model.position import SourcePartition
 
 ROWS_PER_BATCH = 2000
 BYTES_PER_BATCH = 8 * 1024 * 1024

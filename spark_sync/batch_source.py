@@ -21,7 +21,7 @@ from delaylevel.model.due_time import LATEST_DUE_MS
 from delaylevel.model.envelope import is_control
 from delaylevel.model.formatting import parse_iso
 from delaylevel.model.level_topic import Role
-from delaylevel.model.source_partition import SourcePartition
+from delaylevel.model.position import SourcePartition
 from delaylevel.topics.scan import ALWAYS, DEFAULT_SLACK_MS, Window, pending_ranges
 
 from .arrow_rows import PENDING_SCHEMA, to_batches

@@ -18,8 +18,7 @@ from delaylevel.cluster.reader import read_range
 from delaylevel.errors import AlreadyRunningError, BrokerError, DataLossError, LevelTopicError
 from delaylevel.model.clock import Clock, SteadyClock, SystemClock
 from delaylevel.model.level_topic import LevelTopicDescription, Mover
-from delaylevel.model.position import EARLIEST, Position
-from delaylevel.model.source_partition import SourcePartition, source_partitions
+from delaylevel.model.position import EARLIEST, Position, SourcePartition, source_partitions
 from delaylevel.mover.ready import NextChecks, ReadyRange, ReadySearch, in_threads
 
 from .input_range import InputRange

@@ -18,7 +18,7 @@ from pyspark.sql.datasource import (
     LessThanOrEqual,
 )
 
-from delaylevel.model.source_partition import SourcePartition
+from delaylevel.model.position import SourcePartition
 from delaylevel.topics.scan import ALWAYS, Window
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)

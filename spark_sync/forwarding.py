@@ -21,12 +21,11 @@ from pyspark.sql.types import BinaryType, StructField, StructType
 
 from delaylevel.errors import BatchTooLargeError
 from delaylevel.model.clock import SteadyClock, SystemClock
-from delaylevel.model.delivery import Delivery, Sequence
+from delaylevel.model.delivery import Delivery, ForwardReport, Sequence
 from delaylevel.model.envelope import is_control
 from delaylevel.model.level_topic import FinalWindow
 from delaylevel.model.message import ParkedMessage
-from delaylevel.model.report import ForwardReport
-from delaylevel.model.source_partition import SourcePartition
+from delaylevel.model.position import SourcePartition
 from delaylevel.mover.forwarder import Forwarder
 
 from .input_range import InputRange

@@ -9,8 +9,7 @@ from pyspark.sql.datasource import InputPartition
 
 from delaylevel.cluster.reader import read_range
 from delaylevel.model.message import ParkedMessage
-from delaylevel.model.position import Position
-from delaylevel.model.source_partition import SourcePartition
+from delaylevel.model.position import Position, SourcePartition
 
 from .options import SyncOptions
 from .runtime import runtime

@@ -35,7 +35,7 @@ from delaylevel.errors import (
 )
 from delaylevel.model.delivery import Delivery
 from delaylevel.model.level_topic import LevelTopicDescription
-from delaylevel.model.source_partition import source_partitions
+from delaylevel.model.position import source_partitions
 from delaylevel.mover.hop import check_delivery
 from delaylevel.prometheus import serve
 from delaylevel.topics.roster import Roster

@@ -33,7 +33,6 @@ from delaylevel.errors import (
     UpgradeRequiredError,
 )
 from delaylevel.model import envelope as env
-from delaylevel.model.cancellation import cancellation
 from delaylevel.model.envelope import Envelope, SchemaRef
 from delaylevel.model.level_topic import (
     DESCRIPTION_PROPERTY,
@@ -45,7 +44,7 @@ from delaylevel.model.level_topic import (
     Mover,
     default_level_topics,
 )
-from delaylevel.model.outcome import Outcome, OutcomeStatus, Receipt
+from delaylevel.model.outcome import Outcome, OutcomeStatus, Receipt, cancellation
 from delaylevel.model.router import Hop, Router
 from delaylevel.model.strategy import Levels, PartitionBy, PartitionStrategy
 from delaylevel.model.topic_name import TopicName

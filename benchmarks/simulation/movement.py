@@ -20,8 +20,8 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple, Protocol
 
 from delaylevel.model.level_topic import LevelTopicDescription, Role
+from delaylevel.model.position import SourcePartition, source_partitions
 from delaylevel.model.router import Hop, Router
-from delaylevel.model.source_partition import SourcePartition, source_partitions
 from delaylevel.model.strategy import Levels
 from delaylevel.mover.ready import LONGEST_PASS_S, first_due_ms, trigger_of
 

@@ -9,8 +9,7 @@ from typing import Any
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.errors import BrokerError
 from delaylevel.model.clock import SystemClock
-from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Role
-from delaylevel.model.pauses import ALL
+from delaylevel.model.level_topic import ALL, FinalWindow, LevelTopicDescription, Role
 from delaylevel.model.topic_name import TopicName
 from delaylevel.topics.hosts import missing_hosts, summary
 from delaylevel.topics.registry import FoundLevelTopic

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 from delaylevel.model.level_topic import SUBSCRIPTION
-from delaylevel.model.position import EARLIEST, Position
-from delaylevel.model.source_partition import SourcePartition
+from delaylevel.model.position import EARLIEST, Position, SourcePartition
 
 from .port import LedgerInfo, TopicAdmin
 

@@ -18,8 +18,7 @@ import pulsar
 
 from delaylevel.errors import AlreadyRunningError, BrokerError, DelayLevelError, LevelTopicError
 from delaylevel.model.level_topic import SUBSCRIPTION
-from delaylevel.model.position import EARLIEST, Position
-from delaylevel.model.source_partition import SourcePartition
+from delaylevel.model.position import EARLIEST, Position, SourcePartition
 from delaylevel.model.topic_name import TopicName
 
 from .failures import close_quietly, error_name, missing_subscription, translate_errors

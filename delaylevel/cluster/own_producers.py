@@ -20,9 +20,8 @@ from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 from delaylevel.errors import BrokerError, ClientError
 from delaylevel.model import envelope as env
-from delaylevel.model.message import Payload
+from delaylevel.model.message import RAW, Payload
 from delaylevel.model.retries import ERROR, TRACEBACK, without_retries
-from delaylevel.model.unreadable import RAW
 
 from .failures import is_too_large, translate_errors
 from .publisher import (

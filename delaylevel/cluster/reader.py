@@ -21,8 +21,7 @@ from delaylevel.model.message import (
     parked_message,
     positions_of,
 )
-from delaylevel.model.position import EARLIEST, Position
-from delaylevel.model.source_partition import SourcePartition
+from delaylevel.model.position import EARLIEST, Position, SourcePartition
 
 from .client_parts.cores import ask_next_of, read_next_of
 from .failures import translate_errors

@@ -7,9 +7,9 @@ from typing import Any
 
 from delaylevel.model import envelope as env
 from delaylevel.model import retries
+from delaylevel.model.message import properties_of, text_of
 from delaylevel.model.position import Position, stable_id
 from delaylevel.model.topic_name import TopicName
-from delaylevel.model.unreadable import properties_of, text_of
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _UNKNOWN: Any = object()

@@ -32,13 +32,12 @@ from delaylevel.errors import MessageTooLargeError, UnsupportedOptionError
 from delaylevel.model import envelope as env
 from delaylevel.model import retries
 from delaylevel.model.clock import Clock, SystemClock, duration_ms
+from delaylevel.model.due_time import NEVER_MS
 from delaylevel.model.envelope import SCHEMA_TYPES, SchemaRef
-from delaylevel.model.expiry import NEVER_MS
 from delaylevel.model.level_topic import LevelTopicDescription
-from delaylevel.model.message import ParkedMessage, parked_message
+from delaylevel.model.message import RAW, ParkedMessage, parked_message
 from delaylevel.model.router import Router
 from delaylevel.model.topic_name import TopicName
-from delaylevel.model.unreadable import RAW
 from delaylevel.producer.client_errors import error_of
 from delaylevel.topics import members
 

@@ -28,7 +28,7 @@ from delaylevel.model.level_topic import (
     Role,
     default_level_topic,
 )
-from delaylevel.model.source_partition import SourcePartition
+from delaylevel.model.position import SourcePartition
 from delaylevel.model.strategy import PartitionStrategy, as_levels
 from delaylevel.model.topic_name import TopicName
 from delaylevel.topics import members, registry

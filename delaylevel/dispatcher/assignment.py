@@ -30,7 +30,7 @@ from delaylevel.errors import (
 )
 from delaylevel.model.delivery import Delivery
 from delaylevel.model.level_topic import LevelTopicDescription, Role
-from delaylevel.model.source_partition import SourcePartition
+from delaylevel.model.position import SourcePartition
 from delaylevel.topics.status import window_stats
 
 

@@ -38,8 +38,7 @@ from delaylevel.model.clock import Clock
 from delaylevel.model.delivery import Delivery
 from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription
 from delaylevel.model.message import parked_message
-from delaylevel.model.position import Position
-from delaylevel.model.source_partition import SourcePartition
+from delaylevel.model.position import Position, SourcePartition
 from delaylevel.mover import hop
 from delaylevel.topics.description_cache import DescriptionCache
 

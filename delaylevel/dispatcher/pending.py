@@ -16,8 +16,7 @@ from delaylevel.cluster.targets.pool import TargetKey
 from delaylevel.dispatcher.journal.records import ENTRY_BITS, unpack
 from delaylevel.errors import DelayLevelError, InvalidInputError
 from delaylevel.model.clock import Clock
-from delaylevel.model.level_topic import LevelTopicDescription
-from delaylevel.model.pauses import Spread
+from delaylevel.model.level_topic import LevelTopicDescription, Spread
 from delaylevel.structures.rows import DUE, ENTRY, LEDGER, Int64s, Rows
 from delaylevel.structures.segments.pending import PendingSegments
 from delaylevel.structures.timebucket.tracker import TimeBucketTracker

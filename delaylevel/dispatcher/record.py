@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from delaylevel.errors import EnvelopeError, InvalidInputError, UnknownTargetError
+from delaylevel.model.due_time import NEVER_MS
 from delaylevel.model.envelope import (
     CANCEL,
     COMPRESSION,
@@ -35,10 +36,8 @@ from delaylevel.model.envelope import (
     SchemaRef,
     compression_of,
 )
-from delaylevel.model.expiry import NEVER_MS
 from delaylevel.model.level_topic import DELAY_ATTRIBUTE, SIZE_ATTRIBUTE, LevelTopicDescription
-from delaylevel.model.message import ParkedMessage, parked_message
-from delaylevel.model.number import number
+from delaylevel.model.message import ParkedMessage, number, parked_message
 from delaylevel.model.position import EARLIEST, Position
 from delaylevel.mover import hop
 from delaylevel.structures.rows import Int64s, Rows

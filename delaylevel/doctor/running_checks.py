@@ -9,8 +9,7 @@ from pathlib import Path
 
 from delaylevel.errors import DelayLevelError
 from delaylevel.model.formatting import format_duration, format_instant, shell
-from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow, Mover, Role
-from delaylevel.model.pauses import ALL
+from delaylevel.model.level_topic import ALL, SUBSCRIPTION, FinalWindow, Mover, Role
 from delaylevel.model.topic_name import TopicName
 from delaylevel.topics.status import PartitionStatus
 

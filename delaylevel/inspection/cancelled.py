@@ -14,8 +14,7 @@ from typing import Protocol
 from delaylevel.errors import EnvelopeError
 from delaylevel.model.envelope import ATTEMPT, CANCEL, ID, KIND, TARGET, Envelope
 from delaylevel.model.level_topic import LevelTopicDescription, Role
-from delaylevel.model.position import Position, stable_id
-from delaylevel.model.source_partition import SourcePartition
+from delaylevel.model.position import Position, SourcePartition, stable_id
 
 
 class AnyStored(Protocol):

@@ -20,9 +20,9 @@ from delaylevel.cluster.targets.receivers import topic_stats
 from delaylevel.errors import NotFoundError
 from delaylevel.model.envelope import due_of
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Role
+from delaylevel.model.message import properties_of
 from delaylevel.model.position import Position
 from delaylevel.model.topic_name import TopicName
-from delaylevel.model.unreadable import properties_of
 from delaylevel.topics.registry import describe
 from delaylevel.topics.status import MemberStats, read_stats
 

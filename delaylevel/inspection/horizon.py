@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from delaylevel.model.formatting import exact_duration
 from delaylevel.model.level_topic import LevelTopicDescription, Role
-from delaylevel.model.source_partition import SourcePartition
+from delaylevel.model.position import SourcePartition
 from delaylevel.topics.scan import PendingRange
 
 from .distribution import CountedDistribution, Distribution, SampledDistribution

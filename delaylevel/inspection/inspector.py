@@ -13,7 +13,7 @@ from delaylevel.cluster.connection.settings import Connection
 from delaylevel.errors import InvalidInputError
 from delaylevel.model.clock import Clock, SystemClock
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription
-from delaylevel.model.source_partition import SourcePartition
+from delaylevel.model.position import SourcePartition
 from delaylevel.model.topic_name import TopicName
 from delaylevel.topics import registry as topics
 from delaylevel.topics.scan import DEFAULT_SLACK_MS, PendingRange, Window

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from delaylevel.errors import InvalidInputError, MissingExtraError
-from delaylevel.model.number import NUMBER_PATTERN
+from delaylevel.model.message import NUMBER_PATTERN
 
 from .rows import ORDER, SCHEMA, Selection
 

@@ -17,15 +17,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from delaylevel.errors import InvalidInputError
 from delaylevel.model import envelope as env
-from delaylevel.model.columns import in_chunks, nullable_schema_of, to_record_batch
 from delaylevel.model.envelope import ID
 from delaylevel.model.level_topic import LevelTopicDescription, Role
-from delaylevel.model.message import LazyMessage
-from delaylevel.model.source_partition import SourcePartition
-from delaylevel.model.unreadable import properties_of
+from delaylevel.model.message import LazyMessage, properties_of
+from delaylevel.model.position import SourcePartition
 from delaylevel.topics.scan import ALWAYS, PendingRange, Window
 
 from .cancelled import name_of
+from .columns import in_chunks, nullable_schema_of, to_record_batch
 from .sampling import expected_messages
 from .snapshot import PendingSnapshot, own_topic
 

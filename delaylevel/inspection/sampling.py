@@ -24,9 +24,8 @@ from delaylevel.cluster.entries import EntryRange, choose_places
 from delaylevel.model.delivery import LARGEST_BATCH
 from delaylevel.model.envelope import COMPRESSION
 from delaylevel.model.level_topic import Role
-from delaylevel.model.message import batch_size
+from delaylevel.model.message import batch_size, text_of
 from delaylevel.model.topic_name import TopicName
-from delaylevel.model.unreadable import text_of
 from delaylevel.topics.scan import PendingRange
 
 from .distribution import Observation, SampledDistribution

@@ -13,11 +13,9 @@ from delaylevel.cluster.reader import RECEIVER_QUEUE_SIZE, messages_in_range
 from delaylevel.errors import InvalidInputError
 from delaylevel.model.envelope import TARGET, due_of, is_control
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Role
-from delaylevel.model.message import RawMessage
-from delaylevel.model.position import Position
-from delaylevel.model.source_partition import SourcePartition
+from delaylevel.model.message import RawMessage, properties_of, text_of
+from delaylevel.model.position import Position, SourcePartition
 from delaylevel.model.topic_name import TopicName
-from delaylevel.model.unreadable import properties_of, text_of
 from delaylevel.topics.scan import ALWAYS, PendingRange, Window, pending_ranges
 
 from .cancelled import CancelledMessages, cancelled_due_ms, is_cancellation

@@ -26,8 +26,7 @@ from delaylevel.dispatcher.journal.topic import counting
 from delaylevel.errors import MissingExtraError, NotFoundError
 from delaylevel.model.level_topic import LevelTopicDescription, Role
 from delaylevel.model.message import LazyMessage
-from delaylevel.model.position import EARLIEST, Position
-from delaylevel.model.source_partition import SourcePartition
+from delaylevel.model.position import EARLIEST, Position, SourcePartition
 from delaylevel.model.topic_name import TopicName
 from delaylevel.structures.deduplicator import Deduplicator
 from delaylevel.topics.members import metadata_of

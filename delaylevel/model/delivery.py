@@ -1,9 +1,10 @@
-"""Delivery guarantees: at least once, or effectively once by the broker's deduplication."""
+"""Delivery: at least once or effectively once, and the result of forwarding messages."""
 
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 
 from delaylevel.errors import InvalidInputError
 
@@ -74,3 +75,61 @@ def sequence_id(ledger: int, entry: int, batch: int) -> int:
             "this topic; use at-least-once, or producers with batching_max_messages=1000"
         )
     return (ledger << (_ENTRY_BITS + _BATCH_BITS) | entry << _BATCH_BITS | index) + 1
+
+
+@dataclass
+class ForwardReport:
+    """The numbers of messages in one or more flushes, by outcome.
+
+    Attributes:
+        parked: messages parked again, by level topic, level and partition.
+        window: messages handed to the final window; with a tracker, overdue ones too.
+        due: messages delivered at once because they were due.
+        held: messages that their target refused, by target.
+        dead: dead letters, by reason.
+        latest_ms: the largest lateness at hand-off, ms after the due time; 0 if none was late.
+        dropped: messages discarded because their target does not exist, by target.
+        expired: messages that were not released because of their expiry, by target.
+    """
+
+    parked: Counter[tuple[str, int, int]] = field(default_factory=Counter)
+    window: int = 0
+    due: int = 0
+    held: Counter[str] = field(default_factory=Counter)
+    dead: Counter[str] = field(default_factory=Counter)
+    latest_ms: int = 0
+    dropped: Counter[str] = field(default_factory=Counter)
+    expired: Counter[str] = field(default_factory=Counter)
+
+    def counts(self) -> dict[str, int]:
+        """Return the number of messages by outcome."""
+        return {
+            "parked": self.parked.total(),
+            "window": self.window,
+            "due": self.due,
+            "held": self.held.total(),
+            "dropped": self.dropped.total(),
+            "dead": self.dead.total(),
+            "expired": self.expired.total(),
+        }
+
+    @property
+    def total(self) -> int:
+        """The number of messages."""
+        return sum(self.counts().values())
+
+    @property
+    def handed_off(self) -> int:
+        """The number of messages that are in the final window, or delivered."""
+        return self.window + self.due
+
+    def add(self, other: ForwardReport) -> None:
+        """Add the numbers of another report."""
+        self.parked += other.parked
+        self.window += other.window
+        self.due += other.due
+        self.held += other.held
+        self.dead += other.dead
+        self.dropped += other.dropped
+        self.expired += other.expired
+        self.latest_ms = max(self.latest_ms, other.latest_ms)

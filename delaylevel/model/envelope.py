@@ -29,10 +29,10 @@ EXPIRES = PREFIX + "expires"
 # The ID of the message that this one was sent to replace, for information.
 REPLACES = PREFIX + "replaces"
 # The mark of a message with fields that are not UTF-8: its value is the reason. The bytes of these
-# fields are in properties of their own, in base64 (see unreadable.py).
+# fields are in properties of their own, in base64 (see message.py).
 UNREADABLE = PREFIX + "unreadable"
 
-#: The kind of a cancellation (see cancellation.py).
+#: The kind of a cancellation (see outcome.py).
 CANCEL = "cancel"
 #: The kinds of control records that this version knows.
 KINDS = frozenset((CANCEL,))

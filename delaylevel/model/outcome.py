@@ -1,4 +1,9 @@
-"""The receipt of a scheduled message, and the outcome of its cancellation: pure values."""
+"""The receipt of a scheduled message, its cancellation, and the outcome: pure values.
+
+A cancellation has the due time, the target, the ID and the key of its message. It takes the way of
+a message of that due time through the levels, but always ends in the window topic, in the partition
+of its message, where the dispatcher decides.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +19,25 @@ from typing import Any
 from delaylevel.errors import EnvelopeError, InvalidInputError
 
 from .due_time import LATEST_DUE_MS
-from .envelope import DUE, ID, PREFIX, REASON, TARGET
+from .envelope import CANCEL, DUE, ID, PREFIX, REASON, TARGET, Envelope
 from .position import Position
 from .topic_name import TopicName
+
+#: The payload of a cancellation. It is not empty, because the Python client loses empty payloads
+#: that it compresses with ZLib.
+PAYLOAD = b"cancel"
+
+
+def cancellation(due_ms: int, target: str, message_id: str) -> Envelope:
+    """Return the envelope of a cancellation.
+
+    Args:
+        due_ms: due time of the message, ms since the epoch.
+        target: full name of the message's business topic.
+        message_id: ID of the message.
+    """
+    return Envelope(due_ms, target, message_id, kind=CANCEL)
+
 
 # Properties of a record in the outcomes topic, besides those of the envelope.
 OUTCOME = PREFIX + "outcome"

@@ -21,13 +21,12 @@ from delaylevel.cluster.targets.pool import clients_of_targets
 from delaylevel.errors import DelayLevelError, EnvelopeError, LevelTopicError, StillPendingError
 from delaylevel.model import envelope as env
 from delaylevel.model.clock import Clock, SystemClock
-from delaylevel.model.expiry import NEVER_MS
+from delaylevel.model.delivery import ForwardReport
+from delaylevel.model.due_time import NEVER_MS
 from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription, Role
 from delaylevel.model.message import ParkedMessage
-from delaylevel.model.position import Position
-from delaylevel.model.report import ForwardReport
+from delaylevel.model.position import Position, SourcePartition
 from delaylevel.model.retries import replayed_properties
-from delaylevel.model.source_partition import SourcePartition
 
 from .forwarder import Forwarder
 from .hop import open_envelope

@@ -14,11 +14,10 @@ from delaylevel.cluster.reader import read_unacknowledged
 from delaylevel.cluster.targets.pool import clients_of_targets
 from delaylevel.errors import LevelTopicError
 from delaylevel.model.clock import Clock, SystemClock
+from delaylevel.model.delivery import ForwardReport
 from delaylevel.model.level_topic import LevelTopicDescription, Role
-from delaylevel.model.position import Position
-from delaylevel.model.report import ForwardReport
+from delaylevel.model.position import Position, SourcePartition, source_partitions
 from delaylevel.model.router import DUE, WINDOW, Decision, Router
-from delaylevel.model.source_partition import SourcePartition, source_partitions
 from delaylevel.topics.description_cache import DescriptionCache
 from delaylevel.topics.registry import describe
 from delaylevel.topics.subscriptions import early_subscriptions

@@ -22,14 +22,13 @@ from delaylevel.cluster.reader import read_range
 from delaylevel.cluster.threads import Starter
 from delaylevel.errors import DelayLevelError, EnvelopeError, InvalidInputError, UnknownTargetError
 from delaylevel.model.clock import Clock, SteadyClock, SystemClock, monotonic_s
-from delaylevel.model.delivery import Delivery, Sequence, sequence_id
+from delaylevel.model.delivery import Delivery, ForwardReport, Sequence, sequence_id
+from delaylevel.model.due_time import reason_if_expired
 from delaylevel.model.envelope import Envelope, compression_of
-from delaylevel.model.expiry import reason_if_expired
 from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow, LevelTopicDescription, Mover
 from delaylevel.model.message import ParkedMessage
-from delaylevel.model.report import ForwardReport
+from delaylevel.model.position import SourcePartition
 from delaylevel.model.router import Hop, Router
-from delaylevel.model.source_partition import SourcePartition
 from delaylevel.model.topic_name import TopicName
 from delaylevel.mover import hop
 

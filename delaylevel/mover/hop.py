@@ -14,8 +14,8 @@ from delaylevel.cluster.targets.receivers import NO_TOPIC
 from delaylevel.errors import EnvelopeError, InvalidInputError, UnknownTargetError
 from delaylevel.model import envelope as env
 from delaylevel.model.delivery import Delivery
+from delaylevel.model.due_time import is_expired
 from delaylevel.model.envelope import Envelope
-from delaylevel.model.expiry import is_expired
 from delaylevel.model.level_topic import (
     Expired,
     FinalWindow,

@@ -20,11 +20,10 @@ from delaylevel.cluster.reader import read_range
 from delaylevel.cluster.targets.pool import TargetClients
 from delaylevel.errors import BrokerError
 from delaylevel.model.clock import Clock, SteadyClock, SystemClock
+from delaylevel.model.delivery import ForwardReport
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.message import ParkedMessage
-from delaylevel.model.position import Position
-from delaylevel.model.report import ForwardReport
-from delaylevel.model.source_partition import SourcePartition, source_partitions
+from delaylevel.model.position import Position, SourcePartition, source_partitions
 from delaylevel.topics import registry as topics
 from delaylevel.topics.description_cache import DescriptionCache
 from delaylevel.topics.subscriptions import ForeignSubscriptionWatch

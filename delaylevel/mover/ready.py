@@ -36,8 +36,7 @@ from delaylevel.cluster.reader import PartitionReader, entry_times
 from delaylevel.errors import BrokerError
 from delaylevel.model.clock import Clock, StepDetector
 from delaylevel.model.level_topic import LevelTopicDescription
-from delaylevel.model.position import Position
-from delaylevel.model.source_partition import SourcePartition
+from delaylevel.model.position import Position, SourcePartition
 from delaylevel.model.topic_name import TopicName
 
 #: Function that returns the start and publish time of the entries between two positions, as

@@ -16,10 +16,10 @@ from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.rules import Explainer
 from delaylevel.errors import AlreadyRunningError, BrokerError, LevelTopicError, NotFoundError
 from delaylevel.model.clock import Clock, SystemClock
+from delaylevel.model.delivery import ForwardReport
 from delaylevel.model.formatting import shell
 from delaylevel.model.level_topic import LevelTopicDescription, Mover
-from delaylevel.model.report import ForwardReport
-from delaylevel.model.source_partition import SourcePartition, source_partitions
+from delaylevel.model.position import SourcePartition, source_partitions
 from delaylevel.topics import registry as topics
 from delaylevel.topics.roster import Roster
 from delaylevel.topics.status import REPORTED_ROLES, LevelTopicStats, read_stats

@@ -29,11 +29,10 @@ from delaylevel.cluster.client_parts.cores import schema_of
 from delaylevel.cluster.failures import error_name
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.errors import DelayLevelError, DelayTooLongError, InvalidInputError
-from delaylevel.model.cancellation import PAYLOAD
 from delaylevel.model.clock import Clock, SystemClock
 from delaylevel.model.envelope import check_id
 from delaylevel.model.level_topic import FinalWindow, Mover
-from delaylevel.model.outcome import Outcome, Receipt, Rescheduled
+from delaylevel.model.outcome import PAYLOAD, Outcome, Receipt, Rescheduled
 from delaylevel.model.topic_name import TopicName
 
 from .aio_calls import (

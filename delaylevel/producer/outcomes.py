@@ -17,10 +17,10 @@ import pulsar
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.reader import PartitionReader, read_range
 from delaylevel.errors import EnvelopeError, LevelTopicError, NotFoundError
+from delaylevel.model.message import text_of
 from delaylevel.model.outcome import Outcome, OutcomeStatus, Receipt, no_outcomes
 from delaylevel.model.position import EARLIEST
 from delaylevel.model.topic_name import TopicName
-from delaylevel.model.unreadable import text_of
 
 from .client_calls import in_client
 

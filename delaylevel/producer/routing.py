@@ -15,14 +15,18 @@ from delaylevel.errors import (
     UnsupportedOptionError,
 )
 from delaylevel.model import envelope as env
-from delaylevel.model.cancellation import cancellation
 from delaylevel.model.clock import Clock, duration_ms
-from delaylevel.model.due_time import LATEST_DUE_MS, due_time_ms, expiry_ms, spread_ms_of
+from delaylevel.model.due_time import (
+    LATEST_DUE_MS,
+    due_time_ms,
+    expiry_ms,
+    moved_expiry_ms,
+    spread_ms_of,
+)
 from delaylevel.model.envelope import Envelope, SchemaRef
-from delaylevel.model.expiry import moved_expiry_ms
 from delaylevel.model.formatting import format_instant, shell
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Mover
-from delaylevel.model.outcome import Receipt
+from delaylevel.model.outcome import Receipt, cancellation
 from delaylevel.model.router import Decision, Hop, Router
 from delaylevel.model.topic_name import TopicName
 

@@ -15,12 +15,11 @@ from pulsar.schema import BytesSchema
 from delaylevel.cluster.client_parts.cores import has_core, producer_core, schema_of
 from delaylevel.cluster.publisher import compression_name
 from delaylevel.cluster.schemas import reference_to
-from delaylevel.model.cancellation import PAYLOAD
 from delaylevel.model.due_time import due_time_ms, expiry_ms
 from delaylevel.model.envelope import DUE, Envelope, application_properties, check_id
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.message import ParkedMessage
-from delaylevel.model.outcome import Outcome, Receipt, Rescheduled
+from delaylevel.model.outcome import PAYLOAD, Outcome, Receipt, Rescheduled
 
 from .checks import check_encoded, check_message_arguments
 from .client_calls import Done, PartitionOpener, at_exit, close_async, interruptible

@@ -18,9 +18,8 @@ from delaylevel.dispatcher.stats import OwnerStats
 from delaylevel.dispatcher.status import DispatchCollector, start_checks
 from delaylevel.errors import BrokerError, InvalidInputError
 from delaylevel.model.clock import Clock, SystemClock
-from delaylevel.model.delivery import Delivery
+from delaylevel.model.delivery import Delivery, ForwardReport
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Mover
-from delaylevel.model.report import ForwardReport
 from delaylevel.mover.reporting import MoverCollector, lock_check
 from delaylevel.mover.service import MoverService, check_movable
 from delaylevel.prometheus import Collector

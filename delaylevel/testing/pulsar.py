@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 from delaylevel.cluster.port import NamespacePolicies
 from delaylevel.errors import EnvelopeError
 from delaylevel.model.clock import Clock, duration_ms
+from delaylevel.model.delivery import ForwardReport
 from delaylevel.model.envelope import Envelope
 from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow, LevelTopicDescription, Role
-from delaylevel.model.report import ForwardReport
-from delaylevel.model.source_partition import SourcePartition, source_partitions
+from delaylevel.model.position import SourcePartition, source_partitions
 from delaylevel.model.topic_name import TopicName
 from delaylevel.mover.local import LocalMover
 from delaylevel.testing.memory.broker import Broker, Partition

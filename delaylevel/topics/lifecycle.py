@@ -22,6 +22,7 @@ from delaylevel.errors import (
 from delaylevel.model.clock import Clock, SystemClock, duration_ms
 from delaylevel.model.formatting import exact_duration
 from delaylevel.model.level_topic import (
+    ALL,
     DESCRIPTION_PROPERTY,
     MEMBER_PROPERTY,
     PLAN_PROPERTY,
@@ -32,7 +33,6 @@ from delaylevel.model.level_topic import (
     MissingTarget,
     Role,
 )
-from delaylevel.model.pauses import ALL
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 

@@ -26,8 +26,7 @@ from dataclasses import dataclass
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.errors import NotFoundError
 from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription, Role
-from delaylevel.model.position import EARLIEST, Position
-from delaylevel.model.source_partition import SourcePartition, source_partitions
+from delaylevel.model.position import EARLIEST, Position, SourcePartition, source_partitions
 from delaylevel.model.strategy import Levels
 from delaylevel.model.topic_name import TopicName
 

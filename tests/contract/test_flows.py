@@ -14,9 +14,9 @@ from delaylevel import PartitionStrategy, wrap
 from delaylevel.cluster.locks import PartitionLock
 from delaylevel.errors import AlreadyRunningError, DelayTooLongError, StrategyMismatchError
 from delaylevel.model import envelope as env
+from delaylevel.model.delivery import ForwardReport
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription
 from delaylevel.model.message import ParkedMessage
-from delaylevel.model.report import ForwardReport
 from delaylevel.mover import dead_letters
 from delaylevel.mover.local import LocalMover
 from delaylevel.testing import ManualClock

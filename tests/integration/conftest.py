@@ -46,7 +46,7 @@ from delaylevel.cli.main import cli
 from delaylevel.cluster.connection.settings import Connection
 from delaylevel.cluster.rest.admin import Admin
 from delaylevel.model.level_topic import LevelTopicDescription
-from delaylevel.model.source_partition import source_partitions
+from delaylevel.model.position import source_partitions
 from support.background import Background
 from support.fakes import HandClock
 from support.proxy import Proxy

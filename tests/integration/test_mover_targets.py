@@ -12,9 +12,9 @@ import urllib3
 from pulsar.schema import JsonSchema, Record, String
 
 from delaylevel.model.clock import SystemClock
+from delaylevel.model.delivery import ForwardReport
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.message import ParkedMessage
-from delaylevel.model.report import ForwardReport
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.mover.local import LocalMover

@@ -26,11 +26,10 @@ from delaylevel.cluster.rest.http import Rest
 from delaylevel.dispatcher.service import partition_owners
 from delaylevel.errors import BrokerError
 from delaylevel.model import envelope as env
-from delaylevel.model.cancellation import PAYLOAD
 from delaylevel.model.clock import SystemClock
 from delaylevel.model.delivery import Delivery
 from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription
-from delaylevel.model.outcome import Outcome, OutcomeStatus
+from delaylevel.model.outcome import PAYLOAD, Outcome, OutcomeStatus
 from delaylevel.model.topic_name import TopicName
 from support.world import eventually, quiet_client, stored_messages
 

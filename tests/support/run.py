@@ -18,7 +18,7 @@ from delaylevel.model.level_topic import (
     FinalWindow,
     LevelTopicDescription,
 )
-from delaylevel.model.source_partition import source_partitions
+from delaylevel.model.position import source_partitions
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from support.world import RealWorld
 

@@ -42,8 +42,7 @@ from delaylevel.errors import BrokerError, BrokerUnreachableError, NotFoundError
 from delaylevel.model import envelope as env
 from delaylevel.model.level_topic import FinalWindow, Role
 from delaylevel.model.outcome import Outcome
-from delaylevel.model.position import Position
-from delaylevel.model.source_partition import SourcePartition
+from delaylevel.model.position import Position, SourcePartition
 from delaylevel.model.topic_name import TopicName
 from delaylevel.structures.segments.pending import PendingSegments, SpillFullError
 from support.fakes import describe

@@ -24,10 +24,10 @@ from delaylevel.cluster.connection.settings import Connection
 from delaylevel.cluster.reader import read_range
 from delaylevel.cluster.rest.admin import Admin
 from delaylevel.model.clock import Clock, SystemClock, duration_ms
+from delaylevel.model.delivery import ForwardReport
 from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow, LevelTopicDescription, Role
 from delaylevel.model.message import ParkedMessage
 from delaylevel.model.position import EARLIEST
-from delaylevel.model.report import ForwardReport
 from delaylevel.model.strategy import Levels
 from delaylevel.model.topic_name import TopicName
 from delaylevel.mover.local import LocalMover

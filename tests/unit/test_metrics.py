@@ -20,7 +20,7 @@ from delaylevel.dispatcher.stats import OwnerStats
 from delaylevel.functions.mover import metrics_of
 from delaylevel.functions.relay import RelayReport
 from delaylevel.metrics import ProducerCollector
-from delaylevel.model.report import ForwardReport
+from delaylevel.model.delivery import ForwardReport
 from delaylevel.model.strategy import PartitionStrategy
 from delaylevel.mover.service import MoverStats
 from delaylevel.run.service import ServiceCollector

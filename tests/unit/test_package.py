@@ -108,8 +108,7 @@ def test_all_errors_have_one_root() -> None:
 PURE = [
     "model.strategy", "model.router", "model.due_time", "model.envelope", "model.level_topic",
     "model.delivery", "producer.routing", "model.topic_name", "model.position", "model.clock",
-    "errors", "cluster.port", "cluster.port", "model.formatting", "model.message",
-    "model.source_partition", "model.cancellation", "model.expiry", "model.outcome",
+    "errors", "cluster.port", "model.formatting", "model.message", "model.outcome",
 ]  # fmt: skip
 
 

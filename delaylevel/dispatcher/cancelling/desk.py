@@ -33,8 +33,7 @@ from delaylevel.errors import DelayLevelError
 from delaylevel.model.clock import Clock
 from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription
 from delaylevel.model.outcome import Outcome, OutcomeStatus
-from delaylevel.model.position import Position
-from delaylevel.model.source_partition import SourcePartition
+from delaylevel.model.position import Position, SourcePartition
 
 from .decisions import CancelDecision
 

@@ -20,8 +20,7 @@ from delaylevel.cluster.reader import read_range
 from delaylevel.dispatcher.turns import TURNS
 from delaylevel.errors import BrokerError, ClientError
 from delaylevel.model.level_topic import SUBSCRIPTION
-from delaylevel.model.position import EARLIEST, Position
-from delaylevel.model.source_partition import SourcePartition
+from delaylevel.model.position import EARLIEST, Position, SourcePartition
 
 from .records import Record, encode
 

@@ -24,7 +24,7 @@ from delaylevel.dispatcher.pending import PAUSED_PARTITION, PauseGate, paused_ke
 from delaylevel.dispatcher.record import DueBatch
 from delaylevel.dispatcher.stats import SharedOwnerStats
 from delaylevel.model.clock import Clock
-from delaylevel.model.expiry import expired_reason, expires_at_ms
+from delaylevel.model.due_time import expired_reason, expires_at_ms
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.structures.segments.pending import SpillError
 

@@ -26,8 +26,8 @@ from delaylevel.dispatcher.owner import DispatchSettings, EventQueue, PartitionO
 from delaylevel.dispatcher.service import served
 from delaylevel.dispatcher.stats import SharedOwnerStats
 from delaylevel.model.clock import SteadyClock
+from delaylevel.model.delivery import ForwardReport
 from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription
-from delaylevel.model.report import ForwardReport
 from delaylevel.model.topic_name import TopicName
 from delaylevel.testing.clock import ManualClock
 from delaylevel.topics.description_cache import DescriptionCache

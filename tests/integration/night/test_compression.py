@@ -14,8 +14,7 @@ from delaylevel.model.delivery import Sequence
 from delaylevel.model.envelope import COMPRESSION
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription
 from delaylevel.model.message import ParkedMessage
-from delaylevel.model.position import EARLIEST
-from delaylevel.model.source_partition import source_partitions
+from delaylevel.model.position import EARLIEST, source_partitions
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.mover.forwarder import Forwarder

@@ -17,8 +17,7 @@ from delaylevel.cli.main import cli
 from delaylevel.cluster.connection.settings import Connection
 from delaylevel.cluster.reader import read_range
 from delaylevel.model.clock import SystemClock
-from delaylevel.model.position import EARLIEST
-from delaylevel.model.source_partition import source_partitions
+from delaylevel.model.position import EARLIEST, source_partitions
 from delaylevel.mover import dead_letters as deadletters
 from delaylevel.mover.forwarder import Forwarder
 from delaylevel.topics import lifecycle

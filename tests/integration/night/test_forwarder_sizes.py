@@ -13,8 +13,7 @@ from delaylevel.errors import BatchTooLargeError
 from delaylevel.model.clock import SystemClock
 from delaylevel.model.delivery import Sequence
 from delaylevel.model.level_topic import FinalWindow
-from delaylevel.model.position import EARLIEST
-from delaylevel.model.source_partition import source_partitions
+from delaylevel.model.position import EARLIEST, source_partitions
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.mover.dead_letters import dead_letters
 from delaylevel.mover.forwarder import Forwarder

@@ -27,7 +27,6 @@ from delaylevel.broker.embedded import EmbeddedBroker
 from delaylevel.cluster.connection.settings import Connection
 from delaylevel.cluster.rest.admin import Admin
 from delaylevel.dispatcher import Dispatcher, DispatchSettings
-from delaylevel.model.cancellation import PAYLOAD, cancellation
 from delaylevel.model.clock import SystemClock
 from delaylevel.model.envelope import DUE, ID, KIND, TARGET
 from delaylevel.model.level_topic import (
@@ -38,7 +37,7 @@ from delaylevel.model.level_topic import (
     default_level_topic,
 )
 from delaylevel.model.message import ParkedMessage
-from delaylevel.model.outcome import Receipt
+from delaylevel.model.outcome import PAYLOAD, Receipt, cancellation
 from delaylevel.model.strategy import Levels, PartitionBy, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.mover.local import LocalMover

@@ -24,7 +24,7 @@ from delaylevel.model.level_topic import (
     LevelTopicDescription,
     Mover,
 )
-from delaylevel.model.source_partition import source_partitions
+from delaylevel.model.position import source_partitions
 from delaylevel.mover import service as mover_service
 from delaylevel.run import LocalService
 from support.run import Owners, Start, create, end, found, park, said, started

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from delaylevel.cluster.locks import describe_owner
-from delaylevel.model.source_partition import source_partitions
+from delaylevel.model.position import source_partitions
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.producer.client import DelayLevelClient
 from support.spark_process import PATIENCE_S, Start, end, said

@@ -21,11 +21,11 @@ from pyspark.sql import functions as F  # noqa: N812
 from delaylevel.cli.main import cli
 from delaylevel.cluster.connection.settings import Connection
 from delaylevel.errors import ConfigError, StepsError
-from delaylevel.model.cancellation import PAYLOAD
 from delaylevel.model.clock import SystemClock
 from delaylevel.model.delivery import Delivery
 from delaylevel.model.envelope import DUE, ID, KIND
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription
+from delaylevel.model.outcome import PAYLOAD
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.spark_sync import SparkSyncJob, SyncSettings, job
 from delaylevel.spark_sync.arrow_rows import SCHEMA

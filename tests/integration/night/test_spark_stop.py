@@ -15,7 +15,7 @@ import pytest
 
 from delaylevel.cluster.rest.admin import Admin
 from delaylevel.model.level_topic import SUBSCRIPTION, Role
-from delaylevel.model.source_partition import source_partitions
+from delaylevel.model.position import source_partitions
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from support.world import RealWorld

@@ -7,7 +7,7 @@ import numpy as np
 from delaylevel.cli.views.service import ServiceView, released_line
 from delaylevel.cli.views.terminal import cells
 from delaylevel.dispatcher.stats import LATENESS_BOUNDS_MS, OwnerStats
-from delaylevel.model.report import ForwardReport
+from delaylevel.model.delivery import ForwardReport
 from delaylevel.mover.service import MoverStats
 
 ORDERS = "persistent://public/default/_orders-delay-level"

@@ -12,10 +12,9 @@ import pytest
 from delaylevel.cluster.own_producers import DeadLetterTopic, smaller_forms
 from delaylevel.errors import BrokerError
 from delaylevel.model.envelope import COMPRESSION, DUE, ID, REASON, SOURCE, TARGET, UNREADABLE
-from delaylevel.model.message import ParkedMessage
+from delaylevel.model.message import RAW_KEY, ParkedMessage
 from delaylevel.model.retries import ATTEMPTS, ERROR, ORIGIN_MESSAGE_ID, TRACEBACK
 from delaylevel.model.topic_name import TopicName
-from delaylevel.model.unreadable import RAW_KEY
 from delaylevel.testing import MemoryPulsar
 
 LIMIT = 50_000

@@ -33,7 +33,7 @@ from delaylevel.dispatcher.service import ServedGroup
 from delaylevel.dispatcher.stats import SharedOwnerStats
 from delaylevel.errors import InvalidInputError
 from delaylevel.model.level_topic import LevelTopicDescription
-from delaylevel.model.number import NUMBER_PATTERN, number
+from delaylevel.model.message import NUMBER_PATTERN, number
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.structures.segments.pending import PendingSegments
 from delaylevel.testing import ManualClock

@@ -17,8 +17,7 @@ from delaylevel.dispatcher.journal.records import Intent, unpack
 from delaylevel.dispatcher.journal.state import JournalState
 from delaylevel.dispatcher.pending import PAUSED_PARTITION
 from delaylevel.model import envelope as env
-from delaylevel.model.level_topic import Expired
-from delaylevel.model.pauses import ALL
+from delaylevel.model.level_topic import ALL, Expired
 from support.simulation import TARGETS, Producer, Simulation, is_target
 
 ORDERS, INVOICES = TARGETS

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from delaylevel.dispatcher.record import Recorder
 from delaylevel.model.envelope import ATTEMPT, COMPRESSION, DUE, EXPIRES, ID, REASON, SCHEMA, TARGET
 from delaylevel.model.level_topic import FinalWindow
-from delaylevel.model.message import parked_message
-from delaylevel.model.unreadable import RAW_KEY
+from delaylevel.model.message import RAW_KEY, parked_message
 from delaylevel.topics.description_cache import DescriptionCache
 from support.fakes import CoreMessage, describe
 

@@ -27,8 +27,8 @@ from delaylevel.cli.main import cli
 from delaylevel.errors import BrokerError, InvalidInputError
 from delaylevel.inspection import Inspector, Selection, Window
 from delaylevel.inspection.rows import SCHEMA, read_in_parallel
-from delaylevel.model.cancellation import PAYLOAD, cancellation
 from delaylevel.model.level_topic import SUBSCRIPTION
+from delaylevel.model.outcome import PAYLOAD, cancellation
 from delaylevel.model.topic_name import TopicName
 from delaylevel.testing import MemoryPulsar
 from support.fakes import days_and_hours

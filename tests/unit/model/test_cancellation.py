@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from delaylevel.model.cancellation import PAYLOAD, cancellation
+from delaylevel.model.outcome import PAYLOAD, cancellation
 from support.fakes import describe
 
 WANTED = describe(window_partitions=4)

@@ -10,10 +10,10 @@ pytest.importorskip("pyarrow")
 
 import pyarrow as pa
 
-from delaylevel.model.columns import in_chunks, nullable_schema_of, schema_of, to_record_batch
+from delaylevel.inspection.columns import in_chunks, nullable_schema_of, schema_of, to_record_batch
 from delaylevel.model.level_topic import Role
 from delaylevel.model.message import LazyMessage, ParkedMessage
-from delaylevel.model.source_partition import SourcePartition
+from delaylevel.model.position import SourcePartition
 
 FAMILY = "persistent://public/default/orders-delay-level"
 ORDERS = "persistent://public/default/orders"

@@ -7,8 +7,7 @@ import json
 import pytest
 
 from delaylevel.errors import LevelTopicError
-from delaylevel.model.level_topic import LevelTopicDescription
-from delaylevel.model.pauses import ALL, Pauses, Spread
+from delaylevel.model.level_topic import ALL, LevelTopicDescription, Pauses, Spread
 from support.fakes import describe
 
 A, B = "persistent://public/default/a", "persistent://public/default/b"

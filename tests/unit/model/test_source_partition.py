@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Role
-from delaylevel.model.source_partition import SourcePartition, source_partitions
+from delaylevel.model.position import SourcePartition, source_partitions
 from delaylevel.model.strategy import Levels, PartitionStrategy
 
 

@@ -13,11 +13,12 @@ import pytest
 
 from delaylevel.errors import EnvelopeError
 from delaylevel.model.envelope import DUE, TARGET, UNREADABLE, Envelope, application_properties
-from delaylevel.model.message import LazyMessage, parked_message
-from delaylevel.model.unreadable import (
+from delaylevel.model.message import (
     RAW_KEY,
     RAW_ORDERING_KEY,
     RAW_PROPERTIES,
+    LazyMessage,
+    parked_message,
     properties_of,
     text_of,
 )

@@ -14,12 +14,13 @@ from typing import Any
 import pytest
 
 from delaylevel.model.level_topic import (
+    ALL,
     DESCRIPTION_PROPERTY,
     Expired,
     LevelTopicDescription,
     MissingTarget,
+    Pauses,
 )
-from delaylevel.model.pauses import ALL, Pauses
 from support.loading import load
 
 ROOT = Path(__file__).parents[3]

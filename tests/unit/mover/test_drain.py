@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from delaylevel import topics
-from delaylevel.model.cancellation import PAYLOAD, cancellation
 from delaylevel.model.level_topic import FinalWindow
+from delaylevel.model.outcome import PAYLOAD, cancellation
 from delaylevel.mover.drain import drain
 from delaylevel.testing import MemoryPulsar
 from support.fakes import describe

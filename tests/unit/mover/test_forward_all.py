@@ -29,9 +29,8 @@ from delaylevel.model.envelope import (
 )
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Role
 from delaylevel.model.message import ParkedMessage, parked_message
-from delaylevel.model.position import Position
+from delaylevel.model.position import Position, SourcePartition, source_partitions
 from delaylevel.model.router import Hop, Router
-from delaylevel.model.source_partition import SourcePartition, source_partitions
 from delaylevel.mover import forwarder as forwarding
 from delaylevel.mover import hop
 from delaylevel.mover.forwarder import Forwarder

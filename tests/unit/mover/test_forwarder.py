@@ -12,7 +12,7 @@ import pytest
 from delaylevel.cluster.port import SchemaVersion
 from delaylevel.cluster.publisher import BULK_SETTINGS, PRODUCER_SETTINGS
 from delaylevel.errors import BrokerError, BrokerUnreachableError, InvalidInputError
-from delaylevel.model.delivery import Delivery, Sequence
+from delaylevel.model.delivery import Delivery, ForwardReport, Sequence
 from delaylevel.model.envelope import (
     ATTEMPT,
     DUE,
@@ -26,8 +26,7 @@ from delaylevel.model.envelope import (
 )
 from delaylevel.model.level_topic import Expired, FinalWindow, Mover
 from delaylevel.model.message import ParkedMessage
-from delaylevel.model.report import ForwardReport
-from delaylevel.model.source_partition import SourcePartition, source_partitions
+from delaylevel.model.position import SourcePartition, source_partitions
 from delaylevel.mover import forwarder as forwarder_module
 from delaylevel.mover.forwarder import Forwarder
 from delaylevel.mover.hop import check_delivery

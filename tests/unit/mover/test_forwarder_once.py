@@ -21,7 +21,7 @@ from delaylevel.model.delivery import Sequence, sequence_id
 from delaylevel.model.envelope import ATTEMPT, DUE, EXPIRES, ID, SCHEMA, TARGET, SchemaRef
 from delaylevel.model.level_topic import Expired, FinalWindow
 from delaylevel.model.message import ParkedMessage
-from delaylevel.model.source_partition import source_partitions
+from delaylevel.model.position import source_partitions
 from delaylevel.mover import forwarder as forwarder_module
 from delaylevel.mover.forwarder import Forwarder
 from delaylevel.testing import ManualClock

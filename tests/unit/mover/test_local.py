@@ -11,7 +11,7 @@ import pytest
 from delaylevel.cluster.reader import read_range
 from delaylevel.errors import AlreadyRunningError, BrokerError
 from delaylevel.model.level_topic import LevelTopicDescription
-from delaylevel.model.source_partition import SourcePartition, source_partitions
+from delaylevel.model.position import SourcePartition, source_partitions
 from delaylevel.model.strategy import Levels, PartitionBy, PartitionStrategy
 from delaylevel.mover import local
 from delaylevel.mover.local import LocalMover

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from delaylevel.cluster.port import LedgerInfo
 from delaylevel.model.level_topic import Role
-from delaylevel.model.position import EARLIEST, Position
-from delaylevel.model.source_partition import SourcePartition
+from delaylevel.model.position import EARLIEST, Position, SourcePartition
 from delaylevel.model.topic_name import TopicName
 from delaylevel.mover import ready
 from delaylevel.mover.ready import ReadyBound, ready_bound

@@ -9,8 +9,7 @@ import pytest
 
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.model.level_topic import Role
-from delaylevel.model.position import Position
-from delaylevel.model.source_partition import SourcePartition
+from delaylevel.model.position import Position, SourcePartition
 from delaylevel.mover.ready import ReadyBound, ReadyQueue, ReadyRange, first_due_ms, ready_range
 
 NOW = 1_800_000_000_000

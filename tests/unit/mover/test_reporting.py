@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from delaylevel.errors import BrokerError
+from delaylevel.model.delivery import ForwardReport
 from delaylevel.model.level_topic import LevelTopicDescription
-from delaylevel.model.report import ForwardReport
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.mover.reporting import MoverCollector, MoverReporter
 from delaylevel.mover.service import MoverStats

@@ -11,8 +11,7 @@ import pytest
 
 from delaylevel.cluster.reader import entry_times
 from delaylevel.errors import BrokerUnreachableError, NotFoundError
-from delaylevel.model.position import EARLIEST, Position
-from delaylevel.model.source_partition import source_partitions
+from delaylevel.model.position import EARLIEST, Position, source_partitions
 from delaylevel.model.strategy import PartitionBy, PartitionStrategy
 from delaylevel.mover import ready
 from delaylevel.mover.local import LocalMover

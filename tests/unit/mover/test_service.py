@@ -19,8 +19,8 @@ from delaylevel.errors import (
     UpgradeRequiredError,
 )
 from delaylevel.model.clock import SystemClock
+from delaylevel.model.delivery import ForwardReport
 from delaylevel.model.level_topic import LevelTopicDescription
-from delaylevel.model.report import ForwardReport
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.mover import service
 from delaylevel.mover.ready import LONGEST_PASS_S

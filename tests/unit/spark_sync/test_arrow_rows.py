@@ -20,7 +20,7 @@ from pyspark.sql.types import (
 
 from delaylevel.model.level_topic import Role
 from delaylevel.model.message import ParkedMessage
-from delaylevel.model.source_partition import SourcePartition
+from delaylevel.model.position import SourcePartition
 from delaylevel.spark_sync.arrow_rows import ARROW_SCHEMA, PENDING_SCHEMA, SCHEMA, to_batches
 
 STREAM = [

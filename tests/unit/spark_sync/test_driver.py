@@ -20,8 +20,7 @@ from delaylevel.errors import (
     UpgradeRequiredError,
 )
 from delaylevel.model.level_topic import LevelTopicDescription
-from delaylevel.model.position import EARLIEST
-from delaylevel.model.source_partition import source_partitions
+from delaylevel.model.position import EARLIEST, source_partitions
 from delaylevel.model.strategy import PartitionStrategy
 from delaylevel.spark_sync import driver as driver_module
 from delaylevel.spark_sync.arrow_rows import PENDING_SCHEMA

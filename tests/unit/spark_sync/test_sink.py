@@ -14,7 +14,7 @@ from delaylevel.model.clock import SystemClock
 from delaylevel.model.envelope import DUE, TARGET
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription
 from delaylevel.model.message import ParkedMessage
-from delaylevel.model.source_partition import source_partitions
+from delaylevel.model.position import source_partitions
 from delaylevel.mover.forwarder import Forwarder
 from delaylevel.spark_sync.arrow_rows import to_batches
 from delaylevel.spark_sync.options import SyncOptions

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from delaylevel.cluster.port import ConsumerStats, PartitionStats, SubscriptionStats
-from delaylevel.model.level_topic import LevelTopicDescription, Mover
-from delaylevel.model.pauses import Pauses
+from delaylevel.model.level_topic import LevelTopicDescription, Mover, Pauses
 from delaylevel.model.position import Position
 from delaylevel.topics.hosts import MissingHost, missing_hosts, summary
 from delaylevel.topics.status import read_stats

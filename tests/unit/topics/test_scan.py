@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from delaylevel.errors import NotFoundError
 from delaylevel.model.level_topic import LevelTopicDescription, Role
-from delaylevel.model.position import Position
-from delaylevel.model.source_partition import source_partitions
+from delaylevel.model.position import Position, source_partitions
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.topics.scan import ALWAYS, PendingRange, Window, pending_ranges, publish_window

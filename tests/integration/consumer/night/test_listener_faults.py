@@ -20,7 +20,7 @@ from delaylevel.cluster.locks import PartitionLock
 from delaylevel.consumer import Backoff, Deduplication, Listeners, TopicIdStore
 from delaylevel.errors import BrokerError
 from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow
-from delaylevel.model.source_partition import source_partitions
+from delaylevel.model.position import source_partitions
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from support.listening import AppRunner
 from support.world import QUIET, RealWorld, quiet_client

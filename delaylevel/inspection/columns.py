@@ -11,11 +11,10 @@ from operator import attrgetter
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from delaylevel.errors import MissingExtraError
-
-from .envelope import ID, TARGET
-from .level_topic import Role
-from .message import LazyMessage, ParkedMessage
-from .source_partition import SourcePartition
+from delaylevel.model.envelope import ID, TARGET
+from delaylevel.model.level_topic import Role
+from delaylevel.model.message import LazyMessage, ParkedMessage
+from delaylevel.model.position import SourcePartition
 
 try:
     import pyarrow as pa
