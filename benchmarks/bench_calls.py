@@ -104,8 +104,7 @@ def play_segments(watch: Watch, rows: int, ticks: int, precision_ms: int) -> Non
             watch.call("read_due of nothing", segments.read_due, now[0] - 1, BATCH)
             if tick % 50 == 49:
                 hour = now[0] + 3_600_000
-                watch.call("rows_between, 100 s", segments.rows_between, hour, hour + 100_000)
-                watch.call("average_between, 100 s", segments.average_between, hour, hour + 100_000)
+                watch.call("freeze, 100 s", segments.freeze, hour, hour + 100_000)
         segments.close()
 
 
@@ -124,8 +123,7 @@ NAMES = {
         "append(1)",
         "read_due(1000)",
         "read_due of nothing",
-        "rows_between, 100 s",
-        "average_between, 100 s",
+        "freeze, 100 s",
     ],
 }
 

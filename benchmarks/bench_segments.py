@@ -188,7 +188,7 @@ def run_live(directory: str, rows: int, spread: str, size: int, budget_mb: int) 
 def run_query(store: str, directory: str, rows: int) -> Case:
     """Run both queries over 1 % of all rows: 2 % of the due times, half of the attribute values.
 
-    Before that, the rows due within the first 2 % are released, and 100 rows are cancelled.
+    Before that, the rows due within the first 2 % are released.
     """
     rng = np.random.default_rng(1)
     ours = PendingSegments(
@@ -214,28 +214,28 @@ def run_query(store: str, directory: str, rows: int) -> Case:
         database.execute("create table m as select * from columns_of_rows order by t")
         del columns_of_rows
     released, soon = 0, T0 + 5000 + 86_400_000 // 50
-    gone = rng.integers(0, rows, 100)
     if store == "ours":
         while found := len(ours.read_due(soon, BATCH).payloads):
             released += found
-        for index in gone.tolist():
-            ours.discard(index // 50_000, index % 50_000)
     else:
         database.execute(f"delete from m where t <= {soon}")
-        database.execute(f"delete from m where i in ({','.join(map(str, gone.tolist()))})")
     row_times, mean_times, size = [], [], 0
     for step in range(15):
         start = T0 + 5000 + int(86_400_000 * (0.05 + 0.06 * step))
         stop = start + 86_400_000 // 50
         begin = time.perf_counter()
         if store == "ours":
-            size += ours.rows_between(start, stop, 0, 499).num_rows
+            frozen = ours.freeze(start, stop)
+            size += frozen.table(0, 499).num_rows
+            frozen.close()
         else:
             where = f"from m where t >= {start} and t < {stop} and a between 0 and 499"
             size += database.execute(f"select * {where} order by t").to_arrow_table().num_rows
         middle = time.perf_counter()
         if store == "ours":
-            ours.average_between(start, stop, 0, 499)
+            frozen = ours.freeze(start, stop)
+            frozen.attributes(0, 499).mean()
+            frozen.close()
         else:
             database.execute(f"select avg(a) {where}").fetchall()
         row_times.append((middle - begin) * 1e3)

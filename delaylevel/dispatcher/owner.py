@@ -384,21 +384,6 @@ class QueueQuestion(Generic[Answer]):
             self._discard(answer)
 
 
-def answered(
-    ask: Callable[[QueueQuestion[Any]], None],
-    timeout_s: float,
-    function: Callable[[Any], Any],
-    discard: Callable[[Any], None],
-) -> Any:
-    """Pass a question to an owner, and return its answer; None after a time, in s."""
-    question = QueueQuestion(function, discard)
-    ask(question)
-    try:
-        return question.wait(timeout_s)
-    finally:
-        question.give_up()
-
-
 class PartitionOwner:
     """The steps of the owner of one window partition.
 

@@ -265,11 +265,15 @@ class DispatchReporter:
                 counts = count_between(live, [now_ms + ms for ms, _ in _PERIODS])
             except FileNotFoundError:
                 return ()  # a file was used up meanwhile; the next page has the counts
+            never = sum(view.cancelled + view.cancellations for view in live.views.values())
         labels = [*(label for _, label in _PERIODS), "later"]
-        return [
+        periods = [
             DuePeriod(label, count, late=label == _PERIODS[0][1])
             for label, count in zip(labels, counts, strict=True)
         ]
+        if never:
+            periods.append(DuePeriod("of these cancelled", never, late=False))
+        return periods
 
 
 def _partition_lines(

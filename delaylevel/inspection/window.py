@@ -395,11 +395,12 @@ class LiveWindow:
     def ranges(self, due: Window) -> list[PendingRange]:
         found = self._live.ask("pending", from_=due.from_ms, to=due.before_ms, limit=MOST_MESSAGES)
         answers = {} if any(each["more"] for each in found.answers) else found.owners
-        # The message of a cancellation that waits there is elsewhere, perhaps in a level.
+        # A dispatcher does not tell which of its rows are cancelled, and the message of a
+        # cancellation that waits there is elsewhere, perhaps in a level.
         self._known = {
             index: _known(index, answer)
             for index, answer in answers.items()
-            if not answer.get("cancellations")
+            if not (answer.get("cancelled") or answer.get("cancellations"))
         }
         ranges: list[PendingRange] = []
         for index, known in sorted(self._known.items()):

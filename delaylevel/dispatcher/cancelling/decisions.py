@@ -40,14 +40,12 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from pyroaring import BitMap64
 
 from delaylevel.dispatcher.journal.records import (
     Disposition,
     DispositionKind,
     DispositionStart,
     Record,
-    pack,
 )
 from delaylevel.dispatcher.journal.state import JournalState
 from delaylevel.dispatcher.positions import (
@@ -56,7 +54,6 @@ from delaylevel.dispatcher.positions import (
     remove_ids,
     save_ids,
     seen_ids,
-    to_array,
     unseen_ids,
 )
 from delaylevel.dispatcher.record import Cancellation
@@ -68,10 +65,6 @@ _MESSAGES = 100_000
 # A lookup goes through all blocks. Releases of a few messages are joined to blocks of this size.
 _BLOCK = 1_000
 _SINGLE = 200
-#: Number of changes, at least, after which they are merged into the arrays.
-_LEAST_CHANGES = 1024
-#: Number of due times from which a search reads all records instead.
-_MOST_DUES = 1 << 20
 Identity = tuple[str, int]
 # Intents are written up to 0.3 s ahead of due times, and the clock of an earlier owner may differ.
 _MARGIN_MS = 5_000
@@ -202,144 +195,6 @@ class AwaitedIds:
         remove_ids(self._ids, keys, key_index, ids)
 
 
-class HiddenRows:
-    """Positions of rows to leave out, with their due times; it never changes.
-
-    Attributes:
-        positions: packed positions, ascending, shape (n,).
-        due_ms: due times, ms since the epoch, shape (n,).
-    """
-
-    def __init__(self, positions: Int64s, due_ms: Int64s) -> None:
-        self.positions = positions
-        self.due_ms = due_ms
-
-    def __bool__(self) -> bool:
-        """Return whether there is any row."""
-        return bool(self.positions.size)
-
-    def have(self, positions: Int64s) -> npt.NDArray[np.bool_]:
-        """Return which packed positions are those of rows here, shape (k,)."""
-        if not self.positions.size:
-            return np.zeros(positions.size, dtype=np.bool_)
-        index = self.positions.searchsorted(positions)
-        found: npt.NDArray[np.bool_] = self.positions.take(index, mode="clip") == positions
-        return found
-
-    def find(self, ledger: Int64s, entry: Int64s, index: Int64s | None = None) -> Int64s:
-        """Return the indices of these rows; arguments and result as for `Discarded.find`."""
-        if index is not None:
-            ledger, entry = ledger.take(index), entry.take(index)
-        found: Int64s = np.flatnonzero(self.have(pack(ledger, entry)))
-        return found
-
-    def between(self, from_ms: int, before_ms: int) -> HiddenRows:
-        """Return the rows that are due in [from, before), in ms since the epoch."""
-        inside = (self.due_ms >= from_ms) & (self.due_ms < before_ms)
-        return HiddenRows(self.positions[inside], self.due_ms[inside])
-
-
-class PassedOver:
-    """The rows of cancelled messages and of waiting cancellations, as far as they are known.
-
-    A message is cancelled by its ID, so its row is unknown until a live query searches for it,
-    first at the due time of the cancellation.
-
-    Attributes:
-        cancelled: number of cancelled messages so far.
-        dues: due times at which no search has looked yet, ms since the epoch; None to look at all.
-    """
-
-    def __init__(self) -> None:
-        self.cancelled = 0
-        self.dues: BitMap64 | None = BitMap64()
-        self._rows = HiddenRows(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
-        self._added: dict[int, int] = {}
-        self._gone: set[int] = set()
-
-    def __len__(self) -> int:
-        """Return the number of known rows."""
-        return self._rows.positions.size + len(self._added) - len(self._gone)
-
-    def cancel(self, due_ms: Int64s) -> None:
-        """Take note of cancelled messages, by the due times of the cancellations, shape (n,)."""
-        self.cancelled += due_ms.size
-        if self.dues is None:
-            return
-        self.dues.update(to_array(due_ms[due_ms >= 0]))
-        if len(self.dues) > _MOST_DUES:
-            self.dues = None
-
-    def add(self, positions: Int64s, due_ms: Int64s) -> None:
-        """Add rows: packed positions and due times, shape (n,); some may be known."""
-        known = self._rows.have(positions).tolist()
-        for position, due, old in zip(positions.tolist(), due_ms.tolist(), known, strict=True):
-            if not old:
-                self._added[position] = due
-            elif position in self._gone:  # as a cancellation that waits once more
-                self._merge()
-                self._added[position] = due
-        self._merge_if_many()
-
-    def discard(self, positions: Int64s) -> None:
-        """Remove rows that were taken out; some may be unknown."""
-        known = self._rows.have(positions).tolist()
-        for position, old in zip(positions.tolist(), known, strict=True):
-            if old:
-                self._gone.add(position)
-            else:
-                self._added.pop(position, None)
-        self._merge_if_many()
-
-    def clear(self) -> None:
-        """Forget all rows: no such row is left."""
-        self.dues = BitMap64()
-        self._rows = HiddenRows(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
-        self._added, self._gone = {}, set()
-
-    def begin_search(self, *, everywhere: bool = False) -> BitMap64 | None:
-        """Return the due times at which a search has to look; None to look at all."""
-        if self.dues is None or everywhere:
-            self.dues = BitMap64()
-            return None
-        return self.dues.copy()
-
-    def end_search(self, dues: BitMap64 | None) -> None:
-        """Take note that a search has looked at these due times."""
-        if dues is not None and self.dues is not None:
-            self.dues -= dues
-
-    def freeze(self) -> HiddenRows:
-        """Return the known rows."""
-        self._merge()
-        return self._rows
-
-    def _merge_if_many(self) -> None:
-        changes = len(self._added) + len(self._gone)
-        if changes > max(_LEAST_CHANGES, self._rows.positions.size // 8):
-            self._merge()
-
-    def _merge(self) -> None:
-        if not (self._added or self._gone):
-            return
-        positions, due_ms = self._rows.positions, self._rows.due_ms
-        if self._gone:
-            gone = np.sort(np.fromiter(self._gone, np.int64, len(self._gone)))
-            index = positions.searchsorted(gone)
-            positions, due_ms = np.delete(positions, index), np.delete(due_ms, index)
-            self._gone = set()
-        if self._added:
-            count = len(self._added)
-            added = np.fromiter(self._added, np.int64, count)
-            dues = np.fromiter(self._added.values(), np.int64, count)
-            order = added.argsort()
-            index = positions.searchsorted(added[order])
-            positions = np.insert(positions, index, added[order])
-            due_ms = np.insert(due_ms, index, dues[order])
-            self._added = {}
-        self._rows = HiddenRows(positions, due_ms)
-
-
 CANCELLED, TOO_LATE, UNKNOWN = "cancelled", "too late", "unknown"
 
 
@@ -402,7 +257,6 @@ class Cancellations:
         unclear_until_ms: due time up to which an earlier owner may have sent messages that were
             pending at the takeover, ms since the epoch; 0 if the journal tells which.
         revoked: number of cancelled messages that are still among the pending or waiting ones.
-        passed_over: the rows of these messages and cancellations, for live queries.
     """
 
     def __init__(
@@ -419,7 +273,6 @@ class Cancellations:
         self._grace_ms = grace_ms
         self.early = AwaitedIds()
         self.rows = self.revoked = 0
-        self.passed_over = PassedOver()
         self._undecided: list[Request] = []
         self._ended: list[Cancellation] = []
         self._awaited: dict[Identity, list[Request]] = {}
@@ -530,7 +383,7 @@ class Cancellations:
             )
         )
         intended = self._intended(keys, key_index, ids)
-        revoked: dict[Identity, int] = {}
+        revoked: dict[Identity, None] = {}
         late: list[Request] = []
         early: list[Request] = []
         decisions: list[CancelDecision] = []
@@ -547,7 +400,7 @@ class Cancellations:
             elif intended[row] or unclear[row]:
                 self._awaited.setdefault(identity, []).append(request)
             elif pending[row]:
-                revoked[identity] = request.cancellation.due_ms
+                revoked[identity] = None
                 decisions.append(self._decided(request, CANCELLED, now_ms))
             elif request.position is None:
                 continue  # the cancellation is among the pending messages, and comes from there
@@ -600,7 +453,7 @@ class Cancellations:
             request.cancellation, outcome, request.position, now_ms, reason=reason
         )
 
-    def _cancel(self, revoked: dict[Identity, int], until: int) -> Disposition:
+    def _cancel(self, revoked: dict[Identity, None], until: int) -> Disposition:
         lookup: dict[str, int] = {}
         index = [lookup.setdefault(key, len(lookup)) for key, _ in revoked]
         ids = np.array([number for _, number in revoked], dtype=np.int64)
@@ -608,7 +461,6 @@ class Cancellations:
         record = Disposition(DispositionKind.CANCELLED, tuple(lookup), key_index, ids, until)
         self._state.apply(record)
         self.revoked += len(revoked)
-        self.passed_over.cancel(np.array(list(revoked.values()), dtype=np.int64))
         return record
 
     def _intended(self, keys: list[str], key_index: npt.NDArray[np.integer], ids: Int64s) -> Mask:

@@ -45,7 +45,6 @@ from delaylevel.structures.rows import Int64s
 from .decisions import (
     CancelDecision,
     Cancellations,
-    PassedOver,
     RecentReleases,
 )
 
@@ -96,14 +95,9 @@ class CancellationQueue:
         return self._cancellations.rows
 
     @property
-    def hidden(self) -> PassedOver:
-        """The rows of these records, as far as they are known."""
-        return self._cancellations.passed_over
-
-    @property
-    def unlocated(self) -> int:
-        """Number of these records whose rows are not known."""
-        return self.passed_over - len(self.hidden)
+    def cancelled(self) -> int:
+        """Number of cancelled messages that are still among the pending ones."""
+        return self._cancellations.revoked
 
     @property
     def memories(self) -> list[IdMemory]:
@@ -227,25 +221,6 @@ class CancellationQueue:
         self._open.discard(positions)
         return record
 
-    # -- live queries
-
-    def locate(
-        self, due_ms: Int64s, positions: Int64s, identities: Sequence[tuple[str, int]]
-    ) -> None:
-        """Take note of the rows of cancelled messages among others.
-
-        Args:
-            due_ms: due times of messages, ms since the epoch, shape (n,).
-            positions: their packed positions, some of which may be released meanwhile, shape (n,).
-            identities: their IDs.
-        """
-        dispositions = self._state.dispositions
-        if not self._cancellations.revoked or dispositions is None:
-            return
-        ids = id_columns(identities, None)
-        found = seen_ids(dispositions.cancelled, *ids) & self._open.are_open(positions)
-        self.hidden.add(positions[found], due_ms[found])
-
     # -- the journal
 
     def dispose(self, number: int, kind: DispositionKind, index: Sequence[int]) -> Disposition:
@@ -311,7 +286,6 @@ class CancellationQueue:
             for each in np.flatnonzero(~keep).tolist():
                 waited = Cancellation(*records[each])
                 cancellations.add_waited(int(positions[each]), waited)
-            self.hidden.discard(positions[~keep])
         index = np.flatnonzero(keep)
         if cancellations.revoked and index.size:
             assert self._state.dispositions is not None
@@ -321,10 +295,7 @@ class CancellationQueue:
                 remove_ids(self._pending_ids, keys, key_index[gone], ids[gone])
                 self._open.discard(positions[index[gone]])
                 cancellations.revoked -= int(gone.sum())
-                self.hidden.discard(positions[index[gone]])
                 index = index[~gone]
-        if not cancellations.needs_filter:
-            self.hidden.clear()
         if index.size == len(records):
             return columns
         return due_ms[index], positions[index], [records[each] for each in index.tolist()]
@@ -345,4 +316,3 @@ class CancellationQueue:
             due_ms = np.array([at_ms for *_, at_ms in found], dtype=np.int64)
             self._pending.put_again(due_ms, positions, [record for record, *_ in found])
             self._cancellations.rows += len(found)
-            self.hidden.add(positions, due_ms)

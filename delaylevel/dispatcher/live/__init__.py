@@ -10,8 +10,8 @@ for a query. So a query has two steps:
    and system calls, which leave the interpreter to the owner. Where it runs Python code, it takes
    its turn for a slice of some tenths of a millisecond, behind all owners (`turns.py`).
 
-A message that is cancelled leaves its row only at its due time. `cancelled.py` finds such rows for
-the next queries, so that these leave them out.
+A message that is cancelled leaves its row only at its due time, and nobody searches for it before.
+So an answer has such rows, and says how many there are.
 
 A file that is used up between the two steps is gone; then the question is asked again.
 """

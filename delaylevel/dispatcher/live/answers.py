@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from delaylevel.dispatcher.delay_queue import DelayQueue
 from delaylevel.dispatcher.journal.records import ENTRY_BITS, unpack
-from delaylevel.dispatcher.owner import QueueQuestion, answered
+from delaylevel.dispatcher.owner import QueueQuestion
 from delaylevel.dispatcher.owner_task import OwnerTask
 from delaylevel.dispatcher.service import Dispatcher, ServedGroup
 from delaylevel.errors import InvalidInputError
@@ -25,7 +25,6 @@ from delaylevel.model.topic_name import TopicName
 from delaylevel.structures.rows import Int64s
 from delaylevel.web.reports import LiveAnswer, QueryRefusedError
 
-from .cancelled import locate_cancelled
 from .view import DueRange, QueueView
 
 #: Number of rows of `pending`, by default and at most.
@@ -105,11 +104,6 @@ class LiveQueries:
             until_s = time.monotonic() + _TIMEOUT_S
             for index, question in asked.items():
                 view = question.wait(until_s - time.monotonic())
-                if view is not None and view.unlocated:
-                    view.close()
-                    ask = partial(answered, group.owners[index].ask, _TIMEOUT_S)
-                    located = locate_cancelled(ask)
-                    view = ask(partial(_view, wanted), QueueView.close) if located else None
                 if view is None:
                     missing[index] = "its thread has not answered"
                 else:
@@ -188,6 +182,7 @@ class LiveQueries:
                     "read_to": {
                         str(index): _position(view.read_to) for index, view in live.views.items()
                     },
+                    "cancelled": sum(view.cancelled for view in live.views.values()),
                     "cancellations": sum(view.cancellations for view in live.views.values()),
                     "window_partitions": group.description.window_partitions,
                 },

@@ -9,7 +9,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from delaylevel.dispatcher.cancelling.decisions import HiddenRows
 from delaylevel.dispatcher.delay_queue import DelayQueue
 from delaylevel.dispatcher.journal.records import unpack
 from delaylevel.dispatcher.record import MessageAttribute, MessageRecord
@@ -17,7 +16,6 @@ from delaylevel.dispatcher.turns import TURNS
 from delaylevel.structures.rows import Int64s, Rows
 from delaylevel.structures.segments.cursors import PayloadRows
 from delaylevel.structures.segments.frozen import FrozenSegments
-from delaylevel.structures.segments.queries import Discarded
 
 #: Rank of queries among the turns: behind all partitions that publish or are read.
 _QUERYING = 1 << 20
@@ -65,13 +63,13 @@ class QueueView:
 
     Its thread makes it; another thread asks the questions, and closes it. These messages count:
     those that wait for their due time, or for their target, and those in flight until their commit.
-    A message without a readable due time has the due time 0. Cancelled messages, and cancellations
-    that wait for their messages, are left out.
+    A message without a readable due time has the due time 0. A cancelled message is there until its
+    due time, and so is a cancellation that waits for its message.
 
     Attributes:
         attribute: the attribute of the messages.
+        cancelled: number of cancelled messages.
         cancellations: number of cancellations that wait for their message.
-        unlocated: number of rows that should be left out, but are not known; see `cancelled.py`.
         read_to: packed position of the last message that was read; all before it are known.
 
     Args:
@@ -83,12 +81,8 @@ class QueueView:
         self._wanted = wanted
         self.attribute = delay_queue.pending.attribute or MessageAttribute()
         self.read_to = delay_queue._open.last_offered
-        cancelling = delay_queue.cancelling
-        self.unlocated = cancelling.unlocated
-        self.cancellations = cancelling.waiting
-        self._hidden: HiddenRows | None = None
-        if cancelling.passed_over:
-            self._hidden = cancelling.hidden.freeze()
+        self.cancelled = delay_queue.cancelling.cancelled
+        self.cancellations = delay_queue.cancelling.waiting
         self._loose = loose_messages(delay_queue)
         self._frozen = [
             index.segments.freeze(wanted.from_ms, wanted.before_ms)
@@ -147,8 +141,6 @@ class QueueView:
         """
         counted = [frozen.counts(edges_ms) for frozen in self._sources()]
         total: Int64s = np.sum(counted, axis=0, dtype=np.int64)
-        if self._hidden:
-            total -= np.sort(self._hidden.due_ms).searchsorted(edges_ms)
         return total
 
     def _sources(self) -> list[FrozenSegments]:
@@ -161,10 +153,6 @@ class QueueView:
         if parts:
             joined = PayloadRows.join_columns(parts)
             wanted = self._wanted
-            more = FrozenSegments(wanted.from_ms, wanted.before_ms, [joined], (), (), Discarded())
+            more = FrozenSegments(wanted.from_ms, wanted.before_ms, [joined], (), ())
             self._frozen.append(more)
-        if self._hidden is not None:
-            self._hidden = self._hidden.between(self._wanted.from_ms, self._wanted.before_ms)
-            for frozen in self._frozen:
-                frozen.hidden = self._hidden
         return self._frozen

@@ -141,10 +141,6 @@ class PayloadRows:
 
     # -- as a cursor
 
-    def columns(self) -> Columns:
-        """Return the rows without their payloads."""
-        return Columns(self.rows, self.attribute)
-
     def load(self, count: int) -> Key | None:
         """Return None: all rows are always loaded."""
         return None
@@ -225,10 +221,6 @@ class FileCursor:
     def payload_bytes(self) -> int:
         """Approximate size of the remaining payloads, in bytes."""
         return self.run.payload_size * self.count // self.run.rows
-
-    def columns(self) -> Columns:
-        """Read the remaining rows, without payloads, from the file."""
-        return self.file.read_slice(self.run, self.taken, self.run.rows)
 
     def load(self, count: int) -> Key | None:
         """Load the keys of at least ``count`` rows.

@@ -8,21 +8,16 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from delaylevel.structures.rows import DUE, LEDGER, Int64s
+from delaylevel.structures.rows import LEDGER
 
 from .cursors import FileCursor, PayloadRows
 from .disk import make_private_folder, make_spill_folder
 from .file import Columns, Run, SegmentFile
-from .queries import ColumnBuffer, Range
 
 _SUFFIX = ".arrows"
 #: Limits of one run: rows, and the bounds of its payload size, which depends on the budget.
 _RUN_ROWS = 8192
 _RUN_BYTES = 64 << 10, 4 << 20
-#: Spilled rows per piece of a query.
-_PIECE_ROWS = 32_768
 
 
 class SpillDirectory:
@@ -58,8 +53,6 @@ class SpillDirectory:
         self._writing = writing
         self._files: dict[int, SegmentFile] = {}
         self._serial = 0
-        self._scratch: Int64s = np.empty(0, dtype=np.int64)
-        self._max_scratch = budget_bytes // 32 // 8  # words of 8 bytes
         if path is not None:
             make_spill_folder(path)
             for old in path.glob(f"*{_SUFFIX}"):
@@ -69,11 +62,6 @@ class SpillDirectory:
     def size_bytes(self) -> int:
         """Total size of the files."""
         return sum(file.size for file in self._files.values())
-
-    @property
-    def memory_bytes(self) -> int:
-        """Memory that is kept for queries, at most a 32nd of the budget."""
-        return self._scratch.nbytes
 
     def write(self, memory: PayloadRows, start: int) -> tuple[int, OSError | None]:
         """Write sorted rows from ``start`` on, and drop their payloads from memory.
@@ -142,70 +130,6 @@ class SpillDirectory:
         first = start - self._bucket_ms + self._mask
         found = [file for low, file in self._files.items() if first < low < stop]
         return [(file.path, file.runs) for file in found]
-
-    def pieces(self, wanted: Range) -> list[Range]:
-        """Split a range at the start of files into ranges of some ten thousand rows each."""
-        pieces: list[Range] = []
-        start, rows = wanted.start, 0
-        first = wanted.start - self._bucket_ms + self._mask
-        for low in sorted(low for low in self._files if first < low < wanted.stop):
-            if rows >= _PIECE_ROWS and low > start:
-                pieces.append(wanted._replace(start=start, stop=low))
-                start, rows = low, 0
-            rows += sum(run.rows for run in self._files[low].runs if wanted.touches(run))
-        return [*pieces, wanted._replace(start=start)]
-
-    def columns(self, wanted: Range, in_memory: list[Columns], first: int = 0) -> Columns:
-        """Collect the rows due in a range in one array: first from files, then from memory.
-
-        Args:
-            wanted: the range. Its attribute bounds only skip runs.
-            in_memory: rows in memory, each part sorted.
-            first: number of leading columns (due time, ledger, entry) that need not be read.
-
-        Returns:
-            The rows. The columns that were not read have undefined contents. The next call
-            overwrites the array.
-        """
-        chosen: list[tuple[SegmentFile, list[Run]]] = []
-        in_memory = [wanted.cut(part, self._mask) for part in in_memory]
-        count = sum(part.attribute.size for part in in_memory)
-        for low, file in self._files.items():
-            if low < wanted.stop and low + self._bucket_ms - self._mask > wanted.start:
-                runs = [run for run in file.runs if wanted.touches(run)]
-                count += sum(run.rows for run in runs)
-                chosen.append((file, runs))
-        buffer = ColumnBuffer(self._memory(4 * count))
-        for file, runs in chosen:
-            if not runs:
-                continue
-            file.acquire()
-            try:
-                for run in runs:
-                    if wanted.covers(run):
-                        file.read_slice_into(run, 0, buffer.reserve(run.rows)[first:])
-                    elif self._mask == -1:
-                        due = file.read_due(run)
-                        start, stop = wanted.bounds(due, -1)
-                        target = buffer.reserve(stop - start)
-                        target[DUE] = due[start:stop]
-                        file.read_slice_into(run, start, target[max(first, DUE + 1) :])
-                    else:
-                        part = file.read_slice(run, 0, run.rows)
-                        buffer.add(wanted.cut(part, self._mask))
-            finally:
-                file.release()
-        for part in in_memory:
-            buffer.add(part)
-        return buffer.columns()
-
-    def _memory(self, words: int) -> Int64s:
-        """Return memory, reused by later calls: new pages cost more time than the copying."""
-        if words > self._max_scratch:
-            return np.empty(words, dtype=np.int64)
-        if words > self._scratch.size:
-            self._scratch = np.empty(min(2 * words, self._max_scratch), dtype=np.int64)
-        return self._scratch[:words]
 
     def delete(self) -> None:
         """Delete all files."""

@@ -15,7 +15,7 @@ from delaylevel.structures.rows import DUE, Int64s, empty_rows
 from .cursors import FileCursor, PayloadRows
 from .file import Columns, Floats, Run, SegmentFile
 from .opened import OpenColumns
-from .queries import ATTRIBUTE, Discarded, Excluded, Range, sorted_table
+from .queries import ATTRIBUTE, Range, sorted_table
 
 #: Number of runs of one slice of work: some tenths of a millisecond.
 _SLICE_RUNS = 8
@@ -49,15 +49,12 @@ class FrozenSegments:
         parts: rows in memory.
         cursors: the open runs.
         files: paths and runs of the files with rows in the range.
-        discarded: positions to leave out.
         opened: further rows in memory, in any order; None for none.
 
     Attributes:
         working: function that returns a context, which each slice of the work enters. The thread of
             the segments then has to wait for a slice at most, and not for the interpreter's lock
             after each of its calls.
-        hidden: positions to leave out of tables and attributes, but not of counts: the discarded
-            ones, unless others are set.
     """
 
     def __init__(
@@ -67,15 +64,12 @@ class FrozenSegments:
         parts: Sequence[PayloadRows],
         cursors: Sequence[FileCursor],
         files: Sequence[tuple[Path, list[Run]]],
-        discarded: Discarded,
         opened: OpenColumns | None = None,
     ) -> None:
         self.working: Callable[[], AbstractContextManager[None]] = nullcontext
         self._range = Range(start, stop, -np.inf, np.inf)
         self._sorted = [Columns(part.rows, part.attribute) for part in parts]
         self._opened = opened
-        self._discarded = discarded.copy()
-        self.hidden: Excluded = self._discarded
         duplicates: dict[Path, SegmentFile] = {}
         self._open: list[_OpenRun] = []
         for cursor in cursors:
@@ -129,7 +123,7 @@ class FrozenSegments:
         attribute_max: float = np.inf,
         before_ms: int | None = None,
     ) -> pa.Table:
-        """Return the rows in due order, equal due times by position, as `rows_between` does.
+        """Return the rows in due order, equal due times by position.
 
         Args:
             attribute_min, attribute_max: attributes, both inclusive.
@@ -142,14 +136,14 @@ class FrozenSegments:
         wanted = self._range._replace(attribute_min=attribute_min, attribute_max=attribute_max)
         if before_ms is not None:
             wanted = wanted._replace(stop=min(before_ms, wanted.stop))
-        return sorted_table(self._columns(wanted), wanted, self.hidden)
+        return sorted_table(self._columns(wanted), wanted)
 
     def attributes(self, attribute_min: float, attribute_max: float) -> Floats:
         """Return the attributes of the rows in any order; errors as for `table`."""
         wanted = self._range._replace(attribute_min=attribute_min, attribute_max=attribute_max)
-        found = self._columns(wanted, ATTRIBUTE if not self.hidden else DUE + 1)
-        index = wanted.select(found, self.hidden)
-        return found.attribute if index is None else found.attribute.take(index)
+        found = self._columns(wanted, ATTRIBUTE).attribute
+        index = wanted.select(found)
+        return found if index is None else found.take(index)
 
     def counts(self, edges_ms: Int64s) -> Int64s:
         """Return the number of rows due before each edge; errors as for `table`.
@@ -157,9 +151,6 @@ class FrozenSegments:
         Args:
             edges_ms: ascending times, ms since the epoch, shape (k,).
         """
-        if self._discarded:
-            due: Int64s = self.table()["due_ms"].to_numpy()
-            return due.searchsorted(edges_ms)
         total = np.zeros(edges_ms.size, dtype=np.int64)
         for part in self._parts:
             total += self._range.cut(part, -1).rows[DUE].searchsorted(edges_ms)

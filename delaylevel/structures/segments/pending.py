@@ -8,12 +8,10 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from delaylevel.errors import DelayLevelError, InvalidInputError
-from delaylevel.structures.rows import DUE, ENTRY, LEDGER, Key, Rows, find_key
+from delaylevel.structures.rows import DUE, LEDGER, Key, Rows, find_key
 from delaylevel.structures.timebucket.tracker import TimeBucketTracker
 
 from .cursors import Cursor, FileCursor, PayloadRows, take_lowest
@@ -28,11 +26,9 @@ from .disk import (
     reason_of,
 )
 from .exchange import DueRows, payload_rows
-from .file import Columns
 from .frozen import FrozenSegments
 from .memory import MemoryRuns
 from .opened import OPEN_ROW_BYTES, OpenRows
-from .queries import ATTRIBUTE, Discarded, Range, mean_attribute, sorted_table
 
 __all__ = [
     "DamagedSegmentError",
@@ -116,7 +112,6 @@ class PendingSegments:
         self._slice = OpenRows(self._mask)
         self._edge: Key = (-_LIMIT, 0, 0)
         self._ahead_bytes = 0  # memory of the open cursors
-        self._discarded = Discarded()
         self._error: OSError | None = None  # of the last write
         self._failed_ms = 0
 
@@ -137,7 +132,7 @@ class PendingSegments:
         """Memory in use, as counted by this class."""
         read_ahead = sum(cursor.memory_bytes for cursor in self._cursors)
         held = self._memory.memory_bytes + self._slice.memory_bytes
-        return held + read_ahead + self._spilled.memory_bytes
+        return held + read_ahead
 
     @property
     def disk_bytes(self) -> int:
@@ -178,7 +173,7 @@ class PendingSegments:
             return
         rows = fresh.rows
         cost = fresh.memory_bytes
-        reading = self._ahead_bytes + self._slice.memory_bytes + self._spilled.memory_bytes
+        reading = self._ahead_bytes + self._slice.memory_bytes
         # Half of what is left, because a spill needs memory to sort and write the rows.
         limit = max((self.budget_bytes - reading) // 2, self.budget_bytes // 8)
         if self._memory.memory_bytes + cost > limit:
@@ -196,7 +191,7 @@ class PendingSegments:
         self.tracker.put(rows)
 
     def read_due(self, now_ms: int | None = None, max_rows: int = 1000) -> DueRows:
-        """Remove and return due rows in due order, without discarded rows.
+        """Remove and return due rows in due order.
 
         Args:
             now_ms: current time, ms since the epoch; None for the clock's time.
@@ -213,55 +208,11 @@ class PendingSegments:
             if not rows.shape[1]:
                 break
             part = self._fetch(rows, now)
-            if self._discarded:
-                part = self._without_discarded(part)
             max_rows -= part.count
             parts.append(part)
         found = PayloadRows.concatenate(parts, self._mask)
         due, ledgers, entries = found.rows
         return DueRows(due, ledgers, entries, found.attribute, found.payloads)
-
-    def discard(self, ledger_id: int, entry_id: int) -> None:
-        """Leave out one pending row from now on; ``len`` counts it until it would be read."""
-        self._discarded.add(ledger_id, entry_id)
-
-    def rows_between(
-        self,
-        due_from_ms: int,
-        due_to_ms: int,
-        attribute_min: float = -np.inf,
-        attribute_max: float = np.inf,
-    ) -> pa.Table:
-        """Return the pending rows in a range of due times and attributes, in due order.
-
-        Args:
-            due_from_ms, due_to_ms: exact due times, ms since the epoch, [from, to).
-            attribute_min, attribute_max: attributes, both inclusive.
-
-        Returns:
-            Columns due_ms, ledger_id, entry_id, attribute; rows with equal due times by position.
-        """
-        wanted = Range(due_from_ms, due_to_ms, attribute_min, attribute_max)
-        # Each piece becomes a chunk of the table and is sorted on its own. A second thread gains
-        # nothing: the time goes into many short calls.
-        return pa.concat_tables(
-            [
-                sorted_table(self._columns(piece), piece, self._discarded)
-                for piece in self._spilled.pieces(wanted)
-            ]
-        )
-
-    def average_between(
-        self,
-        due_from_ms: int,
-        due_to_ms: int,
-        attribute_min: float = -np.inf,
-        attribute_max: float = np.inf,
-    ) -> float | None:
-        """Return the average attribute of the rows of ``rows_between``; None without rows."""
-        wanted = Range(due_from_ms, due_to_ms, attribute_min, attribute_max)
-        needed = LEDGER if self._discarded else ATTRIBUTE
-        return mean_attribute(self._columns(wanted, needed), wanted, self._discarded)
 
     def freeze(self, due_from_ms: int, due_to_ms: int) -> FrozenSegments:
         """Return the rows due in [from, to) as they are now, for another thread, which closes it.
@@ -270,9 +221,7 @@ class PendingSegments:
         """
         held, slice_ = self._memory.runs, self._slice.columns()
         files = self._spilled.files_between(due_from_ms, due_to_ms)
-        return FrozenSegments(
-            due_from_ms, due_to_ms, held, self._cursors, files, self._discarded, slice_
-        )
+        return FrozenSegments(due_from_ms, due_to_ms, held, self._cursors, files, slice_)
 
     def close(self) -> None:
         """Delete the spill files, and drop the rows in memory."""
@@ -288,20 +237,6 @@ class PendingSegments:
     def _sources(self) -> list[Cursor]:
         """Return the open runs in files and the runs in memory."""
         return [*self._cursors, *self._memory.runs]
-
-    def _columns(self, wanted: Range, first: int = 0) -> Columns:
-        """Return the rows due in the range, unordered, without the first ``first`` columns."""
-        held = [source.columns() for source in self._sources()]
-        held.append(self._slice.columns().ordered())
-        # Spilled rows arrived before those in memory: ties are then mostly in order already.
-        return self._spilled.columns(wanted, held, first)
-
-    def _without_discarded(self, part: PayloadRows) -> PayloadRows:
-        dead = self._discarded.find(part.rows[LEDGER], part.rows[ENTRY])
-        if not dead.size:
-            return part
-        self._discarded.forget(part.rows[1:, dead])
-        return part.select(np.delete(np.arange(part.count), dead))
 
     def _fetch(self, rows: Rows, now: int) -> PayloadRows:
         """Remove and return the payloads of the lowest rows of the tracker.

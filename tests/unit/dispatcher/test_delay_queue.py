@@ -173,9 +173,9 @@ def test_next_due_time_counts_and_queries(fix: Fixture) -> None:
     edges = [T0 - 100, T0, T0 + 100, T0 + 1000]
     pending = fix.queue.pending
     assert pending.tracker.counts(edges).tolist() == [1, 2, 1]
-    assert pending.segments.average_between(T0, T0 + 100) == 2.0
-    table = pending.segments.rows_between(T0, T0 + 1000, 2.0)
-    assert [entry >> 10 for entry in table["entry_id"].to_pylist()] == [1, 4]
+    frozen = pending.segments.freeze(T0, T0 + 1000)
+    assert [entry >> 10 for entry in frozen.table(2.0)["entry_id"].to_pylist()] == [1, 4]
+    frozen.close()
     batch = fix.queue.advance(T0 + 10)
     assert batch is not None
     assert pending.tracker.counts(edges).tolist() == [0, 1, 1]
@@ -519,7 +519,7 @@ def test_segments_that_are_inexact_or_not_empty_are_refused(tmp_path: Path) -> N
 
 def test_a_row_missing_in_the_segments_is_an_error(fix: Fixture) -> None:
     fix.offer((1, 1), (2, 2), (3, 3))
-    fix.segments.discard(7, 2 << 10)
+    fix.segments.tracker.put(np.array([[T0 + 2], [7], [9 << 10]]))
     with pytest.raises(DelayLevelError, match="disagree"):
         fix.queue.advance(T0 + 3)
 

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from delaylevel.errors import DelayLevelError, InvalidInputError
-from delaylevel.structures.segments import cursors, directory, exchange, pending, queries
+from delaylevel.structures.segments import cursors, directory, exchange, pending
 from delaylevel.structures.segments.pending import (
     DamagedSegmentError,
     PendingSegments,
@@ -51,6 +51,29 @@ def drain(store: PendingSegments, now_ms: int, size: int = 1000) -> list[Row]:
             return out
         columns = [column.tolist() for column in got[:4]]
         out += zip(*columns, got.payloads, strict=True)
+
+
+def between(
+    store: PendingSegments, start: int, stop: int, least: float = -np.inf, most: float = np.inf
+) -> pa.Table:
+    """Return the rows in a range of due times and attributes; check both queries and the counts."""
+    frozen = store.freeze(start, stop)
+    try:
+        table = frozen.table(least, most)
+        found = frozen.attributes(least, most)
+        assert np.array_equal(np.sort(found), np.sort(table["attribute"].to_numpy()), True)
+        assert table.num_rows <= frozen.most_rows
+        if (least, most) == (-np.inf, np.inf):
+            edges = np.array([start, (start + stop) // 2, stop])
+            due = table["due_ms"].to_numpy()
+            assert frozen.counts(edges).tolist() == due.searchsorted(edges).tolist()
+        return table
+    finally:
+        frozen.close()
+
+
+def rows_of(table: pa.Table) -> list[tuple[Any, ...]]:
+    return list(zip(*[column.to_pylist() for column in table.columns], strict=True))
 
 
 def in_order(rows: list[Row], precision: int) -> list[Row]:
@@ -231,7 +254,7 @@ def test_segments_behave_like_a_plain_list(
     precision: int,
     min_loaded: int,
 ) -> None:
-    """Run reads, late rows, discards and both queries while many rows are in files."""
+    """Run reads, late rows and queries while many rows are in files."""
     with (
         patch.object(pending, "_SLICE_ROWS", 100),
         patch.object(cursors, "_MIN_LOADED", min_loaded),
@@ -267,56 +290,17 @@ def _play(
             store.tracker._check()
             assert list(zip(*[c.tolist() for c in got[:4]], got.payloads, strict=True)) == due
             del model[: len(due)]
-        if model and rng.random() < 0.5:
-            gone = model.pop(int(rng.integers(len(model))))
-            store.discard(gone[1], gone[2])
-        for start, stop, least, most in ranges:
-            rows = sorted(
-                row[:4]
-                for row in model
-                if T0 + start <= row[0] < T0 + stop and least <= row[3] <= most
-            )
-            table = store.rows_between(T0 + start, T0 + stop, least, most)
-            assert list(zip(*[c.to_pylist() for c in table.columns], strict=True)) == rows
-            average = store.average_between(T0 + start, T0 + stop, least, most)
-            if rows:
-                assert average == pytest.approx(sum(row[3] for row in rows) / len(rows))
-            else:
-                assert average is None
+        for start, stop, least, most in ranges if precision == 1 else ():
+            for low, high in ((least, most), (-np.inf, np.inf)):
+                rows = sorted(
+                    row[:4]
+                    for row in model
+                    if T0 + start <= row[0] < T0 + stop and low <= row[3] <= high
+                )
+                assert rows_of(between(store, T0 + start, T0 + stop, low, high)) == rows
     assert drain(store, now[0] + 10**6) == in_order(model, precision)
     store.close()
     assert list(store.directory.iterdir()) == []
-
-
-@pytest.mark.parametrize("precision", [1, 1024])
-def test_a_query_of_a_wide_range_is_split_into_pieces(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: int
-) -> None:
-    """Return all pending rows of files and memory, in due order."""
-    monkeypatch.setattr(directory, "_PIECE_ROWS", 500)
-    store = PendingSegments(
-        tmp_path, budget_bytes=1 << 20, bucket_ms=7000, precision_ms=precision, clock=lambda: T0
-    )
-    rng = np.random.default_rng(1)
-    rows: list[Row] = []
-    for start in range(0, 20_000, 1000):
-        rows += add(store, T0 + rng.integers(1, 100_000, 1000), start)
-    rows = in_order(rows, precision)
-    assert drain(store, T0 + 20_000) == [row for row in rows if row[0] & -precision <= T0 + 20_000]
-    for row in rows[-3000::7]:
-        store.discard(row[1], row[2])
-    gone = {row[2] for row in rows[-3000::7]}
-    left = sorted(
-        row[:4]
-        for row in rows
-        if row[0] & -precision > T0 + 20_000 and row[2] not in gone and row[3] <= 499
-    )
-    table = store.rows_between(T0, T0 + 200_000, 0, 499)
-    assert table["due_ms"].num_chunks > 3
-    assert list(zip(*[c.to_pylist() for c in table.columns], strict=True)) == left
-    average = store.average_between(T0, T0 + 200_000, 0, 499)
-    assert average == pytest.approx(sum(row[3] for row in left) / len(left))
-    store.close()
 
 
 def test_open_files_count_in_the_budget(tmp_path: Path) -> None:
@@ -337,92 +321,37 @@ def test_open_files_count_in_the_budget(tmp_path: Path) -> None:
     assert most <= store.budget_bytes
 
 
-@pytest.mark.parametrize("precision", [1, 1024])
-def test_a_later_query_does_not_change_an_earlier_result(tmp_path: Path, precision: int) -> None:
-    """Reuse the same memory for all queries, within their share of the budget."""
-    store = PendingSegments(
-        tmp_path, budget_bytes=1 << 20, bucket_ms=2000, precision_ms=precision, clock=lambda: T0
-    )
-    rng = np.random.default_rng(1)
-    for start in range(0, 10_000, 1000):
-        add(store, T0 + rng.integers(1, 100_000, 1000), start)
-    answers = [store.rows_between(T0 + at, T0 + at + 3000) for at in (30_000, 60_000, 75_000)]
-    before = [answer.to_pylist() for answer in answers]
-    assert min(map(len, before)) > 200
-    for at in range(0, 100_000, 3000):
-        store.rows_between(T0 + at, T0 + at + 3000, 5, 600)
-        assert store.average_between(T0 + at, T0 + at + 3000, 5, 600)
-    assert (
-        store.rows_between(T0, T0 + 100_000).num_rows == 10_000
-    )  # more than fits into that memory
-    assert [answer.to_pylist() for answer in answers] == before
-    assert 0 < store._spilled.memory_bytes <= store.budget_bytes // 32
-    assert store.memory_bytes <= store.budget_bytes
-
-
-@pytest.mark.parametrize("few", [0, 64, 1 << 40])
-@pytest.mark.parametrize("limits", [(-np.inf, np.inf), (100, 800)])
-def test_many_discarded_rows_are_left_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, few: int, limits: tuple[float, float]
-) -> None:
-    monkeypatch.setattr(queries, "_FEW", few)
-    monkeypatch.setattr(queries, "_TABLE", 1 << 8)  # most rows share low bits with others
-    store = PendingSegments(tmp_path, budget_bytes=1 << 20, bucket_ms=7000, clock=lambda: T0)
-    rng = np.random.default_rng(1)
-    rows: list[Row] = []
-    for start in range(0, 8000, 1000):
-        rows += add(store, T0 + rng.integers(1, 50_000, 1000), start)
-    gone = {row[1:3] for row in rows[::3]}
-    for ledger, entry in gone:
-        store.discard(ledger, entry)
-        store.discard(ledger + 1, entry)  # no such row
-    least, most = limits
-    left = sorted(row[:4] for row in rows if row[1:3] not in gone and least <= row[3] <= most)
-    table = store.rows_between(T0, T0 + 60_000, least, most)
-    assert list(zip(*[c.to_pylist() for c in table.columns], strict=True)) == left
-    average = store.average_between(T0, T0 + 60_000, least, most)
-    assert average == pytest.approx(sum(row[3] for row in left) / len(left))
-    assert drain(store, T0 + 60_000) == in_order(
-        [row for row in rows if row[1:3] not in gone], 1024
-    )
-    assert store.average_between(T0, T0 + 60_000) is None
-
-
 def test_nan_attributes_are_only_in_the_infinite_range(tmp_path: Path) -> None:
     """Read files that have only NaN attributes too."""
-    store = PendingSegments(tmp_path, budget_bytes=1 << 20, bucket_ms=7000, clock=lambda: T0)
+    store = PendingSegments(
+        tmp_path, budget_bytes=1 << 20, bucket_ms=7000, precision_ms=1, clock=lambda: T0
+    )
     index = np.arange(6000)
     values = np.where(index % 10 == 0, np.nan, index).astype(float)
     for part in np.split(index, 12):
         store.append(T0 + 1 + part * 10, part * 0, part, [bytes(400)] * part.size, values[part])
     assert store.disk_bytes > 0
-    assert store.rows_between(T0, T0 + 100_000)["entry_id"].to_pylist() == index.tolist()
-    numbers = store.rows_between(T0, T0 + 100_000, 0)["entry_id"].to_pylist()
+    assert between(store, T0, T0 + 100_000)["entry_id"].to_pylist() == index.tolist()
+    numbers = between(store, T0, T0 + 100_000, 0)["entry_id"].to_pylist()
     assert numbers == [x for x in index.tolist() if x % 10]
-    assert np.isnan(store.average_between(T0, T0 + 100_000) or 0.0)
-    assert store.average_between(T0, T0 + 100_000, 1, 1) == 1
+    assert between(store, T0, T0 + 100_000, 1, 1)["attribute"].to_pylist() == [1]
 
 
-@pytest.mark.parametrize("precision", [1, 1024])
 @pytest.mark.parametrize(("start", "stop"), [(0, 100_000), (30_000, 30_100), (69_000, 100_000)])
-def test_a_query_of_a_truncated_file_is_an_error(
-    tmp_path: Path, precision: int, start: int, stop: int
-) -> None:
+def test_a_query_of_a_truncated_file_is_an_error(tmp_path: Path, start: int, stop: int) -> None:
     store = PendingSegments(
         tmp_path,
         budget_bytes=1 << 20,
         bucket_ms=1 << 40,
-        precision_ms=precision,
+        precision_ms=1,
         clock=lambda: T0,
     )
     for first in range(0, 12_000, 1000):
         add(store, np.arange(T0, T0 + 70_000, 70), first)
     (path,) = tmp_path.iterdir()
     os.truncate(path, 1000)
-    with pytest.raises(DamagedSegmentError, match="bytes, but"):
-        store.rows_between(T0 + start, T0 + stop)
-    with pytest.raises(DamagedSegmentError, match="bytes, but"):
-        store.average_between(T0 + start, T0 + stop)
+    with pytest.raises(DamagedSegmentError):
+        between(store, T0 + start, T0 + stop)
 
 
 #: Program that writes and reads several times the budget and prints the growth of the process.
@@ -437,7 +366,7 @@ def resident():
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith("RssAnon:"))
 
 now = [1_700_000_000_000]
-store = PendingSegments(sys.argv[1], budget_bytes=32 << 20, clock=lambda: now[0])
+store = PendingSegments(sys.argv[1], budget_bytes=32 << 20, precision_ms=1, clock=lambda: now[0])
 rng = np.random.default_rng(1)
 before, most = resident(), 0
 for step in range(200):
@@ -449,8 +378,10 @@ for step in range(200):
         pass
     most = max(most, resident() - before)
 assert store.disk_bytes > 32 << 20
-assert store.rows_between(now[0], now[0] + 100_000).num_rows == len(store)
-assert store.average_between(now[0], now[0] + 100_000) == 1024
+frozen = store.freeze(now[0], now[0] + 100_000)
+assert frozen.table().num_rows == len(store)
+assert frozen.attributes(0, 1 << 20).mean() == 1024
+frozen.close()
 assert "pandas" not in sys.modules, "it takes 26 MB"
 print(most)
 """
@@ -487,12 +418,14 @@ def test_a_large_file_is_read_with_little_memory(
     """Keep only the next rows of each run in memory, for a file of twenty times the budget."""
     monkeypatch.setattr(pending, "_SLICE_ROWS", 500)
     monkeypatch.setattr(directory, "_RUN_ROWS", 2048)
-    store = PendingSegments(tmp_path, budget_bytes=1 << 20, bucket_ms=1 << 40, clock=lambda: T0)
+    store = PendingSegments(
+        tmp_path, budget_bytes=1 << 20, bucket_ms=1 << 40, precision_ms=1, clock=lambda: T0
+    )
     rng = np.random.default_rng(1)
     rows: list[Row] = []
     for start in range(0, 100_000, 5000):
         rows += add(store, T0 + rng.integers(5000, 600_000, 5000), start, size=10)
-    rows = in_order(rows, 1024)
+    rows = in_order(rows, 1)
     out: list[Row] = []
     most = 0
     for now in range(T0, T0 + 610_000, 10_000):
@@ -500,8 +433,7 @@ def test_a_large_file_is_read_with_little_memory(
         most = max(most, store.memory_bytes)
         if now == T0 + 300_000:  # the query reads the rest of the open runs
             left = sorted(row[:4] for row in rows[len(out) :] if row[3] <= 300)
-            table = store.rows_between(T0, T0 + 700_000, 0, 300)
-            assert list(zip(*[c.to_pylist() for c in table.columns], strict=True)) == left
+            assert rows_of(between(store, T0, T0 + 700_000, 0, 300)) == left
     assert out == rows
     assert most <= store.budget_bytes
     assert list(tmp_path.iterdir()) == []
