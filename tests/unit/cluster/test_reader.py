@@ -8,7 +8,7 @@ from typing import Any
 
 import pulsar
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from delaylevel.cluster.reader import PartitionReader, read_range
@@ -16,6 +16,7 @@ from delaylevel.errors import BrokerError
 from delaylevel.model.message import ParkedMessage, batch_size, positions_of
 from delaylevel.model.position import EARLIEST, Position
 from support.fakes import FakeMessage, FakeMessageId, serialized_id
+from support.seeds import examples
 
 TOPIC = "persistent://public/default/orders-delay-level-partition-2"
 
@@ -108,7 +109,7 @@ layouts = st.lists(
 )
 
 
-@settings(max_examples=300)
+@examples(60)
 @given(layouts, st.data())
 def test_a_range_has_exactly_its_messages(
     layout: list[tuple[int, int, int]], data: st.DataObject
@@ -131,7 +132,7 @@ def test_a_range_has_exactly_its_messages(
         assert client.reads == len(expected)
 
 
-@settings(max_examples=300)
+@examples(60)
 @given(layouts, st.data())
 def test_messages_that_are_missing_in_a_batch_are_passed_over(
     layout: list[tuple[int, int, int]], data: st.DataObject
@@ -445,7 +446,7 @@ def test_an_unbatched_id_has_no_batch_size() -> None:
     assert batch_size(pulsar.MessageId(-1, 5, 3, 2)) == 0
 
 
-@settings(max_examples=300)
+@examples(60)
 @given(layouts, st.data())
 def test_the_positions_of_successive_messages_are_those_of_their_ids(
     layout: list[tuple[int, int, int]], data: st.DataObject

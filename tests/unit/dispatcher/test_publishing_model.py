@@ -4,49 +4,24 @@ from __future__ import annotations
 
 import random
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterator
+from contextlib import nullcontext
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pulsar
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
-from hypothesis import strategies as st
 
 from delaylevel.cluster.publisher import KEY_BATCHED_SETTINGS
-from delaylevel.cluster.targets import send_state
-from delaylevel.cluster.targets.pool import TargetKey
-from delaylevel.cluster.targets.send_state import EntryOutcome, SendOutcome, SendState
-from delaylevel.dispatcher.cancelling.decisions import Cancellations
-from delaylevel.dispatcher.cancelling.desk import OutcomeTopic
-from delaylevel.dispatcher.cancelling.queue import CancellationQueue
-from delaylevel.dispatcher.delay_queue import DelayQueue
-from delaylevel.dispatcher.journal.records import Refused
-from delaylevel.dispatcher.publishing.outcomes import FlightOutcomes
-from delaylevel.dispatcher.publishing.publisher import PlanCuts
-from delaylevel.dispatcher.publishing.sending import Flight, FlightSender
+from delaylevel.cluster.targets.send_state import EntryOutcome
+from support.publishing_runs import run_all, search_runs, step
 from support.seeds import SEARCH
 from support.simulation import (
     TARGETS,
     TOO_BIG,
     BatchingProducer,
-    Producer,
-    SimulatedJournal,
     Simulation,
-    target_of,
 )
-
-ACTIONS = (
-    "publish", "publish", "publish", "send", "cycle", "work", "run", "run", "store", "store",
-    "confirm", "fail", "refuse", "accept", "forget", "replace", "takeover", "takeover", "wait",
-    "own", "held", "own fails", "disk", "ahead", "ahead", "ahead", "soon", "turn", "turn",
-    "turn", "journal", "crash", "suspend", "race", "race", "hand over", "hand over",
-    "cut", "cancel", "cancel", "cancel early", "cancel and takeover",
-    "lose", "lose", "fail over", "reconnect", "pass time",
-)  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -57,196 +32,7 @@ def too_big_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def steps(actions: tuple[str, ...]) -> st.SearchStrategy[list[tuple[str, int, int]]]:
-    return st.lists(
-        st.tuples(st.sampled_from(actions), st.integers(0, 1), st.integers(0, 7)),
-        min_size=8,
-        max_size=60,
-    )
-
-
-def step(run: Simulation, action: str, which: int, amount: int, replacing: bool) -> None:
-    target = TARGETS[which]
-    topic = run.broker.topics[target]
-    producers: list[Producer] = [
-        each for each in run.broker.producers if target_of(each.topic.name) == target
-    ]
-    if action == "send":
-        run.send(amount, target, too_big=amount == 1)
-    elif action == "publish":
-        run.send(amount, target, too_big=amount == 1)
-        for _ in range(3):
-            run.work()
-            run.wait(0.02)
-            run.cycle()
-    elif action == "run":
-        run.work()
-        run.cycle()
-        run.own_topics_answer()
-    elif action == "cycle":
-        run.wait(0.02)
-        run.cycle()
-    elif action == "work":
-        run.work()
-    elif action == "store":
-        for producer in producers:
-            producer.store(amount)
-    elif action == "confirm":
-        for producer in producers:
-            producer.confirm(amount)
-    elif action == "fail":
-        # A broken connection, and a topic that takes no producer at the reconnect.
-        for producer in producers:
-            producer.store(amount)
-            producer.fail(pulsar.Result.ProducerBlockedQuotaExceededException)
-        topic.refuses = True
-    elif action == "refuse":
-        topic.refuses = True
-    elif action == "lose":
-        # The broker of the target dies, perhaps while messages are sent to it.
-        run.send(amount // 2, target, too_big=False)
-        run.turn_several(3)
-        run.lose(target, amount)
-        run.turn_several(3)
-    elif action == "fail over":
-        run.fail_over()
-        run.turn_several(amount)
-    elif action == "reconnect":
-        run.reconnect()
-    elif action == "pass time":
-        # Until producers without a connection are replaced, or their target is refused.
-        for _ in range(8 * (amount + 1)):
-            run.wait(0.9)
-            run.work()
-            run.cycle()
-    elif action == "accept":
-        topic.refuses = False
-    elif action == "forget":
-        # The broker forgets producers that have been away for hours; none of their messages is
-        # without an outcome then.
-        if not (producers or run.publisher.busy or run.journal.tail):
-            for each in run.broker.every_topic:
-                if target_of(each.name) == target:
-                    each.last.clear()
-    elif action == "replace":
-        if replacing:
-            run.own_topics_answer()
-            run.replace(target)
-    elif action == "takeover":
-        # A new process does not know that a topic was deleted just now.
-        if not run.replaced:
-            run.takeover(random.Random(amount))
-    elif action == "wait":
-        run.wait(amount)
-    elif action == "own":
-        run.own_topics_answer()
-    elif action == "own fails":
-        # A process that starts again does not know that a topic was deleted just now.
-        if not run.replaced:
-            run.fail_own_topics(amount)
-    elif action == "disk":
-        run.disk_full = not run.disk_full
-    elif action == "ahead":
-        # Most of them are planned, some are sent, and the others follow.
-        run.send(amount, target, too_big=False, due_in_ms=(250, 60, 120))
-        for _ in range(3):
-            run.work()
-            run.wait(0.02)
-            run.cycle()
-    elif action == "soon":
-        # They are due before messages that are planned, and the journal is slow.
-        run.send(amount, target, too_big=amount == 1, due_in_ms=(30, 15, 100))
-        run.cycle()
-        run.wait(0.02)
-        run.cycle()
-    elif action == "cut":
-        # A message arrives that is due before the rest of an intent of which some is stored.
-        run.send(3, target, too_big=False, due_in_ms=(20, 200, 250))
-        run.cycle()
-        run.work()
-        run.wait(0.03)
-        run.cycle()
-        for producer in producers:
-            producer.store(amount)
-            producer.confirm(amount)
-        run.send(1, target, too_big=False, due_in_ms=(50,))
-        run.cycle()
-    elif action == "turn":
-        run.wait(0.01 * amount)
-        run.work()
-        run.cycle()
-    elif action == "journal":
-        run.journal.store(amount)
-    elif action == "crash":
-        if not run.replaced:
-            run.journal.fails_after = amount
-    elif action == "race":
-        # A crash just after planned messages were sent, if the intent was confirmed so soon.
-        run.send(2, target, too_big=False, due_in_ms=(15, 100))
-        run.cycle()
-        run.journal.store(amount // 4)
-        run.wait(0.02)
-        run.cycle()
-        if not run.replaced:
-            run.takeover(random.Random(amount), worst=True)
-    elif action == "suspend":
-        if not run.replaced:
-            run.suspend(1.5 + amount, random.Random(amount))
-    elif action == "hand over":
-        if not run.replaced:
-            run.hand_over(amount // 2, random.Random(amount))
-    elif action == "cancel":
-        run.cancel(max(len(run.sent) - 1 - amount // 2, 0), target)
-        if amount % 2:
-            run.cycle()
-    elif action == "cancel early":
-        run.cancel(len(run.sent), target)
-        run.cycle()
-        run.send(1, target, too_big=False, due_in_ms=(10 + 50 * amount,))
-    elif action == "cancel and takeover":
-        run.send(2, target, too_big=False, due_in_ms=(1_000, 250))
-        for number in (len(run.sent) - 1, len(run.sent) - 2):
-            run.cancel(number, target)
-            run.cycle()
-            if number % 2:
-                run.work()
-            run.cycle()
-            run.own_topics_answer()
-        run.journal.store(amount // 4)
-        if not run.replaced:
-            run.takeover(random.Random(amount))
-    elif action == "held":
-        run.bring_back()
-
-
-def run_all(
-    numbered: bool,
-    replacing: bool,
-    actions: list[tuple[str, int, int]],
-    partitions: int = 0,
-) -> None:
-    send_state._mistakes = 0
-    with tempfile.TemporaryDirectory() as directory:
-        run = Simulation(numbered, Path(directory), partitions)
-        for action, which, amount in actions:
-            step(run, action, which, amount, replacing)
-        run.settle()
-        run.check()
-
-
-def searching(examples: int, shrinking: bool) -> Callable[[Any], Any]:
-    return settings(
-        max_examples=examples,
-        phases=[Phase.generate, *([Phase.shrink] if shrinking else [])],
-        deadline=None,
-        derandomize=True,
-        database=None,
-        suppress_health_check=list(HealthCheck),
-    )
-
-
-# Each planted fault below is found within 100 runs.
-RUNS = 100 * SEARCH
+RUNS = 20 * SEARCH
 
 
 @pytest.mark.parametrize("numbered", [False, True])
@@ -320,22 +106,6 @@ def small_entries(patch: pytest.MonkeyPatch) -> None:
     patch.setitem(KEY_BATCHED_SETTINGS, "batching_max_messages", 3)
 
 
-def search_runs(
-    numbered: bool,
-    replacing: bool,
-    *,
-    shrinking: bool,
-    examples: int,
-    partitions: int = 0,
-) -> None:
-    @searching(examples, shrinking)
-    @given(steps(ACTIONS))
-    def search(actions: list[tuple[str, int, int]]) -> None:
-        run_all(numbered, replacing, actions, partitions)
-
-    search()
-
-
 # -- a crash at every step of an intent that is ahead
 
 
@@ -405,7 +175,8 @@ def test_a_crash_at_every_step_of_an_intent_that_is_ahead(
     numbered: bool, end: str, tmp_path: Path
 ) -> None:
     taken = set()
-    for stored, in_journal, most, last in product((0, 1, 2), (0, 1, 2), (False, True), range(13)):
+    cases = list(product((0, 1, 2), (0, 1, 2), (False, True), range(13)))
+    for stored, in_journal, most, last in cases[:: 1 if SEARCH > 1 else 5]:
         with tempfile.TemporaryDirectory(dir=tmp_path) as directory:
             run = Simulation(numbered, Path(directory))
             run.send(1, TARGETS[0], too_big=False)
@@ -431,169 +202,6 @@ def test_a_crash_at_every_step_of_an_intent_that_is_ahead(
             run.settle()
             run.check()
     assert len(taken) == 10
-
-
-# -- the search finds each of these faults
-
-
-@contextmanager
-def a_refusal_at_a_takeover_means_nothing_is_stored(patch: pytest.MonkeyPatch) -> Iterator[None]:
-    patch.setattr(SendState, "refuse_unsent", SendState.gone)
-    yield
-
-
-@contextmanager
-def a_failure_in_flight_means_it_is_not_stored(patch: pytest.MonkeyPatch) -> Iterator[None]:
-    def failed(self: SendState[Any], reason: str) -> None:
-        self._settle([self.in_flight.popleft()], SendOutcome.REFUSED, reason)
-
-    patch.setattr(SendState, "failed", failed)
-    yield
-
-
-@contextmanager
-def refusals_are_not_recorded(patch: pytest.MonkeyPatch) -> Iterator[None]:
-    nothing = Refused(np.empty(0, dtype=np.int64))
-    patch.setattr(DelayQueue, "refuse", lambda self, positions: nothing)
-    yield
-
-
-@contextmanager
-def messages_are_sent_before_their_intent_is_confirmed(
-    patch: pytest.MonkeyPatch,
-) -> Iterator[None]:
-    append_soon = SimulatedJournal.append_soon
-    patch.setattr(
-        SimulatedJournal, "append_soon", lambda self, record: append_soon(self, record) and 0
-    )
-    yield
-
-
-@contextmanager
-def planned_messages_are_sent_when_they_are_planned(patch: pytest.MonkeyPatch) -> Iterator[None]:
-    patch.setattr(Flight, "due_until", lambda self, now_ms: len(self.batch))
-    patch.setattr(Flight, "next_due_ms", 0)
-    yield
-
-
-@contextmanager
-def late_arrivals_overtake_planned_messages(patch: pytest.MonkeyPatch) -> Iterator[None]:
-    send = FlightSender._send_target
-
-    def latest_first(
-        self: FlightSender, key: TargetKey, flights: list[Flight], now_ms: int
-    ) -> bool:
-        return send(self, key, flights[::-1], now_ms)
-
-    patch.setattr(FlightSender, "_send_target", latest_first)
-    patch.setattr(PlanCuts, "is_behind", lambda self, batch, key: False)
-    yield
-
-
-@contextmanager
-def messages_of_a_cut_intent_count_as_stored(patch: pytest.MonkeyPatch) -> Iterator[None]:
-    patch.setattr(Flight, "stored", lambda self: np.ones(len(self.batch), dtype=np.bool_))
-    yield
-
-
-@contextmanager
-def messages_of_a_cut_intent_count_as_not_stored(patch: pytest.MonkeyPatch) -> Iterator[None]:
-    patch.setattr(Flight, "stored", lambda self: np.zeros(len(self.batch), dtype=np.bool_))
-    yield
-
-
-@contextmanager
-def a_cut_intent_is_closed_before_its_messages_have_outcomes(
-    patch: pytest.MonkeyPatch,
-) -> Iterator[None]:
-    withdraw = FlightOutcomes.withdraw
-
-    def at_once(self: FlightOutcomes, flights: Any) -> None:
-        for flight in flights:
-            flight.left = 0
-        withdraw(self, flights)
-
-    patch.setattr(FlightOutcomes, "withdraw", at_once)
-    yield
-
-
-@contextmanager
-def a_suspended_process_sends_what_it_had_planned(patch: pytest.MonkeyPatch) -> Iterator[None]:
-    patch.setattr(FlightSender, "_prove", lambda self: None)
-    yield
-
-
-@contextmanager
-def messages_of_a_lost_producer_count_as_stored(patch: pytest.MonkeyPatch) -> Iterator[None]:
-    def lost(self: SendState[Any]) -> None:
-        self.is_open = False
-        self._settle_all(self.in_flight, SendOutcome.STORED, "")
-
-    patch.setattr(SendState, "lost", lost)
-    yield
-
-
-@pytest.mark.parametrize(
-    "fault",
-    [
-        messages_are_sent_before_their_intent_is_confirmed,
-        planned_messages_are_sent_when_they_are_planned,
-        late_arrivals_overtake_planned_messages,
-        messages_of_a_cut_intent_count_as_stored,
-        messages_of_a_cut_intent_count_as_not_stored,
-        a_cut_intent_is_closed_before_its_messages_have_outcomes,
-        a_suspended_process_sends_what_it_had_planned,
-        a_refusal_at_a_takeover_means_nothing_is_stored,
-        a_failure_in_flight_means_it_is_not_stored,
-        refusals_are_not_recorded,
-        messages_of_a_lost_producer_count_as_stored,
-    ],
-)
-def test_the_search_finds(fault: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    with fault(monkeypatch), pytest.raises(AssertionError):
-        search_runs(True, False, shrinking=False, examples=2_000)
-
-
-@contextmanager
-def cancelled_messages_are_published(patch: pytest.MonkeyPatch) -> Iterator[None]:
-    drop = CancellationQueue.filter
-
-    def keep(self: CancellationQueue, columns: Any) -> Any:
-        revoked, self._cancellations.revoked = self._cancellations.revoked, 0
-        found = drop(self, columns)
-        self._cancellations.revoked = revoked
-        return found
-
-    patch.setattr(CancellationQueue, "filter", keep)
-    patch.setattr(CancellationQueue, "has_cancelled", lambda self, intent: False)
-    yield
-
-
-@contextmanager
-def outcomes_precede_their_records(patch: pytest.MonkeyPatch) -> Iterator[None]:
-    send = OutcomeTopic.send
-    patch.setattr(OutcomeTopic, "send", lambda self, stored: send(self, 1 << 62))
-    yield
-
-
-@contextmanager
-def messages_in_open_intents_are_cancelled(patch: pytest.MonkeyPatch) -> Iterator[None]:
-    nothing = lambda self, keys, key_index, ids: np.zeros(ids.size, dtype=np.bool_)  # noqa: E731
-    patch.setattr(Cancellations, "_intended", nothing)
-    yield
-
-
-@pytest.mark.parametrize(
-    "fault",
-    [
-        cancelled_messages_are_published,
-        outcomes_precede_their_records,
-        messages_in_open_intents_are_cancelled,
-    ],
-)
-def test_the_search_finds_false_outcomes(fault: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    with fault(monkeypatch), pytest.raises((AssertionError, ValueError)):
-        search_runs(False, False, shrinking=False, examples=2_000)
 
 
 def test_messages_keep_their_order_while_the_number_of_partitions_becomes_known(

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import _pulsar
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from delaylevel.dispatcher.record import Recorder
@@ -15,6 +15,7 @@ from delaylevel.model.level_topic import FinalWindow
 from delaylevel.model.message import RAW_KEY, parked_message
 from delaylevel.topics.description_cache import DescriptionCache
 from support.fakes import CoreMessage, describe
+from support.seeds import examples
 
 ORDERS = "persistent://public/default/orders"
 DESCRIPTION = describe(final_window=FinalWindow.TRACKER)
@@ -71,7 +72,7 @@ POSITIONS = st.tuples(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@examples(80)
 @given(st.lists(st.tuples(MESSAGES, POSITIONS), max_size=12))
 def test_a_message_has_the_same_record_as_if_it_were_checked_completely(
     messages: list[tuple[CoreMessage, tuple[int, int, int]]],

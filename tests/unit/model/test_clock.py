@@ -6,13 +6,14 @@ import time
 from datetime import datetime, timedelta, timezone
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from delaylevel.model.clock import StepDetector, SystemClock, duration_ms, instant_ms
 from delaylevel.testing import ManualClock
+from support.seeds import examples
 
-quick = settings(max_examples=200)
+quick = examples(40)
 
 
 @quick

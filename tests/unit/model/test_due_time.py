@@ -6,11 +6,12 @@ from datetime import datetime, timedelta, timezone, tzinfo
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from delaylevel.errors import InvalidDelayError, InvalidInputError
 from delaylevel.model.due_time import LATEST_DUE_MS, due_time_ms, spread_ms_of
+from support.seeds import examples
 
 T0 = 1_800_000_000_000
 UTC = timezone.utc
@@ -95,7 +96,7 @@ def test_invalid_values_are_refused_with_a_remedy(
     assert isinstance(caught.value, InvalidInputError)
 
 
-@settings(max_examples=300)
+@examples(60)
 @given(
     st.none() | st.integers() | st.datetimes(timezones=st.none() | st.timezones()) | st.floats(),
     st.none() | st.timedeltas() | st.floats(),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from delaylevel.errors import EnvelopeError, InvalidInputError
@@ -29,8 +29,9 @@ from delaylevel.model.envelope import (
     check_id,
     due_of,
 )
+from support.seeds import examples
 
-quick = settings(max_examples=200)
+quick = examples(40)
 
 ORDERS = "persistent://public/default/orders"
 schemas = st.builds(SchemaRef.of, st.sampled_from(["AVRO", "JSON", "STRING"]), st.text())

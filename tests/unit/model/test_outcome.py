@@ -7,15 +7,16 @@ import json
 import zlib
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from delaylevel.errors import EnvelopeError, InvalidInputError
 from delaylevel.model.due_time import LATEST_DUE_MS
 from delaylevel.model.outcome import Outcome, OutcomeStatus, Receipt
 from delaylevel.model.position import Position
+from support.seeds import examples
 
-quick = settings(max_examples=200)
+quick = examples(40)
 
 ORDERS = "persistent://public/default/orders"
 LEVELS = "persistent://public/default/_orders-delay-level"

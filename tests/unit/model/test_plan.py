@@ -6,13 +6,14 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from delaylevel.errors import InvalidInputError
 from delaylevel.model.level_topic import FinalWindow, Mover
 from delaylevel.model.plan import Load, Plan, plan, plans
 from delaylevel.model.strategy import Levels, PartitionStrategy
+from support.seeds import examples
 
 DAY = timedelta(days=1)
 MONTH = Load(rate=2000, maximum_delay=30 * DAY, size=1024, final_window=FinalWindow.BROKER)
@@ -126,7 +127,7 @@ loads = st.builds(
 
 
 @given(loads)
-@settings(deadline=None, max_examples=100, derandomize=True)
+@examples(20)
 def test_any_load_has_plans_that_fit(load: Load) -> None:
     found = plans(load)
     assert found

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from delaylevel.errors import InvalidInputError
 from delaylevel.model.position import EARLIEST, Position, stable_id
+from support.seeds import examples
 
-quick = settings(max_examples=200)
+quick = examples(40)
 numbers = st.integers(0, 1 << 62)
 positions = st.builds(Position, numbers, numbers, st.integers(-1, 1023))
 

@@ -6,19 +6,20 @@ from collections.abc import Callable
 from datetime import timedelta
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from delaylevel.errors import DelayTooLongError, InvalidInputError
 from delaylevel.model.router import DUE, WINDOW, Decision, Hop, Router
 from delaylevel.model.strategy import Levels, PartitionBy, PartitionStrategy
+from support.seeds import examples
 
 T0 = 1_800_000_000_000
 DAY = 86_400_000
 HOUR = 3_600_000
 NAMED = [by.unit for by in PartitionBy]
 
-quick = settings(max_examples=120)
+quick = examples(24)
 
 
 def ms(value: int) -> timedelta:

@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from delaylevel.errors import DelayLevelError, InvalidStrategyError
@@ -19,8 +19,9 @@ from delaylevel.model.strategy import (
     partition_count,
     propose_levels,
 )
+from support.seeds import examples
 
-quick = settings(max_examples=200)
+quick = examples(40)
 
 DAYS = timedelta(days=1)
 

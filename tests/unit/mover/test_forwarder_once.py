@@ -12,7 +12,7 @@ from unittest.mock import patch
 
 import pulsar
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from delaylevel.cluster.targets import receivers
@@ -26,6 +26,7 @@ from delaylevel.mover import forwarder as forwarder_module
 from delaylevel.mover.forwarder import Forwarder
 from delaylevel.testing import ManualClock
 from support.fakes import FakeAdmin, describe
+from support.seeds import examples
 
 from .test_forwarder import BILLS, DEAD, HELD, ORDERS, T0, Waiting
 
@@ -304,7 +305,7 @@ batches = st.lists(
 runs = st.lists(st.tuples(openings, faults, st.integers(-1, 60)), max_size=4)
 
 
-@settings(max_examples=400, deadline=None)
+@examples(80)
 @given(batches, runs, st.sampled_from([2, 3, 10_000]), st.sampled_from([0, 400, 1100]))
 def test_every_message_is_in_one_place_once(
     batch: list[tuple[str, int]],

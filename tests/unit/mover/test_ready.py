@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from delaylevel.cluster.port import LedgerInfo
@@ -17,6 +17,7 @@ from delaylevel.model.position import EARLIEST, Position, SourcePartition
 from delaylevel.model.topic_name import TopicName
 from delaylevel.mover import ready
 from delaylevel.mover.ready import ReadyBound, ready_bound
+from support.seeds import examples
 
 T0 = 1_800_000_000_000
 DAY = 86_400_000
@@ -24,7 +25,7 @@ LEAD = 600_000
 SLACK = LEAD // 2
 AFTER = 3 * DAY - LEAD
 
-quick = settings(max_examples=150)
+quick = examples(30)
 
 
 def partition(after_ms: int = AFTER) -> SourcePartition:
@@ -275,7 +276,7 @@ def simulate(
 ahead = st.sampled_from([LEAD, 2 * LEAD, DAY // 2, DAY + 1, 2 * DAY])
 
 
-@settings(max_examples=120)
+@examples(24)
 @given(
     st.lists(
         st.tuples(

@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
+from support.seeds import examples
+
 pytest.importorskip("pyspark")
 pytest.importorskip("pyarrow")
 
 import pyarrow as pa
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.datasource import (
     EqualNullSafe,
@@ -40,7 +42,7 @@ DUE = ("due",)
 TOPIC = "persistent://public/default/orders-delay-level-partition-3"
 SOURCE = SourcePartition(TOPIC.removesuffix("-partition-3"), TOPIC, Role.LEVEL, 1, 3, 0)
 
-thorough = settings(deadline=None, max_examples=300, derandomize=True)
+thorough = examples(60)
 
 
 def moment(microseconds: int) -> datetime:

@@ -6,13 +6,14 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from delaylevel.errors import InvalidInputError
 from delaylevel.structures import id_set
 from delaylevel.structures.deduplicator import DamagedSnapshotError, Deduplicator
 from delaylevel.structures.id_set import Ids
+from support.seeds import examples
 
 
 class Model:
@@ -52,7 +53,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@examples(30)
 @given(steps=STEPS, capacity=st.sampled_from([2, 6, 40, 300, 10_000]))
 def test_the_deduplicator_behaves_like_plain_sets(
     steps: list[tuple[str, tuple[int, ...]]], capacity: int

@@ -12,7 +12,7 @@ from unittest.mock import patch
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from delaylevel.errors import DelayLevelError, InvalidInputError
@@ -24,6 +24,7 @@ from delaylevel.structures.segments.pending import (
 )
 from delaylevel.structures.timebucket.tracker import TimeBucketTracker
 from support.fakes import SmallDisk
+from support.seeds import examples
 
 T0 = 1_700_000_000_000
 Row = tuple[int, int, int, float, bytes]
@@ -240,7 +241,7 @@ def test_invalid_input_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 RANGE = st.integers(-10_000, 200_000)
 
 
-@settings(max_examples=20, deadline=None)
+@examples(10)
 @given(
     seed=st.integers(0, 1000),
     ranges=st.lists(st.tuples(RANGE, RANGE, st.integers(0, 999), st.integers(0, 999)), max_size=6),

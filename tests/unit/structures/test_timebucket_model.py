@@ -6,12 +6,12 @@ from bisect import bisect_right, insort
 from unittest.mock import patch
 
 import numpy as np
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from delaylevel.structures.timebucket import near_rows, store
 from delaylevel.structures.timebucket.tracker import TimeBucketTracker
+from support.seeds import examples
 
 T0 = 1_700_000_000_000
 SMALL = st.integers(0, 3)
@@ -116,4 +116,4 @@ class TrackerMachine(RuleBasedStateMachine):
 
 
 TestTrackerMachine = TrackerMachine.TestCase
-TestTrackerMachine.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+TestTrackerMachine.settings = examples(12, stateful_step_count=25)

@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from delaylevel.errors import NotFoundError
@@ -18,6 +18,7 @@ from delaylevel.model.position import Position, source_partitions
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.topics.scan import ALWAYS, PendingRange, Window, pending_ranges, publish_window
+from support.seeds import examples
 
 NOW = 1_800_000_000_000
 HOUR = 3_600_000
@@ -31,7 +32,7 @@ LEVELS = Levels(
 DESCRIPTION = LevelTopicDescription("orders-delay-level", LEVELS, ("orders",))
 SOURCES = {(s.role, s.level, s.partition): s for s in source_partitions(DESCRIPTION)}
 
-thorough = settings(deadline=None, max_examples=500, derandomize=True)
+thorough = examples(100)
 
 
 @dataclass(frozen=True)
