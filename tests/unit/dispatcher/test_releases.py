@@ -26,10 +26,11 @@ def test_the_last_release_of_each_message_is_known() -> None:
 
 def test_at_least_the_given_number_is_known() -> None:
     times = RecentReleases(lambda: 0, most=2_500)
-    for number in range(20_000):
+    for number in range(10_000):
         release(times, number, number)
-    known = [number for number in range(20_000) if times.times_of([("k", number)])]
-    assert known == list(range(known[0], 20_000))
+    known = [number for number in range(5_000, 10_000) if times.times_of([("k", number)])]
+    assert known == list(range(known[0], 10_000))
+    assert known[0] > 5_000
     assert 2_500 <= len(known) <= 2_500 + 2_000
 
 
