@@ -20,7 +20,6 @@ from delaylevel.cluster.reader import entry_times
 from delaylevel.cluster.rest.admin import Admin
 from delaylevel.errors import (
     InvalidInputError,
-    InvalidStrategyError,
     LevelTopicError,
     NotFoundError,
     StrategyMismatchError,
@@ -340,24 +339,6 @@ def test_a_quota_that_only_blocks_by_size_is_noted(admin: Admin, namespace: str)
     set_policy(admin, namespace, QUOTA, quota)
     wanted = topics.create(admin, described(namespace))
     assert ["holds 5,000 bytes" in line for line in topics.notes(admin, wanted)] == [True]
-
-
-def test_more_partitions_than_the_broker_allows(narrow: Admin) -> None:
-    set_policy(narrow, "public/default", "subscriptionExpirationTime", 0)
-    hours = Levels(PartitionStrategy(partition_by="HOUR", maximum_delay=timedelta(days=20)))
-    wanted = LevelTopicDescription("many-delay-level", hours, ("many",))
-    with pytest.raises(InvalidStrategyError) as caught:
-        topics.create(narrow, wanted)
-    text = str(caught.value)
-    assert "479 partitions" in text
-    assert "limit of 20" in text
-    assert "no list" not in text
-    assert not narrow.topic_exists(wanted.name)
-    days = Levels(PartitionStrategy(partition_by="DAY", maximum_delay=timedelta(days=365)))
-    with pytest.raises(InvalidStrategyError) as other:
-        topics.create(narrow, LevelTopicDescription("many-delay-level", days, ("many",)))
-    assert "these levels fit: MONTH for 365d, then DAY for 30d" not in str(other.value)  # 29 > 20
-    assert "364 partitions" in str(other.value)
 
 
 def test_a_level_topic_is_found_by_every_name(admin: Admin, namespace: str) -> None:

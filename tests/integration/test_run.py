@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import json
-import random
-import re
 import time
-import urllib.error
-import urllib.request
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -29,7 +24,19 @@ from delaylevel.run.service import ServiceCollector
 from delaylevel.topics import description_cache, lifecycle, roster
 from delaylevel.web.reports import reporters_of
 from support.background import Background
-from support.run import UNIT, Owners, Start, create, end, found, park, said, started
+from support.run import (
+    UNIT,
+    Owners,
+    Start,
+    answer,
+    conditions,
+    create,
+    end,
+    found,
+    park,
+    said,
+    started,
+)
 from support.world import RealWorld, quiet_client
 
 pytestmark = pytest.mark.broker
@@ -48,33 +55,6 @@ def test_it_moves_and_releases_until_it_is_stopped(world: RealWorld, cli_process
     assert f"{description.topic}: moving its messages" in said(process)
     assert Owners(world, description).mover() == 0
     assert Owners(world, description).window() == {0}
-
-
-def test_nothing_is_lost_if_mover_and_dispatcher_die_together_in_a_batch(
-    world: RealWorld, cli_process: Start
-) -> None:
-    description = create(world)
-    (orders,) = description.targets
-    choose = random.Random(5)
-    process = started(world, cli_process, description)
-    bodies: set[bytes] = set()
-    for number in range(4):
-        before = sum(found(world, orders).values())
-        # However slow the machine is, there is something to release in each round.
-        bodies |= park(world, orders, 1_500, 1_200, 7_900, first=number * 1_500)
-        world.eventually(
-            lambda before=before: sum(found(world, orders).values()) > before, "a release"
-        )
-        time.sleep(choose.uniform(0, 0.3))  # a random moment
-        process.kill()
-        process.wait()
-        process = cli_process("run", description.topic)
-    world.eventually(lambda: found(world, orders).keys() == bodies, "all messages")
-    world.drained(description)
-    owners = Owners(world, description)
-    world.eventually(lambda: owners.all_with(process), "all partitions")
-    process.terminate()
-    assert end(process) == 0, said(process)
 
 
 def test_once_does_what_is_ready_and_due(world: RealWorld, cli_process: Start) -> None:
@@ -123,24 +103,6 @@ def test_the_local_mover_works_alone(world: RealWorld, cli_process: Start) -> No
     assert end(cli_process("mover", "run", orders, "--local", "--once")) == 0
 
 
-def answer(process: Any, path: str) -> tuple[int, str]:
-    """Ask the HTTP service of a process, at the address that it has printed."""
-    printed = re.search(r"Status page at (http://127\.0\.0\.1:[0-9]+/)", said(process))
-    if printed is None:
-        return 0, ""
-    try:
-        with urllib.request.urlopen(printed[1] + path, timeout=20) as found:
-            return found.status, found.read().decode()
-    except urllib.error.HTTPError as error:
-        return error.code, error.read().decode()
-
-
-def conditions(process: Any) -> dict[str, str]:
-    """Return the conditions of readiness that are met, with their texts."""
-    checks = json.loads(answer(process, "readyz")[1] or '{"checks": []}')["checks"]
-    return {check["name"]: check["text"] for check in checks if check["ok"]}
-
-
 def test_its_http_service_tells_of_mover_and_dispatcher(
     world: RealWorld, cli_process: Start
 ) -> None:
@@ -187,21 +149,6 @@ def test_its_http_service_tells_of_mover_and_dispatcher(
     for each in (process, second):
         each.terminate()
         assert end(each) == 0, said(each)
-
-
-def test_the_http_service_of_the_local_mover(world: RealWorld, cli_process: Start) -> None:
-    description = create(world, final_window=FinalWindow.BROKER)
-    process = cli_process("mover", "run", description.targets[0], "--local", "--metrics-port", "0")
-    world.eventually(lambda: answer(process, "readyz")[0] == 200, "readiness")
-    assert conditions(process).keys() == {
-        f"mover lock of {description.topic}",
-        f"hand-offs of {description.topic}",
-    }
-    park(world, description.targets[0], 5, 7_000, 7_500)
-    world.eventually(lambda: "Parked in levels" in answer(process, "")[1], "the status page", 30)
-    assert answer(process, "pending")[0] == 404
-    process.terminate()
-    assert end(process) == 0, said(process)
 
 
 def test_one_level_topic_that_cannot_be_served_stops_no_other(

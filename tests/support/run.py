@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import random
+import re
 import subprocess
+import urllib.error
+import urllib.request
 from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
@@ -95,3 +99,21 @@ def started(world: RealWorld, cli_process: Start, description: LevelTopicDescrip
     owners = Owners(world, description)
     world.eventually(lambda: owners.all_with(process), "all partitions")
     return process
+
+
+def answer(process: Any, path: str) -> tuple[int, str]:
+    """Ask the HTTP service of a process, at the address that it has printed."""
+    printed = re.search(r"Status page at (http://127\.0\.0\.1:[0-9]+/)", said(process))
+    if printed is None:
+        return 0, ""
+    try:
+        with urllib.request.urlopen(printed[1] + path, timeout=20) as found:
+            return found.status, found.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def conditions(process: Any) -> dict[str, str]:
+    """Return the conditions of readiness that are met, with their texts."""
+    checks = json.loads(answer(process, "readyz")[1] or '{"checks": []}')["checks"]
+    return {check["name"]: check["text"] for check in checks if check["ok"]}

@@ -122,7 +122,7 @@ def send(embedded_pulsar: EmbeddedPulsar, listening: Listening) -> Send:
     return send
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM])
 def test_a_signal_ends_it_after_the_running_handler(
     listening: Listening, send: Send, embedded_pulsar: EmbeddedPulsar, number: signal.Signals
 ) -> None:

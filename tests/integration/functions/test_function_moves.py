@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -120,43 +118,3 @@ def test_a_level_topic_for_spark_is_refused(
     description = level_topic(TWO_LEVELS)
     with pytest.raises(LevelTopicError, match="delaylevel mover run"):
         deployment.deploy(connection, description, deployment.FunctionOptions())
-
-
-def test_the_command_line(
-    description: LevelTopicDescription,
-    connection: Connection,
-    world: RealWorld,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    from click.testing import CliRunner
-
-    from delaylevel.cli.main import cli
-
-    monkeypatch.setenv("DELAYLEVEL_SERVICE_URL", connection.service_url)
-    monkeypatch.setenv("DELAYLEVEL_ADMIN_URL", connection.admin_url)
-    target = description.targets[0]
-
-    def run(*arguments: str, code: int = 0) -> Any:
-        result = CliRunner().invoke(cli, ["mover", *arguments])
-        assert result.exit_code == code, result.output
-        return result
-
-    assert "is not deployed" in run("status", target, code=1).stderr
-    assert json.loads(run("deploy", target, "-o", "json").stdout)["updated"] is False
-    get = world.arrivals(target)
-    wrapped(world.client(), description).send(b"1", deliver_after=timedelta(seconds=1.5))
-    get(1, 60)
-    world.drained(description)  # acknowledgement follows arrival
-    at = json.loads(run("status", target, "-o", "json").stdout)
-    assert at["running"] == "1 of 1"
-    assert at["problems"] == []
-    assert "RUNNING" in run("status", target).stdout
-    assert "moving" in run("logs", target).stdout
-    run("restart", target)
-    world.eventually(
-        lambda: CliRunner().invoke(cli, ["mover", "status", target]).exit_code == 0,
-        "the restarted instance",
-        60,
-    )
-    assert "stays" in run("delete", target).stderr

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import re
 import signal
 import socket
@@ -27,7 +28,7 @@ from delaylevel.model.level_topic import (
 from delaylevel.model.position import source_partitions
 from delaylevel.mover import service as mover_service
 from delaylevel.run import LocalService
-from support.run import Owners, Start, create, end, found, park, said, started
+from support.run import Owners, Start, answer, conditions, create, end, found, park, said, started
 from support.world import RealWorld, quiet_client
 
 pytestmark = pytest.mark.broker
@@ -222,3 +223,45 @@ def test_it_survives_a_broker_that_is_away(
         process.terminate()
         assert end(process, 60) == 0, said(process)
         assert "Traceback" not in said(process)
+
+
+def test_nothing_is_lost_if_mover_and_dispatcher_die_together_in_a_batch(
+    world: RealWorld, cli_process: Start
+) -> None:
+    description = create(world)
+    (orders,) = description.targets
+    choose = random.Random(5)
+    process = started(world, cli_process, description)
+    bodies: set[bytes] = set()
+    for number in range(4):
+        before = sum(found(world, orders).values())
+        # However slow the machine is, there is something to release in each round.
+        bodies |= park(world, orders, 1_500, 1_200, 7_900, first=number * 1_500)
+        world.eventually(
+            lambda before=before: sum(found(world, orders).values()) > before, "a release"
+        )
+        time.sleep(choose.uniform(0, 0.3))  # a random moment
+        process.kill()
+        process.wait()
+        process = cli_process("run", description.topic)
+    world.eventually(lambda: found(world, orders).keys() == bodies, "all messages")
+    world.drained(description)
+    owners = Owners(world, description)
+    world.eventually(lambda: owners.all_with(process), "all partitions")
+    process.terminate()
+    assert end(process) == 0, said(process)
+
+
+def test_the_http_service_of_the_local_mover(world: RealWorld, cli_process: Start) -> None:
+    description = create(world, final_window=FinalWindow.BROKER)
+    process = cli_process("mover", "run", description.targets[0], "--local", "--metrics-port", "0")
+    world.eventually(lambda: answer(process, "readyz")[0] == 200, "readiness")
+    assert conditions(process).keys() == {
+        f"mover lock of {description.topic}",
+        f"hand-offs of {description.topic}",
+    }
+    park(world, description.targets[0], 5, 7_000, 7_500)
+    world.eventually(lambda: "Parked in levels" in answer(process, "")[1], "the status page", 30)
+    assert answer(process, "pending")[0] == 404
+    process.terminate()
+    assert end(process) == 0, said(process)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable
 from datetime import timedelta
@@ -12,6 +13,7 @@ import pytest
 from delaylevel.cluster.connection.settings import Connection
 from delaylevel.errors import AlreadyRunningError
 from delaylevel.model.clock import SystemClock
+from delaylevel.model.position import Position
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from support.spark_levels import BRIEF, HOUR_MS, overdue
@@ -159,3 +161,64 @@ def test_a_second_job_names_the_active_one(
             SparkSyncJob(connection, settings, spark=spark)
     # After the first job has stopped, the second can start.
     spark_once(description, checkpoint=str(tmp_path / "second"))
+
+
+def test_a_late_trigger(world: RealWorld, spark_once: Callable[..., None]) -> None:
+    """One job for two level topics with several targets starts when all messages are overdue."""
+    first = world.level_topic(BRIEF, ("orders", "invoices"))
+    second = world.level_topic(BRIEF, ("letters",))
+    client = world.client()
+    for description in (first, second):
+        for target in description.targets:
+            with client.create_producer(
+                target, enable_delay_level_topic=True, delay_level_topic=description.topic
+            ) as producer:
+                for number in range(200):
+                    producer.send_async(
+                        b"%d" % number,
+                        None,
+                        deliver_after=timedelta(milliseconds=300 + number % 400),
+                    )
+    overdue(first, world.eventually)
+    spark_once(first, second)
+    for description in (first, second):
+        world.drained(description)
+        for target in description.targets:
+            # Delivered at once as a plain message, which every type of subscription gets.
+            arrivals = world.arrivals(target)(200)
+            assert sorted(int(a.message.data()) for a in arrivals) == list(range(200))
+            assert min(a.late_ms for a in arrivals) > 0
+            assert len(world.stored(target)) == 200
+
+
+@pytest.mark.parametrize("at", [20, 49])
+def test_a_start_in_the_middle_of_a_batch(
+    at: int,
+    world: RealWorld,
+    parked: Callable[..., dict[str, str]],
+    spark_once: Callable[..., None],
+) -> None:
+    description = world.level_topic(BRIEF)
+    topic = description.name.partition(1).full
+    producer = world.plain_client.create_producer(
+        topic,
+        batching_enabled=True,
+        batching_max_messages=50,
+        batching_max_publish_delay_ms=10_000,
+    )
+    due_ms = SystemClock().now_ms()
+    for number in range(100):
+        producer.send_async(b"%d" % number, None, parked(due_ms))
+    producer.flush()
+    entries = world.stored(topic)
+    assert sorted({(m.entry, m.batch) for m in entries}) == [
+        (e, b) for e in (0, 1) for b in range(50)
+    ]
+    overdue(description, world.eventually)
+
+    start = Position(entries[0].ledger, 0, at)
+    spark_once(description, options={"startingOffsets": json.dumps({topic: str(start)})})
+    # Exactly the rest of the batch, and the messages after it.
+    moved = [int(m.value or b"") for m in world.stored(description.targets[0])]
+    assert moved == list(range(at, 100))
+    world.drained(description)

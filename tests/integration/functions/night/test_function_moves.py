@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import subprocess
@@ -21,7 +22,7 @@ from delaylevel.functions import deployment, health
 from delaylevel.model.clock import SystemClock
 from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription, Mover
 from delaylevel.model.strategy import Levels, PartitionStrategy
-from support.function_moves import description, wrapped  # noqa: F401
+from support.function_moves import TWO_LEVELS, description, wrapped  # noqa: F401  # noqa: F401
 from support.world import RealWorld
 
 SHORT = PartitionStrategy(partition_by=timedelta(seconds=2), maximum_delay=timedelta(seconds=8))
@@ -168,3 +169,43 @@ def test_the_line_for_pulsar_admin(
     wrapped(world.client(), description).send(b"1", deliver_after=timedelta(seconds=2))
     get(1, 90)
     deployment.delete(connection, description, deployment.function_name(description))
+
+
+def test_the_command_line(
+    description: LevelTopicDescription,
+    connection: Connection,
+    world: RealWorld,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from click.testing import CliRunner
+
+    from delaylevel.cli.main import cli
+
+    monkeypatch.setenv("DELAYLEVEL_SERVICE_URL", connection.service_url)
+    monkeypatch.setenv("DELAYLEVEL_ADMIN_URL", connection.admin_url)
+    target = description.targets[0]
+
+    def run(*arguments: str, code: int = 0) -> Any:
+        result = CliRunner().invoke(cli, ["mover", *arguments])
+        assert result.exit_code == code, result.output
+        return result
+
+    assert "is not deployed" in run("status", target, code=1).stderr
+    assert json.loads(run("deploy", target, "-o", "json").stdout)["updated"] is False
+    get = world.arrivals(target)
+    wrapped(world.client(), description).send(b"1", deliver_after=timedelta(seconds=1.5))
+    get(1, 60)
+    world.drained(description)  # acknowledgement follows arrival
+    at = json.loads(run("status", target, "-o", "json").stdout)
+    assert at["running"] == "1 of 1"
+    assert at["problems"] == []
+    assert "RUNNING" in run("status", target).stdout
+    assert "moving" in run("logs", target).stdout
+    run("restart", target)
+    world.eventually(
+        lambda: CliRunner().invoke(cli, ["mover", "status", target]).exit_code == 0,
+        "the restarted instance",
+        60,
+    )
+    assert "stays" in run("delete", target).stderr
