@@ -275,7 +275,7 @@ waited = st.tuples(st.just("wait"), st.sampled_from([0.001, 0.03, 0.3, 2.0]))
 other = st.tuples(st.sampled_from(["answer", "fetch"]))
 
 
-@settings(max_examples=500)
+@examples(100)
 @given(st.lists(st.one_of(appended, waited, other, other), max_size=40))
 def test_a_reader_that_is_asked_keeps_the_order_and_misses_nothing(
     steps: list[tuple[Any, ...]],
