@@ -1,7 +1,8 @@
 """Distribution of the tests over several processes (pytest-xdist).
 
 All processes share one broker with the usual settings (see ``shared_broker``). Each has its own
-brokers with other settings, and its own copy of every other session fixture. Tests of one group run in one process, one after another. A group is a file, or one of ``GROUPS``.
+brokers with other settings, and its own copy of every other session fixture. Tests of one group
+run in one process, one after another. A group is a file, or one of ``GROUPS``.
 """
 
 from __future__ import annotations
