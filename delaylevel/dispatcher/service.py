@@ -269,6 +269,7 @@ class Dispatcher:
             a connection of its own, and a throttled one delays no other. By default a
             :class:`delaylevel.DelayLevelClient` makes more of its kind, and all targets share the
             connection of any other client.
+        lanes: schedulers of the process, which are not closed here; its own ones by default.
 
     Attributes:
         history: the releases of the last minutes.
@@ -287,6 +288,7 @@ class Dispatcher:
         settings: DispatchSettings,
         clock: Clock | None = None,
         target_client: Callable[[], Any] | None = None,
+        lanes: Lanes | None = None,
     ) -> None:
         self._client = client
         # The clients of targets are closed after the producers, which close in the background.
@@ -294,7 +296,8 @@ class Dispatcher:
         target_client = target_client or getattr(client, "another", None)
         self._client_of = self._opened.enter_context(clients_of_targets(client, target_client))
         self._background = BackgroundWork()
-        self._lanes = Lanes()
+        self._lanes = Lanes() if lanes is None else lanes
+        self._own_lanes = self._lanes if lanes is None else None
         self._opened.callback(self._background.join)
         self._admin = admin
         self._settings = settings
@@ -454,7 +457,8 @@ class Dispatcher:
             self._revoke([(topic, index) for topic in self._topics for index in topic.owners])
             for topic in self._topics:
                 topic.membership.close()
-            self._lanes.close()
+            if self._own_lanes is not None:
+                self._own_lanes.close()
             self._opened.close()
             shutil.rmtree(self._directory, ignore_errors=True)
 

@@ -1,4 +1,4 @@
-"""Movers without Spark as a service: a thread for each level topic, standby and retries."""
+"""Movers without Spark as a service: a task for each level topic, standby and retries."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from delaylevel.cluster.failures import may_pass, translate_errors
 from delaylevel.cluster.logs import RepeatedWarning
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.rules import Explainer
+from delaylevel.cluster.scheduler import AT_ONCE, NEVER, Lanes, LaneTask
 from delaylevel.errors import AlreadyRunningError, BrokerError, LevelTopicError, NotFoundError
 from delaylevel.model.clock import Clock, SystemClock
 from delaylevel.model.delivery import ForwardReport
@@ -36,6 +37,7 @@ _PROBE_S = 2.0
 LOCK_TIMEOUT_S = 15.0
 # The client reconnects within this time, unless another mover has taken the partitions.
 _RECONNECT_S = 5.0
+# Time between two looks if it has.
 _LOOK_S = 0.1
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
 # Topics of a broker that dies are back within half a minute, at a moment that nothing announces.
@@ -69,13 +71,15 @@ class MoverStats:
     last_pass_ms: int | None = None
 
 
-class TopicThread(threading.Thread):
-    """The thread that serves one level topic.
+class TopicTask:
+    """The task that serves one level topic.
 
     It tries to lock the level topic, hands off pass by pass while it has the lock, and waits after
     a failure. While another process has the lock, it tries again every two seconds: at each attempt
     the broker checks whether the connection of the other one is alive, and closes it if not. A
     suspended process therefore loses its level topics after some seconds, and a killed one at once.
+
+    All of its steps are in the slow lane: they wait for the broker.
 
     Args:
         lock: function that locks the level topic and returns its mover.
@@ -92,7 +96,6 @@ class TopicThread(threading.Thread):
         clock: Clock,
         explain: Callable[[LevelTopicDescription, Exception], str],
     ) -> None:
-        super().__init__(name=f"mover {description.topic}", daemon=True)
         self.description = description
         self._acquire = lock
         self._describe = describe
@@ -100,6 +103,11 @@ class TopicThread(threading.Thread):
         self._clock = clock
         self._explain = explain
         self._stopping = threading.Event()
+        self._ended = threading.Event()
+        self._task: LaneTask | None = None
+        self._mover: LocalMover | None = None
+        # Time at which the lock counts as lost, while its consumers are not connected.
+        self._lost_s: float | None = None
         self._lock = threading.Lock()
         self._stats = MoverStats()
         self._warning = RepeatedWarning(log, f"mover of {description.topic}")
@@ -113,26 +121,27 @@ class TopicThread(threading.Thread):
             report.add(self._stats.report)
             return replace(self._stats, report=report)
 
+    def start(self, lanes: Lanes) -> None:
+        """Begin to serve, in the threads of the process."""
+        self._task = LaneTask(self._step, lanes.slow, f"mover {self.description.topic}")
+        self._task.start()
+
     def stop(self) -> None:
-        """Request the end after the current messages."""
+        """Request the end after the current messages; safe in a signal handler."""
         self._stopping.set()
 
-    def run(self) -> None:
-        while not self._stopping.is_set():
-            try:
-                with translate_errors():
-                    self._serve()
-            except AlreadyRunningError as error:
-                self._stand_by(error)
-            except BrokerError as error:
-                self._failed(error)
-            except Exception as error:  # a bug must not end the service of this level topic
-                log.exception("mover of %s", self.description.topic)
-                self._failed(error)
-        self._set(state="stopped", holder="")
+    def wake(self) -> None:
+        """Let it notice the request to stop at once."""
+        if self._task is not None:
+            self._task.wake()
+
+    def join(self, timeout_s: float | None = None) -> bool:
+        """Wait for the end after `stop`, if it was started; return False after a time, in s."""
+        self.wake()
+        return self._task is None or self._ended.wait(timeout_s)
 
     def run_once(self) -> ForwardReport:
-        """Hand off everything that is ready now, in this thread.
+        """Hand off everything that is ready now, in the thread of the caller.
 
         Raises:
             AlreadyRunningError: another mover has the level topic.
@@ -159,24 +168,74 @@ class TopicThread(threading.Thread):
         self._set(state="stopped")
         return total
 
-    def _serve(self) -> None:
-        """Lock the level topic, and hand off until stopped or until the lock is lost."""
+    def _step(self) -> float:
+        """Lock the level topic, or make a pass; return the time of the next step."""
+        if self._stopping.is_set():
+            return self._end()
+        try:
+            with translate_errors():
+                if self._mover is None:
+                    self._mover = self._open()
+                return self._serve(self._mover)
+        except AlreadyRunningError as error:
+            self._close()
+            pause_s = self._stand_by(error)
+        except BrokerError as error:
+            self._close()
+            pause_s = self._failed(error)
+        except Exception as error:  # a bug must not end the service of this level topic
+            log.exception("mover of %s", self.description.topic)
+            self._close()
+            pause_s = self._failed(error)
+        return time.monotonic() + pause_s
+
+    def _end(self) -> float:
+        try:
+            self._close()
+        finally:
+            self._set(state="stopped", holder="")
+            if self._task is not None:
+                self._task.end()
+            self._ended.set()
+        return NEVER
+
+    def _close(self) -> None:
+        mover, self._mover = self._mover, None
+        if mover is not None:
+            try:
+                mover.close()
+            except Exception:  # the lock is gone with the connection
+                log.warning("mover of %s", self.description.topic, exc_info=True)
+
+    def _open(self) -> LocalMover:
+        """Lock the level topic."""
         if self._stats.state == "failing":
             self.description = self._describe()
-        with self._acquire(self.description) as mover:
-            if self._stats.state in ("standby", "starting"):
-                log.info("moving %s", self.description.topic)
-            self._set(state="moving", holder="", problem="")
-            self._warning.over()
-            # One partition that fails again must not keep the others waiting.
-            mover.postponed.update(self._postponed)
-            self._postponed = mover.postponed
-            while not self._stopping.is_set():
-                self._pass(mover)
-                if not mover.behind:
-                    self._stopping.wait((self._trigger_ms or trigger_of(self.description)) / 1000)
-                if not self._connected(mover):
-                    raise BrokerError("the lock on the level topic is lost; locking it again")
+        mover = self._acquire(self.description)
+        if self._stats.state in ("standby", "starting"):
+            log.info("moving %s", self.description.topic)
+        self._set(state="moving", holder="", problem="")
+        self._warning.over()
+        # One partition that fails again must not keep the others waiting.
+        mover.postponed.update(self._postponed)
+        self._postponed = mover.postponed
+        self._lost_s = None
+        return mover
+
+    def _serve(self, mover: LocalMover) -> float:
+        """Make a pass, unless the lock is lost; return the time of the next step."""
+        if not mover.connected:
+            now_s = time.monotonic()
+            if self._lost_s is None:
+                self._lost_s = now_s + _RECONNECT_S
+            if now_s > self._lost_s:
+                raise BrokerError("the lock on the level topic is lost; locking it again")
+            return now_s + _LOOK_S
+        self._lost_s = None
+        self._pass(mover)
+        if mover.behind:
+            return AT_ONCE
+        return time.monotonic() + (self._trigger_ms or trigger_of(self.description)) / 1000
 
     def _pass(self, mover: LocalMover) -> None:
         try:
@@ -186,13 +245,6 @@ class TopicThread(threading.Thread):
                 self._pause_s = _FIRST_PAUSE_S  # only some partitions fail
             raise
         self._passed(mover, report)
-
-    def _connected(self, mover: LocalMover) -> bool:
-        deadline_s = time.monotonic() + _RECONNECT_S
-        while not mover.connected:
-            if time.monotonic() > deadline_s or self._stopping.wait(_LOOK_S):
-                return self._stopping.is_set()
-        return True
 
     def _passed(self, mover: LocalMover, report: ForwardReport) -> None:
         self.description = mover.description
@@ -204,14 +256,15 @@ class TopicThread(threading.Thread):
             self._stats.last_pass_ms = self._clock.now_ms()
             self._stats.report.add(report)
 
-    def _stand_by(self, error: AlreadyRunningError) -> None:
-        """Wait for the next attempt to lock."""
+    def _stand_by(self, error: AlreadyRunningError) -> float:
+        """Take note that another mover has the lock; return the pause before the next attempt."""
         if self._stats.state != "standby":
             log.info("standby for %s: %s", self.description.topic, error)
         self._set(state="standby", holder=error.owner, problem="", last_pass_ms=None)
-        self._stopping.wait(_PROBE_S)
+        return _PROBE_S
 
-    def _failed(self, error: Exception) -> None:
+    def _failed(self, error: Exception) -> float:
+        """Take note of a failure; return the pause before the next attempt."""
         reason = self._explain(self.description, error)
         self._warning.failed(reason)
         with self._lock:
@@ -220,8 +273,8 @@ class TopicThread(threading.Thread):
             self._stats.last_pass_ms = None
         longest_s = _LONGEST_PASSING_S if may_pass(error) else _LONGEST_PAUSE_S
         pause_s = min(self._pause_s, longest_s)
-        self._stopping.wait(pause_s)
         self._pause_s = min(2 * pause_s, longest_s)
+        return pause_s
 
     def _set(self, **values: object) -> None:
         with self._lock:
@@ -266,6 +319,7 @@ class MoverService:
         level_topics: names of business topics or level topics.
         trigger_ms: time between two passes, in ms; by default a fifth of the shortest lead.
         target_client: as for :class:`~delaylevel.mover.local.LocalMover`.
+        lanes: schedulers of the process, which are not closed here; its own ones by default.
     """
 
     def __init__(
@@ -277,16 +331,19 @@ class MoverService:
         trigger_ms: int | None = None,
         clock: Clock | None = None,
         target_client: Callable[[], Any] | None = None,
+        lanes: Lanes | None = None,
     ) -> None:
         self._client = client
         self._admin = admin
+        self._lanes = Lanes() if lanes is None else lanes
+        self._own_lanes = self._lanes if lanes is None else None
         self._trigger_ms = trigger_ms
         self._clock = clock or SystemClock()
         self._target_client = target_client
         self._explainer = Explainer(admin)
         self._lock = threading.Lock()
         self._stopping = threading.Event()
-        self._threads: dict[str, TopicThread] = {}
+        self._tasks: dict[str, TopicTask] = {}
         self._started = False
         #: The level topics to serve; a service that contains this one has its own here.
         self.roster = Roster(admin, level_topics, lambda description, _: self.add(description))
@@ -296,13 +353,13 @@ class MoverService:
     def descriptions(self) -> tuple[LevelTopicDescription, ...]:
         """The descriptions of the level topics that are served."""
         with self._lock:
-            return tuple(thread.description for thread in self._threads.values())
+            return tuple(task.description for task in self._tasks.values())
 
     def stats(self) -> Mapping[str, MoverStats]:
         """Return the statistics by level topic."""
         with self._lock:
-            threads = dict(self._threads)
-        return {topic: thread.stats() for topic, thread in threads.items()}
+            tasks = dict(self._tasks)
+        return {topic: task.stats() for topic, task in tasks.items()}
 
     def member_stats(self, description: LevelTopicDescription) -> LevelTopicStats:
         """Request the statistics of the levels, of held messages and of dead letters."""
@@ -315,19 +372,18 @@ class MoverService:
             LevelTopicError: a Function moves its messages.
         """
         check_movable(description)
-        thread = self._thread(description)
+        task = self._task(description)
         with self._lock:
-            self._threads[description.topic] = thread
+            self._tasks[description.topic] = task
         if self._started:
-            thread.start()
+            task.start(self._lanes)
 
     def remove(self, topic: str) -> None:
         """Stop serving a level topic."""
         with self._lock:
-            thread = self._threads.pop(topic)
-        thread.stop()
-        if self._started:
-            thread.join()
+            task = self._tasks.pop(topic)
+        task.stop()
+        task.join()
 
     def run(self, tick: Callable[[], None] | None = None) -> None:
         """Serve until `stop` is called; then end the current passes and release the locks.
@@ -359,9 +415,9 @@ class MoverService:
         """
         total = ForwardReport()
         failure: BrokerError | None = None
-        for thread in self._threads.values():
+        for task in self._tasks.values():
             try:
-                total.add(thread.run_once())
+                total.add(task.run_once())
             except BrokerError as error:
                 failure = failure or error
         if failure is not None:
@@ -371,26 +427,30 @@ class MoverService:
         return total
 
     def start(self) -> None:
-        """Start to serve, in threads."""
+        """Start to serve, in the threads of the process."""
         self._started = True
-        for thread in list(self._threads.values()):
-            thread.start()
+        for task in list(self._tasks.values()):
+            task.start(self._lanes)
 
     def stop(self) -> None:
         """Request the end; safe in a signal handler and from any thread."""
         self._stopping.set()
-        for thread in list(self._threads.values()):
-            thread.stop()
+        for task in list(self._tasks.values()):
+            task.stop()
 
     def close(self) -> None:
         """End the current passes, release the locks, and wait for that."""
         self.stop()
-        for thread in list(self._threads.values()):
-            if thread.ident is not None:
-                thread.join()
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.wake()
+        for task in tasks:
+            task.join()
+        if self._own_lanes is not None:
+            self._own_lanes.close()
 
-    def _thread(self, description: LevelTopicDescription) -> TopicThread:
-        return TopicThread(
+    def _task(self, description: LevelTopicDescription) -> TopicTask:
+        return TopicTask(
             lambda latest: LocalMover(
                 self._client, self._admin, latest, self._clock, self._target_client
             ),

@@ -12,6 +12,7 @@ from typing import Any
 
 from delaylevel.cluster.failures import translate_errors
 from delaylevel.cluster.port import TopicAdmin
+from delaylevel.cluster.scheduler import Lanes
 from delaylevel.dispatcher import Dispatcher, DispatchSettings
 from delaylevel.dispatcher.service import partition_owners
 from delaylevel.dispatcher.stats import OwnerStats
@@ -150,11 +151,17 @@ class LocalService:
         self._dispatcher: Dispatcher | None = None
         self._stopping = threading.Event()
         self._closing = ExitStack()
+        # Movers and window partitions share the threads.
+        self._lanes = self._closing.enter_context(closing(Lanes()))
         try:
             with translate_errors():
                 client = self._closing.enter_context(closing(open_client()))
                 self._movers = MoverService(
-                    client, admin, trigger_ms=trigger_ms, target_client=open_client
+                    client,
+                    admin,
+                    trigger_ms=trigger_ms,
+                    target_client=open_client,
+                    lanes=self._lanes,
                 )
                 self._roster = self._movers.roster = Roster(
                     admin, level_topics, self._serve, namespace
@@ -308,7 +315,12 @@ class LocalService:
         if self._dispatcher is None:
             client = self._closing.enter_context(closing(self._open_client()))
             self._dispatcher = Dispatcher(
-                client, self._admin, (), self._settings, target_client=self._open_client
+                client,
+                self._admin,
+                (),
+                self._settings,
+                target_client=self._open_client,
+                lanes=self._lanes,
             )
         return self._dispatcher
 

@@ -7,10 +7,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
 
+from delaylevel.cluster.scheduler import Lanes
 from delaylevel.errors import (
     AdminError,
     AlreadyRunningError,
@@ -24,7 +26,7 @@ from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.mover import service
 from delaylevel.mover.ready import LONGEST_PASS_S
-from delaylevel.mover.service import MoverStats, TopicThread
+from delaylevel.mover.service import MoverStats, TopicTask
 from support.world import eventually
 
 UNIT = timedelta(seconds=1)
@@ -59,6 +61,9 @@ class FakeMover:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def close(self) -> None:
         self.closed.set()
 
 
@@ -97,31 +102,32 @@ def topic(monkeypatch: pytest.MonkeyPatch) -> LockedTopic:
 
 
 @pytest.fixture
-def serve(topic: LockedTopic) -> Iterator[Callable[..., TopicThread]]:
-    """``serve()``: start a thread, which is stopped at the end."""
-    threads: list[TopicThread] = []
+def serve(topic: LockedTopic) -> Iterator[Callable[..., TopicTask]]:
+    """``serve()``: start a task, which is stopped at the end."""
+    tasks: list[TopicTask] = []
+    lanes = Lanes()
 
-    def start(trigger_ms: int = 5) -> TopicThread:
+    def start(trigger_ms: int = 5) -> TopicTask:
         clock = SystemClock()
-        thread = TopicThread(topic.lock, topic.describe, DESCRIPTION, trigger_ms, clock, said)
-        threads.append(thread)
-        thread.start()
-        return thread
+        task = TopicTask(topic.lock, topic.describe, DESCRIPTION, trigger_ms, clock, said)
+        tasks.append(task)
+        task.start(lanes)
+        return task
 
     yield start
-    for thread in threads:
-        thread.stop()
-        thread.join(10)
-        assert not thread.is_alive()
+    for task in tasks:
+        task.stop()
+        assert task.join(10)
+    lanes.close()
 
 
 def said(_: LevelTopicDescription, error: Exception) -> str:
     return str(error) or type(error).__name__
 
 
-def reached(thread: TopicThread, **values: object) -> MoverStats:
+def reached(task: TopicTask, **values: object) -> MoverStats:
     def there() -> MoverStats | None:
-        stats = thread.stats()
+        stats = task.stats()
         return stats if all(getattr(stats, k) == v for k, v in values.items()) else None
 
     found = eventually(there, str(values), 10)
@@ -135,22 +141,22 @@ def running(kind: str) -> AlreadyRunningError:
 
 
 def test_it_moves_and_releases_the_lock_at_the_end(
-    topic: LockedTopic, serve: Callable[..., TopicThread]
+    topic: LockedTopic, serve: Callable[..., TopicTask]
 ) -> None:
-    thread = serve()
-    eventually(lambda: thread.stats().passes >= 3, "some passes", 10)
-    stats = thread.stats()
+    task = serve()
+    eventually(lambda: task.stats().passes >= 3, "some passes", 10)
+    stats = task.stats()
     assert stats.state == "moving"
     assert stats.report.window == stats.passes
     assert stats.last_pass_ms is not None
-    thread.stop()
-    thread.join(10)
-    assert thread.stats().state == "stopped"
+    task.stop()
+    assert task.join(10)
+    assert task.stats().state == "stopped"
     assert topic.movers[0].closed.is_set()
 
 
 def test_a_pass_that_is_behind_is_followed_by_the_next_one_at_once(
-    monkeypatch: pytest.MonkeyPatch, topic: LockedTopic, serve: Callable[..., TopicThread]
+    monkeypatch: pytest.MonkeyPatch, topic: LockedTopic, serve: Callable[..., TopicTask]
 ) -> None:
     limits = []
 
@@ -160,14 +166,14 @@ def test_a_pass_that_is_behind_is_followed_by_the_next_one_at_once(
         return ForwardReport(window=1)
 
     monkeypatch.setattr(FakeMover, "run_once", run_once)
-    thread = serve(trigger_ms=60_000)
-    eventually(lambda: thread.stats().passes == 4, "the last pass of the backlog", 10)
+    task = serve(trigger_ms=60_000)
+    eventually(lambda: task.stats().passes == 4, "the last pass of the backlog", 10)
     time.sleep(0.05)
     assert limits == 4 * [LONGEST_PASS_S]
 
 
 def test_a_mover_learns_which_partitions_have_failed_before(
-    monkeypatch: pytest.MonkeyPatch, topic: LockedTopic, serve: Callable[..., TopicThread]
+    monkeypatch: pytest.MonkeyPatch, topic: LockedTopic, serve: Callable[..., TopicTask]
 ) -> None:
     """Each failure ends a mover, and the next one must not fail with the same partition first."""
     learned: list[dict[str, float]] = []
@@ -185,7 +191,7 @@ def test_a_mover_learns_which_partitions_have_failed_before(
 
 
 def test_pauses_do_not_grow_while_other_partitions_are_handed_off(
-    monkeypatch: pytest.MonkeyPatch, topic: LockedTopic, serve: Callable[..., TopicThread]
+    monkeypatch: pytest.MonkeyPatch, topic: LockedTopic, serve: Callable[..., TopicTask]
 ) -> None:
     monkeypatch.setattr(service, "_LONGEST_PAUSE_S", 60.0)
 
@@ -194,111 +200,163 @@ def test_pauses_do_not_grow_while_other_partitions_are_handed_off(
         raise BrokerError("one partition fails")
 
     monkeypatch.setattr(FakeMover, "run_once", run_once)
-    thread = serve()
+    task = serve()
     # With pauses that double, this would be 0.01 s * 2**19.
-    eventually(lambda: thread.stats().failures >= 20, "twenty failures", 10)
+    eventually(lambda: task.stats().failures >= 20, "twenty failures", 10)
 
 
 @pytest.mark.parametrize("kind", ["local", "drain", "spark"])
 def test_it_waits_for_another_mover(
     topic: LockedTopic,
-    serve: Callable[..., TopicThread],
+    serve: Callable[..., TopicTask],
     kind: str,
 ) -> None:
     topic.refusal = running(kind)
-    thread = serve()
-    assert reached(thread, state="standby").holder == f"delaylevel-{kind}@host:7"
-    assert thread.stats().failures == 0
+    task = serve()
+    assert reached(task, state="standby").holder == f"delaylevel-{kind}@host:7"
+    assert task.stats().failures == 0
     topic.refusal = None
-    assert reached(thread, state="moving").holder == ""
+    assert reached(task, state="moving").holder == ""
 
 
 def test_after_it_has_moved_it_waits_for_a_spark_job(
-    topic: LockedTopic, serve: Callable[..., TopicThread]
+    topic: LockedTopic, serve: Callable[..., TopicTask]
 ) -> None:
     """A service that runs for weeks does not end because its lock was lost."""
-    thread = serve()
-    reached(thread, state="moving")
+    task = serve()
+    reached(task, state="moving")
     topic.refusal = running("spark")
     topic.movers[0].connected = False
-    reached(thread, state="standby")
+    reached(task, state="standby")
     assert topic.movers[0].closed.is_set()
 
 
 def test_a_failing_pass_is_repeated_after_a_pause_and_the_description_read_again(
-    topic: LockedTopic, serve: Callable[..., TopicThread]
+    topic: LockedTopic, serve: Callable[..., TopicTask]
 ) -> None:
-    thread = serve()
-    reached(thread, state="moving")
+    task = serve()
+    reached(task, state="moving")
     topic.movers[0].failure = BrokerError("no answer")
-    failing = eventually(lambda: thread.stats().failures, "a failure", 10)
+    failing = eventually(lambda: task.stats().failures, "a failure", 10)
     assert failing
-    stats = reached(thread, state="moving")
+    stats = reached(task, state="moving")
     assert stats.problem == ""
     assert topic.described >= 1
     assert len(topic.movers) == 2
 
 
 def test_pauses_grow_while_it_fails(
-    topic: LockedTopic, serve: Callable[..., TopicThread], monkeypatch: pytest.MonkeyPatch
+    topic: LockedTopic, serve: Callable[..., TopicTask], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(service, "_LONGEST_PAUSE_S", 0.2)
     topic.refusal = BrokerError("no answer")
-    thread = serve()
-    assert reached(thread, state="failing").problem == "no answer"
+    task = serve()
+    assert reached(task, state="failing").problem == "no answer"
     began = time.monotonic()
-    eventually(lambda: thread.stats().failures >= 8, "failures", 10)
+    eventually(lambda: task.stats().failures >= 8, "failures", 10)
     assert time.monotonic() - began > 0.5
     topic.refusal = None
-    reached(thread, state="moving", problem="")
+    reached(task, state="moving", problem="")
 
 
 def test_it_tries_again_soon_while_a_broker_fails_over(
-    topic: LockedTopic, serve: Callable[..., TopicThread], monkeypatch: pytest.MonkeyPatch
+    topic: LockedTopic, serve: Callable[..., TopicTask], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(service, "_LONGEST_PASSING_S", 0.02)
     topic.refusal = AdminError("Session expired", status=500)
-    thread = serve()
+    task = serve()
     # Pauses that double would take 80 s.
-    eventually(lambda: thread.stats().failures >= 14, "failures", 30)
+    eventually(lambda: task.stats().failures >= 14, "failures", 30)
     topic.refusal = None
-    reached(thread, state="moving", problem="")
+    reached(task, state="moving", problem="")
 
 
 def test_it_takes_its_time_while_the_broker_refuses(
-    topic: LockedTopic, serve: Callable[..., TopicThread], monkeypatch: pytest.MonkeyPatch
+    topic: LockedTopic, serve: Callable[..., TopicTask], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(service, "_LONGEST_PASSING_S", 0.02)
     topic.refusal = NotFoundError("deleted", status=404)
-    thread = serve()
+    task = serve()
     began = time.monotonic()
-    eventually(lambda: thread.stats().failures >= 8, "failures", 30)
+    eventually(lambda: task.stats().failures >= 8, "failures", 30)
     assert time.monotonic() - began > 1
 
 
 def test_it_waits_for_a_version_that_reads_a_later_format(
-    topic: LockedTopic, serve: Callable[..., TopicThread]
+    topic: LockedTopic, serve: Callable[..., TopicTask]
 ) -> None:
     topic.refusal = UpgradeRequiredError("too new")
-    thread = serve()
-    assert reached(thread, state="failing").problem == "too new"
+    task = serve()
+    assert reached(task, state="failing").problem == "too new"
     topic.refusal = None
-    reached(thread, state="moving")
+    reached(task, state="moving")
 
 
 def test_a_bug_does_not_end_it(
-    topic: LockedTopic, serve: Callable[..., TopicThread], caplog: pytest.LogCaptureFixture
+    topic: LockedTopic, serve: Callable[..., TopicTask], caplog: pytest.LogCaptureFixture
 ) -> None:
     topic.refusal = ZeroDivisionError()
-    thread = serve()
-    assert reached(thread, state="failing").problem == "ZeroDivisionError"
+    task = serve()
+    assert reached(task, state="failing").problem == "ZeroDivisionError"
     topic.refusal = None
-    reached(thread, state="moving")
+    reached(task, state="moving")
     assert "Traceback" in caplog.text
 
 
 def test_one_run_ends_when_nothing_is_ready(topic: LockedTopic) -> None:
     clock = SystemClock()
-    thread = TopicThread(topic.lock, topic.describe, DESCRIPTION, 5, clock, said)
-    assert thread.run_once().window == 2  # one pass more than there are levels
+    task = TopicTask(topic.lock, topic.describe, DESCRIPTION, 5, clock, said)
+    assert task.run_once().window == 2  # one pass more than there are levels
     assert topic.movers[0].closed.is_set()
+
+
+def test_level_topics_whose_broker_does_not_answer_delay_no_other(
+    monkeypatch: pytest.MonkeyPatch, topic: LockedTopic
+) -> None:
+    go_on, lanes = threading.Event(), Lanes()
+    hanging: list[FakeMover] = []
+    clock = SystemClock()
+
+    def run_once(mover: FakeMover, *_: Any) -> ForwardReport:
+        hanging.append(mover)
+        assert go_on.wait(30)
+        return ForwardReport()
+
+    def hangs(_: LevelTopicDescription) -> Any:
+        mover = FakeMover()
+        monkeypatch.setattr(mover, "run_once", partial(run_once, mover))
+        return mover
+
+    tasks = [TopicTask(hangs, topic.describe, DESCRIPTION, 5, clock, said) for _ in range(20)]
+    tasks.append(TopicTask(topic.lock, topic.describe, DESCRIPTION, 5, clock, said))
+    for task in tasks:
+        task.start(lanes)
+    eventually(lambda: len(hanging) == 20, "that all others hang", 30)
+    passes = tasks[-1].stats().passes
+    eventually(lambda: tasks[-1].stats().passes >= passes + 20, "twenty passes", 10)
+    assert len(hanging) == 20
+    go_on.set()
+    for task in tasks:
+        task.stop()
+    for task in tasks:
+        assert task.join(10)
+        assert task.stats().state == "stopped"
+    lanes.close()
+
+
+def test_many_level_topics_share_a_few_threads(topic: LockedTopic) -> None:
+    lanes = Lanes()
+    clock = SystemClock()
+    tasks = [
+        TopicTask(topic.lock, topic.describe, DESCRIPTION, 60_000, clock, said) for _ in range(100)
+    ]
+    for task in tasks:
+        task.start(lanes)
+    eventually(lambda: all(task.stats().passes for task in tasks), "a pass of each", 30)
+    # Eight regular threads and one that stands by; others that were started end after 5 s.
+    eventually(lambda: lanes.slow.threads <= 9, "few threads", 30)
+    assert lanes.quick.threads == 0
+    for task in tasks:
+        task.stop()
+        assert task.join(10)
+    lanes.close()
