@@ -80,7 +80,13 @@ _EXPORTED_KEYS = frozenset(
 @click.option("--ordering-key", metavar="KEY", help="Ordering key, for Key_Shared subscriptions.")
 @options.pairs("--property", "properties", help="Property of the message. Repeatable.")
 @click.option("--event-time", "event_timestamp", type=TIME, help="Event time of the application.")
-@click.option("--id", "message_id", metavar="ID", help="Stable ID (delaylevel.id) of the message.")
+@click.option(
+    "--id",
+    "message_id",
+    metavar="ID",
+    help="ID (delaylevel.id) of the message. It identifies the message together with its topic and "
+    "key: of several messages with the same three, the dispatcher delivers one.",
+)
 @click.option(
     "--spread",
     type=DURATION,

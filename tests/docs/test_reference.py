@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 from typing import Any
 
@@ -47,3 +48,18 @@ def test_an_outdated_page_is_detected(tmp_path: Path, monkeypatch: pytest.Monkey
     assert TOOL.main(["--check"]) == 0
     (tmp_path / "cli.md").write_text("something else", encoding="utf-8")
     assert TOOL.main(["--check"]) == 1
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "delaylevel/producer/producer.py",
+        "docs/cli.md",
+        "docs/wire.md",
+        "clients/java/README.md",
+        "clients/java/src/main/java/delaylevel/client/DelayedMessage.java",
+    ],
+)
+def test_where_an_id_is_given_it_is_said_what_it_identifies(place: str) -> None:
+    text = re.sub(r"\s(?:\s*\*(?=\s))?\s*", " ", (ROOT / place).read_text(encoding="utf-8"))
+    assert re.search(r"identifies (a|the) message together with its (topic|target) and key", text)

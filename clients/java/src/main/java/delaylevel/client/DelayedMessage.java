@@ -81,7 +81,15 @@ public final class DelayedMessage<T> {
         return this;
     }
 
-    /** Sets an ID of the application, by which copies are recognized: 1 to 512 characters. */
+    /**
+     * Sets an ID of the application, of 1 to 512 characters.
+     *
+     * <p>It identifies the message together with its topic and key: of several messages with the
+     * same three, the dispatcher delivers the first that reaches its window, whatever their due
+     * times and contents, and a cancellation ends all of them. So a resend makes a copy, not a
+     * second message, and a message under the ID of a cancelled one is dropped. Without an ID,
+     * every message that is sent is a separate one.
+     */
     public DelayedMessage<T> messageId(String id) {
         messageId = id;
         return this;
