@@ -1,4 +1,4 @@
-"""What many level topics cost one process at rest: threads, processor time and memory.
+"""The cost of many level topics at rest in one process: threads, processor time and memory.
 
 ``delaylevel run --namespace`` serves a number of level topics whose messages are not due.
 "create_s" is the time to create them, eight at a time, and "start_s" the time until the process has

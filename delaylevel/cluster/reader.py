@@ -254,7 +254,7 @@ class PartitionReader:
         """Let the client call a function once there is a message, after `receive` had none.
 
         Returns:
-            The monotonic time, in s, at which `receive` is to be called if the client is silent.
+            The monotonic time, in s, at which to call `receive` if the client is silent.
         """
         now_s = self._now_s()
         if not self._is_asked:

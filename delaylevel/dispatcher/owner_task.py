@@ -36,9 +36,9 @@ _CLOCK_S = 1.0
 class OwnerTask:
     """The task of the owner of one window partition, until it is stopped or loses the partition.
 
-    Each step is one call of the present phase: `_take_over`, `_serve` again and again, `_finish`
-    likewise, and `_close`. Only `_serve` is in the quick lane, once everything that was stored is
-    read. The other ones wait for the broker, or for their turn to read.
+    Each step is one call of the present phase: `_take_over`, `_serve` again and again, `_finish` as
+    often as needed, and `_close`. Only `_serve` is in the quick lane, once everything that was
+    stored is read. The other ones wait for the broker, or for their turn to read.
 
     Args:
         owner: an owner that has not taken over; closed at the end.

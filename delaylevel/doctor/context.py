@@ -1,4 +1,4 @@
-"""What checks use: a cluster and one of its level topics, each fact requested once; and results."""
+"""Facts for the checks: a cluster and one level topic, each requested once; and results."""
 
 from __future__ import annotations
 
