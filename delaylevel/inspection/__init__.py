@@ -11,6 +11,6 @@ from delaylevel.topics.scan import Window
 
 from .horizon import Bucket, DueWithin, Horizon, Part
 from .inspector import Inspector
-from .rows import Selection
+from .selection import Selection
 
 __all__ = ["Bucket", "DueWithin", "Horizon", "Inspector", "Part", "Selection", "Window"]

@@ -23,8 +23,8 @@ from .flow import Flow, read_flow
 from .horizon import Horizon, Part, build, by_part, edges, part_of, parts_of
 from .live import LiveDispatchers
 from .outcomes import Outcomes
-from .rows import ReadProgress, Selection, find_pending, read_in_parallel, without_cancelled
 from .sampling import sample
+from .selection import ReadProgress, Selection, read_in_parallel, without_cancelled
 from .snapshot import CountingAdmin, PendingSnapshot, observe, own_topic, take_snapshot
 
 if TYPE_CHECKING:
@@ -370,7 +370,7 @@ class Inspector:
             message_id: the stable identity, ``delaylevel.id`` on the business message.
             value, tell, expect: as for :meth:`rows`.
         """
-        from .rows import row_columns
+        from .rows import find_pending, row_columns
 
         def snapshot_of(due: Window) -> PendingSnapshot:
             return self._snapshot(self._clock.now_ms(), due=due)

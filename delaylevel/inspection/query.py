@@ -20,7 +20,8 @@ from typing import Any
 from delaylevel.errors import InvalidInputError, MissingExtraError
 from delaylevel.model.message import NUMBER_PATTERN
 
-from .rows import ORDER, SCHEMA, Selection
+from .rows import ORDER, SCHEMA
+from .selection import Selection
 
 try:
     import duckdb

@@ -163,6 +163,6 @@ def test_nothing_more_is_read_where_nothing_can_be_cancelled(
             final_window=FinalWindow.BROKER,
         )
         producer.send(b"x", deliver_after=timedelta(days=1))
-        monkeypatch.setattr("delaylevel.inspection.rows._read_parked", None)
+        monkeypatch.setattr("delaylevel.inspection.selection._read_parked", None)
         assert len(ids(memory)) == 1
         assert look(memory).horizon(exact=True).messages == 1

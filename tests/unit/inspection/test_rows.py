@@ -26,7 +26,8 @@ from delaylevel.cli.inspection import reading
 from delaylevel.cli.main import cli
 from delaylevel.errors import BrokerError, InvalidInputError
 from delaylevel.inspection import Inspector, Selection, Window
-from delaylevel.inspection.rows import SCHEMA, read_in_parallel
+from delaylevel.inspection.rows import SCHEMA
+from delaylevel.inspection.selection import read_in_parallel
 from delaylevel.model.level_topic import SUBSCRIPTION
 from delaylevel.model.outcome import PAYLOAD, cancellation
 from delaylevel.model.topic_name import TopicName
@@ -605,7 +606,7 @@ def test_a_journal_snapshot_is_read_without_its_message_ids() -> None:
     from delaylevel.dispatcher.journal.records import Commit, Intent, encode, pack
     from delaylevel.dispatcher.journal.state import JournalState
     from delaylevel.dispatcher.journal.topic import stamped
-    from delaylevel.inspection.window import released_by_journal
+    from delaylevel.inspection.released import released_by_journal
 
     numbers = count(1)
     with MemoryPulsar() as memory:
@@ -638,7 +639,7 @@ def test_a_journal_that_is_trimmed_during_the_read_is_read_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pytest.importorskip("pyroaring")
-    from delaylevel.inspection import window as view
+    from delaylevel.inspection import released as view
 
     with MemoryPulsar() as memory:
         client, log = memory.client(), TopicName.parse("log")

@@ -1,0 +1,151 @@
+"""Released positions of a window partition, read from its journal; needs the extra ``window``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
+from threading import Lock
+from typing import Any
+
+import numpy as np
+
+from delaylevel.cluster.port import TopicAdmin
+from delaylevel.cluster.reader import messages_in_range
+from delaylevel.dispatcher.journal.records import LAST_INDEX, pack
+from delaylevel.dispatcher.journal.state import JournalState
+from delaylevel.dispatcher.journal.topic import counting
+from delaylevel.errors import NotFoundError
+from delaylevel.model.position import Position
+from delaylevel.model.topic_name import TopicName
+from delaylevel.structures.deduplicator import Deduplicator
+from delaylevel.topics.scan import pending_start
+
+RawPosition = tuple[int, int, int]  # ledger, entry, batch index (-1 for an unbatched entry)
+
+
+_ATTEMPTS = 4
+
+
+# Snapshots with very many IDs take too long to read for an estimate.
+_LIMITED_BYTES = 8 << 20
+
+
+class LongJournalError(Exception):
+    """A journal that is longer than the caller's limit."""
+
+
+class _DiscardingDeduplicator(Deduplicator):
+    """A deduplicator that keeps no ID: a journal may have a hundred million, none needed here."""
+
+    def save(self, id: int, key: str) -> None:  # noqa: A002 - the name in the superclass
+        pass
+
+    def save_all(self, ids: Any, key: str) -> None:
+        pass
+
+    def restore(self, data: bytes, key: str) -> None:
+        pass
+
+
+class _ReleasedPositions(JournalState):
+    """The state of a journal without message IDs."""
+
+    def __init__(self, capacity: int = 2) -> None:
+        super().__init__(2)
+        self.memory = _DiscardingDeduplicator(2)
+
+
+class JournalView:
+    """The released and the cancelled messages of a window partition. Threads may share it.
+
+    Args:
+        state: the state of its journal, which does not change any more.
+    """
+
+    def __init__(self, state: JournalState) -> None:
+        self._state = state
+        # A look-up may change the order in which IDs are kept.
+        self._lock = Lock()
+
+    def __call__(self, positions: Sequence[RawPosition]) -> list[bool]:
+        """Return which positions are released."""
+        columns = np.array(positions, dtype=np.int64).reshape(-1, 3)
+        entry_ids = columns[:, 1] << 10 | np.clip(columns[:, 2], 0, LAST_INDEX)
+        found: list[bool] = self._state.is_released(pack(columns[:, 0], entry_ids)).tolist()
+        return found
+
+    @property
+    def has_cancelled(self) -> bool:
+        """True if any message is cancelled."""
+        dispositions = self._state.dispositions
+        return dispositions is not None and len(dispositions.cancelled) > 0
+
+    def is_cancelled(self, message_id: str, target: str, key: str, attempt: int) -> bool:
+        """Return True if a message is cancelled; ``attempt`` is its number of refusals."""
+        dispositions = self._state.dispositions
+        if dispositions is None:
+            return False
+        with self._lock:
+            return dispositions.is_cancelled(message_id, target, key, attempt)
+
+
+def released_by_journal(
+    client: Any, admin: TopicAdmin, journal: TopicName, most_records: int | None = None
+) -> JournalView:
+    """Read a journal, and return the view that tells which positions it marks as released.
+
+    Without a journal, no position is released. With ``most_records``, the size of all records is
+    limited too.
+
+    Raises:
+        LongJournalError: the journal is longer than the limit.
+        DamagedJournalError: a record is damaged.
+    """
+    state: JournalState = _ReleasedPositions()
+    for _ in range(_ATTEMPTS):
+        # The front is read before the end. A dispatcher writes a snapshot before it deletes older
+        # records, so the records from a newer front to an older end may lack a whole state.
+        start = pending_start(admin, journal)
+        last = _last_message_id(admin, journal)
+        if last is None:
+            break
+        with closing(messages_in_range(client, journal.full, start, last.next_entry)) as found:
+            entries = ((each.data(), Position(*at)) for each, *at in found)
+            state = _ReleasedPositions.read(_limited(counting(entries), most_records))
+        if pending_start(admin, journal) == start:
+            break
+        # Some of these records may have been deleted before they were read. The newer snapshot
+        # that replaces them is behind the new front.
+
+    return JournalView(state)
+
+
+def last_written_ms(client: Any, admin: TopicAdmin, journal: TopicName) -> int:
+    """Return the publish time of a journal's last record; 0 if there is none.
+
+    A dispatcher releases in due order, and writes records meanwhile. By that time it had released
+    nearly everything that was due, and since then only what is due within a fraction of a second.
+    """
+    last = _last_message_id(admin, journal)
+    if last is None:
+        return 0
+    with closing(
+        messages_in_range(client, journal.full, last.entry_start, last.next_entry, queue=1)
+    ) as found:
+        return max((message.publish_timestamp() for message, *_ in found), default=0)
+
+
+def _last_message_id(admin: TopicAdmin, journal: TopicName) -> Position | None:
+    try:
+        return admin.last_message_id(journal)
+    except NotFoundError:
+        return None
+
+
+def _limited(records: Iterable[bytes], most: int | None) -> Iterator[bytes]:
+    size = 0
+    for number, record in enumerate(records):
+        size += len(record)
+        if most is not None and (number >= most or size > _LIMITED_BYTES):
+            raise LongJournalError
+        yield record

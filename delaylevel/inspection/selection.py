@@ -1,0 +1,170 @@
+"""Selections of pending messages, read in parallel and without cancelled ones; without Arrow."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import TypeVar
+
+from delaylevel.model.envelope import ID
+from delaylevel.model.level_topic import Role
+from delaylevel.topics.scan import ALWAYS, PendingRange, Window
+
+from .cancelled import name_of
+from .sampling import expected_messages
+from .snapshot import PendingSnapshot
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Conditions that select pending messages; a message must meet all of them.
+
+    Attributes:
+        due: the window of due times; if it has a bound, messages without a due time are left out.
+        where: an SQL condition on the columns of
+            :data:`delaylevel.inspection.rows.SCHEMA`, e.g. ``size > 1000``.
+        key: the partition key.
+        properties: properties of the application, with their values.
+        id: the stable identity.
+    """
+
+    due: Window = ALWAYS
+    where: str | None = None
+    key: str | None = None
+    properties: Mapping[str, str] = field(default_factory=dict)
+    id: str | None = None
+
+
+T = TypeVar("T")
+
+
+S = TypeVar("S")
+
+
+_THREADS = 4
+
+
+_QUEUED_RESULTS = 8
+
+
+_POLL_S = 0.2
+
+
+class ReadProgress:
+    """Progress of a read by several threads.
+
+    Args:
+        tell: called with the number of messages read since the last call, by one thread at a time.
+        expect: called with an estimate of the number of messages before they are read.
+    """
+
+    def __init__(
+        self,
+        tell: Callable[[int], None] | None = None,
+        expect: Callable[[int], None] | None = None,
+    ) -> None:
+        self._tell = tell
+        self.expect = expect
+        self._lock = threading.Lock()
+
+    def add(self, messages: int) -> None:
+        """Report messages that were read."""
+        if self._tell is not None:
+            with self._lock:
+                self._tell(messages)
+
+
+def read_in_parallel(
+    items: Sequence[S], read: Callable[[S], Iterable[T]]
+) -> Generator[T, None, None]:
+    """Yield the results of ``read`` for each item, in any order.
+
+    Threads call ``read`` in the order of the items. At most eight results wait for the caller, so
+    that memory is bounded by their size. When the caller closes the generator, the threads end at
+    their next result. An exception of ``read`` is raised after the other threads have ended.
+    """
+    waiting: queue.SimpleQueue[S] = queue.SimpleQueue()
+    for item in items:
+        waiting.put(item)
+    results: queue.Queue[T | BaseException | None] = queue.Queue(_QUEUED_RESULTS)
+    stop = threading.Event()
+
+    def put(result: T | BaseException | None) -> None:
+        while not stop.is_set():
+            with contextlib.suppress(queue.Full):
+                results.put(result, timeout=_POLL_S)
+                return
+
+    def work() -> None:
+        try:
+            while not stop.is_set():
+                try:
+                    item = waiting.get_nowait()
+                except queue.Empty:
+                    break
+                for result in read(item):
+                    put(result)
+                    if stop.is_set():
+                        return
+            put(None)
+        except BaseException as error:  # raised again in the caller's thread
+            put(error)
+
+    running = min(_THREADS, len(items))
+    workers = [
+        threading.Thread(target=work, name=f"delaylevel-inspect-{number}", daemon=True)
+        for number in range(running)
+    ]
+    for worker in workers:
+        worker.start()
+    try:
+        while running:
+            result = results.get()
+            if result is None:
+                running -= 1
+            elif isinstance(result, BaseException):
+                raise result
+            else:
+                yield result
+    finally:
+        stop.set()
+        for worker in workers:
+            worker.join()
+
+
+_CHUNK = 2000
+
+
+def without_cancelled(snapshot: PendingSnapshot, progress: ReadProgress) -> PendingSnapshot:
+    """Return a snapshot without the messages whose cancellations are in its ranges.
+
+    If messages can be cancelled, the ranges are read for it.
+    """
+    if snapshot.cancelled is None:
+        return snapshot
+    if progress.expect is not None:
+        progress.expect(expected_messages(snapshot))
+    parked = _read_parked(snapshot, progress)
+    return replace(snapshot, cancelled=replace(snapshot.cancelled, parked=parked))
+
+
+def _read_parked(snapshot: PendingSnapshot, progress: ReadProgress) -> frozenset[int]:
+    """Read the ranges of a snapshot, and return the names of the messages to be cancelled."""
+
+    def read(item: PendingRange) -> Iterator[list[int]]:
+        if item.source.role is Role.HELD:
+            return
+        with closing(snapshot.read(item)) as messages:
+            while chunk := list(islice(messages, _CHUNK)):
+                progress.add(len(chunk))
+                found = snapshot.cancellations(item.source, chunk)
+                yield [
+                    name_of(one.target, one.properties[ID], one.due_ms, one.key) for one in found
+                ]
+
+    return frozenset(name for names in read_in_parallel(snapshot.ranges, read) for name in names)
