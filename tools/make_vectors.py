@@ -670,7 +670,10 @@ def _cancellation_inputs() -> Iterator[Case]:
                 yield case(name, 1, None, own)
         direct = DESCRIPTIONS[name].window_topic.partition(1).full.removeprefix("persistent://")
         yield case(name, 1, "customer-7", f"{direct}:17:4:0")
-        for own in (f"{direct}:17:4:0", f"{direct}:17:4", f"x{direct}:17:4:0", f"{direct}:::"):
+        for own in (
+            f"{direct}:17:4:0", f"{direct}:17:4", f"x{direct}:17:4:0", f"{direct}:::",
+            f"persistent://{direct}:17:4:-1",
+        ):  # fmt: skip
             yield case(name, 1, None, own)
     yield case("days, broker", 1, None, "order-1")
 
@@ -679,6 +682,8 @@ def _cancellation_answer(case: Case) -> Any:
     description = DESCRIPTIONS[case["level_topic"]]
     if not description.cancellable:
         raise LevelTopicError("it does not allow cancellations")
+    if description.is_position(case["id"]):
+        raise InvalidInputError("it is a position, which is no ID")
     envelope = cancellation(case["due"], case["target"], case["id"])
     router = Router(description.levels)
     decision = router.decide(case["due"], case["now"])

@@ -199,15 +199,16 @@ class Routing:
     def route_cancellation(self, wanted: Receipt) -> Route:
         """Route a cancellation as its message, but never to the business topic.
 
-        A message without an ID and a key is in any window partition, and only its place tells in
-        which one.
+        A message that was sent without an ID is named only together with the place where it was
+        found: clients spell positions differently, and without a key only the place tells the
+        window partition.
 
         Args:
             wanted: the receipt of the message.
 
         Raises:
             DelayTooLongError: no message can have this due time.
-            InvalidInputError: it is not known in which window partition the message is.
+            InvalidInputError: the ID is a position, and the place is not given.
         """
         due_ms, message_id = wanted.due_ms, wanted.id
         properties = cancellation(due_ms, self._target, message_id).parked_properties({})
@@ -215,22 +216,16 @@ class Routing:
             stored_in = TopicName.parse(wanted.place[0])
             if stored_in.without_partition == self.description.window_topic:
                 return Route(WINDOW, stored_in.partition_index or 0, properties, None)
-        elif not wanted.key and self._is_window_position(message_id):
+        elif self.description.is_position(message_id):
             raise InvalidInputError(
-                f"message {message_id!r} was sent without an ID, so its ID does not tell where it "
-                f"is now: `delaylevel pending cancel {shell(self._target)} "
-                f"{shell(message_id)}` searches for it; "
-                "nothing was sent"
+                f"{message_id!r} is a position, which is no ID: the message was sent without one. "
+                f"`delaylevel pending cancel {shell(self._target)} {shell(message_id)}` searches "
+                "for it; nothing was sent"
             )
         now_ms = self._clock.now_ms()
         decision = self._router.decide(due_ms, now_ms)
         window = partial(self.description.window_partition, wanted.key, message_id)
         return self._parked(decision, properties, now_ms, window)
-
-    def _is_window_position(self, message_id: str) -> bool:
-        """Return True for an ID that a dispatcher has made from a place in the window."""
-        prefix = self.description.window_topic.full.removeprefix("persistent://") + "-partition-"
-        return message_id.startswith(prefix)
 
     def route_again(
         self,

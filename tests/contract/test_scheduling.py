@@ -22,7 +22,7 @@ from delaylevel.errors import (
     MessageTooLargeError,
 )
 from delaylevel.model import envelope as env
-from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Mover
+from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Mover, Role
 from delaylevel.model.message import ParkedMessage
 from delaylevel.model.outcome import place_of
 from delaylevel.model.position import EARLIEST
@@ -184,23 +184,32 @@ def test_a_cancellation_in_the_window_goes_to_the_partition_of_its_message(
 
 
 @pytest.mark.parametrize("key", [None, "k"])
+@pytest.mark.parametrize("delay", [NEAR, FAR])  # in the window, in a level
 def test_a_message_without_an_id_is_cancelled_where_it_was_found(
-    world: World, key: str | None
+    world: World, delay: timedelta, key: str | None
 ) -> None:
     description = described(world, window_partitions=5)
     producer = producer_for(world)
-    due_ms = world.clock.now_ms() + 600_000
+    due_ms = world.clock.now_ms() + delay // timedelta(milliseconds=1)
     producer.send(b"x", deliver_at=due_ms, partition_key=key)
     ((topic, message),) = [
-        (topic, message)
-        for topic in (description.window_topic.partition(index).full for index in range(5))
-        for message in partition_records(world, topic)
+        (partition, message)
+        for member in description.members()
+        if member.role in (Role.LEVEL, Role.WINDOW)
+        for partition in (member.topic.partition(index).full for index in range(member.partitions))
+        for message in partition_records(world, partition)
     ]
     own_id = message.stable_id(topic)
-    if key is None:
-        # Clients spell positions in different ways, and only the place tells the partition.
-        with pytest.raises(InvalidInputError, match=f"delaylevel pending cancel .* {own_id}"):
-            producer.cancel(message_id=own_id, deliver_at=due_ms)
+    before = everything(world, description)
+    # Clients spell positions in different ways, and without a key only the place tells the
+    # window partition.
+    for position in (own_id, f"{topic}:{message.ledger}:{message.entry}:0"):
+        with pytest.raises(InvalidInputError, match=f"delaylevel pending cancel .* {position}"):
+            producer.cancel(message_id=position, deliver_at=due_ms, partition_key=key)
+    named = Receipt(own_id, due_ms, world.topic("orders"), description.topic, message.key)
+    with pytest.raises(InvalidInputError, match="position"):
+        producer.reschedule(named, b"y", deliver_after=HOUR + NEAR)
+    assert everything(world, description) == before
     place = place_of(topic, message.ledger, message.entry)
     found = Receipt(own_id, due_ms, world.topic("orders"), description.topic, message.key, place)
     assert producer.cancel(found).id == own_id

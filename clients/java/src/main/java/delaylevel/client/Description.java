@@ -231,6 +231,16 @@ record Description(
         return windowPartition(key == null || key.isEmpty() ? id : key, windowPartitions);
     }
 
+    /** Returns true for an ID that is a place in a member topic, as hops make them. */
+    boolean isPosition(String id) {
+        int end = id.lastIndexOf("-partition-");
+        if (end < 0) {
+            return false;
+        }
+        String name = id.substring(id.startsWith(TopicName.SCHEME) ? TopicName.SCHEME.length() : 0, end);
+        return members().stream().anyMatch(each -> each.topic().toString().equals(TopicName.SCHEME + name));
+    }
+
     /** Refuses a cancellation unless a dispatcher that understands it decides about it. */
     void checkCancellable() {
         if (!tracker) {
