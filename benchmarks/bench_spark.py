@@ -10,10 +10,8 @@ properties for their own topics. The plain loop acknowledges each message in the
 send, or negatively if the send failed: without this, messages are lost. The tuned loop runs no
 Python code in the callback and acknowledges all messages at once at the end; it does not give back
 messages that fail. Neither loop checks anything, sets aside refused messages, or knows its position
-after a restart. Messages have 1 KiB, a key, an event time and two properties. With at-least-once
-delivery, all sides send in batches. With effectively-once delivery, all send unbatched with
-sequence IDs to topics with broker deduplication; a tracker needs this only in the dispatcher, and
-the local mover is at least once.
+after a restart. Messages have 1 KiB, a key, an event time and two properties, and all sides send in
+batches.
 
 A round is one portion of messages, in the same number of level topics for each mover. It is
 published first, then moved once by each loop and once by each mover, until no message is ready. One
@@ -49,7 +47,6 @@ from pyspark.sql import SparkSession
 from delaylevel import DelayLevelClient, PartitionBy, PartitionStrategy
 from delaylevel.cluster.connection.settings import Connection
 from delaylevel.cluster.rest.admin import Admin
-from delaylevel.model.delivery import Delivery, sequence_id
 from delaylevel.model.envelope import DUE, ID, TARGET
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription
 from delaylevel.mover.local import LocalMover
@@ -75,12 +72,9 @@ class Route:
     finer_ms: int = 0
 
     @property
-    def final_windows(self) -> dict[Delivery, FinalWindow]:
-        """The final window for each guarantee that the job gives on this route."""
-        if not self.finer_ms:
-            return {Delivery.AT_LEAST_ONCE: FinalWindow.TRACKER}
-        # The mover itself delivers effectively once only with the final window broker.
-        return dict.fromkeys(Delivery, FinalWindow.BROKER)
+    def final_window(self) -> FinalWindow:
+        """The final window of its level topics."""
+        return FinalWindow.BROKER if self.finer_ms else FinalWindow.TRACKER
 
 
 ROUTES = (
@@ -120,7 +114,6 @@ class Pipeline:
     Args:
         client: client of the broker.
         connection: addresses of the broker.
-        delivery: at least once or effectively once.
         partitions: number of source partitions for each portion.
     """
 
@@ -129,18 +122,15 @@ class Pipeline:
         client: DelayLevelClient,
         connection: Connection,
         route: Route,
-        delivery: Delivery,
         partitions: int,
     ) -> None:
         self.client, self.connection = client, connection
-        self.route, self.delivery = route, delivery
+        self.route = route
         self.published = 0
         # In one level, each partition is ready a unit after the previous one. The first partitions
         # of several level topics are ready at the same time.
         self.producers = [self._producer() for _ in range(partitions)]
-        self.local_producers: list[Any] = []
-        if delivery is Delivery.AT_LEAST_ONCE:
-            self.local_producers = [self._producer() for _ in range(partitions)]
+        self.local_producers = [self._producer() for _ in range(partitions)]
         descriptions: list[LevelTopicDescription] = [item.description for item in self.producers]
         self.level_topics = tuple(item.topic for item in descriptions)
         self.sources = [item.level_topic(0).partition(0).full for item in descriptions]
@@ -158,13 +148,13 @@ class Pipeline:
             topic,
             enable_delay_level_topic=True,
             partition_strategy=list(self.route.levels),
-            final_window=self.route.final_windows[self.delivery].value,
+            final_window=self.route.final_window.value,
             **SETTINGS,
         )
 
     def publish(self, messages: int) -> None:
         """Publish a portion for the loops and the job, and one for the local mover."""
-        for producers in filter(None, (self.local_producers, self.producers)):
+        for producers in (self.local_producers, self.producers):
             self._publish(producers, messages)
         self.published = messages
         time.sleep(READY_AFTER_S)
@@ -229,13 +219,10 @@ class Pipeline:
         """Send a message with its ID to the partition for its due time, or for its key."""
         properties = message.properties()
         left_ms = int(properties[DUE]) - time.time_ns() // 1_000_000
-        given: dict[str, Any] = {}
         at = message.message_id()
         place = (at.ledger_id(), at.entry_id(), at.batch_index())
         if ID not in properties:
             properties[ID] = "{}:{}:{}:{}".format(source, *place)
-        if self.delivery is Delivery.EFFECTIVELY_ONCE:
-            given["sequence_id"] = sequence_id(*place)
         key = message.partition_key()
         if self.route.finer_ms:
             partition = left_ms // self.route.finer_ms - 1
@@ -248,7 +235,6 @@ class Pipeline:
             properties=properties,
             partition_key=key,
             event_timestamp=message.event_timestamp(),
-            **given,
         )
 
     def _flush(self, source: str, name: str) -> None:
@@ -263,7 +249,7 @@ class Pipeline:
             topic = f"loop-{uuid.uuid4().hex[:6]}"
             self.client.subscribe(topic, "app").close()
             producer = self.outputs[key] = self.client.create_producer(
-                topic, batching_enabled=self.delivery is Delivery.AT_LEAST_ONCE, **SETTINGS
+                topic, batching_enabled=True, **SETTINGS
             )
         return producer
 
@@ -275,7 +261,6 @@ def run_job(pipeline: Pipeline, master: str, checkpoint: str, spark: SparkSessio
         checkpoint=checkpoint,
         once=True,
         master=master,
-        delivery=pipeline.delivery,
     )
     batches: list[tuple[int, int]] = []
 
@@ -304,9 +289,7 @@ def run_local(pipeline: Pipeline, admin: Admin) -> float:
     return moved / spent_s
 
 
-def compare(
-    connection: Connection, route: Route, delivery: Delivery, master: str, given: Any
-) -> list[Case]:
+def compare(connection: Connection, route: Route, master: str, given: Any) -> list[Case]:
     """Move each portion with both loops and with the movers."""
     rates: dict[str, list[float]] = {}
     portion = -(-given.messages // given.rounds)
@@ -319,25 +302,23 @@ def compare(
             checkpoint = stack.enter_context(
                 tempfile.TemporaryDirectory(prefix="delaylevel-bench-")
             )
-            pipeline = Pipeline(client, connection, route, delivery, given.partitions)
+            pipeline = Pipeline(client, connection, route, given.partitions)
             sides: dict[str, Callable[[], float]] = {
                 "plain loop": lambda: pipeline.loop(tuned=False),
                 "tuned loop": lambda: pipeline.loop(tuned=True),
                 "job": lambda: run_job(pipeline, master, checkpoint, spark),
+                "local mover": lambda: run_local(pipeline, admin),
             }
-            if pipeline.local_producers:
-                sides["local mover"] = lambda: run_local(pipeline, admin)
             for messages in (min(given.warm_up, portion), *[portion] * given.rounds):
                 pipeline.publish(messages)
                 for side, move in sides.items():
                     rates.setdefault(side, []).append(move())
                 found = ", ".join(f"{side} {each[-1]:,.0f}/s" for side, each in rates.items())
-                note(f"{route.name} {delivery.value} {master}: {found}")
+                note(f"{route.name} {master}: {found}")
     finally:
         spark.stop()
     kind = {
         "route": route.name,
-        "delivery": delivery.value,
         "master": master,
         "messages": portion * given.rounds,
     }
@@ -348,15 +329,13 @@ def compare(
 
 
 def run(given: Any) -> list[Case]:
-    """Measure each delivery mode on its own broker, with or without deduplication."""
+    """Measure the chosen routes with each of Spark's masters."""
     rows: list[Case] = []
-    for delivery in map(Delivery, given.deliveries):
-        deduplicate = delivery is Delivery.EFFECTIVELY_ONCE
-        with private_broker(brokerDeduplicationEnabled=deduplicate) as connection:
-            for route in ROUTES:
-                if route.name in given.routes and delivery in route.final_windows:
-                    for master in given.masters:
-                        rows += compare(connection, route, delivery, master, given)
+    with private_broker() as connection:
+        for route in ROUTES:
+            if route.name in given.routes:
+                for master in given.masters:
+                    rows += compare(connection, route, master, given)
     return rows
 
 
@@ -366,9 +345,6 @@ if __name__ == "__main__":
     parser.add_argument("--routes", nargs="+", choices=names, default=names, help="hops to measure")
     parser.add_argument(
         "--masters", nargs="+", default=["local[1]", "local[2]"], help="Spark masters"
-    )
-    parser.add_argument(
-        "--deliveries", nargs="+", default=[item.value for item in Delivery], help="delivery modes"
     )
     parser.add_argument(
         "--warm-up",

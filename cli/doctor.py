@@ -145,8 +145,8 @@ def doctor(
     Without TOPIC, every level topic of the namespace is checked. Failures come first, then warnings
     and checks that could not be made. Checks that passed are only counted; --all shows all checks.
 
-    --delivery and --trigger describe the mover to check for; --spill-dir adds a check of that
-    folder's disk. The exit code is 1 if a check fails. Nothing is changed.
+    --delivery describes the dispatchers to check for, --trigger the mover; --spill-dir adds a check
+    of that folder's disk. The exit code is 1 if a check fails. Nothing is changed.
     """
     exam = ExamOptions(**fields)
     connection = settings.connection()

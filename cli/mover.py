@@ -370,7 +370,7 @@ for _command in COMMANDS:
 )
 @options.trigger
 @click.option("--master", default="local[2]", metavar="URL", help="Master of Spark.")
-@options.delivery
+@options.mover_delivery
 @options.pairs("--conf", "spark_conf", help="Configuration property of Spark. Repeatable.")
 @options.pairs("--option", "options", help="Option of the streaming source. Repeatable.")
 @click.option(
@@ -602,7 +602,7 @@ def _print_command(connection: Connection, settings: SyncSettings, steps: str | 
 
     arguments = [*_connection_arguments(connection), "mover", "run", *settings.level_topics]
     arguments += ["--master", settings.master, "--checkpoint", settings.checkpoint]
-    arguments += ["--delivery", settings.delivery.value, "--no-ship"]
+    arguments += ["--no-ship"]
     if settings.executors.python is not None:
         arguments += ["--executor-python", settings.executors.python_name]
     if steps is not None:

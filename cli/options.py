@@ -13,8 +13,9 @@ from typing import Any, TypeVar
 import click
 
 from delaylevel.cli.views.output import FORMATS
+from delaylevel.errors import ConfigError
 from delaylevel.model.clock import duration_ms, instant_ms
-from delaylevel.model.delivery import Delivery
+from delaylevel.model.delivery import Delivery, check_mover_delivery
 from delaylevel.model.formatting import parse_duration, parse_iso
 from delaylevel.model.level_topic import Expired, FinalWindow, MissingTarget, Mover
 from delaylevel.model.strategy import PartitionBy
@@ -131,11 +132,31 @@ pairs = functools.partial(click.option, multiple=True, metavar="KEY=VALUE", call
 output = click.option(
     "-o", "--output", type=click.Choice(FORMATS), default="table", help="Format of the result."
 )
+
+
+_DELIVERY = "Delivery guarantee; effectively-once is for dispatchers, and needs deduplication."
+
+
+def _at_least_once(_: click.Context, __: click.Parameter, value: Delivery) -> None:
+    try:
+        check_mover_delivery(value.value)
+    except ConfigError as error:
+        raise click.UsageError(str(error)) from error
+
+
+mover_delivery = click.option(
+    "--delivery",
+    type=OneOf(Delivery),
+    default=Delivery.AT_LEAST_ONCE.value,
+    callback=_at_least_once,
+    expose_value=False,
+    help=_DELIVERY,
+)
 delivery = click.option(
     "--delivery",
     type=OneOf(Delivery),
     default=Delivery.AT_LEAST_ONCE.value,
-    help="Delivery guarantee; effectively-once needs the broker's deduplication.",
+    help=_DELIVERY,
 )
 trigger = click.option(
     "--trigger",

@@ -63,7 +63,6 @@ class Driver:
         self._fixed_now_ms: int | None = None
         self._warm = False
         # Batches that were chosen here, and not planned yet. Others are replayed.
-        self._chosen: list[Offset] = []
         self._ready_search = ReadySearch(
             self._runtime.client,
             self._runtime.admin,
@@ -140,9 +139,7 @@ class Driver:
             positions.update(self._earliest_due_first(ready, positions, max_messages))
         if not ready and not new and not skipped:
             return start
-        end = make_offset(now_ms, {**positions, **new}, skipped)
-        self._chosen = [end]
-        return end
+        return make_offset(now_ms, {**positions, **new}, skipped)
 
     def input_ranges(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
         """Return the messages between two offsets, as a range for each partition.
@@ -153,8 +150,6 @@ class Driver:
         Python workers and their connections before a message has to wait for them.
         """
         now_ms = int(end["now_ms"])
-        first_run = end in self._chosen
-        self._chosen = []
         starts = {**positions_of(start), **skipped_of(end)}
         found: list[InputRange] = []
         for topic, until in positions_of(end).items():
@@ -165,7 +160,7 @@ class Driver:
                 continue
             if source is None:
                 raise LevelTopicError(self._why_unknown(topic))
-            found.append(InputRange(source, since, until, now_ms, first_run))
+            found.append(InputRange(source, since, until, now_ms))
         if not found:
             some = list(self._sources.values())[:_WARM_UP_RANGES]
             return [InputRange(source, EARLIEST, EARLIEST, now_ms) for source in some]

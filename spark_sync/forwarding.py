@@ -12,16 +12,14 @@ import logging
 import pickle
 from collections.abc import Iterable, Iterator
 from contextlib import closing
-from functools import partial
 from typing import Any
 
 import pyarrow as pa
-from pyspark import TaskContext
 from pyspark.sql.types import BinaryType, StructField, StructType
 
 from delaylevel.errors import BatchTooLargeError
 from delaylevel.model.clock import SteadyClock, SystemClock
-from delaylevel.model.delivery import Delivery, ForwardReport, Sequence
+from delaylevel.model.delivery import ForwardReport
 from delaylevel.model.envelope import is_control
 from delaylevel.model.level_topic import FinalWindow
 from delaylevel.model.message import ParkedMessage
@@ -45,42 +43,29 @@ _CLOCK = SteadyClock(SystemClock())
 
 
 class TaskForwarders:
-    """The forwarders of one task, for use in a ``with`` block.
+    """The forwarders of one task, for use in a ``with`` block: one for each level topic."""
 
-    At least once, a task uses the forwarders of its process, one for each level topic. Effectively
-    once, it opens one for each source partition, because the name of the producers contains the
-    partition, and closes them at the end to release these names.
-    """
-
-    def __init__(self, here: Runtime, delivery: Delivery) -> None:
+    def __init__(self, here: Runtime) -> None:
         here.start_task()
         self._here = here
-        self._once = delivery is Delivery.EFFECTIVELY_ONCE
-        self._used: dict[str, tuple[str, Forwarder]] = {}
+        self._used: dict[str, Forwarder] = {}
 
-    def of(self, source: SourcePartition, first_run: bool = False) -> Forwarder:
-        """Return the forwarder for the messages of a source partition.
+    def of(self, source: SourcePartition) -> Forwarder:
+        """Return the forwarder for the messages of a source partition."""
+        topic = source.level_topic
+        forwarder = self._used.get(topic)
+        if forwarder is None:
+            forwarder = self._used[topic] = self._here.forwarder(topic)
+        return forwarder
 
-        Args:
-            first_run: True if certainly no task was planned for these messages before.
-        """
-        key = source.topic if self._once else source.level_topic
-        if key not in self._used:
-            topic = source.level_topic
-            forwarder = self._open(source, first_run) if self._once else self._here.forwarder(topic)
-            self._used[key] = (topic, forwarder)
-        return self._used[key][1]
-
-    def earliest_routing_ms(self) -> int:
+    @staticmethod
+    def earliest_routing_ms() -> int:
         """Return the earliest time by which a message may be routed now, in ms since the epoch.
 
-        At least once, this is the current time, not the time of the plan: in a batch that takes
-        long, or that is replayed after an outage, a message would be parked for a delay that it no
-        longer has. Effectively once, only the time of the plan counts, so that a replay routes
-        exactly as before: the broker would drop a message that now goes to another topic, because
-        its sequence ID is lower than the last one there.
+        It is the current time, not the time of the plan: in a batch that takes long, or that is
+        replayed after an outage, a message would be parked for a delay that it no longer has.
         """
-        return 0 if self._once else _CLOCK.now_ms()
+        return _CLOCK.now_ms()
 
     def flush(self) -> Reports:
         """Wait until everything is confirmed; return the reports by level topic.
@@ -88,35 +73,17 @@ class TaskForwarders:
         Raises:
             BrokerError: one of our own topics cannot be written.
         """
-        return merged((topic, forwarder.flush()) for topic, forwarder in self._used.values())
+        return merged((topic, forwarder.flush()) for topic, forwarder in self._used.items())
 
     def __enter__(self) -> TaskForwarders:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *details: object) -> None:
-        if kind is not None and not self._once:
+        if kind is not None:
             self._here.reset_forwarders()
-        for _, forwarder in self._used.values():
-            if self._once:
-                forwarder.close()
-            elif kind is None:
-                forwarder.close_targets()
-
-    def _open(self, source: SourcePartition, first_run: bool) -> Forwarder:
-        context = TaskContext.get()
-        assert context is not None
-        # The attempt of a task counts up over all attempts of its stage.
-        first_run = first_run and not context.attemptNumber()
-        identity = context.getLocalProperty("sql.streaming.queryId")
-        assert identity is not None
-        return Forwarder(
-            self._here.client,
-            self._here.admin,
-            self._here.describe(source.level_topic),
-            sequence=Sequence(identity, source.topic, first_run),
-            client_of=self._here.targets.of,
-            refreshed=partial(self._here.refreshed, source.level_topic),
-        )
+            return
+        for forwarder in self._used.values():
+            forwarder.close_targets()
 
 
 def forward_input(options: SyncOptions, part: InputRange) -> Iterator[pa.RecordBatch]:
@@ -128,7 +95,7 @@ def forward_input(options: SyncOptions, part: InputRange) -> Iterator[pa.RecordB
     here = runtime(options)
     for name in options.level_topics:
         here.describe(name)
-    with TaskForwarders(here, options.delivery) as forwarders:
+    with TaskForwarders(here) as forwarders:
         try:
             count, reports = _forward(here, options, part, forwarders)
         except BatchTooLargeError:
@@ -153,7 +120,7 @@ def messages_only(options: SyncOptions, part: InputRange) -> Iterator[ParkedMess
         yield from part.read(options)
         return
     with (
-        TaskForwarders(here, Delivery.AT_LEAST_ONCE) as forwarders,
+        TaskForwarders(here) as forwarders,
         closing(part.read(options)) as messages,
     ):
         for message in messages:
@@ -171,7 +138,7 @@ def _forward(
     here: Runtime, options: SyncOptions, part: InputRange, forwarders: TaskForwarders
 ) -> tuple[int, Reports]:
     """Forward a range; return the number of its messages, and the reports."""
-    forwarder = forwarders.of(part.source, part.first_run)
+    forwarder = forwarders.of(part.source)
     with closing(part.read(options)) as messages:
         count = forwarder.forward_all(
             part.source, messages, lambda: max(forwarders.earliest_routing_ms(), part.now_ms)

@@ -24,14 +24,12 @@ class InputRange(InputPartition):
         start: the first position.
         end: the first position after the range.
         now_ms: the time of the plan, ms since the epoch: the ``routed_at`` of the messages.
-        first_run: True if certainly no task was planned for the messages before.
     """
 
     source: SourcePartition
     start: Position
     end: Position
     now_ms: int
-    first_run: bool = False
 
     def read(self, options: SyncOptions) -> Generator[ParkedMessage, None, None]:
         """Yield the messages of the range."""

@@ -33,14 +33,11 @@ from delaylevel.errors import (
     StepsError,
     UpgradeRequiredError,
 )
-from delaylevel.model.delivery import Delivery
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.position import source_partitions
-from delaylevel.mover.hop import check_delivery
 from delaylevel.prometheus import serve
 from delaylevel.topics.roster import Roster
 from delaylevel.topics.subscriptions import ForeignSubscriptionWatch
-from delaylevel.topics.targets import require_everywhere
 
 from . import control
 from .arrow_rows import SCHEMA
@@ -99,7 +96,6 @@ class SparkSyncJob:
     Raises:
         LevelTopicError: none of the topics can be served: it is not a level topic, or is moved by a
             Function. If others can be served, this one is reported.
-        InvalidInputError: effectively once, for a level topic with a tracker.
         AlreadyRunningError: another mover is running; the text identifies it.
         BrokerError: the broker did not answer for one of the topics: start the job again.
     """
@@ -130,10 +126,7 @@ class SparkSyncJob:
 
             def serve(description: LevelTopicDescription, named: bool) -> None:
                 check_movable(description)
-                check_delivery(description, settings.delivery)
                 _check_unlocked(admin, description)
-                if settings.delivery is Delivery.EFFECTIVELY_ONCE:
-                    require_everywhere(admin, description)
                 found.append(description)
 
             roster = Roster(admin, settings.level_topics, serve)
@@ -272,7 +265,6 @@ class SparkSyncJob:
     def _common_options(self) -> dict[str, str]:
         return {
             "levelTopics": ",".join(item.topic for item in self.descriptions),
-            "delivery": self._settings.delivery.value,
             "controlDir": self._control_dir,
             **connection_options(self._connection),
         }
@@ -287,7 +279,7 @@ class SparkSyncJob:
             forwarding = {"forwardInSource": "true"}
             frame = self._reader(spark).options(**forwarding).load()
         else:
-            frame = apply_steps(self.dataframe(spark), self._steps, self._settings.delivery)
+            frame = apply_steps(self.dataframe(spark), self._steps)
         writer = (
             frame.writeStream.format(FORMAT)
             .options(**self._common_options(), **forwarding)

@@ -10,7 +10,7 @@ from typing import Any
 from delaylevel.cluster.connection.settings import Connection
 from delaylevel.cluster.reader import DEFAULT_POLL_TIMEOUT_MS
 from delaylevel.errors import ConfigError, DelayLevelError
-from delaylevel.model.delivery import Delivery
+from delaylevel.model.delivery import Delivery, check_mover_delivery
 from delaylevel.model.position import Position
 from delaylevel.model.topic_name import TopicName
 
@@ -58,7 +58,6 @@ class SyncOptions:
             for all ready messages.
         fail_on_data_loss: True to end the query if messages were lost that it has not moved.
         poll_timeout_ms: longest wait for a message that the broker reports as available, ms.
-        delivery: the delivery guarantee.
         forward: True if the source forwards; see :mod:`delaylevel.spark_sync.forwarding`.
         control_dir: the folder of :mod:`delaylevel.spark_sync.control`; empty for none.
     """
@@ -69,7 +68,6 @@ class SyncOptions:
     max_offsets_per_trigger: int | None = None
     fail_on_data_loss: bool = True
     poll_timeout_ms: int = DEFAULT_POLL_TIMEOUT_MS
-    delivery: Delivery = Delivery.AT_LEAST_ONCE
     forward: bool = False
     # Different in each run, but no reason for a separate connection.
     control_dir: str = field(default="", compare=False)
@@ -88,6 +86,7 @@ class SyncOptions:
             raise ConfigError(
                 f"unknown option {unknown[0]!r}; there are {', '.join(sorted(names))}"
             )
+        check_mover_delivery(given.get("delivery", Delivery.AT_LEAST_ONCE.value))
         topics = [part.strip() for part in given.get("levelTopics", "").split(",") if part.strip()]
         if not topics:
             raise ConfigError(
@@ -106,7 +105,6 @@ class SyncOptions:
             max_offsets_per_trigger=_positive(given, "maxOffsetsPerTrigger"),
             fail_on_data_loss=boolean_option(given, "failOnDataLoss", True),
             poll_timeout_ms=_positive(given, "pollTimeoutMs") or DEFAULT_POLL_TIMEOUT_MS,
-            delivery=_delivery(given.get("delivery", Delivery.AT_LEAST_ONCE.value)),
             forward=boolean_option(given, _FORWARD, False),
             control_dir=given.get(_CONTROL, ""),
         )
@@ -176,11 +174,3 @@ def _positive(given: Mapping[str, str], name: str) -> int | None:
     if not (text.isdecimal() and int(text) > 0):
         raise ConfigError(f"option {name} is {text!r}: it is a whole number above 0")
     return int(text)
-
-
-def _delivery(text: str) -> Delivery:
-    try:
-        return Delivery(text.lower())
-    except ValueError:
-        known = ", ".join(item.value for item in Delivery)
-        raise ConfigError(f"option delivery is {text!r}: it is one of {known}") from None

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from delaylevel.model.delivery import Delivery
-
 from .cluster import Executors
 
 
@@ -22,7 +20,6 @@ class SyncSettings:
         trigger_ms: the interval between two batches, in ms; by default a fifth of the shortest
             lead, between 0.2 and 5 s.
         master: Spark's master.
-        delivery: at least once, in batches; or effectively once, by the broker's deduplication.
         options: further options of the source, e.g. ``startingOffsets``.
         spark_conf: further Spark settings.
         executors: what the executors of a cluster receive; unused with a local master.
@@ -36,7 +33,6 @@ class SyncSettings:
     once: bool = False
     trigger_ms: int | None = None
     master: str = "local[2]"
-    delivery: Delivery = Delivery.AT_LEAST_ONCE
     options: Mapping[str, str] = field(default_factory=dict)
     spark_conf: Mapping[str, str] = field(default_factory=dict)
     executors: Executors = field(default_factory=Executors)

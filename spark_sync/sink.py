@@ -46,7 +46,6 @@ class DelayLevelStreamWriter(DataSourceStreamArrowWriter):
         Raises:
             BrokerError: one of our own topics cannot be written; the batch is not committed.
             StepsError: a row appeared twice.
-            InvalidInputError: effectively once, the rows are out of order.
         """
         if self._options.forward:
             return TaskReport(read_reports(iterator))
@@ -58,7 +57,7 @@ class DelayLevelStreamWriter(DataSourceStreamArrowWriter):
     def _forward(self, here: Runtime, batches: Iterable[Any]) -> TaskReport:
         duplicates = DuplicateCheck()
         used: dict[str, Forwarder] = {}
-        with TaskForwarders(here, self._options.delivery) as forwarders:
+        with TaskForwarders(here) as forwarders:
             for batch in batches:
                 duplicates.check(batch)
                 earliest_ms = forwarders.earliest_routing_ms()

@@ -38,10 +38,9 @@ class DelayLevelDataSource(DataSource):
 
     Options: ``levelTopics`` (names, with commas), ``serviceUrl``, ``adminUrl``, ``tokenFile``,
     ``tls…``, ``startingOffsets`` (``subscription``, ``earliest`` or JSON), ``maxOffsetsPerTrigger``
-    (messages, the earliest due first), ``failOnDataLoss``, ``pollTimeoutMs``, and for the sink
-    ``delivery`` (``at-least-once`` or ``effectively-once``). The columns are those of
-    :data:`delaylevel.spark_sync.arrow_rows.PENDING_SCHEMA`, or those given to ``.schema(…)``.
-    A batch read has further options: see `batch_source.BatchOptions`.
+    (messages, the earliest due first), ``failOnDataLoss``, ``pollTimeoutMs``. The columns are
+    those of :data:`delaylevel.spark_sync.arrow_rows.PENDING_SCHEMA`, or those given to
+    ``.schema(…)``. A batch read has further options: see `batch_source.BatchOptions`.
 
     Register it once: ``spark.dataSource.register(DelayLevelDataSource)``.
     """

@@ -16,7 +16,6 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 
 from delaylevel.errors import ConfigError, StepsError
-from delaylevel.model.delivery import Delivery
 
 from .arrow_rows import SCHEMA
 
@@ -74,12 +73,11 @@ def load_steps(name: str) -> Steps:
     return function  # type: ignore[no-any-return]
 
 
-def apply_steps(frame: DataFrame, steps: Steps, delivery: Delivery) -> DataFrame:
+def apply_steps(frame: DataFrame, steps: Steps) -> DataFrame:
     """Append a user's steps to the source.
 
     If they may move rows into other tasks, rows are grouped by their source partition again and
-    sorted: then the sink detects every second copy of a row, and effectively-once has the order
-    that it needs.
+    sorted: then the sink detects every second copy of a row.
 
     Raises:
         StepsError: the result of the steps cannot be forwarded.
@@ -92,14 +90,7 @@ def apply_steps(frame: DataFrame, steps: Steps, delivery: Delivery) -> DataFrame
     _check_columns(result)
     plan = result._jdf.queryExecution().analyzed()
     names = _check_plan(plan)
-    once = delivery is Delivery.EFFECTIVELY_ONCE
-    if once and not plan.deterministic():
-        raise StepsError(
-            "the steps contain an expression that differs when a batch is repeated (rand, uuid, a "
-            "nondeterministic function): effectively-once is not possible; remove it, or use "
-            "at-least-once"
-        )
-    if not once and names <= _IN_PLACE:
+    if names <= _IN_PLACE:
         return result
     # Let Spark check the steps now, because its own check at the start of the query is switched
     # off: see local_sort_allowed().

@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from itertools import zip_longest
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 from delaylevel.errors import BrokerError, ClientError
@@ -115,35 +114,31 @@ class DeadLetterTopic:
     Args:
         client: a ``pulsar.Client``; it is not closed here.
         topic: full name of the partition.
-        name: start of the names of the producers, for broker deduplication; empty without.
     """
 
-    def __init__(self, client: Any, topic: str, name: str = "") -> None:
+    def __init__(self, client: Any, topic: str) -> None:
         self._client = client
         self._topic = topic
-        self._name = name
-        # By compression, and if they have batches of one message. Those have no name: what is so
-        # large may be stored twice.
+        # By compression, and if they have batches of one message.
         self._publishers: dict[tuple[str | None, bool], Publisher[Outgoing]] = {}
 
-    def store(self, messages: Iterable[Outgoing], numbers: Iterable[int] = ()) -> None:
+    def store(self, messages: Iterable[Outgoing]) -> None:
         """Store messages, and wait for the confirmations.
 
         If it fails, some of the messages may be stored.
 
         Args:
             messages: messages with all their properties; the broker holds none of them back.
-            numbers: their sequence IDs, with a name: rising over all calls.
 
         Raises:
             BrokerError: a message was not confirmed.
         """
         try:
             with translate_errors():
-                for outgoing, number in zip_longest(messages, numbers):
+                for outgoing in messages:
                     message, properties, _ = outgoing
                     publisher = self._publisher(env.compression_of(properties))
-                    publisher.send(message, properties, None, number, outgoing)
+                    publisher.send(message, properties, None, item=outgoing)
                 for message, properties, _ in self._flush():
                     self._store_smaller(message, properties)
         except ClientError as error:
@@ -167,11 +162,7 @@ class DeadLetterTopic:
         if publisher is None:
             batches = SINGLE_SETTINGS if single else UNBATCHED_SETTINGS
             settings = {**batches, **compression_settings(compression)}
-            name = None
-            if self._name and not single:
-                # A name serves one producer of a topic at a time.
-                name = self._name + (f"-{compression}" if compression else "")
-            publisher = Publisher(open_producer(self._client, self._topic, settings, name=name))
+            publisher = Publisher(open_producer(self._client, self._topic, settings))
             self._publishers[key] = publisher
         return publisher
 

@@ -140,7 +140,7 @@ class ExamOptions:
     """Facts that the cluster does not know.
 
     Attributes:
-        delivery: the delivery guarantee of the mover.
+        delivery: the delivery guarantee of the dispatchers.
         trigger_ms: the interval between two batches of the mover, in ms; None if it is unknown.
         spill_dir: the spill directory of a dispatcher on this machine, to check its disk.
         bookie_conf: the configuration file of a bookie.

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, suppress
 
 from delaylevel.cluster import logs, trials
-from delaylevel.cluster.port import PartitionStats
 from delaylevel.cluster.rules import Rule, violations
 from delaylevel.cluster.rules import notes as rule_notes
 from delaylevel.cluster.targets.receivers import topic_stats
@@ -15,7 +14,7 @@ from delaylevel.errors import BrokerError, PermissionDeniedError
 from delaylevel.model.delivery import Delivery
 from delaylevel.model.envelope import KEY_VALUE
 from delaylevel.model.formatting import format_duration, shell
-from delaylevel.model.level_topic import FinalWindow, Member, Mover, Role
+from delaylevel.model.level_topic import FinalWindow, Member, Mover
 from delaylevel.model.topic_name import TopicName
 from delaylevel.topics.members import metadata_of
 from delaylevel.topics.subscriptions import early_subscriptions
@@ -224,18 +223,18 @@ def dispatch_thread(context: LevelTopicContext) -> CheckResult:
 
 
 def deduplication(context: LevelTopicContext) -> CheckResult:
-    """Check that every topic that an effectively-once mover writes has deduplication enabled."""
+    """Check that every topic that an effectively-once dispatcher writes has deduplication on."""
     if context.options.delivery is not Delivery.EFFECTIVELY_ONCE:
         return CheckResult(note="not needed for at-least-once")
+    if context.description.final_window is not FinalWindow.TRACKER:
+        return CheckResult.failed(
+            "effectively-once needs the final window tracker, whose dispatcher removes copies",
+            "create a level topic with `--final-window tracker`, and run its dispatchers with "
+            "`--delivery effectively-once`",
+        )
     problems = []
-    written: dict[TopicName, Iterable[PartitionStats]] = {
-        item.member.topic: item.broker_stats
-        for item in context.stats.members
-        if item.member.role in (Role.LEVEL, Role.HELD, Role.DEAD_LETTER)
-    }
-    written.update((target, (found or {}).values()) for target, found in context.targets.items())
-    for topic, stats in written.items():
-        if not all(one.deduplication for one in stats):
+    for topic, found in context.targets.items():
+        if not all(one.deduplication for one in (found or {}).values()):
             problems.append(
                 Problem(
                     f"{topic} has deduplication disabled",
@@ -249,12 +248,12 @@ def deduplication(context: LevelTopicContext) -> CheckResult:
     if minutes < _DEFAULT_DEDUPLICATION_MIN:
         problems.append(
             Problem(
-                f"the broker forgets a mover that is away for {memory}: a longer outage causes "
-                "duplicates",
+                f"the broker forgets a dispatcher that is away for {memory}: a longer outage "
+                "causes duplicates",
                 f"set {name}={_DEFAULT_DEDUPLICATION_MIN} or more in broker.conf",
             )
         )
-    return CheckResult.of(problems, f"the broker forgets a mover that is away for {memory}")
+    return CheckResult.of(problems, f"the broker forgets a dispatcher that is away for {memory}")
 
 
 # The client tries again and again for its operation timeout where an encryption is required.

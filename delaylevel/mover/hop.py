@@ -11,9 +11,8 @@ from typing import NamedTuple
 
 from delaylevel.cluster.failures import is_too_large
 from delaylevel.cluster.targets.receivers import NO_TOPIC
-from delaylevel.errors import EnvelopeError, InvalidInputError, UnknownTargetError
+from delaylevel.errors import EnvelopeError, UnknownTargetError
 from delaylevel.model import envelope as env
-from delaylevel.model.delivery import Delivery
 from delaylevel.model.due_time import is_expired
 from delaylevel.model.envelope import Envelope
 from delaylevel.model.level_topic import (
@@ -28,20 +27,6 @@ from delaylevel.model.retries import RETRY_ID
 from delaylevel.model.router import Router
 
 log = logging.getLogger(__name__)
-
-
-def check_delivery(description: LevelTopicDescription, delivery: Delivery) -> None:
-    """Raise InvalidInputError if a mover cannot give a level topic this guarantee.
-
-    With a tracker, the dispatcher removes copies at the end; hops before it stay at least once.
-    """
-    if delivery is Delivery.EFFECTIVELY_ONCE and description.final_window is FinalWindow.TRACKER:
-        raise InvalidInputError(
-            f"level topic {description.topic} has the final window 'tracker': a mover's hops are "
-            "at least once there, and the dispatcher removes the copies by their id. Run the "
-            "mover with --delivery at-least-once, and the dispatcher with `delaylevel dispatcher "
-            "run --delivery effectively-once`"
-        )
 
 
 def open_envelope(
@@ -121,16 +106,11 @@ def set_aside(
     envelope: Envelope,
     reason: str,
     now_ms: int,
-    *,
-    dead_letters: bool = True,
 ) -> SetAside:
     """Return the place of a message whose target cannot be written now, for this reason.
 
     A message that is too large becomes a dead letter, whatever the policy: it would be refused
     again and again.
-
-    Args:
-        dead_letters: False to hold a message that the level topic's policy makes a dead letter.
     """
     if is_too_large(reason):
         return too_large(description, message, envelope, envelope.target)
@@ -144,7 +124,7 @@ def set_aside(
         policy = MissingTarget.DEAD_LETTER  # the original of a retry is acknowledged
     if policy is MissingTarget.DROP:
         return SetAside("dropped", envelope.target, "", {}, None)
-    if policy is MissingTarget.DEAD_LETTER and dead_letters:
+    if policy is MissingTarget.DEAD_LETTER:
         missing = f"target {envelope.target} does not exist"
         return _readable_dead_letter(description, message, envelope, missing)
     application = env.application_properties(message.properties)

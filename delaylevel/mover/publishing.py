@@ -15,7 +15,6 @@ from delaylevel.cluster.failures import client_error, is_too_large
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.publisher import (
     BULK_SETTINGS,
-    UNBATCHED_SETTINGS,
     Publisher,
     close_all,
     compression_settings,
@@ -24,24 +23,12 @@ from delaylevel.cluster.publisher import (
 )
 from delaylevel.cluster.targets.opener import GIVE_UP_S
 from delaylevel.cluster.targets.pool import TargetKey, TargetPool
-from delaylevel.cluster.targets.receivers import NO_TOPIC
 from delaylevel.cluster.targets.send_state import SendOutcome
 from delaylevel.cluster.threads import BackgroundWork, Starter
-from delaylevel.errors import BatchTooLargeError, BrokerError, ClientError, NotFoundError
-from delaylevel.model.delivery import Sequence
+from delaylevel.errors import BatchTooLargeError, BrokerError, ClientError
 from delaylevel.model.envelope import Envelope
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.message import ParkedMessage
-from delaylevel.model.topic_name import TopicName
-
-# With sequence ids a send never waits for room in the queue: it would continue after a message
-# that the client has given up.
-_SEQUENCED_SETTINGS: dict[str, Any] = {
-    **UNBATCHED_SETTINGS,
-    "block_if_queue_full": False,
-    "max_pending_messages": 0,
-    "max_pending_messages_across_partitions": 1 << 30,
-}
 
 #: The window topic among the levels, as in :class:`delaylevel.model.router.Decision`.
 WINDOW_TOPIC = -1
@@ -57,12 +44,9 @@ class PublisherPool:
     The methods raise BrokerError if a topic cannot be written.
     """
 
-    def __init__(
-        self, client: Any, description: LevelTopicDescription, sequence: Sequence | None
-    ) -> None:
+    def __init__(self, client: Any, description: LevelTopicDescription) -> None:
         self._client = client
         self._description = description
-        self._sequence = sequence
         # Each topic of our own has a publisher for each compression of its messages, and one for
         # messages that share no batch.
         self._own: dict[tuple[str, str | None, bool], Publisher[Any]] = {}
@@ -100,7 +84,7 @@ class PublisherPool:
             compression: the compression of the messages: that of their envelopes.
             alone: True for messages that share no batch.
         """
-        bulk = self._sequence is None and not alone and topic not in _without_batches
+        bulk = not alone and topic not in _without_batches
         key = (topic, compression, bulk)
         publisher = self._own.get(key)
         if publisher is None:
@@ -129,7 +113,7 @@ class PublisherPool:
                 self._members = {}
                 close_all([publisher])
                 error = BrokerError
-                if is_too_large(failure) and self._sequence is None:
+                if is_too_large(failure):
                     error = BatchTooLargeError
                     _without_batches.add(key[0])
                 raise error(
@@ -149,15 +133,9 @@ class PublisherPool:
         close_all(publishers)
 
     def _open(self, topic: str, compression: str | None, bulk: bool) -> Any:
-        compressed = compression_settings(compression)
-        if self._sequence is None:
-            unbatched = {} if bulk else {"batching_enabled": False}
-            settings = {**BULK_SETTINGS, **unbatched, **compressed}
-            return open_producer(self._client, topic, settings)
-        # A name serves one producer of a topic at a time.
-        name = self._sequence.producer_name + (f"-{compression}" if compression else "")
-        settings = {**_SEQUENCED_SETTINGS, **compressed}
-        return open_producer(self._client, topic, settings, name=name)
+        unbatched = {} if bulk else {"batching_enabled": False}
+        settings = {**BULK_SETTINGS, **unbatched, **compression_settings(compression)}
+        return open_producer(self._client, topic, settings)
 
 
 # A target that only confirms slowly is waited for. Without any outcome for this time nobody can
@@ -166,8 +144,6 @@ PATIENCE_S = 60.0
 _POLL_S = 0.05
 # Callbacks follow the end of a flush within a moment.
 _OWED_S = 0.0005
-# Messages without a key go to a partition chosen here, by a producer of their own.
-_KEYLESS = "keyless"
 
 
 @dataclass(slots=True, eq=False)
@@ -176,26 +152,17 @@ class HandOff:
 
     Attributes:
         due: True if the message is due; otherwise the broker holds it until it is.
-        number: sequence ID; 0 without deduplication.
-        key: the producer that has it; None if it was given to none.
         reason: the reason why its target did not take it; empty as long as that is not known.
     """
 
     message: ParkedMessage
     envelope: Envelope
     due: bool
-    number: int = 0
-    key: TargetKey | None = None
     reason: str = ""
 
 
 class HandOffs:
     """The messages that one forwarder has handed off to business topics.
-
-    With a sequence, the message in the held or dead-letter topic is the record of a refusal. These
-    records have to be written in the order of the sequence IDs, and nothing may be sent to a target
-    after a refusal that is not recorded: a replay would take it for stored. So the caller repeats
-    :meth:`wait`, :meth:`take_refused` and :meth:`recorded` until the last one returns True.
 
     One thread uses it.
 
@@ -211,72 +178,44 @@ class HandOffs:
         self,
         client_of: Callable[[str], Any],
         admin: TopicAdmin,
-        sequence: Sequence | None,
         pause_s: Callable[[], float],
         *,
         start: Starter | None = None,
         now_s: Callable[[], float] = time.monotonic,
         connected: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._admin = admin
         self._now_s = now_s
         self._woken = threading.Event()
         self._background = BackgroundWork()
         self._pool: TargetPool[HandOff] = TargetPool(
             client_of,
             admin,
-            name=sequence.producer_name if sequence is not None else "",
-            replay=sequence is not None and not sequence.first_run,
             pause_s=pause_s,
             start=start or self._background.start,
             now_s=now_s,
             wake=self._woken.set,
             connected=connected,
         )
-        self._partition_counts: dict[str, int] = {}
         self._aside: list[HandOff] = []
-        # With a sequence: messages without an outcome, and targets with unrecorded refusals.
-        self._outstanding: dict[int, TargetKey] = {}
-        self._holding: dict[tuple[str, str], str] = {}
         self._stored = [0, 0]  # not due yet, due
 
     def send(self, hand_off: HandOff, properties: dict[str, str]) -> None:
-        """Send a message as soon as its target is open.
-
-        Raises:
-            BrokerError: the number of the target's partitions cannot be read.
-        """
+        """Send a message as soon as its target is open."""
         message, envelope = hand_off.message, hand_off.envelope
-        topic, numbered = envelope.target, self._pool.numbered
+        topic = envelope.target
         schema = "" if envelope.schema is None else str(envelope.schema)
         reason = self._pool.refusal(topic, schema)
-        if self._holding:
-            reason = self._holding.get((topic, schema), reason)
-        partition, suffix = -1, ""
-        if reason is None and numbered and not message.key:
-            # The client would choose the partition in turn; a replay has to choose the same one.
-            count = self._partition_count(topic)
-            if count is None:
-                reason = NO_TOPIC
-                self._pool.refuse(topic, schema, reason)
-            elif count:
-                partition, suffix = hand_off.number % count, _KEYLESS
         if reason is not None:
             hand_off.reason = reason
             self._aside.append(hand_off)
-            if numbered:
-                self._holding[topic, schema] = reason
             return
-        alone = not numbered and needs_own_batch(message, properties)
-        key = TargetKey(topic, schema, envelope.compression or "", partition, suffix, alone)
-        hand_off.key = key
+        alone = needs_own_batch(message, properties)
+        key = TargetKey(topic, schema, envelope.compression or "", alone=alone)
         producer = self._pool.producer(key)
-        if numbered:
-            self._outstanding[hand_off.number] = key
         deliver_at_ms = None if hand_off.due else envelope.due_ms
         if not producer.is_open:
             producer.open()
-        producer.send(hand_off, message, properties, deliver_at_ms, hand_off.number)
+        producer.send(hand_off, message, properties, deliver_at_ms)
 
     def poll(self) -> bool:
         """Process the outcomes since the last call; return False if there were none."""
@@ -284,7 +223,6 @@ class HandOffs:
         for _, (sent, outcome, reason) in self._pool.poll():
             found = True
             hand_off: HandOff = sent.item
-            self._outstanding.pop(hand_off.number, None)
             if outcome is SendOutcome.STORED:
                 self._stored[hand_off.due] += 1
             else:
@@ -293,7 +231,7 @@ class HandOffs:
         return found
 
     def wait(self) -> None:
-        """Wait until every message has an outcome, or waits for a record of a refusal.
+        """Wait until every message has an outcome.
 
         Raises:
             BrokerError: the outcome of some messages cannot be known now.
@@ -315,7 +253,7 @@ class HandOffs:
                 reason = pool.refusal(key.topic, key.schema)
                 if reason is not None:
                     reasons[key.topic] = reason
-            if quiet_s > GIVE_UP_S and not pool.numbered:
+            if quiet_s > GIVE_UP_S:
                 # Connected or not: the rest of the batch cannot wait any longer, and a message
                 # that may be stored already is held, with its ID.
                 pool.give_up_stalled()
@@ -324,36 +262,9 @@ class HandOffs:
             self._woken.wait(_OWED_S if pool.owes_answers else _POLL_S)
 
     def take_refused(self) -> list[HandOff]:
-        """Return the messages to be set aside now, in the order of their sequence IDs."""
-        aside = self._aside
-        if not self._outstanding:
-            self._aside = []
-            return sorted(aside, key=lambda each: each.number) if self._pool.numbered else aside
-        lowest = min(self._outstanding)
-        ready = [each for each in aside if each.number < lowest]
-        if not ready:
-            # The lowest message waits for the record of a later one, which has to wait for it.
-            key = self._outstanding[lowest]
-            reason = self._pool.refusal(key.topic, key.schema) or "not sent"
-            self._pool.producer(key).refuse_waiting(reason)
-            self.poll()
-            return self.take_refused()
-        self._aside = [each for each in aside if each.number > lowest]
-        return sorted(ready, key=lambda each: each.number)
-
-    def recorded(self) -> bool:
-        """Go on after all messages of `take_refused` were recorded.
-
-        Returns:
-            True if no message is left.
-        """
-        unrecorded = {each.key for each in self._aside}
-        for key in self._pool.suspended():
-            if key not in unrecorded:
-                self._pool.producer(key).resume()
-        if not self._aside:
-            self._holding.clear()
-        return not (self._aside or len(self._pool))
+        """Return the messages to be set aside now."""
+        aside, self._aside = self._aside, []
+        return aside
 
     def take_stored(self) -> tuple[int, int]:
         """Return the numbers of messages stored since the last call: not due yet, and due."""
@@ -363,31 +274,15 @@ class HandOffs:
 
     def reset(self) -> None:
         """Drop all messages; they will be sent again."""
-        # With a sequence, a producer would not know that the messages may be stored, or would wait
-        # for the record of a refusal that is dropped here.
-        if self._pool.numbered or len(self._pool):
+        if len(self._pool):
             self._pool.close()
-        self._pool.replay = self._pool.numbered
         self._aside = []
-        self._outstanding.clear()
-        self._holding.clear()
         self._stored = [0, 0]
 
     def close(self) -> None:
         """Close the producers; messages without an outcome get none."""
         self._pool.close()
         self._background.join()
-
-    def _partition_count(self, target: str) -> int | None:
-        """Return the number of partitions, 0 if not partitioned; None without a topic."""
-        count = self._partition_counts.get(target)
-        if count is None:
-            try:
-                count = self._admin.partitioned_metadata(TopicName.parse(target)).partitions
-            except NotFoundError:
-                return None
-            self._partition_counts[target] = count
-        return count
 
     def _unknown(self, reasons: dict[str, str]) -> BrokerError:
         topics = dict.fromkeys(key.topic for key, _ in self._pool.waiting())

@@ -5,20 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from delaylevel.cluster.connection.settings import Connection
 from delaylevel.errors import LevelTopicError
 from delaylevel.model.clock import SystemClock
-from delaylevel.model.delivery import Delivery
 from delaylevel.model.level_topic import Mover
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
-from delaylevel.spark_sync import SparkSyncJob, SyncSettings
-from support.spark_levels import BRIEF, HOUR_MS, overdue
+from support.spark_levels import BRIEF
 from support.world import MakeLevelTopic, RealWorld
 
 pytestmark = [pytest.mark.spark, pytest.mark.broker]
@@ -86,37 +82,6 @@ def test_a_deleted_target_delays_no_other_target(
     found = world.stored(orders)
     assert [m.value for m in found] == [b"after"] * 20
     assert len({m.properties["delaylevel.id"] for m in found}) == 20
-
-
-def test_effectively_once_holds_the_messages_of_a_target_that_refuses_a_first_run(
-    world: RealWorld,
-    spark: Any,
-    connection: Connection,
-    tmp_path: Path,
-) -> None:
-    world.deduplicate()
-    description = world.level_topic(BRIEF, ("orders", "others"), hold_pause_ms=HOUR_MS)
-    for target in description.targets:
-        with world.client().create_producer(
-            target, enable_delay_level_topic=True, delay_level_topic=description.topic
-        ) as producer:
-            for number in range(5):
-                producer.send(b"%d" % number, deliver_after=timedelta(milliseconds=500))
-    orders, others = sorted(description.targets)
-    world.admin.terminate(TopicName.parse(orders))
-    overdue(description, world.eventually)
-    settings = SyncSettings(
-        (description.topic,),
-        str(tmp_path / "checkpoint"),
-        once=True,
-        delivery=Delivery.EFFECTIVELY_ONCE,
-    )
-    SparkSyncJob(connection, settings, spark=spark).run()
-    held = world.stored(description.held_topic.full)
-    assert {message.properties["delaylevel.reason"] for message in held} == {"TopicTerminated"}
-    values = [b"%d" % number for number in range(5)]
-    assert sorted(message.value or b"" for message in held) == values
-    assert sorted(message.value or b"" for message in world.stored(others)) == values
 
 
 def test_a_level_topic_of_a_function_is_not_moved(

@@ -13,10 +13,9 @@ import pytest
 import delaylevel.producer.aio
 from delaylevel import topics
 from delaylevel.cluster.connection.settings import Connection
-from delaylevel.errors import InvalidInputError, LevelTopicError, UnsupportedOptionError
+from delaylevel.errors import LevelTopicError, UnsupportedOptionError
 from delaylevel.functions.consumer_loop import ConsumerLoop, FunctionSettings
 from delaylevel.model.clock import SystemClock
-from delaylevel.model.delivery import Delivery
 from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow, LevelTopicDescription, Mover
 from delaylevel.model.strategy import Levels, PartitionBy, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
@@ -213,8 +212,6 @@ def test_the_spark_job_writes_to_the_window_and_acknowledges_cumulatively(
     producer.flush()
     world.eventually(lambda: SystemClock().now_ms() > now_ms + 2000, "the hand-off", 60)
 
-    with pytest.raises(InvalidInputError, match="dispatcher run --delivery effectively-once"):
-        spark_once(description, delivery=Delivery.EFFECTIVELY_ONCE)
     spark_once(description)
     world.drained(description)
 

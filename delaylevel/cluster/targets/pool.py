@@ -157,13 +157,11 @@ class TargetPool(Generic[Item]):
 
     Attributes:
         numbered: True if the messages have sequence IDs.
-        replay: as the argument; for the producers that are created from now on.
 
     Args:
         client_of: function that returns the ``pulsar.Client`` for a target; called in any thread.
         admin: admin interface, used in threads of their own.
         name: start of the names of the producers, for broker deduplication; empty without.
-        replay: True if an earlier process may have sent the same messages; only with a name.
         pause_s: function that returns for how long a target is left alone after a refusal, in s.
         patience_s: as for :class:`~delaylevel.cluster.targets.producer.TargetProducer`.
         connected: as for :class:`~delaylevel.cluster.targets.receivers.TargetLooks`; by default, an
@@ -177,7 +175,6 @@ class TargetPool(Generic[Item]):
         admin: TopicAdmin,
         *,
         name: str = "",
-        replay: bool = False,
         pause_s: Callable[[], float],
         patience_s: float = STALL_S,
         connected: Callable[[], bool] = lambda: False,
@@ -189,7 +186,6 @@ class TargetPool(Generic[Item]):
         self._client_of = client_of
         self._admin = admin
         self._name = name
-        self.replay = replay
         self._pause_s = pause_s
         self._patience_s = patience_s
         self._start = start
@@ -216,7 +212,6 @@ class TargetPool(Generic[Item]):
             producer = self._producers[key] = TargetProducer(
                 partial(self._open, key),
                 numbered=self.numbered,
-                replay=self.replay,
                 patience_s=self._patience_s,
                 start=self._start,
                 now_s=self._now_s,

@@ -330,7 +330,6 @@ class TargetProducer(Generic[Item]):
         open_producer: function that opens a producer, in a thread of its own. It raises
             OpeningError, ClientError or BrokerError.
         numbered: True if the messages have sequence IDs, for broker deduplication.
-        replay: True if an earlier process may have sent the same messages.
         patience_s: time without a connection, or without an answer to an opening, after which
             messages are refused, in s.
         start: function that runs slow work.
@@ -346,7 +345,6 @@ class TargetProducer(Generic[Item]):
         open_producer: Callable[[], Opened],
         *,
         numbered: bool = False,
-        replay: bool = False,
         patience_s: float = STALL_S,
         start: Starter = in_thread,
         now_s: Callable[[], float] = time.monotonic,
@@ -364,7 +362,7 @@ class TargetProducer(Generic[Item]):
             report=self._report,
             now_s=now_s,
         )
-        self._state: SendState[Sent[Item]] = SendState(numbered, replay)
+        self._state: SendState[Sent[Item]] = SendState(numbered)
         self._opened: Opened | None = None
         self._core: Any = None
         self._entries = EntryOutcomes()
@@ -531,10 +529,6 @@ class TargetProducer(Generic[Item]):
         self._state.resume()
         self._pass_on()
         self.flush()
-
-    def refuse_waiting(self, reason: str) -> None:
-        """Settle the messages that wait for `resume`, instead of sending them."""
-        self._state.refuse_unsent(reason)
 
     def poll(self) -> list[Settled]:
         """Process all that has happened; return the messages whose outcome is known since then."""

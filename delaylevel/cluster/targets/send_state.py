@@ -62,10 +62,6 @@ topic has receivers      unsent    in flight      STORED      unclear        rec
 topic has none           REFUSED   REFUSED        REFUSED     REFUSED        REFUSED
 =======================  ========  =============  ==========  =============  =============
 
-A *replay* sends messages that an earlier process may have sent with the same IDs, and that are
-to be sent now if they are not stored. So its messages are unclear instead of unsent as long as it
-has no producer: a refused opening does not mean that they are not stored.
-
 Without numbers, a message that was unclear once is UNKNOWN instead of REFUSED from then on, unless
 the topic does not exist. *Lost* means that the connection is gone and another producer is likely to
 be opened at once. The client does the same when it connects again: it sends everything in flight
@@ -280,17 +276,14 @@ class SendState(Generic[Message]):
 
     Args:
         numbered: True if the messages have sequence IDs, for broker deduplication.
-        replay: True if an earlier process may have sent the same messages; only with numbers.
 
     Attributes:
         is_open: True while there is a producer that messages may be passed to.
         suspended: True after a refusal with sequence IDs, until `resume`.
     """
 
-    def __init__(self, numbered: bool, replay: bool = False) -> None:
+    def __init__(self, numbered: bool) -> None:
         self.numbered = numbered
-        self._replay = replay
-        self._last_number = -1
         self.is_open = False
         self.suspended = False
         self.unsent: deque[Message] = deque()
@@ -335,14 +328,7 @@ class SendState(Generic[Message]):
 
     def add(self, item: Message) -> None:
         """Add a message. With sequence IDs, they rise."""
-        if not self._replay:
-            self.unsent.append(item)
-        elif not self.is_open:
-            self._unclear.append(item)
-        elif item.number <= self._last_number:
-            self._settle([item], SendOutcome.STORED)
-        else:
-            self.unsent.append(item)
+        self.unsent.append(item)
 
     def recall(self, item: Message) -> None:
         """Add a message that an earlier process may have sent; it is not sent again here."""
@@ -405,9 +391,6 @@ class SendState(Generic[Message]):
         if self.numbered:
             self._unclear += self.in_flight
             self.in_flight.clear()
-            if self._replay:
-                self._unclear += self.unsent
-                self.unsent.clear()
             return
         self._settle_all(self.in_flight, SendOutcome.UNKNOWN, reason)
         self.refuse_unsent(reason)
@@ -433,7 +416,6 @@ class SendState(Generic[Message]):
             last_number: last sequence ID that the broker has stored; ignored without numbers.
         """
         self.is_open = True
-        self._last_number = last_number
         again: list[Message] = []
         while self._unclear:
             item = self._unclear.popleft()

@@ -10,7 +10,6 @@ import pytest
 
 from delaylevel import wrap
 from delaylevel.cluster.reader import read_range
-from delaylevel.model.delivery import Sequence
 from delaylevel.model.envelope import COMPRESSION
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription
 from delaylevel.model.message import ParkedMessage
@@ -93,33 +92,3 @@ def test_the_hop_between_levels_compresses_too(
     assert forwarder.flush().parked.total() == 2102
     forwarder.close()
     check(world.stored(parked.level_topic(1).full))
-
-
-def test_with_effectively_once_held_messages_with_a_compression_are_known(
-    world: RealWorld, clock: Any
-) -> None:
-    """A second run of a batch delivers nothing that the first run has held."""
-    world.deduplicate()
-    made = world.level_topic(LEVELS)
-    target, client = made.targets[0], world.client(clock)
-    with client.create_producer(
-        target, enable_delay_level_topic=True, compression_type=pulsar.CompressionType.LZ4
-    ) as producer:
-        for _ in range(2):
-            producer.send(b"body", deliver_after=timedelta(minutes=90))
-    source = source_partitions(made)[0]
-    last = world.admin.last_message_id(TopicName.parse(source.topic))
-    world.admin.delete(TopicName.parse(target), force=True)
-    clock.advance(90 * MINUTE_MS)
-    reports = []
-    for _ in range(2):
-        sequence = Sequence("query", source.topic)
-        forwarder = Forwarder(world.plain_client, world.admin, made, clock, sequence)
-        for message in read_range(world.plain_client, source.topic, EARLIEST, last.next_entry):
-            forwarder.forward(source, message, clock.now_ms())
-        reports.append(forwarder.flush())
-        forwarder.close()
-        world.plain_client.create_producer(target).close()
-    assert [report.held.total() for report in reports] == [2, 2]
-    assert len(world.stored(made.held_topic.full)) == 2
-    assert world.stored(target) == []

@@ -11,7 +11,6 @@ import pytest
 from delaylevel.cluster.reader import read_range
 from delaylevel.errors import BatchTooLargeError
 from delaylevel.model.clock import SystemClock
-from delaylevel.model.delivery import Sequence
 from delaylevel.model.level_topic import FinalWindow
 from delaylevel.model.position import EARLIEST, source_partitions
 from delaylevel.model.strategy import Levels, PartitionStrategy
@@ -43,21 +42,18 @@ def send_largest(raw: pulsar.Producer, properties: dict[str, str], kind: str) ->
 
 
 @pytest.mark.parametrize(
-    ("kind", "hours", "final_window", "sequenced"),
+    ("kind", "hours", "final_window"),
     [
         *(
-            (kind, hours, FinalWindow.BROKER, sequenced)
+            (kind, hours, FinalWindow.BROKER)
             for kind, hours in (("payload", 6), ("properties", 6), ("batch", 6), ("batch", 0))
-            for sequenced in (False, True)
         ),
-        *((kind, 0, FinalWindow.TRACKER, False) for kind in ("payload", "properties", "batch")),
+        *((kind, 0, FinalWindow.TRACKER) for kind in ("payload", "properties", "batch")),
     ],
 )
 def test_only_a_message_that_is_too_large_becomes_a_dead_letter(
-    world: RealWorld, kind: str, hours: int, final_window: FinalWindow, sequenced: bool
+    world: RealWorld, kind: str, hours: int, final_window: FinalWindow
 ) -> None:
-    if sequenced:
-        world.deduplicate()
     description = world.level_topic(LEVELS, ("orders",), final_window=final_window)
     source = source_partitions(description)[0]
     due_ms = SystemClock().now_ms() + hours * HOUR_MS
@@ -75,10 +71,7 @@ def test_only_a_message_that_is_too_large_becomes_a_dead_letter(
             raw.send(value, own)
     last = world.admin.last_message_id(source.name)
     assert last is not None
-    sequence = Sequence("query", source.topic) if sequenced else None
-    with closing(
-        Forwarder(world.plain_client, world.admin, description, sequence=sequence)
-    ) as forwarder:
+    with closing(Forwarder(world.plain_client, world.admin, description)) as forwarder:
         for _ in range(2):
             found = read_range(world.plain_client, source.topic, EARLIEST, last.next_entry)
             with suppress(BatchTooLargeError):

@@ -25,7 +25,6 @@ from delaylevel import Levels, PartitionStrategy, topics
 from delaylevel.broker.embedded import EmbeddedBroker
 from delaylevel.cluster.rest.admin import Admin
 from delaylevel.errors import BrokerError
-from delaylevel.model.delivery import Delivery
 from delaylevel.model.envelope import ID
 from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow, LevelTopicDescription, Role
 from delaylevel.model.topic_name import TopicName
@@ -54,10 +53,9 @@ MESSAGES = 4000
 class SparkWorld:
     """A broker, a job in its own process, and the messages that were sent."""
 
-    def __init__(self, broker: EmbeddedBroker, folder: Path, delivery: Delivery) -> None:
+    def __init__(self, broker: EmbeddedBroker, folder: Path) -> None:
         self.broker = broker
         self.folder = folder
-        self.delivery = delivery
         self.checkpoint = folder / "checkpoint"
         self.admin = Admin.from_connection(broker.connection)
         self.targets = [TopicName.parse("orders"), TopicName.parse("bills")]
@@ -113,7 +111,7 @@ class SparkWorld:
                 *(sys.executable, "-m", "delaylevel"),
                 *("--service-url", connection.service_url, "--admin-url", connection.admin_url),
                 *("mover", "run", self.description.topic, "--checkpoint", str(self.checkpoint)),
-                *("--delivery", self.delivery.value, "--trigger", "300ms", *arguments),
+                *("--trigger", "300ms", *arguments),
             ],
             stdout=log,
             stderr=log,
@@ -194,12 +192,11 @@ class SparkWorld:
 @pytest.fixture
 def world(
     private_broker: Callable[..., EmbeddedBroker], tmp_path: Path
-) -> Iterator[Callable[[Delivery], SparkWorld]]:
+) -> Iterator[Callable[[], SparkWorld]]:
     made: list[SparkWorld] = []
 
-    def make(delivery: Delivery) -> SparkWorld:
-        broker = private_broker({"brokerDeduplicationEnabled": True}, heap_mb=400)
-        made.append(SparkWorld(broker, tmp_path, delivery))
+    def make() -> SparkWorld:
+        made.append(SparkWorld(private_broker({}, heap_mb=400), tmp_path))
         return made[-1]
 
     yield make
@@ -213,13 +210,10 @@ def world(
         item.admin.close()
 
 
-@pytest.mark.parametrize("delivery", list(Delivery), ids=lambda item: item.value)
-def test_killed_at_random_moments(
-    world: Callable[[Delivery], SparkWorld], delivery: Delivery
-) -> None:
+def test_killed_at_random_moments(world: Callable[[], SparkWorld]) -> None:
     seed = random.SystemRandom().randrange(1 << 30)
     choose = random.Random(seed)
-    here = world(delivery)
+    here = world()
     here.start_job()
     here.publish(choose)
     blows = ["worker", "driver", "broker", "worker", "driver"]
@@ -244,18 +238,14 @@ def test_killed_at_random_moments(
     ids = Counter(found[0][0] for found in copies.values())
     assert max(ids.values()) == 1, context  # different messages have different ids
     assert all(len({identity for identity, _ in found}) == 1 for found in copies.values()), context
-    duplicates = sum(len(found) - 1 for found in copies.values())
-    if delivery is Delivery.EFFECTIVELY_ONCE:
-        assert duplicates == 0, context
     here.stop_job()
 
     # After the loss of the checkpoint, every stored message is moved again with another ID.
-    if delivery is Delivery.EFFECTIVELY_ONCE:
-        shutil.rmtree(here.checkpoint)
-        here.start_job("--once", "--option", "startingOffsets=earliest")
-        assert here.job is not None
-        assert here.job.wait(150) == 0, (here.folder / "job.log").read_text()[-4000:]
-        again = here.copies()
-        assert sorted(again) == list(range(MESSAGES)), context
-        assert sum(len(found) for found in again.values()) > MESSAGES
-        assert all({x for x, _ in again[n]} == {x for x, _ in copies[n]} for n in copies), context
+    shutil.rmtree(here.checkpoint)
+    here.start_job("--once", "--option", "startingOffsets=earliest")
+    assert here.job is not None
+    assert here.job.wait(150) == 0, (here.folder / "job.log").read_text()[-4000:]
+    again = here.copies()
+    assert sorted(again) == list(range(MESSAGES)), context
+    assert sum(len(found) for found in again.values()) > MESSAGES
+    assert all({x for x, _ in again[n]} == {x for x, _ in copies[n]} for n in copies), context

@@ -22,7 +22,6 @@ from delaylevel.cli.main import cli
 from delaylevel.cluster.connection.settings import Connection
 from delaylevel.errors import ConfigError, StepsError
 from delaylevel.model.clock import SystemClock
-from delaylevel.model.delivery import Delivery
 from delaylevel.model.envelope import DUE, ID, KIND
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription
 from delaylevel.model.outcome import PAYLOAD
@@ -218,28 +217,6 @@ def test_the_result_of_the_steps_is_checked_before_the_first_batch(
             run_once(description, steps)
     assert not (tmp_path / "checkpoint").exists()
     assert backlog(description) == 1
-
-
-def test_effectively_once_keeps_the_order(
-    ready: Callable[..., LevelTopicDescription],
-    run_once: Callable[..., list[Any]],
-    world: RealWorld,
-    connection: Connection,
-) -> None:
-    world.deduplicate()
-    values = [f"a-{number:03d}" for number in range(40)]
-    description = ready(values)
-    once = {"delivery": Delivery.EFFECTIVELY_ONCE}
-    with pytest.raises(StepsError, match="differs when a batch is repeated"):
-        run_once(description, lambda frame: frame.filter(F.rand() < 2), **once)
-
-    def reordered(frame: DataFrame) -> DataFrame:
-        return frame.repartition(5, "value").filter("value <> X'612d303037'")
-
-    progress = run_once(description, reordered, **once)
-    assert sum(dropped(item) for item in progress) == 1
-    found = [m.value.decode() for m in world.stored(description.targets[0]) if m.value]
-    assert found == [value for value in values if value != "a-007"]
 
 
 def test_steps_given_by_name(

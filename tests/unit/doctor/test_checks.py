@@ -137,7 +137,7 @@ def test_a_short_inactivity_timeout_of_deduplication_is_reported() -> None:
     options = ExamOptions(delivery=Delivery.EFFECTIVELY_ONCE)
     name = "brokerDeduplicationProducerInactivityTimeoutMinutes"
     for minutes, bad in (("360", False), ("30", True)):
-        context = topic_context(BROKER, options, runtime_configuration={name: minutes}, **answers)
+        context = topic_context(TRACKER, options, runtime_configuration={name: minutes}, **answers)
         outcome = topic_checks.deduplication(context)
         assert bool(outcome.problems) == bad
         if bad:

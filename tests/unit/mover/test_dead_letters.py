@@ -171,17 +171,14 @@ def test_the_reason_of_a_letter_is_as_long_as_producers_leave_room_for(world: Wo
 
 
 @pytest.mark.parametrize("policy", list(MissingTarget))
-@pytest.mark.parametrize("dead_letters", [True, False])
 def test_a_message_too_large_for_its_target_is_a_dead_letter_under_every_policy(
-    world: World, policy: MissingTarget, dead_letters: bool
+    world: World, policy: MissingTarget
 ) -> None:
     description = replace(world.description, on_missing_target=policy)
     properties = {DUE: "5", TARGET: ORDERS, "color": "red", COMPRESSION: "LZ4"}
     message = ParkedMessage(7, 1, -1, 0, "k", "", 0, properties, LARGE)
     envelope = Envelope.read(properties, "a")
-    aside = hop.set_aside(
-        description, message, envelope, "MessageTooBig", 10, dead_letters=dead_letters
-    )
+    aside = hop.set_aside(description, message, envelope, "MessageTooBig", 10)
     reason = f"too large for {ORDERS}"
     assert aside == hop.SetAside(
         "dead", reason, world.topic, {**properties, ID: "a", REASON: reason}, None

@@ -14,8 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from delaylevel.cluster.publisher import compression_settings
-from delaylevel.errors import BrokerError, EnvelopeError
-from delaylevel.model.delivery import Sequence
+from delaylevel.errors import EnvelopeError
 from delaylevel.model.envelope import (
     ATTEMPT,
     COMPRESSION,
@@ -31,7 +30,6 @@ from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Rol
 from delaylevel.model.message import ParkedMessage, parked_message
 from delaylevel.model.position import Position, SourcePartition, source_partitions
 from delaylevel.model.router import Hop, Router
-from delaylevel.mover import forwarder as forwarding
 from delaylevel.mover import hop
 from delaylevel.mover.forwarder import Forwarder
 from support.fakes import FakeAdmin, FakeMessageId, describe
@@ -141,11 +139,10 @@ def at_once(work: Callable[[], None]) -> None:
 
 def forwarder(
     client: Client,
-    sequence: Sequence | None = None,
     description: LevelTopicDescription = DESCRIPTION,
 ) -> Forwarder:
     admin: Any = FakeAdmin()
-    return Forwarder(client, admin, description, sequence=sequence, start=at_once)
+    return Forwarder(client, admin, description, start=at_once)
 
 
 def next_place(
@@ -354,24 +351,3 @@ def test_the_clock_is_read_every_256_messages() -> None:
     forwarder(client).forward_all(SOURCE, rows, lambda: next(times))
     topics = [sent[0].rpartition("-")[2] for sent in client.sent]
     assert topics == ["5"] * 256 + ["4"] * 256 + ["3"] * 88
-
-
-@pytest.mark.parametrize("limit", ["messages", "bytes", "time"])
-def test_with_effectively_once_no_message_follows_one_that_may_have_failed(
-    limit: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    given = {
-        "messages": ("UNCONFIRMED_MESSAGES", 1),
-        "bytes": ("UNCONFIRMED_BYTES", 5),
-        "time": ("CONFIRM_WITHIN_S", -1.0),
-    }
-    monkeypatch.setattr(forwarding, *given[limit])
-    sequence = Sequence("query", SOURCE.topic)
-    rows = [raw(number, {DUE: str(T0 + 5 * HOUR), TARGET: ORDERS}) for number in range(3)]
-    client = Client()
-    forwarder(client, sequence).forward_all(SOURCE, rows, lambda: T0)
-    assert client.flushes == [1, 2]
-    client = Client(outcome=pulsar.Result.Timeout)
-    with pytest.raises(BrokerError, match="Timeout"):
-        forwarder(client, sequence).forward_all(SOURCE, rows, lambda: T0)
-    assert len(client.sent) == 1

@@ -11,8 +11,8 @@ import pytest
 
 from delaylevel.cluster.port import SchemaVersion
 from delaylevel.cluster.publisher import BULK_SETTINGS, PRODUCER_SETTINGS
-from delaylevel.errors import BrokerError, BrokerUnreachableError, InvalidInputError
-from delaylevel.model.delivery import Delivery, ForwardReport, Sequence
+from delaylevel.errors import BrokerError, BrokerUnreachableError
+from delaylevel.model.delivery import ForwardReport
 from delaylevel.model.envelope import (
     ATTEMPT,
     DUE,
@@ -29,7 +29,6 @@ from delaylevel.model.message import ParkedMessage
 from delaylevel.model.position import SourcePartition, source_partitions
 from delaylevel.mover import forwarder as forwarder_module
 from delaylevel.mover.forwarder import Forwarder
-from delaylevel.mover.hop import check_delivery
 from delaylevel.testing import ManualClock
 from support.fakes import FakeAdmin, FakeClient, describe
 
@@ -577,17 +576,6 @@ def test_a_window_that_cannot_be_opened_is_an_error(tracked: Bench) -> None:
     with pytest.raises(BrokerError, match=rf"{topic}.*nothing was acknowledged"):
         tracked.forward(tracked.message())
     assert tracked.forwarder.flush().total == 0
-
-
-def test_with_a_tracker_a_mover_guarantees_at_least_once(tracked: Bench) -> None:
-    sequence = Sequence("query", tracked.source("level-partition-0").topic)
-    with pytest.raises(InvalidInputError) as caught:
-        Forwarder(tracked.client, tracked.admin, tracked.description, sequence=sequence)  # type: ignore[arg-type]
-    for part in (LEVEL_TOPIC, "'tracker'", "delaylevel dispatcher run --delivery effectively-once"):
-        assert part in str(caught.value)
-    for delivery in Delivery:
-        check_delivery(Bench().description, delivery)
-    check_delivery(tracked.description, Delivery.AT_LEAST_ONCE)
 
 
 def test_close_targets_closes_only_producers_of_business_topics(bench: Bench) -> None:
