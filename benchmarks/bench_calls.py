@@ -20,7 +20,7 @@ import numpy as np
 from baselines import Case, main_of
 
 from delaylevel.structures.segments.pending import PendingSegments
-from delaylevel.structures.timebucket.tracker import TimeBucketTracker
+from delaylevel.structures.tracker import TimeBucketTracker
 
 T0 = 1_700_000_000_000
 DAY_MS = 86_400_000

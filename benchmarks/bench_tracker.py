@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from baselines import Case, HeapqTracker, HeapTracker, SeedTracker, main_of, resident_mb
 
-from delaylevel.structures.timebucket.tracker import TimeBucketTracker
+from delaylevel.structures.tracker import TimeBucketTracker
 
 T0 = 1_700_000_000_000
 BATCH = 65_536

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from delaylevel.producer.client import DelayLevelClient, wrap
     from delaylevel.producer.producer import DelayLevelProducer
     from delaylevel.structures.deduplicator import Deduplicator
-    from delaylevel.structures.timebucket.tracker import TimeBucketTracker
+    from delaylevel.structures.tracker import TimeBucketTracker
 
 __version__ = "0.1.0"
 
@@ -50,7 +50,7 @@ _LAZY: dict[str, tuple[str, str | None]] = {
     "Receipt": ("delaylevel.model.outcome", None),
     "Rescheduled": ("delaylevel.model.outcome", None),
     "Deduplicator": ("delaylevel.structures.deduplicator", "window"),
-    "TimeBucketTracker": ("delaylevel.structures.timebucket.tracker", "window"),
+    "TimeBucketTracker": ("delaylevel.structures.tracker", "window"),
     "wrap": ("delaylevel.producer.client", None),
 }
 

@@ -19,7 +19,7 @@ from delaylevel.model.clock import Clock
 from delaylevel.model.level_topic import LevelTopicDescription, Spread
 from delaylevel.structures.rows import DUE, ENTRY, LEDGER, Int64s, Rows
 from delaylevel.structures.segments.pending import PendingSegments
-from delaylevel.structures.timebucket.tracker import TimeBucketTracker
+from delaylevel.structures.tracker import TimeBucketTracker
 
 from .record import (
     PACKED_FIELDS,

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from pyroaring import BitMap64
 
 from delaylevel.errors import InvalidInputError
-from delaylevel.structures.removable_ids import RemovableIds
+from delaylevel.structures.id_set import RemovableIds
 from delaylevel.structures.rows import Int64s
 
 Mask: TypeAlias = "npt.NDArray[np.bool_]"

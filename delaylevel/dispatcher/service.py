@@ -34,7 +34,7 @@ from delaylevel.model.clock import Clock, SteadyClock, SystemClock
 from delaylevel.model.delivery import Delivery
 from delaylevel.model.formatting import exact_duration, format_instant
 from delaylevel.model.level_topic import ALL, NO_PAUSES, FinalWindow, LevelTopicDescription, Pauses
-from delaylevel.structures.segments.disk import make_spill_folder
+from delaylevel.structures.segments.file import make_spill_folder
 from delaylevel.topics import registry as topics
 from delaylevel.topics.description_cache import DescriptionCache
 from delaylevel.topics.roster import Roster

@@ -60,7 +60,7 @@ class _Disk:
     """Opener of spill files that fail while the disk is full."""
 
     def __call__(self, path: Path) -> Any:
-        from delaylevel.structures.segments.disk import append_to
+        from delaylevel.structures.segments.file import append_to
 
         inner = append_to(path)
 

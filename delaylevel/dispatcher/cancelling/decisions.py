@@ -57,7 +57,7 @@ from delaylevel.dispatcher.positions import (
     unseen_ids,
 )
 from delaylevel.dispatcher.record import Cancellation
-from delaylevel.structures.removable_ids import RemovableIds
+from delaylevel.structures.id_set import RemovableIds
 from delaylevel.structures.rows import Int64s
 
 #: Number of messages of which the time is known, at least.

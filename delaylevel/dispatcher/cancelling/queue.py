@@ -39,7 +39,7 @@ from delaylevel.dispatcher.record import (
     is_cancellation,
 )
 from delaylevel.model.clock import Clock
-from delaylevel.structures.removable_ids import RemovableIds
+from delaylevel.structures.id_set import RemovableIds
 from delaylevel.structures.rows import Int64s
 
 from .decisions import (

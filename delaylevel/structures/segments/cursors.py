@@ -1,12 +1,14 @@
-"""Rows with payloads, and cursors that return them slice by slice in due order."""
+"""Rows with payloads: those of callers, runs in memory, and cursors with slices in due order."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
+from delaylevel.errors import InvalidInputError
 from delaylevel.structures.rows import (
     DUE,
     ENTRY,
@@ -303,3 +305,115 @@ def take_lowest(cursors: list[Cursor], want: int, end_due: int) -> tuple[Key, li
         if count:
             parts.append(cursor.take(count))
     return edge, parts
+
+
+#: Number of adjacent runs of similar size that are merged into one.
+_FAN_IN = 4
+#: Size from which runs are not merged any more, so that no call waits for a large merge.
+_MAX_MERGED_ROWS = 32_768
+
+
+class MemoryRuns:
+    """Sorted runs in memory, merged with neighbours of similar size.
+
+    Each row is merged O(log rows) times, a few thousand rows at once. Source: log-structured
+    merge-trees (O'Neil et al., 1996).
+    """
+
+    def __init__(self, mask: int) -> None:
+        self._mask = mask  # truncates due times
+        self.runs: list[PayloadRows] = []
+        self.memory_bytes = 0
+
+    def add(self, part: PayloadRows) -> None:
+        """Add rows in any order and take ownership of them."""
+        self.memory_bytes += part.memory_bytes
+        self.runs.append(PayloadRows.join([part], self._mask))
+        while True:
+            level = _size_class(self.runs[-1].count)
+            first = len(self.runs) - 1
+            while first and _size_class(self.runs[first - 1].count) <= level:
+                first -= 1
+            if len(self.runs) - first < _FAN_IN or self.runs[-1].count >= _MAX_MERGED_ROWS:
+                return
+            self.runs[first:] = [PayloadRows.join(self.runs[first:], self._mask)]
+
+    def drop_empty(self) -> None:
+        """Drop empty runs, and recompute ``memory_bytes``."""
+        self.runs = [run for run in self.runs if run.count]
+        self.memory_bytes = sum(run.memory_bytes for run in self.runs)
+
+    def take_all(self) -> PayloadRows:
+        """Remove and return all rows, sorted."""
+        whole = PayloadRows.join(self.runs, self._mask)
+        self.clear()
+        return whole
+
+    def clear(self) -> None:
+        """Drop all rows."""
+        self.runs = []
+        self.memory_bytes = 0
+
+
+def _size_class(rows: int) -> int:
+    """Return half the binary logarithm: sizes of one class differ by a factor of at most four."""
+    return rows.bit_length() // 2
+
+
+_LIMIT = 1 << 62
+_MAX_PAYLOAD_BYTES = (1 << 31) - 1  # Arrow's offsets have 32 bits
+
+
+class DueRows(NamedTuple):
+    """Result of ``read_due``: n rows in due order.
+
+    Attributes:
+        due_ms: exact due times, ms since the epoch, shape (n,).
+        ledger_ids, entry_ids: positions, shape (n,).
+        attribute: attributes, shape (n,).
+        payloads: list of n payloads.
+    """
+
+    due_ms: Int64s
+    ledger_ids: Int64s
+    entry_ids: Int64s
+    attribute: Floats
+    payloads: list[bytes]
+
+
+def payload_rows(
+    due_ms: npt.ArrayLike,
+    ledger_ids: npt.ArrayLike,
+    entry_ids: npt.ArrayLike,
+    payloads: Sequence[bytes],
+    attribute: npt.ArrayLike | None,
+    mask: int,
+) -> PayloadRows:
+    """Return the rows of a call of `PendingSegments.append`, with copies of the arrays.
+
+    Args:
+        due_ms, ledger_ids, entry_ids, payloads, attribute: as there.
+        mask: bit mask that truncates due times.
+
+    Raises:
+        InvalidInputError: the lengths differ, a number is out of range, or a payload is too large.
+    """
+    sizes = payload_sizes(payloads)
+    try:
+        rows: Rows = np.array([due_ms, ledger_ids, entry_ids], dtype=np.int64)
+        values = np.array(sizes if attribute is None else attribute, dtype=np.float64)
+    except (TypeError, ValueError, OverflowError):
+        raise InvalidInputError(
+            "due_ms, ledger_ids and entry_ids must be integers, all of the same length"
+        ) from None
+    if rows.shape != (3, sizes.size) or values.shape != sizes.shape:
+        raise InvalidInputError(
+            "due_ms, ledger_ids, entry_ids, payloads and attribute must have the same length"
+        )
+    if not sizes.size:
+        return PayloadRows.empty(mask)
+    if int(np.abs(rows).max()) >= _LIMIT or int(rows[LEDGER:].min()) < 0:
+        raise InvalidInputError("due times and positions must be below 2**62, positions at least 0")
+    if int(sizes.max()) > _MAX_PAYLOAD_BYTES:
+        raise InvalidInputError("a payload must be smaller than 2 GiB")
+    return PayloadRows(rows, values, list(payloads), mask, sizes)

@@ -19,7 +19,7 @@ from delaylevel.model import envelope as env
 from delaylevel.model.clock import SystemClock
 from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow, LevelTopicDescription
 from delaylevel.model.strategy import Levels, PartitionBy, PartitionStrategy
-from delaylevel.structures.segments.disk import append_to
+from delaylevel.structures.segments.file import append_to
 from delaylevel.structures.segments.pending import PendingSegments
 from support.background import Serving
 from support.fakes import SmallDisk

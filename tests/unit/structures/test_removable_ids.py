@@ -7,14 +7,14 @@ import random
 import numpy as np
 import pytest
 
-from delaylevel.structures import id_set, removable_ids
-from delaylevel.structures.removable_ids import RemovableIds
+from delaylevel.structures import id_set
+from delaylevel.structures.id_set import RemovableIds
 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_it_is_a_set(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(seed)
-    monkeypatch.setattr(removable_ids, "_LEAST_GONE", rng.choice([0, 5, 4_096]))
+    monkeypatch.setattr(id_set, "_LEAST_GONE", rng.choice([0, 5, 4_096]))
     monkeypatch.setattr(id_set, "_MAX_PENDING", 7)
     monkeypatch.setattr(id_set, "_MAX_RECENT", 50)
     monkeypatch.setattr(id_set, "_BLOCK", 100)

@@ -16,13 +16,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from delaylevel.errors import DelayLevelError, InvalidInputError
-from delaylevel.structures.segments import cursors, directory, exchange, pending
+from delaylevel.structures.segments import cursors, pending
 from delaylevel.structures.segments.pending import (
     DamagedSegmentError,
     PendingSegments,
     SpillFullError,
 )
-from delaylevel.structures.timebucket.tracker import TimeBucketTracker
+from delaylevel.structures.tracker import TimeBucketTracker
 from support.fakes import SmallDisk
 from support.seeds import examples
 
@@ -222,7 +222,7 @@ def test_a_payload_larger_than_the_budget_is_stored(tmp_path: Path) -> None:
 def test_invalid_input_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = PendingSegments(tmp_path)
     with monkeypatch.context() as patched:
-        patched.setattr(exchange, "_MAX_PAYLOAD_BYTES", 3)
+        patched.setattr(cursors, "_MAX_PAYLOAD_BYTES", 3)
         with pytest.raises(InvalidInputError, match="2 GiB"):
             store.append([T0, T0], [1, 1], [1, 2], [b"abc", b"abcd"])
     with pytest.raises(InvalidInputError, match="same length"):
@@ -418,7 +418,7 @@ def test_a_large_file_is_read_with_little_memory(
 ) -> None:
     """Keep only the next rows of each run in memory, for a file of twenty times the budget."""
     monkeypatch.setattr(pending, "_SLICE_ROWS", 500)
-    monkeypatch.setattr(directory, "_RUN_ROWS", 2048)
+    monkeypatch.setattr(pending, "_RUN_ROWS", 2048)
     store = PendingSegments(
         tmp_path, budget_bytes=1 << 20, bucket_ms=1 << 40, precision_ms=1, clock=lambda: T0
     )
@@ -441,7 +441,7 @@ def test_a_large_file_is_read_with_little_memory(
 
 
 def test_the_rows_of_a_run_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(directory, "_RUN_ROWS", 64)
+    monkeypatch.setattr(pending, "_RUN_ROWS", 64)
     store = PendingSegments(tmp_path, budget_bytes=1 << 20, bucket_ms=1 << 40, clock=lambda: T0)
     rows: list[Row] = []
     for start in range(0, 9000, 3000):

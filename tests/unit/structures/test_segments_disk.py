@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from delaylevel.structures.segments import disk
+from delaylevel.structures.segments import file as spill_file
 from delaylevel.structures.segments.pending import (
     DamagedSegmentError,
     PendingSegments,
@@ -328,7 +328,7 @@ def test_a_directory_that_does_not_fit_on_the_disk_is_created_later(
     """A takeover with a full disk starts with what fits into memory."""
     with monkeypatch.context() as full:
         full.setattr(Path, "mkdir", refuse(errno.ENOSPC))
-        disk.make_spill_folder(tmp_path / "process", shared=tmp_path / "shared")
+        spill_file.make_spill_folder(tmp_path / "process", shared=tmp_path / "shared")
         fix = Fixture(tmp_path / "spill")
         assert isinstance(fix.add_until_refused(), SpillFullError)
     fix.now_ms += 1000
@@ -340,7 +340,7 @@ def test_a_directory_that_does_not_fit_on_the_disk_is_created_later(
 def test_the_shared_folder_has_the_usual_permissions(tmp_path: Path) -> None:
     before = os.umask(0o022)
     try:
-        disk.make_spill_folder(tmp_path / "all" / "process", shared=tmp_path / "all")
+        spill_file.make_spill_folder(tmp_path / "all" / "process", shared=tmp_path / "all")
     finally:
         os.umask(before)
     assert mode(tmp_path / "all") == 0o755
@@ -378,7 +378,7 @@ def test_every_write_has_the_context_that_was_given(tmp_path: Path) -> None:
 
     def opener(path: Path) -> Any:
         writes.append(inside[0])
-        return disk.append_to(path)
+        return spill_file.append_to(path)
 
     fix = Fixture(tmp_path, opener=opener, writing=writing)
     while len(writes) < 3:

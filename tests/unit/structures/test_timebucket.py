@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from delaylevel.errors import InvalidInputError
-from delaylevel.structures.timebucket import near_rows, store
-from delaylevel.structures.timebucket.tracker import TimeBucketTracker
+from delaylevel.structures import buckets as bucket_module
+from delaylevel.structures import tracker as tracker_module
+from delaylevel.structures.tracker import TimeBucketTracker
 
 T0 = 1_700_000_000_000
 
@@ -107,7 +108,7 @@ def test_a_tick_may_have_millions_of_rows() -> None:
 
 
 def test_many_rows_of_one_due_time_are_split_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "SPLIT_ROWS", 2000)
+    monkeypatch.setattr(bucket_module, "SPLIT_ROWS", 2000)
     now = [T0]
     tracker = tracker_at(now)
     rng = np.random.default_rng(3)
@@ -190,8 +191,10 @@ def test_small_gets_do_not_search_all_near_rows(monkeypatch: pytest.MonkeyPatch)
     for start in range(0, due.size, 500):
         tracker.add_messages(np.full(500, 1), np.arange(start, start + 500), due[start:][:500])
     searches, loads = [], []
-    find, load = near_rows.find_key, tracker._store.load
-    monkeypatch.setattr(near_rows, "find_key", lambda *each: (searches.append(1), find(*each))[1])
+    find, load = tracker_module.find_key, tracker._store.load
+    monkeypatch.setattr(
+        tracker_module, "find_key", lambda *each: (searches.append(1), find(*each))[1]
+    )
     monkeypatch.setattr(tracker._store, "load", lambda *each: (loads.append(1), load(*each))[1])
     gets = 30_000 // 8
     taken = 0
@@ -256,7 +259,7 @@ def test_invalid_input_is_refused_and_changes_nothing() -> None:
 
 def test_the_structures_do_not_import_pulsar() -> None:
     code = (
-        "import sys, delaylevel.structures.timebucket.tracker;"
+        "import sys, delaylevel.structures.tracker;"
         "import delaylevel.structures.deduplicator, delaylevel.structures.segments.pending;"
         "sys.exit(any(name.split('.')[0] in ('pulsar', '_pulsar') for name in sys.modules))"
     )

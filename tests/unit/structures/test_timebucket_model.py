@@ -9,8 +9,8 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from delaylevel.structures.timebucket import near_rows, store
-from delaylevel.structures.timebucket.tracker import TimeBucketTracker
+from delaylevel.structures import buckets, tracker
+from delaylevel.structures.tracker import TimeBucketTracker
 from support.seeds import examples
 
 T0 = 1_700_000_000_000
@@ -24,12 +24,12 @@ class TrackerMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.patches = [
-            patch.object(store, "SPLIT_ROWS", 96),
-            patch.object(store, "CHUNK_ROWS", 16),
-            patch.object(store, "_LOOSE_ROWS", 40),
-            patch.object(near_rows, "_SLICE_ROWS", 8),
-            patch.object(near_rows, "_STRIDE", 2),
-            patch.object(near_rows, "_MAX_RUNS", 6),
+            patch.object(buckets, "SPLIT_ROWS", 96),
+            patch.object(buckets, "CHUNK_ROWS", 16),
+            patch.object(buckets, "_LOOSE_ROWS", 40),
+            patch.object(tracker, "_SLICE_ROWS", 8),
+            patch.object(tracker, "_STRIDE", 2),
+            patch.object(tracker, "_MAX_RUNS", 6),
         ]
         for each in self.patches:
             each.start()

@@ -32,7 +32,7 @@ from delaylevel.errors import AlreadyRunningError, BrokerError
 from delaylevel.model import envelope as env
 from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow, LevelTopicDescription
 from delaylevel.model.outcome import Outcome, OutcomeStatus
-from delaylevel.structures.segments import directory
+from delaylevel.structures.segments import pending as pending_segments
 from delaylevel.testing import ManualClock, MemoryPulsar
 from delaylevel.testing.memory.broker import Partition
 from delaylevel.testing.memory.consumer import ConsumerLink
@@ -324,8 +324,8 @@ def test_there_are_no_threads_and_no_files(bench: Bench, monkeypatch: pytest.Mon
     for where, name in (
         (threading.Thread, "start"),
         (threads, "in_thread"),
-        (directory, "make_spill_folder"),
-        (directory.SpillDirectory, "write"),
+        (pending_segments, "make_spill_folder"),
+        (pending_segments.SpillDirectory, "write"),
         (Path, "mkdir"),
     ):
         monkeypatch.setattr(where, name, refuse)

@@ -1,5 +1,0 @@
-"""Compact tracker of pending messages by due time."""
-
-from .tracker import TimeBucketTracker
-
-__all__ = ["TimeBucketTracker"]
