@@ -23,8 +23,9 @@ from delaylevel.errors import ConflictError
 from delaylevel.model.position import Position
 from delaylevel.model.topic_name import TopicName
 from delaylevel.testing.memory.broker import Broker, Partition, not_found
-from delaylevel.testing.memory.link import ProducerLink
-from delaylevel.testing.memory.subscription import Subscription
+
+from .memory.log import Subscription
+from .memory.producer import ProducerLink
 
 _TYPE_NAMES = {"KeyShared": "Key_Shared"}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -13,13 +14,57 @@ from typing import Any, NamedTuple, Protocol
 import pulsar
 
 from delaylevel.cluster.port import NamespacePolicies, SchemaVersion, TopicMetadata, TopicPolicies
+from delaylevel.cluster.schemas import canonical
 from delaylevel.errors import AdminError, ConflictError, InvalidInputError, NotFoundError
 from delaylevel.model.topic_name import TopicName
 from delaylevel.testing.clock import ManualClock
 
-from . import schemas as rules
-from .log import Entry, Log, StoredMessage
-from .subscription import Link, Subscription
+from .log import Entry, Link, Log, StoredMessage, Subscription
+
+RECORD_TYPES = ("AVRO", "JSON")
+UNTYPED = ("BYTES", "NONE", "AUTO_PUBLISH", "AUTO_CONSUME")
+
+
+def type_and_definition(schema: Any) -> tuple[str, str]:
+    """Return the type and the definition of a ``pulsar.schema.Schema``."""
+    info = schema.schema_info()
+    return str(info.schema_type()).rpartition(".")[2], info.schema()
+
+
+def version_of(known: list[SchemaVersion], schema_type: str, definition: str) -> int | None:
+    """Return the version of a registered schema; None if the schema is new."""
+    for stored in known:
+        if stored.type == schema_type and canonical(stored.definition) == canonical(definition):
+            return stored.version
+    return None
+
+
+def is_compatible(known: list[SchemaVersion], schema_type: str, definition: str) -> bool:
+    """Return whether a new schema is compatible with the last one, in both directions.
+
+    Record types may gain and lose fields with a default value; all other fields must keep their
+    types. Avro's type promotions are not supported.
+    """
+    if not known:
+        return True
+    last = known[-1]
+    if last.type != schema_type:
+        return False
+    if schema_type not in RECORD_TYPES:
+        return canonical(last.definition) == canonical(definition)
+    old, new = _fields(last.definition), _fields(definition)
+    for name in old.keys() | new.keys():
+        if name in old and name in new:
+            if old[name].get("type") != new[name].get("type"):
+                return False
+        elif "default" not in (old.get(name) or new[name]):
+            return False
+    return True
+
+
+def _fields(definition: str) -> dict[str, dict[str, Any]]:
+    return {field["name"]: field for field in json.loads(definition).get("fields", ())}
+
 
 MAX_MESSAGE_BYTES = 5 * 1024 * 1024  # the default of a real broker
 
@@ -267,13 +312,13 @@ class Broker:
         Raises:
             pulsar.IncompatibleSchema: the schema is not compatible with that of the topic.
         """
-        schema_type, definition = rules.type_and_definition(schema)
-        if schema_type in rules.UNTYPED:
+        schema_type, definition = type_and_definition(schema)
+        if schema_type in UNTYPED:
             return None
         known = self.schemas.setdefault(name.without_partition, [])
-        version = rules.version_of(known, schema_type, definition)
+        version = version_of(known, schema_type, definition)
         if version is None:
-            if not rules.is_compatible(known, schema_type, definition):
+            if not is_compatible(known, schema_type, definition):
                 raise pulsar.IncompatibleSchema("Pulsar error: IncompatibleSchema")
             version = len(known)
             known.append(SchemaVersion(schema_type, definition, version))
@@ -285,15 +330,15 @@ class Broker:
         Raises:
             pulsar.IncompatibleSchema: the topic has an incompatible schema, or data without one.
         """
-        schema_type, definition = rules.type_and_definition(schema)
-        if schema_type in rules.UNTYPED:
+        schema_type, definition = type_and_definition(schema)
+        if schema_type in UNTYPED:
             return
         known = self.schemas.get(partition.name.without_partition, [])
         if not known:
             if partition.producers or partition.consumers or len(partition.log):
                 raise pulsar.IncompatibleSchema("Pulsar error: IncompatibleSchema")
             self.register_schema(partition.name, schema)
-        elif not rules.is_compatible(known, schema_type, definition):
+        elif not is_compatible(known, schema_type, definition):
             raise pulsar.IncompatibleSchema("Pulsar error: IncompatibleSchema")
 
     # -- data

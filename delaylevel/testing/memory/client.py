@@ -16,10 +16,9 @@ from delaylevel.model.topic_name import TopicName
 from delaylevel.producer.client import DelayLevelClient
 
 from .broker import Broker
-from .consumer import ConsumerCore
-from .message import Received
+from .consumer import ConsumerCore, ReaderCore
+from .core import Received
 from .producer import MemoryProducer, ProducerCore
-from .reader import ReaderCore
 
 # Bound here: an application may replace ``pulsar.Client`` with one of our clients.
 _CREATE_PRODUCER = pulsar.Client.create_producer

@@ -1,12 +1,18 @@
-"""Storage of a partition: ledgers of entries, each with one message or a batch."""
+"""Storage of a partition: ledgers of entries, and subscriptions with their acknowledgements."""
 
 from __future__ import annotations
 
+import heapq
+import zlib
 from bisect import bisect_left
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import _pulsar
+import pulsar
+from pulsar import ConsumerType
 
 from delaylevel.model.position import Position
 
@@ -176,3 +182,212 @@ def _varint(value: int) -> bytes:
         value >>= 7
     out.append(value)
     return bytes(out)
+
+
+_DELAYING_TYPES = (ConsumerType.Shared, ConsumerType.KeyShared)
+
+
+class Link(Protocol):
+    """Connection of a producer, consumer or reader to one partition."""
+
+    @property
+    def name(self) -> str:
+        """Name of the producer, consumer or reader."""
+
+    def reconnect(self) -> None:
+        """Connect again after the partition or subscription was deleted."""
+
+    def disconnect(self) -> None:
+        """Disconnect from the partition."""
+
+
+class Subscriber(Link, Protocol):
+    """Connection of a consumer."""
+
+    properties: dict[str, str]
+
+    def drop_queue(self) -> None:
+        """Drop the messages that the application has not received yet."""
+
+
+class Subscription:
+    """State of one subscription; entries have the numbers of the log, from 0.
+
+    Args:
+        log: log of the partition.
+        start: number of the first entry of the subscription.
+        acknowledged: function that is called with the numbers of entries that were acknowledged.
+    """
+
+    def __init__(self, log: Log, start: int, acknowledged: Callable[[Iterable[int]], None]) -> None:
+        self._log = log
+        self._on_acknowledged = acknowledged
+        self.kind = ConsumerType.Exclusive
+        self.consumers: list[Subscriber] = []
+        self.mark = start  # all entries before it are acknowledged
+        self._acknowledged: set[int] = set()  # entries after the mark
+        self._holders: dict[int, Subscriber] = {}  # consumers of delivered entries
+        self._redeliveries: Counter[int] = Counter()
+        self._rewind_at_ms: int | None = None
+        self._ready: list[tuple[int, int]] = []  # heap of (time from which available, number)
+        self._rebuild_ready()
+
+    # -- consumers
+
+    def connect(self, consumer: Subscriber, kind: ConsumerType) -> None:
+        """Add a consumer.
+
+        Raises:
+            pulsar.ConsumerBusy: another consumer has exclusive access or another type.
+        """
+        if self.consumers and (kind != self.kind or kind == ConsumerType.Exclusive):
+            raise pulsar.ConsumerBusy("Pulsar error: ConsumerBusy")
+        if not self.consumers:
+            self.kind = kind
+            self._redeliveries.clear()
+            self._rebuild_ready()
+        self.consumers.append(consumer)
+
+    def disconnect(self, consumer: Subscriber) -> None:
+        """Remove a consumer; its unacknowledged entries become available again."""
+        self.consumers.remove(consumer)
+        self._release([n for n, holder in self._holders.items() if holder is consumer])
+
+    # -- delivery
+
+    def entry_stored(self, number: int) -> None:
+        """Make a new entry available."""
+        heapq.heappush(self._ready, (self._available_ms(number), number))
+
+    def next_for(self, consumer: Subscriber, now_ms: int) -> tuple[int, int] | None:
+        """Return the next entry for a consumer and its redelivery count, or None."""
+        if self._rewind_at_ms is not None and self._rewind_at_ms <= now_ms:
+            self.redeliver_all()
+        if self.kind == ConsumerType.Failover and consumer is not self.consumers[0]:
+            return None
+        skipped: list[tuple[int, int]] = []
+        found: int | None = None
+        while self._ready and self._ready[0][0] <= now_ms:
+            item = heapq.heappop(self._ready)
+            number = item[1]
+            if self.is_acknowledged(number) or number in self._holders:
+                continue
+            if self.kind == ConsumerType.KeyShared and self._owner(number) is not consumer:
+                skipped.append(item)
+                continue
+            found = number
+            break
+        for item in skipped:
+            heapq.heappush(self._ready, item)
+        if found is None:
+            return None
+        self._holders[found] = consumer
+        return found, self._redeliveries[found]
+
+    def redeliver(self, number: int, at_ms: int) -> None:
+        """Deliver an entry again at a time, ms; for types that keep the order, all entries."""
+        if self.kind not in _DELAYING_TYPES:
+            self._rewind_at_ms = min(at_ms, self._rewind_at_ms or at_ms)
+            return
+        if self._holders.pop(number, None) is not None:
+            self._redeliveries[number] += 1
+            heapq.heappush(self._ready, (at_ms, number))
+
+    def redeliver_all(self, consumer: Subscriber | None = None) -> None:
+        """Deliver the unacknowledged entries of one consumer, or of all, again at once."""
+        self._rewind_at_ms = None
+        numbers = [
+            number
+            for number, holder in self._holders.items()
+            if consumer is None or holder is consumer
+        ]
+        if self.kind in _DELAYING_TYPES:
+            self._redeliveries.update(numbers)
+        for holder in self.consumers:
+            if consumer is None or holder is consumer:
+                holder.drop_queue()
+        self._release(numbers)
+
+    def next_event_ms(self) -> int | None:
+        """Return the time from which an entry may be available, ms; None for never."""
+        times = [self._ready[0][0]] if self._ready else []
+        if self._rewind_at_ms is not None:
+            times.append(self._rewind_at_ms)
+        return min(times, default=None)
+
+    # -- acknowledgement
+
+    def acknowledge(self, number: int) -> None:
+        """Acknowledge one entry."""
+        self._holders.pop(number, None)
+        if self.is_acknowledged(number):
+            return
+        self._acknowledged.add(number)
+        while self.mark in self._acknowledged:
+            self._acknowledged.discard(self.mark)
+            self.mark += 1
+        self._on_acknowledged((number,))
+
+    def acknowledge_before(self, number: int) -> None:
+        """Acknowledge every entry before this one."""
+        if number <= self.mark:
+            return
+        added = [each for each in range(self.mark, number) if each not in self._acknowledged]
+        self._acknowledged = {other for other in self._acknowledged if other >= number}
+        self._holders = {n: holder for n, holder in self._holders.items() if n >= number}
+        self.mark = number
+        while self.mark in self._acknowledged:
+            self._acknowledged.discard(self.mark)
+            self.mark += 1
+        self._on_acknowledged(added)
+
+    def is_acknowledged(self, number: int) -> bool:
+        """Return whether an entry is acknowledged."""
+        return number < self.mark or number in self._acknowledged
+
+    def seek(self, number: int) -> None:
+        """Acknowledge all entries before this one, and no others."""
+        for consumer in self.consumers:
+            consumer.drop_queue()
+        added = [n for n in range(self.mark, number) if n not in self._acknowledged]
+        self.mark = number
+        self._acknowledged.clear()
+        self._holders.clear()
+        self._rewind_at_ms = None
+        self._rebuild_ready()
+        self._on_acknowledged(added)
+
+    @property
+    def mark_delete_position(self) -> Position:
+        """Position up to which everything is acknowledged."""
+        if self.mark:
+            return self._log.entries[self.mark - 1].position
+        return Position(self._log.ledgers[0][0], -1)
+
+    @property
+    def backlog(self) -> int:
+        """Number of unacknowledged entries."""
+        return len(self._log) - self.mark - len(self._acknowledged)
+
+    def unacknowledged(self) -> list[int]:
+        """Return the numbers of all unacknowledged entries, in order."""
+        return [n for n in range(self.mark, len(self._log)) if n not in self._acknowledged]
+
+    # -- internals
+
+    def _rebuild_ready(self) -> None:
+        self._ready = [(self._available_ms(n), n) for n in self.unacknowledged()]
+        heapq.heapify(self._ready)
+
+    def _release(self, numbers: list[int]) -> None:
+        for number in numbers:
+            del self._holders[number]
+            self.entry_stored(number)
+
+    def _available_ms(self, number: int) -> int:
+        return self._log.entries[number].available_ms if self.kind in _DELAYING_TYPES else 0
+
+    def _owner(self, number: int) -> Subscriber:
+        message = self._log.entries[number].messages[0]
+        key = message.ordering_key or message.key
+        return self.consumers[zlib.crc32(key.encode()) % len(self.consumers)]

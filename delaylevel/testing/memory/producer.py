@@ -5,17 +5,261 @@ from __future__ import annotations
 import inspect
 import zlib
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import _pulsar
 import pulsar
 
 from delaylevel.model.clock import Clock, duration_ms
+from delaylevel.model.topic_name import TopicName
 
-from .broker import Broker
+from .broker import MAX_MESSAGE_BYTES, Broker, Partition
 from .core import Core, connect_all
-from .link import Callback, OutgoingMessage, ProducerLink
-from .log import NO_POSITION, StoredMessage, message_id
+from .log import NO_POSITION, Entry, StoredMessage, message_id
+
+Callback = Callable[[Any, Any], Any]
+# As measured: the metadata without properties and keys, and the fields around each text.
+_METADATA_BYTES = 26
+_TEXT_BYTES = 3
+BatchItem = tuple[StoredMessage, int, Callback]
+
+
+class OutgoingMessage(NamedTuple):
+    """A message to send: the result of Pulsar's own builder, and values that it hides.
+
+    Attributes:
+        built: the ``_pulsar.Message``.
+        sequence_id: sequence ID given by the application; None for the next.
+        deliver_at_ms: delivery time, given or computed from a delay, ms since the epoch; or None.
+    """
+
+    built: Any
+    sequence_id: int | None
+    deliver_at_ms: int | None
+
+
+@dataclass
+class _OpenBatch:
+    """Messages that will become one entry, or one entry per key with key-based batching."""
+
+    since_ms: int = 0
+    bytes: int = 0
+    items: list[BatchItem] = field(default_factory=list)
+
+
+class ProducerLink:
+    """Connection of a producer to one partition.
+
+    Args:
+        index: number of the partition; -1 if the producer has only this topic.
+        options: all arguments of ``create_producer``, by name.
+        clock: clock of the client's machine.
+    """
+
+    def __init__(
+        self,
+        broker: Broker,
+        name: TopicName,
+        index: int,
+        options: dict[str, Any],
+        producer_name: str,
+        clock: Clock,
+    ) -> None:
+        self._broker = broker
+        self._topic = name
+        self._index = index
+        self._options = options
+        self.name = producer_name
+        self.access_mode = str(options["access_mode"].name)
+        self.properties = dict(options["properties"] or {})
+        self._clock = clock
+        self._batch = _OpenBatch()
+        # Messages outside of batches that are on their way: a client that sends without waiting
+        # loses them if its process ends now.
+        self._sent: list[tuple[BatchItem, int, int | None]] = []
+        self.last_sequence_id: int = options["initial_sequence_id"] or -1
+        self._next_sequence = self.last_sequence_id + 1
+        self.fenced = False
+        self.reconnect()
+
+    def reconnect(self) -> None:
+        """Connect, again if the partition was deleted; this recreates it."""
+        partition = self._broker.partition(self._topic)
+        if partition.terminated:
+            raise pulsar.TopicTerminated("Pulsar error: TopicTerminated")
+        self._enter(partition)
+        try:
+            self.schema_version = self._broker.register_schema(self._topic, self._options["schema"])
+        except pulsar.IncompatibleSchema:
+            self.disconnect()
+            raise
+
+    def disconnect(self) -> None:
+        """Disconnect from the partition; an open batch fails, as in Pulsar's client."""
+        sent, waiting = self._take_sent(), self._take_batch()
+        for _, _, callback in [*(item for item, _, _ in sent), *waiting.items]:
+            callback(pulsar.Result.AlreadyClosed, message_id(NO_POSITION))
+        partition = self._broker.partitions.get(self._topic)
+        if partition is not None and partition.producers.get(self.name) is self:
+            del partition.producers[self.name]
+            if not partition.producers:
+                partition.exclusive = False
+
+    def forget(self) -> None:
+        """Drop what is not stored yet, and its callbacks."""
+        self._take_sent()
+        self._take_batch()
+
+    @property
+    def connected(self) -> bool:
+        """True if the topic accepts messages from the producer."""
+        partition = self._broker.partitions.get(self._topic)
+        return not self.fenced and partition is not None and not partition.terminated
+
+    def send(self, message: StoredMessage, outgoing: OutgoingMessage, done: Callback) -> None:
+        """Store a message or add it to the batch; call ``done(result, id)`` once it is stored."""
+        sequence_id = outgoing.sequence_id
+        if sequence_id is None:  # an explicit ID does not advance the counter
+            sequence_id, self._next_sequence = self._next_sequence, self._next_sequence + 1
+        size = len(message.value or b"")
+        if self._entry_bytes(message) > MAX_MESSAGE_BYTES:
+            done(pulsar.Result.MessageTooBig, message_id(NO_POSITION))
+        elif not self._options["batching_enabled"] or outgoing.deliver_at_ms is not None:
+            item = (message, sequence_id, done)
+            if not (self._sent or self._batch.items):
+                self._broker.timed_tasks.insert(0, self)  # before listeners
+            self._sent.append((item, self._clock.now_ms(), outgoing.deliver_at_ms))
+        else:
+            self._add(message, size, sequence_id, done)
+
+    def flush(self) -> None:
+        """Store what is on its way, and the open batch."""
+        self._store_sent()
+        waiting = self._take_batch()
+        groups: dict[str, list[BatchItem]] = {}
+        keyed = self._options["batching_type"] == pulsar.BatchingType.KeyBased
+        for item in waiting.items:
+            key = (item[0].ordering_key or item[0].key) if keyed else ""
+            groups.setdefault(key, []).append(item)
+        for group in groups.values():
+            self._store(group, waiting.since_ms, None, batched=True)
+
+    @property
+    def is_filling(self) -> bool:
+        """True if a batch is open."""
+        return bool(self._batch.items)
+
+    def next_event_ms(self) -> int | None:
+        """Return the time at which something is stored, ms since the epoch; None for never."""
+        if self._sent:
+            return self._clock.now_ms()
+        if not self._batch.items:
+            return None
+        return self._batch.since_ms + int(self._options["batching_max_publish_delay_ms"])
+
+    def run_due(self) -> bool:
+        """Store what is on its way, and the batch if it is due; return whether there was any."""
+        if self._sent:
+            self._store_sent()
+            return True
+        event_ms = self.next_event_ms()
+        if event_ms is None or event_ms > self._clock.now_ms():
+            return False
+        self.flush()
+        return True
+
+    def _take_batch(self) -> _OpenBatch:
+        waiting, self._batch = self._batch, _OpenBatch()
+        if waiting.items and not self._sent:
+            self._broker.timed_tasks.remove(self)
+        return waiting
+
+    def _take_sent(self) -> list[tuple[BatchItem, int, int | None]]:
+        sent, self._sent = self._sent, []
+        if sent and not self._batch.items:
+            self._broker.timed_tasks.remove(self)
+        return sent
+
+    def _store_sent(self) -> None:
+        for item, publish_ms, deliver_at_ms in self._take_sent():
+            self._store([item], publish_ms, deliver_at_ms)
+
+    def _entry_bytes(self, message: StoredMessage) -> int:
+        """Return about the bytes that the client counts: compressed payload, and metadata."""
+        texts = [text for pair in message.properties.items() for text in pair]
+        texts += filter(None, (message.key, message.ordering_key))
+        metadata = _METADATA_BYTES + sum(_TEXT_BYTES + len(text.encode()) for text in texts)
+        payload = message.value or b""
+        if len(payload) + metadata > MAX_MESSAGE_BYTES and self._compresses:
+            payload = zlib.compress(payload, 1)
+        return len(payload) + metadata
+
+    @property
+    def _compresses(self) -> bool:
+        return bool(self._options["compression_type"] != pulsar.CompressionType.NONE)
+
+    def _add(self, message: StoredMessage, size: int, sequence_id: int, done: Callback) -> None:
+        batch, options = self._batch, self._options
+        if batch.items and batch.bytes + size > options["batching_max_allowed_size_in_bytes"]:
+            self.flush()
+            batch = self._batch
+        if not batch.items:
+            batch.since_ms = self._clock.now_ms()
+            if not self._sent:
+                self._broker.timed_tasks.insert(0, self)  # before listeners
+        batch.items.append((message, sequence_id, done))
+        batch.bytes += size
+        full = min(options["batching_max_messages"], options["max_pending_messages"] or 1 << 30)
+        if len(batch.items) >= full:
+            self.flush()
+
+    def _store(
+        self,
+        items: list[BatchItem],
+        publish_ms: int,
+        deliver_at_ms: int | None,
+        batched: bool = False,
+    ) -> None:
+        try:
+            if self.fenced:
+                raise pulsar.ProducerFenced("Pulsar error: ResultProducerFenced")
+            entry: Entry = self._broker.store(
+                self._topic,
+                tuple(message for message, _, _ in items),
+                batched=batched,
+                publish_ms=publish_ms,
+                deliver_at_ms=deliver_at_ms,
+            )
+        except pulsar.PulsarException as error:
+            result = getattr(pulsar.Result, type(error).__name__)
+            for _, _, done in items:
+                done(result, message_id(NO_POSITION))
+            return
+        self.last_sequence_id = items[0][1]  # of a batch, its first message, as in Pulsar
+        for number, (_, _, done) in enumerate(items):
+            position = entry.message_position(number)
+            done(pulsar.Result.Ok, message_id(position, entry.batch_size, self._index))
+
+    def _enter(self, partition: Partition) -> None:
+        modes = pulsar.ProducerAccessMode
+        mode = self._options["access_mode"]
+        if mode == modes.ExclusiveWithFencing:
+            for other in partition.producers.values():
+                if isinstance(other, ProducerLink):
+                    other.fenced = True
+            partition.producers.clear()
+        elif partition.producers and mode == modes.WaitForExclusive:
+            raise pulsar.OperationNotSupported(
+                "no call of the in-memory Pulsar waits: close the other producer first"
+            )
+        elif partition.producers and mode == modes.Exclusive:
+            raise pulsar.ProducerFenced("Pulsar error: ResultProducerFenced")
+        elif partition.exclusive or self.name in partition.producers:
+            raise pulsar.ProducerBusy("Pulsar error: ProducerBusy")
+        partition.exclusive = mode != modes.Shared
+        partition.producers[self.name] = self
+
 
 _MESSAGE_ARGUMENTS = inspect.signature(pulsar.Producer._build_msg)
 

@@ -25,7 +25,7 @@ NOISE = random.Random(7).randbytes(LIMIT)  # no compression makes it smaller
 
 @pytest.fixture
 def memory(monkeypatch: pytest.MonkeyPatch) -> MemoryPulsar:
-    monkeypatch.setattr("delaylevel.testing.memory.link.MAX_MESSAGE_BYTES", LIMIT)
+    monkeypatch.setattr("delaylevel.testing.memory.producer.MAX_MESSAGE_BYTES", LIMIT)
     return MemoryPulsar()
 
 
@@ -113,7 +113,7 @@ def test_the_bytes_of_unreadable_fields_and_the_applications_properties_are_neve
 def test_a_letter_that_no_form_makes_fit_is_an_error_with_the_remedy(
     memory: MemoryPulsar, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("delaylevel.testing.memory.link.MAX_MESSAGE_BYTES", 900)
+    monkeypatch.setattr("delaylevel.testing.memory.producer.MAX_MESSAGE_BYTES", 900)
     topic = DeadLetterTopic(memory.client(), TOPIC)
     with pytest.raises(BrokerError, match="raise the maximum message size of the broker"):
         topic.store([(message(NOISE[:2000]), {REASON: "a"}, None)])

@@ -140,7 +140,7 @@ def test_a_letter_without_our_properties_is_replayed_with_a_target_and_a_due_tim
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr("delaylevel.testing.memory.link.MAX_MESSAGE_BYTES", 130)
+        patch.setattr("delaylevel.testing.memory.producer.MAX_MESSAGE_BYTES", 130)
         world.store(b"value", color="red")
     (letter,) = world.letters()
     assert (letter.message.properties, letter.reason, letter.due) == ({"color": "red"}, "", None)

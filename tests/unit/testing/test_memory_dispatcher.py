@@ -37,8 +37,8 @@ from delaylevel.testing import ManualClock, MemoryPulsar
 from delaylevel.testing.memory.broker import Partition
 from delaylevel.testing.memory.consumer import ConsumerLink
 from delaylevel.testing.memory.dispatcher import MemoryDispatcher
-from delaylevel.testing.memory.link import ProducerLink
 from delaylevel.testing.memory.log import StoredMessage
+from delaylevel.testing.memory.producer import ProducerLink
 
 NOON_MS = int(datetime(2026, 3, 1, 12, tzinfo=timezone.utc).timestamp() * 1000)
 HOUR = timedelta(hours=1)
