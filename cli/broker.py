@@ -10,8 +10,7 @@ from typing import Any
 import click
 
 from delaylevel.broker.distribution import PULSAR_VERSION
-from delaylevel.broker.embedded import BrokerStatus, EmbeddedBroker, instances
-from delaylevel.broker.preparing import prepare
+from delaylevel.broker.embedded import BrokerStatus, EmbeddedBroker, instances, prepare
 from delaylevel.cli.views.live import Starting, live_region
 from delaylevel.cli.views.output import emit, emit_one, note
 from delaylevel.cli.views.tables import Column

@@ -13,11 +13,15 @@ import pytest
 import urllib3
 from click.testing import CliRunner
 
-from delaylevel.broker.class_archive import archive_path
+from delaylevel.broker.conf import archive_path
 from delaylevel.broker.distribution import java
-from delaylevel.broker.embedded import BrokerStatus, EmbeddedBroker, running_instance
-from delaylevel.broker.preparing import prepare
-from delaylevel.broker.ready import RegistrationMonitor
+from delaylevel.broker.embedded import (
+    BrokerStatus,
+    EmbeddedBroker,
+    RegistrationMonitor,
+    prepare,
+    running_instance,
+)
 from delaylevel.cli.main import cli
 from delaylevel.cluster.rest.admin import Admin
 from delaylevel.errors import AlreadyRunningError, BrokerError, BrokerUnreachableError

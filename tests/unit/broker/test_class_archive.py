@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from delaylevel.broker import class_archive, preparing
+from delaylevel.broker import conf, embedded
 from delaylevel.errors import BrokerError, InvalidInputError
 
 JAVA = "#!/bin/sh\n"
@@ -20,8 +20,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     program.write_text(JAVA)
     folder = tmp_path / "apache-pulsar-4.0.8"
     folder.mkdir()
-    monkeypatch.setattr(preparing, "java", lambda: str(program))
-    monkeypatch.setattr(preparing, "fetch", lambda report, version: folder)
+    monkeypatch.setattr(embedded, "java", lambda: str(program))
+    monkeypatch.setattr(embedded, "fetch", lambda report, version: folder)
     return folder
 
 
@@ -48,7 +48,7 @@ class Broker:
 
 @pytest.fixture
 def broker(monkeypatch: pytest.MonkeyPatch) -> type[Broker]:
-    monkeypatch.setattr(preparing, "EmbeddedBroker", Broker)
+    monkeypatch.setattr(embedded, "EmbeddedBroker", Broker)
     for name, value in (("content", b"classes"), ("error", None), ("starts", 0)):
         monkeypatch.setattr(Broker, name, value)
     return Broker
@@ -60,16 +60,16 @@ def archives(home: Path) -> list[Path]:
 
 def test_an_archive_is_made_once(home: Path, broker: type[Broker]) -> None:
     reports: list[str] = []
-    assert preparing.prepare(reports.append) == home
-    assert preparing.prepare(reports.append) == home
+    assert embedded.prepare(reports.append) == home
+    assert embedded.prepare(reports.append) == home
     assert broker.starts == len(reports) == 1
     assert [path.read_bytes() for path in archives(home)] == [b"classes"]
 
 
 def test_another_build_of_java_has_another_archive(home: Path, broker: type[Broker]) -> None:
-    preparing.prepare()
-    Path(preparing.java()).write_text(JAVA + "# updated\n")
-    preparing.prepare()
+    embedded.prepare()
+    Path(embedded.java()).write_text(JAVA + "# updated\n")
+    embedded.prepare()
     assert broker.starts == len(archives(home)) == 2
 
 
@@ -87,19 +87,19 @@ def test_a_server_that_is_not_prepared_can_be_used(
 ) -> None:
     broker.content, broker.error = content, error
     reports: list[str] = []
-    assert preparing.prepare(reports.append) == home
+    assert embedded.prepare(reports.append) == home
     assert "starts more slowly" in reports[-1]
     assert archives(home) == []
-    archive = class_archive.archive_path(home, preparing.java())
-    assert class_archive.reading(archive, home / "log4j2.yaml") == {}
+    archive = conf.archive_path(home, embedded.java())
+    assert conf.archive_reading(archive, home / "log4j2.yaml") == {}
 
 
 def test_an_archive_of_a_killed_process_is_not_used(
     home: Path, broker: type[Broker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(preparing, "_WRITE_S", 0)
+    monkeypatch.setattr(embedded, "_WRITE_S", 0)
     reports: list[str] = []
-    preparing.prepare(reports.append)
+    embedded.prepare(reports.append)
     assert "took more than" in reports[-1]
     assert archives(home) == []
 
@@ -107,8 +107,8 @@ def test_an_archive_of_a_killed_process_is_not_used(
 def test_all_instances_of_a_server_begin_the_class_path_with_one_folder(tmp_path: Path) -> None:
     archive = tmp_path / "classes.jsa"
     archive.touch()
-    written = class_archive.writing(archive, tmp_path / "a" / "log4j2.yaml", tmp_path / "part")
-    read = class_archive.reading(archive, tmp_path / "b" / "log4j2.yaml")
+    written = conf.archive_writing(archive, tmp_path / "a" / "log4j2.yaml", tmp_path / "part")
+    read = conf.archive_reading(archive, tmp_path / "b" / "log4j2.yaml")
     assert written["PULSAR_LOG_CONF"] == read["PULSAR_LOG_CONF"]
     assert not Path(read["PULSAR_LOG_CONF"]).parent.exists()
     assert f"={tmp_path}/b/log4j2.yaml" in read["PULSAR_EXTRA_OPTS"]

@@ -13,8 +13,14 @@ import pytest
 
 from delaylevel.broker import distribution, process
 from delaylevel.broker.conf import environment, write_conf
-from delaylevel.broker.embedded import EmbeddedBroker, instances, running_instance
-from delaylevel.broker.ready import RegistrationLoopError, RegistrationMonitor, wait_ready
+from delaylevel.broker.embedded import (
+    EmbeddedBroker,
+    RegistrationLoopError,
+    RegistrationMonitor,
+    instances,
+    running_instance,
+    wait_ready,
+)
 from delaylevel.cluster.connection import local_brokers
 from delaylevel.errors import BrokerError, InvalidInputError, PrerequisiteError
 
