@@ -28,7 +28,7 @@ from delaylevel.model.envelope import EXPIRES, SCHEMA, UNREADABLE, SchemaRef
 from delaylevel.model.formatting import parse_duration
 from delaylevel.model.outcome import Receipt
 from delaylevel.model.topic_name import TopicName
-from delaylevel.producer.client_errors import error_of
+from delaylevel.producer.client_calls import error_of
 
 from . import options
 from .command import examples, pass_connection, settings_of

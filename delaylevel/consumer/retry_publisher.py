@@ -38,7 +38,7 @@ from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.message import RAW, ParkedMessage, parked_message
 from delaylevel.model.router import Router
 from delaylevel.model.topic_name import TopicName
-from delaylevel.producer.client_errors import error_of
+from delaylevel.producer.client_calls import error_of
 from delaylevel.topics import members
 
 from .message import ReceivedMessage

@@ -47,9 +47,9 @@ from .aio_calls import (
 )
 from .checks import DEFAULT_MAX_MESSAGE_SIZE, have_usual_types
 from .client import OWN_OPTIONS, BaseClient, admin_for, prepare_wrapped, remember, wrapped_options
-from .client_errors import as_client_error, client_errors, result_named
-from .outcomes import Wait
+from .client_calls import as_client_error, client_errors, result_named
 from .receipts import (
+    Wait,
     accepted,
     check_read_back,
     check_scheduled,

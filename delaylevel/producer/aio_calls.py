@@ -22,8 +22,7 @@ from delaylevel.cluster import threads
 from delaylevel.cluster.client_parts.aio import blocking_close
 from delaylevel.errors import DelayLevelError
 
-from .client_calls import Awaited, in_client
-from .client_errors import as_client_error, result_of
+from .client_calls import Awaited, as_client_error, in_client, result_of
 from .partition import PartitionProducer
 
 T = TypeVar("T")

@@ -35,8 +35,7 @@ from delaylevel.model.level_topic import FinalWindow, Mover
 from delaylevel.model.topic_name import TopicName
 
 from .checks import DEFAULT_MAX_MESSAGE_SIZE
-from .client_calls import first_error, in_client
-from .client_errors import client_errors
+from .client_calls import client_errors, first_error, in_client
 from .producer import DelayLevelProducer
 from .scheduling import BaseProducer
 from .setup import (

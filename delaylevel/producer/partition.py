@@ -42,11 +42,13 @@ from .client_calls import (
     Opened,
     at_exit,
     close_async,
+    error_of,
     ignore,
     in_client,
     interruptible,
+    is_transient,
+    result_of,
 )
-from .client_errors import error_of, is_transient, result_of
 
 log = logging.getLogger(__name__)
 

@@ -22,12 +22,12 @@ from delaylevel.model.message import ParkedMessage
 from delaylevel.model.outcome import PAYLOAD, Outcome, Receipt, Rescheduled
 
 from .checks import check_encoded, check_message_arguments
-from .client_calls import Done, PartitionOpener, at_exit, close_async, interruptible
-from .client_errors import client_errors
+from .client_calls import Done, PartitionOpener, at_exit, client_errors, close_async, interruptible
 from .level_topic_cache import LevelTopicCache
-from .outcomes import OutcomeWatch, Wait, stored_outcome
 from .partition import Opening, PartitionProducer
 from .receipts import (
+    OutcomeWatch,
+    Wait,
     accepted,
     check_cancellable,
     check_read_back,
@@ -38,6 +38,7 @@ from .receipts import (
     receipt_for,
     replacement_id,
     seconds_of,
+    stored_outcome,
     too_late,
     wanted_message,
 )

@@ -34,7 +34,7 @@ from delaylevel.model import envelope as env
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription
 from delaylevel.model.strategy import Levels, PartitionBy, PartitionStrategy
 from delaylevel.producer.aio import AsyncDelayLevelClient
-from delaylevel.producer.outcomes import OutcomeWatch, Wait
+from delaylevel.producer.receipts import OutcomeWatch, Wait
 from support.proxy import Proxy
 from support.world import QUIET, Eventually, MakeClient, MakeLevelTopic, RealWorld, quiet_client
 

@@ -18,8 +18,8 @@ from delaylevel.dispatcher import Dispatcher, DispatchSettings
 from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow
 from delaylevel.model.strategy import Levels
 from delaylevel.model.topic_name import TopicName
-from delaylevel.producer import delivery_watch
-from delaylevel.producer.delivery_watch import DeliveryWatches, missing_hosts
+from delaylevel.producer import setup
+from delaylevel.producer.setup import DeliveryWatches, missing_hosts
 from delaylevel.topics import hosts
 from delaylevel.topics.status import read_stats
 from support.background import Serving
@@ -56,7 +56,7 @@ def test_producer_warns_in_the_background(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(delivery_watch, "CONFIRM_AFTER_S", 0.0)
+    monkeypatch.setattr(setup, "CONFIRM_AFTER_S", 0.0)
     monkeypatch.setattr("delaylevel.producer.setup.WATCHES", DeliveryWatches(first_check_s=0.0))
     client = dl_client()
     orders = world.topic("orders")
@@ -67,7 +67,7 @@ def test_producer_warns_in_the_background(
         )
 
     def lines() -> list[str]:
-        name = delivery_watch.__name__
+        name = setup.__name__
         return [item.getMessage() for item in caplog.records if item.name == name]
 
     with caplog.at_level(logging.WARNING), create(), create():

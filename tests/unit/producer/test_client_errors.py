@@ -14,7 +14,7 @@ import pytest
 
 from delaylevel import errors
 from delaylevel.producer.aio import asyncio_errors
-from delaylevel.producer.client_errors import as_client_error, client_errors
+from delaylevel.producer.client_calls import as_client_error, client_errors
 
 VALUES = {"name": "Timeout", "transient": True, "status": 404, "entries": 5, "reasons": {"a": 1}}
 

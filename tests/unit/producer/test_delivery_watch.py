@@ -20,8 +20,8 @@ from delaylevel.errors import BrokerUnreachableError
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Mover
 from delaylevel.model.position import Position
 from delaylevel.model.topic_name import TopicName
-from delaylevel.producer import delivery_watch
-from delaylevel.producer.delivery_watch import (
+from delaylevel.producer import setup
+from delaylevel.producer.setup import (
     CHECK_EVERY_S,
     CONFIRM_AFTER_S,
     WARN_EVERY_S,
@@ -183,7 +183,7 @@ class Counted(Reported):
 def test_checks_of_all_producers_run_in_one_thread_that_ends_with_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(delivery_watch, "CHECK_EVERY_S", 0.01)
+    monkeypatch.setattr(setup, "CHECK_EVERY_S", 0.01)
     watches = DeliveryWatches(first_check_s=0.0)
     admins: list[Any] = [Counted(), Counted()]
     users = [lambda: None for _ in range(4)]
@@ -206,7 +206,7 @@ def test_checks_of_all_producers_run_in_one_thread_that_ends_with_them(
 
 
 def test_error_that_should_not_happen_ends_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(delivery_watch, "CHECK_EVERY_S", 0.01)
+    monkeypatch.setattr(setup, "CHECK_EVERY_S", 0.01)
     admin: Any = Counted()
     admin.failure = ValueError("broken")
     watches = DeliveryWatches(first_check_s=0.0)

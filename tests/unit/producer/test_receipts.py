@@ -15,7 +15,7 @@ from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.outcome import place_of
 from delaylevel.model.position import Position
 from delaylevel.model.strategy import Levels, PartitionBy, PartitionStrategy
-from delaylevel.producer.client_errors import client_errors
+from delaylevel.producer.client_calls import client_errors
 from delaylevel.producer.receipts import explained, receipt_for
 from delaylevel.testing import MemoryPulsar
 from support.fakes import FakeMessageId

@@ -6,7 +6,7 @@ import pulsar
 import pytest
 
 from delaylevel.errors import LevelTopicError
-from delaylevel.producer.client_errors import error_of, is_transient, result_of
+from delaylevel.producer.client_calls import error_of, is_transient, result_of
 
 Result = pulsar.Result
 FAILURES = [result for name, result in Result.__members__.items() if name != "Ok"]
