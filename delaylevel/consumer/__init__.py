@@ -9,8 +9,7 @@ from delaylevel.errors import MissingExtraError
 
 if TYPE_CHECKING:
     from .deduplication import Deduplication
-    from .id_memory import HandledIds
-    from .id_topic import TopicIdStore
+    from .handled_ids import HandledIds, TopicIdStore
     from .ids import InvalidIdError
     from .listener import Listener, ListenerCounts
     from .listeners import Listeners
@@ -35,7 +34,7 @@ __all__ = [
 _LAZY: dict[str, tuple[str, str | None]] = {
     "Backoff": ("retry", None),
     "Deduplication": ("deduplication", None),
-    "HandledIds": ("id_memory", "window"),
+    "HandledIds": ("handled_ids", "window"),
     "InvalidIdError": ("ids", None),
     "Listener": ("listener", None),
     "ListenerCounts": ("listener", None),
@@ -43,7 +42,7 @@ _LAZY: dict[str, tuple[str, str | None]] = {
     "ReceivedMessage": ("message", None),
     "Reject": ("retry", None),
     "Retry": ("retry", None),
-    "TopicIdStore": ("id_topic", "window"),
+    "TopicIdStore": ("handled_ids", "window"),
 }
 
 

@@ -18,7 +18,7 @@ from delaylevel.errors import InvalidInputError, MissingExtraError
 from .ids import IdLog
 
 if TYPE_CHECKING:
-    from .id_memory import HandledIds
+    from .handled_ids import HandledIds
 
 DEFAULT_CAPACITY = 10_000_000
 
@@ -106,7 +106,7 @@ class Deduplication:
                 DelayLevelError: the store cannot be used; the text says why.
         """
         try:
-            from .id_memory import HandledIds
+            from .handled_ids import HandledIds
         except ModuleNotFoundError as error:
             if (error.name or "").partition(".")[0] == "delaylevel":
                 raise

@@ -29,8 +29,7 @@ from delaylevel.errors import ConfigError, DelayLevelError, InvalidInputError
 from delaylevel.model.clock import Clock, SystemClock
 from delaylevel.model.formatting import parse_delay
 
-from .acknowledgement import Unfinished
-from .host import Parts, RunningListener, left_s
+from .host import Parts, RunningListener, Unfinished, left_s
 from .listener import Listener, ListenerHealth, listeners_of, name_of
 from .metrics import ListenerCollector
 from .retry import HandledMessages

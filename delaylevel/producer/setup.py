@@ -2,7 +2,7 @@
 
 Checks run in one thread of the process, some seconds after a producer was created and then every
 few minutes. They need the admin interface; if that fails, there is no warning. The thread outlives
-the setup of a producer, so it has a module of its own.
+the setup of a producer.
 """
 
 from __future__ import annotations

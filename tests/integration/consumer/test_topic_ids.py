@@ -15,7 +15,7 @@ import urllib3
 
 from delaylevel import DelayLevelClient
 from delaylevel.cluster.connection.settings import Connection
-from delaylevel.consumer import Deduplication, HandledIds, TopicIdStore, id_memory, id_topic
+from delaylevel.consumer import Deduplication, HandledIds, TopicIdStore, handled_ids
 from delaylevel.errors import InvalidInputError
 from support.topic_ids import known, message, save
 from support.world import QUIET, Eventually, RealWorld
@@ -108,8 +108,8 @@ def test_a_client_without_admin_access_is_enough(opened: Open, connection: Conne
 def test_a_long_log_is_rewritten_and_keeps_every_id(
     opened: Open, world: RealWorld, monkeypatch: pytest.MonkeyPatch, eventually: Eventually
 ) -> None:
-    monkeypatch.setattr(id_topic, "_MOST_RECORDS", 20)
-    monkeypatch.setattr(id_topic, "_MOST_IDS", 64)
+    monkeypatch.setattr(handled_ids, "_MOST_RECORDS", 20)
+    monkeypatch.setattr(handled_ids, "_MOST_IDS", 64)
     one, other = opened(capacity=400), opened(capacity=400)
     for number in range(150):
         writer = one if number % 3 else other
@@ -124,7 +124,7 @@ def test_a_long_log_is_rewritten_and_keeps_every_id(
 def test_the_capacity_bounds_what_is_stored(
     opened: Open, world: RealWorld, monkeypatch: pytest.MonkeyPatch, eventually: Eventually
 ) -> None:
-    monkeypatch.setattr(id_topic, "_MOST_RECORDS", 20)
+    monkeypatch.setattr(handled_ids, "_MOST_RECORDS", 20)
     for start in range(0, 600, 200):
         handled = opened(capacity=100)
         assert all(known(handled, *range(max(0, start - 50), start)))
@@ -239,7 +239,7 @@ def test_a_refusing_topic_lets_messages_be_acknowledged(
     assert handled.unsaved == 2
     assert not handled.flush(0.1)
     assert "copies of these messages may be handled again after a restart" in caplog.text
-    monkeypatch.setattr(id_memory, "_FLUSH_S", 0.1)  # it refuses them at the end, too
+    monkeypatch.setattr(handled_ids, "_FLUSH_S", 0.1)  # it refuses them at the end, too
     handled.close()
     assert "2 IDs of handled messages could not be stored" in caplog.text
 

@@ -8,10 +8,9 @@ import pulsar
 import pytest
 
 from delaylevel.consumer import Backoff, ReceivedMessage
-from delaylevel.consumer.acknowledgement import Unfinished
 from delaylevel.consumer.deduplication import Deduplication
-from delaylevel.consumer.host import Parts
-from delaylevel.consumer.id_memory import HandledIds
+from delaylevel.consumer.handled_ids import HandledIds
+from delaylevel.consumer.host import Parts, Unfinished
 from delaylevel.consumer.listener import listeners_of
 from support.fakes import HandClock
 

@@ -8,9 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 from delaylevel.consumer import ReceivedMessage
-from delaylevel.consumer.acknowledgement import Unfinished
-from delaylevel.consumer.host import Parts
-from delaylevel.consumer.id_memory import HandledIds
+from delaylevel.consumer.handled_ids import HandledIds
+from delaylevel.consumer.host import Parts, Unfinished
 from delaylevel.consumer.listener import listeners_of
 from delaylevel.consumer.listeners import Started
 from support.fakes import HandClock

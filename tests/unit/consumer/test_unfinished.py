@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from delaylevel.consumer import Backoff, ReceivedMessage
-from delaylevel.consumer import acknowledgement as module
-from delaylevel.consumer.acknowledgement import Unfinished
+from delaylevel.consumer import host as module
+from delaylevel.consumer.host import Unfinished
 from delaylevel.consumer.listener import listeners_of
 from delaylevel.consumer.retry import Bury, Failure, Park
 from delaylevel.errors import DelayTooLongError, UnsupportedOptionError

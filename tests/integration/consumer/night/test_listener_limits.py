@@ -15,7 +15,7 @@ import pulsar
 import pytest
 
 from delaylevel.consumer import Backoff, ReceivedMessage, Retry
-from delaylevel.consumer import acknowledgement as unfinished_messages
+from delaylevel.consumer import host as unfinished_messages
 from delaylevel.model.level_topic import FinalWindow
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from support.listening import AppRunner
