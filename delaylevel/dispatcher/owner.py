@@ -70,6 +70,10 @@ _CHECK_EVERY_S = 0.1
 # Answers of targets may wait for so long while nothing waits for them, and otherwise.
 _CALM_S = 0.25
 _PATIENCE_S = 0.02
+# Idle checkpoints at the usual pace; the later ones are rarer. They can show only a takeover by
+# another dispatcher, which does not matter before the next message.
+_QUIET_CHECKPOINTS = 5
+_QUIET_S = 5.0
 Answer = TypeVar("Answer")
 
 
@@ -285,6 +289,11 @@ class EventQueue:
         if time.monotonic() < self._wake_until_s:
             self.put(WAKE)
 
+    @property
+    def are_answered(self) -> bool:
+        """True if a target has answered, and this was not taken note of."""
+        return self._answered
+
     def take_answered(self) -> None:
         """Take note that all answers until now are going to be processed."""
         self._answered = False
@@ -446,6 +455,7 @@ class PartitionOwner:
         self.topic = self._source.topic
         self._caught_up = False
         self._snapshot_size = 0
+        self._quiet_checkpoints = 0
 
     def take_over(self, opened: contextlib.ExitStack) -> Fetcher:
         """Open everything, and resolve what the last owner left open.
@@ -576,6 +586,8 @@ class PartitionOwner:
         Raises:
             DelayLevelError: the partition has to be given up.
         """
+        if event is not None or self.events:
+            self._stir()
         self._take_events(event)
         self.process_outcomes()
         if not self._caught_up and self._now_s() - self._started_s > _CATCH_UP_S:
@@ -601,13 +613,22 @@ class PartitionOwner:
         if not self._caught_up:
             return 0.0
         self._release()
+        if self._queue.in_flight:
+            self._stir()
         return self._publisher.pause_s
 
     @TURNS.take(PUBLISHING)
     def send_planned(self) -> float:
         """Send planned messages that are due, and nothing else; result and errors as `release`."""
         self._publisher.send_due()
+        self._stir()
         return self._publisher.pause_s
+
+    @property
+    def is_settled(self) -> bool:
+        """True if there is nothing to do before an event or the times of the agenda."""
+        waits = self.events or self.events.are_answered or self._acknowledgement.is_due
+        return self._caught_up and not waits
 
     def tidy_up(self) -> None:
         """Offer refused batches again, acknowledge, and make a checkpoint, each at its time.
@@ -623,8 +644,22 @@ class PartitionOwner:
 
     def checkpoint(self) -> None:
         """Make a checkpoint now; errors as for `tidy_up`."""
-        self.next_checkpoint_s = self._now_s() + self._settings.checkpoint_ms / 1000
+        agenda = self.agenda
+        if not self._caught_up or agenda.is_publishing or self._queue.in_flight:
+            self._quiet_checkpoints = 0
+        pause_s = self._settings.checkpoint_ms / 1000
+        if self._quiet_checkpoints >= _QUIET_CHECKPOINTS:
+            pause_s = max(pause_s, _QUIET_S)
+        self._quiet_checkpoints += 1
+        self.next_checkpoint_s = self._now_s() + pause_s
         self._checkpoint()
+
+    def _stir(self) -> None:
+        """Let the next checkpoint come at its usual time: there is something to do."""
+        if self._quiet_checkpoints > _QUIET_CHECKPOINTS:
+            usual_s = self._now_s() + self._settings.checkpoint_ms / 1000
+            self.next_checkpoint_s = min(self.next_checkpoint_s, usual_s)
+        self._quiet_checkpoints = 0
 
     def _end_recovery(self) -> None:
         if not self._caught_up:

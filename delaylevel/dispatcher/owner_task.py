@@ -68,6 +68,7 @@ class OwnerTask:
         self._due_ms: int | None = None
         self._patience_s = 0.0
         self._is_calm = False
+        self._is_tick = False  # its end is only there to look at the clock again
         self._deadline_s = 0.0  # of the last phase but one
 
     @property
@@ -142,6 +143,10 @@ class OwnerTask:
             if due_ms != sent_ms and agenda.is_calm:
                 self._until_s = min(self._until_s, agenda.next_look_s or self._until_s)
                 return self._rest(due_ms)
+        elif self._is_tick and owner.is_settled:
+            until_s = self._wait()
+            if until_s > time.monotonic():
+                return until_s
         owner.take_in()
         now_s = time.monotonic()
         if now_s >= self._next_cycle_s:
@@ -150,11 +155,19 @@ class OwnerTask:
         if owner.events:
             self._is_calm = False
             return AT_ONCE
-        until_s = min(owner.next_checkpoint_s, time.monotonic() + _CLOCK_S)
-        until_s = min(until_s, agenda.next_look_s or until_s)
-        self._until_s = min(until_s, self._monotonic_s(agenda.next_step_ms))
+        return self._wait()
+
+    def _wait(self) -> float:
+        """Begin to wait for whatever comes next; return the time of the next look."""
+        owner, agenda = self.owner, self.owner.agenda
+        step_ms, send_ms = agenda.next_step_ms, agenda.next_send_ms
+        until_s = min(owner.next_checkpoint_s, agenda.next_look_s or NEVER)
+        self._until_s = until_s = min(until_s, self._monotonic_s(step_ms))
+        if step_ms is not None or send_ms is not None:
+            self._until_s = min(until_s, time.monotonic() + _CLOCK_S)
+        self._is_tick = self._until_s < until_s
         self._is_calm, self._patience_s = agenda.is_calm, agenda.patience_s
-        return self._rest(agenda.next_send_ms)
+        return self._rest(send_ms)
 
     def _rest(self, due_ms: int | None) -> float:
         """Wait for an event, the next planned message, or the end of the present wait."""

@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -58,8 +57,11 @@ log = logging.getLogger(__name__)
 
 _LOOK_S = 1.0
 # Time between two looks at a group whose only member has all partitions. All that can happen there
-# is that another one joins.
+# is that another one joins. With many level topics, the time is longer, so that the looks at all of
+# them together do not cost more.
 _ALONE_S = 3.0
+_LOOKS_PER_S = 2
+_LONGEST_ALONE_S = 15.0
 # Time between two attempts to acquire a partition of another dispatcher. If that dispatcher hangs,
 # the broker then takes the partition from it.
 _PROBE_S = 3.0
@@ -322,6 +324,12 @@ class Dispatcher:
         with self._lock:
             return tuple(topic.description for topic in self._topics)
 
+    def descriptions_of(self, level_topic: str) -> DescriptionCache | None:
+        """Return this process's copy of the description of a level topic; None if not served."""
+        with self._lock:
+            found = (t.descriptions for t in self._topics if t.description.topic == level_topic)
+            return next(found, None)
+
     def stats(self) -> Mapping[tuple[str, int], OwnerStats]:
         """Return the statistics of this process's window partitions, by (level topic, index)."""
         with self._lock:
@@ -388,9 +396,14 @@ class Dispatcher:
         membership = Membership(
             self._client, self._admin, description, settings.delivery, settings.name
         )
-        descriptions = DescriptionCache(
-            partial(served, self._admin, description.topic), description
-        )
+        read = topics.DescriptionReader(self._admin, description.topic)
+
+        def read_again() -> LevelTopicDescription:
+            found = read()
+            check_dispatched(found)
+            return found
+
+        descriptions = DescriptionCache(read_again, description)
         warning = RepeatedWarning(log, description.topic)
         return ServedTopic(descriptions, membership, warning, self._explainer)
 
@@ -466,6 +479,11 @@ class Dispatcher:
         """Request the end of `run`; safe in a signal handler and from any thread."""
         self._stopping.set()
 
+    @property
+    def _alone_s(self) -> float:
+        """Time between two looks at a group whose only member has all partitions, in s."""
+        return max(_ALONE_S, min(len(self._topics) / _LOOKS_PER_S, _LONGEST_ALONE_S))
+
     def _reassign(self, topic: ServedTopic) -> None:
         """Read the group, and acquire or revoke partitions."""
         now = time.monotonic()
@@ -479,7 +497,7 @@ class Dispatcher:
         try:
             topic.descriptions.current()
             topic.watch_pauses()
-            if topic.is_alone and now < topic.group_s + _ALONE_S:
+            if topic.is_alone and now < topic.group_s + self._alone_s:
                 return
             group = topic.membership.read_group()
         except UpgradeRequiredError:

@@ -52,6 +52,8 @@ class LocalMover:
         target_client: function that returns a new client of the same cluster. Each target then has
             a connection of its own, and a throttled one delays no other. None to publish with
             ``client``.
+        descriptions: the copy of the description that this process has already; by default a new
+            one. Both have the same clock.
 
     Attributes:
         postponed: partitions that have failed and are served after the others: see `ReadyQueue`. A
@@ -69,6 +71,7 @@ class LocalMover:
         description: LevelTopicDescription,
         clock: Clock | None = None,
         target_client: Callable[[], Any] | None = None,
+        descriptions: DescriptionCache | None = None,
     ) -> None:
         self._client = client
         self._admin = admin
@@ -84,8 +87,8 @@ class LocalMover:
         # What was handed off in this pass and is not confirmed: ranges, and number of messages.
         self._moved: list[tuple[SourcePartition, ReadyBound]] = []
         self._count = 0
-        self._descriptions = DescriptionCache(
-            partial(topics.describe, admin, description.topic),
+        self._descriptions = descriptions or DescriptionCache(
+            topics.DescriptionReader(admin, description.topic),
             description,
             now_s=self._clock.monotonic_s,
         )

@@ -22,6 +22,7 @@ from delaylevel.model.formatting import shell
 from delaylevel.model.level_topic import LevelTopicDescription, Mover
 from delaylevel.model.position import SourcePartition, source_partitions
 from delaylevel.topics import registry as topics
+from delaylevel.topics.description_cache import DescriptionCache
 from delaylevel.topics.roster import Roster
 from delaylevel.topics.status import REPORTED_ROLES, LevelTopicStats, read_stats
 
@@ -365,14 +366,19 @@ class MoverService:
         """Request the statistics of the levels, of held messages and of dead letters."""
         return read_stats(self._admin, description, roles=REPORTED_ROLES)
 
-    def add(self, description: LevelTopicDescription) -> None:
+    def add(
+        self, description: LevelTopicDescription, descriptions: DescriptionCache | None = None
+    ) -> None:
         """Serve one more level topic.
+
+        Args:
+            descriptions: as for :class:`~delaylevel.mover.local.LocalMover`.
 
         Raises:
             LevelTopicError: a Function moves its messages.
         """
         check_movable(description)
-        task = self._task(description)
+        task = self._task(description, descriptions)
         with self._lock:
             self._tasks[description.topic] = task
         if self._started:
@@ -449,10 +455,12 @@ class MoverService:
         if self._own_lanes is not None:
             self._own_lanes.close()
 
-    def _task(self, description: LevelTopicDescription) -> TopicTask:
+    def _task(
+        self, description: LevelTopicDescription, descriptions: DescriptionCache | None
+    ) -> TopicTask:
         return TopicTask(
             lambda latest: LocalMover(
-                self._client, self._admin, latest, self._clock, self._target_client
+                self._client, self._admin, latest, self._clock, self._target_client, descriptions
             ),
             lambda: self._served(description.topic),
             description,

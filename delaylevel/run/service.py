@@ -303,10 +303,13 @@ class LocalService:
         self._check(description)
         if named:
             check_movable(description)
+        descriptions = None
         if description.final_window is FinalWindow.TRACKER:
             self._dispatching().add(description.topic)
+            descriptions = self._dispatching().descriptions_of(description.topic)
         if description.mover is not Mover.FUNCTION:
-            self._movers.add(description)
+            # Both read the description every few seconds, so they share it.
+            self._movers.add(description, descriptions)
         elif description.final_window is FinalWindow.TRACKER:
             log.info("%s is moved by a Function; its window is served here", description.topic)
 

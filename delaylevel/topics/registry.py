@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -198,6 +199,33 @@ def find(admin: TopicAdmin, topic: str) -> LevelTopicDescription | None:
     return described
 
 
+class DescriptionReader:
+    """Reader of the description of a level topic, again and again: one request each time.
+
+    Args:
+        level_topic: its full name.
+    """
+
+    def __init__(self, admin: TopicAdmin, level_topic: str) -> None:
+        self._admin = admin
+        self._name = TopicName.parse(level_topic)
+        # What was read last: hosts read again every few seconds, and nearly never anything new.
+        self._last: tuple[Mapping[str, str], LevelTopicDescription] | None = None
+
+    def __call__(self) -> LevelTopicDescription:
+        """Return the description; errors as for `describe`."""
+        metadata = members.metadata_of(self._admin, self._name)
+        properties = {} if metadata is None else metadata.properties
+        last = self._last
+        if last is not None and last[0] == properties:
+            return last[1]
+        described = LevelTopicDescription.from_properties(self._name.full, properties)
+        if described is None:
+            return describe(self._admin, self._name.full)  # it raises the error for what is there
+        self._last = dict(properties), described
+        return described
+
+
 def default_name(admin: TopicAdmin, business_topic: str, namespace: str | None = None) -> str:
     """Return the name of a business topic's level topic: the existing one's, or that of a new one.
 
@@ -375,6 +403,19 @@ def list_level_topics(admin: TopicAdmin, namespace: str) -> list[FoundLevelTopic
     Raises:
         NotFoundError: the namespace does not exist.
     """
+    return level_topics_of(admin, partitioned_topics(admin, namespace))
+
+
+def partitioned_topics(admin: TopicAdmin, namespace: str) -> list[TopicName]:
+    """Return the partitioned topics of a ``tenant/namespace``; errors as `list_level_topics`."""
+    try:
+        return admin.list_partitioned_topics(namespace)
+    except NotFoundError as error:
+        raise members.no_namespace(namespace, error) from None
+
+
+def level_topics_of(admin: TopicAdmin, names: Sequence[TopicName]) -> list[FoundLevelTopic]:
+    """Return those of some topics that are level topics, also unfinished and damaged."""
 
     def look(name: TopicName) -> FoundLevelTopic | None:
         metadata = members.metadata_of(admin, name)
@@ -387,10 +428,8 @@ def list_level_topics(admin: TopicAdmin, namespace: str) -> list[FoundLevelTopic
             return FoundLevelTopic(name.full, None, str(error), needs_upgrade)
         return FoundLevelTopic(name.full, described, None if described else _UNFINISHED)
 
-    try:
-        names = admin.list_partitioned_topics(namespace)
-    except NotFoundError as error:
-        raise members.no_namespace(namespace, error) from None
+    if not names:
+        return []
     with ThreadPoolExecutor(_THREADS) as pool:
         return [found for found in pool.map(look, names) if found is not None]
 

@@ -19,7 +19,8 @@ from . import registry
 log = logging.getLogger(__name__)
 
 _LOOK_S = 5.0
-# A search for level topics of other names asks for each topic of the namespace.
+# A search for level topics of other names asks for each topic of the namespace. A topic that is no
+# level topic becomes one only if it is deleted and created again.
 _SEARCH_S = 60.0
 
 
@@ -53,6 +54,10 @@ class Roster:
         self._look_s = float("-inf")
         self._search_s = float("-inf")
         self._found: dict[str, str] = {}  # name -> level topic
+        # The member topics of each level topic that was served, and other topics of the namespace
+        # with the times at which they are looked at again: full names.
+        self._members: dict[str, frozenset[str]] = {}
+        self._others: dict[str, float] = {}
         self._refused: dict[str, DelayLevelError] = {}
         self._warning = RepeatedWarning(log, f"level topics of {namespace}")
 
@@ -153,18 +158,40 @@ class Roster:
         """
         assert self._namespace is not None
         with translate_errors():
-            listed = registry.list_level_topics(self._admin, self._namespace)
+            names = registry.partitioned_topics(self._admin, self._namespace)
+            listed = registry.level_topics_of(self._admin, self._unknown(names, served))
+        found = {item.topic for item in listed}
+        again_s = self._now_s() + _SEARCH_S
+        for name in names:
+            if name.full not in found and name.full not in served:
+                self._others.setdefault(name.full, again_s)
         for item in listed:
-            if item.topic in served:
-                continue
             with self._trying(item.topic):
                 if item.description is None:
                     raise LevelTopicError(item.problem or item.topic)
                 self._serve(item.description, False)
-        names = {item.topic for item in listed}
-        for gone in [name for name in self._refused if name not in (*self._names, *names)]:
+                self._members[item.topic] = frozenset(
+                    member.topic.full for member in item.description.members()
+                )
+        for gone in [name for name in self._refused if name not in (*self._names, *found)]:
             self.forget(gone)
-        return sorted(served - names)
+        return sorted(served - {name.full for name in names})
+
+    def _unknown(self, names: Sequence[TopicName], served: frozenset[str]) -> list[TopicName]:
+        """Return the topics that may be level topics to serve.
+
+        Requests for all the others, again and again, would cost more than all other work at rest.
+        """
+        for topic in self._members.keys() - served:
+            del self._members[topic]
+        now_s, there = self._now_s(), {name.full for name in names}
+        self._others = {
+            name: again_s
+            for name, again_s in self._others.items()
+            if name in there and again_s > now_s
+        }
+        known = served.union(self._others, *self._members.values())
+        return [name for name in names if name.full not in known]
 
     @contextlib.contextmanager
     def _trying(self, name: str) -> Iterator[None]:

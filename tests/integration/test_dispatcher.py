@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 import uuid
 from collections import Counter
@@ -18,6 +19,7 @@ from pulsar.schema import JsonSchema, Record, String
 from delaylevel.cluster.port import TopicPolicies
 from delaylevel.cluster.rest.admin import Admin
 from delaylevel.dispatcher import Dispatcher, DispatchSettings
+from delaylevel.dispatcher.owner import PartitionOwner
 from delaylevel.dispatcher.publishing.targets import java_string_hash
 from delaylevel.dispatcher.service import partition_owners
 from delaylevel.errors import LevelTopicError
@@ -160,6 +162,59 @@ def test_a_dispatcher_with_another_delivery_guarantee_waits_for_the_end_of_the_o
     assert second.owned == []
     first.stop()
     world.eventually(lambda: second.owned == [0] and not problem(), "the takeover")
+
+
+def test_partitions_whose_broker_does_not_answer_delay_no_other(
+    level_topic: MakeLevelTopic,
+    world: RealWorld,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Let the calls for one level topic hang, in more partitions than there are threads."""
+    values = {"final_window": FinalWindow.TRACKER, "levels": LEVELS}
+    away = level_topic(targets=("away",), window_partitions=12, **values)
+    orders = level_topic(targets=("orders",), window_partitions=1, **values)
+    go_on, hanging = threading.Event(), Counter[str]()
+    checkpoint, last = PartitionOwner.checkpoint, Admin.partitioned_metadata
+
+    def hang(name: str) -> None:
+        if "away" in name and begun.is_set():
+            hanging[name] += 1
+            assert go_on.wait(120)
+
+    def hanging_checkpoint(owner: PartitionOwner) -> None:
+        hang(owner.topic)
+        checkpoint(owner)
+
+    def hanging_metadata(admin: Admin, topic: TopicName) -> Any:
+        hang(topic.full)
+        return last(admin, topic)
+
+    begun = threading.Event()
+    monkeypatch.setattr(PartitionOwner, "checkpoint", hanging_checkpoint)
+    monkeypatch.setattr(Admin, "partitioned_metadata", hanging_metadata)
+    settings = DispatchSettings(directory=tmp_path / "spill", checkpoint_ms=200)
+    dispatcher = Dispatcher(world.plain_client, world.admin, [away.topic, orders.topic], settings)
+    get = world.arrivals(orders.targets[0])
+    with (
+        Serving(dispatcher) as serving,
+        producer_of(world.client, orders) as producer,
+        contextlib.ExitStack() as stack,
+    ):
+        stack.callback(go_on.set)
+        producer.send(b"first", deliver_after=timedelta(milliseconds=500))
+        world.eventually(lambda: len(serving.owned) == 13, "the takeover", 120)
+        get(1, seconds=60)
+        begun.set()
+        window = away.window_topic.full
+        world.eventually(
+            lambda: sum(name.startswith(window) for name in hanging) == 12, "that all hang", 60
+        )
+        for number in range(20):
+            producer.send(b"%d" % number, deliver_after=timedelta(milliseconds=200 + 50 * number))
+        lateness = sorted(each.late_ms for each in get(20, seconds=60))
+    assert lateness[0] >= 0
+    assert lateness[10] < 1_000  # also on a busy machine; the calls hang for as long as the test
 
 
 def test_copies_are_dropped_by_the_next_owner_too(

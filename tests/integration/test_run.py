@@ -5,8 +5,12 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
+import psutil
 import pytest
 
 from delaylevel.cluster.connection.settings import Connection
@@ -207,3 +211,44 @@ def test_one_level_topic_that_cannot_be_served_stops_no_other(
         world.eventually(
             lambda: found(world, later.targets[0]).keys() == others, "the messages of the other", 60
         )
+
+
+# Two lanes of eight threads, and one that stands by in each; the clients of movers, dispatcher and
+# one target, with at most three threads each; the HTTP service with ten threads for requests and
+# one for connections; the main thread, signals, the client's log; four of numpy and Arrow.
+MOST_THREADS = 2 * 9 + 3 * 3 + 11 + 3 + 4
+
+
+def test_many_idle_level_topics_share_a_few_threads(world: RealWorld, cli_process: Start) -> None:
+    """Each of them had a thread for its mover, and two for each window partition."""
+    count, windows = 12, 2
+    assert count * (1 + 2 * windows) > MOST_THREADS
+    hours = Levels(
+        [PartitionStrategy(partition_by=timedelta(hours=1), maximum_delay=timedelta(hours=2))]
+    )
+    targets = [f"orders-{number}" for number in range(count)]
+    with ThreadPoolExecutor(4) as pool:
+        made = list(
+            pool.map(
+                lambda target: create(world, hours, targets=(target,), window_partitions=windows),
+                targets,
+            )
+        )
+    process = cli_process("run", "--namespace", world.namespace)
+    for description in made:
+        owners = Owners(world, description)
+        world.eventually(partial(owners.all_with, process), "all partitions", 120)
+    running = psutil.Process(process.pid)
+    world.eventually(lambda: running.num_threads() <= MOST_THREADS, "the end of the start", 60)
+    (target,) = made[7].targets
+    bodies = park(world, target, 20, 1_000, 3_000)
+    most = 0
+    until_s = time.monotonic() + 8
+    while time.monotonic() < until_s:
+        most = max(most, running.num_threads())
+        time.sleep(0.1)
+    world.eventually(lambda: found(world, target).keys() == bodies, "all messages")
+    assert found(world, target) == Counter(bodies)
+    assert most <= MOST_THREADS
+    process.terminate()
+    assert end(process) == 0, said(process)

@@ -48,6 +48,7 @@ class Owner:
 
     partition = 0
     next_checkpoint_s = float("inf")
+    is_settled = False
 
     def __init__(self, hangs_at: str = "", go_on: threading.Event | None = None) -> None:
         self.topic = "window"
@@ -206,3 +207,22 @@ def test_a_partition_that_fails_is_closed_but_not_finished(
     assert str(task.failure) == "fenced"
     assert owner.calls == ["take_over", "take_in", "close queue", "close"]
     assert owner.reading.is_closed
+
+
+def test_a_partition_at_rest_only_looks_at_the_clock(lanes: Lanes) -> None:
+    owner = Owner()
+    owner.agenda.next_step_ms = SystemClock().now_ms() + 3_600_000
+    owner.is_settled = True
+    task = started(owner, lanes)
+    assert owner.arrived.wait(TIMEOUT_S)
+    owner.calls.clear()
+    time.sleep(2.5)  # two looks at the clock
+    assert owner.calls == []
+    owner.agenda.next_step_ms = SystemClock().now_ms()  # it was corrected
+    deadline = time.monotonic() + TIMEOUT_S
+    while owner.released_ms is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    assert owner.calls == ["take_in", "tidy_up"]
+    task.stop()
+    task.join()

@@ -18,7 +18,7 @@ from delaylevel.errors import (
 from delaylevel.model.level_topic import DESCRIPTION_PROPERTY, LevelTopicDescription
 from delaylevel.model.topic_name import TopicName
 from delaylevel.testing import MemoryPulsar
-from delaylevel.topics import registry
+from delaylevel.topics import lifecycle, registry
 from delaylevel.topics.roster import Roster
 from support.fakes import describe
 
@@ -146,6 +146,40 @@ def test_a_namespace_is_followed() -> None:
     process.memory.admin.delete(TopicName.parse("_a-delay-level"))
     assert process.look() == ["a"]
     assert set(process.served.values()) == {False}
+
+
+def test_topics_that_are_known_cost_no_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    process = Process(namespace=NAMESPACE)
+    admin = process.memory.admin
+    process.create("a")
+    admin.create_partitioned(TopicName.parse("public/default/plain"), 2)
+    process.roster.start()
+    asked: list[str] = []
+    real = type(admin).partitioned_metadata
+
+    def metadata(self: Any, topic: TopicName) -> Any:
+        asked.append(topic.local)
+        return real(self, topic)
+
+    monkeypatch.setattr(type(admin), "partitioned_metadata", metadata)
+    for _ in range(3):
+        assert process.look() == []
+    assert asked == []
+    monkeypatch.undo()
+    process.create("b")
+    lifecycle.delete(process.memory.client(), admin, topics.describe(admin, "_a-delay-level"))
+    assert process.look() == ["a"]
+    assert process.names() == ["a", "b"]
+    del process.served[TopicName.parse("public/default/_a-delay-level").full]
+    process.create("a")
+    assert process.look() == []
+    assert process.names() == ["a", "b"]
+    # A plain topic may become a level topic.
+    admin.delete(TopicName.parse("public/default/plain"))
+    topics.create(admin, describe(topic="plain", targets=("c",)))
+    for _ in range(11):
+        process.look()
+    assert TopicName.parse("public/default/plain").full in process.served
 
 
 def test_a_damaged_target_stops_no_other_level_topic() -> None:
