@@ -291,7 +291,6 @@ class Publisher(Generic[Item]):
         message: Payload,
         properties: dict[str, str],
         deliver_at_ms: int | None,
-        sequence_id: int | None = None,
         item: Item | None = None,
     ) -> bool:
         """Send a message without waiting for its confirmation.
@@ -300,7 +299,6 @@ class Publisher(Generic[Item]):
             message: the payload, key, ordering key and event time.
             properties: all properties; those of the message are not sent.
             deliver_at_ms: the time until which the broker holds it, ms since the epoch, or None.
-            sequence_id: the ID for deduplication, or None.
             item: a value for which :meth:`flush` returns the message's own outcome.
 
         Returns:
@@ -310,8 +308,8 @@ class Publisher(Generic[Item]):
         """
         tracker = self._tracker
         if tracker is None:
-            return self._send_checked(message, properties, deliver_at_ms, sequence_id, item)
-        built = build_message(message, properties, deliver_at_ms, sequence_id)
+            return self._send_checked(message, properties, deliver_at_ms, item)
+        built = build_message(message, properties, deliver_at_ms, None)
         if item is not None:
             self._sent += 1
             outcomes: dict[Any, Any] = {}
@@ -330,7 +328,6 @@ class Publisher(Generic[Item]):
         message: Payload,
         properties: dict[str, str],
         deliver_at_ms: int | None,
-        sequence_id: int | None,
         item: Item | None,
     ) -> bool:
         """Send a message with a producer without a core; the arguments are those of `send`."""
@@ -350,7 +347,7 @@ class Publisher(Generic[Item]):
                 outcomes.setdefault(result, message_id)
                 answers.append(None)
 
-        send_checked(self.producer, message, properties, deliver_at_ms, sequence_id, answered)
+        send_checked(self.producer, message, properties, deliver_at_ms, None, answered)
         sending = False
         self._sent -= len(refused)
         return not refused

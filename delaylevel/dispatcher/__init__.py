@@ -17,7 +17,4 @@ except ModuleNotFoundError as error:
         f"a dispatcher needs {error.name}: pip install 'delaylevel[window]'", name=error.name
     ) from error
 
-#: The earlier name of `OwnerStats`.
-PartitionFigures = OwnerStats
-
-__all__ = ["DispatchSettings", "Dispatcher", "OwnerStats", "PartitionFigures"]
+__all__ = ["DispatchSettings", "Dispatcher", "OwnerStats"]

@@ -237,10 +237,6 @@ class OpenPositions:
         below: Mask = positions < self._low_watermark
         return below
 
-    def are_open(self, positions: Int64s) -> Mask:
-        """Return which packed positions are open, shape (n,)."""
-        return np.fromiter(map(self._open.__contains__, positions.tolist()), np.bool_)
-
     def unknown(self, positions: Int64s, candidates: Mask) -> Int64s:
         """Return the indices of the candidates that are not open yet, each position once."""
         index = np.flatnonzero(candidates)

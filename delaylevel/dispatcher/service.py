@@ -352,9 +352,6 @@ class Dispatcher:
                     total[topic.description.topic] += owner.stats.now().released
             return total
 
-    #: The earlier name of `stats`.
-    figures = stats
-
     def add(self, level_topic: str) -> None:
         """Serve one more level topic; call it in the thread of `run`, or before.
 

@@ -59,8 +59,6 @@ class MoverStats:
         report: numbers of messages handed off, by outcome.
         passes: number of passes that ended without a failure.
         failures: number of failures.
-        last_pass_ms: end of the last pass without a failure, ms since the epoch; None if there was
-            none since the lock was acquired.
     """
 
     state: str = "starting"
@@ -69,7 +67,6 @@ class MoverStats:
     report: ForwardReport = field(default_factory=ForwardReport)
     passes: int = 0
     failures: int = 0
-    last_pass_ms: int | None = None
 
 
 class TopicTask:
@@ -254,14 +251,13 @@ class TopicTask:
         with self._lock:
             self._stats.state, self._stats.problem = "moving", ""
             self._stats.passes += 1
-            self._stats.last_pass_ms = self._clock.now_ms()
             self._stats.report.add(report)
 
     def _stand_by(self, error: AlreadyRunningError) -> float:
         """Take note that another mover has the lock; return the pause before the next attempt."""
         if self._stats.state != "standby":
             log.info("standby for %s: %s", self.description.topic, error)
-        self._set(state="standby", holder=error.owner, problem="", last_pass_ms=None)
+        self._set(state="standby", holder=error.owner, problem="")
         return _PROBE_S
 
     def _failed(self, error: Exception) -> float:
@@ -271,7 +267,6 @@ class TopicTask:
         with self._lock:
             self._stats.state, self._stats.problem = "failing", reason
             self._stats.failures += 1
-            self._stats.last_pass_ms = None
         longest_s = _LONGEST_PASSING_S if may_pass(error) else _LONGEST_PAUSE_S
         pause_s = min(self._pause_s, longest_s)
         self._pause_s = min(2 * pause_s, longest_s)

@@ -54,7 +54,6 @@ def test_no_query_creates_a_topic(admin: Admin, namespace: str, topic: TopicName
         lambda: admin.partitioned_metadata(topic),
         lambda: admin.properties(topic),
         lambda: admin.set_properties(topic, {"a": "b"}),
-        lambda: admin.remove_property(topic, "a"),
         lambda: admin.create_subscription(topic, "s"),
         lambda: admin.subscriptions(topic),
         lambda: admin.partition_stats(topic),
@@ -87,8 +86,6 @@ def test_the_life_of_a_partitioned_topic(admin: Admin, namespace: str, topic: To
 
     admin.set_properties(topic, {"b": "2"})
     assert admin.properties(topic) == {"a": "1", "b": "2"}
-    admin.remove_property(topic, "a")
-    assert admin.properties(topic) == {"b": "2"}
 
     admin.create_subscription(topic, "s")
     with pytest.raises(ConflictError):

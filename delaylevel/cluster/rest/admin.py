@@ -333,11 +333,6 @@ class Admin(OperatorAdmin):
                 return  # another client has written meanwhile
             time.sleep(_BUSY_PAUSE_S)
 
-    def remove_property(self, topic: TopicName, key: str) -> None:
-        """Remove a property of a topic, if it exists."""
-        self.partitioned_metadata(topic)
-        self._rest.delete(f"{topic.rest_path}/properties", key=key)
-
     def topic_policies(self, topic: TopicName) -> TopicPolicies:
         path = topic.rest_path
         inactive = self._rest.get(f"{path}/inactiveTopicPolicies")
