@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -15,6 +17,7 @@ from delaylevel.errors import (
     InvalidInputError,
     LevelTopicError,
     NotFoundError,
+    StrategyMismatchError,
     UpgradeRequiredError,
 )
 from delaylevel.model.level_topic import (
@@ -125,12 +128,8 @@ def test_a_setting_is_a_property_of_its_own(memory: MemoryPulsar) -> None:
             set_attribute(memory.admin, WANTED.topic, name)
 
 
-def _on_missing_target(admin: TopicAdmin) -> None:
-    set_on_missing_target(admin, WANTED.topic, MissingTarget.DROP)
-
-
 CHANGES: dict[str, Callable[[TopicAdmin], object]] = {
-    "missing target": _on_missing_target,
+    "missing target": lambda admin: set_on_missing_target(admin, WANTED.topic, MissingTarget.DROP),
     "expiry": lambda admin: set_expiry(admin, WANTED.topic, expire_after_ms=7),
     "expired": lambda admin: set_expiry(admin, WANTED.topic, expired=Expired.DEAD_LETTER),
     "attribute": lambda admin: set_attribute(admin, WANTED.topic, "amount"),
@@ -142,6 +141,14 @@ CHANGES: dict[str, Callable[[TopicAdmin], object]] = {
 }
 
 
+def two_targets() -> MemoryPulsar:
+    """Return a Pulsar with a level topic of two targets, one of them paused."""
+    memory = MemoryPulsar()
+    topics.create(memory.admin, describe(targets=("orders", "old")))
+    pause(memory.admin, WANTED.topic, "old", CLOCK)
+    return memory
+
+
 @pytest.mark.parametrize("meanwhile", CHANGES)
 @pytest.mark.parametrize("change", CHANGES)
 def test_no_change_takes_back_one_that_was_made_meanwhile(
@@ -149,15 +156,9 @@ def test_no_change_takes_back_one_that_was_made_meanwhile(
 ) -> None:
     """The second change is made between the reads of the first one and its last write."""
     if change == meanwhile or {change, meanwhile} == {"target", "expansion"}:
-        return  # the same setting: the later one counts; the other pair has its own test
+        return  # the next two tests
 
-    def level_topic() -> MemoryPulsar:
-        memory = MemoryPulsar()
-        topics.create(memory.admin, describe(targets=("orders", "old")))
-        pause(memory.admin, WANTED.topic, "old", CLOCK)
-        return memory
-
-    one_by_one, memory = level_topic(), level_topic()
+    one_by_one, memory = two_targets(), two_targets()
     for name in (change, meanwhile):
         CHANGES[name](one_by_one.admin)
     write, waiting = memory.admin.set_properties, [CHANGES[meanwhile]]
@@ -172,6 +173,109 @@ def test_no_change_takes_back_one_that_was_made_meanwhile(
     CHANGES[change](memory.admin)
     assert not waiting
     assert topics.find(memory.admin, WANTED.topic) == topics.find(one_by_one.admin, WANTED.topic)
+
+
+#: Two changes of each setting, to different values.
+CONTRARY: dict[str, tuple[Callable[[TopicAdmin], object], Callable[[TopicAdmin], object]]] = {
+    "missing target": (
+        lambda admin: set_on_missing_target(admin, WANTED.topic, MissingTarget.DROP),
+        lambda admin: set_on_missing_target(admin, WANTED.topic, MissingTarget.DEAD_LETTER),
+    ),
+    "expiry": (
+        lambda admin: set_expiry(admin, WANTED.topic, expire_after_ms=7),
+        lambda admin: set_expiry(admin, WANTED.topic, expire_after_ms=9),
+    ),
+    "expiry and treatment": (
+        lambda admin: set_expiry(admin, WANTED.topic, expire_after_ms=7),
+        lambda admin: set_expiry(
+            admin, WANTED.topic, expire_after_ms=9, expired=Expired.DEAD_LETTER
+        ),
+    ),
+    "attribute": (
+        lambda admin: set_attribute(admin, WANTED.topic, "amount"),
+        lambda admin: set_attribute(admin, WANTED.topic, "weight"),
+    ),
+    "pause": (
+        lambda admin: resume(admin, WANTED.topic, "old", CLOCK, 500),
+        lambda admin: resume(admin, WANTED.topic, "old", CLOCK, 700),
+    ),
+}
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+@pytest.mark.parametrize("name", CONTRARY)
+def test_of_two_changes_of_one_setting_the_later_one_is_made_on_top_of_the_other(
+    name: str, swapped: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    earlier, later = CONTRARY[name][::-1] if swapped else CONTRARY[name]
+    one_by_one, memory = two_targets(), two_targets()
+    earlier(one_by_one.admin)
+    if name == "pause":  # it cannot be ended twice
+        pause(one_by_one.admin, WANTED.topic, "old", CLOCK)
+    later(one_by_one.admin)
+    write, waiting = memory.admin.set_properties, [earlier]
+
+    def interrupted(topic: TopicName, properties: Mapping[str, str]) -> None:
+        if waiting:
+            waiting.pop()(memory.admin)
+        write(topic, properties)
+
+    monkeypatch.setattr(memory.admin, "set_properties", interrupted)
+    told = later(memory.admin)
+    assert not waiting
+    assert told == topics.find(memory.admin, WANTED.topic)
+    assert told == topics.find(one_by_one.admin, WANTED.topic)
+
+
+def _made(change: str, memory: MemoryPulsar) -> bool:
+    """Make a change; False if it was refused."""
+    try:
+        CHANGES[change](memory.admin)
+    except (LevelTopicError, StrategyMismatchError):
+        return False
+    return True
+
+
+@pytest.mark.parametrize(
+    ("change", "meanwhile"), [("target", "expansion"), ("expansion", "target")]
+)
+@pytest.mark.parametrize("name", ["partitioned_metadata", "create_subscription", "set_properties"])
+def test_a_target_and_an_expansion_at_once_are_made_or_refused(
+    change: str, meanwhile: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One is made at each call of the other. Nothing that was made is lost at the end."""
+    both = two_targets()
+    assert _made(change, both)
+    assert _made(meanwhile, both)
+
+    def at_call(made_at: int) -> bool:
+        """Make the other change at a call; False if there are not as many calls."""
+        memory, calls, made = two_targets(), itertools.count(1), {}
+        call = getattr(memory.admin, name)
+
+        def interrupted(*values: Any, **named: Any) -> Any:
+            if next(calls) == made_at:
+                made[meanwhile] = _made(meanwhile, memory)
+            return call(*values, **named)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(memory.admin, name, interrupted)
+            made[change] = _made(change, memory)
+        if meanwhile not in made:
+            return False
+        found = topics.describe(memory.admin, WANTED.topic)
+        assert made["target"] == (len(found.targets) == 3)
+        assert made["expansion"] == (found.levels == LONGER)
+        assert any(made.values())
+        for each, done in made.items():
+            assert done or _made(each, memory)
+        assert topics.find(memory.admin, WANTED.topic) == topics.find(both.admin, WANTED.topic)
+        return True
+
+    places = 0
+    while at_call(places + 1):
+        places += 1
+    assert places
 
 
 @pytest.mark.parametrize("name", ["expired", "paused.x", "resumed.x"])
