@@ -1,0 +1,295 @@
+"""The answers of the code to the questions of spec/vectors.json, by section."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from delaylevel.cluster.port import SchemaVersion
+from delaylevel.cluster.schemas import canonical, registered_reference
+from delaylevel.errors import (
+    DelayLevelError,
+    DelayTooLongError,
+    EnvelopeError,
+    InvalidDelayError,
+    InvalidInputError,
+    LevelTopicError,
+    MessageTooLargeError,
+    TargetNotAllowedError,
+    UnsupportedOptionError,
+    UpgradeRequiredError,
+)
+from delaylevel.model import envelope as env
+from delaylevel.model.envelope import Envelope, SchemaRef
+from delaylevel.model.level_topic import (
+    LevelTopicDescription,
+    default_level_topics,
+)
+from delaylevel.model.outcome import Outcome, Receipt, cancellation
+from delaylevel.model.router import Hop, Router
+from delaylevel.model.topic_name import TopicName
+from delaylevel.mover import hop
+from delaylevel.producer.checks import SizeLimit
+from delaylevel.producer.routing import WINDOW, Routing
+from delaylevel.producer.setup import level_producer_settings, window_producer_settings
+
+Case = dict[str, Any]
+
+VECTORS: dict[str, list[Case]] = json.loads(
+    (Path(__file__).parents[2] / "spec" / "vectors.json").read_text("utf-8")
+)
+
+
+# The most special class first. The names are those of docs/wire.md.
+_REFUSALS: tuple[tuple[type[Exception], str], ...] = (
+    (DelayTooLongError, "delay-too-long"),
+    (InvalidDelayError, "invalid-delay"),
+    (UnsupportedOptionError, "unsupported-option"),
+    (MessageTooLargeError, "message-too-large"),
+    (TargetNotAllowedError, "target-not-allowed"),
+    (UpgradeRequiredError, "upgrade-required"),
+    (LevelTopicError, "level-topic"),
+    (InvalidInputError, "invalid-input"),
+)
+
+
+class _FixedClock:
+    """A clock that has stopped."""
+
+    def __init__(self, now_ms: int) -> None:
+        self._now_ms = now_ms
+
+    def now_ms(self) -> int:
+        return self._now_ms
+
+    def sleep(self, seconds: float) -> None:
+        raise AssertionError("nothing waits here")
+
+
+def _described(description: LevelTopicDescription) -> dict[str, Any]:
+    """Return the meaning of a description, for comparison by other languages."""
+    return {
+        "overflow": description.levels.overflow,
+        "mover": description.mover.value,
+        "final_window": description.final_window.value,
+        "targets": list(description.targets),
+        "window_partitions": description.window_partitions,
+        "maximum_ms": description.levels.maximum_ms,
+        "smallest_lead_ms": description.levels.smallest_lead_ms,
+        "levels": [
+            {
+                "topic": description.level_topic(level.index).full,
+                "partitions": level.partitions,
+                "unit_ms": level.unit_ms,
+                "lead_ms": level.lead_ms,
+            }
+            for level in description.levels
+        ],
+        "members": [
+            {"topic": member.topic.full, "role": member.role.value, "partitions": member.partitions}
+            for member in description.members()
+        ],
+    }
+
+
+def _description_answer(case: Case) -> Any:
+    found = LevelTopicDescription.from_properties(case["topic"], case["properties"])
+    return None if found is None else _described(found)
+
+
+def _name_answer(case: Case) -> Any:
+    names = default_level_topics(case["topic"], case["level_namespace"])
+    return {"target": TopicName.parse(case["topic"]).full, "level_topics": list(names)}
+
+
+def _route_answer(case: Case) -> Any:
+    description = _described_as(case["level_topic"])
+    description.check_target(case["target"])
+    routing = Routing(description, case["target"], None, _FixedClock(case["now"]))
+    route = routing.route(case["due"], None, None, case["id"], case["key"])
+    topic, partition = case["target"], None
+    if route.level == WINDOW:
+        topic = description.window_topic.full
+        partition = route.partition if case["key"] or case["id"] else "any"
+    elif route.parked:
+        topic, partition = description.level_topic(route.level).full, route.partition
+    return {"topic": topic, "partition": partition, "deliver_at": route.deliver_at_ms}
+
+
+def _window_answer(case: Case) -> Any:
+    if not case["key"] and not case["id"]:
+        return "any"
+    description = replace(_described_as("days"), window_partitions=case["partitions"])
+    return description.window_partition(case["key"], case["id"])
+
+
+def _schema_answer(case: Case) -> Any:
+    text = canonical(case["definition"])
+    return {"canonical": text, "reference": str(SchemaRef.of(case["type"], text))}
+
+
+def _registered_answer(case: Case) -> Any:
+    versions = [
+        SchemaVersion(each["type"], each["definition"], number)
+        for number, each in enumerate(case["versions"])
+    ]
+    found = registered_reference(versions, case["type"], case["definition"])
+    return None if found is None else str(found)
+
+
+def _envelope_answer(case: Case) -> Any:
+    try:
+        found = Envelope.read(case["properties"])
+    except EnvelopeError as error:
+        reason = error.reason
+        fault = reason.split(" ")[0].removesuffix(":")
+        if env.UNREADABLE in case["properties"]:
+            fault = env.UNREADABLE
+        return {"fault": fault, "reason": reason}
+    return {
+        "due": found.due_ms,
+        "target": found.target,
+        "id": found.id,
+        "schema": None if found.schema is None else str(found.schema),
+        "attempt": found.attempt,
+        "compression": found.compression,
+        "kind": found.kind,
+        "expires": found.expires_ms or None,
+        "replaces": found.replaces,
+    }
+
+
+def _property_answer(case: Case) -> Any:
+    schema = SchemaRef.parse(case["schema"]) if case["schema"] else None
+    envelope = Envelope(
+        case["due"], case["target"], case["id"], schema, compression=case["compression"]
+    )
+    application = env.application_properties(case["application"])
+    return {
+        "parked": envelope.parked_properties(application),
+        "delivered": envelope.delivered_properties(application),
+    }
+
+
+def _cancellation_answer(case: Case) -> Any:
+    description = _described_as(case["level_topic"])
+    if not description.cancellable:
+        raise LevelTopicError("it does not allow cancellations")
+    if description.is_position(case["id"]):
+        raise InvalidInputError("it is a position, which is no ID")
+    envelope = cancellation(case["due"], case["target"], case["id"])
+    router = Router(description.levels)
+    decision = router.decide(case["due"], case["now"])
+    deliver_at = None
+    if decision.hop is Hop.PARK:
+        topic = description.level_topic(decision.level).partition(decision.partition)
+        deliver_at = hop.parked_until_ms(
+            description, router, decision.level, decision.partition, case["now"]
+        )
+    else:
+        partition = description.window_partition(case["key"] or "", case["id"])
+        topic = description.window_topic.partition(partition)
+    return {
+        "properties": envelope.parked_properties({}),
+        "topic": topic.full,
+        "deliver_at": deliver_at,
+    }
+
+
+def _receipt_answer(case: Case) -> Any:
+    found = Receipt.parse(case["text"])
+    return {
+        "id": found.id,
+        "due": found.due_ms,
+        "target": found.target,
+        "level_topic": found.level_topic,
+        "key": found.key,
+        "place": found.stored_at,
+        "written": str(found),
+        "sent_directly": found.sent_directly,
+    }
+
+
+def _outcome_answer(case: Case) -> Any:
+    try:
+        found = Outcome.read(case["properties"])
+    except EnvelopeError:
+        return {"refusal": "envelope"}
+    return {
+        "status": found.status.value,
+        "id": found.id,
+        "target": found.target,
+        "key": found.key,
+        "due": found.due_ms,
+        "decided": found.decided_ms,
+        "released": found.released_ms,
+        "reason": found.reason,
+    }
+
+
+def _size_answer(case: Case) -> Any:
+    schema = SchemaRef.parse(case["schema"]) if case["schema"] else None
+    return SizeLimit(
+        _described_as(case["level_topic"]),
+        case["target"],
+        schema,
+        case["max_message_size"],
+        case["compression"],
+    ).bytes
+
+
+_PYTHON_NAMES = {"send_timeout_ms": "send_timeout_millis"}
+
+
+def _setting_answer(case: Case) -> Any:
+    options = {_PYTHON_NAMES.get(name, name): value for name, value in case["options"].items()}
+    description = _described_as(case["level_topic"])
+    settings, warning = level_producer_settings(options, description)
+    window = window_producer_settings(settings, options)
+    return {
+        "batched": settings["batching_enabled"],
+        "batched_in_window": window["batching_enabled"],
+        "batching_max_messages": settings["batching_max_messages"],
+        "send_timeout_ms": settings["send_timeout_millis"],
+        "warned": warning is not None,
+    }
+
+
+#: The function that computes the answer of a case, by section.
+def _described_as(name: str) -> LevelTopicDescription:
+    """Return the level topic of a case among the descriptions."""
+    (case,) = (each for each in VECTORS["descriptions"] if each["name"] == name)
+    found = LevelTopicDescription.from_properties(case["topic"], case["properties"])
+    assert found is not None
+    return found
+
+
+ANSWERS: dict[str, Callable[[Case], Any]] = {
+    "names": _name_answer,
+    "descriptions": _description_answer,
+    "routes": _route_answer,
+    "window_partitions": _window_answer,
+    "schemas": _schema_answer,
+    "registered": _registered_answer,
+    "properties": _property_answer,
+    "envelopes": _envelope_answer,
+    "cancellations": _cancellation_answer,
+    "receipts": _receipt_answer,
+    "outcomes": _outcome_answer,
+    "sizes": _size_answer,
+    "settings": _setting_answer,
+}
+
+
+def answer(section: str, case: Case) -> Any:
+    """Return the answer of the code to a case: a value, or the name of its refusal."""
+    try:
+        return ANSWERS[section](case)
+    except DelayLevelError as error:
+        for kind, name in _REFUSALS:
+            if isinstance(error, kind):
+                return {"refusal": name}
+        raise
