@@ -164,6 +164,8 @@ def _own_environment(
     for name in list(os.environ):
         if name.startswith("DELAYLEVEL_") and not name.startswith("DELAYLEVEL_TEST_"):
             monkeypatch.delenv(name)
+    for name in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL"):  # of the make that runs the tests
+        monkeypatch.delenv(name, raising=False)
     nowhere = tmp_path_factory.getbasetemp() / "home"
     monkeypatch.setenv("XDG_CONFIG_HOME", str(nowhere / "config"))
     monkeypatch.setenv("XDG_STATE_HOME", str(nowhere / "state"))
