@@ -76,9 +76,8 @@ torture: fetch ## Break everything at random for MINUTES=30 (SEED=… repeats a 
 walk: fetch ## Type README and Getting started in a terminal, with `run` and with Spark, and time it
 	PYTHONPATH=tests $(BIN)/python -m support.walk
 
-reference: $(STAMP) ## Regenerate docs/cli.md, docs/api.md and the pictures
+reference: $(STAMP) ## Regenerate docs/cli.md and docs/api.md
 	$(BIN)/python tools/make_reference.py
-	$(BIN)/python tools/make_picture.py
 
 screens: fetch ## Take the screenshots of docs/images again, with a broker and the demo
 	$(BIN)/python tools/make_screens.py
