@@ -184,7 +184,7 @@ class SparkSyncJob:
                 reporter = JobReporter(
                     self.stats, backlogs, self.descriptions, started, self.refused
                 )
-                collector = JobCollector(self.stats, backlogs, topics, (reporter,))
+                collector = JobCollector(self.stats, backlogs, topics, (reporter,), self.refused)
                 port, address = self._settings.metrics_port, self._settings.metrics_address
                 self.http_address = address, stack.enter_context(serve(collector, port, address))
             listener = SyncListener(

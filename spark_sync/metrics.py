@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import accumulate
 from typing import Any
 
+from delaylevel.topics.status import refused_series
 from delaylevel.web.reports import Reporter
 
 from .stats import LATENESS_BOUNDS_MS, OUTCOMES, BacklogReader, JobStats
@@ -16,6 +17,7 @@ class JobCollector:
 
     Args:
         reporters: what else the HTTP service tells about the job.
+        refused: level topics that cannot be served.
     """
 
     def __init__(
@@ -24,11 +26,13 @@ class JobCollector:
         backlogs: BacklogReader,
         topics: tuple[str, ...],
         reporters: tuple[Reporter, ...] = (),
+        refused: Iterable[str] = (),
     ) -> None:
         self.reporters = reporters
         self._stats = stats
         self._backlogs = backlogs
         self._topics = topics
+        self._refused = refused
 
     def collect(self) -> Iterator[Any]:
         """Yield every metric family."""
@@ -36,6 +40,7 @@ class JobCollector:
             families = list(self._of_job(self._stats))
         yield from families
         yield from self._of_backlogs()
+        yield refused_series("sync", self._refused)
 
     def _of_job(self, stats: JobStats) -> Iterator[Any]:
         from prometheus_client import core

@@ -16,6 +16,7 @@ from delaylevel.topics.status import (
     parked_levels,
     refused_checks,
     refused_sections,
+    refused_series,
     topic_problems,
 )
 from delaylevel.web.reports import (
@@ -130,6 +131,7 @@ class DispatchCollector:
             counts = zip(bounds, stats.lateness.cumsum().tolist(), strict=True)
             lateness.add_metric(labels, list(counts), stats.lateness_ms / 1000)
         yield from (held, outcomes, overdue, state, lateness)
+        yield refused_series("dispatch", self._dispatcher.refused)
 
 
 def overdue_ms(stats: OwnerStats, now_ms: int) -> int:

@@ -13,6 +13,7 @@ from delaylevel.topics.status import (
     parked_levels,
     refused_checks,
     refused_sections,
+    refused_series,
     topic_problems,
 )
 from delaylevel.web.reports import LiveAnswer, ProbeCheck, ProblemLine, StatusSection
@@ -52,7 +53,8 @@ class MoverReporter:
             checks.append(lock_check(description, stats))
             if stats.state == "moving":
                 checks.append(self._lag(description))
-        return checks + refused_checks(self._movers.roster.named_refused)
+        roster = self._movers.roster
+        return checks + refused_checks(roster.refused, roster.named_refused)
 
     def status(self) -> Sequence[StatusSection]:
         served = [self._section(*each) for each in self._served()]
@@ -172,3 +174,4 @@ class MoverCollector:
             for topic, stats in found:
                 series.add_metric((topic,), getattr(stats, name))
             yield series
+        yield refused_series("mover", self._movers.roster.refused)

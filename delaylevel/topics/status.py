@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 from delaylevel.cluster.port import ConsumerStats, PartitionStats, SubscriptionStats, TopicAdmin
 from delaylevel.errors import DelayLevelError, NotFoundError
@@ -459,9 +460,41 @@ class MemberStatsCache:
             return found
 
 
-def refused_checks(refused: Mapping[str, str]) -> list[ProbeCheck]:
-    """Return an unmet condition for each level topic that cannot be served, with its reason."""
-    return [ProbeCheck(f"level topic {name}", False, text) for name, text in refused.items()]
+def refused_checks(
+    refused: Mapping[str, str], named: Collection[str] | None = None
+) -> list[ProbeCheck]:
+    """Return a condition for each level topic that cannot be served, with its reason.
+
+    Args:
+        named: those that the process was told to serve; None for all. The others were found in a
+            namespace, where anybody may create one: they do not end the readiness for the rest.
+    """
+    return [
+        ProbeCheck(
+            f"level topic {name}",
+            named is not None and name not in named,
+            f"it is not served: {text}",
+        )
+        for name, text in refused.items()
+    ]
+
+
+def refused_series(part: str, refused: Iterable[str]) -> Any:
+    """Return the series of level topics that cannot be served, as ``prometheus_client`` expects.
+
+    Args:
+        part: part of the names of its series, such as ``mover``.
+    """
+    from prometheus_client.core import GaugeMetricFamily
+
+    series = GaugeMetricFamily(
+        f"delaylevel_{part}_refused",
+        "1 for each level topic that the process cannot serve now.",
+        labels=("level_topic",),
+    )
+    for name in sorted(refused):
+        series.add_metric((name,), 1)
+    return series
 
 
 def refused_sections(

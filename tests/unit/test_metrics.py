@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -80,6 +81,8 @@ class FixedBacklogs(BacklogReader):
 class Dispatching:
     """A fake dispatcher that owns three partitions."""
 
+    refused = ("invoices",)
+
     def stats(self) -> dict[tuple[str, int], OwnerStats]:
         return {
             (TOPIC, index): OwnerStats(held={TARGET: 1}, next_due_ms=due_ms)
@@ -89,6 +92,8 @@ class Dispatching:
 
 class Moving:
     """A fake service that moves the messages of one level topic."""
+
+    roster = SimpleNamespace(refused={"invoices": "not there"})
 
     def stats(self) -> dict[str, MoverStats]:
         return {TOPIC: MoverStats("standby", report=ForwardReport(window=3, due=1))}
@@ -112,7 +117,7 @@ def families() -> Iterator[Any]:
         yield from ListenerCollector(app).collect()
     job = JobStats()
     job.add(BatchStats(1, 7, 500, {TOPIC: OUTCOMES}))
-    yield from JobCollector(job, FixedBacklogs(), (TOPIC,)).collect()
+    yield from JobCollector(job, FixedBacklogs(), (TOPIC,), refused=("invoices",)).collect()
     service: Any = Serving()
     yield from ServiceCollector(service).collect()
 

@@ -18,6 +18,8 @@ TOPIC = "persistent://public/default/orders-delay-level"
 class Dispatching:
     """A fake dispatcher that owns three partitions."""
 
+    refused = ()
+
     def stats(self) -> dict[tuple[str, int], OwnerStats]:
         return {
             (TOPIC, index): OwnerStats(next_due_ms=due_ms)

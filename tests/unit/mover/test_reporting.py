@@ -31,9 +31,9 @@ class Movers:
     """A fake service with one level topic."""
 
     descriptions = (DESCRIPTION,)
-    roster = SimpleNamespace(refused={}, named_refused={})
 
     def __init__(self) -> None:
+        self.roster = SimpleNamespace(refused={}, named_refused={})
         self.one = MoverStats()
         self.behind_ms: int | None = 0
         self.held = 0
@@ -77,6 +77,22 @@ def test_readiness_is_the_lock_and_a_lag_below_the_lead(
     checks = reporter(movers).ready()
     assert all(check.ok for check in checks) == ready
     assert any(text in check.text for check in checks)
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_level_topic_that_is_not_served_is_named_and_counted(named: bool) -> None:
+    """One that was found in the namespace does not end the readiness for the others."""
+    movers = Movers()
+    movers.one = MoverStats("moving")
+    refused = {"persistent://public/default/_late-delay-level": "it has format 2"}
+    movers.roster = SimpleNamespace(refused=refused, named_refused=refused if named else {})
+    *served, last = reporter(movers).ready()
+    assert all(check.ok for check in served)
+    assert (last.name, last.ok) == (f"level topic {next(iter(refused))}", not named)
+    assert last.text == "it is not served: it has format 2"
+    series = {family.name: family for family in MoverCollector(movers).collect()}  # type: ignore[arg-type]
+    (sample,) = series["delaylevel_mover_refused"].samples
+    assert (sample.labels, sample.value) == ({"level_topic": next(iter(refused))}, 1)
 
 
 def test_the_section_has_state_and_problems() -> None:
