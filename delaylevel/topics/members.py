@@ -39,8 +39,6 @@ from delaylevel.model.level_topic import (
 from delaylevel.model.strategy import propose_levels
 from delaylevel.model.topic_name import TopicName
 
-from .subscriptions import subscribe
-
 
 def check_partition_limit(description: LevelTopicDescription, limit: int | None) -> None:
     """Raise InvalidStrategyError if a member topic has more partitions than the broker allows.
@@ -307,29 +305,6 @@ def _create(
                 return False
             if time.monotonic() >= deadline_s:
                 raise
-
-
-def ensure(
-    admin: TopicAdmin,
-    member: Member,
-    description: LevelTopicDescription,
-    policies: NamespacePolicies,
-    settings: BrokerSettings,
-    found: TopicMetadata | None,
-    made: set[TopicName],
-) -> None:
-    """Create a member topic if it is missing; give it its subscription and policies.
-
-    Args:
-        policies: policies of the namespace.
-        settings: settings of the broker.
-        found: its metadata, from :func:`existing`; None if it is missing.
-        made: the topics that the caller has created; this one is added if it is created here.
-    """
-    if found is None and create_missing(admin, member, description):
-        made.add(member.topic)
-    subscribe(admin, member)
-    protect(admin, member, description, policies, settings, is_new=member.topic in made)
 
 
 def protect(

@@ -35,6 +35,7 @@ from delaylevel.model.level_topic import (
 from delaylevel.model.topic_name import TopicName
 
 from . import members
+from .subscriptions import subscribe
 
 _THREADS = 8
 _UNFINISHED = (
@@ -140,14 +141,24 @@ def _ensure_members(admin: TopicAdmin, checked: _Checked, made: set[TopicName]) 
     """
     description, existing, policies, settings = checked
 
-    def ensure(member: Member) -> None:
-        found = existing[member.topic]
-        members.ensure(admin, member, description, policies, settings, found, made)
+    def make(member: Member) -> None:
+        missing = existing[member.topic] is None
+        if missing and members.create_missing(admin, member, description):
+            made.add(member.topic)
+
+    def protect(member: Member) -> None:
+        is_new = member.topic in made
+        members.protect(admin, member, description, policies, settings, is_new=is_new)
 
     first, *others = description.members()
-    ensure(first)
+    make(first)
     with ThreadPoolExecutor(_THREADS) as pool:
-        list(pool.map(ensure, others))
+        list(pool.map(make, others))
+        # Subscriptions and policies do not depend on each other, and take the broker the longest.
+        subscribed = [pool.submit(subscribe, admin, each) for each in (first, *others)]
+        protected = [pool.submit(protect, each) for each in (first, *others)]
+        for done in (*subscribed, *protected):
+            done.result()
 
 
 def _undo(admin: TopicAdmin, description: LevelTopicDescription, made: set[TopicName]) -> None:
