@@ -46,7 +46,7 @@ AT_ONCE = 0.0
 # Pause after a step that has failed.
 _AFTER_ERROR_S = 1.0
 # A step that has run for so long keeps no other from running.
-_PATIENCE_S = 0.02
+_PATIENCE_S = 0.05
 _SLOW_PATIENCE_S = 0.5
 # Number of steps that run at once, unless some of them wait.
 _QUICK, _SLOW = 8, 8

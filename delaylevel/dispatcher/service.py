@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from delaylevel.cluster.locks import PartitionLock
 from delaylevel.cluster.logs import RepeatedWarning
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.rules import Explainer
-from delaylevel.cluster.scheduler import Lanes
+from delaylevel.cluster.scheduler import NEVER, Lanes, Task
 from delaylevel.cluster.targets.pool import clients_of_targets
 from delaylevel.cluster.threads import BackgroundWork
 from delaylevel.errors import (
@@ -113,6 +114,9 @@ class ServedTopic:
         explainer: source of the texts of errors.
         lost: partitions whose owner here has failed since the group was read.
         failures: texts of the present failures, by partition; -1 for that of the level topic.
+        task: the task that looks at the level topic.
+        looked_s: monotonic time of its last look, in s.
+        given_up: the reason why another version has to serve the level topic.
     """
 
     descriptions: DescriptionCache
@@ -129,6 +133,9 @@ class ServedTopic:
     probes: int = 0
     pauses: PauseLog = field(default_factory=PauseLog)
     failures: dict[int, str] = field(default_factory=dict)
+    task: Task | None = None
+    looked_s: float = field(default_factory=time.monotonic)
+    given_up: UpgradeRequiredError | None = None
 
     @property
     def description(self) -> LevelTopicDescription:
@@ -312,6 +319,7 @@ class Dispatcher:
         self._released: Counter[str] = Counter()
         self._advertised: dict[str, str] = {}
         self._looked_s = time.monotonic()
+        self._is_running = False
         self.history = ReleaseHistory(self._clock)
         self._directory = settings.directory / f"dispatcher-{os.getpid()}"
         sweep(settings.directory)
@@ -368,6 +376,8 @@ class Dispatcher:
         topic = self._join(description)
         with self._lock:
             self._topics.append(topic)
+        if self._is_running:
+            self._begin(topic)
 
     @property
     def refused(self) -> Mapping[str, str]:
@@ -382,6 +392,7 @@ class Dispatcher:
         """
         self._roster.forget(level_topic)
         for topic in [each for each in self._topics if each.description.topic == level_topic]:
+            self._end(topic)
             self._revoke([(topic, index) for index in topic.owners])
             topic.membership.close()
             with self._lock:
@@ -407,7 +418,9 @@ class Dispatcher:
     @property
     def silent_s(self) -> float:
         """Time since this process last looked at all its level topics, in s."""
-        return time.monotonic() - self._looked_s
+        with self._lock:
+            looked_s = min((topic.looked_s for topic in self._topics), default=self._looked_s)
+        return time.monotonic() - min(looked_s, self._looked_s)
 
     def groups(self) -> tuple[ServedGroup, ...]:
         """Return the level topics that are served, with the owners of their partitions."""
@@ -443,20 +456,15 @@ class Dispatcher:
         """
         try:
             make_spill_folder(self._directory, shared=self._settings.directory)
+            self._is_running = True
+            for topic in self._topics:
+                self._begin(topic)
             while not self._stopping.is_set():
                 for topic in tuple(self._topics):
-                    try:
-                        with translate_errors():
-                            self._reassign(topic)
-                    except UpgradeRequiredError as error:
+                    if topic.given_up is not None:
                         # Dispatchers of a later version take over the partitions.
                         self.remove(topic.description.topic)
-                        self._roster.refuse(topic.description.topic, error)
-                    except BrokerError as error:
-                        topic.failed(error)
-                    else:
-                        if not topic.descriptions.failing:
-                            topic.works()
+                        self._roster.refuse(topic.description.topic, topic.given_up)
                 self._roster.look(each.topic for each in self.descriptions)
                 self.history.look(self.stats())
                 self._looked_s = time.monotonic()
@@ -464,6 +472,8 @@ class Dispatcher:
                     tick()
                 self._stopping.wait(_LOOK_S)
         finally:
+            for topic in self._topics:
+                self._end(topic)
             self._revoke([(topic, index) for topic in self._topics for index in topic.owners])
             for topic in self._topics:
                 topic.membership.close()
@@ -475,6 +485,33 @@ class Dispatcher:
     def stop(self) -> None:
         """Request the end of `run`; safe in a signal handler and from any thread."""
         self._stopping.set()
+
+    def _begin(self, topic: ServedTopic) -> None:
+        """Look at a level topic every second: a task, so that none waits for another's broker."""
+        task = self._lanes.slow.task(partial(self._look, topic), topic.description.topic)
+        topic.task = task
+        task.wake()
+
+    def _end(self, topic: ServedTopic) -> None:
+        """Look at a level topic no more."""
+        if topic.task is not None:
+            self._lanes.slow.remove(topic.task)
+
+    def _look(self, topic: ServedTopic) -> float:
+        """Look at a level topic; return the time of the next look."""
+        try:
+            with translate_errors():
+                self._reassign(topic)
+        except UpgradeRequiredError as error:
+            topic.given_up = error
+            return NEVER
+        except BrokerError as error:
+            topic.failed(error)
+        else:
+            if not topic.descriptions.failing:
+                topic.works()
+        topic.looked_s = time.monotonic()
+        return topic.looked_s + _LOOK_S
 
     @property
     def _alone_s(self) -> float:

@@ -215,13 +215,14 @@ def test_one_level_topic_that_cannot_be_served_stops_no_other(
 
 # Two lanes of eight threads, and one that stands by in each; the clients of movers, dispatcher and
 # one target, with at most three threads each; the HTTP service with ten threads for requests and
-# one for connections; the main thread, signals, the client's log; four of numpy and Arrow.
-MOST_THREADS = 2 * 9 + 3 * 3 + 11 + 3 + 4
+# one for connections; the main thread, signals, the client's log; four of numpy and Arrow. On a
+# busy machine, steps take longer than they should, and a few more threads begin the next ones.
+MOST_THREADS = 2 * 9 + 3 * 3 + 11 + 3 + 4 + 2 * 4
 
 
 def test_many_idle_level_topics_share_a_few_threads(world: RealWorld, cli_process: Start) -> None:
     """Each of them had a thread for its mover, and two for each window partition."""
-    count, windows = 12, 2
+    count, windows = 12, 3
     assert count * (1 + 2 * windows) > MOST_THREADS
     hours = Levels(
         [PartitionStrategy(partition_by=timedelta(hours=1), maximum_delay=timedelta(hours=2))]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import stat
+import threading
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +20,12 @@ from delaylevel.dispatcher import Dispatcher, DispatchSettings, assignment, serv
 from delaylevel.dispatcher.assignment import GroupState, Membership, assign
 from delaylevel.dispatcher.service import ServedTopic
 from delaylevel.dispatcher.stats import SharedOwnerStats
-from delaylevel.errors import BrokerError, BrokerUnreachableError, LevelTopicError
+from delaylevel.errors import (
+    BrokerError,
+    BrokerUnreachableError,
+    LevelTopicError,
+    UpgradeRequiredError,
+)
 from delaylevel.model.delivery import Delivery
 from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow
 from delaylevel.model.topic_name import TopicName
@@ -137,6 +144,53 @@ def test_a_partition_that_cannot_be_acquired_stops_no_other(
     with pytest.raises(BrokerUnreachableError, match="its broker"):
         dispatcher._acquire_due(served, [0, 1, 2], 1.0)
     assert tried == [0, 1, 2]
+
+
+def test_a_level_topic_whose_broker_does_not_answer_keeps_no_other_from_being_served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "_LOOK_S", 0.01)
+    monkeypatch.setattr(Dispatcher, "_revoke", lambda *_: None)
+    go_on, hanging = threading.Event(), threading.Semaphore(0)
+    dispatcher = Dispatcher(UNUSED, UNUSED, [], DispatchSettings(tmp_path))
+    looks: Counter[str] = Counter()
+    given_up: list[str] = []
+
+    def reassign(_: Dispatcher, topic: ServedTopic) -> None:
+        name = topic.description.topic.rpartition("/")[2]
+        looks[name] += 1
+        if "away" in name:
+            hanging.release()
+            assert go_on.wait(30)
+        if "later" in name:
+            raise UpgradeRequiredError("a later format")
+
+    def serve(name: str) -> None:
+        description = describe(topic=name, final_window=FinalWindow.TRACKER)
+        membership: Any = SimpleNamespace(close=lambda: given_up.append(name))
+        warning = RepeatedWarning(logging.getLogger(), name)
+        topic = ServedTopic(DescriptionCache(UNUSED, description), membership, warning, UNUSED)
+        dispatcher._topics.append(topic)
+
+    monkeypatch.setattr(Dispatcher, "_reassign", reassign)
+    for number in range(20):
+        serve(f"away-{number}")
+    serve("orders")
+    serve("later")
+    ticks: list[int] = []
+
+    def tick() -> None:
+        ticks.append(looks["orders"])
+        if len(ticks) == 1:
+            assert all(hanging.acquire(timeout=30) for _ in range(20))
+        if ticks[-1] > ticks[0] + 20:
+            assert all(looks[f"away-{number}"] == 1 for number in range(20))
+            dispatcher.stop()
+            go_on.set()
+
+    dispatcher.run(tick)
+    assert given_up[0] == "later", "it is left to dispatchers of a later version"
+    assert list(dispatcher.refused.values()) == ["a later format"]
 
 
 class Statistics:
