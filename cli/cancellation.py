@@ -21,7 +21,7 @@ from delaylevel.errors import (
     StillPendingError,
 )
 from delaylevel.inspection import Inspector, Selection
-from delaylevel.inspection.outcomes import CancelledName
+from delaylevel.inspection.cancelled import CancelledName
 from delaylevel.model.clock import duration_ms
 from delaylevel.model.level_topic import LevelTopicDescription, Role
 from delaylevel.model.outcome import Outcome, OutcomeStatus, Receipt, Rescheduled, place_of

@@ -18,11 +18,11 @@ from delaylevel.model.topic_name import TopicName
 from delaylevel.topics import registry as topics
 from delaylevel.topics.scan import DEFAULT_SLACK_MS, PendingRange, Window
 
+from .cancelled import Outcomes
 from .distribution import CountedDistribution, SampledDistribution, leading_window
 from .flow import Flow, read_flow
 from .horizon import Horizon, Part, build, by_part, edges, part_of, parts_of
 from .live import LiveDispatchers
-from .outcomes import Outcomes
 from .sampling import sample
 from .selection import ReadProgress, Selection, read_in_parallel, without_cancelled
 from .snapshot import CountingAdmin, PendingSnapshot, observe, own_topic, take_snapshot

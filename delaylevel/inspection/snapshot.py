@@ -1,27 +1,345 @@
-"""The pending messages of a level topic at one moment: ranges to read, and the window's view."""
+"""The pending messages of a level topic at one moment: ranges to read, and the window's view.
+
+The rest of inspection knows the final window only as a ``WindowView``.
+
+Running dispatchers name the positions of the pending messages. The messages themselves are read
+from the topic, at these positions only, so that their rows are the same as without a dispatcher.
+What was stored after a dispatcher's last look is read from the topic as well.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import compress
-from typing import Any, Protocol
+from itertools import compress, pairwise
+from threading import Lock
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 from delaylevel.cluster.port import LedgerInfo, TopicAdmin
 from delaylevel.cluster.reader import RECEIVER_QUEUE_SIZE, messages_in_range
-from delaylevel.errors import InvalidInputError
+from delaylevel.errors import InvalidInputError, MissingExtraError, NotFoundError
 from delaylevel.model.envelope import TARGET, due_of, is_control
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Role
-from delaylevel.model.message import RawMessage, properties_of, text_of
-from delaylevel.model.position import Position, SourcePartition
+from delaylevel.model.message import LazyMessage, RawMessage, properties_of, text_of
+from delaylevel.model.position import EARLIEST, Position, SourcePartition
 from delaylevel.model.topic_name import TopicName
-from delaylevel.topics.scan import ALWAYS, PendingRange, Window, pending_ranges
+from delaylevel.topics.members import metadata_of
+from delaylevel.topics.scan import (
+    ALWAYS,
+    PendingRange,
+    Window,
+    pending_ranges,
+    pending_start,
+    published_range,
+)
 
-from .cancelled import CancelledMessages, cancelled_due_ms, is_cancellation
+from .cancelled import CancelledIdentities, CancelledMessages, cancelled_due_ms, is_cancellation
 from .distribution import Observation
 from .live import LiveDispatchers
-from .window import BrokerWindow, LiveWindow, Messages, TrackerWindow, WindowView
+
+if TYPE_CHECKING:
+    from .released import JournalView
+
+Messages: TypeAlias = Sequence[Observation | LazyMessage]
+_THREADS = 4
+# Threads that import the same module at once see it half-initialized if the import fails.
+_IMPORTING = Lock()
+
+
+class WindowView(Protocol):
+    """View of the final window of a level topic. Several threads may use it at the same time."""
+
+    def ranges(self, due: Window) -> list[PendingRange]:
+        """Return ranges with all pending messages that are due in a window, and maybe others."""
+
+    def pending(self, source: SourcePartition, messages: Messages) -> list[bool]:
+        """Return which messages of a partition are pending."""
+
+    def cancelled(self) -> Mapping[int, CancelledIdentities]:
+        """Return the cancelled messages of the partitions that have any, by their numbers."""
+
+    def exact(self, source: SourcePartition) -> bool:
+        """Return True if :meth:`pending` is exact for a partition, False if the clock decides."""
+
+
+class BrokerWindow:
+    """View with final window ``broker``: messages of business topics that are not due yet.
+
+    They were published when they were near-due, so only that time is read back. ``targets`` are the
+    business topics to read.
+    """
+
+    def __init__(
+        self,
+        admin: TopicAdmin,
+        description: LevelTopicDescription,
+        targets: Sequence[str],
+        now_ms: int,
+    ) -> None:
+        self._admin = admin
+        self._description = description
+        self._targets = targets
+        self._now_ms = now_ms
+
+    def ranges(self, due: Window) -> list[PendingRange]:
+        from_ms = max(self._now_ms, due.from_ms if due.from_ms is not None else self._now_ms)
+        since_ms = from_ms - _longest_stay_ms(self._description)
+        if since_ms > self._now_ms or (due.before_ms is not None and due.before_ms <= from_ms):
+            return []
+        found = []
+        for target in self._targets:
+            for index, partition in enumerate(_partitions(self._admin, TopicName.parse(target))):
+                source = SourcePartition(
+                    self._description.topic, partition.full, Role.WINDOW, -1, index, 0
+                )
+                item = published_since(self._admin, source, EARLIEST, since_ms)
+                if item is not None:
+                    found.append(item)
+        return found
+
+    def pending(self, source: SourcePartition, messages: Messages) -> list[bool]:
+        return _due_after(messages, self._now_ms)
+
+    def cancelled(self) -> Mapping[int, CancelledIdentities]:
+        return {}
+
+    def exact(self, source: SourcePartition) -> bool:
+        return True  # the broker itself delivers by the clock
+
+
+class TrackerWindow:
+    """View with final window ``tracker``: unacknowledged messages that no journal has as released.
+
+    If the journal of a partition has more than ``most_journal_records``, messages that were due
+    when its last record was written count as released, because dispatchers release in due order.
+    With such a limit and without the extra that reads journals, messages that are due now count as
+    released. ``partitions`` are the window partitions to view, by default all.
+    """
+
+    def __init__(
+        self,
+        client: Any,
+        admin: TopicAdmin,
+        description: LevelTopicDescription,
+        now_ms: int,
+        most_journal_records: int | None,
+        partitions: Sequence[int] | None = None,
+    ) -> None:
+        self._client = client
+        self._admin = admin
+        self._description = description
+        self._now_ms = now_ms
+        self._most_journal_records = most_journal_records
+        count = description.window_partitions
+        self._partitions = range(count) if partitions is None else partitions
+        # By partition: the journal, which tells released positions, or else the time until which
+        # everything counts as released.
+        self._released: dict[int, JournalView] = {}
+        self._released_until_ms: dict[int, int] = {}
+
+    def ranges(self, due: Window) -> list[PendingRange]:
+        since_ms = None
+        if due.from_ms is not None:
+            since_ms = due.from_ms - _longest_stay_ms(self._description)
+            if since_ms > self._now_ms:
+                return []
+        with ThreadPoolExecutor(_THREADS, "delaylevel-window") as pool:
+            # Journals are read before ranges: a message that is released in between is still
+            # shown, and one that was released earlier is not.
+            list(pool.map(self._read_journal, self._partitions))
+            found = list(pool.map(lambda i: self._range(i, since_ms), self._partitions))
+        return [item for item in found if item is not None]
+
+    def pending(self, source: SourcePartition, messages: Messages) -> list[bool]:
+        released = self._released.get(source.partition)
+        if released is None:
+            return _due_after(messages, self._released_until_ms[source.partition])
+        return [not one for one in released([(m.ledger, m.entry, m.batch) for m in messages])]
+
+    def cancelled(self) -> Mapping[int, CancelledIdentities]:
+        return {index: found for index, found in self._released.items() if found.has_cancelled}
+
+    def exact(self, source: SourcePartition) -> bool:
+        return source.partition in self._released
+
+    def _range(self, index: int, since_ms: int | None) -> PendingRange | None:
+        source = window_source(self._description, index)
+        start = pending_start(self._admin, source.name)
+        return published_since(self._admin, source, start, since_ms)
+
+    def _read_journal(self, index: int) -> None:
+        """Read which positions of a window partition are released, or until when."""
+        most = self._most_journal_records
+        try:
+            with _IMPORTING:
+                from .released import LongJournalError, last_written_ms, released_by_journal
+        except (ModuleNotFoundError, MissingExtraError) as error:
+            if most is not None:
+                self._released_until_ms[index] = self._now_ms
+                return
+            raise MissingExtraError(
+                "the window's journal cannot be read without "
+                f"{error.name or 'numpy and pyroaring'}: "
+                "pip install 'delaylevel[window]'"
+            ) from error
+        journal = self._description.journal_topic.partition(index)
+        try:
+            self._released[index] = released_by_journal(self._client, self._admin, journal, most)
+        except LongJournalError:
+            written_ms = last_written_ms(self._client, self._admin, journal)
+            self._released_until_ms[index] = min(written_ms, self._now_ms)
+
+
+def _longest_stay_ms(description: LevelTopicDescription) -> int:
+    """Return the longest time before its due time at which a message can enter the window, in ms.
+
+    It allows for a producer's clock that is off by less than the lead.
+    """
+    finest = description.levels[len(description.levels) - 1]
+    return finest.near_due_ms + finest.lead_ms
+
+
+def _due_after(messages: Messages, time_ms: int) -> list[bool]:
+    return [one.due_ms is not None and one.due_ms > time_ms for one in messages]
+
+
+def _partitions(admin: TopicAdmin, topic: TopicName) -> list[TopicName]:
+    found = metadata_of(admin, topic)
+    if found is None:
+        return []
+    return [topic.partition(index) for index in range(found.partitions)] or [topic]
+
+
+def window_source(description: LevelTopicDescription, index: int) -> SourcePartition:
+    """Return a partition of the window topic."""
+    name = description.window_topic.partition(index).full
+    return SourcePartition(description.topic, name, Role.WINDOW, -1, index, 0)
+
+
+def published_since(
+    admin: TopicAdmin, source: SourcePartition, start: Position, since_ms: int | None
+) -> PendingRange | None:
+    """Return the range of a partition from a position and publish time on; None if it is empty."""
+    try:
+        found = published_range(admin, source, Window(since_ms, None), start, 0)
+    except NotFoundError:
+        return None  # a deleted target
+    return found if found.start < found.end else None
+
+
+#: Number of messages above which reading the topic is no slower.
+MOST_MESSAGES = 100_000
+#: Number of ranges in which the messages of a partition are read; between them, others are skipped.
+_RANGES = 24
+#: Number of entries up to which reading them is faster than a further range.
+_GAP_ENTRIES = 2_000
+
+
+class _Known(NamedTuple):
+    """The pending messages of one window partition.
+
+    Attributes:
+        positions: (ledger, entry, batch index or 0) of each.
+        read_to: position of the last message that the dispatcher has read; the rest is pending.
+    """
+
+    positions: frozenset[tuple[int, int, int]]
+    read_to: tuple[int, int, int]
+
+
+class LiveWindow:
+    """View of the final window through running dispatchers, and another view of the others.
+
+    Args:
+        others: function that returns the view of partitions that no dispatcher answers for, given
+            their numbers.
+    """
+
+    def __init__(
+        self,
+        admin: TopicAdmin,
+        description: LevelTopicDescription,
+        live: LiveDispatchers,
+        others: Callable[[Sequence[int]], WindowView],
+    ) -> None:
+        self._admin = admin
+        self._description = description
+        self._live = live
+        self._make_others = others
+        self._others: WindowView | None = None
+        self._known: dict[int, _Known] = {}
+
+    def ranges(self, due: Window) -> list[PendingRange]:
+        found = self._live.ask("pending", from_=due.from_ms, to=due.before_ms, limit=MOST_MESSAGES)
+        answers = {} if any(each["more"] for each in found.answers) else found.owners
+        # A dispatcher does not tell which of its rows are cancelled, and the message of a
+        # cancellation that waits there is elsewhere, perhaps in a level.
+        self._known = {
+            index: _known(index, answer)
+            for index, answer in answers.items()
+            if not (answer.get("cancelled") or answer.get("cancellations"))
+        }
+        ranges: list[PendingRange] = []
+        for index, known in sorted(self._known.items()):
+            source = window_source(self._description, index)
+            after = Position(*known.read_to).next
+            for first, end in _clusters(known):
+                ranges.append(PendingRange(source, first, min(end, after)))
+            start = max(pending_start(self._admin, source.name), after)
+            tail = published_since(self._admin, source, start, None)
+            ranges += [] if tail is None else [tail]
+        count = self._description.window_partitions
+        missing = [index for index in range(count) if index not in self._known]
+        if missing:
+            self._others = self._make_others(missing)
+            ranges += self._others.ranges(due)
+        return ranges
+
+    def pending(self, source: SourcePartition, messages: Messages) -> list[bool]:
+        known = self._known.get(source.partition)
+        if known is None:
+            assert self._others is not None
+            return self._others.pending(source, messages)
+        places = [(each.ledger, each.entry, max(each.batch, 0)) for each in messages]
+        return [place in known.positions or place > known.read_to for place in places]
+
+    def cancelled(self) -> Mapping[int, CancelledIdentities]:
+        return {} if self._others is None else self._others.cancelled()
+
+    def exact(self, source: SourcePartition) -> bool:
+        if source.partition in self._known:
+            return True
+        return self._others is not None and self._others.exact(source)
+
+
+def _known(index: int, answer: Mapping[str, Any]) -> _Known:
+    place = answer["read_to"][str(index)] or (EARLIEST.ledger, EARLIEST.entry, 0)
+    found = frozenset(
+        (ledger, entry, batch)
+        for _, partition, ledger, entry, batch, _ in answer["rows"]
+        if partition == index
+    )
+    return _Known(found, (place[0], place[1], place[2]))
+
+
+def _clusters(known: _Known) -> list[tuple[Position, Position]]:
+    """Return ranges of entries that contain all positions; the largest gaps are between them."""
+    entries = sorted({(ledger, entry) for ledger, entry, _ in known.positions})
+    if not entries:
+        return []
+    gaps = [
+        (after[1] - before[1] if after[0] == before[0] else _GAP_ENTRIES + 1, number)
+        for number, (before, after) in enumerate(pairwise(entries), 1)
+    ]
+    wide = sorted((gap for gap in gaps if gap[0] > _GAP_ENTRIES), reverse=True)[: _RANGES - 1]
+    starts = [0, *sorted(number for _, number in wide)]
+    ends = [*starts[1:], len(entries)]
+    return [
+        (Position(*entries[first]), Position(*entries[last - 1]).next_entry)
+        for first, last in zip(starts, ends, strict=True)
+    ]
 
 
 class CountingAdmin(TopicAdmin, Protocol):
