@@ -10,11 +10,10 @@ from typing import Any
 
 from pyspark.sql.datasource import InputPartition
 
-from delaylevel.cluster.entries import LostRange, find_lost_range
 from delaylevel.cluster.failures import is_admin_away, translate_errors
 from delaylevel.cluster.locks import PartitionLock
 from delaylevel.cluster.logs import RepeatedWarning
-from delaylevel.cluster.reader import read_range
+from delaylevel.cluster.reader import LostRange, find_lost_range, read_range
 from delaylevel.errors import AlreadyRunningError, BrokerError, DataLossError, LevelTopicError
 from delaylevel.model.clock import Clock, SteadyClock, SystemClock
 from delaylevel.model.level_topic import LevelTopicDescription, Mover

@@ -20,7 +20,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
-from delaylevel.cluster.entries import EntryRange, choose_places
+from delaylevel.cluster.reader import EntryRange, choose_places
 from delaylevel.model.delivery import LARGEST_BATCH
 from delaylevel.model.envelope import COMPRESSION
 from delaylevel.model.level_topic import Role

@@ -28,11 +28,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
-from delaylevel.cluster.entries import EntryRange
 from delaylevel.cluster.failures import is_admin_away, translate_errors
 from delaylevel.cluster.logs import RepeatedWarning
 from delaylevel.cluster.port import LedgerInfo, TopicAdmin
-from delaylevel.cluster.reader import PartitionReader, entry_times
+from delaylevel.cluster.reader import EntryRange, PartitionReader, entry_times
 from delaylevel.errors import BrokerError
 from delaylevel.model.clock import Clock, StepDetector
 from delaylevel.model.level_topic import LevelTopicDescription

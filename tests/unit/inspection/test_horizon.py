@@ -22,8 +22,8 @@ from delaylevel.cli import horizon as command
 from delaylevel.cli.horizon import horizon_note, horizon_text, horizon_view
 from delaylevel.cli.main import cli
 from delaylevel.cli.views.tables import bar, bucket_label, count, rate, short
-from delaylevel.cluster.entries import EntryRange, choose_places
 from delaylevel.cluster.port import LedgerInfo
+from delaylevel.cluster.reader import EntryRange, choose_places
 from delaylevel.errors import InvalidInputError, LevelTopicError
 from delaylevel.inspection import Horizon, Inspector, Part
 from delaylevel.inspection.distribution import (
