@@ -40,7 +40,7 @@ from delaylevel.model.message import ParkedMessage, parked_message
 from delaylevel.model.position import SourcePartition, source_partitions
 from delaylevel.model.router import Hop, Router
 from delaylevel.mover import hop
-from delaylevel.topics.description_cache import DescriptionCache
+from delaylevel.topics.roster import DescriptionCache
 
 log = logging.getLogger(__name__)
 

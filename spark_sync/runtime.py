@@ -20,7 +20,7 @@ from delaylevel.errors import BrokerError, ConfigError, UpgradeRequiredError
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.mover.forwarder import Forwarder
 from delaylevel.topics import registry as topics
-from delaylevel.topics.description_cache import DescriptionCache
+from delaylevel.topics.roster import DescriptionCache
 
 from .options import SyncOptions
 

@@ -40,7 +40,7 @@ from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription
 from delaylevel.model.message import parked_message
 from delaylevel.model.position import Position, SourcePartition
 from delaylevel.mover import hop
-from delaylevel.topics.description_cache import DescriptionCache
+from delaylevel.topics.roster import DescriptionCache
 
 from .assignment import window_sources
 from .delay_queue import DelayQueue, OfferQueue

@@ -41,7 +41,7 @@ from delaylevel.model.message import ParkedMessage, number, parked_message
 from delaylevel.model.position import EARLIEST, Position
 from delaylevel.mover import hop
 from delaylevel.structures.rows import Int64s, Rows
-from delaylevel.topics.description_cache import DescriptionCache
+from delaylevel.topics.roster import DescriptionCache
 
 #: The format in which short ASCII strings are copied as they are.
 _MARSHAL_VERSION = 4

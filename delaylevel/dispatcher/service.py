@@ -36,8 +36,7 @@ from delaylevel.model.formatting import exact_duration, format_instant
 from delaylevel.model.level_topic import ALL, NO_PAUSES, FinalWindow, LevelTopicDescription, Pauses
 from delaylevel.structures.segments.file import make_spill_folder
 from delaylevel.topics import registry as topics
-from delaylevel.topics.description_cache import DescriptionCache
-from delaylevel.topics.roster import Roster
+from delaylevel.topics.roster import DescriptionCache, Roster
 from delaylevel.topics.status import (
     ADDRESS_PROPERTY,
     NAME_PROPERTY,

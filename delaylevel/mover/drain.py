@@ -18,8 +18,8 @@ from delaylevel.model.delivery import ForwardReport
 from delaylevel.model.level_topic import LevelTopicDescription, Role
 from delaylevel.model.position import Position, SourcePartition, source_partitions
 from delaylevel.model.router import DUE, WINDOW, Decision, Router
-from delaylevel.topics.description_cache import DescriptionCache
 from delaylevel.topics.registry import describe
+from delaylevel.topics.roster import DescriptionCache
 from delaylevel.topics.subscriptions import early_subscriptions
 
 from .forwarder import Forwarder

@@ -25,7 +25,7 @@ from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.message import ParkedMessage
 from delaylevel.model.position import Position, SourcePartition, source_partitions
 from delaylevel.topics import registry as topics
-from delaylevel.topics.description_cache import DescriptionCache
+from delaylevel.topics.roster import DescriptionCache
 from delaylevel.topics.subscriptions import ForeignSubscriptionWatch
 
 from .forwarder import Forwarder

@@ -22,8 +22,7 @@ from delaylevel.model.formatting import shell
 from delaylevel.model.level_topic import LevelTopicDescription, Mover
 from delaylevel.model.position import SourcePartition, source_partitions
 from delaylevel.topics import registry as topics
-from delaylevel.topics.description_cache import DescriptionCache
-from delaylevel.topics.roster import Roster
+from delaylevel.topics.roster import DescriptionCache, Roster
 from delaylevel.topics.status import REPORTED_ROLES, LevelTopicStats, read_stats
 
 from .local import LocalMover

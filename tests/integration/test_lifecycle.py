@@ -61,7 +61,7 @@ def park(client: DelayLevelClient, description: LevelTopicDescription, **delays:
 def test_an_expansion_of_a_level_topic_in_use_loses_nothing(
     world: RealWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("delaylevel.topics.description_cache.LIFETIME_S", 0.05)
+    monkeypatch.setattr("delaylevel.topics.roster.LIFETIME_S", 0.05)
     description = world.level_topic(BRIEF)
     get = world.arrivals(description.targets[0])
     moving = Moving(world.mover(description))

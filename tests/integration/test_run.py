@@ -25,7 +25,7 @@ from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.run import LocalService
 from delaylevel.run.service import ServiceCollector
-from delaylevel.topics import description_cache, lifecycle, roster
+from delaylevel.topics import lifecycle, roster
 from delaylevel.web.reports import reporters_of
 from support.background import Background
 from support.run import (
@@ -163,7 +163,7 @@ def test_one_level_topic_that_cannot_be_served_stops_no_other(
 ) -> None:
     """At the start and while it runs: a later format, a Function, and one that is missing."""
     monkeypatch.setattr(roster, "_LOOK_S", 0.3)
-    monkeypatch.setattr(description_cache, "LIFETIME_S", 0.2)
+    monkeypatch.setattr(roster, "LIFETIME_S", 0.2)
     good, turning, later, function = (
         create(world, targets=(name,), **values)
         for name, values in (

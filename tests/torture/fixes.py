@@ -76,7 +76,7 @@ def unclear_refusal() -> None:
 def new_target() -> None:
     """Take a target for unknown if the description of five seconds ago does not have it."""
     from delaylevel.mover import hop
-    from delaylevel.topics.description_cache import DescriptionCache
+    from delaylevel.topics.roster import DescriptionCache
 
     properties = hop.dead_letter_properties
 

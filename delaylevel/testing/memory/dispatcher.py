@@ -36,7 +36,7 @@ from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription
 from delaylevel.model.position import Position
 from delaylevel.model.topic_name import TopicName
 from delaylevel.testing.clock import ManualClock
-from delaylevel.topics.description_cache import DescriptionCache
+from delaylevel.topics.roster import DescriptionCache
 
 from .broker import Broker
 

@@ -19,7 +19,7 @@ from delaylevel.model.level_topic import (
 )
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.mover.dead_letters import dead_letters, replay
-from delaylevel.topics import description_cache, roster
+from delaylevel.topics import roster
 from support.background import Serving
 from support.world import MakeLevelTopic, RealWorld
 
@@ -100,7 +100,7 @@ def test_a_dispatcher_gives_up_a_level_topic_that_is_described_in_a_later_format
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(description_cache, "LIFETIME_S", 0.2)
+    monkeypatch.setattr(roster, "LIFETIME_S", 0.2)
     monkeypatch.setattr(roster, "_LOOK_S", 0.5)
     dispatcher = dispatcher_for(world, description, tmp_path / "first")
     with Serving(dispatcher) as serving:

@@ -14,7 +14,7 @@ from delaylevel.dispatcher.service import ServedTopic
 from delaylevel.dispatcher.stats import SharedOwnerStats
 from delaylevel.errors import BrokerError
 from delaylevel.model.level_topic import FinalWindow
-from delaylevel.topics.description_cache import DescriptionCache
+from delaylevel.topics.roster import DescriptionCache
 from support.fakes import describe
 
 DESCRIPTION = describe(final_window=FinalWindow.TRACKER)

@@ -15,7 +15,7 @@ from delaylevel.dispatcher.owner import PartitionOwner
 from delaylevel.dispatcher.owner_task import OwnerTask
 from delaylevel.model.clock import SystemClock
 from delaylevel.model.level_topic import FinalWindow
-from delaylevel.topics.description_cache import DescriptionCache
+from delaylevel.topics.roster import DescriptionCache
 from support.fakes import FakeClient, describe
 
 

@@ -29,7 +29,7 @@ from delaylevel.model.envelope import DUE, EXPIRES, ID, TARGET
 from delaylevel.model.level_topic import FinalWindow
 from delaylevel.structures.segments.pending import PendingSegments
 from delaylevel.testing import ManualClock
-from delaylevel.topics.description_cache import DescriptionCache
+from delaylevel.topics.roster import DescriptionCache
 from support.fakes import CoreMessage, describe
 
 T0 = 1_800_000_000_000

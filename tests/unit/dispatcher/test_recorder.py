@@ -12,7 +12,7 @@ from delaylevel.model.envelope import DUE, ID, KIND, REASON, TARGET
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription
 from delaylevel.model.message import ParkedMessage
 from delaylevel.model.position import Position
-from delaylevel.topics.description_cache import REFRESH_EVERY_S, DescriptionCache
+from delaylevel.topics.roster import REFRESH_EVERY_S, DescriptionCache
 from support.fakes import describe
 
 ORDERS = "persistent://public/default/orders"

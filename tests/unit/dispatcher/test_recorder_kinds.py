@@ -13,7 +13,7 @@ from delaylevel.dispatcher.record import Recorder
 from delaylevel.model.envelope import ATTEMPT, COMPRESSION, DUE, EXPIRES, ID, REASON, SCHEMA, TARGET
 from delaylevel.model.level_topic import FinalWindow
 from delaylevel.model.message import RAW_KEY, parked_message
-from delaylevel.topics.description_cache import DescriptionCache
+from delaylevel.topics.roster import DescriptionCache
 from support.fakes import CoreMessage, describe
 from support.seeds import examples
 

@@ -30,7 +30,7 @@ from delaylevel.model.delivery import Delivery
 from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow
 from delaylevel.model.topic_name import TopicName
 from delaylevel.structures.segments.pending import SpillError
-from delaylevel.topics.description_cache import DescriptionCache
+from delaylevel.topics.roster import DescriptionCache
 from support.fakes import describe
 
 UNUSED: Any = None

@@ -9,7 +9,7 @@ import pytest
 
 from delaylevel.errors import BrokerUnreachableError, UpgradeRequiredError
 from delaylevel.model.level_topic import LevelTopicDescription
-from delaylevel.topics.description_cache import LIFETIME_S, REFRESH_EVERY_S, DescriptionCache
+from delaylevel.topics.roster import LIFETIME_S, REFRESH_EVERY_S, DescriptionCache
 from support.fakes import describe
 
 FIRST = describe()
