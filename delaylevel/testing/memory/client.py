@@ -1,24 +1,401 @@
-"""Client of the in-memory Pulsar: the Python code of pulsar.Client on top of memory."""
+"""Client, consumer and reader of the in-memory Pulsar, below the Python code of the client."""
 
 from __future__ import annotations
 
 import inspect
 import threading
+from collections import deque
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
 import _pulsar
 import pulsar
+from pulsar import ConsumerType
 
 from delaylevel.model.clock import Clock
+from delaylevel.model.message import batch_size
+from delaylevel.model.position import Position
 from delaylevel.model.topic_name import TopicName
 from delaylevel.producer.client import DelayLevelClient
 
 from .broker import Broker
-from .consumer import ConsumerCore, ReaderCore
-from .core import Received
+from .core import NOTHING_TO_RECEIVE, Core, Received, connect_all
+from .log import NO_POSITION, Entry, message_id
 from .producer import MemoryProducer, ProducerCore
+
+
+class ConsumerLink:
+    """Connection of a consumer to one partition; ``options`` are the arguments of ``subscribe``."""
+
+    def __init__(
+        self, broker: Broker, topic: TopicName, options: dict[str, Any], consumer_name: str
+    ) -> None:
+        self._broker = broker
+        self.topic = topic
+        self._options = options
+        self.name = consumer_name
+        self.properties: dict[str, str] = options["properties"] or {}
+        self._queue: deque[Received] = deque()
+        # Unacknowledged indices of each partly acknowledged batch, by entry number.
+        self._partial_batches: dict[int, set[int]] = {}
+        self._skip_through: Position | None = None
+        self.reconnect()
+
+    def reconnect(self) -> None:
+        """Connect, again if the partition or subscription was deleted; this recreates it."""
+        self.drop_queue()
+        self._partial_batches.clear()
+        options = self._options
+        partition = self._broker.partition(self.topic)
+        self._broker.check_consumer_schema(partition, options["schema"])
+        earliest = options["initial_position"] == pulsar.InitialPosition.Earliest
+        subscription = partition.subscribe(options["subscription_name"], earliest=earliest)
+        subscription.connect(self, options["consumer_type"])
+        if self not in partition.consumers:
+            partition.consumers.append(self)
+        self._partition, self.subscription = partition, subscription
+
+    def disconnect(self) -> None:
+        """Disconnect from the partition, if connected."""
+        if self in self._partition.consumers:
+            self._partition.consumers.remove(self)
+            self.subscription.disconnect(self)
+
+    def drop_queue(self) -> None:
+        """Drop the messages that the application has not received yet."""
+        self._queue.clear()
+
+    def receive(self) -> Received | None:
+        """Return the next message, or None if none is available now."""
+        while not self._queue:
+            found = self.subscription.next_for(self, self._broker.clock.now_ms())
+            if found is None:
+                return None
+            number, count = found
+            entry = self._partition.log.entries[number]
+            for index in range(len(entry.messages)):
+                position = entry.message_position(index)
+                if self._skip_through is None or position > self._skip_through:
+                    self._queue.append(Received(self.topic, entry, index, count, number))
+        return self._queue.popleft()
+
+    def acknowledge(self, number: int, index: int, size: int) -> None:
+        """Acknowledge one message, and its entry if all messages of the entry are acknowledged.
+
+        Args:
+            number: number of the entry.
+            index: batch index of the message; -1 for the whole entry.
+            size: number of messages in the batch; 0 for the whole entry.
+        """
+        self._broker.check_alive()
+        if size and index >= 0:
+            unacknowledged = self._partial_batches.setdefault(number, set(range(size)))
+            unacknowledged.discard(index)
+            if unacknowledged:
+                return
+        self._partial_batches.pop(number, None)
+        self.subscription.acknowledge(number)
+
+    def acknowledge_cumulative(self, number: int, index: int, size: int) -> None:
+        """Acknowledge everything up to and including a message; see :meth:`acknowledge`."""
+        self._broker.check_alive()
+        whole = index < 0 or index >= size - 1
+        if not whole:
+            unacknowledged = self._partial_batches.setdefault(number, set(range(size)))
+            unacknowledged -= set(range(index + 1))
+            whole = not unacknowledged
+        self.subscription.acknowledge_before(number + 1 if whole else number)
+
+    def find(self, position: Position) -> int | None:
+        """Return the number of the entry at a position; None if it is not in this partition."""
+        return self._partition.log.find(position)
+
+    def seek(self, target: Any) -> None:
+        """Move to a message ID or a publish time, ms since the epoch."""
+        log = self._partition.log
+        self._partial_batches.clear()
+        self._skip_through = None
+        if isinstance(target, int):
+            number = log.first_published_at(target)
+        else:
+            position = Position(target.ledger_id(), target.entry_id(), target.batch_index())
+            number = log.first_at(position)
+            if not self._options["start_message_id_inclusive"]:
+                self._skip_through = position
+        self.subscription.seek(number)
+
+    def last_message_id(self) -> _pulsar.MessageId:
+        """Return the ID of the last stored message."""
+        entries = self._partition.log.entries
+        return message_id(entries[-1].last_position if entries else NO_POSITION)
+
+    def unsubscribe(self) -> None:
+        """Delete the subscription.
+
+        Raises:
+            pulsar.ConsumerBusy: it has other consumers.
+        """
+        if len(self.subscription.consumers) > 1:
+            raise pulsar.ConsumerBusy("Pulsar error: ConsumerBusy")
+        del self._partition.subscriptions[self._options["subscription_name"]]
+
+
+class ConsumerCore(Core):
+    """Core of a consumer of one or more topics."""
+
+    def __init__(self, broker: Broker, topics: list[str], options: dict[str, Any]) -> None:
+        super().__init__(broker, topics, options)
+        self._name: str = options["consumer_name"] or broker.new_name("consumer")
+        self._paused = False
+        self._turn = 0
+        self.deliver: Callable[[Received], None] | None = None  # calls the listener
+        self._links = connect_all(
+            ConsumerLink(broker, name, options, self._name) for name in self._partitions
+        )
+        if options["message_listener"]:
+            broker.timed_tasks.append(self)
+
+    def subscription_name(self) -> str:
+        return str(self._options["subscription_name"])
+
+    def consumer_name(self) -> str:
+        return self._name
+
+    def receive(self, timeout_millis: int | None = None) -> Received:
+        """Return the next message.
+
+        Raises:
+            pulsar.Timeout: no message is available now.
+        """
+        self._check_open()
+        if self._options["message_listener"]:
+            raise pulsar.InvalidConfiguration("Pulsar error: InvalidConfiguration")
+        with self._broker.lock:
+            found = self._next()
+        if found is None:
+            raise pulsar.Timeout(NOTHING_TO_RECEIVE)
+        return found
+
+    def batch_receive(self) -> list[Received]:
+        """Return the messages that are available now, at most a hundred."""
+        self._check_open()
+        found: list[Received] = []
+        with self._broker.lock:
+            while len(found) < 100 and (message := self._next()) is not None:
+                found.append(message)
+        return found
+
+    def acknowledge(self, message: Any) -> None:
+        """Acknowledge a message, given as message or message ID."""
+        self._apply(message, ConsumerLink.acknowledge)
+
+    def acknowledge_cumulative(self, message: Any) -> None:
+        """Acknowledge everything in a partition up to and including a message."""
+        if self._options["consumer_type"] in (ConsumerType.Shared, ConsumerType.KeyShared):
+            raise pulsar.CumulativeAcknowledgementNotAllowedError(
+                "Pulsar error: ResultCumulativeAcknowledgementNotAllowedError"
+            )
+        self._apply(message, ConsumerLink.acknowledge_cumulative)
+
+    def negative_acknowledge(self, message: Any) -> None:
+        """Schedule the redelivery of a message, after the delay for negative acknowledgements."""
+        at_ms = self._broker.clock.now_ms() + self._options["negative_ack_redelivery_delay_ms"]
+        self._apply(message, lambda link, number, *_: link.subscription.redeliver(number, at_ms))
+
+    def redeliver_unacknowledged_messages(self) -> None:
+        """Deliver all unacknowledged messages again."""
+        self._apply_to_links(lambda link: link.subscription.redeliver_all(link))
+
+    def seek(self, target: Any) -> None:
+        """Move to a message ID or a publish time, ms since the epoch."""
+        self._apply_to_links(lambda link: link.seek(target))
+
+    def get_last_message_id(self) -> _pulsar.MessageId:
+        """Return the ID of the last stored message."""
+        self._check_open()
+        if len(self._links) > 1:
+            raise pulsar.OperationNotSupported("Pulsar error: OperationNotSupported")
+        return self._links[0].last_message_id()
+
+    def pause_message_listener(self) -> None:
+        self._check_listener()
+        self._paused = True
+
+    def resume_message_listener(self) -> None:
+        self._check_listener()
+        self._paused = False
+        self._broker.run_due_tasks()
+
+    def unsubscribe(self) -> None:
+        """Delete the subscription, and close the consumer."""
+        self._check_open()
+        with self._broker.lock:
+            for link in self._links:
+                link.unsubscribe()
+        self.shutdown()
+
+    def shutdown(self) -> None:
+        """Disconnect if still connected; other consumers receive the unacknowledged messages."""
+        super().shutdown()
+        self._broker.run_due_tasks()
+
+    def disconnect(self) -> None:
+        for link in self._links:
+            link.disconnect()
+        if self in self._broker.timed_tasks:
+            self._broker.timed_tasks.remove(self)
+
+    # -- listener
+
+    def next_event_ms(self) -> int | None:
+        """Return the time from which the listener may have a message, ms; None for never."""
+        if self._paused:
+            return None
+        times = [link.subscription.next_event_ms() for link in self._links]
+        now_ms = self._broker.clock.now_ms()
+        return min((time for time in times if time is not None and time > now_ms), default=None)
+
+    def run_due(self) -> bool:
+        """Call the listener for all available messages; return whether there was any."""
+        called = False
+        while not (self._closed or self._paused or self.deliver is None):
+            with self._broker.lock:
+                message = self._next()
+            if message is None:
+                break
+            called = True
+            self.deliver(message)
+        return called
+
+    def _check_listener(self) -> None:
+        if not self._options["message_listener"]:
+            raise pulsar.InvalidConfiguration("Pulsar error: InvalidConfiguration")
+
+    # -- internals
+
+    def _next(self) -> Received | None:
+        for _ in self._links:
+            self._turn = (self._turn + 1) % len(self._links)
+            found = self._links[self._turn].receive()
+            if found is not None:
+                return found
+        return None
+
+    def _apply(self, message: Any, action: Callable[[ConsumerLink, int, int, int], None]) -> None:
+        """Apply an action to the entry of a message or message ID.
+
+        Args:
+            message: a message or message ID.
+            action: function of the link, the entry's number, the batch index and the batch size.
+        """
+        stored = message.message_id() if isinstance(message, Received) else message
+        position = Position(stored.ledger_id(), stored.entry_id(), stored.batch_index())
+
+        def apply(link: ConsumerLink) -> None:
+            number = link.find(position)
+            if number is not None:
+                action(link, number, position.batch, batch_size(stored))
+
+        self._apply_to_links(apply)
+
+    def _apply_to_links(self, action: Callable[[ConsumerLink], None]) -> None:
+        self._check_open()
+        with self._broker.lock:
+            for link in self._links:
+                action(link)
+        self._broker.run_due_tasks()
+
+
+class ReaderCore(Core):
+    """Core of a reader that starts at the message ID ``start``."""
+
+    def __init__(self, broker: Broker, topic: str, start: Any, options: dict[str, Any]) -> None:
+        super().__init__(broker, [topic], options)
+        self._inclusive = bool(options["start_message_id_inclusive"])
+        self.name: str = options["reader_name"] or broker.new_name("reader")
+        for name in self._partitions:
+            partition = broker.partition(name)
+            broker.check_consumer_schema(partition, options["schema"])
+            partition.consumers.append(self)
+        self._next: dict[TopicName, Position] = {}
+        self._start_at(start)
+
+    def reconnect(self) -> None:
+        """Connect again; this recreates deleted partitions."""
+        for name in self._partitions:
+            partition = self._broker.partition(name)
+            if self not in partition.consumers:
+                partition.consumers.append(self)
+
+    def read_next(self, timeout_millis: int | None = None) -> Received:
+        """Return the next message.
+
+        Raises:
+            pulsar.Timeout: no message is available now.
+        """
+        self._check_open()
+        with self._broker.lock:
+            for name in self._partitions:
+                found = self._find(name)
+                if found is not None:
+                    entry, index, number = found
+                    self._next[name] = entry.message_position(index).next
+                    return Received(name, entry, index, 0, number)
+        raise pulsar.Timeout(NOTHING_TO_RECEIVE)
+
+    def has_message_available(self) -> bool:
+        """Return whether there is an unread message."""
+        self._check_open()
+        with self._broker.lock:
+            return any(self._find(name) is not None for name in self._partitions)
+
+    def seek(self, target: Any) -> None:
+        """Move to a message ID or a publish time, ms since the epoch."""
+        self._check_open()
+        self._start_at(target)
+
+    def disconnect(self) -> None:
+        for name in self._partitions:
+            partition = self._broker.partitions.get(name)
+            if partition is not None and self in partition.consumers:
+                partition.consumers.remove(self)
+
+    def _start_at(self, start: Any) -> None:
+        for name in self._partitions:
+            self._next[name] = self._position(name, start)
+
+    def _position(self, name: TopicName, start: Any) -> Position:
+        log = self._broker.partition(name).log
+        if isinstance(start, int):
+            number = log.first_published_at(start)
+            at_end = Position(log.ledgers[-1][0], log.ledgers[-1][1])
+            return log.entries[number].position if number < len(log) else at_end
+        position = Position(start.ledger_id(), start.entry_id(), start.batch_index())
+        if position.ledger == pulsar.MessageId.latest.ledger_id():
+            if not log.entries:
+                return NO_POSITION
+            last = log.entries[-1].last_position
+            return last if self._inclusive else last.next
+        if self._inclusive:
+            return position
+        number = log.first_at(position)
+        batch = number < len(log) and log.entries[number].batched
+        # A position without batch index comes before all messages of a batch, as in Pulsar.
+        return position if batch and position.batch < 0 else position.next
+
+    def _find(self, name: TopicName) -> tuple[Entry, int, int] | None:
+        log = self._broker.partition(name).log
+        start = self._next[name]
+        for number in range(log.first_at(start), len(log)):
+            if number in log.erased:
+                continue
+            entry = log.entries[number]
+            for index in range(len(entry.messages)):
+                if entry.message_position(index) >= start:
+                    return entry, index, number
+        return None
+
 
 # Bound here: an application may replace ``pulsar.Client`` with one of our clients.
 _CREATE_PRODUCER = pulsar.Client.create_producer

@@ -35,7 +35,7 @@ from delaylevel.model.outcome import Outcome, OutcomeStatus
 from delaylevel.structures.segments import pending as pending_segments
 from delaylevel.testing import ManualClock, MemoryPulsar
 from delaylevel.testing.memory.broker import Partition
-from delaylevel.testing.memory.consumer import ConsumerLink
+from delaylevel.testing.memory.client import ConsumerLink
 from delaylevel.testing.memory.dispatcher import MemoryDispatcher
 from delaylevel.testing.memory.log import StoredMessage
 from delaylevel.testing.memory.producer import ProducerLink
