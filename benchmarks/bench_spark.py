@@ -51,8 +51,8 @@ from delaylevel.model.envelope import DUE, ID, TARGET
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription
 from delaylevel.mover.local import LocalMover
 from delaylevel.spark_sync.job import SparkSyncJob
+from delaylevel.spark_sync.options import SyncSettings
 from delaylevel.spark_sync.session import spark_session
-from delaylevel.spark_sync.settings import SyncSettings
 
 
 @dataclass(frozen=True)

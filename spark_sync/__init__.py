@@ -9,10 +9,9 @@ from delaylevel.errors import MissingExtraError
 
 if TYPE_CHECKING:
     from .cluster import Executors
-    from .dataframe import pending
     from .job import SparkSyncJob, default_checkpoint
-    from .settings import SyncSettings
-    from .source import DelayLevelDataSource
+    from .options import SyncSettings
+    from .source import DelayLevelDataSource, pending
 
 __all__ = [
     "DelayLevelDataSource",
@@ -27,9 +26,9 @@ _MODULES = {
     "DelayLevelDataSource": "source",
     "Executors": "cluster",
     "SparkSyncJob": "job",
-    "SyncSettings": "settings",
+    "SyncSettings": "options",
     "default_checkpoint": "job",
-    "pending": "dataframe",
+    "pending": "source",
 }
 
 

@@ -1,4 +1,8 @@
-"""The driver's side of the streaming source: partition locks, offsets and input ranges."""
+"""The driver's side of the streaming source: partition locks, offsets and input ranges.
+
+For each source partition, an offset holds the first position after the batch. It also holds the
+time by which the batch is routed, so that a replay routes exactly as before.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +24,46 @@ from delaylevel.model.level_topic import LevelTopicDescription, Mover
 from delaylevel.model.position import EARLIEST, Position, SourcePartition, source_partitions
 from delaylevel.mover.ready import NextChecks, ReadyRange, ReadySearch, in_threads
 
-from .input_range import InputRange
-from .offsets import Offset, make_offset, positions_of, skipped_of
 from .options import SyncOptions
-from .runtime import Runtime, runtime
+from .runtime import InputRange, Runtime, runtime
 
 log = logging.getLogger(__name__)
+
+Offset = dict[str, Any]
+
+
+def make_offset(
+    now_ms: int,
+    positions: Mapping[str, Position],
+    skipped: Mapping[str, Position] | None = None,
+) -> Offset:
+    """Return an offset.
+
+    Args:
+        now_ms: the time by which the batch that ends here is routed, ms since the epoch.
+        positions: the first position after the batch, by partition.
+        skipped: the start of the batch where it follows lost messages, by partition. It is stored
+            so that a replay starts at the same position.
+    """
+    found: Offset = {"now_ms": now_ms, "positions": _as_text(positions)}
+    if skipped:
+        found["skipped"] = _as_text(skipped)
+    return found
+
+
+def positions_of(offset: Offset) -> dict[str, Position]:
+    """Return, by partition, the first position after the batch."""
+    return {topic: Position.parse(text) for topic, text in offset["positions"].items()}
+
+
+def skipped_of(offset: Offset) -> dict[str, Position]:
+    """Return, by partition, the start of the batch where it follows lost messages."""
+    return {topic: Position.parse(text) for topic, text in offset.get("skipped", {}).items()}
+
+
+def _as_text(positions: Mapping[str, Position]) -> dict[str, str]:
+    return {topic: str(positions[topic]) for topic in sorted(positions)}
+
 
 # A killed mover keeps its locks for some seconds; a live one keeps them for longer than this.
 LOCK_TIMEOUT_S = 15.0

@@ -26,9 +26,8 @@ from delaylevel.model.message import ParkedMessage
 from delaylevel.model.position import SourcePartition
 from delaylevel.mover.forwarder import Forwarder
 
-from .input_range import InputRange
 from .options import SyncOptions
-from .runtime import Runtime, runtime
+from .runtime import InputRange, Runtime, runtime
 
 log = logging.getLogger(__name__)
 

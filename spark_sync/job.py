@@ -43,14 +43,10 @@ from . import control
 from .arrow_rows import SCHEMA
 from .cluster import enter_environment, handle_jvm_sigterm
 from .driver import LOCK_TIMEOUT_S, check_movable
-from .listener import SyncListener
-from .metrics import JobCollector
-from .options import FORMAT, connection_options
-from .reporting import JobReporter
+from .options import FORMAT, SyncSettings, connection_options
+from .reporting import BacklogReader, JobCollector, JobReporter, JobStats, SyncListener
 from .session import spark_session
-from .settings import SyncSettings
 from .source import DelayLevelDataSource
-from .stats import BacklogReader, JobStats
 from .steps import Steps, apply_steps, local_sort_allowed
 
 log = logging.getLogger(__name__)

@@ -1,21 +1,390 @@
-"""The state of the Spark job, as its HTTP service reports it."""
+"""Statistics of the Spark job: collected from each batch, logged, and reported over HTTP."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import logging
+import threading
+import time
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any
 
+from pyspark.sql.streaming.listener import StreamingQueryListener
+
+from delaylevel.cluster.port import TopicAdmin
+from delaylevel.errors import DelayLevelError
+from delaylevel.model.clock import SystemClock
 from delaylevel.model.formatting import format_duration, shell
-from delaylevel.model.level_topic import LevelTopicDescription
-from delaylevel.topics.status import refused_checks, refused_sections
+from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Role
+from delaylevel.topics.status import (
+    LevelTopicStats,
+    read_stats,
+    refused_checks,
+    refused_sections,
+    refused_series,
+)
 from delaylevel.web.reports import (
     DuePeriod,
     LiveAnswer,
     ProbeCheck,
     ProblemLine,
+    Reporter,
     StatusSection,
 )
 
-from .stats import Backlog, BacklogReader, JobStats
+from . import control
+from .steps import dropped
+
+log = logging.getLogger(__name__)
+
+OUTCOMES = ("parked", "window", "due", "held", "dead", "dropped", "expired")
+#: Upper bounds of the lateness histogram, ms; one more bucket holds everything above the last.
+LATENESS_BOUNDS_MS = (100, 1_000, 5_000, 15_000, 60_000, 300_000, 600_000, 3_600_000, 86_400_000)
+# Minimum interval between two requests to the broker, however many batches and scrapes there are.
+BACKLOG_LIFETIME_S = 5.0
+
+
+@dataclass(frozen=True)
+class BatchStats:
+    """Statistics of one batch that moved messages.
+
+    Attributes:
+        batch_id: Spark's number of the batch.
+        rows: number of rows read.
+        duration_ms: time from the search for ready messages to the commit, ms.
+        report: numbers of messages by level topic and outcome (``OUTCOMES``), and ``latest_ms``,
+            the largest lateness at hand-off in ms; empty if the sink left no report.
+    """
+
+    batch_id: int
+    rows: int
+    duration_ms: int
+    report: Mapping[str, Mapping[str, int]]
+
+
+@dataclass(frozen=True)
+class Backlog:
+    """Numbers of entries that wait in a level topic, and the lag of its mover.
+
+    Attributes:
+        lag_ms: how long the oldest ready message has been waiting; 0 if none is ready.
+        parked, held, dead_letters: entries (a batch is one) in levels, held and dead-letter topic.
+        window: entries in the window topic; None if there is none.
+        by_level: parked entries, by the level's unit.
+    """
+
+    lag_ms: int
+    parked: int
+    held: int
+    dead_letters: int
+    window: int | None = None
+    by_level: Mapping[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, stats: LevelTopicStats, now_ms: int) -> Backlog:
+        """Derive the numbers from the statistics of a level topic."""
+        tracked = stats.description.final_window is FinalWindow.TRACKER
+        return cls(
+            stats.behind_ms(now_ms),
+            stats.backlog_entries(Role.LEVEL),
+            stats.backlog_entries(Role.HELD),
+            stats.backlog_entries(Role.DEAD_LETTER),
+            stats.backlog_entries(Role.WINDOW) if tracked else None,
+            {level.level_name: level.backlog_entries for level in stats.of(Role.LEVEL)},
+        )
+
+
+class BacklogReader:
+    """Reader of the level topics' statistics, which requests them at most every few seconds."""
+
+    def __init__(self, admin: TopicAdmin, descriptions: Sequence[LevelTopicDescription]) -> None:
+        self._admin = admin
+        self._descriptions = descriptions
+        self._clock = SystemClock()
+        self._lock = threading.Lock()
+        self._found: dict[str, Backlog] | None = None
+        self._requested_s = float("-inf")
+
+    def read(self) -> dict[str, Backlog] | None:
+        """Return the backlogs by level topic; None if the broker does not answer."""
+        with self._lock:
+            if time.monotonic() - self._requested_s > BACKLOG_LIFETIME_S:
+                self._found = self._request()
+                self._requested_s = time.monotonic()
+            return self._found
+
+    def _request(self) -> dict[str, Backlog] | None:
+        found = {}
+        for description in self._descriptions:
+            now_ms = self._clock.now_ms()
+            try:
+                stats = read_stats(self._admin, description, as_described=True)
+            except DelayLevelError:
+                return None
+            found[description.topic] = Backlog.of(stats, now_ms)
+        return found
+
+
+@dataclass
+class JobStats:
+    """Sums over a job since its start. Read and change every attribute under ``lock``.
+
+    Attributes:
+        batches: number of batches that moved messages.
+        rows: number of rows that they read.
+        messages: number of messages by (level topic, outcome).
+        batch_ms: total duration of these batches, ms.
+        latest_ms: the largest lateness at hand-off in the last batch, ms, by level topic.
+        lateness: number of batches with a largest lateness within each of `LATENESS_BOUNDS_MS`,
+            and above the last, by level topic. Only batches that handed off messages count.
+        lateness_ms: the sum of these lateness values, ms, by level topic.
+        failures: number of times that the query failed and was started again.
+        last: the last batch that moved messages.
+    """
+
+    batches: int = 0
+    rows: int = 0
+    messages: Counter[tuple[str, str]] = field(default_factory=Counter)
+    batch_ms: int = 0
+    latest_ms: dict[str, int] = field(default_factory=dict)
+    lateness: dict[str, list[int]] = field(default_factory=dict)
+    lateness_ms: Counter[str] = field(default_factory=Counter)
+    failures: int = 0
+    last: BatchStats | None = None
+    lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    def add(self, batch: BatchStats) -> None:
+        """Add a batch."""
+        with self.lock:
+            self.batches += 1
+            self.rows += batch.rows
+            self.batch_ms += batch.duration_ms
+            self.last = batch
+            for topic, counts in batch.report.items():
+                self.latest_ms[topic] = counts["latest_ms"]
+                for outcome in OUTCOMES:
+                    self.messages[topic, outcome] += counts.get(outcome, 0)
+                if counts["window"] or counts["due"]:
+                    late_ms = max(0, counts["latest_ms"])
+                    buckets = self.lateness.setdefault(topic, [0] * (len(LATENESS_BOUNDS_MS) + 1))
+                    buckets[bisect_left(LATENESS_BOUNDS_MS, late_ms)] += 1
+                    self.lateness_ms[topic] += late_ms
+
+    def add_failure(self) -> None:
+        """Count a failure of the query."""
+        with self.lock:
+            self.failures += 1
+
+
+# Spark delivers events in a separate thread, a moment after they happen.
+_LAST_EVENT_S = 10.0
+
+
+class SyncListener(StreamingQueryListener):
+    """Listener to the query of one job.
+
+    Args:
+        query_name: the name of the query; other queries of the session are ignored.
+        control_dir: the folder of the sink's reports.
+        backlogs: the source of the job's lag.
+        on_progress: function to call with each ``StreamingQueryProgress``, in a thread of Spark.
+    """
+
+    def __init__(
+        self,
+        query_name: str,
+        control_dir: str,
+        stats: JobStats,
+        backlogs: BacklogReader,
+        on_progress: Callable[[Any], None] | None = None,
+    ) -> None:
+        self._query_name = query_name
+        self._control_dir = control_dir
+        self._stats = stats
+        self._backlogs = backlogs
+        self._on_progress = on_progress
+        self._run_id: str | None = None
+        self._ended = threading.Event()
+        self.warm = threading.Event()
+        self.moving = threading.Event()  # the running query has completed a batch
+
+    def onQueryStarted(self, event: Any) -> None:  # noqa: N802
+        """Remember the identity of our run."""
+        if event.name == self._query_name:
+            self._run_id = str(event.runId)
+            self._ended.clear()
+            self.moving.clear()
+
+    def onQueryProgress(self, event: Any) -> None:  # noqa: N802
+        """Log and count a batch."""
+        progress = event.progress
+        if progress.name != self._query_name:
+            return
+        self.warm.set()
+        self.moving.set()
+        report = control.take_report(self._control_dir, progress.batchId)
+        if progress.numInputRows:
+            batch = BatchStats(
+                progress.batchId,
+                progress.numInputRows,
+                progress.durationMs.get("triggerExecution", 0),
+                report,
+            )
+            self._stats.add(batch)
+            if log.isEnabledFor(logging.INFO):
+                log.info("%s", batch_line(batch, self._backlogs.read()))
+            if left_out := dropped(progress):
+                log.info("batch %d: %d rows dropped by the steps", progress.batchId, left_out)
+        if self._on_progress is not None:
+            self._on_progress(progress)
+
+    def onQueryTerminated(self, event: Any) -> None:  # noqa: N802
+        """Note that no further event of our run follows."""
+        if str(event.runId) == self._run_id:
+            self._ended.set()
+
+    def wait_ended(self) -> None:
+        """Wait until the last batch of a terminated query is counted."""
+        if self._run_id is not None and not self._ended.wait(_LAST_EVENT_S):
+            log.warning("Spark did not report the end of the query; its last batch may be missing")
+
+
+def batch_line(batch: BatchStats, backlogs: dict[str, Backlog] | None) -> str:
+    """Return the statistics of a batch, and the lag, in one line."""
+    parts = [
+        f"batch {batch.batch_id}: {batch.rows:,} rows in {format_duration(batch.duration_ms)}",
+        f"{batch.rows * 1000 / max(1, batch.duration_ms):,.0f}/s",
+    ]
+    by_topic = batch.report.values()
+    outcomes = [
+        f"{count:,} {words}"
+        for outcome, words in (
+            ("parked", "parked"),
+            ("window", "to the window"),
+            ("due", "due"),
+            ("held", "held"),
+            ("dead", "dead letters"),
+            ("dropped", "dropped"),
+            ("expired", "expired"),
+        )
+        if (count := sum(counts.get(outcome, 0) for counts in by_topic))
+    ]
+    parts.append(" + ".join(outcomes) or "nothing sent on")
+    late_ms = max((counts["latest_ms"] for counts in by_topic), default=0)
+    parts.append(f"late by {format_duration(late_ms)}")
+    if backlogs is None:
+        parts.append("lag unknown")
+    else:
+        lag_ms = max((item.lag_ms for item in backlogs.values()), default=0)
+        parts.append(f"lag {format_duration(lag_ms)}")
+    return ", ".join(parts)
+
+
+class JobCollector:
+    """Prometheus collector of a job's statistics, with all series of a topic from the start.
+
+    Args:
+        reporters: what else the HTTP service tells about the job.
+        refused: level topics that cannot be served.
+    """
+
+    def __init__(
+        self,
+        stats: JobStats,
+        backlogs: BacklogReader,
+        topics: tuple[str, ...],
+        reporters: tuple[Reporter, ...] = (),
+        refused: Iterable[str] = (),
+    ) -> None:
+        self.reporters = reporters
+        self._stats = stats
+        self._backlogs = backlogs
+        self._topics = topics
+        self._refused = refused
+
+    def collect(self) -> Iterator[Any]:
+        """Yield every metric family."""
+        with self._stats.lock:
+            families = list(self._of_job(self._stats))
+        yield from families
+        yield from self._of_backlogs()
+        yield refused_series("sync", self._refused)
+
+    def _of_job(self, stats: JobStats) -> Iterator[Any]:
+        from prometheus_client import core
+
+        for name, text, value in (
+            ("batches", "Batches that moved messages.", stats.batches),
+            ("rows", "Rows that these batches read.", stats.rows),
+            ("batch_seconds", "Total duration of these batches.", stats.batch_ms / 1000),
+            ("query_failures", "Failures after which the query started again.", stats.failures),
+        ):
+            yield core.CounterMetricFamily(f"delaylevel_sync_{name}", text, value=value)
+        counter = core.CounterMetricFamily(
+            "delaylevel_sync_messages", "Messages by outcome.", labels=("level_topic", "became")
+        )
+        late = core.GaugeMetricFamily(
+            "delaylevel_sync_last_batch_lateness_seconds",
+            "The largest lateness at hand-off in the last batch.",
+            labels=("level_topic",),
+        )
+        histogram = core.HistogramMetricFamily(
+            "delaylevel_sync_lateness_seconds",
+            "The largest lateness at hand-off of each batch that handed off messages.",
+            labels=("level_topic",),
+        )
+        bounds = [*(str(bound / 1000) for bound in LATENESS_BOUNDS_MS), "+Inf"]
+        for topic in self._topics:
+            for outcome in OUTCOMES:
+                counter.add_metric((topic, outcome), stats.messages[topic, outcome])
+            late.add_metric((topic,), stats.latest_ms.get(topic, 0) / 1000)
+            batches_within = accumulate(stats.lateness.get(topic, [0] * len(bounds)))
+            histogram.add_metric(
+                (topic,),
+                list(zip(bounds, batches_within, strict=True)),
+                stats.lateness_ms[topic] / 1000,
+            )
+        yield counter
+        yield late
+        yield histogram
+        yield core.GaugeMetricFamily(
+            "delaylevel_sync_last_batch_seconds",
+            "Duration of the last batch.",
+            value=0 if stats.last is None else stats.last.duration_ms / 1000,
+        )
+
+    def _of_backlogs(self) -> Iterator[Any]:
+        from prometheus_client import core
+
+        backlogs = self._backlogs.read()
+        yield core.GaugeMetricFamily(
+            "delaylevel_sync_broker_answers",
+            "1 if the broker reported the state of the level topics, 0 if not.",
+            value=0 if backlogs is None else 1,
+        )
+
+        def gauge(name: str, text: str, *labels: str) -> Any:
+            return core.GaugeMetricFamily(
+                f"delaylevel_sync_{name}", text, labels=("level_topic", *labels)
+            )
+
+        lag = gauge("lag_seconds", "Time that the oldest ready message has been waiting.")
+        held = gauge("held_entries", "Entries whose target cannot be written.")
+        dead = gauge("dead_letter_entries", "Entries that could not be understood.")
+        parked = gauge("parked_entries", "Entries that wait in a level.", "level")
+        window = gauge("window_entries", "Entries of the window topic that are not all released.")
+        for topic, item in (backlogs or {}).items():
+            lag.add_metric((topic,), item.lag_ms / 1000)
+            held.add_metric((topic,), item.held)
+            dead.add_metric((topic,), item.dead_letters)
+            for level, entries in item.by_level.items():
+                parked.add_metric((topic, level), entries)
+            if item.window is not None:
+                window.add_metric((topic,), item.window)
+        yield from (lag, held, dead, parked, window)
 
 
 class JobReporter:

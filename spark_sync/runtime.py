@@ -1,4 +1,4 @@
-"""Connections and forwarders that a Python process of Spark keeps between tasks.
+"""Connections and forwarders of a Python process of Spark, and the ranges that its tasks read.
 
 The Pulsar client does not survive a fork, so each process creates its own on first use. A Python
 worker runs one task at a time.
@@ -9,15 +9,22 @@ from __future__ import annotations
 import gc
 import os
 import time
+from collections.abc import Generator
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from pyspark.sql.datasource import InputPartition
+
 from delaylevel.cluster import logs
 from delaylevel.cluster.connection.settings import Connection
+from delaylevel.cluster.reader import read_range
 from delaylevel.cluster.rest.admin import Admin
 from delaylevel.cluster.targets.pool import TargetClients
 from delaylevel.errors import BrokerError, ConfigError, UpgradeRequiredError
 from delaylevel.model.level_topic import LevelTopicDescription
+from delaylevel.model.message import ParkedMessage
+from delaylevel.model.position import Position, SourcePartition
 from delaylevel.mover.forwarder import Forwarder
 from delaylevel.topics import registry as topics
 from delaylevel.topics.roster import DescriptionCache
@@ -116,3 +123,30 @@ def runtime(options: SyncOptions) -> Runtime:
     if found is None:
         found = _runtimes[key] = Runtime(options)
     return found
+
+
+@dataclass
+class InputRange(InputPartition):
+    """The part of a source partition that one task reads.
+
+    Attributes:
+        source: the partition.
+        start: the first position.
+        end: the first position after the range.
+        now_ms: the time of the plan, ms since the epoch: the ``routed_at`` of the messages.
+    """
+
+    source: SourcePartition
+    start: Position
+    end: Position
+    now_ms: int
+
+    def read(self, options: SyncOptions) -> Generator[ParkedMessage, None, None]:
+        """Yield the messages of the range."""
+        return read_range(
+            runtime(options).client,
+            self.source.topic,
+            self.start,
+            self.end,
+            options.poll_timeout_ms,
+        )

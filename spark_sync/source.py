@@ -1,16 +1,23 @@
-"""The data source for Spark: the near-due messages of level topics as rows of a stream."""
+"""The data source of Spark: streaming source and sink, and pending messages as a DataFrame."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, MutableMapping, Sequence
+import json
+import logging
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from typing import Any
 
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
+    DataSourceStreamArrowWriter,
     DataSourceStreamReader,
     DataSourceStreamWriter,
     InputPartition,
+    WriterCommitMessage,
 )
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
@@ -20,17 +27,100 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from delaylevel.cluster.connection.settings import Connection
+from delaylevel.cluster.rest.admin import Admin
 from delaylevel.errors import ConfigError
+from delaylevel.model.clock import duration_ms
+from delaylevel.model.envelope import DUE
+from delaylevel.model.level_topic import Role
+from delaylevel.mover.forwarder import Forwarder
+from delaylevel.topics.registry import describe
 
 from . import control
-from .arrow_rows import PENDING_SCHEMA, to_batches
-from .batch_source import BatchOptions, PendingReader, PushingReader, check_schema
-from .driver import Driver
-from .forwarding import FORWARDED_SCHEMA, forward_input, messages_only
-from .input_range import InputRange
-from .offsets import Offset
-from .options import FORMAT, SyncOptions
-from .sink import DelayLevelStreamWriter
+from .arrow_rows import PENDING_SCHEMA, from_batch, to_batches
+from .batch_source import BatchOptions, PendingReader, PushingReader, check_columns, check_schema
+from .driver import Driver, Offset
+from .forwarding import (
+    FORWARDED_SCHEMA,
+    Reports,
+    TaskForwarders,
+    forward_input,
+    merged,
+    messages_only,
+    read_reports,
+)
+from .options import FORMAT, SyncOptions, connection_options
+from .runtime import InputRange, Runtime, runtime
+from .steps import DuplicateCheck
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class TaskReport(WriterCommitMessage):
+    """The reports of one task, by level topic."""
+
+    reports: Reports = field(default_factory=dict)
+
+
+class DelayLevelStreamWriter(DataSourceStreamArrowWriter):
+    """Sink that forwards rows, at least once or effectively once.
+
+    A task succeeds only after the broker has confirmed everything that its rows became. If it
+    fails, Spark runs it again. At least once, the confirmed messages then arrive again with the
+    same ``delaylevel.id``; effectively once, the broker drops them.
+    """
+
+    def __init__(self, options: SyncOptions) -> None:
+        self._options = options
+
+    def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
+        """Forward the rows of one task and wait for their confirmations.
+
+        Raises:
+            BrokerError: one of our own topics cannot be written; the batch is not committed.
+            StepsError: a row appeared twice.
+        """
+        if self._options.forward:
+            return TaskReport(read_reports(iterator))
+        here = runtime(self._options)
+        for name in self._options.level_topics:
+            here.describe(name)
+        return self._forward(here, iterator)
+
+    def _forward(self, here: Runtime, batches: Iterable[Any]) -> TaskReport:
+        duplicates = DuplicateCheck()
+        used: dict[str, Forwarder] = {}
+        with TaskForwarders(here) as forwarders:
+            for batch in batches:
+                duplicates.check(batch)
+                earliest_ms = forwarders.earliest_routing_ms()
+                for source, message, planned_ms in from_batch(batch):
+                    forwarder = used.get(source.topic)
+                    if forwarder is None:
+                        forwarder = used[source.topic] = forwarders.of(source)
+                    forwarder.forward(source, message, max(earliest_ms, planned_ms))
+            return TaskReport(forwarders.flush())
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        """Log the report of a batch, and write it to the control folder."""
+        reports = merged(
+            item
+            for message in messages
+            if isinstance(message, TaskReport)
+            for item in message.reports.items()
+        )
+        plain = {
+            topic: {**report.counts(), "latest_ms": report.latest_ms}
+            for topic, report in reports.items()
+        }
+        for topic, counts in plain.items():
+            log.info("batch %d of %s: %s", batchId, topic, json.dumps(counts))
+        control.write_report(self._options.control_dir, batchId, plain)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        """Log that a batch failed; its source messages stay unacknowledged."""
+        log.warning("batch %d failed; nothing of it is acknowledged", batchId)
 
 
 class DelayLevelDataSource(DataSource):
@@ -167,3 +257,103 @@ class DelayLevelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         if self._driver is None:
             self._driver = Driver(self._options)
         return self._driver
+
+
+# Columns by which a message is compared with the cancellations.
+_MATCHED = ("id", "target", "key", "role", "properties")
+
+
+def pending(
+    spark: SparkSession,
+    connection: Connection,
+    level_topics: str | Sequence[str],
+    *,
+    due_from: datetime | None = None,
+    due_before: datetime | None = None,
+    levels: Sequence[int] | None = None,
+    partitions: Sequence[int] | None = None,
+    roles: Sequence[Role | str] | None = None,
+    columns: Sequence[str] | None = None,
+    slack: timedelta | None = None,
+) -> DataFrame:
+    """Return the pending messages of level topics, as a DataFrame of ``PENDING_SCHEMA``.
+
+    The set of messages is determined when the DataFrame is first used: call again for a later one.
+    Reading never acknowledges, locks or moves anything, and may run next to a mover; a message
+    that the mover moves meanwhile can appear twice, with the same ``id``.
+
+    Messages whose cancellations wait in the levels, too, are left out. If a level topic allows
+    cancellations, everything is read twice for that.
+
+    Args:
+        level_topics: names of one or several level topics, or of their business topics.
+        due_from: the earliest due time (aware).
+        due_before: the first due time that is too late (aware).
+        levels: numbers of levels, 0 for the coarsest; held messages belong to the finest.
+        roles: one or both of ``level`` and ``held``.
+        columns: names of columns, in this order; Spark does not receive any others.
+        slack: tolerance of the search by due time, for outages of the mover and clock differences
+            added up; a day by default.
+
+    Raises:
+        ConfigError: a column or a role does not exist, or a time has no zone.
+    """
+    names = [level_topics] if isinstance(level_topics, str) else list(level_topics)
+    options = {"levelTopics": ",".join(names), **connection_options(connection)}
+    for name, moment in (("dueFrom", due_from), ("dueBefore", due_before)):
+        if moment is not None:
+            options[name] = moment.isoformat()
+    for name, values in (("levels", levels), ("partitions", partitions)):
+        if values is not None:
+            options[name] = ",".join(str(value) for value in values)
+    if roles is not None:
+        options["roles"] = ",".join(Role(role).value for role in roles)
+    if slack is not None:
+        options["dueSlackMs"] = str(duration_ms(slack))
+    BatchOptions.split(options)  # report unusable values here, not in a worker of Spark
+    spark.dataSource.register(DelayLevelDataSource)
+    if columns is not None:
+        check_columns(columns)
+    if not _cancellable(connection, names):
+        return _load(spark, options, columns)
+    wanted = list(columns or PENDING_SCHEMA.fieldNames())
+    further = [name for name in _MATCHED if name not in wanted]
+    messages = _load(spark, options, [*wanted, *further])
+    # A cancellation may wait in another level and partition than its message.
+    everywhere = {
+        name: value
+        for name, value in options.items()
+        if name not in ("levels", "partitions", "roles")
+    }
+    found = _load(
+        spark, {**everywhere, "cancellations": "true"}, ["id", "target", "key", "properties"]
+    )
+    cancelled = found.select(
+        found["id"].alias("cancelled_id"),
+        found["target"].alias("cancelled_target"),
+        found["key"].alias("cancelled_key"),
+        found["properties"][DUE].alias("cancelled_due"),
+    )
+    named = (
+        (messages["role"] == Role.LEVEL.value)
+        & (messages["id"] == cancelled["cancelled_id"])
+        & (messages["target"] == cancelled["cancelled_target"])
+        & messages["key"].eqNullSafe(cancelled["cancelled_key"])
+        & (messages["properties"][DUE] == cancelled["cancelled_due"])
+    )
+    return messages.join(cancelled, named, "left_anti").select(wanted)
+
+
+def _cancellable(connection: Connection, level_topics: Sequence[str]) -> bool:
+    """Return True if messages of one of the level topics can be cancelled."""
+    with Admin.from_connection(connection) as admin:
+        return any(describe(admin, topic).cancellable for topic in level_topics)
+
+
+def _load(
+    spark: SparkSession, options: Mapping[str, str], columns: Sequence[str] | None
+) -> DataFrame:
+    reader = spark.read.format(FORMAT).options(**options)
+    if columns is not None:
+        reader = reader.schema(StructType([PENDING_SCHEMA[name] for name in columns]))
+    return reader.load()

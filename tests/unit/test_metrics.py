@@ -25,8 +25,13 @@ from delaylevel.model.delivery import ForwardReport
 from delaylevel.model.strategy import PartitionStrategy
 from delaylevel.mover.service import MoverStats
 from delaylevel.run.service import ServiceCollector
-from delaylevel.spark_sync.metrics import JobCollector
-from delaylevel.spark_sync.stats import Backlog, BacklogReader, BatchStats, JobStats
+from delaylevel.spark_sync.reporting import (
+    Backlog,
+    BacklogReader,
+    BatchStats,
+    JobCollector,
+    JobStats,
+)
 from delaylevel.testing import MemoryPulsar
 
 ROOT = Path(__file__).parents[2]

@@ -106,7 +106,7 @@ def _check_value(label: str, operator: str, value: str) -> None:
     elif label == "state":
         assert f"`{value}`" in (DOCS / "metrics.md").read_text("utf-8")
     elif label == "became":
-        from delaylevel.spark_sync.stats import OUTCOMES
+        from delaylevel.spark_sync.reporting import OUTCOMES
 
         assert value in OUTCOMES
     elif label == "topic":

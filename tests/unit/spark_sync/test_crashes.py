@@ -21,7 +21,7 @@ from delaylevel.model.strategy import PartitionStrategy
 from delaylevel.mover.forwarder import Forwarder
 from delaylevel.spark_sync import driver as driver_module
 from delaylevel.spark_sync import forwarding
-from delaylevel.spark_sync import input_range as ranges
+from delaylevel.spark_sync import runtime as ranges
 from delaylevel.spark_sync.forwarding import FORWARDED_SCHEMA
 from delaylevel.spark_sync.options import SyncOptions
 from delaylevel.spark_sync.source import DelayLevelStreamReader

@@ -24,8 +24,7 @@ from delaylevel.model.position import EARLIEST, source_partitions
 from delaylevel.model.strategy import PartitionStrategy
 from delaylevel.spark_sync import driver as driver_module
 from delaylevel.spark_sync.arrow_rows import PENDING_SCHEMA
-from delaylevel.spark_sync.driver import Driver
-from delaylevel.spark_sync.offsets import positions_of
+from delaylevel.spark_sync.driver import Driver, positions_of
 from delaylevel.spark_sync.options import SyncOptions
 from delaylevel.spark_sync.source import DelayLevelStreamReader
 from delaylevel.testing import ManualClock, MemoryPulsar

@@ -23,8 +23,8 @@ pytest.importorskip("pyspark")
 from delaylevel.cli.main import cli
 from delaylevel.cluster.connection.settings import Connection
 from delaylevel.errors import ConfigError
-from delaylevel.spark_sync import Executors, cluster, packages
-from delaylevel.spark_sync.packages import FOLDER, distributions, pack
+from delaylevel.spark_sync import Executors, cluster
+from delaylevel.spark_sync.cluster import FOLDER, distributions, pack
 
 NAME = f"python{sys.version_info[0]}.{sys.version_info[1]}"
 
@@ -56,9 +56,9 @@ def test_the_archive_has_every_requirement_of_the_python_version(
         if name is not None and (not marker or version < (3, 11)):
             needed.add(name.group())
     monkeypatch.setattr(sys, "version_info", (*version, 0, "final", 0))
-    assert set(importlib.reload(packages).ROOTS) == needed | {"pyarrow"}
+    assert set(importlib.reload(cluster).ROOTS) == needed | {"pyarrow"}
     monkeypatch.undo()
-    importlib.reload(packages)
+    importlib.reload(cluster)
 
 
 def test_a_package_that_is_not_installed_cannot_be_shipped() -> None:
@@ -70,7 +70,7 @@ def test_the_archive_has_all_parts_and_no_tests(archive: Path) -> None:
     names = set(zipfile.ZipFile(archive).namelist())
     assert {
         "delaylevel/__init__.py",
-        "delaylevel/spark_sync/sink.py",
+        "delaylevel/spark_sync/source.py",
         "delaylevel/spark_sync/log4j2.properties",
         "delaylevel/cli/mover.py",
         "pulsar/__init__.py",
@@ -87,7 +87,7 @@ def test_the_archive_alone_runs_the_workers_code(archive: Path, tmp_path: Path) 
 
     lib = Path(pyspark.__file__).parent / "python" / "lib"
     program = (
-        "import sys, delaylevel, delaylevel.spark_sync.source, delaylevel.spark_sync.sink, pulsar\n"
+        "import sys, delaylevel, delaylevel.spark_sync.source, pulsar\n"
         "import pyarrow\n"
         f"assert delaylevel.__file__.startswith({str(tmp_path)!r}), delaylevel.__file__\n"
         f"assert pyarrow.__file__.startswith({str(tmp_path)!r}), pyarrow.__file__\n"
@@ -108,9 +108,9 @@ def test_an_archive_is_created_once_and_again_after_a_change(
 ) -> None:
     module = tmp_path / "module.py"
     module.write_text("first")
-    monkeypatch.setattr(packages, "ROOTS", ("platformdirs",))
+    monkeypatch.setattr(cluster, "ROOTS", ("platformdirs",))
     files = [("delaylevel/module.py", module)]
-    monkeypatch.setattr(packages.installed, "project_files", lambda _: files)
+    monkeypatch.setattr(cluster.installed, "project_files", lambda _: files)
     folder = tmp_path / "archives"
     first = pack(folder)
     written = first.stat().st_mtime_ns

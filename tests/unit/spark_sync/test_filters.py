@@ -33,7 +33,7 @@ from pyspark.sql.datasource import (
 from delaylevel.errors import StepsError
 from delaylevel.model.level_topic import Role
 from delaylevel.model.position import SourcePartition
-from delaylevel.spark_sync.filters import due_window, may_match
+from delaylevel.spark_sync.batch_source import due_window, may_match
 from delaylevel.spark_sync.steps import DuplicateCheck
 from delaylevel.topics.scan import ALWAYS
 

@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("pyspark")
 
-from delaylevel.spark_sync import gateway
+from delaylevel.spark_sync import session
 
 
 def test_only_the_warning_that_is_no_problem_is_left_out(
@@ -14,5 +14,5 @@ def test_only_the_warning_that_is_no_problem_is_left_out(
 ) -> None:
     useless = "WARNING: Using incubator modules: jdk.incubator.vector\n"
     useful = ["WARNING: Using incubator modules: other\n", "Error: no memory\n", f"x {useless}"]
-    gateway._copy([useless, *useful, useless])
+    session._copy([useless, *useful, useless])
     assert capsys.readouterr().err == "".join(useful)

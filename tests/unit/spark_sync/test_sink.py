@@ -18,7 +18,7 @@ from delaylevel.model.position import source_partitions
 from delaylevel.mover.forwarder import Forwarder
 from delaylevel.spark_sync.arrow_rows import to_batches
 from delaylevel.spark_sync.options import SyncOptions
-from delaylevel.spark_sync.sink import DelayLevelStreamWriter
+from delaylevel.spark_sync.source import DelayLevelStreamWriter
 from delaylevel.testing import MemoryPulsar
 
 HOUR_MS = 3_600_000

@@ -18,11 +18,17 @@ from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.prometheus import serve
 from delaylevel.spark_sync import control
-from delaylevel.spark_sync import stats as stats_module
-from delaylevel.spark_sync.listener import SyncListener, batch_line
-from delaylevel.spark_sync.metrics import JobCollector
-from delaylevel.spark_sync.reporting import JobReporter
-from delaylevel.spark_sync.stats import Backlog, BacklogReader, BatchStats, JobStats
+from delaylevel.spark_sync import reporting as stats_module
+from delaylevel.spark_sync.reporting import (
+    Backlog,
+    BacklogReader,
+    BatchStats,
+    JobCollector,
+    JobReporter,
+    JobStats,
+    SyncListener,
+    batch_line,
+)
 
 TOPIC = "persistent://public/default/orders-delay-level"
 REPORT = {
@@ -79,7 +85,7 @@ def test_each_batch_that_moved_messages_is_summed_and_logged_once(
     tmp_path: Any,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    caplog.set_level("INFO", "delaylevel.spark_sync.listener")
+    caplog.set_level("INFO", "delaylevel.spark_sync.reporting")
     listener.onQueryProgress(_progress(0, 0))
     for batch_id in (1, 2):
         control.write_report(str(tmp_path), batch_id, REPORT)
@@ -199,8 +205,8 @@ def test_without_the_extra_the_error_names_it() -> None:
     program = (
         "import sys; sys.modules['prometheus_client'] = None\n"
         "from delaylevel.prometheus import serve\n"
-        "from delaylevel.spark_sync.metrics import JobCollector\n"
-        "from delaylevel.spark_sync.stats import JobStats\n"
+        "from delaylevel.spark_sync.reporting import JobCollector\n"
+        "from delaylevel.spark_sync.reporting import JobStats\n"
         "try:\n"
         "    serve(JobCollector(JobStats(), None, ()), 0).__enter__()\n"
         "except ImportError as error:\n"

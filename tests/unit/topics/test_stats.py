@@ -15,7 +15,7 @@ from delaylevel.errors import LevelTopicError, NotFoundError
 from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription, Role
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
-from delaylevel.spark_sync.stats import Backlog
+from delaylevel.spark_sync.reporting import Backlog
 from delaylevel.testing import MemoryPulsar
 from delaylevel.topics import lifecycle
 from delaylevel.topics.status import MemberStats, read_stats, status, status_of, window_stats
