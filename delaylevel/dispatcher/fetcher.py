@@ -210,10 +210,10 @@ class Fetcher:
                 self._kept, self._kept_until_s = batch, now_s + _GATHER_LATER_S
         elif batch.records:
             self._pass_on(batch)
+        last = self._last
         if self._undecided:
             self._refresh()
-        else:
-            last = self._last
+        elif last is not None:
             self._report_caught_up(reader, last.ledger_id(), last.entry_id())
         return True
 
@@ -246,8 +246,8 @@ class Fetcher:
 
     def _convert(self, batch: FetchedBatch, taken: list[Any]) -> None:
         """Add messages to a batch, up to one that is undecided; keep the others."""
+        taken = self._in_order(taken)
         ledgers, entries, indices = positions_of(taken)
-        self._check_order(ledgers, entries, indices)
         while indices and max(indices) > LAST_INDEX:
             # They would have the positions of the messages of the next entry.
             begin = next(n for n, index in enumerate(indices) if index > LAST_INDEX)
@@ -298,18 +298,24 @@ class Fetcher:
         batch.records += records
         batch.cancellations += self._record.cancellations - cancellations
 
-    def _check_order(self, ledgers: list[int], entries: list[int], indices: list[int]) -> None:
-        """Refuse messages in another order than that of the partition.
+    def _in_order(self, taken: list[Any]) -> list[Any]:
+        """Return messages without repetitions; refuse them if their order is wrong.
 
-        What is read counts as complete up to the last position. The client may repeat messages if
-        its connection breaks while it passes them on; then everything is read again.
+        What is read counts as complete up to the last position. If its connection breaks while the
+        client passes a message on, it may receive this message again.
 
         Raises:
-            BrokerError: the order is wrong.
+            BrokerError: the order is wrong; everything is read again.
         """
-        positions = [self._behind, *zip(ledgers, entries, indices, strict=True)]
-        if not all(map(lt, positions, positions[1:])):
+        positions = [self._behind, *zip(*positions_of(taken), strict=True)]
+        if all(map(lt, positions, positions[1:])):
+            return taken
+        steps = zip(taken, positions, positions[1:], strict=False)
+        once = [message for message, before, at in steps if at != before]
+        kept = [self._behind, *zip(*positions_of(once), strict=True)]
+        if not all(map(lt, kept, kept[1:])):
             raise BrokerError(f"{self.topic}: messages came in a wrong order; they are read again")
+        return once
 
     def _report_entry_end(self) -> None:
         """Report that an entry is completely read, so that it can be acknowledged as a whole."""

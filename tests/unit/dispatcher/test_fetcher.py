@@ -12,6 +12,7 @@ import pytest
 from delaylevel.cluster.scheduler import Lanes
 from delaylevel.dispatcher.fetcher import CaughtUp, Fetcher, FetcherTask
 from delaylevel.dispatcher.record import FetchedBatch, WindowMessage
+from delaylevel.errors import BrokerError
 from delaylevel.model.clock import SystemClock
 from delaylevel.model.position import EARLIEST, Position
 from support.fakes import FakeMessage, FakeMessageId
@@ -192,3 +193,24 @@ def test_a_message_with_a_new_target_and_those_behind_it_belong_to_the_takeover(
     found = [each.entry_ids for each in records.events if isinstance(each, FetchedBatch)]
     assert found == [[0], [1, 2]]
     assert isinstance(records.events[2], CaughtUp)
+
+
+def test_a_message_that_comes_again_is_dropped_and_a_wrong_order_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    arriving: queue.Queue[Message] = queue.Queue()
+    reader = Reader(arriving)
+    monkeypatch.setattr("delaylevel.dispatcher.fetcher.PartitionReader", lambda *_: reader)
+    events: list[Any] = []
+    clock = SystemClock()
+    fetcher = Fetcher(None, TOPIC, EARLIEST, None, Records(), events.append, unused, clock)  # type: ignore[arg-type]
+    fetcher.open()
+    for entries in ([1, 2, 2, 3], [], [3], [3, 4]):
+        for entry in entries:
+            arriving.put(Message(entry, 0))
+        fetcher.gather()
+    found = [each.entry_ids for each in events if isinstance(each, FetchedBatch)]
+    assert [each for ids in found for each in ids] == [entry << 10 for entry in (1, 2, 3, 4)]
+    arriving.put(Message(3, 0))
+    with pytest.raises(BrokerError, match="wrong order"):
+        fetcher.gather()
