@@ -27,7 +27,8 @@ TWO_TEXTS = {
     "--key": {"Partition key.", "Partition key to match."},
     "--property": {"Property of the message. Repeatable.", "Property to match. Repeatable."},
     "--id": {
-        "Stable ID (delaylevel.id) of the message.",
+        "ID (delaylevel.id) of the message. It identifies the message together with its topic and "
+        "key: of several messages with the same three, the dispatcher delivers one.",
         "Stable ID (delaylevel.id) to match.",
     },
     "--target": {"Further business topic to serve. Repeatable.", "Business topic to match."},

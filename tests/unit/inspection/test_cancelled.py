@@ -12,6 +12,7 @@ pytest.importorskip("duckdb")
 
 from delaylevel.inspection import Inspector, Selection, Window
 from delaylevel.model.level_topic import FinalWindow
+from delaylevel.model.outcome import Receipt, place_of
 from delaylevel.testing import MemoryPulsar
 from support.fakes import cancellable_orders, days_and_hours
 
@@ -72,7 +73,8 @@ def test_messages_without_ids_are_found_by_their_positions(
         producer.send(body, deliver_at=at)
     first, second = look(memory).rows()
 
-    producer.cancel(message_id=first.id, deliver_at=at)
+    place = place_of(first.topic, first.ledger, first.entry)
+    producer.cancel(Receipt(first.id, at, first.target, producer.description.topic, "", place))
     assert ids(memory) == [second.id]
     assert look(memory).find(first.id) == []
     # In the window, too, where it has its position as a property.
