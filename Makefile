@@ -64,10 +64,11 @@ pytest: fetch ## Run the tests; PYTEST_ARGS="-k name" selects some
 	$(BIN)/python -m pytest $(PARALLEL) $(PYTEST_ARGS)
 
 # These tests measure times, so they run in one process. The searches have new seeds each time.
+night: FIRST := $(or $(SEED),$(shell date +%s))
 night: test ## Run everything, also what takes minutes; SEED=… repeats the searches of a night
 	$(BIN)/python -m pytest --night $(PYTEST_ARGS)
-	DELAYLEVEL_TEST_SEARCH=5 DELAYLEVEL_TEST_SEED=$(or $(SEED),$(shell date +%s)) \
-		$(BIN)/python -m pytest $(PARALLEL) tests/unit -k "model or live_view" $(PYTEST_ARGS)
+	DELAYLEVEL_TEST_SEARCH=5 DELAYLEVEL_TEST_SEED=$(FIRST) $(BIN)/python -m pytest $(PARALLEL) \
+		--hypothesis-seed=$(FIRST) tests/unit -k "model or live_view" $(PYTEST_ARGS)
 
 torture: fetch ## Break everything at random for MINUTES=30 (SEED=… repeats a run), and audit each message
 	PYTHONPATH=tests $(BIN)/python -m torture --minutes $(or $(MINUTES),30) --seed $(or $(SEED),0) \

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import random
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pulsar
-from hypothesis import HealthCheck, Phase, given, settings
+import pytest
+from hypothesis import HealthCheck, Phase, given
 from hypothesis import strategies as st
 
+from delaylevel.cluster.publisher import KEY_BATCHED_SETTINGS
 from delaylevel.cluster.targets import send_state
+from support.seeds import examples
 from support.simulation import (
     TARGETS,
+    TOO_BIG,
     Producer,
     Simulation,
     target_of,
@@ -28,6 +30,14 @@ ACTIONS = (
     "cut", "cancel", "cancel", "cancel early", "cancel and takeover",
     "lose", "lose", "fail over", "reconnect", "pass time",
 )  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def too_big_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let messages that are too large share no entry, as those above the client's limit."""
+    monkeypatch.setitem(
+        KEY_BATCHED_SETTINGS, "batching_max_allowed_size_in_bytes", len(TOO_BIG) - 1
+    )
 
 
 def steps(actions: tuple[str, ...]) -> st.SearchStrategy[list[tuple[str, int, int]]]:
@@ -207,26 +217,19 @@ def run_all(
         run.check()
 
 
-def searching(examples: int, shrinking: bool) -> Callable[[Any], Any]:
-    return settings(
-        max_examples=examples,
-        phases=[Phase.generate, *([Phase.shrink] if shrinking else [])],
-        deadline=None,
-        derandomize=True,
-        database=None,
-        suppress_health_check=list(HealthCheck),
-    )
-
-
 def search_runs(
     numbered: bool,
     replacing: bool,
     *,
     shrinking: bool,
-    examples: int,
+    count: int,
     partitions: int = 0,
 ) -> None:
-    @searching(examples, shrinking)
+    @examples(
+        count,
+        phases=[Phase.generate, *([Phase.shrink] if shrinking else [])],
+        suppress_health_check=list(HealthCheck),
+    )
     @given(steps(ACTIONS))
     def search(actions: list[tuple[str, int, int]]) -> None:
         run_all(numbered, replacing, actions, partitions)

@@ -427,7 +427,8 @@ def random_run(
 
 
 def random_runs(count: int, *options: Any) -> Sequence[PausingSimulation]:
-    return [random_run(seed, *options) for seed in seeds(count)]
+    # From a seed on after which cancellations have all kinds of outcomes in few runs.
+    return [random_run(40 + seed, *options) for seed in seeds(count)]
 
 
 @pytest.mark.parametrize("partitions", [0, 2])
@@ -440,8 +441,7 @@ def test_each_message_is_released_or_expires(
     assert sum(map(len, (run.expired for run in runs))) > 25 * SEARCH
     assert sum(len(run.sent) for run in runs) > 375 * SEARCH
     outcomes = Counter(each for run in runs for found in run.outcomes().values() for each in found)
-    assert min(outcomes["cancelled"], outcomes["unknown"]) > 2 * SEARCH
-    assert outcomes["too late"] >= SEARCH // 2
+    assert min(outcomes["cancelled"], outcomes["too late"], outcomes["unknown"]) > 2 * SEARCH
 
 
 def test_each_message_is_released_or_expires_with_little_room(

@@ -14,35 +14,26 @@ import pytest
 
 from delaylevel.cluster.publisher import KEY_BATCHED_SETTINGS
 from delaylevel.cluster.targets.send_state import EntryOutcome
-from support.publishing_runs import run_all, search_runs, step
+from support.publishing_runs import run_all, search_runs, step, too_big_is_alone  # noqa: F401
 from support.seeds import SEARCH
 from support.simulation import (
     TARGETS,
-    TOO_BIG,
     BatchingProducer,
     Simulation,
 )
 
-
-@pytest.fixture(autouse=True)
-def too_big_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let messages that are too large share no entry, as those above the client's limit."""
-    monkeypatch.setitem(
-        KEY_BATCHED_SETTINGS, "batching_max_allowed_size_in_bytes", len(TOO_BIG) - 1
-    )
-
-
-RUNS = 20 * SEARCH
+# Examples of each search by day.
+RUNS = 20
 
 
 @pytest.mark.parametrize("numbered", [False, True])
 @pytest.mark.parametrize("replacing", [False, True])
 def test_nothing_is_lost_or_published_twice(numbered: bool, replacing: bool) -> None:
-    search_runs(numbered, replacing, shrinking=True, examples=RUNS)
+    search_runs(numbered, replacing, shrinking=True, count=RUNS)
 
 
 def test_nothing_is_lost_or_published_twice_in_partitions() -> None:
-    search_runs(True, False, shrinking=True, examples=RUNS, partitions=2)
+    search_runs(True, False, shrinking=True, count=RUNS, partitions=2)
 
 
 @pytest.mark.parametrize(("numbered", "partitions"), [(False, 0), (True, 0), (True, 2)])
@@ -53,7 +44,7 @@ def test_nothing_is_lost_or_published_twice_with_little_room(
     monkeypatch.setattr("delaylevel.dispatcher.publishing.publisher._BATCH", 3)
     monkeypatch.setattr("delaylevel.dispatcher.publishing.publisher._MANY_WAITING", 3)
     monkeypatch.setattr("delaylevel.dispatcher.pending._IN_MEMORY", 4)
-    search_runs(numbered, False, shrinking=True, examples=RUNS, partitions=partitions)
+    search_runs(numbered, False, shrinking=True, count=RUNS, partitions=partitions)
 
 
 @pytest.mark.parametrize("numbered", [False, True])
@@ -66,7 +57,7 @@ def test_nothing_is_lost_or_published_twice_in_a_burst(
     monkeypatch.setattr("delaylevel.dispatcher.publishing.publisher._BATCH", 3)
     monkeypatch.setattr("delaylevel.dispatcher.publishing.publisher._MANY_WAITING", 3)
     small_entries(monkeypatch)
-    search_runs(numbered, False, shrinking=True, examples=RUNS)
+    search_runs(numbered, False, shrinking=True, count=RUNS)
 
 
 def test_nothing_is_lost_with_a_client_that_ends_its_batches_early(
@@ -74,7 +65,7 @@ def test_nothing_is_lost_with_a_client_that_ends_its_batches_early(
 ) -> None:
     small_entries(monkeypatch)
     batches_end_early(monkeypatch)
-    search_runs(False, False, shrinking=True, examples=RUNS)
+    search_runs(False, False, shrinking=True, count=RUNS)
 
 
 @pytest.mark.parametrize("trusted", [False, True])

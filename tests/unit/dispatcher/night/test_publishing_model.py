@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from delaylevel.cluster.publisher import KEY_BATCHED_SETTINGS
 from delaylevel.cluster.targets.pool import TargetKey
 from delaylevel.cluster.targets.send_state import SendOutcome, SendState
 from delaylevel.dispatcher.cancelling.decisions import Cancellations
@@ -20,20 +19,10 @@ from delaylevel.dispatcher.journal.records import Refused
 from delaylevel.dispatcher.publishing.outcomes import FlightOutcomes
 from delaylevel.dispatcher.publishing.publisher import PlanCuts
 from delaylevel.dispatcher.publishing.sending import Flight, FlightSender
-from support.publishing_runs import search_runs
+from support.publishing_runs import search_runs, too_big_is_alone  # noqa: F401
 from support.simulation import (
-    TOO_BIG,
     SimulatedJournal,
 )
-
-
-@pytest.fixture(autouse=True)
-def too_big_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let messages that are too large share no entry, as those above the client's limit."""
-    monkeypatch.setitem(
-        KEY_BATCHED_SETTINGS, "batching_max_allowed_size_in_bytes", len(TOO_BIG) - 1
-    )
-
 
 # -- the search finds each of these faults
 
@@ -153,7 +142,7 @@ def messages_of_a_lost_producer_count_as_stored(patch: pytest.MonkeyPatch) -> It
 )
 def test_the_search_finds(fault: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     with fault(monkeypatch), pytest.raises(AssertionError):
-        search_runs(True, False, shrinking=False, examples=2_000)
+        search_runs(True, False, shrinking=False, count=2_000)
 
 
 @contextmanager
@@ -195,4 +184,4 @@ def messages_in_open_intents_are_cancelled(patch: pytest.MonkeyPatch) -> Iterato
 )
 def test_the_search_finds_false_outcomes(fault: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     with fault(monkeypatch), pytest.raises((AssertionError, ValueError)):
-        search_runs(False, False, shrinking=False, examples=2_000)
+        search_runs(False, False, shrinking=False, count=2_000)
