@@ -77,7 +77,7 @@ torture: fetch ## Break everything at random for MINUTES=30 (SEED=… repeats a 
 walk: fetch ## Type README and Getting started in a terminal, with `run` and with Spark, and time it
 	PYTHONPATH=tests $(BIN)/python -m support.walk
 
-reference: $(STAMP) ## Regenerate docs/cli.md and docs/api.md
+reference: $(STAMP) ## Regenerate docs/cli.md
 	$(BIN)/python tools/make_reference.py
 
 screens: fetch ## Take the screenshots of docs/images again, with a broker and the demo
@@ -99,8 +99,8 @@ bench: fetch ## Install the peers of the benchmarks, and run these
 		echo "$$file"; $(BIN)/python "$$file"; \
 	done; test -n "$$found" || echo "There are no benchmarks yet."
 
-versions: $(STAMP) ## Run tests with other versions of Pulsar, client, Python and PySpark; downloads several GB
-	$(BIN)/python tools/make_versions.py
+versions: $(STAMP) ## Run tests with other versions of Pulsar, client, Python and PySpark; ONLY="python=3.12"
+	$(BIN)/python tools/versions.py $(ONLY)
 
 # About an hour. MUTANTS="--list" lists them, MUTANTS="order cancellation --tier own" selects some.
 mutants: $(STAMP) ## Break important lines, one at a time, and report which tests notice
