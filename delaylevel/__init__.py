@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
 from delaylevel.errors import DelayLevelError, MissingExtraError
@@ -17,6 +18,11 @@ if TYPE_CHECKING:
     from delaylevel.structures.tracker import TimeBucketTracker
 
 __version__ = "0.1.0"
+
+# In a checkout, three parts of the package are folders next to this one (setup.cfg maps them).
+_FOLDER = os.path.dirname(__file__)
+if not os.path.isdir(os.path.join(_FOLDER, "cli")):
+    __path__ = [*__path__, os.path.dirname(_FOLDER)]
 
 __all__ = [
     "Deduplicator",

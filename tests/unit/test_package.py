@@ -16,6 +16,7 @@ import delaylevel
 from delaylevel import errors
 from delaylevel.cli.main import cli
 from support import plain_install
+from support.pages import ROOT
 
 HEAVY = ("pyspark", "numpy", "duckdb", "pyarrow", "pyroaring", "pandas", "py4j", "rich", "fastavro")
 
@@ -36,6 +37,21 @@ def test_the_import_is_light() -> None:
     loaded = modules("import delaylevel")
     assert "delaylevel.errors" in loaded
     assert not loaded & {*HEAVY, "pulsar", "_pulsar", "pydantic", "delaylevel.model"}
+
+
+def test_the_folder_above_a_checkout_is_no_package(tmp_path: Path) -> None:
+    # As after `pip install -e`: the checkout is on the path, but comes after the script's folder.
+    (tmp_path / "delaylevel").symlink_to(ROOT)
+    program = "import delaylevel.cli, delaylevel.functions; print(delaylevel.__version__)"
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", program],
+        env={"PYTHONPATH": str(tmp_path / "delaylevel")},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.stdout.strip(), done.stderr) == (delaylevel.__version__, "")
 
 
 @pytest.mark.parametrize(
