@@ -121,7 +121,8 @@ $(STAMP): setup.cfg pyproject.toml
 		echo "Python 3.10 or later is required, but $(PYTHON) is" \
 			"`$(PYTHON) --version 2>&1`. Use: make PYTHON=/path/to/python3 ..." >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@echo "Installing the package in $(VENV), with what its development needs: PySpark alone is 400 MB."
+	@$(BIN)/python -m pip install --disable-pip-version-check -e '.[dev]'
 	@touch $@
 
 clean: ## Delete build output, but not the virtual environment

@@ -42,20 +42,21 @@ def demo(messages: int, output: str) -> None:
     """Watch delayed messages arrive on time.
 
     The demo starts a broker and sends messages through two levels. Everything is real and runs on
-    this machine only: a private Pulsar broker, the producer wrapper, the Spark job, a dispatcher,
-    and consumers that check every message. The exit code is 0 only if no message is lost,
-    duplicated, changed or early.
+    this machine only: a private Pulsar broker, the producer wrapper, a mover, a dispatcher, and
+    consumers that check every message. The mover is the Spark job, or without PySpark the one of
+    `delaylevel run`. The exit code is 0 only if no message is lost, duplicated, changed or early.
     """
-    from delaylevel.demo import run
-    from delaylevel.spark_sync import SparkSyncJob  # noqa: F401 - reports a missing extra at once
+    from delaylevel.demo import has_spark, mover_name, run
 
+    if not has_spark():
+        note("PySpark is not installed: the local mover of `delaylevel run` moves the messages.")
     with tempfile.TemporaryDirectory(prefix="delaylevel-demo-") as folder:
         note("Starting a private Pulsar broker (downloaded with Maven the first time)...")
         with (
             EmbeddedBroker(
                 "demo", directory=Path(folder) / "broker", follow_parent=True, report=note
             ) as broker,
-            _view() as show,
+            _view(f"{mover_name()} and dispatcher") as show,
         ):
             result = run(broker.connection, Path(folder) / "checkpoint", messages, show)
     rows = [vars(item) for item in result.partitions]
@@ -97,21 +98,25 @@ def _verdict(summary: dict[str, Any]) -> str:
 
 
 @contextmanager
-def _view() -> Iterator[Callable[[Any], None]]:
-    """Yield a function that shows progress: a live table on a terminal, or a line at times."""
+def _view(parts: str) -> Iterator[Callable[[Any], None]]:
+    """Yield a function that shows progress: a live table on a terminal, or a line at times.
+
+    Args:
+        parts: names of what starts first.
+    """
     if is_live():
         phase = "starting"
 
         def show(snapshot: Any) -> None:
             nonlocal phase
-            # Nothing is sent before the job and the dispatcher are ready.
+            # Nothing is sent before the mover and the dispatcher are ready.
             phase = "" if snapshot.pending else snapshot.phase
             if not phase:
                 region.show(_table(snapshot, *region.size))
 
         with (
             live_region(processes=True) as region,
-            Starting(region, "Spark job and dispatcher", lambda: phase, None),
+            Starting(region, parts, lambda: phase, None),
         ):
             yield show
         return

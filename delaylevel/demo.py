@@ -1,12 +1,13 @@
 """The demonstration: real messages through real levels, counted at every step.
 
-It uses two levels with units of seconds, three business topics with different schemas, the Spark
-sync job as the mover, a dispatcher for the final window, and consumers (Exclusive and Shared) that
-compare every message with the one that was sent.
+It uses two levels with units of seconds, three business topics with different schemas, a mover
+(the Spark job, or without PySpark the local one), a dispatcher for the final window, and consumers
+(Exclusive and Shared) that compare every message with the one that was sent.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import random
 import threading
 import time
@@ -34,6 +35,7 @@ from delaylevel.model.envelope import ID, due_of
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Role
 from delaylevel.model.position import EARLIEST
 from delaylevel.model.strategy import Levels, PartitionStrategy
+from delaylevel.mover.service import MoverService
 from delaylevel.producer.client import DelayLevelClient
 from delaylevel.topics import registry as topics
 from delaylevel.topics.status import pending_entries_in
@@ -163,21 +165,20 @@ def run(
     Args:
         connection: a cluster for this demonstration alone: it uses the topics ``demo-*`` of
             ``public/default``.
-        checkpoint: the folder of the Spark job's checkpoint.
+        checkpoint: the folder of the Spark job's checkpoint; the window's files are next to it.
         messages: number of messages to send.
         show: function to call with the progress about twice a second.
 
     Raises:
         BrokerError: the job failed, or the broker refused messages.
     """
-    from delaylevel.spark_sync import SparkSyncJob, SyncSettings
-
     with ExitStack() as stack:
         logger = logs.silent()
         client = DelayLevelClient.from_connection(connection, logger=logger)
         stack.callback(client.close)
         admin = stack.enter_context(Admin.from_connection(connection))
-        snapshot = Snapshot("starting Spark, which takes 10 to 30 seconds", messages)
+        takes = "10 to 30 seconds" if has_spark() else "some seconds"
+        snapshot = Snapshot(f"starting the {mover_name()}, which takes {takes}", messages)
         show(snapshot)
         demo = _Demonstration(client, admin, snapshot, show)
         for index, (topic, schema, _) in enumerate(_TOPICS):
@@ -195,12 +196,9 @@ def run(
                 final_window=FinalWindow.TRACKER,
             ),
         )
-        job = SparkSyncJob(
-            connection,
-            SyncSettings((description.topic,), checkpoint=str(checkpoint), trigger_ms=250),
-        )
-        moving = stack.enter_context(_running("spark-sync", job.run, job.stop))
-        _wait(moving, "the Spark job", lambda: job.wait_ready(0.25), 120)
+        mover, is_moving = _mover(stack, connection, description.topic, checkpoint)
+        moving = stack.enter_context(_running("mover", mover.run, mover.stop))
+        _wait(moving, f"the {mover_name()}", is_moving, 120)
         snapshot.phase = "starting the dispatcher"
         show(snapshot)
         # The dispatcher works in a thread, with a client and an admin client of its own.
@@ -233,6 +231,33 @@ def run(
         snapshot.phase = "counting"
         show(snapshot)
         return demo.result(description, seconds)
+
+
+def has_spark() -> bool:
+    """Return whether PySpark is installed, so that the mover is the Spark job."""
+    return importlib.util.find_spec("pyspark") is not None
+
+
+def mover_name() -> str:
+    """Return the name of the mover that the demonstration uses."""
+    return "Spark job" if has_spark() else "local mover"
+
+
+def _mover(
+    stack: ExitStack, connection: Connection, topic: str, checkpoint: Path
+) -> tuple[Any, Callable[[], bool]]:
+    """Return a mover with ``run`` and ``stop``, and a function that tells if it moves."""
+    if has_spark():
+        from delaylevel.spark_sync import SparkSyncJob, SyncSettings
+
+        settings = SyncSettings((topic,), checkpoint=str(checkpoint), trigger_ms=250)
+        job = SparkSyncJob(connection, settings)
+        return job, lambda: job.wait_ready(0.25)
+    open_client = partial(connection.open_client, logger=logs.silent())
+    client = stack.enter_context(closing(open_client()))
+    admin = stack.enter_context(Admin.from_connection(connection))
+    mover = MoverService(client, admin, [topic], trigger_ms=250, target_client=open_client)
+    return mover, lambda: mover.stats()[topic].state == "moving"
 
 
 @dataclass
