@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import pulsar
 import pytest
 
 from delaylevel.dispatcher.journal.records import Commit, Intent, Record, Resolved, decode
@@ -113,19 +114,23 @@ def test_nothing_is_sent_before_its_intent_is_confirmed(numbered: bool, tmp_path
 
 
 @BOTH
+@pytest.mark.parametrize("together", [False, True])
 def test_messages_that_arrive_later_keep_the_order_of_due_times(
-    numbered: bool, tmp_path: Path
+    numbered: bool, together: bool, tmp_path: Path
 ) -> None:
     run = ready(numbered, tmp_path)
     start_s = run.clock.seconds
     send(run, [100, 150, 200, 250])
-    until(run, start_s + 0.11)
-    send(run, [30, 60, 110])  # 140, 170 and 220 after the start
-    until(run, start_s + 0.5)
-    due = {message.message_id: message.due_ms for message in run.window}
-    order = [due[each] for each in delivered(run)]
+    until(run, start_s + 0.09)
+    send(run, [50, 60, 60, 110, 160, 190])  # one before, and some at the same times
+    until(run, start_s + 0.095)
+    if together:  # the process has no turn until all are due
+        run.wait(0.3)
+    until(run, start_s + 0.6)
+    stored = {message.message_id: number for number, message in enumerate(run.window)}
+    order = [(run.window[stored[each]].due_ms, stored[each]) for each in delivered(run)]
     assert order == sorted(order)
-    assert len(order) == 7
+    assert len(order) == 10
     resolved = [each for each in records(run) if isinstance(each, Resolved)]
     assert len(resolved) == (1 if numbered else 0)
 
@@ -162,6 +167,33 @@ def test_a_stop_withdraws_what_is_planned(numbered: bool, tmp_path: Path) -> Non
     for _ in range(20):
         turn(run)
     assert delivered(run) == [first, *rest]
+
+
+def test_the_next_owner_cancels_nothing_that_may_be_stored(tmp_path: Path) -> None:
+    run = Simulation(False, tmp_path)
+    run.desk.start()
+    run.wait(3600)  # of what is due before, the journal does not tell what is sent
+    run.send(1, ORDERS, too_big=False)
+    until(run, run.clock.seconds + 0.5, 0.1)
+    start_s = run.clock.seconds
+    sent, planned = send(run, [60, 250])
+    until(run, start_s + 0.055)
+    run.wait(0.01)
+    run.cycle()
+    (producer,) = (each for each in run.broker.producers if each.topic.name == ORDERS)
+    producer.store(1)
+    producer.fail(pulsar.Result.Timeout)  # stored, but nobody knows
+    run.publisher.withdraw_plans()
+    run.publisher.process()
+    run.publisher.write_commits()
+    assert not len(run.publisher)
+    run.journal.store(len(run.journal.tail))
+    run.takeover(random.Random(0))
+    for each in (sent, planned):
+        run.cancel(int(each.removeprefix("id-")), ORDERS)
+    run.settle()
+    assert run.outcomes()[sent] == {"too late"}
+    run.check()
 
 
 @BOTH

@@ -1,54 +1,81 @@
-"""Tests of the owner of a window partition whose takeover fails."""
+"""Tests of the takeover of a window partition, on the in-memory Pulsar."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Iterator
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
-from delaylevel.cluster.scheduler import Lanes
-from delaylevel.dispatcher import DispatchSettings
 from delaylevel.dispatcher.journal.records import DamagedJournalError
 from delaylevel.dispatcher.journal.topic import Journal
-from delaylevel.dispatcher.owner import PartitionOwner
-from delaylevel.dispatcher.owner_task import OwnerTask
-from delaylevel.model.clock import SystemClock
-from delaylevel.model.level_topic import FinalWindow
-from delaylevel.topics.roster import DescriptionCache
-from support.fakes import FakeClient, describe
+from delaylevel.errors import BrokerError
+from delaylevel.testing import MemoryPulsar
+from delaylevel.testing.memory.client import ReaderCore
+
+HOUR = timedelta(hours=1)
 
 
-class Lock:
-    """A fake partition lock that records its close."""
-
-    closed = False
-
-    def close(self) -> None:
-        self.closed = True
+@pytest.fixture
+def memory() -> Iterator[MemoryPulsar]:
+    with MemoryPulsar() as memory:
+        yield memory
 
 
-def test_a_damaged_journal_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Journal, "read", lambda _: iter([b"not a record"]))
-    description = describe(final_window=FinalWindow.TRACKER)
-    client, lock = FakeClient(), Lock()
-    unused: Any = None
-    owner = PartitionOwner(
-        client,
-        unused,
-        DescriptionCache(lambda: description),
-        0,
-        lock,  # type: ignore[arg-type]
-        tmp_path,
-        DispatchSettings(tmp_path),
-        SystemClock(),
+def producer_of(memory: MemoryPulsar) -> Any:
+    return memory.client().create_producer(
+        "orders", enable_delay_level_topic=True, final_window="tracker"
     )
-    lanes = Lanes()
-    task = OwnerTask(owner, SystemClock(), lanes)
-    task.start()
-    task.join()
-    lanes.close()
-    assert isinstance(task.failure, DamagedJournalError)
-    assert owner.stats.now().state == "stopped"
-    assert client[description.journal_topic.partition(0).full].closed
-    assert lock.closed
+
+
+def delivered(memory: MemoryPulsar) -> list[bytes | None]:
+    return [message.data for message in memory.delivered("orders")]
+
+
+def test_a_new_owner_publishes_nothing_before_it_has_read_everything(memory: MemoryPulsar) -> None:
+    producer = producer_of(memory)
+    for number in range(1_100):  # more than are read at a time; the last ones are due first
+        after = HOUR - timedelta(milliseconds=number)
+        producer.send_async(b"%d" % number, None, deliver_after=after, partition_key="k")
+    producer.flush()
+    memory.clock.advance(2 * HOUR)  # no dispatcher runs meanwhile
+    memory.advance(timedelta())
+    assert delivered(memory) == [b"%d" % number for number in reversed(range(1_100))]
+
+
+def test_a_new_owner_that_reads_its_journal_in_part_publishes_nothing(
+    memory: MemoryPulsar, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    producer = producer_of(memory)
+    producer.send(b"far", deliver_after=10 * HOUR, partition_key="k")
+    producer.send(b"x", deliver_after=HOUR, partition_key="k")
+    memory.advance(HOUR)
+    index = producer.description.window_partition("k", "")
+    journal = producer.description.journal_topic.partition(index)
+    find = ReaderCore._find
+
+    def without_the_last(self: ReaderCore, name: Any) -> Any:
+        found = find(self, name)
+        last = len(self._broker.partition(name).log) - 1
+        return None if name == journal and found is not None and found[2] == last else found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ReaderCore, "_find", without_the_last)
+        with pytest.raises(BrokerError, match="was delivered only up to"):
+            memory.advance(HOUR)
+    memory.advance(10 * HOUR)
+    assert delivered(memory) == [b"x", b"far"]
+
+
+def test_a_damaged_journal_is_left_to_the_operator(
+    memory: MemoryPulsar, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    producer_of(memory).send(b"x", deliver_after=HOUR)
+    with monkeypatch.context() as patch:
+        patch.setattr(Journal, "read", lambda _: iter([b"not a record"]))
+        with pytest.raises(DamagedJournalError):
+            memory.advance(2 * HOUR)
+    assert delivered(memory) == []
+    memory.advance(HOUR)  # nothing holds the partition
+    assert delivered(memory) == [b"x"]

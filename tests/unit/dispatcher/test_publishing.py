@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -236,3 +237,58 @@ def test_answers_may_not_wait_while_a_partitioned_target_waits_for_a_flush(
     rounds(run, 1, seconds=0.01)
     assert len(ends) == 1
     assert run.publisher.is_calm
+
+
+def opened(numbered: bool, directory: Path) -> Simulation:
+    """Return a simulation with an open producer."""
+    run = Simulation(numbered, directory)
+    run.send(1, ORDERS, too_big=False)
+    for _ in range(10):
+        rounds(run, 1)
+        answer(run, ORDERS)
+    assert not run.publisher.busy
+    return run
+
+
+@pytest.mark.parametrize("numbered", [False, True])
+@pytest.mark.parametrize("left_ms", [0, 1])
+def test_a_message_expires_in_the_millisecond_of_its_expiry(
+    numbered: bool, left_ms: int, tmp_path: Path
+) -> None:
+    run = opened(numbered, tmp_path)
+    expires_ms = run.clock.now_ms() + 500
+    run.add("x", ORDERS, 0, b"x", expires_ms=expires_ms)
+    while run.clock.now_ms() < expires_ms - left_ms:  # the process has no turn
+        run.wait(0.0005)
+    run.cycle()
+    rounds(run, 3)
+    answer(run, ORDERS)
+    assert run.broker.topics[ORDERS].delivered[1:] == (["x"] if left_ms else [])
+    assert held(run) == []
+
+
+def test_a_message_that_an_earlier_owner_may_still_send_does_not_expire(tmp_path: Path) -> None:
+    """Its client sends it once the name of its producer is free, unless a later one was stored."""
+    run = opened(True, tmp_path)
+    run.add("x", ORDERS, 0, b"x", expires_ms=run.clock.now_ms() + 1_000)
+    run.wait(0.02)
+    run.cycle()
+    (producer,) = (each for each in run.broker.producers if each.wire)
+    producer.wire.clear()
+    run.takeover(random.Random(0))
+    run.wait(2)
+    rounds(run, 5)
+    answer(run, ORDERS)
+    assert run.broker.topics[ORDERS].delivered == ["id-0", "x"]
+
+
+def test_no_message_passes_a_refusal_that_the_journal_does_not_know(tmp_path: Path) -> None:
+    """The sequence ID of the later one would tell the next owner that both are stored."""
+    run = opened(True, tmp_path)
+    run.send(1, ORDERS, too_big=True)
+    run.send(1, ORDERS, too_big=False)
+    run.wait(0.02)
+    run.cycle()
+    run.takeover(random.Random(0), worst=True)
+    run.settle()
+    run.check()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pulsar
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from pulsar.schema import AvroSchema, BytesSchema, JsonSchema, Record, String, StringSchema
 
@@ -20,6 +20,7 @@ from delaylevel.model.due_time import LATEST_DUE_MS
 from delaylevel.model.envelope import Envelope, SchemaRef
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, MissingTarget
 from delaylevel.model.message import ParkedMessage
+from delaylevel.model.retries import REAL_SUBSCRIPTION
 from delaylevel.mover import hop
 from delaylevel.producer.checks import DEFAULT_MAX_MESSAGE_SIZE, SizeLimit
 from delaylevel.producer.routing import Routing
@@ -67,7 +68,9 @@ def in_a_batch(message: ParkedMessage, properties: dict[str, str]) -> int:
     final_window=st.sampled_from(list(FinalWindow)),
     expires_ms=st.sampled_from([0, LATEST_DUE_MS]),
     replaces=st.sampled_from([None, "r", "\N{GRINNING FACE}" * 512]),
+    retried=st.booleans(),
 )
+@example({}, "", "", None, FinalWindow.TRACKER, LATEST_DUE_MS, "r", True)
 def test_the_largest_message_fits_at_every_hop(
     own: dict[str, str],
     key: str,
@@ -76,7 +79,10 @@ def test_the_largest_message_fits_at_every_hop(
     final_window: FinalWindow,
     expires_ms: int,
     replaces: str | None,
+    retried: bool,
 ) -> None:
+    if retried:  # a listener's copy: what was reserved for it is used
+        own = {**own, REAL_SUBSCRIPTION: "billing"}
     description = described(final_window=final_window, on_missing_target=MissingTarget.DEAD_LETTER)
     limit = SizeLimit(description, ORDERS, SCHEMA, 16 * 1024)
     envelope = Envelope(LATEST_DUE_MS, ORDERS, message_id, SCHEMA)
