@@ -565,7 +565,7 @@ def create(
         if made.final_window is FinalWindow.TRACKER:
             note(
                 f"`delaylevel run {shell(topic)}` moves and releases its messages."
-                if made.mover is Mover.SPARK
+                if made.mover is Mover.SERVICE
                 else f"Also run `delaylevel dispatcher run {shell(topic)}`, which releases "
                 "due messages."
             )

@@ -178,8 +178,8 @@ spill_dir = click.option(
 mover = click.option(
     "--mover",
     type=OneOf(Mover),
-    default=Mover.SPARK.value,
-    help="Kind of mover that hands off near-due messages.",
+    default=Mover.SERVICE.value,
+    help="Mover of near-due messages: `delaylevel run` or the Spark job, or a Function in Pulsar.",
 )
 final_window = click.option(
     "--final-window",

@@ -39,7 +39,6 @@ PLANS = (
     Column("window_short", "number", head="WINDOW"),
     Column("movers", "number"),
     Column("cost_short", "number", head="COST"),
-    Column("local_mover", head="WITHOUT SPARK", wide=True),
     Column("window_size_bytes", "size", head="WINDOW SIZE", wide=True),
     Column("index_bytes", "size", head="INDEX", wide=True),
     Column("tracker_bytes", "size", head="TRACKER", wide=True),
@@ -88,7 +87,6 @@ def plan_view(item: Plan) -> dict[str, Any]:
         "peak_moves_per_s": round(item.peak_moves_per_s),
         "peak_short": short(item.peak_moves_per_s, True),
         "movers": item.movers,
-        "local_mover": item.local_mover,
         "cost": round(item.cost, 2),
         "cost_short": f"{item.cost:,.1f}",
         "broker_cores": round(item.broker_cores, 2),
@@ -202,9 +200,9 @@ def plan(output: str, **fields: Any) -> None:
     emit_one(load_view(load), LOAD, output)
     click.echo()
     emit(rows, PLANS, output)
-    processes = (
-        "cores of the Spark job" if load.mover is Mover.SPARK else "instances of the Function"
-    )
+    processes = "instances of the Function"
+    if load.mover is Mover.SERVICE:
+        processes = "cores (`delaylevel run` uses one, the Spark job any number)"
     peak = (
         f"Assumed peak: {load.nine_share:.0%} of all messages are due at nine o'clock; see "
         "--at-nine and --nine-within."

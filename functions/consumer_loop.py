@@ -113,8 +113,8 @@ def check_movable(description: LevelTopicDescription) -> None:
         raise LevelTopicError(
             f"level topic {description.topic} is described with mover "
             f"{description.mover.value!r}: its producers rely on that, and do not ask the broker "
-            "to hold messages until their hand-off. Run `delaylevel mover run` for it, or create a "
-            "level topic of another name with `delaylevel levels create --mover function "
+            "to hold messages until their hand-off. Use `delaylevel run` for it, or create a level "
+            "topic of another name with `delaylevel levels create --mover function "
             "--level-topic NAME`"
         )
 

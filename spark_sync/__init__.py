@@ -41,6 +41,7 @@ def __getattr__(name: str) -> Any:
         if (error.name or "").partition(".")[0] not in ("pyspark", "pyarrow"):
             raise
         raise MissingExtraError(
-            f"{__name__}.{name} needs {error.name}: pip install 'delaylevel[spark]'"
+            f"{__name__}.{name} needs {error.name}: pip install 'delaylevel[spark]'. "
+            "`delaylevel run` moves messages without Spark"
         ) from error
     return getattr(module, name)

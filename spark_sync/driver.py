@@ -384,10 +384,10 @@ class Driver:
 
 def check_movable(description: LevelTopicDescription) -> None:
     """Raise LevelTopicError unless Spark may move this level topic."""
-    if description.mover is not Mover.SPARK:
+    if description.mover is not Mover.SERVICE:
         raise LevelTopicError(
             f"level topic {description.topic} is moved by a {description.mover.value}, "
-            "not by Spark: deploy the Function, or create a level topic with --mover spark"
+            "not by Spark: deploy the Function, or create a level topic with --mover service"
         )
 
 

@@ -32,7 +32,7 @@ _FREE_BYTES = 256 * 1024 * 1024
 def mover(context: LevelTopicContext) -> CheckResult:
     """Check that every partition of the levels and the held topic has a mover."""
     description = context.description
-    remedy = f"`delaylevel mover run {shell(description.topic)}`"
+    remedy = f"`delaylevel run {shell(description.topic)}`"
     problems = []
     if description.mover is Mover.FUNCTION:
         remedy = f"`delaylevel mover deploy {shell(description.topic)}`"
@@ -77,7 +77,8 @@ def dispatcher(context: LevelTopicContext) -> CheckResult:
     idle = [row for row in rows if not row.consumers]
     if not idle:
         return CheckResult(note=", ".join(context.status.dispatchers[:3]))
-    remedy = f"`delaylevel dispatcher run {shell(context.description.topic)}`"
+    command = "dispatcher run" if context.description.mover is Mover.FUNCTION else "run"
+    remedy = f"`delaylevel {command} {shell(context.description.topic)}`"
     missing = f"no dispatcher serves {idle[0].topic}"
     return CheckResult.of([_unattended(missing, idle, rows, remedy)])
 

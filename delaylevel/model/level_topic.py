@@ -199,9 +199,13 @@ MOST_ATTRIBUTE_LENGTH = 200
 
 
 class Mover(str, enum.Enum):
-    """The process that moves near-due messages."""
+    """The process that moves near-due messages.
 
-    SPARK = "spark"
+    A service reads up to a bound (`delaylevel run`, or the Spark job); for a Function, the broker
+    holds each message until its hand-off.
+    """
+
+    SERVICE = "service"
     FUNCTION = "function"
 
 
@@ -282,7 +286,7 @@ class LevelTopicDescription:
     topic: str
     levels: Levels
     targets: tuple[str, ...]
-    mover: Mover = Mover.SPARK
+    mover: Mover = Mover.SERVICE
     final_window: FinalWindow = FinalWindow.TRACKER
     hold_pause_ms: int = DEFAULT_HOLD_PAUSE_MS
     window_partitions: int = DEFAULT_WINDOW_PARTITIONS

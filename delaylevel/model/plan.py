@@ -26,10 +26,10 @@ from .strategy import (
     fitting_levels,
 )
 
-# Messages per second: of a core of the Spark job, of the local mover and of an instance of the
-# Function for each hop; of one dispatcher in a burst; and until a restarted dispatcher or broker
-# knows its pending messages again.
-SPARK_RATE, LOCAL_MOVER_RATE, FUNCTION_RATE = 29_000, 31_000, 9_000
+# Messages per second: of a core of a service (the Spark job; the local mover has 31,000) and of an
+# instance of the Function for each hop; of one dispatcher in a burst; and until a restarted
+# dispatcher or broker knows its pending messages again.
+SERVICE_RATE, FUNCTION_RATE = 29_000, 9_000
 BURST_RATE = 41_000
 RESTART_RATE, NATIVE_REBUILD_RATE = 80_000, 15_000
 # Bytes of a pending message: in the broker's index of one subscription, and in the tracker.
@@ -81,7 +81,7 @@ class Load:
     mean_delay: timedelta | None = None
     copies: int = 2
     subscriptions: int = 1
-    mover: Mover = Mover.SPARK
+    mover: Mover = Mover.SERVICE
     final_window: FinalWindow = FinalWindow.TRACKER
     partition_limit: int = DEFAULT_PARTITION_LIMIT
     nine_share: float = 0.0
@@ -172,9 +172,8 @@ class Plan:
             the business topic.
         moves_per_s: messages per second that the mover forwards, if each passes all levels.
         peak_moves_per_s: the same while the messages of nine o'clock leave the finest level.
-        movers: cores of the Spark job, or instances of the Function: those that need half their
-            capacity for the mean, and no more than all of it for the peak.
-        local_mover: True if one mover without Spark is enough, by the same rule.
+        movers: cores of a service (the Spark job, if more than one), or instances of the Function:
+            those that need half their capacity for the mean, and no more than all for the peak.
         window: number of messages in the final window, without those of nine o'clock.
         peak_window: the same shortly before nine o'clock.
         window_bytes: size of the messages in the final window at the peak (on one bookie, or in the
@@ -195,7 +194,6 @@ class Plan:
     moves_per_s: float
     peak_moves_per_s: float
     movers: int
-    local_mover: bool
     window: int
     peak_window: int
     window_bytes: int
@@ -231,7 +229,7 @@ def plan(load: Load, levels: Levels) -> Plan:
     moves = load.rate * len(levels)
     # All messages that are due at one instant leave a level within its unit.
     peak = moves + load.nine_messages / min(finest.unit_ms / 1000, _DAY.total_seconds())
-    rate = SPARK_RATE if load.mover is Mover.SPARK else FUNCTION_RATE
+    rate = SERVICE_RATE if load.mover is Mover.SERVICE else FUNCTION_RATE
     tracked = load.final_window is FinalWindow.TRACKER
     index = 0 if tracked else peak_window * NATIVE_INDEX_BYTES * load.subscriptions
     if load.mover is Mover.FUNCTION:
@@ -246,7 +244,6 @@ def plan(load: Load, levels: Levels) -> Plan:
         moves_per_s=moves,
         peak_moves_per_s=peak,
         movers=_processes(moves, rate, peak),
-        local_mover=_processes(moves, LOCAL_MOVER_RATE, peak) == 1,
         window=window,
         peak_window=peak_window,
         window_bytes=peak_window * (load.size + _OVERHEAD_BYTES),

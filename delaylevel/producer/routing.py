@@ -126,7 +126,7 @@ class Routing:
         self._short_text = self.size_limit.short_text
         self._router = Router(description.levels)
         self._schema_text = None if schema is None else str(schema)
-        self._spark = description.mover is Mover.SPARK
+        self._by_service = description.mover is Mover.SERVICE
         levels = description.levels
         # (level, unit, last partition), coarse to fine.
         self._units = tuple(
@@ -287,7 +287,7 @@ class Routing:
         if decision.hop is not Hop.PARK:
             return Route(WINDOW, window(), properties, None)
         hand_off_ms = None
-        if not self._spark:
+        if not self._by_service:
             hand_off_ms = self._router.hand_off_ms(decision.level, decision.partition, now_ms)
         return Route(decision.level, decision.partition, properties, hand_off_ms)
 
@@ -318,7 +318,7 @@ class Routing:
             InvalidDelayError, InvalidInputError: as for :meth:`route`.
             TypeError: a key is not a string.
         """
-        if not self._spark or size > self._short_body:
+        if not self._by_service or size > self._short_body:
             return None
         now_ms = self._clock.now_ms()
         if deliver_at is None and type(deliver_after) is timedelta:

@@ -386,7 +386,7 @@ def level_producer_settings(
     settings: dict[str, Any] = {name: options[name] for name in _KEPT if name in options}
     settings |= OWN_SEQUENCE_SETTINGS
     # The broker delays the messages of a Function's levels one by one, so they are not batched.
-    settings["batching_enabled"] = description.mover is Mover.SPARK and _batches(options)
+    settings["batching_enabled"] = description.mover is Mover.SERVICE and _batches(options)
     settings["batching_max_messages"] = min(
         int(options.get("batching_max_messages", 1000)), LARGEST_BATCH
     )

@@ -139,7 +139,6 @@ def _missing_mover(
             ", or `delaylevel mover restart` if it is deployed",
         )
     run = f"`delaylevel run {shell(topic)}`"
-    other = f", or `delaylevel mover run {shell(description.topic)}`"
     times = [row.subscription.acknowledged_ms for row in rows if row.subscription]
     last_ms = max((time_ms for time_ms in times if time_ms is not None), default=None)
     if late:
@@ -149,7 +148,7 @@ def _missing_mover(
         consequence = (
             f"and hand-offs are overdue by {format_duration(behind_ms)}: messages arrive late"
         )
-        return MissingHost("mover", absent + since, run, consequence, other)
+        return MissingHost("mover", absent + since, run, consequence)
     if last_ms is not None or any(_had_mover(admin, row) for row in rows):
         return None  # it may run at intervals, and nothing is overdue
     return MissingHost(
@@ -157,7 +156,7 @@ def _missing_mover(
         absent,
         run,
         "and the broker has not seen one so far: delayed messages stay parked until one runs",
-        f"{other}, or one of them with --once at intervals shorter than the lead",
+        ", or that with --once at intervals shorter than the lead",
     )
 
 
@@ -183,7 +182,7 @@ def _missing_dispatcher(
         return _stale_dispatcher(description, rows, names, topic, now_ms)
     if not rows:
         return None
-    both = description.mover is Mover.SPARK
+    both = description.mover is Mover.SERVICE
     command = f"`delaylevel dispatcher run {shell(description.topic)}`"
     return MissingHost(
         "dispatcher",

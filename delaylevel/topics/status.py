@@ -21,6 +21,7 @@ from delaylevel.model.level_topic import (
     FinalWindow,
     LevelTopicDescription,
     Member,
+    Mover,
     Role,
 )
 from delaylevel.model.strategy import Level
@@ -527,7 +528,8 @@ def topic_problems(found: LevelTopicStats, now_ms: int) -> list[ProblemLine]:
     lines = []
     parked = found.backlog_entries(Role.LEVEL)
     if parked and not any(member.consumers for member in found.of(Role.LEVEL)):
-        remedy = f"Start one: `delaylevel mover run {shell(name)}`."
+        command = "mover deploy" if found.description.mover is Mover.FUNCTION else "run"
+        remedy = f"Start one: `delaylevel {command} {shell(name)}`."
         lines.append(ProblemLine(f"No mover reads the levels; {parked:,} entries wait", remedy))
     behind_ms = found.behind_ms(now_ms)
     if behind_ms >= found.description.levels.smallest_lead_ms:

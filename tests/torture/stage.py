@@ -63,7 +63,7 @@ class Stage:
     dispatchers: tuple[str, ...]
     delivery: Delivery
     partitions: tuple[int, ...] = (0, 0)
-    mover: Mover = Mover.SPARK
+    mover: Mover = Mover.SERVICE
 
     @property
     def once(self) -> bool:

@@ -116,5 +116,5 @@ def test_a_level_topic_for_spark_is_refused(
     level_topic: Callable[..., LevelTopicDescription], connection: Connection
 ) -> None:
     description = level_topic(TWO_LEVELS)
-    with pytest.raises(LevelTopicError, match="delaylevel mover run"):
+    with pytest.raises(LevelTopicError, match="delaylevel run"):
         deployment.deploy(connection, description, deployment.FunctionOptions())

@@ -376,7 +376,7 @@ def test_by_command(ward: Ward, invoke: Callable[..., Result]) -> None:
     assert [line.split()[1] for line in ill.stdout.splitlines() if line.startswith("FAIL")] == [
         "mover"
     ]
-    assert "-> `delaylevel mover run" in ill.stdout
+    assert "-> `delaylevel run" in ill.stdout
     answer = run("--namespace", ward.target.namespace_path, "-o", "jsonl")
     rows = [json.loads(line) for line in answer.stdout.splitlines()]
     assert answer.exit_code == 1

@@ -213,10 +213,10 @@ def matched(
 ) -> LevelTopicDescription:
     """A level topic of an earlier release, on which a pattern consumer left subscriptions.
 
-    Its parameter is the kind of mover; ``spark`` by default.
+    Its parameter is the kind of mover; ``service`` by default.
     """
     earlier = world.topic("orders-eu-delay-level")
-    mover = getattr(request, "param", "spark")
+    mover = getattr(request, "param", "service")
     description = _park(world, dl_client, delay_level_topic=earlier, mover=mover)
     _received(world, "orders-.*", 1)
     return description

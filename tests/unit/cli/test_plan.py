@@ -30,7 +30,7 @@ def test_plan_shows_load_plans_and_figures() -> None:
     assert table.exit_code == 0
     assert "PARTITIONS" in table.stdout
     assert "10% of all messages are due at nine o'clock; see" in table.stderr
-    assert result["plans"][0]["local_mover"] is True
+    assert result["plans"][0]["movers"] == 1
     lines = CliRunner().invoke(cli, [*base, "-o", "jsonl"])
     assert len(lines.stdout.splitlines()) == len(result["plans"])
     assert CliRunner().invoke(cli, [*base[:-1], "big"]).exit_code == 2

@@ -74,8 +74,8 @@ def test_the_function_does_not_read_the_window_or_its_journal() -> None:
 
 
 def test_a_level_topic_of_another_mover_is_refused() -> None:
-    with pytest.raises(LevelTopicError, match="delaylevel mover run"):
-        function_config(described(mover=Mover.SPARK), CONNECTION, FunctionOptions())
+    with pytest.raises(LevelTopicError, match="delaylevel run"):
+        function_config(described(mover=Mover.SERVICE), CONNECTION, FunctionOptions())
 
 
 def test_invalid_options_are_refused() -> None:

@@ -75,7 +75,6 @@ def test_a_plan_includes_nine_oclock() -> None:
     # The mean needs half of one core's capacity; 294,000 per second need all of eleven.
     assert [without[name].movers for name in ("DAY HOUR", "DAY HOUR MINUTE")] == [1, 1]
     assert (hours.movers, minutes.movers) == (1, 11)
-    assert (hours.local_mover, minutes.local_mover) == (True, False)
     # A finer level makes the window smaller at other times only.
     assert hours.window == without["DAY HOUR"].window == without["DAY HOUR"].peak_window
     assert hours.peak_window == 2000 * 2100 * 0.9 + at_nine

@@ -85,7 +85,7 @@ def test_commands_that_start_them_are_named() -> None:
     found = missing(Reported())
     assert set(found) == {"mover", "dispatcher"}
     level_topic = "persistent://public/default/orders-delay-level"
-    assert f"`delaylevel mover run {level_topic}`" in found["mover"]
+    assert "`delaylevel run orders`" in found["mover"]
     assert "the broker has not seen one so far" in found["mover"]
     assert f"`delaylevel dispatcher run {level_topic}`" in found["dispatcher"]
     function = missing(Reported(window=RUNNING), describe(mover=Mover.FUNCTION))

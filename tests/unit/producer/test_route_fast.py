@@ -98,7 +98,7 @@ def test_the_fast_path_gives_the_same_route_or_none(
     if placed.level != BUSINESS:
         assert placed.properties is not None
         assert placed.properties.get("delaylevel.compression") == compression
-    if mover is Mover.SPARK and placed.level != BUSINESS and usual:
+    if mover is Mover.SERVICE and placed.level != BUSINESS and usual:
         assert placed.properties is not None
         longest = (
             int(placed.properties["delaylevel.due"]) - T0 > 30 * DAY

@@ -364,6 +364,6 @@ def test_batches_are_the_default_and_can_be_turned_off(mover: Mover, given: bool
     options = {} if given is None else {"batching_enabled": given}
     settings, _ = level_producer_settings(options, describe(mover=mover))
     # Messages that the broker delays are never batched.
-    assert settings["batching_enabled"] is (mover is Mover.SPARK and given is not False)
+    assert settings["batching_enabled"] is (mover is Mover.SERVICE and given is not False)
     window = window_producer_settings(settings, options)
     assert window == {**settings, "batching_enabled": given is not False}

@@ -106,7 +106,7 @@ def test_a_job_may_end_after_any_event(monkeypatch: pytest.MonkeyPatch) -> None:
             enable_delay_level_topic=True,
             partition_strategy=PartitionStrategy(partition_by="HOUR", maximum_delay=3 * HOUR),
             final_window="broker",
-            mover="spark",
+            mover="service",
         )
         monkeypatch.setattr(forwarding, "_CLOCK", memory.clock)
         sent = {b"%d" % number for number in range(3)}

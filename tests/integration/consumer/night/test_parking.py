@@ -167,7 +167,7 @@ def test_existing_level_topics_of_every_kind_carry_retries(
     message, again = first(retries), retries.subscribe(RETRY)
     retries.parked(publisher, message, delay=timedelta(seconds=3))
     assert is_empty(again)
-    if made.mover is Mover.SPARK:
+    if made.mover is Mover.SERVICE:
         with retries.serving():
             assert retries.received(again).attempt == 2
 

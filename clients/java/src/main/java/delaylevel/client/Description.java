@@ -120,7 +120,7 @@ record Description(
                 topic,
                 levels(value),
                 targets,
-                choice(value, "mover", "spark", "function").equals("function"),
+                choice(value, "mover", "service", "function").equals("function"),
                 choice(value, "final_window", "broker", "tracker").equals("tracker"),
                 (int) window,
                 former);

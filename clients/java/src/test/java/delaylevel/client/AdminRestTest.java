@@ -27,7 +27,7 @@ class AdminRestTest {
     private static final String LEVELS =
             "\"levels\":[{\"unit_ms\":1000,\"maximum_ms\":5000,\"lead_ms\":250}]";
     private static final String DESCRIPTION = "{\"version\":1,\"overflow\":\"reject\"," + LEVELS
-            + ",\"targets\":[\"persistent://a/b/ü\"],\"mover\":\"spark\",\"final_window\":"
+            + ",\"targets\":[\"persistent://a/b/ü\"],\"mover\":\"service\",\"final_window\":"
             + "\"tracker\",\"hold_pause_ms\":1,\"window_partitions\":4}";
 
     private record Answer(int status, String body, String location) {}

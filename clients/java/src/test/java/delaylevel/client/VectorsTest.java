@@ -121,7 +121,7 @@ class VectorsTest {
                 "partitions", big(member.partitions()))));
         Map<String, Object> answer = new LinkedHashMap<>();
         answer.put("overflow", found.levels().recirculate() ? "recirculate" : "reject");
-        answer.put("mover", found.byFunction() ? "function" : "spark");
+        answer.put("mover", found.byFunction() ? "function" : "service");
         answer.put("final_window", found.tracker() ? "tracker" : "broker");
         answer.put("targets", List.copyOf(found.targets()));
         answer.put("window_partitions", big(found.windowPartitions()));
