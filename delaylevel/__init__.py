@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from delaylevel.consumer.listeners import Listeners
     from delaylevel.model.outcome import Outcome, OutcomeStatus, Receipt, Rescheduled
     from delaylevel.model.strategy import Levels, PartitionBy, PartitionStrategy
-    from delaylevel.producer.client import DelayLevelClient, wrap
+    from delaylevel.producer.client import DelayLevelClient, WrapWarning, wrap
     from delaylevel.producer.producer import DelayLevelProducer
     from delaylevel.structures.deduplicator import Deduplicator
     from delaylevel.structures.tracker import TimeBucketTracker
@@ -38,6 +38,7 @@ __all__ = [
     "Receipt",
     "Rescheduled",
     "TimeBucketTracker",
+    "WrapWarning",
     "__version__",
     "wrap",
 ]
@@ -57,6 +58,7 @@ _LAZY: dict[str, tuple[str, str | None]] = {
     "Rescheduled": ("delaylevel.model.outcome", None),
     "Deduplicator": ("delaylevel.structures.deduplicator", "window"),
     "TimeBucketTracker": ("delaylevel.structures.tracker", "window"),
+    "WrapWarning": ("delaylevel.producer.client", None),
     "wrap": ("delaylevel.producer.client", None),
 }
 

@@ -22,8 +22,10 @@ from delaylevel.cluster.client_parts.aio import (
     check_send,
     open_producer,
     partitions_of,
-    plain_producer,
     reading_client,
+)
+from delaylevel.cluster.client_parts.aio import (
+    plain_producer as plain_of,
 )
 from delaylevel.cluster.client_parts.cores import schema_of
 from delaylevel.cluster.failures import error_name
@@ -46,7 +48,15 @@ from .aio_calls import (
     wait_for_all,
 )
 from .checks import DEFAULT_MAX_MESSAGE_SIZE, have_usual_types
-from .client import OWN_OPTIONS, BaseClient, admin_for, prepare_wrapped, remember, wrapped_options
+from .client import (
+    OWN_OPTIONS,
+    BaseClient,
+    admin_for,
+    prepare_wrapped,
+    remember,
+    warn_of_assumptions,
+    wrapped_options,
+)
 from .client_calls import as_client_error, client_errors, result_named
 from .receipts import (
     Wait,
@@ -642,11 +652,11 @@ class AsyncDelayLevelClient(BaseClient, pulsar.asyncio.Client):
                 schema = schema_of(business)
                 setup = await in_thread(functools.partial(setup.created, schema))
                 setup = setup._replace(reading=reading_client(self))
-                plain, send = plain_producer(business, self), business.send
+                plain, send = plain_of(business, self), business.send
                 return AsyncDelayLevelProducer(setup.reading.create_producer, plain, setup, send)
             except BaseException:
                 with contextlib.suppress(pulsar.asyncio.PulsarException):
-                    await close(plain_producer(business, self))
+                    await close(plain_of(business, self))
                 raise
 
     async def close(self) -> None:
@@ -681,6 +691,7 @@ async def wrap(
     clock: Clock | None = None,
     max_message_size: int = DEFAULT_MAX_MESSAGE_SIZE,
     block_if_queue_full: bool | None = None,
+    plain_producer: bool = False,
     **producer_options: Any,
 ) -> AsyncDelayLevelProducer:
     """Add a delay-level topic to an existing producer of ``pulsar.asyncio``.
@@ -697,7 +708,7 @@ async def wrap(
             the event loop goes on. False to let it fail with ``ProducerQueueIsFull``.
         partition_strategy, delay_level_topic, delay_level_namespace, mover, final_window,
             create_level_topic, admin_url, admin, admin_token, tls_trust_certs_file_path,
-            tls_validate_hostname, clock, max_message_size, producer_options: as for
+            tls_validate_hostname, clock, max_message_size, plain_producer, producer_options: as for
             :func:`delaylevel.wrap`.
 
     Raises:
@@ -738,13 +749,14 @@ async def wrap(
         ),
     )
     with asyncio_errors():
-        setup, assumptions = await in_thread(find)
-        for warning in (setup.warning, assumptions):
-            if warning:
-                warnings.warn(warning, stacklevel=2)
+        setup, is_assumed = await in_thread(find)
+        if setup.warning:
+            warnings.warn(setup.warning, stacklevel=2)
+        if is_assumed and not plain_producer:
+            warn_of_assumptions(stacklevel=2)
         setup = await in_thread(functools.partial(setup.created, schema_of(producer)))
         setup = setup._replace(reading=reading_client(client))
-        plain, send = plain_producer(producer, client), producer.send
+        plain, send = plain_of(producer, client), producer.send
         return AsyncDelayLevelProducer(setup.reading.create_producer, plain, setup, send)
 
 

@@ -8,10 +8,11 @@ the admin interface. The application confirms the rest, or is warned of the assu
 from __future__ import annotations
 
 import inspect
+import threading
 import warnings
 from collections.abc import Callable, Mapping
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import pulsar
 
@@ -52,51 +53,29 @@ if TYPE_CHECKING:
 
 
 _ATTRIBUTE = "_delaylevel_options"
+#: The attribute of a client in memory.
+IN_MEMORY = "_delaylevel_in_memory"
 _FLUSH_S = 0.2
 _REMEDY = "; give wrap() the producer first, then the client that created it"
 
 
-class _Unknown(NamedTuple):
-    """An option that delayed messages cannot keep, and that nobody has stated.
-
-    Attributes:
-        statements: options, each of which settles the question if it was given.
-        statement: the argument that confirms the assumption.
-        assumed: the assumption, and the harm if it is wrong.
-    """
-
-    statements: tuple[str, ...]
-    statement: str
-    assumed: str
+class WrapWarning(UserWarning):
+    """Options of a wrapped producer that :func:`wrap` cannot read, and assumes to be off."""
 
 
-_ENCRYPTION = _Unknown(
-    ("encryption_key", "crypto_key_reader"),
-    "encryption_key=None",
-    "no encryption (otherwise, delayed messages would be stored in clear text)",
+_ASSUMED = (
+    "wrap() assumes that the producer neither encrypts, splits nor routes its messages; confirm "
+    "it with plain_producer=True"
 )
-_CHUNKING = _Unknown(
-    # The client refuses chunks together with batches.
-    ("chunking_enabled",),
-    "chunking_enabled=False",
-    "no chunking (messages that the producer would send in chunks are refused if delayed)",
-)
-_ROUTER = _Unknown(
-    ("message_router",),
-    "message_router=None",
-    "no message_router (delayed messages go to the partition of their partition_key)",
-)
-_PARTITION = _Unknown(
-    ("message_router",),
-    "message_router=None",
-    "that delayed messages may go to any partition of the topic, as their partition_key says (the "
-    "others stay in the one partition of this producer)",
-)
-_ACCESS_MODE = _Unknown(
-    ("access_mode",),
-    "access_mode=pulsar.ProducerAccessMode.Shared",
-    "access mode Shared (any other would keep due messages out of the topic)",
-)
+# Set when the process has been warned.
+_warned = threading.Event()
+
+
+def warn_of_assumptions(stacklevel: int) -> None:
+    """Warn once in this process that options of a wrapped producer are assumed."""
+    if not _warned.is_set():
+        _warned.set()
+        warnings.warn(_ASSUMED, WrapWarning, stacklevel=stacklevel + 1)
 
 
 def remember(producer: Any, options: Mapping[str, Any]) -> Any:
@@ -140,62 +119,36 @@ def check_pair(producer: Any, client: Any) -> None:
 
 
 def options_of(
-    producer: Any,
-    given: Mapping[str, Any],
-    admin: TopicAdmin | None,
-    partitions_of: Callable[[str], Any],
-) -> tuple[dict[str, Any], str | None]:
-    """Return the options of a producer as far as they are known, with a warning about the others.
+    producer: Any, given: Mapping[str, Any], admin: TopicAdmin | None
+) -> tuple[dict[str, Any], bool]:
+    """Return the options of a producer as far as they are known.
 
     Args:
         producer: a plain producer.
         given: options that the application stated; they replace those that were read.
         admin: the admin interface, or None.
-        partitions_of: the client's ``get_topic_partitions``.
 
     Returns:
-        The options by name, and the warning; None if nothing is assumed.
+        The options by name, and True if others are assumed to be off.
 
     Raises:
         UnsupportedOptionError: the producer was created with an option that delayed messages
             cannot keep, whatever was stated.
     """
     topic = TopicName.parse(producer.topic())
-    unknown = [_PARTITION] if topic.partition_index is not None else []
     remembered = getattr(producer, _ATTRIBUTE, None)
     if remembered is not None:
         check_producer_options(remembered)
-        options = {**remembered, **given}
-        return options, _warning(topic, unknown, given)
-    unknown.append(_ENCRYPTION)
-    if not given.get("batching_enabled"):
-        unknown.append(_CHUNKING)  # the client refuses chunks together with batches
-    if "message_router" not in given and _partitioned(topic, partitions_of):
-        unknown.append(_ROUTER)
+        # Delayed messages of a producer of one partition may go to any.
+        return {**remembered, **given}, topic.partition_index is not None
     options = dict(given)
     seen = _publisher(topic, producer, admin) if admin is not None else None
-    if seen is None or not seen.access_mode:
-        unknown.append(_ACCESS_MODE)
-    else:
-        if seen.access_mode != "Shared":
+    if seen is not None:
+        if seen.access_mode not in ("", "Shared"):
             options["access_mode"] = seen.access_mode
         if seen.properties:
             options.setdefault("properties", dict(seen.properties))
-    return options, _warning(topic, unknown, given)
-
-
-def _warning(topic: TopicName, unknown: list[_Unknown], given: Mapping[str, Any]) -> str | None:
-    """Return the warning about what is assumed and was not stated; None if that is nothing."""
-    unknown = [item for item in unknown if not any(name in given for name in item.statements)]
-    if not unknown:
-        return None
-    names = ", ".join(item.statements[0] for item in unknown)
-    return (
-        f"wrap() cannot read these options of the producer of {topic}: {names}. It assumes "
-        f"{'; '.join(item.assumed for item in unknown)}. If that is right, confirm it with "
-        f"{', '.join(item.statement for item in unknown)}. If not, do not wrap this producer. "
-        "wrap() knows the options of a producer that a DelayLevelClient created"
-    )
+    return options, True
 
 
 def _closed(producer: Any) -> bool:
@@ -228,16 +181,6 @@ def _check_cluster(producer: Any, client: Any) -> None:
             f"the producer is connected to {addresses[0]}, and the client to {addresses[1]}: give "
             "wrap() the client that created the producer"
         )
-
-
-def _partitioned(topic: TopicName, partitions_of: Callable[[str], Any]) -> bool:
-    """Return False if a router has no choice; a producer of one partition has none."""
-    if topic.partition_index is not None:
-        return False
-    try:
-        return list(partitions_of(topic.full)) != [topic.full]
-    except pulsar.PulsarException:
-        return True
 
 
 def _publisher(topic: TopicName, producer: Any, admin: TopicAdmin) -> PublisherStats | None:
@@ -475,6 +418,7 @@ def wrap(
     clock: Clock | None = None,
     max_message_size: int = DEFAULT_MAX_MESSAGE_SIZE,
     block_if_queue_full: bool | None = None,
+    plain_producer: bool = False,
     **producer_options: Any,
 ) -> DelayLevelProducer:
     """Add a delay-level topic to an existing producer.
@@ -482,8 +426,9 @@ def wrap(
     The producers of level topics, which :func:`wrap` adds, get the options of the given one. These
     are known if a :class:`DelayLevelClient` created it. With admin access, the broker tells the
     access mode and the properties of any other. Give all other options that differ from the
-    defaults here, too. A ``UserWarning`` names what is assumed; stating an option, also as None
-    or False, confirms it.
+    defaults here, too. Delayed messages cannot be encrypted, for example; unless you confirm with
+    ``plain_producer`` that the producer is plain, the first call in a process warns of this with a
+    :class:`WrapWarning`.
 
     Args:
         producer: a ``pulsar.Producer``. It still sends the messages that are not parked, and is
@@ -503,6 +448,8 @@ def wrap(
             full; the default, unless the producer is known to have another value. Give False if
             callbacks send messages: they must not wait. Messages that do not fit into the queue
             then fail.
+        plain_producer: True to confirm that the producer has no encryption, no chunks, no message
+            router, and the access mode Shared, and is not of one partition alone.
         producer_options: the other options with which the producer was created, by their names in
             ``pulsar.Client.create_producer``. These apply to level topics: ``compression_type``
             (default: none), ``send_timeout_millis`` (default: the lead, from 5 to 30 s),
@@ -536,7 +483,7 @@ def wrap(
             admin_token,
         )
     with client_errors():
-        setup, assumptions = prepare_wrapped(
+        setup, is_assumed = prepare_wrapped(
             producer,
             topic,
             given,
@@ -553,9 +500,11 @@ def wrap(
                 max_message_size,
             ),
         )
-        for warning in (setup.warning, assumptions):
-            if warning:
-                warnings.warn(warning, stacklevel=2)
+        if setup.warning:
+            warnings.warn(setup.warning, stacklevel=2)
+        # A client in memory stands for one of Pulsar, too.
+        if not plain_producer and (is_assumed or getattr(client, IN_MEMORY, False)):
+            warn_of_assumptions(stacklevel=2)
         plain: Any = (
             super(DelayLevelClient, client) if isinstance(client, DelayLevelClient) else client
         )
@@ -572,17 +521,17 @@ def prepare_wrapped(
     partitions_of: Callable[[str], Any],
     clock: Clock,
     choice: LevelTopicChoice,
-) -> tuple[ProducerSetup, str | None]:
-    """Return the setup for a producer that exists, and a warning about what is assumed of it.
+) -> tuple[ProducerSetup, bool]:
+    """Return the setup for a producer that exists, and True if options of it are assumed.
 
     Args:
         topic: its business topic.
         given: its options as far as the application stated them, by name.
         admin, partitions_of, clock, choice: as for :func:`.setup.prepare`.
     """
-    options, assumptions = options_of(producer, given, admin, partitions_of)
+    options, is_assumed = options_of(producer, given, admin)
     options = {"block_if_queue_full": True, **options}
-    return prepare(topic, options, admin, partitions_of, clock, choice), assumptions
+    return prepare(topic, options, admin, partitions_of, clock, choice), is_assumed
 
 
 _WRAP_OPTIONS = tuple(inspect.signature(wrap).parameters)

@@ -558,6 +558,7 @@ class MemoryClient(DelayLevelClient, _PlainMemoryClient):
 
     # Set by `MemoryPulsar`: it calls the handlers of listeners itself, without threads.
     _delaylevel_host: Any = None
+    _delaylevel_in_memory = True
 
 
 def _bind(

@@ -90,9 +90,7 @@ def make_producer(kind: str, world: RealWorld, orders: str, connection: Connecti
             admin_url=connection.admin_url,
             partition_strategy=HOURS,
             final_window="broker",
-            encryption_key=None,
-            chunking_enabled=False,
-            message_router=None,
+            plain_producer=True,
             **options,
         )
 

@@ -14,20 +14,16 @@ import pytest
 
 import delaylevel
 import delaylevel.asyncio
-from delaylevel import PartitionStrategy, wrap
+from delaylevel import PartitionStrategy, WrapWarning, wrap
 from delaylevel.errors import InvalidInputError, UnsupportedOptionError
 from delaylevel.model.topic_name import TopicName
 from delaylevel.producer import aio
+from delaylevel.producer import client as producer_client
 from delaylevel.producer.client import check_pair, options_of, remember
 from delaylevel.testing import MemoryPulsar
 
 WEEK = PartitionStrategy(maximum_delay=timedelta(days=7))
 TWO_DAYS = timedelta(days=2)
-CONFIRMED: dict[str, Any] = {
-    "encryption_key": None,
-    "chunking_enabled": False,
-    "message_router": None,
-}
 REFUSED: dict[str, Any] = {
     "encryption_key": "k",
     "chunking_enabled": True,
@@ -48,12 +44,18 @@ def forget(producer: Any) -> Any:
     return producer
 
 
+@pytest.fixture(autouse=True)
+def new_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No warning was given before."""
+    monkeypatch.setattr(producer_client, "_warned", threading.Event())
+
+
 def warned(call: Any) -> list[str]:
     """Return the texts of the warnings of a call, all of them for the line of the caller."""
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         call()
-    assert all(each.category is UserWarning and each.filename == __file__ for each in seen)
+    assert all(each.category is WrapWarning and each.filename == __file__ for each in seen)
     return [str(each.message) for each in seen]
 
 
@@ -72,12 +74,11 @@ def test_known_options_are_refused(memory_pulsar: MemoryPulsar, client: Any, nam
 @pytest.mark.parametrize("name", [name for name in REFUSED if name != "send_timeout_millis"])
 def test_a_statement_does_not_hide_a_known_option(client: Any, name: str) -> None:
     producer = client.create_producer("orders", **{name: REFUSED[name]})
-    stated = {**CONFIRMED, "access_mode": pulsar.ProducerAccessMode.Shared}
     with pytest.raises(UnsupportedOptionError, match=name):
-        wrap(producer, client, partition_strategy=WEEK, **stated)
+        wrap(producer, client, partition_strategy=WEEK, plain_producer=True)
 
 
-def test_known_options_are_inherited_without_a_warning(client: Any) -> None:
+def test_known_options_are_inherited(client: Any) -> None:
     options = {
         "compression_type": pulsar.CompressionType.LZ4,
         "send_timeout_millis": 7000,
@@ -90,9 +91,7 @@ def test_known_options_are_inherited_without_a_warning(client: Any) -> None:
         "properties": {"team": "a"},
     }
     producer = client.create_producer("orders", **options)
-    wrapped: list[Any] = []
-    assert warned(lambda: wrapped.append(wrap(producer, client, partition_strategy=WEEK))) == []
-    settings = wrapped[0]._settings
+    settings = wrap(producer, client, partition_strategy=WEEK)._settings
     assert {name: settings[name] for name in options} == options
 
 
@@ -112,16 +111,11 @@ def test_the_broker_tells_access_mode_and_properties(client: Any) -> None:
         "orders", access_mode=pulsar.ProducerAccessMode.Exclusive, properties={"team": "a"}
     )
     with pytest.raises(UnsupportedOptionError, match="access_mode Exclusive"):
-        wrap(
-            forget(exclusive),
-            client,
-            **CONFIRMED,
-            access_mode=pulsar.ProducerAccessMode.Shared,
-        )
+        wrap(forget(exclusive), client, plain_producer=True)
     exclusive.close()
     shared = forget(client.create_producer("orders", properties={"team": "a"}))
-    assert wrap(shared, client, **CONFIRMED)._settings["properties"] == {"team": "a"}
-    given = wrap(shared, client, **CONFIRMED, properties={"team": "b"})
+    assert wrap(shared, client)._settings["properties"] == {"team": "a"}
+    given = wrap(shared, client, properties={"team": "b"})
     assert given._settings["properties"] == {"team": "b"}
 
 
@@ -133,65 +127,27 @@ def test_the_broker_tells_about_producers_of_all_partitions(
         "orders", access_mode=pulsar.ProducerAccessMode.ExclusiveWithFencing
     )
     with pytest.raises(UnsupportedOptionError, match="ExclusiveWithFencing"):
-        wrap(forget(producer), client, **CONFIRMED)
+        wrap(forget(producer), client)
 
 
-def test_one_warning_names_everything_that_is_assumed(
-    memory_pulsar: MemoryPulsar, client: Any
-) -> None:
-    memory_pulsar.admin.create_partitioned(TopicName.parse("orders"), 3)
-    producer = forget(client.create_producer("orders"))
-    (text,) = warned(lambda: wrap(producer, client, partition_strategy=WEEK))
-    for part in (
-        "cannot read",
-        "persistent://public/default/orders: encryption_key, chunking_enabled, message_router.",
-        "clear text",
-        "confirm it with encryption_key=None, chunking_enabled=False, message_router=None",
-    ):
-        assert part in text
-    assert "access_mode" not in text
+def test_a_process_is_warned_once_of_what_is_assumed(client: Any) -> None:
+    producer = client.create_producer("orders")
+    assert warned(lambda: wrap(producer, client, plain_producer=True)) == []
+    (text,) = warned(lambda: wrap(producer, client))
+    assert "plain_producer=True" in text
+    assert len(text) < 130
+    assert warned(lambda: wrap(producer, client)) == []
 
 
-def test_a_confirmation_silences_the_warning(memory_pulsar: MemoryPulsar, client: Any) -> None:
-    memory_pulsar.admin.create_partitioned(TopicName.parse("orders"), 3)
-    producer = forget(client.create_producer("orders"))
-    assert warned(lambda: wrap(producer, client, **CONFIRMED)) == []
-    for name in CONFIRMED:
-        others = {key: value for key, value in CONFIRMED.items() if key != name}
-        (text,) = warned(lambda others=others: wrap(producer, client, **others))  # type: ignore[misc]
-        assert f"orders: {name}." in text
-    settled = {"crypto_key_reader": None, "batching_enabled": True, "message_router": None}
-    assert warned(lambda: wrap(producer, client, **settled)) == []
+def test_what_is_assumed() -> None:
+    def producer(topic: str, **options: Any) -> Any:
+        return SimpleNamespace(topic=lambda: topic, producer_name=lambda: "a", **options)
 
-
-def test_a_router_has_no_choice_with_one_partition(client: Any) -> None:
-    producer = forget(client.create_producer("single"))
-    given = {"encryption_key": None, "chunking_enabled": False}
-    assert warned(lambda: wrap(producer, client, **given)) == []
-
-
-@pytest.mark.parametrize("known", [True, False])
-def test_a_producer_of_one_partition(memory_pulsar: MemoryPulsar, client: Any, known: bool) -> None:
-    memory_pulsar.admin.create_partitioned(TopicName.parse("orders"), 3)
-    producer = client.create_producer("orders-partition-1")
-    if not known:
-        forget(producer)
-    given = {"encryption_key": None, "chunking_enabled": False}
-    (text,) = warned(lambda: wrap(producer, client, **given))
-    assert "delayed messages may go to any partition" in text
-    assert "message_router=None" in text
-    assert warned(lambda: wrap(producer, client, **given, message_router=None)) == []
-
-
-def test_without_the_admin_interface_the_access_mode_is_assumed() -> None:
-    producer = SimpleNamespace(topic=lambda: "orders", producer_name=lambda: "a")
-    options, warning = options_of(producer, CONFIRMED, None, lambda topic: [topic])
-    assert options == CONFIRMED
-    assert warning is not None
-    assert "orders: access_mode." in warning
-    assert "access_mode=pulsar.ProducerAccessMode.Shared" in warning
-    stated = {**CONFIRMED, "access_mode": pulsar.ProducerAccessMode.Shared}
-    assert options_of(producer, stated, None, lambda topic: [topic]) == (stated, None)
+    known = {"_delaylevel_options": {"max_pending_messages": 5}}
+    assert options_of(producer("orders"), {"properties": {}}, None) == ({"properties": {}}, True)
+    assert options_of(producer("orders", **known), {}, None) == ({"max_pending_messages": 5}, False)
+    # Its delayed messages may go to other partitions.
+    assert options_of(producer("orders-partition-1", **known), {}, None)[1] is True
 
 
 def test_an_unknown_option_is_refused_with_the_nearest_name(client: Any) -> None:
@@ -278,7 +234,7 @@ def test_remembered_options_are_a_copy() -> None:
     options = {"properties": {"a": "b"}}
     producer = remember(SimpleNamespace(topic=lambda: "orders"), options)
     options["encryption_key"] = {}
-    assert options_of(producer, {}, None, list) == ({"properties": {"a": "b"}}, None)
+    assert options_of(producer, {}, None) == ({"properties": {"a": "b"}}, False)
 
 
 def test_wrap_accepts_clients_from_before_their_class_was_replaced(
