@@ -13,49 +13,9 @@ from delaylevel.errors import InvalidInputError
 SECOND = timedelta(seconds=1)
 
 
-def test_delays_are_given_as_text_or_timedelta() -> None:
-    backoff = Backoff("10s", timedelta(minutes=5), "1h30m")
-    assert backoff.delays == (10 * SECOND, 300 * SECOND, 5400 * SECOND)
-    assert backoff.attempts == 4
-
-
-def test_each_failed_attempt_has_its_delay_and_the_last_none() -> None:
-    backoff = Backoff("10s", "5m")
-    assert [backoff.delay(attempt) for attempt in (1, 2, 3, 9)] == [
-        10 * SECOND,
-        300 * SECOND,
-        None,
-        None,
-    ]
-
-
-def test_no_delays_means_one_attempt() -> None:
-    assert Backoff().attempts == 1
-    assert Backoff().delay(1) is None
-
-
-def test_exponential_delays_grow_to_the_longest() -> None:
-    backoff = Backoff.exponential("10s", "1m", attempts=5, jitter=0)
-    assert backoff.delays == (10 * SECOND, 20 * SECOND, 40 * SECOND, 60 * SECOND)
-    assert backoff.attempts == 5
-
-
-def test_a_large_factor_does_not_overflow() -> None:
-    backoff = Backoff.exponential("1s", "1d", attempts=3000, factor=1e9)
-    assert backoff.delays[-1] == timedelta(days=1)
-
-
 @pytest.mark.parametrize(("number", "seconds"), [(0.0, 9), (0.5, 10), (1.0, 11)])
 def test_jitter_makes_a_delay_shorter_or_longer(number: float, seconds: int) -> None:
     assert Backoff("10s", jitter=0.1).delay(1, lambda: number) == seconds * SECOND
-
-
-def test_errors_decide_on_another_attempt() -> None:
-    backoff = Backoff("1s", retry_on=(OSError, KeyError), give_up_on=FileNotFoundError)
-    assert backoff.retries(ConnectionError())
-    assert not backoff.retries(FileNotFoundError())
-    assert not backoff.retries(ValueError())
-    assert Backoff("1s").retries(SystemExit())
 
 
 @pytest.mark.parametrize(

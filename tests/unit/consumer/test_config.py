@@ -10,11 +10,9 @@ import pulsar
 import pytest
 
 from delaylevel import DelayLevelProducer
-from delaylevel.cluster.connection.settings import Connection
 from delaylevel.consumer.config import ApplicationConfig, ListenerSettings
 from delaylevel.consumer.listener import listeners_of
 from delaylevel.consumer.listeners import Listeners
-from delaylevel.consumer.message import ReceivedMessage
 from delaylevel.consumer.retry import Backoff
 from delaylevel.errors import ConfigError
 from delaylevel.testing import MemoryPulsar
@@ -81,11 +79,6 @@ def test_a_file_has_the_connection_producers_and_listeners(write: Write) -> None
     assert ship["initial_position"] == "earliest"
 
 
-def test_the_connection_can_be_loaded_from_the_same_file(write: Write) -> None:
-    connection = Connection.load(config_file=write(FILE), environ={})
-    assert connection.service_url == "pulsar://broker.example:6650"
-
-
 def test_each_source_overrides_the_ones_below_it(write: Write) -> None:
     environ = {"DELAYLEVEL_CONFIG": str(write(FILE))}
     assert ApplicationConfig.load(environ=environ).listener("x")["concurrency"] == 2
@@ -101,28 +94,6 @@ def test_each_source_overrides_the_ones_below_it(write: Write) -> None:
     assert config.listener("x")["concurrency"] == 4
     assert config.listener("bill")["concurrency"] == 8
     assert config.producer["batching_max_messages"] == 8
-
-
-@pytest.mark.parametrize(
-    ("variable", "text", "expected"),
-    [
-        ("RETRY", "10s, 5m,1d", {"retry": Backoff("10s", "5m", "1d")}),
-        ("RETRY", "false", {"retry": False}),
-        ("DEDUPLICATE", "yes", {"deduplicate": True}),
-        ("SUBSCRIPTION_TYPE", "failover", {"subscription_type": "Failover"}),
-        ("BATCH", "5", {"batch": 5}),
-        ("BATCH", "", {}),
-    ],
-)
-def test_environment_variables(variable: str, text: str, expected: Any) -> None:
-    config = ApplicationConfig.load(environ={f"DELAYLEVEL_LISTENERS_{variable}": text})
-    assert config.listener("x") == expected
-
-
-def test_names_without_a_listener_are_known(write: Write) -> None:
-    config = ApplicationConfig.load(write(FILE), environ={})
-    assert config.unused_names(["ship"]) == ["[listeners.bill]"]
-    assert config.unused_names(["ship", "bill"]) == []
 
 
 @pytest.mark.parametrize(
@@ -182,19 +153,6 @@ def test_a_wrong_variable_is_refused(variable: str, text: str, expected: str) ->
         ApplicationConfig.load(environ={f"DELAYLEVEL_{variable}": text})
 
 
-def test_wrong_arguments_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"concurency \(from the call\) is not a setting"):
-        ApplicationConfig.load(listeners={"concurency": 1}, environ={})
-    with pytest.raises(ConfigError, match=r"unknown settings of the connection: concurrency"):
-        ApplicationConfig.load(concurrency=1, environ={})
-
-
-def test_errors_do_not_show_values(write: Write) -> None:
-    with pytest.raises(ConfigError) as caught:
-        ApplicationConfig.load(write('[listeners]\nconcurrency = "hush"'), environ={})
-    assert "hush" not in str(caught.value)
-
-
 def test_every_setting_of_a_listener_is_an_option_of_a_listener() -> None:
     values: dict[str, Any] = {
         "subscription": "s",
@@ -213,25 +171,6 @@ def test_every_setting_of_a_listener_is_an_option_of_a_listener() -> None:
     assert found.options["receiver_queue_size"] == 10
 
 
-def test_listeners_have_the_configured_options(write: Write) -> None:
-    app = Listeners.from_config(write(FILE), environ={"DELAYLEVEL_LISTENERS_BATCH": "5"})
-
-    @app.on("orders", concurrency=3)
-    def bill(messages: list[ReceivedMessage]) -> None: ...
-
-    @app.on("orders", subscription="own", retry=False, deduplicate=False)
-    def ship(message: ReceivedMessage) -> None: ...
-
-    first, second = app.listeners
-    app.client.close()
-    assert (first.subscription, first.concurrency, first.batch) == ("shop", 3, 5)
-    assert first.subscription_type == pulsar.ConsumerType.KeyShared
-    assert first.backoff == Backoff("10s", "5m")
-    assert (second.subscription, second.backoff) == ("own", None)
-    assert second.concurrency == 2
-    assert second.options["initial_position"] == pulsar.InitialPosition.Earliest
-
-
 def test_producers_have_the_configured_options(
     write: Write, memory_pulsar: MemoryPulsar, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -242,3 +181,19 @@ def test_producers_have_the_configured_options(
     assert not isinstance(plain, DelayLevelProducer)
     unconfigured = Listeners(memory_pulsar.client()).create_producer("orders")
     assert not isinstance(unconfigured, DelayLevelProducer)
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "expected"),
+    [
+        ("RETRY", "10s, 5m,1d", {"retry": Backoff("10s", "5m", "1d")}),
+        ("RETRY", "false", {"retry": False}),
+        ("DEDUPLICATE", "yes", {"deduplicate": True}),
+        ("SUBSCRIPTION_TYPE", "failover", {"subscription_type": "Failover"}),
+        ("BATCH", "5", {"batch": 5}),
+        ("BATCH", "", {}),
+    ],
+)
+def test_environment_variables(variable: str, text: str, expected: Any) -> None:
+    config = ApplicationConfig.load(environ={f"DELAYLEVEL_LISTENERS_{variable}": text})
+    assert config.listener("x") == expected

@@ -51,13 +51,6 @@ def subscribed(*errors: Exception) -> Subscribed:
     return Subscribed(Broker(*errors), "messages of billing", threading.Event())
 
 
-def test_the_consumer_is_shared() -> None:
-    source = subscribed()
-    source.start()
-    assert source.get() is source.get()
-    assert source.ready
-
-
 def test_a_failure_that_stays_is_raised_at_the_start() -> None:
     with pytest.raises(pulsar.AuthorizationError):
         subscribed(pulsar.AuthorizationError("no")).start()
@@ -86,14 +79,6 @@ def test_a_failed_consumer_is_replaced() -> None:
     assert source.get() is second
 
 
-def test_every_failure_of_a_running_listener_is_tried_again() -> None:
-    source = subscribed()
-    first = source.get()
-    source._subscribe = Broker(pulsar.TopicNotFound("gone"), pulsar.AuthorizationError("no"))
-    source.fail(first, "gone")
-    assert isinstance(source.get(), FakeConsumer)
-
-
 def test_a_consumer_without_connection_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     source = subscribed()
     consumer = source.get()
@@ -108,45 +93,3 @@ def test_a_consumer_without_connection_is_given_up(monkeypatch: pytest.MonkeyPat
     now_s = 61.0
     source.check(consumer)
     assert source.get() is not consumer
-
-
-def test_a_connection_that_comes_back_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    source = subscribed()
-    consumer = source.get()
-    now_s = 0.0
-    monkeypatch.setattr(module.time, "monotonic", lambda: now_s)
-    for now_s in (0.0, 50.0, 100.0):
-        consumer.connected = now_s == 50.0
-        source.check(consumer)
-    assert source.get() is consumer
-
-
-def test_a_stop_ends_the_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_SHORTEST_PAUSE_S", 100.0)
-    source = subscribed(pulsar.ConnectError("away"))
-    source.start()
-    threading.Timer(0.1, source._stopping.set).start()
-    assert source.get() is None
-    source.close()
-
-
-def test_any_exception_is_tried_again() -> None:
-    source = subscribed()
-    source.start()
-    broken = source.get()
-    source._subscribe.errors.append(OSError("no file with a token"))  # type: ignore[attr-defined]
-    source.fail(broken, pulsar.AlreadyClosed())
-    assert source.get() is not broken
-
-
-def test_a_close_that_never_returns_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_CLOSE_S", 0.05)
-    monkeypatch.setattr(module, "_SHORTEST_PAUSE_S", 0.001)
-    source = Subscribed(Broker(), "messages", threading.Event())
-    source.start()
-    first = source.get()
-    release = threading.Event()
-    first.close = lambda: release.wait(20)
-    source.fail(first, "closed")
-    assert source.get() is not first
-    release.set()

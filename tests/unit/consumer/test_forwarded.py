@@ -70,21 +70,6 @@ def test_each_of_several_forwarded_messages_is_handled(
     assert len(handler.ids) == len(BODIES)
 
 
-def test_messages_that_share_an_id_in_one_topic_have_their_own_retries(
-    memory_pulsar: MemoryPulsar, app: Listeners
-) -> None:
-    properties = released(memory_pulsar).properties()
-    plain = memory_pulsar.client().create_producer("orders")
-    memory_pulsar.client().subscribe("orders", "billing").close()
-    handler = Failing(2)
-    app.on("orders", subscription="billing", retry=Backoff("1m", "1m"))(handler)
-    for body in BODIES:
-        plain.send(body, properties)
-    memory_pulsar.advance(HOUR)
-    assert handler.calls == {(body, attempt): 1 for body in BODIES for attempt in (1, 2, 3)}
-    assert handler.ids == {"7"}
-
-
 def test_a_message_that_is_forwarded_into_its_own_topic_has_its_retries(
     memory_pulsar: MemoryPulsar, app: Listeners
 ) -> None:

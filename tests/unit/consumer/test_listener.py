@@ -28,10 +28,6 @@ def registered(handler: Callable[[Any], Any] = handle, **options: Any) -> Listen
     return listener
 
 
-def test_the_decorator_returns_the_function() -> None:
-    assert Listeners(None).on("orders", subscription="billing")(handle) is handle
-
-
 def test_the_defaults() -> None:
     listener = registered()
     assert (listener.name, listener.topic) == ("handle", "persistent://public/default/orders")
@@ -51,52 +47,6 @@ def test_coroutines_run_at_once_unless_the_order_counts(kind: str, concurrency: 
     assert listener.is_coroutine
     assert listener.concurrency == concurrency
     assert listener.consumers == 1
-
-
-@pytest.mark.parametrize(
-    ("kind", "consumers"), [("Shared", 1), ("Key_Shared", 4), ("failover", 4), ("key_shared", 4)]
-)
-def test_the_broker_keeps_the_order_for_each_consumer(kind: str, consumers: int) -> None:
-    assert registered(subscription_type=kind, concurrency=4).consumers == consumers
-
-
-@pytest.mark.parametrize(
-    ("retry", "expected"),
-    [
-        (False, None),
-        (["1s", "2s"], Backoff("1s", "2s")),
-        ("1s", Backoff("1s")),
-        (Backoff("3s"), Backoff("3s")),
-    ],
-)
-def test_retry_is_configured_in_several_ways(retry: Any, expected: Backoff | None) -> None:
-    assert registered(retry=retry).backoff == expected
-
-
-def test_several_topics_are_several_listeners() -> None:
-    app = Listeners(None)
-    app.on(["orders", "my/ns/refunds"], subscription="billing")(handle)
-    assert [listener.topic for listener in app.listeners] == [
-        "persistent://public/default/orders",
-        "persistent://my/ns/refunds",
-    ]
-
-
-def test_arguments_override_configured_options() -> None:
-    configured = {"handle": {"subscription": "billing", "concurrency": 8, "retry": ["1s"]}}
-    app = Listeners(None, defaults=lambda name: configured[name])
-    app.on("orders", concurrency=2)(handle)
-    (listener,) = app.listeners
-    assert (listener.subscription, listener.concurrency) == ("billing", 2)
-    assert listener.backoff == Backoff("1s")
-
-
-def test_options_of_the_consumer_are_kept() -> None:
-    listener = registered(initial_position="earliest", receiver_queue_size=10)
-    assert listener.options == {
-        "initial_position": pulsar.InitialPosition.Earliest,
-        "receiver_queue_size": 10,
-    }
 
 
 class Service:
@@ -193,22 +143,10 @@ def test_a_wrong_option_is_refused(options: dict[str, Any], said: str) -> None:
     assert str(caught.value).startswith("listener 'handle': ")
 
 
-def test_batches_of_keys_are_handled_one_after_the_other() -> None:
-    listener = registered(await_message, subscription_type="Key_Shared", batch=10)
-    assert listener.concurrency == 1
-    with pytest.raises(InvalidInputError, match="one after the other"):
-        registered(await_message, subscription_type="Key_Shared", batch=10, concurrency=2)
-
-
 @pytest.mark.parametrize("topic", ["", [], 5, ["orders", 5], "non-persistent://a/b/c", "a/b"])
 def test_a_wrong_topic_is_refused(topic: Any) -> None:
     with pytest.raises(InvalidInputError, match="topic"):
         Listeners(None).on(topic, subscription="billing")(handle)
-
-
-def test_a_topic_given_twice_is_refused() -> None:
-    with pytest.raises(InvalidInputError, match="given twice"):
-        Listeners(None).on(["a", "persistent://public/default/a"], subscription="b")(handle)
 
 
 def test_two_handlers_of_one_subscription_are_refused() -> None:

@@ -8,11 +8,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from delaylevel.cli.main import cli
 from delaylevel.consumer.listeners import load, source_folder, split_target
-from delaylevel.errors import ConfigError, InvalidInputError
+from delaylevel.errors import ConfigError
 
 Write = Callable[..., str]
 
@@ -111,23 +109,3 @@ def test_a_wrong_application_is_refused(
     with pytest.raises(ConfigError, match=expected) as caught:
         load(target)
     assert "importlib" not in str(caught.value)
-
-
-def test_a_wrong_listener_is_refused_as_everywhere(write: Write) -> None:
-    write(APP.replace("(message)", "(message, more)"))
-    with pytest.raises(InvalidInputError, match="listener 'bill': the handler takes exactly one"):
-        load("shop_app:app")
-    result = CliRunner().invoke(cli, ["listen", "shop_app:app"])
-    assert result.exit_code == 2
-    assert "takes exactly one positional argument" in result.stderr
-
-
-@pytest.mark.parametrize("options", [(), ("--reload",)])
-def test_the_command_reports_a_wrong_name(write: Write, options: tuple[str, ...]) -> None:
-    write(APP)
-    result = CliRunner().invoke(cli, ["listen", "shop_nowhere:app", *options])
-    assert result.exit_code == 2
-    assert "there is no module shop_nowhere" in result.stderr
-    result = CliRunner().invoke(cli, ["listen", "shop/app.py", *options])
-    assert result.exit_code == 2
-    assert "shop.app:app" in result.stderr

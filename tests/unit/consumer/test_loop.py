@@ -20,14 +20,6 @@ def thread() -> Iterator[LoopThread]:
     assert made.loop.is_closed()
 
 
-def test_coroutines_run_in_the_thread(thread: LoopThread) -> None:
-    async def name() -> str:
-        return threading.current_thread().name
-
-    found = asyncio.run_coroutine_threadsafe(name(), thread.loop)
-    assert found.result(10) == "delaylevel-loop"
-
-
 def test_a_task_cannot_end_the_loop(thread: LoopThread, caplog: pytest.LogCaptureFixture) -> None:
     async def leave() -> None:
         raise SystemExit(1)

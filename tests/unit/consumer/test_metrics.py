@@ -107,12 +107,3 @@ def test_probes(
     assert "bill" in page
     assert "Mean duration" in page
     assert answers["/pending"][0] == 404
-
-
-def test_listeners_of_two_partitions_have_series_of_their_own() -> None:
-    app = Listeners(None)
-    partitions = ["orders-partition-0", "orders-partition-1"]
-    app.on(partitions, subscription="billing", name="bill")(print)
-    for family in ListenerCollector(app).collect():
-        series = [(each.name, *each.labels.values()) for each in family.samples]
-        assert len(set(series)) == len(series)

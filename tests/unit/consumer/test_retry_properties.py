@@ -54,13 +54,6 @@ def letter(message: ReceivedMessage) -> dict[str, str]:
     )
 
 
-def test_names_are_those_of_the_java_client_without_the_partition() -> None:
-    topics = RetryTopics.of("orders-partition-3", "billing")
-    assert topics.topic.full == "persistent://public/default/orders"
-    assert topics.retry.full == "persistent://public/default/orders-billing-RETRY"
-    assert topics.dead_letter.full == "persistent://public/default/orders-billing-DLQ"
-
-
 @pytest.mark.parametrize("subscription", ["", "a/b"])
 def test_subscriptions_that_cannot_be_a_part_of_a_name_are_refused(subscription: str) -> None:
     with pytest.raises(InvalidInputError, match="cannot have retries"):
@@ -108,14 +101,6 @@ def test_a_copy_that_was_forwarded_to_another_topic_is_a_new_message(other: str)
     assert copy_id(message) == f"{message.id}#billing#1"
 
 
-def test_a_copy_has_the_error_of_the_last_attempt_only() -> None:
-    message = received({"mine": "1", "RECONSUMETIMES": "1", "delaylevel-retry-error": "old"})
-    assert copy_properties(message, "new")["delaylevel-retry-error"] == "new"
-    assert "delaylevel-retry-error" not in copy_properties(message, "")
-    assert copy_properties(message, "")["mine"] == "1"
-    assert copy_properties(message, "")["RECONSUMETIMES"] == "2"
-
-
 def test_the_attempts_of_a_replayed_dead_letter_are_counted_from_the_first() -> None:
     properties = letter(received({"mine": "1", "RECONSUMETIMES": "4"}))
     assert properties[env.REASON] == "attempt 5 failed: ValueError: no money"
@@ -126,11 +111,6 @@ def test_the_attempts_of_a_replayed_dead_letter_are_counted_from_the_first() -> 
     assert {name for name in again if name.startswith(retries.RETRY_PREFIX)} == kept
     elsewhere = env.application_properties(retries.replayed_properties(properties, True))
     assert elsewhere == {"mine": "1"}
-
-
-def test_dead_letters_of_level_topics_are_replayed_with_all_properties() -> None:
-    properties = {"RECONSUMETIMES": "1", "delaylevel-retry-error": "x", "mine": "1"}
-    assert retries.replayed_properties(properties, other_target=True) == properties
 
 
 def test_texts_that_are_not_unicode_make_no_property_unreadable() -> None:

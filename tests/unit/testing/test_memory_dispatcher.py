@@ -25,7 +25,7 @@ from delaylevel.dispatcher.journal.records import (
     SnapshotChunk,
     decode,
 )
-from delaylevel.dispatcher.journal.topic import Journal, LostOwnershipError, counting
+from delaylevel.dispatcher.journal.topic import LostOwnershipError, counting
 from delaylevel.dispatcher.owner import PartitionOwner
 from delaylevel.dispatcher.publishing.publisher import BatchPublisher
 from delaylevel.errors import AlreadyRunningError, BrokerError
@@ -123,40 +123,6 @@ def test_a_message_has_an_intent_before_it_is_due_and_a_commit_afterwards(bench:
         assert (bench.pending(), bench.delivered()) == ([], [b"x"])
 
 
-def test_the_next_dispatcher_does_not_repeat_what_is_not_acknowledged(bench: Bench) -> None:
-    bench.send(b"far", 10 * HOUR)
-    for number in (1, 2, 3):
-        bench.send(b"%d" % number, number * HOUR)
-    for number in (1, 2, 3):
-        assert bench.memory.advance(HOUR).due == 1
-        assert bench.pending() == [*[b"1", b"2", b"3"][number:], b"far"]
-    assert bench.delivered() == [b"1", b"2", b"3"]
-    assert bench.memory.advance(7 * HOUR).due == 1
-    assert (bench.delivered(), bench.pending()) == ([b"1", b"2", b"3", b"far"], [])
-
-
-def test_copies_are_not_pending_once_one_is_delivered(bench: Bench) -> None:
-    bench.send(b"far", 10 * HOUR)
-    bench.send(b"x", HOUR, message_id="mine")
-    bench.send(b"x", 2 * HOUR, message_id="mine")
-    bench.memory.advance(HOUR)
-    assert bench.pending() == [b"far"]
-    bench.memory.advance(HOUR)
-    assert bench.delivered() == [b"x"]
-
-
-def test_a_control_record_is_not_a_pending_message(bench: Bench) -> None:
-    bench.send(b"x", HOUR)
-    index = bench.description.window_partition("k", "")
-    for topic in (bench.description.window_topic, bench.description.level_topic(0)):
-        raw = bench.client.create_producer(topic.partition(index).full)
-        due = str(NOON_MS + 3_600_000)
-        target = bench.description.targets[0]
-        properties = {env.DUE: due, env.TARGET: target, env.ID: "x", env.KIND: "cancel"}
-        raw.send(b"", properties=properties)
-    assert bench.pending() == [b"x"]
-
-
 def test_an_intent_of_a_killed_dispatcher_is_resolved_by_the_next_one(bench: Bench) -> None:
     bench.send(b"x", HOUR)
     dispatcher = bench.dispatcher()
@@ -191,22 +157,6 @@ def test_a_dispatcher_that_dies_before_the_commit_repeats_messages_with_the_same
     first, second = bench.memory.delivered("orders")
     assert first.properties[env.ID] == second.properties[env.ID]
     assert bench.memory.advance(HOUR).due == 0
-
-
-def test_a_dispatcher_that_has_lost_the_journal_publishes_nothing(bench: Bench) -> None:
-    bench.send(b"x", HOUR)
-    dispatcher = bench.dispatcher()
-    dispatcher.run_once()
-    index = bench.description.window_partition("k", "")
-    _, source = window_sources(bench.description, index)
-    unused: Any = None
-    Journal(bench.client, bench.memory.admin, source, unused).close()
-    bench.clock.advance(2 * HOUR)
-    with pytest.raises(LostOwnershipError):
-        dispatcher.run_once()
-    assert bench.delivered() == []
-    dispatcher.close()
-    assert bench.memory.advance(HOUR).due == 1
 
 
 def test_an_owner_that_the_broker_did_not_fence_publishes_and_tells_nothing(
@@ -245,36 +195,6 @@ def test_an_owner_that_the_broker_did_not_fence_publishes_and_tells_nothing(
     assert told == [OutcomeStatus.TOO_LATE]
 
 
-def test_a_message_that_was_planned_is_pending_again_after_a_stop(bench: Bench) -> None:
-    bench.send(b"x", HOUR)
-    with bench.dispatcher() as dispatcher:
-        while not bench.kinds():
-            dispatcher.run_once()
-            bench.clock.move_to(dispatcher.next_event_ms() or 0)
-    assert bench.kinds() == [Intent, Resolved]
-    assert bench.pending() == [b"x"]
-    assert bench.memory.advance(HOUR).due == 1
-    assert bench.delivered() == [b"x"]
-
-
-def test_a_listener_sees_the_messages_that_were_delivered_before_it_was_called(
-    bench: Bench,
-) -> None:
-    seen: list[tuple[bytes, list[bytes | None]]] = []
-
-    def look(consumer: Any, message: Any) -> None:
-        seen.append((message.data(), bench.pending()))
-        consumer.acknowledge(message)
-        if message.data() == b"1":
-            bench.send(b"3", timedelta(minutes=30))
-
-    bench.client.subscribe("orders", "app", ConsumerType.Shared, message_listener=look)
-    for number in (1, 2):
-        bench.send(b"%d" % number, number * HOUR)
-    assert bench.memory.advance(3 * HOUR).due == 3
-    assert seen == [(b"1", [b"2"]), (b"3", [b"2"]), (b"2", [])]
-
-
 def test_a_message_that_was_sent_is_not_pending_while_others_of_its_intent_are(
     bench: Bench,
 ) -> None:
@@ -291,27 +211,6 @@ def test_a_message_that_was_sent_is_not_pending_while_others_of_its_intent_are(
     bodies: list[bytes | None] = [b"0", b"1", b"2", b"3", b"4"]
     assert seen == [(body, bodies[number + 1 :]) for number, body in enumerate(bodies)]
     assert bench.kinds().count(Intent) < 5
-
-
-def test_many_messages_of_one_time_are_delivered_then(bench: Bench) -> None:
-    for number in range(3_000):
-        bench.producer.send_async(b"%d" % number, None, deliver_after=HOUR)
-    bench.producer.flush()
-    report = bench.memory.advance(HOUR)
-    assert (report.due, report.latest_ms) == (3_000, 0)
-    assert set(bench.delivered()) == {b"%d" % number for number in range(3_000)}
-    assert bench.pending() == []
-
-
-def test_a_clock_that_is_set_back_delays_nothing_else(bench: Bench) -> None:
-    bench.send(b"x", HOUR)
-    with bench.dispatcher() as dispatcher:
-        dispatcher.run_once()
-        bench.clock.step(-HOUR)
-        bench.clock.advance(HOUR)
-        assert dispatcher.run_once().due == 0
-        bench.clock.advance(HOUR)
-        assert dispatcher.run_once().due == 1
 
 
 def test_there_are_no_threads_and_no_files(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,12 +14,11 @@ from pulsar import ConsumerType, InitialPosition
 
 from delaylevel import DelayLevelClient, PartitionBy, PartitionStrategy, testing
 from delaylevel.cluster.port import NamespacePolicies, TopicAdmin
-from delaylevel.errors import AlreadyRunningError, InvalidInputError, UnsafeNamespaceError
+from delaylevel.errors import InvalidInputError, UnsafeNamespaceError
 from delaylevel.model import envelope as env
 from delaylevel.model.clock import duration_ms
 from delaylevel.model.level_topic import FinalWindow
 from delaylevel.model.topic_name import TopicName
-from delaylevel.mover.local import LocalMover
 from delaylevel.testing import ManualClock, MemoryPulsar
 from support.fakes import SkewedClock
 
@@ -46,17 +45,6 @@ def test_the_example_in_the_documentation_runs() -> None:
     names["test_the_reminder_is_sent_three_days_later"]()
 
 
-def test_a_manual_clock_only_moves_when_advanced() -> None:
-    clock = ManualClock(start_ms=NOON_MS)
-    assert (clock.now_ms(), clock.now_ms()) == (NOON_MS, NOON_MS)
-    clock.advance(timedelta(days=1, microseconds=1))
-    assert clock.now_ms() == NOON_MS + 86_400_001
-    assert clock.now() == datetime(2026, 3, 2, 12, 0, 0, 1000, tzinfo=timezone.utc)
-    for move in (clock.advance, MemoryPulsar(clock).advance):
-        with pytest.raises(InvalidInputError):
-            move(timedelta(seconds=-1))
-
-
 def test_a_step_moves_only_the_wall_clock() -> None:
     clock = ManualClock(start_ms=NOON_MS)
     called: list[int] = []
@@ -68,10 +56,6 @@ def test_a_step_moves_only_the_wall_clock() -> None:
     clock.step(timedelta(seconds=60))
     assert (clock.now_ms(), clock.monotonic_s()) == (NOON_MS + 5_000, 5)
     assert called == [NOON_MS + 5_000, NOON_MS - 55_000, NOON_MS + 5_000]
-
-
-def test_a_manual_clock_starts_at_the_system_time() -> None:
-    assert abs(ManualClock().now() - datetime.now(timezone.utc)) < timedelta(minutes=1)
 
 
 def test_client_producer_consumer_and_reader_have_the_types_of_pulsar() -> None:
@@ -104,21 +88,6 @@ def test_delays_up_to_a_month_are_delivered_at_their_due_times(final_window: Fin
     assert [(m.data, m.at - start) for m in memory.delivered("orders")] == [
         (str(delay).encode(), delay) for delay in delays
     ]
-
-
-def test_pending_messages_have_their_due_time_and_topic() -> None:
-    memory = MemoryPulsar(ManualClock(NOON_MS))
-    producer = delayed(memory, final_window="broker")
-    producer.send(b"far", deliver_after=timedelta(days=3), partition_key="k")
-    producer.send(b"near", deliver_after=timedelta(hours=1), properties={"a": "b"})
-    producer.send(b"now")
-    near, far = memory.pending("orders")
-    assert (near.data, near.topic) == (b"near", "persistent://public/default/orders")
-    assert near.properties["a"] == "b"
-    assert far.topic == "persistent://public/default/_orders-delay-level-partition-2"
-    assert (far.key, far.at) == ("k", memory.clock.now() + timedelta(days=3))
-    assert bodies(memory.delivered("orders")) == [b"now"]
-    assert memory.pending("others") == memory.delivered("others") == []
 
 
 def test_with_a_tracker_messages_are_pending_in_the_window_until_due() -> None:
@@ -204,15 +173,6 @@ def test_no_call_blocks() -> None:
     assert consumer.batch_receive() == []
 
 
-def test_a_batch_is_stored_after_its_publish_delay() -> None:
-    memory = MemoryPulsar()
-    producer = memory.client().create_producer("t", batching_enabled=True)
-    producer.send_async(b"x", None)
-    assert memory.delivered("t") == []
-    memory.clock.advance(timedelta(milliseconds=10))
-    assert bodies(memory.delivered("t")) == [b"x"]
-
-
 def test_hand_offs_continue_across_ledgers() -> None:
     memory = MemoryPulsar(entries_per_ledger=2)
     producer = delayed(memory)
@@ -244,18 +204,6 @@ def test_a_client_with_a_wrong_clock_does_not_delay_others(skew: timedelta) -> N
         for m in memory.delivered("orders")
     ]
     assert late_ms == [0] * 6
-
-
-def test_advance_does_not_run_a_second_mover_next_to_that_of_the_test() -> None:
-    memory = MemoryPulsar()
-    producer = delayed(memory, final_window="broker")
-    producer.send(b"x", deliver_after=timedelta(days=2))
-    with LocalMover(memory.client(), memory.admin, producer.description, memory.clock) as mover:
-        with pytest.raises(AlreadyRunningError):
-            memory.advance(timedelta(days=2))
-        memory.clock.advance(timedelta(days=2))
-        assert mover.run_once().due == 1
-    assert bodies(memory.delivered("orders")) == [b"x"]
 
 
 def test_a_namespace_that_would_delete_parked_messages_is_refused() -> None:
@@ -310,3 +258,23 @@ def test_a_consumer_receives_from_several_topics() -> None:
     consumer.redeliver_unacknowledged_messages()
     with pytest.raises(pulsar.Timeout):
         consumer.receive()
+
+
+def test_a_manual_clock_only_moves_when_advanced() -> None:
+    clock = ManualClock(start_ms=NOON_MS)
+    assert (clock.now_ms(), clock.now_ms()) == (NOON_MS, NOON_MS)
+    clock.advance(timedelta(days=1, microseconds=1))
+    assert clock.now_ms() == NOON_MS + 86_400_001
+    assert clock.now() == datetime(2026, 3, 2, 12, 0, 0, 1000, tzinfo=timezone.utc)
+    for move in (clock.advance, MemoryPulsar(clock).advance):
+        with pytest.raises(InvalidInputError):
+            move(timedelta(seconds=-1))
+
+
+def test_a_batch_is_stored_after_its_publish_delay() -> None:
+    memory = MemoryPulsar()
+    producer = memory.client().create_producer("t", batching_enabled=True)
+    producer.send_async(b"x", None)
+    assert memory.delivered("t") == []
+    memory.clock.advance(timedelta(milliseconds=10))
+    assert bodies(memory.delivered("t")) == [b"x"]

@@ -68,14 +68,6 @@ def test_what_is_due_for_a_deleted_target_arrives_after_the_next_subscription(
     assert drained(again) == Counter(sent)
 
 
-def test_a_new_target_gets_its_messages_after_the_first_subscription(memory: MemoryPulsar) -> None:
-    producer_of(memory).send(b"early", deliver_after=timedelta(minutes=2))
-    memory.advance(timedelta(minutes=3))
-    consumer = memory.client().subscribe("orders", "app", pulsar.ConsumerType.Shared)
-    memory.advance(timedelta(minutes=30))
-    assert drained(consumer) == {b"early": 1}
-
-
 def test_a_target_that_is_kept_without_subscriptions_gets_its_messages(
     memory: MemoryPulsar,
 ) -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
-import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
@@ -125,42 +123,95 @@ def test_every_retry_is_handled_at_its_own_time(
     assert memory_pulsar.pending("orders-billing-RETRY") == []
 
 
-def test_a_message_that_succeeds_later_is_done(
-    memory_pulsar: MemoryPulsar, register: Register, calls: Calls, app: Listeners
-) -> None:
-    def fail_twice(message: ReceivedMessage) -> None:
-        calls.add(message)
-        if message.attempt < 3:
-            raise ValueError
+class BrokenError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("broken")
 
-    register(fail_twice, retry=RETRY)
+
+ONCE = Backoff("1h", retry_on=ValueError, give_up_on=UnicodeError)
+
+
+@pytest.mark.parametrize(
+    ("error", "retry", "after"),
+    [
+        (ValueError("no such\n account"), ONCE, timedelta(hours=1)),
+        (Retry(), ONCE, timedelta(hours=1)),
+        (Retry("3d", "closed"), ONCE, 3 * DAY),  # whatever the kinds of errors
+    ],
+)
+def test_a_failed_attempt_is_repeated_once(
+    memory_pulsar: MemoryPulsar,
+    register: Register,
+    calls: Calls,
+    error: BaseException,
+    retry: Backoff,
+    after: timedelta,
+) -> None:
+    def fail(message: ReceivedMessage) -> None:
+        calls.add(message)
+        raise error
+
+    register(fail, retry=retry)
     send(memory_pulsar, b"1")
-    memory_pulsar.advance(7 * DAY)
-    assert calls.attempts == [1, 2, 3]
-    assert memory_pulsar.delivered(DEAD) == []
-    (listener,) = app.listeners
-    assert listener.stats.counts().handled == 1
-
-
-def test_retry_and_reject_have_their_effect(
-    memory_pulsar: MemoryPulsar, register: Register, calls: Calls
-) -> None:
-    def decide(message: ReceivedMessage) -> None:
-        calls.add(message)
-        if message.data == b"bad":
-            raise Reject("nonsense")
-        if message.attempt == 1:
-            raise Retry(after="3d")
-
-    register(decide)
-    send(memory_pulsar, b"bad", b"later")
-    memory_pulsar.advance(2 * DAY)
-    assert calls.attempts == [1, 1]
-    memory_pulsar.advance(2 * DAY)
-    assert calls.attempts == [1, 1, 2]
+    memory_pulsar.advance(NOW)
+    assert calls.attempts == [1]
+    (waiting,) = memory_pulsar.pending("orders-billing-RETRY")
+    assert waiting.at == calls.start + after
+    memory_pulsar.advance(8 * DAY)
+    assert calls.attempts == [1, 2], "a chosen delay counts as an attempt"
     (dead,) = memory_pulsar.delivered(DEAD)
-    assert dead.data == b"bad"
-    assert "nonsense" in dead.properties["delaylevel.reason"]
+    assert dead.properties["delaylevel.reason"].startswith("attempt 2 failed: ")
+
+
+@pytest.mark.parametrize(
+    ("error", "retry", "reason"),
+    [
+        (Reject("no such customer"), ONCE, "no such customer"),
+        (UnicodeError("x"), ONCE, "UnicodeError: x"),
+        (KeyError("x"), ONCE, "KeyError: 'x'"),
+        (ValueError("no such\n account"), False, "ValueError: no such account"),
+        (BrokenError(), False, "BrokenError"),
+        (ValueError("x\n" * 5000), False, "ValueError: x x x"),
+        (Retry("1h"), False, "retry=False"),
+        (Retry("400d"), ONCE, "no retry: a delay of 400d"),
+    ],
+)
+def test_a_message_without_another_attempt_becomes_a_dead_letter(
+    memory_pulsar: MemoryPulsar,
+    register: Register,
+    error: Exception,
+    retry: Any,
+    reason: str,
+) -> None:
+    def fail(message: ReceivedMessage) -> None:
+        raise error
+
+    register(fail, retry=retry)
+    send(memory_pulsar, b"1")
+    memory_pulsar.advance(NOW)
+    (dead,) = memory_pulsar.delivered(DEAD)
+    found = dead.properties["delaylevel.reason"]
+    assert reason in found
+    assert "\n" not in found
+    assert len(found) < 1100
+    assert memory_pulsar.pending("orders-billing-RETRY") == []
+
+
+def test_a_system_exit_is_a_failed_attempt(memory_pulsar: MemoryPulsar, app: Listeners) -> None:
+    @app.on("orders", subscription="billing", retry=False)
+    def leave(message: ReceivedMessage) -> None:
+        raise SystemExit(1)
+
+    send(memory_pulsar, b"1")
+    memory_pulsar.advance(NOW)
+    (dead,) = memory_pulsar.delivered(DEAD)
+    assert dead.properties["delaylevel.reason"] == "attempt 1 failed: SystemExit: 1"
+
+
+@pytest.mark.parametrize("after", ["soon", -1, timedelta(-1)])
+def test_a_wrong_delay_is_refused_where_it_is_raised(after: Any) -> None:
+    with pytest.raises(InvalidInputError, match="after"):
+        Retry(after)
 
 
 @pytest.mark.parametrize("kind", ["Shared", "Key_Shared", "Failover", "Exclusive"])
@@ -240,28 +291,6 @@ def test_an_outcome_of_the_test_is_not_a_failure_of_the_handler(
     memory_pulsar.advance(NOW)  # the clock can be advanced again
 
 
-def test_a_handler_that_advances_the_clock_is_told(
-    memory_pulsar: MemoryPulsar, register: Register, caplog: pytest.LogCaptureFixture
-) -> None:
-    register(lambda message: memory_pulsar.advance(DAY), retry=False)
-    send(memory_pulsar, b"1")
-    memory_pulsar.advance(NOW)
-    assert "a handler advances the clock" in caplog.text
-
-
-def test_a_failure_is_logged(
-    memory_pulsar: MemoryPulsar, register: Register, caplog: pytest.LogCaptureFixture
-) -> None:
-    def fail(message: ReceivedMessage) -> None:
-        raise ValueError("no funds")
-
-    register(fail, retry=["1d"])
-    send(memory_pulsar, b"1")
-    memory_pulsar.advance(NOW)
-    (record,) = [each for each in caplog.records if each.levelno == logging.WARNING]
-    assert "ValueError: no funds; again in 1d" in record.getMessage()
-
-
 def test_closed_listeners_are_not_called(
     memory_pulsar: MemoryPulsar, register: Register, app: Listeners, calls: Calls
 ) -> None:
@@ -275,12 +304,6 @@ def test_closed_listeners_are_not_called(
     app.start()
     memory_pulsar.advance(NOW)
     assert [body for body, _, _ in calls.found] == [b"1"], "the subscription kept it"
-
-
-def test_run_is_refused(memory_pulsar: MemoryPulsar, register: Register, app: Listeners) -> None:
-    register(lambda message: None)
-    with pytest.raises(InvalidInputError, match="advance its clock instead"):
-        app.run()
 
 
 def test_the_listeners_of_a_module_run_here(memory_pulsar: MemoryPulsar, calls: Calls) -> None:
@@ -339,21 +362,6 @@ def test_coroutines_are_awaited_in_the_running_loop(
     asyncio.run(test())
 
 
-def test_functions_are_called_in_a_running_loop_either_way(
-    memory_pulsar: MemoryPulsar, app: Listeners, calls: Calls
-) -> None:
-    app.on("orders", subscription="billing")(calls.add)
-
-    async def test() -> None:
-        send(memory_pulsar, b"1")
-        memory_pulsar.advance(NOW)
-        send(memory_pulsar, b"2")
-        await memory_pulsar.advance_async(NOW)
-
-    asyncio.run(test())
-    assert len(calls.found) == 2
-
-
 @pytest.mark.parametrize("cancel", [False, True])
 def test_a_test_that_is_cancelled_ends(
     memory_pulsar: MemoryPulsar, app: Listeners, calls: Calls, cancel: bool
@@ -380,43 +388,3 @@ def test_a_test_that_is_cancelled_ends(
             assert len(memory_pulsar.delivered(DEAD)) == 1
 
     asyncio.run(test())
-
-
-def test_async_with_starts_and_stops_the_listeners(
-    memory_pulsar: MemoryPulsar, calls: Calls
-) -> None:
-    async def test() -> None:
-        app = Listeners(memory_pulsar.client())
-
-        @app.on("orders", subscription="billing")
-        async def bill(message: ReceivedMessage) -> None:
-            calls.add(message)
-
-        async with app:
-            send(memory_pulsar, b"1")
-            await memory_pulsar.advance_async(NOW)
-        send(memory_pulsar, b"2")
-        await memory_pulsar.advance_async(NOW)
-
-    asyncio.run(test())
-    assert len(calls.found) == 1
-
-
-def test_a_retry_in_a_day_takes_milliseconds(
-    memory_pulsar: MemoryPulsar, register: Register, calls: Calls
-) -> None:
-    def fail_once(message: ReceivedMessage) -> None:
-        calls.add(message)
-        if message.attempt == 1:
-            raise ValueError
-
-    register(fail_once, retry=["1d"])
-    producer = memory_pulsar.client().create_producer("orders")
-    durations = []
-    for number in range(5):
-        start_s = time.process_time()
-        producer.send(b"%d" % number)
-        memory_pulsar.advance(2 * DAY)
-        durations.append(time.process_time() - start_s)
-    assert calls.attempts == [1, 2] * 5
-    assert min(durations) < 0.1, durations

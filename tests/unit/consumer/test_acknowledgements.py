@@ -1,0 +1,297 @@
+"""Tests of what must have happened before a message is acknowledged, with answers that come late.
+
+The in-memory Pulsar answers at once, so these tests use the parts that all hosts share.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pulsar
+import pytest
+
+from delaylevel.consumer import Backoff, ReceivedMessage
+from delaylevel.consumer import host as module
+from delaylevel.consumer.handled_ids import HandledIds
+from delaylevel.consumer.host import Parts, Unfinished
+from delaylevel.consumer.listener import listeners_of
+from delaylevel.consumer.listeners import Started
+from delaylevel.consumer.retry import Bury, Failure, Park
+from delaylevel.errors import UnsupportedOptionError
+from support.fakes import HandClock
+from support.world import eventually
+
+Done = Callable[[Exception | None], None]
+TOPIC = "persistent://public/default/orders"
+FAILURE = Failure(ValueError("no"), "ValueError: no")
+PARK = Park(timedelta(minutes=1), FAILURE)
+
+
+class Raw:
+    """A message of the client."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def properties(self) -> dict[str, str]:
+        return {"delaylevel.id": self.name, "delaylevel.target": TOPIC}
+
+    def partition_key(self) -> str:
+        return ""
+
+
+class Consumer:
+    """A consumer that was closed before some of its messages are acknowledged."""
+
+    def __init__(self, *lost: str) -> None:
+        self.lost = lost
+        self.acknowledged: list[str] = []
+        self.returned: list[str] = []
+        self.closed = False
+
+    def acknowledge(self, raw: Raw) -> None:
+        assert not self.closed
+        if raw.name in self.lost:
+            raise pulsar.AlreadyClosed
+        self.acknowledged.append(raw.name)
+
+    def negative_acknowledge(self, raw: Raw) -> None:
+        self.returned.append(raw.name)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Publisher:
+    """A publisher whose confirmations a test gives.
+
+    Attributes:
+        calls: delay (None for a dead letter) and function for the outcome of each call.
+        answer: outcome given at once; ``...`` for none.
+    """
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[timedelta | None, Done]] = []
+        self.answer: Any = ...
+
+    def park(self, message: Any, delay: timedelta, failure: Failure, done: Done) -> None:
+        self._take(delay, done)
+
+    def bury(self, message: Any, failure: Failure, done: Done) -> None:
+        self._take(None, done)
+
+    def close(self, timeout_s: float = 0.0) -> None:
+        pass
+
+    def _take(self, delay: timedelta | None, done: Done) -> None:
+        self.calls.append((delay, done))
+        if self.answer is not ...:
+            done(self.answer)
+
+
+class LateLog:
+    """A store of IDs whose confirmations come in another thread, when it is flushed."""
+
+    def __init__(self) -> None:
+        self._waiting: list[Callable[[], object]] = []
+
+    def start(self, memory: Any) -> None:
+        pass
+
+    def append(self, key: int, saved: Callable[[], object]) -> None:
+        self._waiting.append(saved)
+
+    def flush(self, timeout_s: float) -> bool:
+        waiting, self._waiting = self._waiting, []
+        thread = threading.Thread(target=lambda: [saved() for saved in waiting])
+        thread.start()
+        thread.join()
+        return True
+
+    def close(self) -> None:
+        pass
+
+    @property
+    def unsaved(self) -> int:
+        return len(self._waiting)
+
+
+class Scene:
+    """The parts of a listener that deduplicates."""
+
+    def __init__(self, threaded: bool = False, ids: LateLog | None = None) -> None:
+        options = {"subscription": "billing", "retry": Backoff("1m")}
+        (self.listener,) = listeners_of(print, "orders", None, options)
+        self.publisher: Any = Publisher()
+        self.consumer: Any = Consumer()
+        self.clock = HandClock()
+        self.unfinished = Unfinished(self.listener, self.publisher, self.clock, threaded)
+        self.handled: HandledIds = HandledIds(None, 100, ids)
+        handling = self.listener.handling(self.handled)
+        self.parts = Parts(self.listener, handling, self.unfinished, self.clock)
+        self.tally = self.listener.stats.tally()
+
+    def fail(self, decision: Park | Bury = PARK) -> None:
+        (message,) = self.messages("a")
+        self.unfinished.add(message, self.consumer, decision)
+
+    def work(self) -> None:
+        while self.unfinished.work():
+            pass
+
+    def messages(self, *names: str) -> list[ReceivedMessage]:
+        """Return newly received messages."""
+        return [ReceivedMessage(Raw(name), TOPIC, "billing", 0) for name in names]
+
+    def sorted(self, consumer: Any, *names: str) -> list[ReceivedMessage]:
+        """Return the messages that the handler gets."""
+        batch, waiting = self.parts.sort(self.messages(*names), consumer, self.tally)
+        assert waiting == []
+        return batch
+
+    def handle(self, *names: str) -> None:
+        self.parts.succeeded(self.sorted(self.consumer, *names), self.consumer, self.tally)
+
+
+@pytest.fixture
+def scene() -> Scene:
+    return Scene()
+
+
+# -- failed messages
+
+
+@pytest.mark.parametrize("decision", [PARK, Bury(FAILURE)])
+def test_a_message_is_acknowledged_when_it_is_stored_elsewhere(
+    scene: Scene, decision: Park | Bury
+) -> None:
+    scene.fail(decision)
+    scene.work()
+    ((delay, done),) = scene.publisher.calls
+    assert delay == getattr(decision, "delay", None)
+    assert scene.consumer.acknowledged == []
+    done(None)
+    scene.work()
+    assert (scene.consumer.acknowledged, scene.unfinished.count) == (["a"], 0)
+    counts = scene.listener.stats.counts()
+    assert (counts.retried, counts.dead) == ((1, 0) if decision is PARK else (0, 1))
+
+
+def test_a_refused_copy_is_published_again_for_the_same_time(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = 100.0
+    monkeypatch.setattr(module.time, "monotonic", lambda: now_s)
+    scene.publisher.answer = ConnectionError("away")
+    scene.fail()
+    pauses = []
+    for _ in range(7):
+        scene.work()
+        assert scene.consumer.acknowledged == []
+        calls = len(scene.publisher.calls)
+        began_s = now_s
+        while len(scene.publisher.calls) == calls:
+            now_s += 0.5
+            scene.unfinished.work()
+        scene.clock.advance(round(1000 * (now_s - began_s)))
+        pauses.append(now_s - began_s)
+    assert pauses == [1, 2, 4, 8, 16, 30, 30]
+    assert scene.publisher.calls[-2][0] < timedelta(seconds=30)
+    assert scene.publisher.calls[-1][0] == timedelta(0)
+    scene.publisher.calls[-1][1](None)
+    assert scene.unfinished.count == 1, "the second answer of one call"
+
+
+@pytest.mark.parametrize("decision", [PARK, Bury(FAILURE)])
+def test_the_broker_keeps_a_message_that_cannot_be_stored_elsewhere(
+    scene: Scene, decision: Park | Bury, caplog: pytest.LogCaptureFixture
+) -> None:
+    scene.publisher.answer = UnsupportedOptionError("it was encrypted")
+    scene.fail(decision)
+    scene.work()
+    assert (scene.consumer.returned, scene.consumer.acknowledged) == (["a"], [])
+    assert scene.unfinished.count == 0
+    assert "it was encrypted" in caplog.text
+
+
+def test_there_is_a_limit_to_unfinished_messages(scene: Scene) -> None:
+    for _ in range(1000):
+        assert not scene.unfinished.full
+        scene.fail()
+    assert scene.unfinished.full
+    scene.publisher.answer = None
+    scene.work()
+    assert not scene.unfinished.full
+    assert len(scene.consumer.acknowledged) == 1000
+
+
+def test_a_lost_consumer_does_not_end_the_thread() -> None:
+    scene = Scene(threaded=True)
+    scene.publisher.answer = None
+    scene.consumer.lost = ("a",)
+    scene.fail()
+    eventually(lambda: not scene.unfinished.count, "the end")
+    scene.consumer.lost = ()
+    scene.fail()
+    eventually(lambda: scene.consumer.acknowledged, "the acknowledgement")
+    scene.unfinished.close(time.monotonic() + 60)
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_a_stop_waits_for_confirmations_but_for_no_refused_message(refused: bool) -> None:
+    scene = Scene(threaded=True)
+    scene.publisher.answer = ConnectionError("away") if refused else ...
+    scene.fail()
+    eventually(lambda: scene.publisher.calls, "the copy")
+    if not refused:
+        threading.Timer(0.05, lambda: scene.publisher.calls[0][1](None)).start()
+    scene.unfinished.close(time.monotonic() + 600)
+    assert scene.consumer.acknowledged == ([] if refused else ["a"])
+
+
+def test_a_stop_does_not_wait_for_ever(caplog: pytest.LogCaptureFixture) -> None:
+    scene = Scene(threaded=True)
+    scene.fail()
+    scene.unfinished.close(time.monotonic())
+    assert "1 failed messages are not stored" in caplog.text
+    eventually(lambda: scene.publisher.calls, "the copy")
+    scene.publisher.calls[0][1](None)  # ends the thread
+    eventually(lambda: not scene.unfinished.count, "the end")
+
+
+# -- handled messages
+
+
+def test_ids_are_saved_although_an_acknowledgement_fails(scene: Scene) -> None:
+    scene.consumer.lost = ("a",)
+    with pytest.raises(pulsar.AlreadyClosed):
+        scene.handle("a", "b", "c")
+    assert scene.consumer.acknowledged == ["b", "c"]
+    # They are delivered again, and recognised.
+    assert scene.sorted(Consumer(), "a", "b", "c") == []
+    assert (scene.tally.handled, scene.tally.duplicates) == (3, 3)
+
+
+def test_messages_wait_for_no_batch_that_was_given_up(scene: Scene) -> None:
+    scene.handle("b")
+    with pytest.raises(pulsar.AlreadyClosed):
+        scene.sorted(Consumer("b"), "a", "b", "c")
+    assert [each.id for each in scene.sorted(Consumer(), "a", "b", "c")] == ["a", "c"]
+
+
+def test_what_was_handled_is_acknowledged_before_the_end() -> None:
+    ids = LateLog()
+    scene = Scene(threaded=True, ids=ids)
+    scene.handle("a")
+    assert scene.consumer.acknowledged == []
+    ids.flush(1)
+    eventually(lambda: scene.consumer.acknowledged == ["a"], "the first acknowledgement")
+    scene.handle("b")
+    started = Started(scene.consumer, scene.unfinished, scene.publisher, scene.handled)
+    started.close(time.monotonic() + 60)
+    assert scene.consumer.acknowledged == ["a", "b"]
+    assert scene.unfinished.count == 0
