@@ -11,8 +11,7 @@ from pulsar import ConsumerType, InitialPosition
 from pulsar.schema import AvroSchema, Integer, JsonSchema, Record, String, StringSchema
 
 from delaylevel import PartitionStrategy, wrap
-from delaylevel.cluster.locks import PartitionLock
-from delaylevel.errors import AlreadyRunningError, DelayTooLongError, StrategyMismatchError
+from delaylevel.errors import StrategyMismatchError
 from delaylevel.model import envelope as env
 from delaylevel.model.delivery import ForwardReport
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription
@@ -214,42 +213,6 @@ def test_schemas_keep_their_versions(world: Any) -> None:
     assert [m.value() for m in world.drain(texts, 1)] == ["é"]
 
 
-def test_delays_longer_than_the_longest_level(world: Any) -> None:
-    consumer = consumer_for(world)
-    round_and_round = SECONDS.model_copy(update={"overflow": "recirculate"})
-    going_round = producer_for(
-        world, strategy=round_and_round, clock=ManualClock(world.clock.now_ms() + world.slack_ms)
-    )
-    start_ms = world.clock.now_ms() + world.slack_ms
-    going_round.send(b"round", deliver_after=timedelta(seconds=7))
-    refusing = producer_for(world, "refusing")
-    with pytest.raises(DelayTooLongError):
-        refusing.send(b"", deliver_after=timedelta(seconds=7))
-    rounds = []
-    for after_ms in (3000, 8000):
-        clock = ManualClock(start_ms + after_ms)
-        with LocalMover(world.client(), world.admin, going_round.description, clock) as mover:
-            rounds.append(mover.run_once())
-    assert [(sum(item.parked.values()), item.due) for item in rounds] == [(1, 0), (0, 1)]
-    assert world.bodies(consumer, 1) == [b"round"]
-
-
-def test_a_received_message_that_is_sent_again_is_a_new_message(world: Any) -> None:
-    consumer = consumer_for(world)
-    producer = producer_for(world)
-    producer.send(b"x", properties={"own": "1"}, deliver_after=timedelta(seconds=1.2))
-    world.catch_up(timedelta(seconds=2))
-    first = world.receive(consumer)
-    producer.send(b"x", properties=first.properties(), deliver_after=timedelta(seconds=1.2))
-    producer.send(b"now", properties=first.properties())
-    now = world.receive(consumer)
-    assert now.properties() == {"own": "1"}
-    world.catch_up(timedelta(seconds=2))
-    again = world.receive(consumer)
-    assert again.properties()["own"] == "1"
-    assert again.properties()[env.ID] != first.properties()[env.ID]
-
-
 def test_a_recreated_target_gets_its_held_messages(world: Any) -> None:
     producer = producer_for(world)
     description = producer.description
@@ -270,28 +233,6 @@ def test_a_recreated_target_gets_its_held_messages(world: Any) -> None:
     message = world.receive(consumer)
     assert (message.data(), message.partition_key()) == (b"held", "k")
     assert message.properties()[env.ID].startswith(f"{world.namespace}/_orders-delay-level-p")
-
-
-def test_malformed_and_forbidden_messages_become_dead_letters(world: Any) -> None:
-    consumer = consumer_for(world)
-    description = producer_for(world).description
-    partition = description.level_topic(0).partition(0).full
-    due = str(world.clock.now_ms() + 1000)
-    raw = world.client().create_producer(partition)
-    raw.send(b"foreign", properties={env.DUE: due, env.TARGET: world.topic("elsewhere")})
-    raw.send(b"nonsense", properties={env.DUE: "soon", env.TARGET: world.topic("orders")})
-    raw.send(b"good", properties={env.DUE: due, env.TARGET: world.topic("orders")})
-    report = world.advance(timedelta(seconds=2))
-    assert sum(report.dead.values()) == 2
-    assert world.bodies(consumer, 1) == [b"good"]
-    dead = world.client().create_reader(
-        description.dead_letter_topic.partition(0).full, pulsar.MessageId.earliest
-    )
-    letters = {m.data(): m.properties() for m in world.drain(dead, 2)}
-    assert world.topic("elsewhere") in letters[b"foreign"][env.REASON]
-    assert "soon" in letters[b"nonsense"][env.REASON]
-    assert letters[b"foreign"][env.SOURCE].startswith(partition.removeprefix("persistent://"))
-    assert not world.admin.topic_exists(world.name("elsewhere"))
 
 
 @pytest.mark.parametrize("kind", ["teleport", "cancel"])
@@ -323,49 +264,6 @@ def test_a_record_of_an_unknown_kind_is_never_delivered(
     replayed = dead_letters.replay(world.client(), world.admin, description, lambda _: True)
     assert (replayed.replayed, replayed.refused) == (0, {reason: 2})
     assert world.bodies(consumer, 0) == []
-
-
-def test_a_mover_that_dies_before_it_acknowledges_duplicates_with_the_same_id(
-    world: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    consumer = consumer_for(world)
-    producer = producer_for(world)
-    for number in range(20):
-        producer.send_async(
-            b"%d" % number, None, deliver_after=timedelta(seconds=1.2 if number % 2 else 2.2)
-        )
-    producer.flush()
-    with monkeypatch.context() as broken:
-        broken.setattr(PartitionLock, "acknowledge", dies)
-        client = world.client()
-        mover = LocalMover(client, world.admin, producer.description, world.ahead(2000))
-        with pytest.raises(RuntimeError, match="killed"):
-            mover.run_once()
-        client.shutdown()  # as the connection of a dead process does
-    world.advance(timedelta(seconds=3))
-    found = world.drain(consumer, 20)
-    by_id: dict[str, set[bytes]] = {}
-    for message in found:
-        by_id.setdefault(message.properties()[env.ID], set()).add(message.data())
-    assert len(found) > 20
-    assert all(len(bodies) == 1 for bodies in by_id.values())
-    assert {body for bodies in by_id.values() for body in bodies} == {
-        b"%d" % number for number in range(20)
-    }
-    assert len(by_id) == 20
-
-
-def dies(*_: object) -> None:
-    raise RuntimeError("killed")
-
-
-def test_a_second_mover_names_the_active_one(world: Any) -> None:
-    description = producer_for(world).description
-    with LocalMover(world.client(), world.admin, description):
-        with pytest.raises(AlreadyRunningError, match="delaylevel-local@") as refused:
-            LocalMover(world.client(), world.admin, description)
-        assert description.topic in str(refused.value)
-    LocalMover(world.client(), world.admin, description).close()
 
 
 def test_the_wrapper_wraps_flushes_and_closes(world: Any) -> None:

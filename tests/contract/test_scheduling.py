@@ -22,7 +22,7 @@ from delaylevel.errors import (
     MessageTooLargeError,
 )
 from delaylevel.model import envelope as env
-from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Mover, Role
+from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Role
 from delaylevel.model.message import ParkedMessage
 from delaylevel.model.outcome import place_of
 from delaylevel.model.position import EARLIEST
@@ -220,17 +220,6 @@ def test_a_message_without_an_id_is_cancelled_where_it_was_found(
     assert (new.value, new.properties[env.REPLACES]) == (b"x", own_id)
 
 
-def test_a_message_is_cancelled_by_its_own_id(world: World) -> None:
-    description = described(world)
-    producer = producer_for(world)
-    at = datetime.fromtimestamp(world.clock.now_ms() // 1000, timezone.utc) + FAR
-    receipt = producer.schedule(b"x", partition_key="k", deliver_at=at, message_id="mine")
-    producer.cancel(message_id="mine", deliver_at=at, partition_key="k")
-    message, record = members(world, description)["orders-delay-level"]
-    assert record.properties[env.DUE] == message.properties[env.DUE] == str(receipt.due_ms)
-    assert (record.properties[env.ID], record.key) == ("mine", "k")
-
-
 def test_a_cancellation_after_the_due_time_goes_to_the_window(world: World) -> None:
     description = described(world)
     producer = producer_for(world)
@@ -258,16 +247,6 @@ def test_a_message_that_was_due_at_once_cannot_be_cancelled(world: World) -> Non
     assert again.outcome.status is OutcomeStatus.TOO_LATE
     ((_, messages),) = members(world, description).items()
     assert [message.value for message in messages] == [b"again"]
-
-
-def test_a_mover_function_hands_the_cancellation_off_like_its_message(world: World) -> None:
-    described(world, mover=Mover.FUNCTION)
-    producer = producer_for(world)
-    receipt = producer.schedule(b"x", deliver_after=FAR)
-    assert producer.cancel(receipt).status is OutcomeStatus.ACCEPTED
-    assert receipt.place is not None
-    _, record = partition_records(world, receipt.place[0])
-    assert record.properties[env.KIND] == "cancel"
 
 
 # -- refused
@@ -429,15 +408,6 @@ def test_a_rescheduled_message_can_expire(world: World, content: bytes | None) -
         with pytest.raises(InvalidDelayError, match=text):
             producer.reschedule(receipt, content, **wrong)
     assert everything(world, description) == before
-
-
-def test_a_null_value_is_rescheduled(world: World) -> None:
-    description = described(world)
-    producer = producer_for(world)
-    receipt = producer.schedule(None, partition_key="k", deliver_after=FAR)
-    producer.reschedule(receipt, deliver_after=HOUR + NEAR)
-    (new,) = members(world, description)["orders-delay-level-hour"]
-    assert new.value is None
 
 
 def test_a_message_is_fired_now(world: World) -> None:

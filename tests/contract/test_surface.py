@@ -150,12 +150,6 @@ def test_null_empty_key_properties_and_event_time_survive(world: Any) -> None:
     assert null.topic_name() == topic
 
 
-def test_a_body_beyond_the_limit_is_refused(world: Any) -> None:
-    producer = world.client().create_producer(world.topic("t"))
-    with pytest.raises(pulsar.MessageTooBig):
-        producer.send(b"x" * (5 * 1024 * 1024 + 1000))
-
-
 def test_the_limit_applies_to_the_compressed_body_with_its_properties(world: Any) -> None:
     client, topic = world.client(), world.topic("t")
     producer = client.create_producer(topic)

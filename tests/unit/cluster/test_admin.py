@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import base64
 import json
-import pickle
 import socket
 import threading
 import time
 from collections.abc import Callable
 
 import pytest
-from pydantic import SecretStr
 
-from delaylevel.cluster.connection.settings import Connection
 from delaylevel.cluster.port import DelayedDelivery
 from delaylevel.cluster.rest import http
 from delaylevel.cluster.rest.admin import Admin
 from delaylevel.errors import (
     AdminError,
     BrokerUnreachableError,
-    ConfigError,
     ConflictError,
     NotFoundError,
     PermissionDeniedError,
@@ -87,14 +83,6 @@ def test_a_failure_is_an_error_that_never_shows_the_token(
     assert caught.value.reason == "because … is bad"
     assert SECRET not in str(caught.value)
     assert "persistent/public/default/orders/properties" in str(caught.value)
-
-
-def test_a_refusal_without_a_token_asks_for_one(servers: Callable[[], Server]) -> None:
-    server = servers()
-    server.answer = lambda method, path: reply(401, {"reason": "Authentication required"})
-
-    with pytest.raises(PermissionDeniedError, match="wants a token"):
-        Admin(server.url).namespace_policies("public/default")
 
 
 def test_the_refusal_of_an_expired_token_names_its_expiry(servers: Callable[[], Server]) -> None:
@@ -184,22 +172,6 @@ class Hanging:
         self._socket.close()
 
 
-def test_the_address_that_answered_last_is_tried_first(servers: Callable[[], Server]) -> None:
-    server = servers()
-    server.answer = lambda method, path: reply(200, {"a": "b"})
-    with Hanging() as hanging:
-        url = f"{hanging.url},{server.url.removeprefix('http://')}"
-        began = time.monotonic()
-        assert Admin(url, timeout_s=0.5).properties(TOPIC) == {"a": "b"}
-        first_s = time.monotonic() - began
-        # A new client of the same process knows it, too.
-        with Admin(url, timeout_s=30) as admin:
-            for _ in range(3):
-                assert admin.properties(TOPIC) == {"a": "b"}
-        assert 0.5 <= first_s < 10
-        assert time.monotonic() - began < first_s + 10
-
-
 @pytest.mark.parametrize("hangs", [False, True])
 def test_a_broker_that_owns_a_topic_and_does_not_answer_is_named(
     servers: Callable[[], Server], hangs: bool
@@ -217,31 +189,6 @@ def test_a_broker_that_owns_a_topic_and_does_not_answer_is_named(
             assert f"{living.url.removeprefix('http://')} names it" in text
             assert "admin_url" not in text, "that address is right"
             assert caught.value.address == host
-
-
-def test_a_broker_that_hangs_does_not_cost_the_timeout_at_every_request(
-    servers: Callable[[], Server],
-) -> None:
-    living = servers()
-    with Hanging() as hanging:
-        living.answer = lambda method, path: (307, {"Location": hanging.url + path}, b"")
-        with pytest.raises(BrokerUnreachableError):
-            Admin(living.url, timeout_s=0.2).properties(TOPIC)
-        began = time.monotonic()
-        with pytest.raises(BrokerUnreachableError, match="no answer in time"):
-            Admin(living.url, timeout_s=60, for_service=True).properties(TOPIC)
-        assert time.monotonic() - began < 4
-
-
-def test_the_only_address_costs_its_timeout_once_while_it_hangs() -> None:
-    with Hanging() as hanging:
-        with pytest.raises(BrokerUnreachableError):
-            Admin(hanging.url, timeout_s=0.2).properties(TOPIC)
-        began = time.monotonic()
-        for _ in range(20):
-            with pytest.raises(BrokerUnreachableError, match="no answer in time"):
-                Admin(hanging.url, timeout_s=60, for_service=True).properties(TOPIC)
-        assert time.monotonic() - began < 10
 
 
 @pytest.mark.parametrize("redirected", [False, True])
@@ -290,41 +237,6 @@ def test_a_slow_broker_that_lives_is_waited_for(
     assert Admin(server.url, timeout_s=60).properties(TOPIC) == {"a": "b"}
 
 
-@pytest.mark.parametrize("known", [False, True], ids=["unknown", "known"])
-@pytest.mark.parametrize("redirected", [False, True], ids=["direct", "redirected"])
-def test_who_asks_once_waits_for_a_broker_that_pauses(
-    servers: Callable[[], Server], monkeypatch: pytest.MonkeyPatch, known: bool, redirected: bool
-) -> None:
-    """A service does not: it tries again by itself."""
-    monkeypatch.setattr(http, "_PATIENCE_S", 0.2)
-    monkeypatch.setattr(http, "_PROBE_TIMEOUT_S", 0.2)
-    server, lives = servers(), threading.Event()
-
-    def answer(method: str, path: str) -> Answer:
-        lives.wait(30)
-        return reply(200, {"a": "b"})
-
-    server.answer, url = answer, server.url
-    if redirected:
-        other = servers()
-        other.answer = lambda method, path: (307, {"Location": server.url + path}, b"")
-        url = other.url
-    if known:
-        with pytest.raises(BrokerUnreachableError):
-            Admin(url, timeout_s=0.1).properties(TOPIC)
-    timer = threading.Timer(1.5, lives.set)
-    timer.start()
-    try:
-        assert Admin(url, timeout_s=60).properties(TOPIC) == {"a": "b"}
-        assert lives.is_set()
-        lives.clear()
-        with pytest.raises(BrokerUnreachableError):
-            Admin(url, timeout_s=600, for_service=True).properties(TOPIC)
-    finally:
-        timer.cancel()
-        lives.set()
-
-
 def test_a_change_waits_for_a_broker_that_pauses_and_is_made_once(
     servers: Callable[[], Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -347,55 +259,6 @@ def test_a_change_waits_for_a_broker_that_pauses_and_is_made_once(
         http.Rest(server.url, timeout_s=0.5).put("x", 1)
     lives.set()
     timer.join()
-
-
-def test_a_broker_that_is_always_slow_is_asked_once_for_each_read(
-    servers: Callable[[], Server], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(http, "_PATIENCE_S", 0.2)
-    server = servers()
-
-    def answer(method: str, path: str) -> Answer:
-        if "slow" in path:
-            time.sleep(0.6)
-        return reply(200, {"a": "b"})
-
-    server.answer = answer
-    rest = http.Rest(server.url, timeout_s=60, for_service=True)
-    for _ in range(3):
-        assert rest.get("slow") == {"a": "b"}
-    asked = [path for _, path, *_ in server.seen if "slow" in path]
-    assert len(asked) == 4, "twice only until its slowness is known"
-
-
-def test_an_address_that_was_slow_once_is_asked_again_at_once(
-    servers: Callable[[], Server],
-) -> None:
-    server, slow = servers(), threading.Event()
-
-    def answer(method: str, path: str) -> Answer:
-        if "properties" in path and not slow.is_set():
-            slow.wait(20)
-        return reply(404, {}) if "status" in path else reply(200, {"a": "b"})
-
-    server.answer = answer
-    with pytest.raises(BrokerUnreachableError):
-        Admin(server.url, timeout_s=0.2).properties(TOPIC)
-    slow.set()
-    assert Admin(server.url, timeout_s=60).properties(TOPIC) == {"a": "b"}
-
-
-def test_a_broker_known_from_a_redirect_answers_for_an_address_that_died(
-    servers: Callable[[], Server],
-) -> None:
-    given, other = servers(), servers()
-    given.answer = lambda method, path: (307, {"Location": other.url + path}, b"")
-    other.answer = lambda method, path: reply(200, {"a": "b"})
-    with Admin(given.url, token=SECRET) as admin:
-        assert admin.properties(TOPIC) == {"a": "b"}
-        given.close()
-        assert admin.properties(TOPIC) == {"a": "b"}
-    assert other.seen[-1][2]["Authorization"] == f"Bearer {SECRET}"
 
 
 def test_properties_are_visible_at_the_next_read(servers: Callable[[], Server]) -> None:
@@ -429,27 +292,6 @@ def test_an_answer_of_another_server_is_an_error(servers: Callable[[], Server]) 
 
     with pytest.raises(AdminError, match="not JSON"):
         Admin(server.url).properties(TOPIC)
-
-
-def test_many_threads_share_one_client(servers: Callable[[], Server]) -> None:
-    server = servers()
-    server.answer = lambda method, path: reply(200, {"path": path})
-    admin = Admin(server.url)
-    wrong: list[str] = []
-
-    def ask(number: int) -> None:
-        for turn in range(20):
-            topic = TopicName.parse(f"t-{number}-{turn}")
-            if not admin.properties(topic)["path"].endswith(f"/t-{number}-{turn}/properties"):
-                wrong.append(topic.local)
-
-    threads = [threading.Thread(target=ask, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
-    assert len(server.seen) == 160
 
 
 def test_brokers_before_4_report_0_partitions_for_a_missing_topic(
@@ -496,22 +338,6 @@ def test_settings_without_permission_are_unknown(servers: Callable[[], Server]) 
     settings = Admin(server.url, token="t").broker_settings()
     assert settings.max_partitions is None
     assert settings.topic_policies is None
-
-
-def test_a_connection_passes_address_and_token(servers: Callable[[], Server]) -> None:
-    server = servers()
-    connection = Connection(admin_url=server.url + "/", token=SecretStr(SECRET))
-
-    Admin.from_connection(connection).health()
-
-    assert server.seen[0][2]["Authorization"] == f"Bearer {SECRET}"
-    assert pickle.loads(pickle.dumps(connection)) == connection  # executors create their own
-
-
-@pytest.mark.parametrize("url", ["localhost:8080", "pulsar://h:1", "http://", "http://u:p@h"])
-def test_an_invalid_address_is_refused(url: str) -> None:
-    with pytest.raises(ConfigError):
-        Admin(url)
 
 
 def test_the_delay_policy_of_a_namespace_counts_without_policies_of_topics(

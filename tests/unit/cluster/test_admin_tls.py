@@ -16,7 +16,7 @@ import pytest
 
 from delaylevel import wrap
 from delaylevel.cluster.rest.admin import Admin
-from delaylevel.errors import AdminError, BrokerUnreachableError, ConfigError, LevelTopicError
+from delaylevel.errors import AdminError, BrokerUnreachableError, LevelTopicError
 from delaylevel.producer.aio import AsyncDelayLevelClient
 from delaylevel.producer.client import DelayLevelClient
 
@@ -164,27 +164,6 @@ def test_wrap_verifies_the_host_name_unless_told_otherwise(server: Secure) -> No
     assert set(server.tokens) == {"Bearer t"}
 
 
-def test_clients_give_positional_tls_settings_to_the_admin_client(server: Secure) -> None:
-    # Authentication, four numbers, the log's file, an interval, TLS on, and the certificates.
-    positional = (None, 30, 1, 1, 100, None, 600, False, str(server.certificate))
-    client = DelayLevelClient(
-        "pulsar://localhost:1",
-        *positional,
-        admin_url=f"https://localhost:{server.port}",
-        admin_token="t",
-    )
-    assert client.admin is not None
-    assert client.admin.health()  # type: ignore[attr-defined]
-    lenient = DelayLevelClient(
-        "pulsar://localhost:1",
-        *positional,
-        False,
-        False,
-        admin_url=f"https://127.0.0.1:{server.port}",
-    )
-    assert lenient.admin.health()  # type: ignore[union-attr]
-
-
 def test_a_redirect_out_of_tls_is_not_followed(server: Secure) -> None:
     server.redirect_to = "http://127.0.0.1:1/admin/v2/brokers/version"
     admin = Admin(
@@ -192,8 +171,3 @@ def test_a_redirect_out_of_tls_is_not_followed(server: Secure) -> None:
     )
     with pytest.raises(AdminError, match="without TLS"):
         admin.version()
-
-
-def test_the_error_names_a_missing_file(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"nowhere\.pem"):
-        Admin("https://localhost:1", tls_trust_certs_file=str(tmp_path / "nowhere.pem"))

@@ -5,11 +5,9 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 
 import pytest
 
-from delaylevel.cluster import threads
 from delaylevel.cluster.threads import BackgroundWork
 
 PROGRAM = """
@@ -37,23 +35,3 @@ def test_work_is_waited_for() -> None:
     go.set()
     assert work.join(60)
     assert sorted(ended) == [0, 1, 2]
-
-
-def test_work_that_fails_or_cannot_begin_is_not_waited_for(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def fail() -> None:
-        raise ValueError("failed")
-
-    def refuse(_: Callable[[], None]) -> None:
-        raise RuntimeError("can't start new thread")
-
-    work = BackgroundWork()
-    monkeypatch.setattr(threads, "in_thread", lambda piece: piece())
-    with pytest.raises(ValueError, match="failed"):
-        work.start(fail)
-    assert work.join(0)
-    monkeypatch.setattr(threads, "in_thread", refuse)
-    with pytest.raises(RuntimeError, match="can't start"):
-        work.start(fail)
-    assert work.join(0)

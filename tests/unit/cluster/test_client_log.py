@@ -34,11 +34,6 @@ def test_output_in_a_file_is_not_overwritten(tmp_path: Path) -> None:
     assert last == b"ours"
 
 
-def test_a_pipe_receives_the_log() -> None:
-    done = subprocess.run([sys.executable, "-c", TO_STDERR], stderr=subprocess.PIPE, check=True)
-    assert CLOSED in done.stderr
-
-
 def test_a_socket_without_a_path_receives_the_log(
     journal: tuple[socket.socket, socket.socket],
 ) -> None:

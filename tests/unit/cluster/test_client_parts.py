@@ -8,13 +8,10 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
-import pulsar
 import pytest
 
-from delaylevel.cluster.client_parts import TESTED, cores, require_tested
+from delaylevel.cluster.client_parts import TESTED
 
 ROOT = Path(__file__).parents[3]
 PLACE = ROOT / "delaylevel" / "cluster" / "client_parts"
@@ -55,20 +52,6 @@ def test_private_parts_are_used_in_one_place() -> None:
     assert found == {}
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
-        "import _pulsar",
-        "from _pulsar import Result",
-        "core = producer._producer",
-        "core = getattr(client, '_client', None)",
-        "call(SimpleNamespace(_schema=schema))",
-    ],
-)
-def test_the_search_for_uses_finds_them(source: str) -> None:
-    assert list(uses(source))
-
-
 def test_the_tested_versions_are_those_of_the_package() -> None:
     config = configparser.ConfigParser()
     config.read(ROOT / "setup.cfg", encoding="utf-8")
@@ -91,43 +74,3 @@ def test_a_client_that_was_not_tested_is_refused_at_the_import(version: str) -> 
     assert answer.returncode
     assert f"PrerequisiteError: pulsar-client {version} is installed" in answer.stderr
     assert "pip install 'pulsar-client>=3.13,<3.14'" in answer.stderr
-
-
-def test_patch_releases_are_tested_versions() -> None:
-    require_tested("3.13.0")
-    require_tested("3.13.27")
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"properties": {"a": 1}},
-        {"properties": []},
-        {"keys": (b"key", None)},
-        {"keys": (None, 5)},
-        {"not_parkable": ("1", None, False)},
-        {"event_timestamp": "now"},
-        {"deliver_at": 1.5},
-        {"content": "text"},
-    ],
-)
-def test_arguments_are_checked_by_the_client(wrong: dict[str, Any]) -> None:
-    right: dict[str, Any] = {
-        "schema": SimpleNamespace(encode=lambda content: content),
-        "content": b"body",
-        "properties": {"a": "1"},
-        "keys": ("key", None),
-        "not_parkable": (7, None, False),
-        "event_timestamp": 5,
-    }
-    cores.check_message(**right)
-    with pytest.raises((TypeError, ValueError)):
-        cores.check_message(**{**right, **wrong})
-
-
-def test_only_the_clients_own_producers_have_a_core() -> None:
-    producer = pulsar.Producer()
-    producer._producer = core = object()
-    assert cores.producer_core(producer) is core
-    assert cores.producer_core(SimpleNamespace(_producer=core)) is None
-    assert cores.calls_back_later(producer)

@@ -7,7 +7,6 @@ import json
 import weakref
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pulsar
 import pytest
@@ -30,15 +29,6 @@ def config_file(tmp_path: Path) -> Callable[[str], Path]:
     return write
 
 
-def test_the_defaults_are_a_local_broker() -> None:
-    connection = Connection.load(environ={})
-    assert connection.service_url == "pulsar://localhost:6650"
-    assert connection.admin_url == "http://localhost:8080"
-    assert connection.tls_validate_hostname
-    assert not connection.tls_allow_insecure
-    assert connection.origin == "Pulsar's default addresses"
-
-
 def test_arguments_override_the_environment_which_overrides_the_file(
     config_file: Callable[[str], Path],
 ) -> None:
@@ -58,15 +48,6 @@ def test_arguments_override_the_environment_which_overrides_the_file(
     assert connection.service_url == "pulsar://argument:1"
     assert connection.admin_url == "http://environment:2"
     assert connection.operation_timeout_seconds == 7
-
-
-def test_the_file_in_the_users_configuration_directory_is_found(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr("platformdirs.user_config_dir", lambda name: str(tmp_path / name))
-    (tmp_path / "delaylevel").mkdir()
-    (tmp_path / "delaylevel" / "config.toml").write_text('service_url = "pulsar://home:1"')
-    assert Connection.load(environ={}).service_url == "pulsar://home:1"
 
 
 @pytest.mark.parametrize(
@@ -126,15 +107,6 @@ def test_an_invalid_file_is_named_and_not_quoted(tmp_path: Path, text: str) -> N
     assert SECRET not in str(caught.value)
 
 
-def test_a_requested_file_must_exist(tmp_path: Path) -> None:
-    for arguments in (
-        {"config_file": tmp_path / "none.toml", "environ": {}},
-        {"environ": {"DELAYLEVEL_CONFIG": str(tmp_path / "none.toml")}},
-    ):
-        with pytest.raises(ConfigError, match=r"none\.toml"):
-            Connection.load(**arguments)  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize(
     ("name", "value"),
     [
@@ -153,19 +125,6 @@ def test_an_invalid_value_is_named_with_its_source_and_not_quoted(name: str, val
         Connection.load(environ={f"DELAYLEVEL_{name.upper()}": value})
     assert str(caught.value).startswith(f"{name} (from the environment): ")
     assert SECRET not in str(caught.value)
-
-
-@pytest.mark.parametrize("name", ["token_file", "tls_trust_certs_file"])
-def test_a_missing_file_is_reported_at_once(name: str, tmp_path: Path) -> None:
-    arguments: dict[str, Any] = {name: tmp_path / "none", "environ": {}}
-    with pytest.raises(ConfigError, match=name):
-        Connection.load(**arguments)
-
-
-def test_certificate_and_key_belong_together(tmp_path: Path) -> None:
-    (tmp_path / "cert.pem").touch()
-    with pytest.raises(ConfigError, match="belong together"):
-        Connection.load(tls_certificate_file=tmp_path / "cert.pem", environ={})
 
 
 def test_the_token_is_never_shown() -> None:
@@ -209,12 +168,6 @@ def test_the_token_file_is_read_at_each_use(tmp_path: Path) -> None:
         connection.read_token()
 
 
-def test_paths_in_the_file_are_relative_to_it(config_file: Callable[[str], Path]) -> None:
-    path = config_file('token_file = "my.token"\n')
-    (path.parent / "my.token").write_text(SECRET)
-    assert Connection.load(config_file=path, environ={}).read_token() == SECRET
-
-
 def test_client_arguments_make_a_client(tmp_path: Path) -> None:
     path = tmp_path / "token"
     path.write_text(SECRET)
@@ -242,18 +195,6 @@ def test_client_arguments_make_a_client(tmp_path: Path) -> None:
         "tls_private_key_file_path": str(key),
     }
     connection.open_client(logger=silent(), tls_validate_hostname=True).close()
-
-
-def test_a_certificate_alone_authenticates(tmp_path: Path) -> None:
-    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
-    for file in (cert, key):
-        file.touch()
-    connection = Connection.load(tls_certificate_file=cert, tls_private_key_file=key, environ={})
-    assert isinstance(connection.client_kwargs()["authentication"], pulsar.AuthenticationTLS)
-
-
-def test_without_credentials_there_is_no_authentication() -> None:
-    assert "authentication" not in Connection.load(environ={}).client_kwargs()
 
 
 def test_a_briefly_missing_token_file_is_harmless(
@@ -290,7 +231,9 @@ def test_the_token_callback_outlives_its_client(tmp_path: Path) -> None:
     assert alive() is not None
 
 
-def test_a_fixed_token_needs_no_callback(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pulsar, "AuthenticationToken", lambda token: token)
-    connection = Connection.load(token=SECRET, environ={})
-    assert connection.client_kwargs()["authentication"] == SECRET
+def test_a_certificate_alone_authenticates(tmp_path: Path) -> None:
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    for file in (cert, key):
+        file.touch()
+    connection = Connection.load(tls_certificate_file=cert, tls_private_key_file=key, environ={})
+    assert isinstance(connection.client_kwargs()["authentication"], pulsar.AuthenticationTLS)

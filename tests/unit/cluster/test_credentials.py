@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -153,32 +152,3 @@ def test_a_token_is_good_until_its_end_whatever_becomes_of_its_server(
     server.answer = issuer(server, expires_in=100)
     now_s[0] += 6
     assert token() != first
-
-
-def test_nobody_waits_for_a_new_token_while_the_old_one_is_good(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now_s = [1000.0]
-    monkeypatch.setattr(credentials, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
-    parameters = {"issuer_url": server.url, "client_id": "me", "client_secret": SECRET}
-    token = OAuth2Token(json.dumps(parameters))
-    answer = server.answer = issuer(server, expires_in=100)
-    first = token()
-    asked, hangs = threading.Event(), threading.Event()
-
-    def hang(method: str, path: str) -> Answer:
-        asked.set()
-        hangs.wait(20)
-        return answer(method, path)
-
-    server.answer = hang
-    now_s[0] += 95
-    renewing = threading.Thread(target=token)
-    renewing.start()
-    try:
-        assert asked.wait(20)
-        assert token() == first
-        assert not hangs.is_set()
-    finally:
-        hangs.set()
-        renewing.join(20)

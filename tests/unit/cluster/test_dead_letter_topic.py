@@ -49,15 +49,6 @@ def stored(memory: MemoryPulsar) -> list[Any]:
     return list(memory.delivered(TOPIC))
 
 
-def test_letters_keep_all_their_properties_if_they_fit(memory: MemoryPulsar) -> None:
-    topic = DeadLetterTopic(memory.client(), TOPIC)
-    topic.store([(message(b"small"), {**OWN, REASON: "a"}, None), (message(b""), OWN, None)])
-    topic.close()
-    first, second = stored(memory)
-    assert (first.data, first.key, first.properties) == (b"small", "k", {**OWN, REASON: "a"})
-    assert (second.data, second.properties) == (b"", OWN)
-
-
 def test_a_reason_that_does_not_fit_is_cut(
     memory: MemoryPulsar, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -13,7 +13,6 @@ import pytest
 
 from delaylevel.cluster.connection.failover_client import FailoverClient, host_answers
 from delaylevel.cluster.connection.settings import Connection
-from support.world import eventually
 
 BOTH = "pulsar://one:6650,two:6650"
 
@@ -96,16 +95,6 @@ def test_threads_that_fail_together_open_one_client() -> None:
         thread.join()
     assert found == 8 * ["t at pulsar://one:6650"]
     assert hosts.urls == [BOTH, "pulsar://one:6650"]
-
-
-def test_few_former_clients_are_kept() -> None:
-    hosts = Hosts()
-    for number in range(20):
-        hosts.hanging = {("one:6650", "two:6650")[number % 2]}
-        assert hosts.client.subscribe("t")
-    assert len(hosts.urls) == 21
-    hosts.client.close()
-    eventually(lambda: sorted(hosts.closed) == sorted(hosts.urls), "the end of all clients", 10)
 
 
 @contextlib.contextmanager

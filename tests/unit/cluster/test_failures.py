@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import pulsar
@@ -10,12 +9,9 @@ import pytest
 
 from delaylevel.cluster.failures import (
     client_error,
-    close_quietly,
     may_pass,
-    result_name,
-    translate_errors,
 )
-from delaylevel.cluster.publisher import OWN_SEQUENCE_SETTINGS, PRODUCER_SETTINGS, open_producer
+from delaylevel.cluster.publisher import open_producer
 from delaylevel.errors import (
     AdminError,
     BrokerError,
@@ -40,60 +36,6 @@ class Client:
         if self.errors:
             raise self.errors.pop(0)
         return topic
-
-
-class Core:
-    """A fake producer that is closed already."""
-
-    def close(self) -> None:
-        raise pulsar.AlreadyClosed("closed")
-
-
-@pytest.mark.parametrize(
-    ("error", "name", "transient"),
-    [
-        (pulsar.TopicTerminated("over"), "TopicTerminated", False),
-        (pulsar.ConnectError("away"), "ConnectError", True),
-        (pulsar.AlreadyClosed("closed"), "AlreadyClosed", True),
-        (pulsar.UnknownError("KeeperErrorCode = Session expired"), "UnknownError", True),
-        (pulsar.Timeout("late"), "Timeout", True),
-        (pulsar.AuthorizationError("no"), "AuthorizationError", False),
-    ],
-)
-def test_an_error_keeps_its_text_and_its_name(error: Exception, name: str, transient: bool) -> None:
-    with pytest.raises(ClientError) as raised, translate_errors():
-        raise error
-    assert isinstance(raised.value, BrokerError)
-    assert str(raised.value) == str(error)
-    assert (raised.value.name, raised.value.transient) == (name, transient)
-    assert raised.value.__cause__ is error
-
-
-def test_an_error_without_a_text_has_its_name() -> None:
-    with pytest.raises(ClientError, match=r"^Timeout$"), translate_errors():
-        raise pulsar.Timeout
-
-
-def test_other_errors_are_not_translated() -> None:
-    with pytest.raises(KeyError), translate_errors():
-        raise KeyError("ours")
-
-
-def test_a_result_has_the_same_name_as_the_error() -> None:
-    assert result_name(pulsar.Result.TopicTerminated) == "TopicTerminated"
-
-
-def test_closing_raises_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.DEBUG):
-        close_quietly(Core(), "producer")
-    assert caplog.messages == ["closing a producer: AlreadyClosed"]
-
-
-def test_a_producer_has_plain_bytes_and_no_name_by_default() -> None:
-    client = Client()
-    assert open_producer(client, TOPIC, PRODUCER_SETTINGS) == TOPIC
-    assert isinstance(client.settings.pop("schema"), pulsar.schema.BytesSchema)
-    assert client.settings == PRODUCER_SETTINGS | OWN_SEQUENCE_SETTINGS
 
 
 def test_a_producer_name_in_use_is_awaited(monkeypatch: pytest.MonkeyPatch) -> None:

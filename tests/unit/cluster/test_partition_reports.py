@@ -56,12 +56,6 @@ class Broker:
 ALL = {index: {"number": index} for index in range(3)}
 
 
-def test_one_request_has_all_partitions() -> None:
-    broker = Broker()
-    assert broker.reports.read(TOPIC, {}) == ALL
-    assert broker.asked == ["/partitioned-stats"]
-
-
 def test_partitions_are_asked_one_by_one_for_a_while_after_an_answer_that_did_not_come() -> None:
     broker = Broker()
     broker.hangs = True
@@ -92,10 +86,3 @@ def test_a_partition_that_does_not_exist_is_left_out(hangs: bool) -> None:
     broker = Broker()
     broker.hangs, broker.gone = hangs, {2}
     assert broker.reports.read(TOPIC, {}) == {0: ALL[0], 1: ALL[1]}
-
-
-def test_a_topic_without_partitions_is_not_found() -> None:
-    rest: Any = Broker()
-    rest.hangs = True
-    with pytest.raises(NotFoundError):
-        PartitionReports(rest, lambda topic: 0).read(TOPIC, {})

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from delaylevel.cluster.reader import PartitionReader, read_range
 from delaylevel.errors import BrokerError
-from delaylevel.model.message import ParkedMessage, batch_size, positions_of
+from delaylevel.model.message import batch_size, positions_of
 from delaylevel.model.position import EARLIEST, Position
 from support.fakes import FakeMessage, FakeMessageId, serialized_id
 from support.seeds import examples
@@ -148,60 +148,6 @@ def test_messages_that_are_missing_in_a_batch_are_passed_over(
         assert read(client, EARLIEST, end) == expected
 
 
-def test_a_pause_within_a_batch_is_no_end() -> None:
-    client = PartitionClient([(10, 0, 3)], deliveries=[True, False, True, False, True])
-    positions = [Position(10, 0, batch) for batch in range(3)]
-    assert read(client, EARLIEST, Position(10, 1)) == positions
-
-
-def test_an_empty_range_opens_no_reader() -> None:
-    client = PartitionClient([(10, 0, 0)])
-    assert read(client, Position(10, 1), Position(10, 1)) == []
-    assert read(client, Position(10, 2), Position(10, 1)) == []
-    assert client.readers == []
-
-
-def test_all_fields_of_a_message_are_read() -> None:
-    (message,) = read_range(PartitionClient([(10, 0, 0)]), TOPIC, EARLIEST, Position(10, 1))
-    assert message == ParkedMessage(10, 0, -1, 11, "key", "order", 12, {"a": "b"}, b"body")
-    assert message.stable_id(TOPIC) == f"{TOPIC.removeprefix('persistent://')}:10:0:-1"
-
-
-@pytest.mark.parametrize("value", [None, b"", b"\x00"])
-def test_null_and_empty_values_differ(value: bytes | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    client = PartitionClient([(10, 0, 0)])
-    given = [FakeMessage(FakeMessageId(Position(10, 0), None), value)]
-    monkeypatch.setattr(client, "all", lambda: given)
-    (message,) = read_range(client, TOPIC, EARLIEST, Position(10, 1))
-    assert message.value == value
-    assert (message.value is None) == (value is None)
-
-
-def test_a_partition_reader_receives_later_messages() -> None:
-    client = PartitionClient([(10, 0, 0), (10, 1, 2), (10, 2, 0)])
-    reader = PartitionReader(client, TOPIC, Position(10, 1))
-    first = reader.receive(200)
-    assert reader.has_message_available()
-    burst = [message.id.position for message in reader.burst(first)]
-    assert burst == [Position(10, 1, 0), Position(10, 1, 1), Position(10, 2)]
-    assert reader.receive(300) is None
-    assert not reader.has_message_available()
-    assert client.timeouts == [200, 1, 1, 1, 300]
-    reader.close()
-    assert client.readers[0].closed
-
-
-def test_the_rest_of_an_unfinished_burst_is_read_later() -> None:
-    client = PartitionClient([(10, 0, 0), (10, 1, 0), (10, 2, 0)])
-    reader = PartitionReader(client, TOPIC, EARLIEST)
-    for message in reader.burst(reader.receive(200)):
-        if message.id.position == Position(10, 1):
-            break
-    following = reader.receive(200)
-    assert following is not None
-    assert following.id.position == Position(10, 2)
-
-
 class AskedReader:
     """A reader with the two ways of the client: its queue, and its answer to a question.
 
@@ -328,52 +274,12 @@ def test_an_answer_wakes_the_one_who_asked() -> None:
     assert len(partition.readers) == 1
 
 
-def test_a_reader_that_has_missed_a_message_begins_again_behind_the_last_one() -> None:
-    partition = GrowingPartition()
-    reader = PartitionReader(partition, TOPIC, EARLIEST, lambda: partition.now_s)
-    partition.append(3, misses=False)
-    assert [each.id.position.batch for each in reader.burst(reader.receive(0))] == [0, 1, 2]
-    reader.ask(partition.wake)
-    partition.append(1, misses=True)
-    found = []
-    for _ in range(3):
-        found.append(reader.receive(0))
-        partition.now_s = reader.ask(partition.wake)
-    assert found[:2] == [None, None]
-    assert found[2] is not None
-    assert found[2].id.position == Position(7, 3)
-    assert len(partition.readers) == 2
-
-
-def test_an_error_is_no_reason_to_ask_again_at_once() -> None:
-    partition = GrowingPartition()
-    reader = PartitionReader(partition, TOPIC, EARLIEST, lambda: partition.now_s)
-    reader.ask(partition.wake)
-    (answer,) = partition.readers[0].asked
-    partition.readers[0].asked.clear()
-    answer(pulsar.Result.NotConnected, None)
-    assert partition.woken == 1
-    assert reader.ask(partition.wake) > partition.now_s + 0.1
-    assert not partition.readers[0].asked
-    partition.now_s = reader.ask(partition.wake)
-    reader.ask(partition.wake)
-    assert len(partition.readers[0].asked) == 1
-
-
 def test_readers_do_not_share_a_name() -> None:
     client = PartitionClient([(10, 0, 0)])
     for _ in range(2):
         read(client, EARLIEST, Position(10, 1))
     one, other = client.given
     assert one["subscription_role_prefix"] != other["subscription_role_prefix"]
-
-
-def test_trimmed_entries_are_skipped() -> None:
-    client = PartitionClient([(10, 0, 0)])
-    # The range covers entries that the broker no longer has.
-    assert read(client, EARLIEST, Position(10, 5)) == [Position(10, 0)]
-    assert client.availability_checks == 3
-    assert read(PartitionClient([]), Position(3, 0), Position(10, 5)) == []
 
 
 @pytest.mark.parametrize("breaks", [1, 2, 5])
@@ -388,23 +294,6 @@ def test_connections_that_always_break_are_an_error(monkeypatch: pytest.MonkeyPa
     client = PartitionClient([], breaks=10_000)
     with pytest.raises(BrokerError, match="breaks again and again"):
         read(client, EARLIEST, Position(10, 2))
-
-
-def test_a_range_may_end_in_a_later_ledger() -> None:
-    client = PartitionClient([(10, 0, 2), (12, 0, 0), (12, 1, 0)])
-    assert read(client, EARLIEST, Position(12, 1)) == [
-        Position(10, 0, 0),
-        Position(10, 0, 1),
-        Position(12, 0),
-    ]
-
-
-def test_a_slow_broker_is_awaited() -> None:
-    client = PartitionClient([(10, 0, 0), (10, 1, 0)], deliveries=[False, True, False, True])
-    end = Position(10, 2)
-    assert read(client, EARLIEST, end, poll_timeout_ms=5000) == [Position(10, 0), Position(10, 1)]
-    # The first wait is short, for ranges without messages. It is long if there are more.
-    assert client.timeouts == [200, 5000, 200, 5000]
 
 
 def test_a_broker_that_delivers_nothing_is_an_error() -> None:
@@ -438,14 +327,6 @@ def test_the_batch_size_is_that_of_the_serialized_id(size: int, more: bool) -> N
     assert batch_size(Bytes(serialized_id(1 << 40, 1 << 33, 3, size, more=more))) == size
 
 
-def test_an_unbatched_id_has_no_batch_size() -> None:
-    assert batch_size(Bytes(b"")) == 0
-    assert batch_size(Bytes(serialized_id(5, 3, -1, None))) == 0
-    # These are the client's bytes of an unbatched ID. Its negative batch index takes ten bytes.
-    assert batch_size(pulsar.MessageId(-1, 5, 3, -1)) == 0
-    assert batch_size(pulsar.MessageId(-1, 5, 3, 2)) == 0
-
-
 @examples(60)
 @given(layouts, st.data())
 def test_the_positions_of_successive_messages_are_those_of_their_ids(
@@ -458,3 +339,18 @@ def test_the_positions_of_successive_messages_are_those_of_their_ids(
     some = [stored[index] for index in range(start, stop) if index not in missing]
     expected = [message.id.position for message in some]
     assert [Position(*each) for each in zip(*positions_of(some), strict=True)] == expected
+
+
+def test_an_error_is_no_reason_to_ask_again_at_once() -> None:
+    partition = GrowingPartition()
+    reader = PartitionReader(partition, TOPIC, EARLIEST, lambda: partition.now_s)
+    reader.ask(partition.wake)
+    (answer,) = partition.readers[0].asked
+    partition.readers[0].asked.clear()
+    answer(pulsar.Result.NotConnected, None)
+    assert partition.woken == 1
+    assert reader.ask(partition.wake) > partition.now_s + 0.1
+    assert not partition.readers[0].asked
+    partition.now_s = reader.ask(partition.wake)
+    reader.ask(partition.wake)
+    assert len(partition.readers[0].asked) == 1

@@ -43,43 +43,6 @@ def test_a_lasting_failure_is_logged_at_growing_intervals(
     assert {record.levelname for record in caplog.records} == {"WARNING"}
 
 
-def test_each_outage_is_logged_at_once(caplog: pytest.LogCaptureFixture) -> None:
-    failing = Failing()
-    for _ in range(2):
-        failing.fail(1)
-        failing.warning.over()
-        failing.now_s += 60
-    assert (
-        caplog.messages
-        == [
-            "orders: no broker answers",
-            "orders: works again after 1.0s (failures: 1)",
-        ]
-        * 2
-    )
-
-
-def test_a_new_reason_is_logged_at_once_and_changing_reasons_do_not_fill_the_log(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    failing = Failing()
-    failing.fail(2)
-    failing.fail(2, "the token expired")
-    failing.fail(2)
-    assert caplog.messages == [
-        "orders: no broker answers",
-        "orders: the token expired (failure 3 in 2.0s)",
-    ]
-    for number in range(60):
-        failing.fail(1, f"connection {number} was refused")
-    assert len(caplog.messages) < 8
-
-
-def test_nothing_is_logged_without_a_failure(caplog: pytest.LogCaptureFixture) -> None:
-    Failing().warning.over()
-    assert caplog.messages == []
-
-
 def test_a_failure_that_comes_and_goes_does_not_fill_the_log(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

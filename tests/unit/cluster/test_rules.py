@@ -17,7 +17,6 @@ from delaylevel.cluster.port import (
 )
 from delaylevel.cluster.rules import (
     OURS,
-    RULES,
     Explainer,
     at_creation,
     read,
@@ -107,16 +106,6 @@ def test_a_target_has_its_own_limit_of_producers(own: int | None, found: int) ->
     assert len(violations(replace(facts, targets=targets))) == found
 
 
-def test_types_of_a_target_matter_only_where_the_broker_delays() -> None:
-    exclusive = NamespacePolicies(subscription_types=frozenset({"Exclusive"}))
-    targets = {ORDERS: (exclusive, TopicPolicies())}
-    facts = replace(at_creation(DESCRIPTION, NamespacePolicies(), KNOWN), targets=targets)
-    assert violations(facts) == []
-    broker = replace(DESCRIPTION, final_window=FinalWindow.BROKER)
-    (line,) = violations(replace(facts, description=broker))
-    assert "before" in line.says or "early" in line.says
-
-
 class Rules:
     """An admin interface with a rule, which may be away or refuse."""
 
@@ -178,6 +167,11 @@ def test_policies_that_were_removed_are_violations_again() -> None:
         assert all("levels create" in each.remedy for each in found)
 
 
-def test_the_names_of_rules_are_unique() -> None:
-    names = [rule.name for rule in RULES]
-    assert len(set(names)) == len(names)
+def test_types_of_a_target_matter_only_where_the_broker_delays() -> None:
+    exclusive = NamespacePolicies(subscription_types=frozenset({"Exclusive"}))
+    targets = {ORDERS: (exclusive, TopicPolicies())}
+    facts = replace(at_creation(DESCRIPTION, NamespacePolicies(), KNOWN), targets=targets)
+    assert violations(facts) == []
+    broker = replace(DESCRIPTION, final_window=FinalWindow.BROKER)
+    (line,) = violations(replace(facts, description=broker))
+    assert "before" in line.says or "early" in line.says

@@ -87,16 +87,6 @@ def test_a_wake_during_a_step_leads_to_one_more_step() -> None:
     assert queue.take() is None
 
 
-def test_a_task_with_more_to_do_waits_for_its_turn() -> None:
-    queue = Queue()
-    busy, other = queue.task("busy"), queue.task("other")
-    assert queue.take() is busy
-    queue.finish(busy, AT_ONCE)
-    assert queue.take() is other
-    queue.finish(other, NEVER)
-    assert queue.take() is busy
-
-
 def test_a_step_that_runs_for_too_long_gives_its_place_to_others() -> None:
     queue = Queue(most_running=1, patience_s=1.0)
     blocked, waiting = queue.task("blocked"), queue.task("waiting")
@@ -108,24 +98,6 @@ def test_a_step_that_runs_for_too_long_gives_its_place_to_others() -> None:
     assert queue.queue.running == 2
     queue.finish(waiting, AT_ONCE)
     assert queue.take() is waiting  # the blocked one delays it no more
-
-
-def test_only_the_latest_steps_count_as_running() -> None:
-    queue = Queue(most_running=2, patience_s=1.0)
-    tasks = [queue.task(f"task {number}") for number in range(4)]
-    assert queue.take() is tasks[0]
-    queue.now_s = 100.5
-    assert queue.take() is tasks[1]
-    assert queue.take() is None
-    queue.now_s = queue.next_s
-    assert queue.now_s == 101.0
-    assert queue.take() is tasks[2]
-    assert queue.take() is None
-    assert queue.next_s == 101.5
-    queue.finish(tasks[0], NEVER)  # it had no place
-    assert queue.next_s == 101.5
-    queue.finish(tasks[1], NEVER)
-    assert queue.take() is tasks[3]
 
 
 def test_a_removed_task_has_no_further_step() -> None:
@@ -176,88 +148,6 @@ class Steps:
             assert self.begun.acquire(timeout=TIMEOUT_S)
 
 
-def test_many_tasks_share_a_few_named_threads(scheduler: Scheduler) -> None:
-    steps = [Steps() for _ in range(50)]
-    tasks = [scheduler.add(each, f"task {number}") for number, each in enumerate(steps)]
-    for each in steps:
-        each.wait()
-    for task, each in zip(tasks, steps, strict=True):
-        task.wake()
-        each.wait()
-    assert {name.rpartition("-")[0] for each in steps for name in each.threads} == {"test"}
-    assert scheduler.threads <= 6
-
-
-def test_time_alone_calls_a_step(scheduler: Scheduler) -> None:
-    steps = Steps(lambda: time.monotonic() + 0.002)
-    scheduler.add(steps, "timed")
-    steps.wait(20)
-
-
-def test_an_earlier_time_is_not_missed_while_threads_wait_for_a_later_one(
-    scheduler: Scheduler,
-) -> None:
-    late, soon = Steps(lambda: time.monotonic() + 3600), Steps(lambda: time.monotonic() + 0.002)
-    scheduler.add(late, "late")
-    late.wait()
-    scheduler.add(soon, "soon")
-    soon.wait(5)
-
-
-def test_a_step_that_blocks_makes_a_timed_one_no_later_than_a_few_ms(
-    scheduler: Scheduler,
-) -> None:
-    late = []
-    until_s = 0.0
-
-    def step() -> float:
-        nonlocal until_s
-        now_s = time.monotonic()
-        if until_s:
-            late.append(now_s - until_s)
-        until_s = now_s + 0.03
-        return until_s
-
-    scheduler.add(step, "timed")
-    for _ in range(20):  # each begins just before that time
-        steps = Steps()
-        steps.go_on.clear()
-        time.sleep(max(0.0, until_s - time.monotonic() - 0.002))
-        scheduler.add(steps, "blocked")
-        steps.wait()
-        before = len(late)
-        deadline = time.monotonic() + TIMEOUT_S
-        while len(late) == before:
-            assert time.monotonic() < deadline
-            time.sleep(0.001)
-        steps.go_on.set()
-    assert sorted(late)[len(late) // 2] < 0.02
-
-
-def test_a_step_never_runs_twice_at_once(scheduler: Scheduler) -> None:
-    steps = Steps(lambda: AT_ONCE)
-    task = scheduler.add(steps, "busy")
-    for _ in range(500):
-        task.wake()
-    steps.wait(500)
-    assert steps.most_at_once == 1
-
-
-def test_steps_that_block_do_not_stall_the_others(scheduler: Scheduler) -> None:
-    blocked = [Steps() for _ in range(4)]
-    for each in blocked:
-        each.go_on.clear()
-        scheduler.add(each, "blocked")
-    other = Steps()
-    task = scheduler.add(other, "other")
-    for _ in range(3):
-        other.wait()
-        task.wake()
-    for each in blocked:
-        each.wait()
-        each.go_on.set()
-
-
 def test_no_more_threads_than_the_limit_are_started(scheduler: Scheduler) -> None:
     blocked = [Steps() for _ in range(20)]
     for each in blocked:
@@ -296,21 +186,6 @@ def test_removing_waits_for_the_running_step(scheduler: Scheduler) -> None:
     assert not steps.begun.acquire(blocking=False)
 
 
-def test_a_step_can_remove_its_own_task(scheduler: Scheduler) -> None:
-    tasks: list[Task] = []
-    made, removed = threading.Event(), threading.Event()
-
-    def step() -> float:
-        assert made.wait(TIMEOUT_S)
-        scheduler.remove(tasks[0])
-        removed.set()
-        return AT_ONCE
-
-    tasks.append(scheduler.add(step, "own"))
-    made.set()
-    assert removed.wait(TIMEOUT_S)
-
-
 def test_an_error_is_reported_and_the_step_tried_again() -> None:
     reported: list[tuple[str, str]] = []
     now_s = 0.0
@@ -330,23 +205,6 @@ def test_an_error_is_reported_and_the_step_tried_again() -> None:
     assert tries.acquire(timeout=TIMEOUT_S)
     scheduler.close()
     assert set(reported) == {("failing", "no disk")}
-
-
-def test_closing_waits_for_the_running_steps() -> None:
-    scheduler = Scheduler(2)
-    steps = Steps()
-    steps.go_on.clear()
-    task = scheduler.add(steps, "held")
-    steps.wait()
-    closer = threading.Thread(target=scheduler.close)
-    closer.start()
-    steps.go_on.set()
-    closer.join(TIMEOUT_S)
-    assert not closer.is_alive()
-    assert steps.at_once == 0
-    task.wake()
-    assert scheduler.threads == 0
-    assert not steps.begun.acquire(blocking=False)
 
 
 class Mover:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import threading
 import time
 
-import pytest
-
 from delaylevel.producer.client_calls import Exit
 
 
@@ -36,11 +34,3 @@ def test_the_exit_lets_the_last_callback_end() -> None:
     end.finish()
     assert callback.left.is_set()
     thread.join()
-
-
-def test_a_process_without_producers_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    end = Exit()
-    pauses: list[float] = []
-    monkeypatch.setattr(time, "sleep", pauses.append)
-    end.finish()
-    assert pauses == []

@@ -14,7 +14,7 @@ import pytest
 
 from delaylevel import errors
 from delaylevel.producer.aio import asyncio_errors
-from delaylevel.producer.client_calls import as_client_error, client_errors
+from delaylevel.producer.client_calls import client_errors
 
 VALUES = {"name": "Timeout", "transient": True, "status": 404, "entries": 5, "reasons": {"a": 1}}
 
@@ -47,26 +47,6 @@ def test_every_error_about_the_broker_is_an_exception_of_the_client(kind: Any) -
     for twin in (pickle.loads(pickle.dumps(plain)), copy.copy(plain)):
         assert type(twin) is type(plain)
         assert (twin.args, twin.__dict__) == (plain.args, plain.__dict__)
-
-
-@pytest.mark.parametrize(
-    ("error", "kind", "result"),
-    [
-        (made(errors.BrokerUnreachableError), pulsar.ConnectError, pulsar.Result.ConnectError),
-        (
-            made(errors.PermissionDeniedError),
-            pulsar.AuthorizationError,
-            pulsar.Result.AuthorizationError,
-        ),
-        (made(errors.NotFoundError), pulsar.TopicNotFound, pulsar.Result.TopicNotFound),
-        (made(errors.ClientError), pulsar.Timeout, pulsar.Result.Timeout),
-        (made(errors.LevelTopicError), pulsar.UnknownError, pulsar.Result.UnknownError),
-    ],
-)
-def test_the_clients_own_class_of_the_failure(error: Any, kind: Any, result: Any) -> None:
-    as_client_error(error)
-    assert isinstance(error, kind)
-    assert error.error() == result
 
 
 @pytest.mark.parametrize("error", [errors.InvalidDelayError("x"), ValueError("x"), KeyError("x")])

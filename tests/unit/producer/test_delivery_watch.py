@@ -17,7 +17,7 @@ import pytest
 
 from delaylevel.cluster.port import ConsumerStats, PartitionStats, SubscriptionStats
 from delaylevel.errors import BrokerUnreachableError
-from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Mover
+from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription
 from delaylevel.model.position import Position
 from delaylevel.model.topic_name import TopicName
 from delaylevel.producer import setup
@@ -72,29 +72,6 @@ def missing(admin: Any, description: LevelTopicDescription | None = None) -> dic
 
 
 RUNNING = replace(NEVER, consumers=HOST, type="Exclusive")
-
-
-def test_nothing_is_missing_while_both_are_connected() -> None:
-    admin = Reported(RUNNING, RUNNING)
-    assert missing(admin) == {}
-    # A producer's role may read these topics, and perhaps no others.
-    assert admin.topics == {f"orders-delay-level{end}" for end in ("", "-hour", "-window")}
-
-
-def test_commands_that_start_them_are_named() -> None:
-    found = missing(Reported())
-    assert set(found) == {"mover", "dispatcher"}
-    level_topic = "persistent://public/default/orders-delay-level"
-    assert "`delaylevel run orders`" in found["mover"]
-    assert "the broker has not seen one so far" in found["mover"]
-    assert f"`delaylevel dispatcher run {level_topic}`" in found["dispatcher"]
-    function = missing(Reported(window=RUNNING), describe(mover=Mover.FUNCTION))
-    assert list(function) == ["mover"]
-    assert f"`delaylevel mover deploy {level_topic}`" in function["mover"]
-
-
-def test_final_window_of_the_broker_needs_no_dispatcher() -> None:
-    assert missing(Reported(RUNNING), describe(final_window=FinalWindow.BROKER)) == {}
 
 
 @pytest.mark.parametrize(
@@ -156,14 +133,6 @@ def test_host_that_restarts_causes_no_warning(warnings: Any) -> None:
     assert warnings(watch) == (CHECK_EVERY_S, 1)
 
 
-def test_failing_admin_interface_only_means_no_warning(warnings: Any) -> None:
-    admin: Any = Reported()
-    admin.failure = BrokerUnreachableError("away")
-    watch = DeliveryWatch(admin, describe(), "orders", HandClock())
-    for _ in range(3):
-        assert warnings(watch) == (CHECK_EVERY_S, 0)
-
-
 # -- the thread
 
 
@@ -205,13 +174,13 @@ def test_checks_of_all_producers_run_in_one_thread_that_ends_with_them(
     assert admins[0].asked.wait(20)
 
 
-def test_error_that_should_not_happen_ends_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(setup, "CHECK_EVERY_S", 0.01)
-    admin: Any = Counted()
-    admin.failure = ValueError("broken")
-    watches = DeliveryWatches(first_check_s=0.0)
-    user = lambda: None  # noqa: E731
-    watches.add(admin, describe(), "orders", user)
-    for _ in range(2):
-        assert admin.asked.wait(20)
-        admin.asked.clear()
+def test_failing_admin_interface_only_means_no_warning(warnings: Any) -> None:
+    admin: Any = Reported()
+    admin.failure = BrokerUnreachableError("away")
+    watch = DeliveryWatch(admin, describe(), "orders", HandClock())
+    for _ in range(3):
+        assert warnings(watch) == (CHECK_EVERY_S, 0)
+
+
+def test_final_window_of_the_broker_needs_no_dispatcher() -> None:
+    assert missing(Reported(RUNNING), describe(final_window=FinalWindow.BROKER)) == {}

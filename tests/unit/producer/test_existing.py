@@ -19,11 +19,10 @@ from delaylevel.errors import InvalidInputError, UnsupportedOptionError
 from delaylevel.model.topic_name import TopicName
 from delaylevel.producer import aio
 from delaylevel.producer import client as producer_client
-from delaylevel.producer.client import check_pair, options_of, remember
+from delaylevel.producer.client import check_pair, options_of
 from delaylevel.testing import MemoryPulsar
 
 WEEK = PartitionStrategy(maximum_delay=timedelta(days=7))
-TWO_DAYS = timedelta(days=2)
 REFUSED: dict[str, Any] = {
     "encryption_key": "k",
     "chunking_enabled": True,
@@ -67,8 +66,10 @@ def test_known_options_are_refused(memory_pulsar: MemoryPulsar, client: Any, nam
     producer = client.create_producer("orders", **{name: REFUSED[name]})
     with pytest.raises(UnsupportedOptionError, match=name):
         wrap(producer, client, partition_strategy=WEEK)
-    assert memory_pulsar.admin.list_partitioned_topics("public/default") == []
     producer.send(b"works on")
+    with pytest.raises(UnsupportedOptionError, match=name):
+        client.create_producer("others", enable_delay_level_topic=True, **{name: REFUSED[name]})
+    assert memory_pulsar.admin.list_partitioned_topics("public/default") == []
 
 
 @pytest.mark.parametrize("name", [name for name in REFUSED if name != "send_timeout_millis"])
@@ -228,13 +229,6 @@ def test_a_producer_of_another_cluster_is_refused() -> None:
     check_pair(*pair(object(), object()))  # clients that do not tell the address
     with pytest.raises(InvalidInputError, match=r"pulsar://a:6650, and the client to pulsar://b"):
         check_pair(*pair(native("pulsar://a:6650"), native("pulsar://b:6650")))
-
-
-def test_remembered_options_are_a_copy() -> None:
-    options = {"properties": {"a": "b"}}
-    producer = remember(SimpleNamespace(topic=lambda: "orders"), options)
-    options["encryption_key"] = {}
-    assert options_of(producer, {}, None) == ({"properties": {"a": "b"}}, False)
 
 
 def test_wrap_accepts_clients_from_before_their_class_was_replaced(

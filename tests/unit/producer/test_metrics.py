@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import urllib.request
 from datetime import timedelta
 from typing import Any
 
@@ -13,7 +11,7 @@ pytest.importorskip("prometheus_client")
 
 from prometheus_client import CollectorRegistry
 
-from delaylevel.metrics import ProducerCollector, serve
+from delaylevel.metrics import ProducerCollector
 from delaylevel.model.strategy import PartitionStrategy
 from delaylevel.testing import MemoryPulsar
 
@@ -60,43 +58,3 @@ def test_a_producer_counts_messages_by_destination(monkeypatch: pytest.MonkeyPat
         producer.close()
         assert registry.get_sample_value("delaylevel_producer_connected", labels) is None
         assert scraped(registry, "DAY") == 3, "closing a producer has changed the count"
-
-
-def test_a_producer_that_cannot_be_created_counts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    with MemoryPulsar() as memory:
-        producer = producing(memory)
-
-        def fail(*_: Any, **__: Any) -> Any:
-            raise ConnectionError
-
-        monkeypatch.setattr(producer, "_create_producer", fail)
-        with pytest.raises(ConnectionError):
-            producer.send(b"x", deliver_after=timedelta(days=3))
-        assert sum(producer.sent().values()) == 0
-
-
-def test_messages_of_concurrent_threads_are_counted() -> None:
-    with MemoryPulsar() as memory:
-        producer = producing(memory)
-
-        def send() -> None:
-            for _ in range(200):
-                producer.send_async(b"x", None, deliver_after=timedelta(days=3))
-
-        threads = [threading.Thread(target=send) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        # A plain integer may miss a few messages, but never counts too many.
-        assert 700 <= producer.sent()["DAY"] <= 800
-
-
-def test_metrics_of_a_producer_are_served() -> None:
-    with MemoryPulsar() as memory:
-        producer = producing(memory)
-        with serve(ProducerCollector(producer), 0) as port:
-            url = f"http://127.0.0.1:{port}/metrics"
-            text = urllib.request.urlopen(url, timeout=60).read().decode()
-    assert "# TYPE delaylevel_producer_messages_total counter" in text
-    assert f'target="{TARGET}",way="DAY"}} 0.0' in text

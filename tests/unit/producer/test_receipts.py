@@ -10,7 +10,7 @@ import pulsar.asyncio
 import pytest
 
 from delaylevel import Receipt, topics
-from delaylevel.errors import CancellationFailedError, InvalidInputError, LevelTopicError
+from delaylevel.errors import CancellationFailedError, InvalidInputError
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.outcome import place_of
 from delaylevel.model.position import Position
@@ -108,34 +108,6 @@ def test_an_unknown_result_is_not_called_a_refusal(name: str) -> None:
         assert found.__cause__ is error
 
 
-@pytest.mark.parametrize("name", ["ProducerQueueIsFull", "AuthorizationError", "TopicTerminated"])
-def test_a_refusal_is_called_one(name: str) -> None:
-    found = raised(getattr(pulsar, name)(f"Pulsar error: {name}"))
-    assert isinstance(found, getattr(pulsar, name))
-    assert "'old' was not stored" in str(found)
-    assert not found.transient
-
-
-def test_an_error_of_ours_says_itself_that_nothing_was_sent() -> None:
-    error = LevelTopicError("it was deleted; the message was not sent")
-    assert raised(error) is error
-    found = raised(LevelTopicError("it was deleted; the message was not sent"), RECEIPT)
-    assert isinstance(found, CancellationFailedError)
-    assert "was not stored" in str(found)
-
-
-def test_a_failed_reschedule_has_the_new_receipt() -> None:
-    new = Receipt("new", RECEIPT.due_ms, ORDERS, RECEIPT.level_topic)
-    found = raised(pulsar.Timeout("Pulsar error: Timeout"), new)
-    assert found.receipt == str(new)
-    assert f"The new message is stored; its receipt is {new}" in str(found)
-
-
-def test_ctrl_c_stays_ctrl_c() -> None:
-    error = pulsar.Interrupted("Pulsar error: ResultInterrupted")
-    assert raised(error) is error
-
-
 def test_a_failed_cancellation_of_a_reschedule_leaves_the_new_message(
     memory_pulsar: MemoryPulsar, producer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -187,27 +159,6 @@ def test_nothing_is_cancelled_if_the_new_message_is_not_stored(
 # -- positions
 
 
-@pytest.mark.parametrize(
-    ("topic", "position", "expected"),
-    [
-        (f"{ORDERS}-delay-level-partition-3", (7, 8, 2), "orders-delay-level-partition-3:7:8"),
-        # A topic with deduplication may answer so.
-        (f"{ORDERS}-delay-level-partition-3", (-1, -1, -1), ""),
-        (None, (7, 8, -1), "orders:7:8"),
-        (None, (-1, -1, -1), "orders:-1:-1"),
-    ],
-)
-def test_the_place_of_a_receipt(
-    topic: str | None, position: tuple[int, int, int], expected: str
-) -> None:
-    stored_at = FakeMessageId(Position(*position))
-    found = receipt_for("id", 1, ORDERS, RECEIPT.level_topic, None, topic, stored_at)
-    assert found.stored_at == (expected and f"public/default/{expected}")
-    assert found.sent_directly == (topic is None)
-    assert Receipt.parse(str(found)) == found
-    assert found.key == ""
-
-
 def test_a_message_is_read_back_by_its_key_too() -> None:
     """One ID on two keys is two messages, which may be in one entry."""
     with MemoryPulsar() as memory:
@@ -243,3 +194,24 @@ def test_a_message_is_read_back_by_its_key_too() -> None:
         producer.reschedule(receipt, deliver_after=timedelta(days=1))
         memory.advance(timedelta(days=4))
         assert [message.data for message in memory.delivered("orders")] == [b"for b", b"for a"]
+
+
+@pytest.mark.parametrize(
+    ("topic", "position", "expected"),
+    [
+        (f"{ORDERS}-delay-level-partition-3", (7, 8, 2), "orders-delay-level-partition-3:7:8"),
+        # A topic with deduplication may answer so.
+        (f"{ORDERS}-delay-level-partition-3", (-1, -1, -1), ""),
+        (None, (7, 8, -1), "orders:7:8"),
+        (None, (-1, -1, -1), "orders:-1:-1"),
+    ],
+)
+def test_the_place_of_a_receipt(
+    topic: str | None, position: tuple[int, int, int], expected: str
+) -> None:
+    stored_at = FakeMessageId(Position(*position))
+    found = receipt_for("id", 1, ORDERS, RECEIPT.level_topic, None, topic, stored_at)
+    assert found.stored_at == (expected and f"public/default/{expected}")
+    assert found.sent_directly == (topic is None)
+    assert Receipt.parse(str(found)) == found
+    assert found.key == ""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pulsar
 import pytest
 
-from delaylevel.errors import LevelTopicError
 from delaylevel.producer.client_calls import error_of, is_transient, result_of
 
 Result = pulsar.Result
@@ -20,17 +19,6 @@ def test_a_result_and_its_exception_stand_for_each_other(result: pulsar.Result) 
         assert type(error) is getattr(pulsar, result.name)
         assert result_of(error) == result
     assert result.name in str(error)
-
-
-def test_results_that_the_client_does_not_name() -> None:
-    for value in (-1, 46):  # "retryable" and "disconnected", internal to the client
-        assert is_transient(Result(value))
-        assert str(error_of(Result(value))) == f"Pulsar error: Result {value}"
-
-
-def test_other_exceptions_have_a_result_too() -> None:
-    assert result_of(LevelTopicError("deleted")) == Result.TopicNotFound
-    assert result_of(TypeError("x")) == Result.UnknownError
 
 
 def test_trouble_with_the_broker_passes_and_refusals_stay() -> None:

@@ -121,8 +121,3 @@ def test_a_due_time_beyond_the_year_9999_is_left_to_the_general_path() -> None:
         assert late.route_fast(*moment, None, None, None) is None
         with pytest.raises(InvalidDelayError, match="9999"):
             late.route(*moment, None, None)
-
-
-def test_a_property_name_that_is_not_a_string_is_an_error() -> None:
-    with pytest.raises(TypeError):
-        routing("reject").route_fast(T0 + 2 * DAY, None, {1: "x"}, None, None)  # type: ignore[dict-item]

@@ -1,0 +1,330 @@
+"""One contract for both producers, while level producers are being opened and when they are closed.
+
+The asyncio producer is the synchronous one but for its waiting, so each test runs with both.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from typing import Any
+
+import pulsar
+import pytest
+
+from delaylevel.errors import DelayLevelError, LevelTopicError, MessageTooLargeError
+from support.openings import TWO_DAYS, Door, Open, Openings, ThreadDoor, door_of, openings  # noqa: F401
+from support.world import eventually
+
+Result = pulsar.Result
+
+
+def flushed(door: Door, *sends: Future[Any]) -> list[Any]:
+    """Flush until all messages have a result, and return these."""
+    door.wait_for_calls()
+    door.flush().result(60)
+    while not all(sent.done() for sent in sends):
+        door.flush().result(60)
+    return [sent.result() for sent in sends]
+
+
+def failing(error: Exception) -> Any:
+    def describe() -> Any:
+        raise error
+
+    return describe
+
+
+@pytest.mark.parametrize("settings", [{}, {"max_pending_messages": 7, "block_if_queue_full": True}])
+def test_messages_keep_their_order_through_the_opening(
+    door_of: Open,
+    openings: Openings,
+    settings: dict[str, Any],
+) -> None:
+    door = door_of(**settings)
+    sends = [door.send(b"%d" % number) for number in range(20)]
+    eventually(lambda: openings.calls, "the opening")
+    assert not any(sent.done() for sent in sends)
+    level = openings.end()
+    # These come while those that waited are about to continue.
+    sends += [door.send(b"%d" % number) for number in range(20, 40)]
+    assert set(flushed(door, *sends)) == {Result.Ok}
+    assert level.stored == [b"%d" % number for number in range(40)]
+    assert len(openings.calls) == 1
+    assert door.producer.sent() == {"DAY": 40, "HOUR": 0, "window": 0, "straight": 0}
+
+
+def test_flush_waits_for_messages_whose_producer_is_being_opened(
+    door_of: Open,
+    openings: Openings,
+) -> None:
+    door = door_of()
+    sends = [door.send(b"%d" % number) for number in range(3)]
+    door.wait_for_calls()
+    flush = door.flush()
+    assert not flush.done()
+    level = openings.end()
+    assert flush.result(60) == Result.Ok
+    assert level.stored == [b"0", b"1", b"2"]
+    assert [sent.result(60) for sent in sends] == [Result.Ok] * 3
+
+
+@pytest.mark.parametrize("refused", ["ProducerBusy", "AuthorizationError", "InvalidConfiguration"])
+def test_a_refusal_ends_all_that_wait_and_the_next_message_tries_again(
+    door_of: Open,
+    openings: Openings,
+    refused: str,
+) -> None:
+    door = door_of()
+    sends = [door.send(b"%d" % number) for number in range(3)]
+    door.wait_for_calls()
+    flush = door.flush()
+    openings.end(error=getattr(pulsar, refused)("no"))
+    result = getattr(Result, refused)
+    assert [sent.result(60) for sent in sends] == [result] * 3
+    assert flush.result(60) in (result, Result.Ok)
+    again = door.send(b"again")
+    level = openings.end(2)
+    assert flushed(door, again) == [Result.Ok]
+    assert level.stored == [b"again"]
+    assert door.close().result(60) == Result.Ok
+    assert level.closed
+
+
+def test_transient_failures_are_repeated_until_the_send_timeout(
+    door_of: Open,
+    openings: Openings,
+) -> None:
+    door = door_of(send_timeout_millis=1500)
+    sent = door.send(b"0")
+    openings.end(1, pulsar.ServiceUnitNotReady("away"))
+    eventually(lambda: not door.producer.is_connected(), "the failure")
+    flush = door.flush()
+    openings.end(2, pulsar.ConnectError("away"))
+    assert sent.result(60) == flush.result(60) == Result.Timeout
+    # A later message is stored by the attempt that is under way, or by the next.
+    later = door.send(b"1")
+    level = openings.end(3)
+    assert flushed(door, later) == [Result.Ok]
+    assert level.stored == [b"1"]
+    assert door.producer.is_connected()
+
+
+def test_no_producer_is_opened_for_messages_that_timed_out(
+    door_of: Open,
+    openings: Openings,
+) -> None:
+    door = door_of(send_timeout_millis=20)
+    assert door.send(b"0").result(60) == Result.Timeout
+    openings.end(1, pulsar.ConnectError("away"))
+    eventually(door.producer.is_connected, "the end of the attempts")
+    assert len(openings.calls) == 1
+
+
+def test_what_waits_for_an_opening_is_bounded(
+    door_of: Open,
+    openings: Openings,
+) -> None:
+    door = door_of(max_pending_messages=5)
+    sends = [door.send(b"%d" % number) for number in range(8)]
+    assert [sent.result(60) for sent in sends[5:]] == [Result.ProducerQueueIsFull] * 3
+    level = openings.end()
+    assert flushed(door, *sends[:5]) == [Result.Ok] * 5
+    assert level.stored == [b"0", b"1", b"2", b"3", b"4"]
+
+
+def test_messages_that_time_out_make_room(
+    door_of: Open,
+    openings: Openings,
+) -> None:
+    settings = {"max_pending_messages": 1, "block_if_queue_full": True}
+    door = door_of(send_timeout_millis=50, **settings)
+    sends = [door.send(b"%d" % number) for number in range(3)]
+    assert [sent.result(60) for sent in sends] == [Result.Timeout] * 3
+
+
+@pytest.mark.parametrize(
+    "describe",
+    [lambda: None, failing(LevelTopicError("it was deleted; the message was not sent"))],
+)
+def test_a_deleted_level_topic_is_not_opened(
+    door_of: Open,
+    openings: Openings,
+    describe: Any,
+) -> None:
+    door = door_of(describe)
+    sent = door.send(b"x")
+    eventually(sent.done, "the refusal")
+    error = sent.exception()
+    if error is None:
+        assert sent.result() == Result.TopicNotFound
+    else:  # asyncio raises our error itself
+        assert isinstance(error, DelayLevelError)
+        assert "was deleted" in str(error)
+    assert openings.calls == []
+
+
+def test_a_check_that_hangs_does_not_use_up_the_send_timeout(
+    door_of: Open,
+    openings: Openings,
+) -> None:
+    hanging = threading.Event()
+    door = door_of(lambda: hanging.wait(60), send_timeout_millis=2000)
+    sent = door.send(b"x")
+    openings.end()
+    assert flushed(door, sent) == [Result.Ok]
+    hanging.set()
+
+
+def test_a_message_too_large_to_be_parked_is_refused(
+    door_of: Open,
+    openings: Openings,
+) -> None:
+    door = door_of(max_message_size=64 * 1024)
+    with pytest.raises(MessageTooLargeError):
+        door.send(b"x" * 64 * 1024).result(60)
+    assert openings.calls == []
+    straight = door.send(b"x" * 64 * 1024, deliver_after=None)
+    assert flushed(door, straight) == [Result.Ok]
+    assert len(door.business.stored) == 1
+
+
+# -- closing
+
+
+@pytest.mark.parametrize("opens", [True, False])
+def test_close_waits_for_what_is_being_opened_and_closes_it(
+    door_of: Open,
+    openings: Openings,
+    opens: bool,
+) -> None:
+    door = door_of()
+    sends = [door.send(b"%d" % number) for number in range(3)]
+    door.wait_for_calls()
+    close = door.close()
+    eventually(lambda: door.producer.closed, "the close")
+    assert not close.done()
+    assert not door.business.closed
+    level = openings.end(error=None if opens else pulsar.ProducerBusy("busy"))
+    results = [sent.result(60) for sent in sends]
+    close.result(60)
+    assert results == ([Result.Ok] if opens else [Result.ProducerBusy]) * 3
+    assert level.stored == ([b"0", b"1", b"2"] if opens else [])
+    assert (level.closed, door.business.closed) == (opens, True)
+
+
+def test_a_closed_producer_sends_nothing(
+    door_of: Open,
+    openings: Openings,
+) -> None:
+    door = door_of()
+    sent = door.send(b"1")
+    level = openings.end()
+    assert flushed(door, sent) == [Result.Ok]
+    assert door.close().result(60) == Result.Ok
+    assert (level.stored, level.closed, door.business.closed) == ([b"1"], True, True)
+    for delay in (None, TWO_DAYS, 2 * TWO_DAYS):
+        assert door.send(b"2", deliver_after=delay).result(60) == Result.AlreadyClosed
+    assert len(openings.calls) == 1, "a producer was opened for them"
+
+
+# -- threads and callbacks of the synchronous producer
+
+
+@pytest.fixture
+def door(openings: Openings) -> Iterator[ThreadDoor]:
+    found = ThreadDoor({"send_timeout_millis": 60_000})
+    yield found
+    found.end()
+
+
+def test_many_threads_open_it_once_and_keep_their_order(openings: Openings) -> None:
+    door = ThreadDoor({"block_if_queue_full": True, "max_pending_messages": 100})
+
+    def send(thread: int) -> None:
+        for number in range(100):
+            body = b"%d %d" % (thread, number)
+            door.producer.send_async(body, lambda *_: None, deliver_after=TWO_DAYS)
+
+    threads = [threading.Thread(target=send, args=(thread,)) for thread in range(50)]
+    for each in threads:
+        each.start()
+    level = openings.end()
+    for each in threads:
+        each.join(60)
+    eventually(lambda: len(level.taken) == 5000, "all messages")
+    sent = [tuple(map(int, body.split())) for body in level.taken]
+    for thread in range(50):
+        assert [number for sender, number in sent if sender == thread] == list(range(100))
+    assert len(openings.calls) == 1
+    door.end()
+
+
+def test_a_callback_may_send_to_a_partition_that_is_not_open(
+    openings: Openings, door: ThreadDoor
+) -> None:
+    # The client's thread must return from the callback, or no opening ever ends.
+    send = door.producer.send_async
+    send(
+        b"1",
+        lambda *_: send(b"2", lambda *_: None, deliver_after=2 * TWO_DAYS),
+        deliver_after=TWO_DAYS,
+    )
+    level = openings.end()
+    eventually(lambda: level.taken, "the first message")
+    level.flush()
+    other = openings.end(2)
+    eventually(lambda: other.taken == [b"2"], "the second message")
+
+
+def test_a_callback_that_fails_or_sends_more_stops_nothing(openings: Openings) -> None:
+    settings = {"max_pending_messages": 1, "block_if_queue_full": True, "send_timeout_millis": 50}
+    door, results = ThreadDoor(settings), list[Any]()
+
+    def send(callback: Any) -> None:
+        door.producer.send_async(b"x", callback, deliver_after=TWO_DAYS)
+
+    send(lambda *_: 1 / 0)
+    # Only the thread that calls back could make room in the queue.
+    send(lambda *_: [send(lambda result, _: results.append(result)) for _ in range(3)])
+    eventually(lambda: len(results) == 3, "the callbacks")
+    assert results == [Result.Timeout] * 3
+    door.end()
+
+
+def test_a_full_queue_waits_for_room(openings: Openings) -> None:
+    door = ThreadDoor({"block_if_queue_full": True, "max_pending_messages": 1})
+    sends = [door.send(b"1"), door.send(b"2")]
+    with pytest.raises(FutureTimeoutError):
+        door.wait_for_calls(0.05)
+    level = openings.end()
+    assert flushed(door, *sends) == [Result.Ok] * 2
+    assert level.stored == [b"1", b"2"]
+    door.end()
+
+
+def test_messages_of_many_threads_share_flushes(openings: Openings, door: ThreadDoor) -> None:
+    door.send(b"opens")
+    level = openings.end()
+    flushed(door)
+    begun, go_on, flush = threading.Event(), threading.Event(), level.flush
+    flushes: list[int] = []
+
+    def slow() -> None:
+        flushes.append(len(level.taken))
+        begun.set()
+        go_on.wait(60)
+        flush()
+
+    level.flush = slow  # type: ignore[method-assign]
+    with ThreadPoolExecutor(21) as threads:
+        sends = [threads.submit(door.producer.send, b"x", deliver_after=TWO_DAYS)]
+        assert begun.wait(60)
+        for _ in range(20):
+            sends.append(threads.submit(door.producer.send, b"x", deliver_after=TWO_DAYS))
+        eventually(lambda: len(level.taken) == 22, "the messages of all threads")
+        go_on.set()
+        assert all(isinstance(sent.result(60), pulsar.MessageId) for sent in sends)
+    assert len(flushes) <= 3, "a message that is alone is flushed at once, the others together"
