@@ -28,8 +28,11 @@ def test_words_of_users_are_quoted() -> None:
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
             for command in re.findall(r"`delaylevel [^`]*", line):
                 words = re.findall(r"\{([^{}]+)\}", command)
+                # A command that the code chooses is not a word of a user.
                 bare += [
-                    f"{path}:{number} {word}" for word in words if not word.startswith("shell(")
+                    f"{path}:{number} {word}"
+                    for word in words
+                    if not word.startswith("shell(") and word != "command"
                 ]
     assert bare == []
 

@@ -139,15 +139,6 @@ def test_the_rule_for_missing_movers_covers_levels_only() -> None:
         assert re.fullmatch(value, f"{name}{suffix}-partition-3")
 
 
-def test_the_conditions_that_need_an_operator_have_a_rule() -> None:
-    names = {rule["alert"].removeprefix("DelayLevel") for rule in RULES}
-    assert names >= {
-        "NoMover", "MoverBehind", "LagGrows", "FunctionBehind", "HandsOffLate", "ReleasesLate",
-        "NoDispatcher", "DispatcherStandsStill", "DeadLetters", "HeldGrows",
-    }  # fmt: skip
-    assert len(names) == len(RULES), "two rules have the same name"
-
-
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["alert"])
 def test_a_rule_has_a_severity_a_summary_and_valid_commands(rule: dict[str, Any]) -> None:
     assert set(rule) <= {"alert", "expr", "for", "labels", "annotations"}

@@ -108,16 +108,6 @@ def test_every_public_name_exists() -> None:
     assert delaylevel.__version__[0].isdigit()
 
 
-def test_the_lazy_names_are_the_public_names_that_are_not_eager() -> None:
-    eager = {"DelayLevelError", "__version__"}
-    assert set(delaylevel._LAZY) == set(delaylevel.__all__) - eager
-
-
-def test_an_unknown_name_is_an_attribute_error() -> None:
-    with pytest.raises(AttributeError, match="no attribute 'Timer'"):
-        delaylevel.Timer  # noqa: B018
-
-
 @pytest.fixture
 def import_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty folder on the import path."""
@@ -133,17 +123,6 @@ def test_a_missing_extra_is_named(import_folder: Path, monkeypatch: pytest.Monke
     for part in ("delaylevel.Thing", "surely_not_installed", "pip install 'delaylevel[window]'"):
         assert part in str(caught.value)
     assert isinstance(caught.value, ImportError)
-
-
-def test_a_missing_module_of_the_plain_install_is_not_reported_as_an_extra(
-    import_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (import_folder / "needs_something_else.py").write_text("import delaylevel.not_there\n")
-    for extra in ("window", None):
-        monkeypatch.setitem(delaylevel._LAZY, "Thing", ("needs_something_else", extra))
-        with pytest.raises(ModuleNotFoundError) as caught:
-            delaylevel.Thing  # noqa: B018
-        assert not isinstance(caught.value, errors.MissingExtraError)
 
 
 def test_all_errors_have_one_root() -> None:

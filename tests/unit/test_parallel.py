@@ -9,18 +9,12 @@ import pytest
 
 pytest.importorskip("xdist")
 
-from support.parallel import GROUPS, group
+from support.parallel import group
 
 TESTS = Path(__file__).parents[1]
 FILES = [
     str(path.relative_to(TESTS)) for path in TESTS.rglob("test_*.py") if "night" not in path.parts
 ]
-
-
-def test_every_begin_of_a_group_is_that_of_a_file() -> None:
-    for starts in GROUPS.values():
-        for start in starts:
-            assert any(file.startswith(start) for file in FILES), start
 
 
 def test_files_with_spark_jobs_share_a_process() -> None:
@@ -31,8 +25,3 @@ def test_files_with_spark_jobs_share_a_process() -> None:
         and re.search(r"mark\.spark|spark_job|spark_once", (TESTS / file).read_text())
     }
     assert {file for file in found if group(f"tests/{file}::test") != "spark"} == set()
-
-
-def test_the_tests_of_other_files_share_a_process() -> None:
-    assert group("tests/unit/model/test_clock.py::test_a[b@c]") == "unit/model/test_clock.py"
-    assert group("tests/integration/functions/test_x.py::test") == "functions"

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import configparser
 import re
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
-from delaylevel.cluster.targets.send_state import Sent
 from support.loading import load
 
 ROOT = Path(__file__).parents[2]
@@ -71,8 +69,3 @@ def test_the_pythons_that_are_named_pass(setup: configparser.ConfigParser) -> No
     named = re.findall(r"Python :: (3\.\d+)", setup["metadata"]["classifiers"])
     assert passing("Python") == set(map(key, named))
     assert setup["options"]["python_requires"] == f">={named[0]}"
-
-
-def test_messages_that_are_sent_have_no_dict_as_a_default() -> None:
-    # Python 3.10 refuses it when the class is defined.
-    assert not [each for each in fields(Sent) if isinstance(each.default, list | dict | set)]

@@ -66,13 +66,6 @@ def test_an_archive_is_made_once(home: Path, broker: type[Broker]) -> None:
     assert [path.read_bytes() for path in archives(home)] == [b"classes"]
 
 
-def test_another_build_of_java_has_another_archive(home: Path, broker: type[Broker]) -> None:
-    embedded.prepare()
-    Path(embedded.java()).write_text(JAVA + "# updated\n")
-    embedded.prepare()
-    assert broker.starts == len(archives(home)) == 2
-
-
 @pytest.mark.parametrize(
     ("content", "error"),
     [
@@ -102,14 +95,3 @@ def test_an_archive_of_a_killed_process_is_not_used(
     embedded.prepare(reports.append)
     assert "took more than" in reports[-1]
     assert archives(home) == []
-
-
-def test_all_instances_of_a_server_begin_the_class_path_with_one_folder(tmp_path: Path) -> None:
-    archive = tmp_path / "classes.jsa"
-    archive.touch()
-    written = conf.archive_writing(archive, tmp_path / "a" / "log4j2.yaml", tmp_path / "part")
-    read = conf.archive_reading(archive, tmp_path / "b" / "log4j2.yaml")
-    assert written["PULSAR_LOG_CONF"] == read["PULSAR_LOG_CONF"]
-    assert not Path(read["PULSAR_LOG_CONF"]).parent.exists()
-    assert f"={tmp_path}/b/log4j2.yaml" in read["PULSAR_EXTRA_OPTS"]
-    assert f"-XX:SharedArchiveFile={archive}" in read["PULSAR_EXTRA_OPTS"]

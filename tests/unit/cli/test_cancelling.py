@@ -10,7 +10,16 @@ from contextlib import closing, contextmanager
 from datetime import timedelta
 from typing import Any
 
+import pulsar
 import pytest
+from click.testing import Result
+
+from delaylevel import topics
+from delaylevel.model.envelope import Envelope
+from delaylevel.producer import scheduling
+from delaylevel.testing import MemoryPulsar
+from support.fakes import cancellable_orders
+from support.pending_commands import pending_commands
 
 pytest.importorskip("duckdb")
 
@@ -19,11 +28,9 @@ from click.testing import Result
 
 from delaylevel import topics
 from delaylevel.model.envelope import Envelope
-from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription
-from delaylevel.model.strategy import Levels
 from delaylevel.producer import scheduling
 from delaylevel.testing import MemoryPulsar
-from support.fakes import cancellable_orders, days_and_hours
+from support.fakes import cancellable_orders
 from support.pending_commands import pending_commands
 
 Run = Callable[..., Result]
@@ -85,35 +92,6 @@ def test_a_message_is_cancelled_by_its_id(memory: MemoryPulsar, producer: Any, r
     shown = run("outcome", "orders")
     assert shown.exit_code == 0
     assert "cancelled" in shown.stdout
-
-
-def test_cancellations_are_stored_without_an_outcomes_topic(
-    memory: MemoryPulsar, producer: Any, run: Run
-) -> None:
-    description = topics.find(memory.admin, "orders-delay-level")
-    assert description is not None
-    memory.admin.delete(description.outcomes_topic, force=True)
-    for name in ("a", "b"):
-        producer.send(b"x", deliver_after=timedelta(days=3), message_id=name)
-    cancelled = run("cancel", "orders", "a", "--timeout", "1s", "-o", "json")
-    assert (cancelled.exit_code, rows(cancelled)[0]["outcome"]) == (0, "accepted")
-    assert "-outcomes does not exist: run `delaylevel levels create` again" in cancelled.stderr
-    assert run("fire", "orders", "b").exit_code == 0
-    assert run("outcome", "orders").exit_code == 1
-    memory.advance(timedelta(days=4))
-    assert len(memory.delivered("orders")) == 1
-
-
-@pytest.mark.parametrize("delay", [timedelta(days=3), timedelta(hours=2), timedelta(minutes=5)])
-def test_a_message_without_an_id_is_cancelled_by_its_position(
-    memory: MemoryPulsar, producer: Any, run: Run, delay: timedelta
-) -> None:
-    producer.send(b"x", deliver_after=delay)
-    (own_id,) = pending_ids(run)
-    assert run("cancel", "orders", own_id).exit_code == 0
-    assert pending_ids(run) == []
-    memory.advance(timedelta(days=4))
-    assert memory.delivered("orders") == []
 
 
 def test_several_messages_need_their_number(memory: MemoryPulsar, producer: Any, run: Run) -> None:
@@ -215,22 +193,6 @@ def test_wrong_selections_are_refused(run: Run, arguments: tuple[str, ...], text
     assert text in " ".join(result.stderr.split())
 
 
-def test_the_final_window_of_the_broker_has_no_outcomes(
-    memory: MemoryPulsar, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    described = LevelTopicDescription(
-        "bills-delay-level",
-        Levels(days_and_hours(10)),
-        ("bills",),
-        final_window=FinalWindow.BROKER,
-    )
-    topics.create(memory.admin, described)
-    for command in ("cancel", "outcome"):
-        refused = run(command, "bills", "a")
-        assert refused.exit_code == 1
-        assert "'broker'" in refused.stderr
-
-
 @pytest.mark.parametrize("command", ["reschedule", "fire"])
 def test_a_message_that_cannot_be_changed_does_not_hide_the_others(
     memory: MemoryPulsar, producer: Any, run: Run, command: str
@@ -310,3 +272,15 @@ def test_a_new_message_is_told_if_the_old_one_could_not_be_cancelled(
     memory.advance(timedelta(days=6))
     delivered = {one.properties["delaylevel.id"] for one in memory.delivered("orders")}
     assert delivered == {"old", row["new_id"]}
+
+
+@pytest.mark.parametrize("delay", [timedelta(days=3), timedelta(hours=2), timedelta(minutes=5)])
+def test_a_message_without_an_id_is_cancelled_by_its_position(
+    memory: MemoryPulsar, producer: Any, run: Run, delay: timedelta
+) -> None:
+    producer.send(b"x", deliver_after=delay)
+    (own_id,) = pending_ids(run)
+    assert run("cancel", "orders", own_id).exit_code == 0
+    assert pending_ids(run) == []
+    memory.advance(timedelta(days=4))
+    assert memory.delivered("orders") == []

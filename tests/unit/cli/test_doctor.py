@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import click
 import pytest
 from click.testing import CliRunner, Result
 
 from delaylevel.cli import doctor
-from delaylevel.cli.doctor import findings_text
 from delaylevel.cli.main import cli
 from delaylevel.doctor import Finding, Problem
 from delaylevel.doctor.context import CheckResult
@@ -62,16 +60,6 @@ def test_what_is_fine_is_only_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     assert everything.index("-> run one") < everything.index("31 partitions")
     assert "--all" not in everything
     assert run(monkeypatch, [OK, FAILED], "-o", "wide").stdout == everything
-
-
-def test_a_failure_is_red_and_long_lines_are_wrapped() -> None:
-    long = Finding("mover", TOPIC, CheckResult((Problem("no mover " * 20, "run one " * 20),)))
-    text = findings_text([long, WARNING], 80, everything=False, colour=True)
-    assert text.startswith("\x1b[31mFAIL\x1b[0m  mover")
-    assert "\x1b[33mwarn\x1b[0m  delay" in text
-    lines = click.unstyle(text).splitlines()
-    assert max(map(len, lines)) <= 80
-    assert "\x1b" not in findings_text([long, WARNING], 80, everything=True, colour=False)
 
 
 def test_a_failure_comes_before_warnings(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import csv
 import json
 from collections.abc import Callable, Iterator
@@ -55,17 +54,6 @@ def listed(run: Run, *options: str) -> list[dict[str, Any]]:
     """Return the rows that ``pending list`` shows."""
     shown = run("list", "orders", "--limit", "0", "-o", "jsonl", *options)
     return [json.loads(line) for line in shown.stdout.splitlines()]
-
-
-def test_json_lines_are_the_rows_of_the_list(run: Run, tmp_path: Path) -> None:
-    file = tmp_path / "orders.jsonl"
-    done = run("export", "orders", str(file), "--payload")
-    assert (done.exit_code, done.stdout) == (0, "")
-    assert done.stderr == f"5 messages are in {file}.\n"
-    rows = [json.loads(line) for line in file.read_text().splitlines()]
-    assert rows == listed(run, "--payload")
-    assert [row["key"] for row in rows] == list(BODIES)[::-1]
-    assert [base64.b64decode(row["value_base64"]) for row in rows] == list(BODIES.values())[::-1]
 
 
 def test_csv_has_the_keys_of_the_list_as_columns(run: Run, tmp_path: Path) -> None:
@@ -163,16 +151,6 @@ def test_a_file_created_during_the_export_is_not_replaced(
     assert list(tmp_path.iterdir()) == [file]
 
 
-@pytest.mark.parametrize("name", ["orders", "orders.txt", "orders.json", "orders.csv.gz"])
-def test_an_unknown_file_extension_is_refused_before_messages_are_read(
-    run: Run, tmp_path: Path, name: str
-) -> None:
-    refused = run("export", "nobody", str(tmp_path / name))
-    assert refused.exit_code == 2
-    assert ".parquet, .csv, .jsonl" in refused.stderr
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_missing_or_read_only_folder_is_reported(run: Run, tmp_path: Path) -> None:
     missing = run("export", "orders", str(tmp_path / "no" / "orders.csv"))
     assert missing.exit_code == 2
@@ -218,19 +196,3 @@ def test_a_full_disk_is_reported(run: Run, tmp_path: Path, monkeypatch: pytest.M
     assert "No space left on device" in failed.stderr
     assert "free space" in failed.stderr
     assert list(tmp_path.iterdir()) == []
-
-
-def test_an_invalid_condition_is_reported(run: Run, tmp_path: Path) -> None:
-    refused = run("export", "orders", str(tmp_path / "orders.csv"), "--where", "sise > 1")
-    assert refused.exit_code == 2
-    assert "cannot be used" in refused.stderr
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_the_list_finds_a_message_by_its_id(run: Run) -> None:
-    row = listed(run)[3]
-    assert listed(run, "--id", row["id"]) == [row]
-    assert listed(run, "--id", row["id"], "--key", row["key"]) == [row]
-    assert listed(run, "--id", row["id"], "--key", "nobody") == []
-    nobody = run("list", "orders", "--id", "nobody")
-    assert (nobody.exit_code, nobody.stdout) == (1, "")

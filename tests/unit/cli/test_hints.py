@@ -13,10 +13,8 @@ from click.testing import CliRunner
 
 from delaylevel.cli.failures import unreachable_hint, with_options
 from delaylevel.cli.main import cli
-from delaylevel.errors import ConfigError, DelayLevelError, InvalidInputError, LevelTopicError
+from delaylevel.errors import DelayLevelError, InvalidInputError
 from delaylevel.model.strategy import PartitionStrategy
-from delaylevel.testing import MemoryPulsar
-from delaylevel.topics.registry import describe
 
 
 @pytest.mark.parametrize(
@@ -32,19 +30,6 @@ def test_commands_that_are_spelled_alike_are_suggested(arguments: list[str], wor
     assert (result.exit_code, words in result.output) == (2, True), result.output
 
 
-def test_topics_that_are_spelled_alike_are_suggested() -> None:
-    with MemoryPulsar() as memory:
-        client = memory.client()
-        client.create_producer("orders", enable_delay_level_topic=True).close()
-        with pytest.raises(LevelTopicError, match="did you mean 'orders'"):
-            describe(memory.admin, "order")
-        with pytest.raises(LevelTopicError) as other:
-            describe(memory.admin, "weather")
-        assert "did you mean" not in str(other.value)
-        with pytest.raises(LevelTopicError, match="did you mean 'orders'"):
-            client.create_producer("order", enable_delay_level_topic=True, create_level_topic=False)
-
-
 def test_errors_name_options() -> None:
     with pytest.raises(DelayLevelError) as refused:
         PartitionStrategy(maximum_delay=timedelta(hours=1))
@@ -54,15 +39,6 @@ def test_errors_name_options() -> None:
     # Names of topics and values stay.
     same = "topic 'deliver_at' and public/default/deliver_at do not exist; the attribute is new"
     assert with_options(InvalidInputError(same)) == same
-
-
-def test_settings_of_a_file_keep_their_names(tmp_path: Path) -> None:
-    file = tmp_path / "config.toml"
-    file.write_text("service_url = 'x'\n", encoding="utf-8")
-    result = CliRunner().invoke(cli, ["--config", str(file), "levels", "list"])
-    assert result.exit_code == 2
-    assert "service_url (from the file" in result.output
-    assert isinstance(ConfigError("x"), DelayLevelError)
 
 
 def stopped_broker(folder: Path, name: str, port: int) -> None:
@@ -98,13 +74,3 @@ def test_private_broker_that_is_stopped_is_named(
     elsewhere = {"service_url": "pulsar://broker.example:6650"}
     assert "is stopped" not in unreachable_hint(elsewhere)
     assert "'second'" in unreachable_hint({"service_url": "pulsar://127.0.0.1:34001"})
-
-
-def test_time_advances_by_what_a_delay_may_be() -> None:
-    with MemoryPulsar() as memory:
-        for wrong in (3600, -timedelta(seconds=1), "1h", None):
-            with pytest.raises(InvalidInputError, match=r"timedelta|not negative"):
-                memory.advance(wrong)  # type: ignore[arg-type]
-            with pytest.raises(InvalidInputError, match=r"timedelta|not negative"):
-                memory.clock.advance(wrong)  # type: ignore[arg-type]
-        memory.advance(timedelta(0))

@@ -14,7 +14,7 @@ import click
 import pytest
 
 from delaylevel.cli.views import logs
-from delaylevel.cli.views.live import LiveRegion, ProgressLine, live_region, progress
+from delaylevel.cli.views.live import live_region
 from delaylevel.cli.views.terminal import has_colour
 from support.loading import load
 
@@ -111,15 +111,6 @@ def test_a_shorter_text_leaves_nothing_of_the_longer_one(terminal: Emulated) -> 
     assert terminal.rows == ["$ delaylevel run orders", "done"]
 
 
-@on_terminal
-def test_the_last_text_can_stay(terminal: Emulated) -> None:
-    with live_region(keep=True) as region:
-        region.show("1\n2")
-        region.show("3\n4")
-    click.echo("done")
-    assert terminal.rows == ["3", "4", "done"]
-
-
 def say(text: str) -> None:
     logs.tell(text)
 
@@ -152,45 +143,6 @@ def test_other_lines_are_written_above_it(terminal: Emulated, write: Callable[[s
     assert terminal.rows[2:] == ["second state", "after the end"]
 
 
-@on_terminal
-def test_a_line_of_the_log_may_be_longer_than_the_terminal(terminal: Emulated) -> None:
-    with live_region(keep=True) as region:
-        region.show("state")
-        log("x" * 90)
-        region.show("state 2")
-    assert terminal.rows == ["x" * 40, "x" * 40, "x" * 10, "state 2"]
-
-
-@on_terminal
-def test_a_line_that_is_not_complete_waits_for_its_end(terminal: Emulated) -> None:
-    with live_region() as region:
-        region.show("state")
-        sys.stderr.write("half a ")
-        assert terminal.rows == ["state"]
-        sys.stderr.write("line\nand ")
-        assert terminal.rows == ["half a line", "state"]
-    assert terminal.rows == ["half a line", "and"]
-
-
-@on_terminal
-def test_it_scrolls_with_the_log_at_the_end_of_the_screen(terminal: Emulated) -> None:
-    with live_region(keep=True) as region:
-        for number in range(30):
-            region.show(f"state {number}\nof two rows")
-            click.echo(f"line {number}")
-    lines = [f"line {number}" for number in range(30)]
-    assert terminal.rows == [*lines, "state 29", "of two rows"]
-
-
-@on_terminal
-def test_a_text_is_cut_to_the_terminal(terminal: Emulated) -> None:
-    with live_region(keep=True) as region:
-        region.show("\n".join(f"{row} {'wide ' * 20}" for row in range(50)))
-        assert region.size == (40, 9)
-    assert len(terminal.rows) == 9, "one row stays free for the log"
-    assert all(row.endswith("…") and len(row) == 40 for row in terminal.rows)
-
-
 @pytest.mark.parametrize(("columns", "lines"), [(20, 10), (60, 10), (40, 20), (60, 20)])
 @on_terminal
 def test_nothing_is_left_after_a_resize(terminal: Emulated, columns: int, lines: int) -> None:
@@ -200,42 +152,6 @@ def test_nothing_is_left_after_a_resize(terminal: Emulated, columns: int, lines:
         terminal.resize(columns, lines)
         region.show("a new\ntext")
     assert terminal.rows == ["$ top", "a new", "text"]
-
-
-class Reflowing(Emulated):
-    """A terminal that divides lines again if its width changes, as most desktop terminals do."""
-
-    def resize(self, columns: int, lines: int) -> None:
-        cursor = self.screen.cursor
-        old = [row.rstrip() for row in self.screen.display]
-        at_row = 0
-        rows: list[str] = []
-        for number, row in enumerate(old):
-            if number == cursor.y:
-                at_row = len(rows)
-            rows += [row[at : at + columns] for at in range(0, max(1, len(row)), columns)]
-        super().resize(columns, lines)
-        while rows and not rows[-1]:
-            rows.pop()
-        above = max(0, len(rows) - lines)
-        self.screen.erase_in_display(2)
-        for number, row in enumerate(rows[above:]):
-            self.screen.cursor_position(number + 1, 1)
-            self.screen.draw(row)
-        self.screen.cursor_position(at_row - above + 1, 1)
-
-
-@pytest.mark.parametrize("columns", [12, 17, 39])
-def test_nothing_is_left_if_the_terminal_divides_lines(
-    monkeypatch: pytest.MonkeyPatch, columns: int
-) -> None:
-    found = Reflowing(monkeypatch, 40, 24)
-    with found.installed(), live_region(keep=True) as region:
-        click.echo("$ top")
-        region.show("\n".join(f"row {row} {'text ' * 6}" for row in range(6)))
-        found.resize(columns, 24)
-        region.show("a new\ntext")
-    assert found.rows == ["$ top", "a new", "text"]
 
 
 @on_terminal
@@ -256,54 +172,6 @@ def test_threads_do_not_mix_their_lines(terminal: Emulated) -> None:
     assert last == "state"
     said = [line.partition(": ")[2] or line for line in lines]
     assert sorted(said) == sorted(f"{name} {number}" for name in "abc" for number in range(50))
-
-
-@on_terminal
-def test_a_region_inside_of_another_shows_nothing(terminal: Emulated) -> None:
-    with live_region(keep=True) as region:
-        region.show("outer")
-        with live_region() as inner, progress("Sending", 10) as bar:
-            inner.show("inner")
-            bar.update(5)
-        assert not inner.live
-    assert terminal.rows == ["outer"]
-
-
-@on_terminal
-def test_an_error_closes_the_region(terminal: Emulated) -> None:
-    def fail() -> None:
-        with live_region() as region:
-            region.show("state")
-            raise ValueError("x")
-
-    with pytest.raises(ValueError, match="x"):
-        fail()
-    assert terminal.rows == []
-
-
-@on_terminal
-def test_progress_is_a_bar_if_the_length_is_known(
-    terminal: Emulated, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ProgressLine, "EVERY_S", 0)
-    with progress("Send", 4) as bar:
-        bar.update(1)
-        (line,) = terminal.rows
-        assert line.startswith("Send   ██████░")
-        assert "25%" in line
-    assert terminal.rows == []
-    with progress("Send", None) as bar:
-        bar.update(1234)
-        assert terminal.rows == ["Send   1,234"]
-
-
-def test_without_a_terminal_nothing_is_drawn(capsys: pytest.CaptureFixture[str]) -> None:
-    with live_region(keep=True) as region:
-        region.show("state")
-        print("a result")
-    region.close()
-    assert not LiveRegion(None).live
-    assert capsys.readouterr() == ("a result\n", "")
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import json
 import logging
 import subprocess
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,6 +16,13 @@ from delaylevel.cli.main import cli
 from delaylevel.cli.views import logs
 
 JSON = ["--log-format", "json"]
+
+
+@pytest.fixture(autouse=True)
+def _as_before() -> Iterator[None]:
+    """Give the later tests of this process the log of a terminal again."""
+    yield
+    logs.configure("text", logging.WARNING)
 
 
 def lines(text: str) -> list[dict[str, Any]]:
@@ -39,23 +47,6 @@ def test_an_error_is_one_line(arguments: list[str], code: int, reason: str) -> N
     assert line["logger"] == "delaylevel.cli"
     assert reason in line["message"]
     assert line["time"].endswith("Z")
-
-
-def test_the_format_comes_from_the_environment_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DELAYLEVEL_LOG_FORMAT", "json")
-    assert lines(CliRunner().invoke(cli, ["mover", "run"]).stderr)
-    monkeypatch.delenv("DELAYLEVEL_LOG_FORMAT")
-    assert CliRunner().invoke(cli, ["mover", "run"]).stderr.startswith("Usage:")
-
-
-def test_a_record_keeps_its_exception_on_one_line() -> None:
-    try:
-        raise ValueError("two\nlines")
-    except ValueError:
-        record = logging.LogRecord("a.b", logging.WARNING, "", 0, "%s!", ("x",), sys.exc_info())
-    (line,) = lines(logs.JsonFormatter().format(record))
-    assert (line["level"], line["logger"], line["message"]) == ("warning", "a.b", "x!")
-    assert line["exception"].endswith("ValueError: two\nlines")
 
 
 @pytest.mark.parametrize(

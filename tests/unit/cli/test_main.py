@@ -16,24 +16,9 @@ from delaylevel import __version__, errors
 from delaylevel.cli.command import (
     connection_options,
     pass_connection,
-    pass_settings,
 )
-from delaylevel.cli.main import SECTIONS, cli, translate
+from delaylevel.cli.main import cli
 from delaylevel.cluster.connection.settings import Connection, require_reachable
-
-
-def test_a_group_without_a_module_does_not_break_the_others(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(
-        "delaylevel.cli.main.SECTIONS",
-        {**SECTIONS, "Later": ("later",)},
-    )
-    result = CliRunner().invoke(cli, ["--help"])
-    assert result.exit_code == 0
-    assert "broker" in result.stdout
-    assert "later" not in result.stdout
-    assert CliRunner().invoke(cli, ["later"]).exit_code == 2
 
 
 def test_wrong_usage_has_exit_code_2() -> None:
@@ -77,11 +62,6 @@ def test_each_error_has_an_exit_code(
     if isinstance(error, errors.DelayLevelError):
         assert str(error) in result.stderr
     assert ("delaylevel broker start" in result.stderr) == (exit_code == 3)
-
-
-def test_unexpected_errors_are_not_translated() -> None:
-    assert translate(ZeroDivisionError()) is None
-    assert translate(ValueError("not ours")) is None
 
 
 def test_options_before_and_after_the_command_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,16 +137,6 @@ def test_the_broker_command_loads_neither_spark_nor_numpy_nor_the_client() -> No
     assert result.stdout.splitlines()[-1] == "[]", result.stderr
 
 
-def test_settings_are_passed_to_the_command() -> None:
-    @click.command()
-    @click.option("--number", type=int)
-    @pass_settings
-    def show(settings: object, number: int) -> None:
-        click.echo(f"{type(settings).__name__} {number}")
-
-    assert CliRunner().invoke(show, ["--number", "3"]).stdout == "Settings 3\n"
-
-
 PRINTING = (
     "import click, sys\n"
     "from delaylevel.cli import main\n"
@@ -187,15 +157,6 @@ def test_a_terminal_without_a_character_gets_its_escape() -> None:
     )
     assert done.stdout.decode("latin-1") == "\\u2192 \\u2026 \xe9\n"
     assert done.stderr.decode("latin-1") == "\\u2192\n"
-
-
-def test_a_full_disk_behind_another_file_is_not_the_output() -> None:
-    failing = "raise OSError(28, 'No space left on device')"
-    program = PRINTING.replace("main.logs.tell('\u2192')", failing)
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
-    assert done.returncode == 1
-    assert b"No space left on device" in done.stderr
-    assert b"the output cannot be written" not in done.stderr
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full")

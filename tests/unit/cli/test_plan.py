@@ -37,20 +37,6 @@ def test_plan_shows_load_plans_and_figures() -> None:
     assert CliRunner().invoke(cli, [*base, "--mean-delay", "40d"]).exit_code == 2
 
 
-def test_a_table_fits_into_80_columns() -> None:
-    words = ["plan", "--rate", "100000", "--max-delay", "365d", "--size", "1KiB"]
-    answer = CliRunner().invoke(cli, words)
-    assert answer.exit_code == 0, answer.output
-    lines = answer.stdout.splitlines()
-    assert max(map(len, lines)) <= 80
-    wide = CliRunner().invoke(cli, [*words, "-o", "wide"]).stdout
-    assert "--unit day --max-delay 365d --lead 10m --then hour:1d:5m --then minute:1h:15s" in wide
-    rows = json.loads(CliRunner().invoke(cli, [*words, "-o", "json"]).stdout)["plans"]
-    first, *rest = rows
-    assert first["units"] == "1d 1h"
-    assert [row["cost"] for row in rest] == sorted(row["cost"] for row in rest)
-
-
 def test_a_peak_can_have_a_time_in_which_it_is_released() -> None:
     words = ["plan", "--rate", "2000", "--max-delay", "30d", "--size", "1KiB", "-o", "json"]
 

@@ -138,23 +138,6 @@ def test_a_program_that_fails_waits_for_the_next_change(
     assert reloading.end() == 0
 
 
-def test_a_program_that_ends_well_is_not_started_again(reloading: Reloading) -> None:
-    reloading.start("print('done')")
-    assert reloading.wait() == 0
-
-
-def test_the_exit_code_is_that_of_the_program(reloading: Reloading) -> None:
-    reloading.start(PROGRAM.replace("sys.exit(0)", "sys.exit(7)"))
-    reloading.started(1)
-    assert reloading.end() == 7
-
-
-def test_a_program_that_is_stopped_while_it_starts_has_ended_well(reloading: Reloading) -> None:
-    reloading.start("import signal, time\n" + PROGRAM.replace("signal.signal(", "("))
-    reloading.started(1)
-    assert reloading.end() == 0
-
-
 def test_the_program_ends_when_the_watcher_is_killed(tmp_path: Path) -> None:
     write(tmp_path / "program.py", PROGRAM)
     parent = (

@@ -147,11 +147,3 @@ def test_a_json_line_has_an_expiry() -> None:
     assert line.arguments["expires_after"] == timedelta(seconds=90)
     line = parse_line('{"body": "a", "at": "+2h", "expires_at": "+3h"}', 1_800_000_000_000)
     assert line.arguments["expires_at"] == 1_800_010_800_000
-
-
-def test_two_expiries_contradict_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("delaylevel.cli.command.require_reachable", lambda connection: None)
-    options = ["--after", "1h", "--expires-at", "+3h", "--expires-after", "1h"]
-    refused = CliRunner().invoke(cli, ["send", "orders", "body", *options])
-    assert refused.exit_code == 2
-    assert "give --expires-after or --expires-at, not both" in refused.stderr

@@ -64,15 +64,6 @@ def test_the_table_fits_a_terminal() -> None:
     assert max(map(len, small)) <= 40
 
 
-def test_the_log_has_a_line_for_each_level_topic() -> None:
-    first, second = updated().lines()
-    assert first == (
-        "_orders-delay-level: mover moving, 1,200 moved; window partitions: 2 releasing; "
-        "10 pending, 600 released; p99 25ms late"
-    )
-    assert second.endswith("; 2 held")
-
-
 def test_a_dispatcher_alone_has_one_line() -> None:
     found = [owner(pending=7, next_due_ms=9_000), owner(state="recovering")]
     line = released_line(found, 1_500, 20, 4_000)

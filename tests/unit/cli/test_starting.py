@@ -10,15 +10,13 @@ from collections.abc import Callable
 import pyte
 import pytest
 
-from delaylevel.cli.mover import MoverStates
 from delaylevel.cli.service import serving_lines
 from delaylevel.cli.views import live
-from delaylevel.cli.views.live import LiveRegion, Starting, first_unmet, live_region
+from delaylevel.cli.views.live import LiveRegion, Starting, live_region
 from delaylevel.dispatcher.service import ServedGroup
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.mover.service import MoverStats
-from delaylevel.web.reports import ProbeCheck
 
 COLUMNS, ROWS = 40, 10
 ORDERS = LevelTopicDescription(
@@ -108,18 +106,6 @@ def test_a_terminal_shows_the_reason_until_the_service_is_ready(
     assert ready.startswith("Ready after 0.")
 
 
-def test_a_service_that_fails_to_start_is_never_ready(terminal: Terminal, patient: None) -> None:
-    service = Service()
-    with (
-        contextlib.redirect_stderr(terminal),
-        live_region() as region,
-        Starting(region, "mover for orders", service.waiting, service.serving) as start,
-    ):
-        wait_for(lambda: len(terminal.lines) == 2, service)
-    assert terminal.lines == ["Starting mover for orders."]
-    assert not start.over
-
-
 def test_a_log_gets_lines_and_no_spinner(
     monkeypatch: pytest.MonkeyPatch, patient: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -138,15 +124,6 @@ def test_a_log_gets_lines_and_no_spinner(
     assert (one, two) == ("orders", "Ctrl-C ends it.")
 
 
-def test_a_run_that_only_passes_by_announces_nothing(
-    patient: None, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with Starting(LiveRegion(None), "mover for orders", lambda: "", None) as start:
-        start._thread.join()
-        assert start.over
-    assert capsys.readouterr().err == "Starting mover for orders.\n"
-
-
 def test_the_table_has_levels_and_window_partitions() -> None:
     group = ServedGroup(ORDERS, "a", None, 0.0, {0: None, 1: None})  # type: ignore[dict-item]
     head, row = serving_lines([ORDERS], {ORDERS.topic: MoverStats("moving")}, [group])
@@ -160,24 +137,3 @@ def test_the_table_has_levels_and_window_partitions() -> None:
     (_, row) = serving_lines([ORDERS], {ORDERS.topic: None}, [])
     assert row.split()[-3:] == ["29", "partitions", "-"]
     assert serving_lines([], {}, []) == []
-
-
-def test_the_first_unmet_condition_is_the_reason() -> None:
-    met, one, two = (ProbeCheck(str(i), i == 0, f"text {i}") for i in range(3))
-    assert first_unmet([met]) == ""
-    assert first_unmet([met, one]) == "text 1"
-    assert first_unmet([met, one, two]) == "text 1 (and 1 more)"
-
-
-def test_changes_of_a_movers_state_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    at_first = {"a": MoverStats("moving"), "b": MoverStats("starting")}
-    states, log = MoverStates(first=False), MoverStates()
-    states.show(at_first)
-    assert capsys.readouterr().err == ""
-    states.show({"a": MoverStats("standby", "other"), "b": MoverStats("moving")})
-    assert capsys.readouterr().err.splitlines() == [
-        "a: on standby, other moves its messages",
-        "b: moving its messages",
-    ]
-    log.show(at_first)
-    assert capsys.readouterr().err.splitlines() == ["a: moving its messages"]

@@ -37,7 +37,6 @@ from delaylevel.doctor.context import (
     ExamOptions,
     Finding,
     LevelTopicContext,
-    Problem,
     State,
 )
 from delaylevel.doctor.examination import _run
@@ -112,10 +111,6 @@ def test_a_broker_clock_in_whole_seconds_is_not_skew(said_ms: int, words: list[s
     assert problems_of(cluster_checks.clock(cluster(clock_ms=said_ms))) == words
 
 
-def test_a_broker_without_a_clock_is_skipped() -> None:
-    assert cluster_checks.clock(cluster(clock_ms=None)).skipped
-
-
 @pytest.mark.parametrize(
     ("version", "bad"),
     [("2.11.4", True), ("3.0.0", False), ("4.0.8", False), ("4.1.0-SNAPSHOT", False), ("x", False)],
@@ -174,11 +169,6 @@ def test_the_disk_needs_room_for_twice_the_window(
     context = topic_context(TRACKER, ExamOptions(spill_dir=tmp_path))
     context.__dict__["status"] = LevelTopicStatus(TRACKER, NOW, (), (window_row(window),), ())
     assert bool(running_checks.disk(context).problems) == bad
-
-
-def test_the_disk_of_another_machine_is_skipped() -> None:
-    assert running_checks.disk(topic_context(TRACKER)).skipped
-    assert not running_checks.disk(topic_context(BROKER)).skipped
 
 
 def test_many_delayed_messages_need_a_small_read_ahead() -> None:
@@ -273,18 +263,6 @@ def test_redeliveries_by_the_broker_are_a_problem_for_a_function() -> None:
     ).skipped
 
 
-def test_missing_superuser_rights_are_noted_and_not_a_problem() -> None:
-    denied = PermissionDeniedError("no", status=403, reason="superusers only")
-    context = cluster(
-        runtime_configuration=denied,
-        namespace_policies=NamespacePolicies(),
-        list_partitioned_topics=[],
-    )
-    outcome = cluster_checks.rights(context, "a/b")
-    assert outcome.problems == ()
-    assert "no superuser" in outcome.note
-
-
 def test_a_failed_request_is_skipped_or_fails_but_never_raises() -> None:
     def check(error: Exception) -> Callable[[Any], CheckResult]:
         def fail(_: Any) -> CheckResult:
@@ -315,13 +293,6 @@ def test_a_broker_that_is_away_is_one_problem_and_not_that_of_every_check() -> N
     assert "b:8080" in found[0].says
     assert "b:8080" in found[1].says
     assert "--admin-url" not in "".join(found[0].remedies)
-
-
-def test_a_finding_shows_its_first_problem_and_each_remedy_once() -> None:
-    problems = [Problem("one", "do this"), Problem("two", "do this"), Problem("three", "do that")]
-    finding = Finding("check", "topic", CheckResult.of(problems))
-    assert finding.says == "one (and 2 more)"
-    assert finding.remedies == ("do this", "do that")
 
 
 def test_a_mover_that_reads_only_some_partitions() -> None:
@@ -390,18 +361,16 @@ def test_a_level_topic_that_needs_a_later_version_has_another_remedy() -> None:
         assert "docs/versions.md" in problem.remedy
 
 
-def test_a_broker_without_policies_of_topics_breaks_no_rule() -> None:
-    """Its settings are not readable, so only the refusal tells it."""
-    refusal = AdminError("Topic level policies is disabled", status=405)
-    context = topic_context(
-        TRACKER,
-        broker_settings=BrokerSettings(),
+def test_missing_superuser_rights_are_noted_and_not_a_problem() -> None:
+    denied = PermissionDeniedError("no", status=403, reason="superusers only")
+    context = cluster(
+        runtime_configuration=denied,
         namespace_policies=NamespacePolicies(),
-        topic_policies=refusal,
+        list_partitioned_topics=[],
     )
-    found = {rule.name: problems_of(topic_checks.rule(rule, context)) for rule in RULES}
-    assert set(map(tuple, found.values())) == {()}
-    assert context.rules.liftable is False
+    outcome = cluster_checks.rights(context, "a/b")
+    assert outcome.problems == ()
+    assert "no superuser" in outcome.note
 
 
 def test_commands_of_remedies_are_quoted() -> None:

@@ -158,26 +158,6 @@ def test_a_broker_with_default_settings_is_fine(
     assert (found.state, bool(found.says)) == (State.OK, True)
 
 
-@pytest.mark.parametrize("check", ALL[2:4])
-def test_settings_that_only_superusers_may_read_are_not_checked(check: Any) -> None:
-    found = look(check, FUNCTION, version="4.2.1", configuration=DENIED)
-    assert found.state is State.SKIPPED
-    assert found.says == "not checked: only superusers may read the broker's settings"
-
-
-@pytest.mark.parametrize("check", [cluster_checks.delay_limit, *ALL[2:4]])
-def test_a_broker_that_delays_no_message_needs_no_check(check: Any) -> None:
-    found = look(
-        check,
-        TRACKER,
-        version="4.2.1",
-        configuration={**CONFIGURATION, **STRICT, **BUCKET},
-        policies={TARGET.full: {**POLICY, "maxDeliveryDelayInMillis": 1}},
-    )
-    assert found.state is State.OK
-    assert "not used" in found.says
-
-
 def test_a_limit_below_the_delays_of_the_function() -> None:
     days = FUNCTION.level_topic(0)
     needed_ms = DAYS[0].hand_off_after_ms(DAYS[0].partitions - 1)
@@ -198,14 +178,6 @@ def test_a_limit_below_the_delays_of_the_function() -> None:
     assert held.says.startswith(f"{FUNCTION.held_topic} refuses")
     # The dispatcher publishes without a delay.
     assert limited(1, TARGET).state is State.OK
-
-
-def test_a_limit_below_the_delays_of_the_final_window() -> None:
-    for limit_ms, state in ((DAYS[0].near_due_ms, State.OK), (3_600_000, State.FAILED)):
-        policy = {**POLICY, "maxDeliveryDelayInMillis": limit_ms}
-        found = look(cluster_checks.delay_limit, BROKER, policies={TARGET.full: policy})
-        assert found.state is state
-    assert str(TARGET) in found.says
 
 
 def test_a_broker_that_does_not_tell_the_limit_of_a_topic() -> None:
@@ -325,11 +297,6 @@ def test_a_tracker_in_memory_that_may_stop(version: str, state: State) -> None:
             assert "topics unload" in found.remedies[0]
 
 
-def test_a_broker_that_does_not_tell_its_tracker() -> None:
-    found = look(cluster_checks.delay_tracker, BROKER, configuration={})
-    assert found.state is State.SKIPPED
-
-
 @pytest.mark.parametrize("description", [TRACKER, BROKER, FUNCTION])
 @pytest.mark.parametrize(
     ("limit", "number", "bad"),
@@ -353,11 +320,3 @@ def test_holes_of_business_topics_and_of_movers(
         else:
             assert found.says == "at most 1,000 of 10,000"
     assert ("dispatch hardly anything" in found.says) == (number > 50_000)
-
-
-def test_an_assumed_limit_of_holes_is_marked() -> None:
-    found = look(running_checks.holes, TRACKER, configuration=DENIED, holes={TARGET.full: 7})
-    assert found.says == (
-        "at most 7 of 10,000 (managedLedgerMaxUnackedRangesToPersist, assumed: only superusers "
-        "may read it)"
-    )

@@ -10,11 +10,9 @@ import pytest
 
 pytest.importorskip("duckdb")
 
-from delaylevel.inspection import Inspector, Selection, Window
-from delaylevel.model.level_topic import FinalWindow
-from delaylevel.model.outcome import Receipt, place_of
+from delaylevel.inspection import Inspector, Selection
 from delaylevel.testing import MemoryPulsar
-from support.fakes import cancellable_orders, days_and_hours
+from support.fakes import cancellable_orders
 
 HOUR, DAY = 3_600_000, 86_400_000
 
@@ -65,23 +63,6 @@ def test_a_message_is_not_pending_once_its_cancellation_is_stored(
         assert horizon.targets == {"persistent://public/default/orders": 2}
 
 
-def test_messages_without_ids_are_found_by_their_positions(
-    memory: MemoryPulsar, producer: Any
-) -> None:
-    at = memory.clock.now_ms() + DAY
-    for body in (b"a", b"b"):
-        producer.send(body, deliver_at=at)
-    first, second = look(memory).rows()
-
-    place = place_of(first.topic, first.ledger, first.entry)
-    producer.cancel(Receipt(first.id, at, first.target, producer.description.topic, "", place))
-    assert ids(memory) == [second.id]
-    assert look(memory).find(first.id) == []
-    # In the window, too, where it has its position as a property.
-    memory.advance(timedelta(hours=23, minutes=55))
-    assert ids(memory) == [second.id]
-
-
 def test_cancelled_messages_in_the_window_are_known_from_its_journal(
     memory: MemoryPulsar, producer: Any
 ) -> None:
@@ -115,22 +96,6 @@ def test_a_cancellation_of_another_message_hides_nothing(
     assert look(memory).horizon().messages == 1
 
 
-def test_a_window_of_due_times_has_the_cancellations_of_its_messages(
-    memory: MemoryPulsar, producer: Any
-) -> None:
-    now_ms = memory.clock.now_ms()
-    receipts = {
-        hours: producer.schedule(b"x", deliver_at=now_ms + hours * HOUR, message_id=str(hours))
-        for hours in range(30, 60)
-    }
-    memory.advance(timedelta(hours=20))
-    for hours in range(30, 60, 2):
-        producer.cancel(receipts[hours])
-
-    due = Window(now_ms + 40 * HOUR, now_ms + 50 * HOUR)
-    assert ids(memory, due=due) == [str(hours) for hours in range(41, 50, 2)]
-
-
 def test_a_sampled_horizon_is_reduced_by_the_cancellations(
     memory: MemoryPulsar, producer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -150,21 +115,3 @@ def test_a_sampled_horizon_is_reduced_by_the_cancellations(
     assert found.messages == pytest.approx(40, abs=8)
     assert all(count >= 0 for row in found.within for count in row.parts.values())
     assert look(memory).horizon(exact=True).messages == 40
-
-
-def test_nothing_more_is_read_where_nothing_can_be_cancelled(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    with MemoryPulsar() as memory:
-        client = memory.client()
-        client.subscribe("orders", "app")
-        producer = client.create_producer(
-            "orders",
-            enable_delay_level_topic=True,
-            partition_strategy=days_and_hours(10),
-            final_window=FinalWindow.BROKER,
-        )
-        producer.send(b"x", deliver_after=timedelta(days=1))
-        monkeypatch.setattr("delaylevel.inspection.selection._read_parked", None)
-        assert len(ids(memory)) == 1
-        assert look(memory).horizon(exact=True).messages == 1

@@ -9,7 +9,6 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
-import click
 import pytest
 from click.testing import CliRunner
 
@@ -82,17 +81,6 @@ def test_lateness_comes_from_the_last_messages() -> None:
         assert quantile(look.flow().late_ms, 1.0) == 5000
 
 
-def test_a_counter_that_was_reset_has_no_rate() -> None:
-    one = stage("DAY", Role.LEVEL, messages_in=100)
-    old = Flow("t", NOW, (one,), 0, ())
-    new = Flow("t", NOW + 2000, (replace(one, messages_in=5, pending_entries=3),), 0, ())
-    assert rates(old, new)["DAY"].messages_in is None
-    assert rates(None, new)["DAY"].pending is None
-    assert rates(old, new)["DAY"].pending == pytest.approx((3 - 10_000_000) / 2)
-    assert quantile((), 0.5) is None
-    assert quantile((1, 2, 9), 0.5) == 2
-
-
 def stage(name: str, role: Role | None, **values: Any) -> Stage:
     return replace(Stage(name, role, 10_000_000, False, 0, None, None, None, (), 0), **values)
 
@@ -140,65 +128,6 @@ def test_a_flow_is_shown_as_text() -> None:
         "ENTRIES wait now, a batch is one; IN/s and OUT/s are messages.",
     ]
     assert max(map(len, text.splitlines())) <= 80
-
-
-def test_many_movers_and_long_names_fit_80_columns() -> None:
-    now = flow(NOW + 2000, 10_000_000)
-    movers = tuple(f"delaylevel-sync-some-long-host-name.example-{n}" for n in range(54))
-    first = replace(now.stages[0], alive=movers, behind_ms=90 * 86_400_000)
-    target = replace(now.stages[2], name=f"persistent://public/default/{'orders' * 30}")
-    text = flow_text(
-        flow(NOW, 0), replace(now, stages=(first, now.stages[1], target, now.stages[3])), 80
-    )
-    assert max(map(len, text.splitlines())) <= 80
-    assert "…" in text
-    assert "… (2 level partitions have none)" in text
-
-
-def test_business_topics_give_way_in_a_low_terminal() -> None:
-    now = flow(NOW + 2000, 500)
-    level, window, target, held = now.stages
-    targets = [replace(target, name=f"{target.name}-{number}") for number in range(40)]
-    now = replace(now, stages=(level, window, *targets, held))
-    lines = flow_text(None, now, 80, 24).splitlines()
-    assert len(lines) == 24
-    assert "and 29 more business topics" in lines
-    for stage in ("DAY", "window", "orders-0", "orders-10", "held", "movers:", "lateness:"):
-        assert any(line.startswith(stage) for line in lines), stage
-    assert "more" not in flow_text(None, now, 80)
-    assert flow_text(None, now, 80, 60) == flow_text(None, now, 80)
-
-
-def test_colours_mark_what_is_wrong() -> None:
-    now = flow(NOW + 2000, 500)
-    level, window, target, held = now.stages
-    text = flow_text(None, now, 80, colour=True)
-    assert click.unstyle(text) == flow_text(None, now, 80)
-    red, yellow = "\x1b[31m", "\x1b[33m"
-    assert [line.split()[0] for line in text.splitlines() if red in line] == ["DAY"]
-    assert [line for line in text.splitlines() if yellow in line] == [
-        f"{yellow}movers:       delaylevel-sync-host-1 (2 level partitions have none)\x1b[0m"
-    ]
-    now = replace(
-        now,
-        stages=(
-            replace(level, alive=(), behind_ms=None),
-            window,
-            target,
-            replace(held, pending_entries=3),
-            replace(held, name="dead-letter", role=Role.DEAD_LETTER, pending_entries=2),
-        ),
-        paused=(("*", NOW),),
-    )
-    lines = flow_text(None, now, 80, colour=True).splitlines()
-    assert [click.unstyle(line).split()[0] for line in lines if red in line] == [
-        "dead-letter",
-        "movers:",
-    ]
-    assert [click.unstyle(line).split()[0] for line in lines if yellow in line] == [
-        "held",
-        "paused:",
-    ]
 
 
 def test_the_keys_of_json_are_fixed() -> None:
@@ -266,8 +195,3 @@ def test_top_shows_the_flow(monkeypatch: pytest.MonkeyPatch) -> None:
         assert runner.invoke(cli, ["top", "orders"]).exit_code == 0
         assert runner.invoke(cli, ["top"]).exit_code == 2
         assert runner.invoke(cli, ["top", "orders", "--every", "often"]).exit_code == 2
-
-
-def test_an_unreachable_broker_has_exit_code_3() -> None:
-    url = ["--service-url", "pulsar://127.0.0.1:1"]
-    assert CliRunner().invoke(cli, [*url, "top", "orders"]).exit_code == 3

@@ -10,7 +10,6 @@ from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 from click.testing import CliRunner
@@ -19,16 +18,11 @@ from hypothesis import strategies as st
 
 from delaylevel import topics
 from delaylevel.cli import horizon as command
-from delaylevel.cli.horizon import horizon_note, horizon_text, horizon_view
+from delaylevel.cli.horizon import horizon_text, horizon_view
 from delaylevel.cli.main import cli
-from delaylevel.cli.views.tables import bar, bucket_label, count, rate, short
-from delaylevel.cluster.port import LedgerInfo
-from delaylevel.cluster.reader import EntryRange, choose_places
-from delaylevel.errors import InvalidInputError, LevelTopicError
+from delaylevel.errors import InvalidInputError
 from delaylevel.inspection import Horizon, Inspector, Part
 from delaylevel.inspection.distribution import (
-    CountedDistribution,
-    Observation,
     SampledDistribution,
     Stratum,
 )
@@ -37,15 +31,11 @@ from delaylevel.inspection.horizon import (
     HOUR,
     MINUTE,
     WEEK,
-    bucket_edges,
     build,
     comparable_buckets,
-    edges,
 )
 from delaylevel.inspection.plot import save_plot
-from delaylevel.inspection.sampling import _stored_bytes
-from delaylevel.model.level_topic import SUBSCRIPTION, Role
-from delaylevel.model.position import EARLIEST, Position
+from delaylevel.model.level_topic import Role
 from delaylevel.model.topic_name import TopicName
 from delaylevel.testing import MemoryPulsar
 from support.fakes import days_and_hours
@@ -66,62 +56,6 @@ def test_a_stratum_spreads_each_due_time_evenly(dues: list[int], spread: int, at
     assert stratum.total == 2 * len(dues)
     assert stratum.before(NOW + 2000) == pytest.approx(stratum.total)
     assert stratum.last_due_ms == (max(dues) + spread if dues else None)
-
-
-@given(st.lists(times, max_size=30), st.lists(times, min_size=1, max_size=5))
-def test_a_counted_distribution_counts_like_a_list(dues: list[int], asked: list[int]) -> None:
-    one, other = CountedDistribution(asked), CountedDistribution(asked)
-    for number, due in enumerate(dues):
-        (one if number % 2 else other).add(due, "orders")
-    one.merge(other)
-    for at in asked:
-        assert one.before(at) == sum(due < at for due in dues)
-    assert (one.total, one.last_due_ms) == (len(dues), max(dues, default=None))
-
-
-@given(st.integers(1, 400 * DAY))
-def test_a_profile_has_few_buckets_with_round_edges(left: int) -> None:
-    length, found = bucket_edges(NOW, NOW + left)
-    assert found[0] == NOW
-    assert found[-2] <= NOW + left < found[-1]
-    assert all(at % length == 0 for at in found[1:])
-    assert 2 <= len(found) <= 17
-    assert set(found) <= set(edges(NOW, NOW + left))
-
-
-def test_nothing_pending_has_no_profile() -> None:
-    assert bucket_edges(NOW, None)[1] == bucket_edges(NOW, NOW)[1] == []
-
-
-def test_entries_have_numbers_across_ledgers() -> None:
-    ledgers = [LedgerInfo(3, 10), LedgerInfo(7, 0), LedgerInfo(9, 5)]
-    every = EntryRange(ledgers, EARLIEST, Position(9, 5))
-    assert len(every) == 15
-    assert [every.position(n) for n in (0, 9, 10, 14)] == [
-        Position(3, 0),
-        Position(3, 9),
-        Position(9, 0),
-        Position(9, 4),
-    ]
-    some = EntryRange(ledgers, Position(3, 8), Position(9, 2))
-    assert [some.position(n) for n in range(len(some))] == [
-        Position(3, 8),
-        Position(3, 9),
-        Position(9, 0),
-        Position(9, 1),
-    ]
-    # Entries of a trimmed ledger are left out; an entry with a bound inside it is included.
-    assert len(EntryRange(ledgers[2:], Position(3, 8), Position(9, 1, 4))) == 2
-    assert len(EntryRange([], EARLIEST, EARLIEST)) == 0
-
-
-@pytest.mark.parametrize("entries", [0, 1, 2, 5, 6, 7, 100, 12345])
-def test_sampled_entries_include_the_first_and_the_last(entries: int) -> None:
-    chosen = choose_places(entries, 5)
-    assert chosen == sorted(set(chosen))
-    assert min(entries, 5) <= len(chosen) <= 7
-    if entries:
-        assert (chosen[0], chosen[-1]) == (0, entries - 1)
 
 
 # -- a level topic in memory
@@ -200,15 +134,6 @@ def test_forwarded_messages_are_not_counted_twice() -> None:
             assert found.within[0].messages == 0
 
 
-def test_inspection_changes_no_subscription() -> None:
-    with filled() as (memory, _):
-        before = memory.admin.partitioned_stats(TopicName.parse("_orders-delay-level"))
-        inspector(memory).horizon(exact=True)
-        after = memory.admin.partitioned_stats(TopicName.parse("_orders-delay-level"))
-        assert before == after
-        assert all(stats.subscriptions.keys() == {SUBSCRIPTION} for stats in after.values())
-
-
 def test_a_horizon_can_be_limited_to_one_target() -> None:
     with filled(100) as (memory, _):
         client = memory.client()
@@ -229,11 +154,6 @@ def test_a_horizon_can_be_limited_to_one_target() -> None:
             assert one.target == TopicName.parse("invoices").full
         with pytest.raises(InvalidInputError, match="carries no messages for"):
             inspector(memory, target="nobody")
-
-
-def test_a_missing_level_topic_is_reported() -> None:
-    with MemoryPulsar() as memory, pytest.raises(LevelTopicError, match="has no level topic"):
-        inspector(memory)
 
 
 # -- views
@@ -266,17 +186,6 @@ def test_a_horizon_is_shown_as_text() -> None:
     ]
 
 
-def test_rates_leave_out_what_is_overdue() -> None:
-    dues = [NOW - MINUTE] * 500 + [NOW + 30 * MINUTE] * 60
-    parts = {PARTS[-1]: CountedDistribution(edges(NOW, max(dues)))}
-    for due in dues:
-        parts[PARTS[-1]].add(due, "t")
-    found = {row.label: row for row in build("t", NOW, parts, last_due_ms=max(dues)).within}
-    assert [found[label].messages for label in ("overdue", "1 minute", "1 hour")] == [500, 500, 560]
-    assert (found["1 minute"].per_second, found["1 hour"].per_second) == (0, 60 / 3600)
-    assert found["overdue"].per_second is None
-
-
 @pytest.mark.parametrize(("minute", "messages", "covered"), [(10, 49, "50m00s"), (50, 69, "1h10m")])
 def test_the_first_period_is_compared_by_its_rate(minute: int, messages: int, covered: str) -> None:
     now_ms = NOW + minute * MINUTE
@@ -293,20 +202,6 @@ def test_the_first_period_is_compared_by_its_rate(minute: int, messages: int, co
     assert first.split()[:2] == ["now", str(messages)]
     assert first.count("█") == pytest.approx(second.count("█"), abs=2)
     assert f"Bars are messages per hour; the first row covers {covered}." in text
-
-
-def test_an_estimate_of_ten_million_fits_80_columns() -> None:
-    text = horizon_text(horizon_of(400, 100, 20, weight=20_000.0, exact=False), 80, bars=True)
-    assert max(map(len, text.splitlines())) <= 80
-    assert text.startswith(
-        "orders-delay-level: ~10,400,000 pending\n"
-        "The last is due in about 4d18h: 2027-01-20T02:40Z\n"
-    )
-    assert len(text.splitlines()) <= 30
-    assert "█" in text
-    assert "~ is an estimate: 77 messages were looked at" in str(
-        horizon_note(horizon_of(400, 100, 20, exact=False))
-    )
 
 
 @pytest.mark.parametrize("exact", [False, True])
@@ -334,29 +229,6 @@ def test_five_levels_and_long_names_fit_80_columns(messages: int, exact: bool) -
     assert f"{5 * messages:,}" in total
     if messages > 1000:
         assert total.split()[4:] == [("" if exact else "~") + "10.0M"] * 5
-
-
-def test_short_numbers_have_three_digits() -> None:
-    numbers = (0, 9_999, 10_000, 99_960, 480_400, 999_600, 10_400_123, 2e9, 5e12)
-    assert [short(n, True) for n in numbers] == [
-        "0",
-        "9,999",
-        "10.0k",
-        "100k",
-        "480k",
-        "1.00M",
-        "10.4M",
-        "2.00G",
-        "5.00T",
-    ]
-    assert short(10_400_123, False) == "~10.4M"
-
-
-def test_an_empty_horizon_is_one_sentence() -> None:
-    empty = horizon_of(0, 0, 0)
-    assert horizon_text(empty, 80, bars=True) == "orders-delay-level: nothing is pending."
-    assert horizon_note(empty) is None
-    assert empty.last_due_ms is None
 
 
 def test_the_keys_of_json_are_fixed() -> None:
@@ -387,27 +259,6 @@ def test_the_keys_of_json_are_fixed() -> None:
         "exact": True,
     }
     assert list(view["profile"][0]) == ["from_ms", "before_ms", "messages", "parts"]
-
-
-def test_numbers_rates_and_bars_are_formatted() -> None:
-    assert [count(n, False) for n in (0, 7, 1234, 10_400_123)] == [
-        "0",
-        "~7",
-        "~1,230",
-        "~10,400,000",
-    ]
-    assert count(1234, True) == "1,234"
-    assert [rate(n) for n in (None, 0.0, 20.5, 0.5, 1 / 3600, 1e-9)] == [
-        "-",
-        "0",
-        "20.5/s",
-        "30.0/min",
-        "1.0/h",
-        "0.0/d",
-    ]
-    assert (bar(0, 10), bar(1e-9, 10), bar(0.5, 10), bar(2, 10)) == ("", "▏", "█" * 5, "█" * 10)
-    assert bucket_label(NOW, DAY) == "Fri 2027-01-15"
-    assert bucket_label(NOW, HOUR) == "Fri 15 08:00"
 
 
 @pytest.mark.parametrize("suffix", [".png", ".svg"])
@@ -465,23 +316,5 @@ def test_the_command_shows_the_horizon(monkeypatch: pytest.MonkeyPatch, tmp_path
         assert runner.invoke(cli, ["horizon"]).exit_code == 2
 
 
-def test_an_unreachable_broker_has_exit_code_3() -> None:
-    result = CliRunner().invoke(cli, ["--service-url", "pulsar://127.0.0.1:1", "horizon", "orders"])
-    assert result.exit_code == 3
-    assert result.stdout == ""
-
-
 def test_a_week_is_seven_days_and_labels_have_weekdays() -> None:
     assert WEEK == 7 * DAY == 604_800_000
-
-
-def test_the_size_of_a_message_has_the_bytes_of_all_its_texts() -> None:
-    message = Mock(**{"data.return_value": b"x" * 10, "ordering_key.return_value": ""})
-    message.event_timestamp.return_value = 0
-    seen = Observation(1, 1, -1, 0, "orders", "", {})
-    least = _stored_bytes(message, seen)
-    texts = seen._replace(key="鍵" * 100, properties={"名": "値" * 100})
-    assert _stored_bytes(message, texts) >= least + 300 + 303
-    message.ordering_key.return_value = "順" * 100
-    message.event_timestamp.return_value = 1_800_000_000_000
-    assert _stored_bytes(message, texts) >= least + 903 + 7

@@ -10,26 +10,29 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from itertools import count
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
-from click.testing import CliRunner
+
+from delaylevel.errors import BrokerError, InvalidInputError
+from delaylevel.inspection import Inspector, Selection, Window
+from delaylevel.inspection.rows import SCHEMA
+from delaylevel.model.level_topic import SUBSCRIPTION
+from delaylevel.model.topic_name import TopicName
+from delaylevel.testing import MemoryPulsar
+from support.fakes import days_and_hours
+from support.pending_commands import pending_commands
 
 pytest.importorskip("duckdb")
 
 import pyarrow as pa
 
-from delaylevel.cli import inspection as command
-from delaylevel.cli.inspection import reading
-from delaylevel.cli.main import cli
 from delaylevel.errors import BrokerError, InvalidInputError
 from delaylevel.inspection import Inspector, Selection, Window
 from delaylevel.inspection.rows import SCHEMA
-from delaylevel.inspection.selection import read_in_parallel
 from delaylevel.model.level_topic import SUBSCRIPTION
-from delaylevel.model.outcome import PAYLOAD, cancellation
 from delaylevel.model.topic_name import TopicName
 from delaylevel.testing import MemoryPulsar
 from support.fakes import days_and_hours
@@ -108,27 +111,6 @@ def test_rows_are_complete_and_in_due_order(final_window: str) -> None:
         assert {row.role for row in rows} == {"level", "window"}
 
 
-@pytest.mark.parametrize("final_window", ["broker", "tracker"])
-def test_cancellations_are_no_messages(final_window: str) -> None:
-    with filled(30, final_window=final_window) as (memory, sent):
-        look = inspector(memory)
-        described = look.description
-        topics = [described.level_topic(0), described.level_topic(1), described.held_topic]
-        if final_window == "tracker":
-            topics.append(described.window_topic)
-        for topic in topics:
-            raw = memory.client().create_producer(topic.partition(0).full)
-            due = str(memory.clock.now_ms() + HOUR)
-            for number in range(3):
-                record = cancellation(int(due), TOPIC, str(number))
-                raw.send(PAYLOAD, properties=record.parked_properties({}))
-        assert dues(look.rows()) == sorted(one.due_ms for one in sent)
-        found = look.horizon(exact=True)
-        assert (found.messages, found.damaged) == (len(sent), 0)
-        sampled = look.horizon()
-        assert sampled.damaged == 0
-
-
 @pytest.mark.parametrize(
     ("low", "high", "where", "test"),
     [
@@ -162,34 +144,6 @@ def test_conditions_select_by_due_time_and_column(
             sizes = [one.size for one in wanted]
             assert found.mean == pytest.approx(sum(sizes) / len(sizes))
             assert (found.least, found.most, found.total) == (min(sizes), max(sizes), sum(sizes))
-
-
-def test_selection_by_key_property_and_target() -> None:
-    with filled() as (memory, sent):
-        look = inspector(memory)
-        some = list(look.rows(Selection(key="k2", properties={"amount": "20"})))
-        assert dues(some) == sorted(
-            one.due_ms for one in sent if one.key == "k2" and one.amount == "20"
-        )
-        assert list(look.rows(Selection(key="nobody"))) == []
-        assert len(look.table(columns=["due_ms", "size"])) == len(sent)
-        assert look.table(columns=["due_ms", "size"]).schema.names == ["due_ms", "size"]
-        streamed = list(look.batches(columns=["key"]))
-        assert sum(map(len, streamed)) == len(sent)
-        assert len(list(inspector(memory, target="orders").rows())) == len(sent)
-
-
-def test_averages_cover_properties_and_delays() -> None:
-    with filled() as (memory, sent):
-        amounts = [float(one.amount) for one in sent if one.amount not in (None, "many")]
-        found = inspector(memory).average("amount")
-        assert (found.messages, found.counted) == (len(sent), len(amounts))
-        assert found.mean == pytest.approx(sum(amounts) / len(amounts))
-        delays = [one.due_ms - memory.clock.now_ms() for one in sent]
-        assert inspector(memory).average("delay").mean == pytest.approx(
-            sum(delays) / len(delays), rel=0.01
-        )
-        assert inspector(memory).average("it's not there").mean is None
 
 
 def test_histograms_count_messages() -> None:
@@ -238,14 +192,6 @@ def test_inspection_changes_no_subscription() -> None:
         assert before == after
         for stats in after:
             assert all(one.subscriptions.keys() == {SUBSCRIPTION} for one in stats.values())
-
-
-@pytest.mark.parametrize(
-    "where", ["sise > 1", "size >", "1) --", "size > 1; drop table x", "size = 'many'"]
-)
-def test_invalid_conditions_are_refused(where: str) -> None:
-    with filled(20) as (memory, _), pytest.raises(InvalidInputError, match="cannot be used"):
-        list(inspector(memory).rows(Selection(where=where)))
 
 
 def test_a_condition_reads_and_writes_nothing_but_rows(tmp_path: Path) -> None:
@@ -324,35 +270,6 @@ def test_a_condition_that_takes_too_long_is_stopped(monkeypatch: pytest.MonkeyPa
             inspector(memory).table(Selection(where=slow))
 
 
-def test_other_invalid_input_is_refused() -> None:
-    with filled(20) as (memory, _):
-        look = inspector(memory)
-        with pytest.raises(InvalidInputError, match="no column colour"):
-            look.table(columns=["colour", "due_ms"])
-        with pytest.raises(InvalidInputError, match="no condition"):
-            list(look.batches(Selection(where="size > 1")))
-
-
-def test_parallel_reads_give_all_results_and_errors() -> None:
-    def read(item: int) -> Iterator[int]:
-        yield from (item * 10 + n for n in range(3))
-
-    assert sorted(read_in_parallel(range(5), read)) == [
-        n for i in range(5) for n in range(i * 10, i * 10 + 3)
-    ]
-    assert list(read_in_parallel([], read)) == []
-    endless = read_in_parallel([1, 2], lambda item: iter(int, 1))
-    assert [next(endless), next(endless)] == [0, 0]
-    endless.close()  # ends its threads
-
-    def broken(item: int) -> Iterator[int]:
-        yield item
-        raise BrokerError("no more")
-
-    with pytest.raises(BrokerError, match="no more"):
-        list(read_in_parallel([1, 2, 3], broken))
-
-
 def test_an_error_during_a_read_keeps_its_message(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: Any, **__: Any) -> Iterator[Any]:
         raise BrokerError("the broker is overloaded")
@@ -416,51 +333,6 @@ def test_the_list_shows_rows(run: Any) -> None:
     assert "PAYLOAD" in run("orders", "--payload", "--limit", "1").stdout
 
 
-def test_no_match_is_an_empty_result(run: Any) -> None:
-    none = run("orders", "--key", "nobody")
-    assert (none.exit_code, none.stdout) == (0, "")
-    assert none.stderr == "No pending message matches.\n"
-    assert json.loads(run("orders", "--key", "nobody", "-o", "json").stdout) == []
-    assert run("histogram", "orders", "--key", "nobody").stderr == none.stderr
-    empty = json.loads(run("average", "orders", "size", "--key", "nobody", "-o", "json").stdout)
-    assert (empty["messages"], empty["mean"]) == (0, None)
-
-
-def test_long_keys_and_payloads_fit_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
-    long = "customer-" + "9" * 90
-    with MemoryPulsar() as memory:
-        client = memory.client()
-        client.subscribe("orders", "app")
-        with client.create_producer(
-            "orders", enable_delay_level_topic=True, partition_strategy=LEVELS
-        ) as producer:
-            producer.send(
-                b"x" * 999_999,
-                deliver_after=timedelta(days=9),
-                partition_key=long,
-                properties={"customer": long},
-            )
-
-        @contextmanager
-        def connect(*_: Any, **options: Any) -> Iterator[Inspector]:
-            yield Inspector(memory.client(), memory.admin, "orders", clock=memory.clock)
-
-        monkeypatch.setattr(command, "inspector", connect)
-        for arguments in (
-            ["orders"],
-            ["list", "orders", "--key", long],
-            ["histogram", "orders", "--by", "customer"],
-            ["histogram", "orders", "--by", "key"],
-            ["average", "orders", "size"],
-        ):
-            shown = CliRunner().invoke(cli, ["pending", *arguments], env={"NO_COLOR": "1"})
-            assert shown.exit_code == 0, shown.output
-            assert max(map(len, shown.stdout.splitlines())) <= 80, arguments
-            assert "\x1b" not in shown.output
-        rows = json.loads(CliRunner().invoke(cli, ["pending", "orders", "-o", "json"]).stdout)
-        assert rows[0]["key"] == long
-
-
 def test_the_commands_show_histograms_and_averages(run: Any) -> None:
     shown = run("histogram", "orders", "--by", "day")
     assert shown.stdout.splitlines()[0].split() == ["DAY", "(UTC)", "MESSAGES"]
@@ -475,38 +347,6 @@ def test_the_commands_show_histograms_and_averages(run: Any) -> None:
     one = json.loads(run("average", "orders", "size", "-o", "json").stdout)
     assert one["mean"] == pytest.approx(sum(sent.size for sent in run.sent) / 200)
     assert "d" in run("average", "orders", "delay").stdout.splitlines()[1]
-
-
-def test_a_message_is_listed_by_its_id_or_not_at_all(run: Any) -> None:
-    (row,) = json.loads(run("list", "orders", "--property", "number=17", "-o", "json").stdout)
-    again = run("list", "orders", "--id", row["id"], "-o", "json")
-    assert json.loads(again.stdout) == [row]
-    nobody = run("list", "orders", "--id", "nobody")
-    assert (nobody.exit_code, nobody.stdout) == (1, "")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "exit_code"),
-    [
-        (("orders", "--where", "nonsense"), 2),
-        (("orders", "--from", "yesterday"), 2),
-        (("orders", "--from", "+2h", "--to", "+1h"), 2),
-        (("orders", "--property", "novalue"), 2),
-        (("list",), 2),
-        (("nobody",), 1),
-    ],
-)
-def test_errors_have_exit_codes(run: Any, arguments: tuple[str, ...], exit_code: int) -> None:
-    result = run(*arguments)
-    assert result.exit_code == exit_code, result.output
-    assert result.stdout == ""
-    assert "Error: " in result.stderr
-
-
-def test_an_unreachable_broker_has_exit_code_3() -> None:
-    for arguments in (["orders"], ["average", "orders", "size"]):
-        url = ["--service-url", "pulsar://127.0.0.1:1"]
-        assert CliRunner().invoke(cli, [*url, "pending", *arguments]).exit_code == 3
 
 
 def test_the_columns_are_pinned() -> None:
@@ -589,52 +429,6 @@ def test_messages_released_by_the_journal_are_not_pending(
         assert look.horizon(exact=True).messages == len(left)
 
 
-def test_overdue_messages_in_the_window_are_shown_without_a_dispatcher() -> None:
-    pytest.importorskip("pyroaring")
-    with filled(30, final_window="tracker") as (memory, sent):
-        memory.clock.advance(timedelta(hours=3))  # no mover or dispatcher runs
-        late = [one for one in sent if one.due_ms <= memory.clock.now_ms()]
-        assert late
-        for exact in (False, True):
-            found = inspector(memory).horizon(exact=exact)
-            assert found.within[0].messages == len(late)
-            assert found.messages == len(sent)
-
-
-def test_a_journal_snapshot_is_read_without_its_message_ids() -> None:
-    np = pytest.importorskip("numpy")
-    from delaylevel.dispatcher.journal.records import Commit, Intent, encode, pack
-    from delaylevel.dispatcher.journal.state import JournalState
-    from delaylevel.dispatcher.journal.topic import stamped
-    from delaylevel.inspection.released import released_by_journal
-
-    numbers = count(1)
-    with MemoryPulsar() as memory:
-        client, log = memory.client(), TopicName.parse("log")
-        client.subscribe("log", SUBSCRIPTION)
-        producer = client.create_producer("log")
-        assert released_by_journal(client, memory.admin, log)([(1, 0, -1)]) == [False]
-
-        def release(state: JournalState, number: int, entries: range) -> None:
-            positions = np.array([pack(1, entry << 10) for entry in entries])
-            kinds, ids = np.zeros(len(entries), dtype=np.uint16), np.array(entries)
-            for record in (
-                Intent(number, positions, ("a",), kinds, ids),
-                Commit(number, np.zeros(0, dtype=np.int64)),
-            ):
-                state.apply(record)
-                producer.send(stamped(7, next(numbers), encode(record)))
-
-        state = JournalState()
-        release(state, 0, range(0, 1000, 2))
-        for chunk in state.snapshot():
-            producer.send(stamped(7, next(numbers), chunk))
-        release(state, 1, range(1, 10, 2))
-        asked = [(1, entry, -1) for entry in range(1002)]
-        found = released_by_journal(client, memory.admin, log)(asked)
-        assert found == [n < 1000 and (n % 2 == 0 or n < 10) for n in range(1002)]
-
-
 def test_a_journal_that_is_trimmed_during_the_read_is_read_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -682,35 +476,9 @@ def test_a_limit_avoids_reading_all_rows(
         assert [row.id for row in look.rows(limit=10)] == every[:10]
 
 
-def test_the_expected_number_of_messages_is_reported_before_the_read() -> None:
-    with filled(200) as (memory, sent):
-        expected: list[int] = []
-        read: list[int] = []
-        look = inspector(memory)
-        assert look.average("size", tell=read.append, expect=expected.append).messages == len(sent)
-        assert expected == [len(sent)] == [sum(read)]
-        assert look.find("nobody", expect=expected.append) == []
-        assert expected == [len(sent)] * 2
-
-
-def test_progress_is_drawn_on_a_terminal_only(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def read(watched: bool, expected: int) -> str:
-        monkeypatch.setattr("sys.stderr.isatty", lambda: watched, raising=False)
-        monkeypatch.setattr("delaylevel.cli.views.live.ProgressLine.EVERY_S", 0)
-        with reading() as shown:
-            shown.expect(expected)
-            shown.tell(1000)
-            shown.tell(expected - 1000)
-        shown.close()
-        found = capsys.readouterr()
-        assert found.out == ""
-        return found.err
-
-    assert read(False, 100_000) == ""
-    assert "Reading" in read(True, 100_000)
-    # Small and unknown numbers are shown as a count, which is erased at the end.
-    counted = read(True, 5000)
-    assert "Read   5,000" in counted
-    assert counted.rpartition("5,000")[2].count("\x1b[J") == 1
+@pytest.mark.parametrize(
+    "where", ["sise > 1", "size >", "1) --", "size > 1; drop table x", "size = 'many'"]
+)
+def test_invalid_conditions_are_refused(where: str) -> None:
+    with filled(20) as (memory, _), pytest.raises(InvalidInputError, match="cannot be used"):
+        list(inspector(memory).rows(Selection(where=where)))
