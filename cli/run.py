@@ -150,14 +150,15 @@ class _Progress:
         """Update the view; called once a second."""
         if not self._start.over:
             return
-        self._update()
         if self._region.live:
+            self._update()
             columns, lines = self._region.size
             self._region.show(self._view.table(columns, lines, has_colour(sys.stderr)))
             return
         self._states.show(self._movers())
         if time.monotonic() >= self._line_s:
             self._line_s = time.monotonic() + _LINE_EVERY_S
+            self._update()
             if self._view.counts != self._counts:
                 self._counts = self._view.counts
                 for line in self._view.lines():

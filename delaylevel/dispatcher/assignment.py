@@ -144,6 +144,14 @@ class Membership:
             return GroupState(tuple(members), *self._each_owner())
         return GroupState(tuple(members), owners)
 
+    def is_alone(self) -> bool:
+        """Return True if no other dispatcher is in the group; it was entered before.
+
+        Raises:
+            BrokerError: the journal topic cannot be read.
+        """
+        return self._read_members().keys() == {self.name}
+
     def _enter(self) -> None:
         self._check(self._read_members())
         prefix = f"{_PREFIX}{self._delivery}~{self.name}~"

@@ -40,8 +40,9 @@ _FEW = 100
 _ENTRY_MS = 200
 # The end of an entry is reported if nothing follows it for this time.
 _IDLE_S = 0.2
-# Pause after a description could not be read.
+# Pause after a description could not be read, and while another thread reads it.
 _RETRY_S = 1.0
+_DESCRIBED_S = 0.01
 
 
 class CaughtUp:
@@ -114,7 +115,8 @@ class Fetcher:
         self._last: Any = None  # ID of the last message, until the end of its entry is known
         self._last_s = 0.0  # when it came
         self._behind = (-1, -1, -1)  # position of the last message
-        # A message whose target may be new, or that could not be set aside, and those behind it.
+        # A message whose target may be new, that could not be set aside, or for which the
+        # description is read again, and those behind it.
         self._undecided: list[Any] = []
         self._refused: BrokerError | None = None  # why it could not
         self._warning = RepeatedWarning(log, f"window partition {topic}")
@@ -197,6 +199,10 @@ class Fetcher:
             elif not keeps or now_s >= self._last_s + _IDLE_S:
                 self._report_entry_end()
             self._report_caught_up(reader, -1, -1)
+            return False
+        if not self._record.is_current:
+            self._undecided = self._undecided or [message]
+            self._retry_s = now_s + _DESCRIBED_S
             return False
         batch = self._kept or FetchedBatch()
         with nullcontext() if self._end is None else TURNS.take(self._rank):

@@ -73,7 +73,11 @@ _PATIENCE_S = 0.02
 # Idle checkpoints at the usual pace; the later ones are rarer. They can show only a takeover by
 # another dispatcher, which does not matter before the next message.
 _QUIET_CHECKPOINTS = 5
-_QUIET_S = 5.0
+_QUIET_S = 15.0
+# Time before the next release at which the description has to be fresh, and time between two looks
+# while it is read again.
+_SOON_MS = 2_000
+_DESCRIBED_S = 0.01
 Answer = TypeVar("Answer")
 
 
@@ -612,6 +616,8 @@ class PartitionOwner:
         """
         if not self._caught_up:
             return 0.0
+        if self.releases_soon and not self._descriptions.is_current():
+            return _DESCRIBED_S
         self._release()
         if self._queue.in_flight:
             self._stir()
@@ -623,6 +629,14 @@ class PartitionOwner:
         self._publisher.send_due()
         self._stir()
         return self._publisher.pause_s
+
+    @property
+    def releases_soon(self) -> bool:
+        """True if messages are due soon, or wait for their targets or the end of a pause."""
+        if self._queue.waiting.targets or self._publisher.busy:
+            return True
+        step_ms = self.agenda.next_step_ms
+        return step_ms is not None and step_ms <= self._clock.now_ms() + _SOON_MS
 
     @property
     def is_settled(self) -> bool:

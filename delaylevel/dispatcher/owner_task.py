@@ -44,17 +44,25 @@ class OwnerTask:
         owner: an owner that has not taken over; closed at the end.
         clock: clock of the due times.
         lanes: schedulers of the process.
+        on_end: function that is called in any thread after the partition was given up.
 
     Attributes:
         owner: as the argument.
         failure: the error that ended it; None while it runs and after a stop.
     """
 
-    def __init__(self, owner: PartitionOwner, clock: Clock, lanes: Lanes) -> None:
+    def __init__(
+        self,
+        owner: PartitionOwner,
+        clock: Clock,
+        lanes: Lanes,
+        on_end: Callable[[], object] | None = None,
+    ) -> None:
         self.owner = owner
         self.failure: Exception | None = None
         self._clock = clock
         self._lanes = lanes
+        self._on_end = on_end
         self._opened = contextlib.ExitStack()
         self._stopping = threading.Event()
         self._ended = threading.Event()
@@ -143,7 +151,7 @@ class OwnerTask:
             if due_ms != sent_ms and agenda.is_calm:
                 self._until_s = min(self._until_s, agenda.next_look_s or self._until_s)
                 return self._rest(due_ms)
-        elif self._is_tick and owner.is_settled:
+        elif self._is_tick and owner.is_settled and not owner.releases_soon:
             until_s = self._wait()
             if until_s > time.monotonic():
                 return until_s
@@ -209,4 +217,6 @@ class OwnerTask:
             finally:
                 self._task.end()
                 self._ended.set()
+                if self._on_end is not None:
+                    self._on_end()
         return NEVER

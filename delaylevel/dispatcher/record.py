@@ -536,6 +536,11 @@ class Recorder:
             envelope.expires_ms,
         )
 
+    @property
+    def is_current(self) -> bool:
+        """True if messages may be converted by the latest description; it may take a moment."""
+        return self._descriptions.is_current()
+
     def refresh(self) -> None:
         """Read the description again, for messages with a target that it does not have.
 

@@ -36,7 +36,7 @@ from delaylevel.model.formatting import exact_duration, format_instant
 from delaylevel.model.level_topic import ALL, NO_PAUSES, FinalWindow, LevelTopicDescription, Pauses
 from delaylevel.structures.segments.file import make_spill_folder
 from delaylevel.topics import registry as topics
-from delaylevel.topics.roster import DescriptionCache, Roster
+from delaylevel.topics.roster import RESTING_S, DescriptionCache, Roster
 from delaylevel.topics.status import (
     ADDRESS_PROPERTY,
     NAME_PROPERTY,
@@ -140,6 +140,12 @@ class ServedTopic:
     def description(self) -> LevelTopicDescription:
         """The latest description of the level topic."""
         return self.descriptions.latest()
+
+    @property
+    def resting_s(self) -> float:
+        """Age up to which the description will do while nothing is released, in s."""
+        # Messages that wait for the end of a pause are released once it is seen.
+        return 0.0 if self.description.pauses.paused else RESTING_S
 
     @property
     def is_alone(self) -> bool:
@@ -486,9 +492,10 @@ class Dispatcher:
         self._stopping.set()
 
     def _begin(self, topic: ServedTopic) -> None:
-        """Look at a level topic every second: a task, so that none waits for another's broker."""
+        """Look at a level topic now and then: a task, so that none waits for another's broker."""
         task = self._lanes.slow.task(partial(self._look, topic), topic.description.topic)
         topic.task = task
+        topic.descriptions.ask = task.wake
         task.wake()
 
     def _end(self, topic: ServedTopic) -> None:
@@ -510,7 +517,12 @@ class Dispatcher:
             if not topic.descriptions.failing:
                 topic.works()
         topic.looked_s = time.monotonic()
-        return topic.looked_s + _LOOK_S
+        next_s = topic.looked_s + _LOOK_S
+        if topic.problem or not topic.is_alone:
+            return next_s
+        # Owners that end, and those that need a fresh description, wake the task.
+        read_s = topic.descriptions.next_read_s(topic.resting_s)
+        return max(next_s, min(read_s, topic.group_s + self._alone_s))
 
     @property
     def _alone_s(self) -> float:
@@ -528,10 +540,13 @@ class Dispatcher:
                 topic.retry_s[index] = now + _RETRY_S
                 topic.lost.add(index)
         try:
-            topic.descriptions.current()
+            topic.descriptions.current(topic.resting_s)
             topic.watch_pauses()
-            if topic.is_alone and now < topic.group_s + self._alone_s:
-                return
+            if topic.is_alone:
+                if now >= topic.group_s + self._alone_s and topic.membership.is_alone():
+                    topic.group_s = time.monotonic()
+                if now < topic.group_s + self._alone_s:
+                    return
             group = topic.membership.read_group()
         except UpgradeRequiredError:
             raise
@@ -595,7 +610,8 @@ class Dispatcher:
             self._client_of,
             start=self._background.start,
         )
-        task = OwnerTask(owner, self._clock, self._lanes)
+        on_end = None if topic.task is None else topic.task.wake
+        task = OwnerTask(owner, self._clock, self._lanes, on_end)
         with self._lock:
             topic.owners[index] = task
         topic.lost.discard(index)

@@ -83,29 +83,34 @@ class SharedOwnerStats:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._stats = OwnerStats()
+        self._copy: OwnerStats | None = None  # of the present values
 
     def now(self) -> OwnerStats:
-        """Return a copy of the present values."""
+        """Return a copy of the present values; the same one until they change."""
         with self._lock:
-            stats = self._stats
-            return replace(
-                stats,
-                held=dict(stats.held),
-                outcomes=dict(stats.outcomes),
-                lateness=stats.lateness.copy(),
-            )
+            if self._copy is None:
+                stats = self._stats
+                self._copy = replace(
+                    stats,
+                    held=dict(stats.held),
+                    outcomes=dict(stats.outcomes),
+                    lateness=stats.lateness.copy(),
+                )
+            return self._copy
 
     def set(self, **values: object) -> None:
         """Set some of the values."""
         with self._lock:
+            stats, self._copy = self._stats, None
             for name, value in values.items():
-                setattr(self._stats, name, value)
+                setattr(stats, name, value)
 
     def add(self, **counts: int) -> None:
         """Add to some of the counters."""
         with self._lock:
+            stats, self._copy = self._stats, None
             for name, count in counts.items():
-                setattr(self._stats, name, getattr(self._stats, name) + count)
+                setattr(stats, name, getattr(stats, name) + count)
 
     def released(self, late: npt.NDArray[np.int64]) -> None:
         """Count messages that were confirmed.
@@ -117,7 +122,7 @@ class SharedOwnerStats:
             np.searchsorted(LATENESS_BOUNDS_MS, late), minlength=len(LATENESS_BOUNDS_MS) + 1
         )
         with self._lock:
-            stats = self._stats
+            stats, self._copy = self._stats, None
             stats.released += late.size
             stats.lateness += counts
             stats.lateness_ms += int(late.sum())
@@ -131,7 +136,7 @@ class SharedOwnerStats:
             key: the target; the reason of a dead letter.
         """
         with self._lock:
-            stats = self._stats
+            stats, self._copy = self._stats, None
             if counter == "held":
                 stats.held[key] = stats.held.get(key, 0) + 1
             else:
@@ -140,7 +145,8 @@ class SharedOwnerStats:
     def outcome(self, status: str) -> None:
         """Count an outcome of a cancellation that the outcomes topic has stored."""
         with self._lock:
-            self._stats.outcomes[status] = self._stats.outcomes.get(status, 0) + 1
+            stats, self._copy = self._stats, None
+            stats.outcomes[status] = stats.outcomes.get(status, 0) + 1
 
 
 def total_lateness(stats: Iterable[OwnerStats]) -> npt.NDArray[np.int64]:
@@ -197,14 +203,15 @@ class ReleaseHistory:
         with self._lock:
             for key, found in stats.items():
                 last = self._last.get(key)
-                # A partition that was given back and taken again counts from 0.
-                if last is None or bool((found.lateness < last).any()):
-                    last = np.zeros_like(found.lateness)
-                more = found.lateness - last
                 minutes = self._minutes.setdefault(key[0], deque(maxlen=MINUTES))
                 if not minutes or minutes[-1].start_ms < start_ms:
-                    minutes.append(ReleasedMinute(start_ms, np.zeros_like(more)))
-                np.add(minutes[-1].lateness, more, out=minutes[-1].lateness)
+                    minutes.append(ReleasedMinute(start_ms, _no_lateness()))
+                if found.lateness is last:
+                    continue
+                # A partition that was given back and taken again counts from 0.
+                if last is None or bool((found.lateness < last).any()):
+                    last = _no_lateness()
+                np.add(minutes[-1].lateness, found.lateness - last, out=minutes[-1].lateness)
             self._last = {key: found.lateness for key, found in stats.items()}
 
     def minutes(self, level_topic: str) -> list[ReleasedMinute]:

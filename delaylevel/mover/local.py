@@ -25,7 +25,7 @@ from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.message import ParkedMessage
 from delaylevel.model.position import Position, SourcePartition, source_partitions
 from delaylevel.topics import registry as topics
-from delaylevel.topics.roster import DescriptionCache
+from delaylevel.topics.roster import RESTING_S, DescriptionCache
 from delaylevel.topics.subscriptions import ForeignSubscriptionWatch
 
 from .forwarder import Forwarder
@@ -133,10 +133,14 @@ class LocalMover:
         now_ms = self._next_checks.start_pass()
         if self._next_checks.stepped:
             self._ready.clear()  # these were found by the wrong time
-        self._use(self._descriptions.known())
+        # What is published to a new partition is ready after a unit at the earliest.
+        smallest_ms = min(level.unit_ms for level in self._description.levels)
+        self._use(self._descriptions.known(min(RESTING_S, smallest_ms / 2000)))
         self._watch.look(self._description)
         self._ready.forgive(self._clock.monotonic_s())
         failure = self._find_ready(now_ms)
+        if self._ready:
+            self._use(self._descriptions.known())
         # All messages before these bounds are stored by now, so one read of the description after
         # this moment decides which targets are unknown.
         self._planned_s = self._clock.monotonic_s()

@@ -25,9 +25,12 @@ from . import registry
 
 log = logging.getLogger(__name__)
 
-#: Age from which a description is read again, in s. Hosts look once a second: they notice changes
-#: within five seconds.
+#: Age from which a description is read again, in s, by whatever moves or releases messages.
 LIFETIME_S = 3.5
+#: Age up to which messages are moved and released by a description, in s.
+FRESH_S = 5.0
+#: Age from which the description of a level topic at rest is read again, in s.
+RESTING_S = 30.0
 #: The shortest time between two reads that unknown targets cause, in s.
 REFRESH_EVERY_S = 0.25
 
@@ -40,16 +43,22 @@ class DescriptionCache:
     stored. No wall clock is needed for that: a host notes the monotonic time at which it knows of a
     message, and asks for a description that was read since.
 
+    Other changes have to be seen within seconds, but only before a message is moved or released by
+    them. So a level topic at rest is read rarely, and before each such decision `is_current` asks
+    for one that is fresh.
+
     Several threads may use one cache.
 
     Args:
         read: function that reads the description from the broker.
-        description: description that was read before; by default it is read now.
+        description: description that was read just now; by default it is read.
         now_s: the monotonic clock, in seconds.
         wait: function that waits for a number of seconds.
 
     Attributes:
         failing: True if the last read failed.
+        ask: function that lets another thread call `current`, or None; any thread calls it. Without
+            it, the host is expected to call `current` every few seconds.
 
     Raises:
         BrokerError: the description cannot be read.
@@ -66,13 +75,15 @@ class DescriptionCache:
         self._read = read
         self._now_s = now_s
         self._wait = wait
-        self.failing = False
+        self.failing = self._is_outdated = False
+        self.ask: Callable[[], object] | None = None
         self._lock = threading.Lock()  # held during a read
         self._tried_s = now_s()
         # The description, and the time at which its reading began: one value, so that a thread
         # that does not hold the lock never sees one without the other.
         self._known = (description, float("-inf")) if description else (read(), self._tried_s)
-        self._fresh_until_s = self._tried_s + LIFETIME_S
+        self._read_s = self._ended_s = self._tried_s  # begin of the last read, end of the last try
+        self._asked_s: float | None = None
         if description is not None:
             self._tried_s = float("-inf")
 
@@ -80,10 +91,37 @@ class DescriptionCache:
         """Return the description as it was read last."""
         return self._known[0]
 
-    def current(self) -> LevelTopicDescription:
+    def is_current(self) -> bool:
+        """Return True if messages may be moved or released by the latest description.
+
+        The call does not wait. If the description is some seconds old, another thread is asked to
+        read it again. Without an answer, the latest one has to do after a moment: an admin
+        interface that hangs does not stop the host.
+        """
+        now_s = self._now_s()
+        if self.ask is None or now_s - self._ended_s < LIFETIME_S:
+            return True
+        if self._asked_s is None:
+            self._asked_s = now_s
+            self.ask()
+        if self._is_outdated:
+            return False
+        asked_s = self._asked_s
+        waited = asked_s is None or now_s - asked_s > FRESH_S - LIFETIME_S
+        return self.failing or waited or now_s - self._read_s < FRESH_S
+
+    def next_read_s(self, resting_s: float = 0.0) -> float:
+        """Return the monotonic time of the next read by `current`, in s; argument as there."""
+        is_asked = self._asked_s is not None
+        return self._ended_s + (LIFETIME_S if is_asked else max(LIFETIME_S, resting_s))
+
+    def current(self, resting_s: float = 0.0) -> LevelTopicDescription:
         """Return the description; read it again if the last read is some seconds ago.
 
         If another thread is reading it, return the latest one.
+
+        Args:
+            resting_s: the age of the description that will do if nothing is decided by it, in s.
 
         Raises:
             BrokerError: the description cannot be read. For the next seconds, the calls return the
@@ -91,7 +129,7 @@ class DescriptionCache:
             UpgradeRequiredError: the level topic is described in a later format.
                 Every call reads and raises, because the host must not continue.
         """
-        if self._now_s() < self._fresh_until_s:
+        if self._now_s() < self.next_read_s(resting_s):
             return self.latest()
         if not self._lock.acquire(blocking=False):
             return self.latest()
@@ -100,7 +138,7 @@ class DescriptionCache:
         finally:
             self._lock.release()
 
-    def known(self) -> LevelTopicDescription:
+    def known(self, resting_s: float = 0.0) -> LevelTopicDescription:
         """Return the description as :meth:`current` does; the latest one without an answer.
 
         Raises:
@@ -108,7 +146,7 @@ class DescriptionCache:
                 answers.
         """
         try:
-            return self.current()
+            return self.current(resting_s)
         except BrokerError as error:
             if not is_admin_away(error):
                 raise
@@ -148,16 +186,18 @@ class DescriptionCache:
 
     def _read_now(self) -> LevelTopicDescription:
         self._tried_s = self._now_s()
-        self.failing = True
-        lifetime_s = LIFETIME_S
+        failing, is_outdated = True, False
         try:
             self._known = (self._read(), self._tried_s)
-            self.failing = False
+            self._read_s = self._tried_s
+            failing = False
         except UpgradeRequiredError:
-            lifetime_s = 0.0
+            is_outdated = True
             raise
         finally:
-            self._fresh_until_s = self._now_s() + lifetime_s
+            self.failing, self._is_outdated = failing, is_outdated
+            self._ended_s = float("-inf") if is_outdated else self._now_s()
+            self._asked_s = None
         return self.latest()
 
 

@@ -39,14 +39,12 @@ def test_a_pause_is_seen_and_lasts_until_its_end(
 ) -> None:
     orders, invoices = window.description.targets
     topic, admin = window.description.topic, world.admin
-    with window.serving(delivery) as serving:
+    with window.serving(delivery):
         for target in (orders, invoices):
             window.put(f"first {target}", target, window.now_ms())
             window.wait_for(target, f"first {target}")
         pause(admin, topic, orders, world.clock)
-        begin_s = time.monotonic()
-        world.eventually(lambda: serving.dispatcher.descriptions[0].pauses, "the pause", SEEN_S)
-        assert time.monotonic() - begin_s < SEEN_S
+        time.sleep(SEEN_S)  # it is at rest, and may see the pause only before the next release
         for number in range(20):
             window.put(f"waits {number}", orders, window.now_ms() + 10 * number)
         window.put("passes", invoices, window.now_ms() + 300)
@@ -85,14 +83,14 @@ def test_a_pause_of_all_targets_on_the_command_line(
 ) -> None:
     targets = window.description.targets
     topic = window.description.topic
-    with window.serving() as serving:
+    with window.serving():
         for target in targets:
             window.put(f"first {target}", target, window.now_ms())
             window.wait_for(target, f"first {target}")
         paused = invoke("levels", "pause", topic, "-o", "json")
         assert paused.exit_code == 0, paused.output
         assert json.loads(paused.stdout)["paused"] == ["all"]
-        world.eventually(lambda: serving.dispatcher.descriptions[0].pauses, "the pause", SEEN_S)
+        time.sleep(SEEN_S)
         for target in targets:
             window.put(f"waits {target}", target, window.now_ms())
         one = invoke("levels", "resume", topic, "--target", targets[0])

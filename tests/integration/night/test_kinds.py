@@ -101,6 +101,7 @@ def test_a_dispatcher_gives_up_a_level_topic_that_is_described_in_a_later_format
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(roster, "LIFETIME_S", 0.2)
+    monkeypatch.setattr("delaylevel.dispatcher.service.RESTING_S", 0.2)
     monkeypatch.setattr(roster, "_LOOK_S", 0.5)
     dispatcher = dispatcher_for(world, description, tmp_path / "first")
     with Serving(dispatcher) as serving:

@@ -46,6 +46,7 @@ class Records:
     """A recorder of such messages."""
 
     cancellations = 0
+    is_current = True
 
     def packed(self, message: Message, *position: int) -> tuple[Any, ...]:
         return tuple(WindowMessage("", 0, message.due_ms, "orders", "", 0, "", "", "", 0, {}, b""))
@@ -150,6 +151,7 @@ class NewTarget:
     """A recorder that does not know the target of one message before it is refreshed."""
 
     cancellations = 0
+    is_current = True
 
     def __init__(self) -> None:
         self.undecided = (1, 0, 1)

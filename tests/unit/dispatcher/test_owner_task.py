@@ -49,6 +49,7 @@ class Owner:
     partition = 0
     next_checkpoint_s = float("inf")
     is_settled = False
+    releases_soon = False
 
     def __init__(self, hangs_at: str = "", go_on: threading.Event | None = None) -> None:
         self.topic = "window"

@@ -46,7 +46,7 @@ def test_a_mover_locks_new_partitions() -> None:
         with LocalMover(memory.client(), memory.admin, producer.description, memory.clock) as mover:
             longer = lifecycle.longer_levels(Levels(WEEK), 10 * DAY)
             after = lifecycle.expand(memory.admin, "orders", longer)
-            memory.clock.advance(timedelta(seconds=6))
+            memory.clock.advance(timedelta(seconds=31))
             mover.run_once()
             with pytest.raises(AlreadyRunningError):
                 LocalMover(memory.client(), memory.admin, after, memory.clock)

@@ -39,6 +39,8 @@ from delaylevel.testing.memory.client import ConsumerLink
 from delaylevel.testing.memory.dispatcher import MemoryDispatcher
 from delaylevel.testing.memory.log import StoredMessage
 from delaylevel.testing.memory.producer import ProducerLink
+from delaylevel.topics import lifecycle
+from delaylevel.topics.roster import DescriptionCache
 
 NOON_MS = int(datetime(2026, 3, 1, 12, tzinfo=timezone.utc).timestamp() * 1000)
 HOUR = timedelta(hours=1)
@@ -121,6 +123,51 @@ def test_a_message_has_an_intent_before_it_is_due_and_a_commit_afterwards(bench:
         assert (report.due, report.latest_ms, dispatcher.next_event_ms()) == (1, 0, None)
         assert bench.kinds() == [Intent, Commit]
         assert (bench.pending(), bench.delivered()) == ([], [b"x"])
+
+
+def test_what_is_due_waits_until_an_old_description_was_read_again(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read_ms: list[int] = []
+
+    def is_current(cache: DescriptionCache) -> bool:
+        if read_ms[-1:] == [bench.clock.now_ms()]:
+            return True
+        read_ms.append(bench.clock.now_ms())
+        cache.refresh(cache._now_s())
+        return False
+
+    bench.send(b"x", HOUR)
+    with bench.dispatcher() as dispatcher, monkeypatch.context() as patch:
+        dispatcher.run_once()
+        patch.setattr(DescriptionCache, "is_current", is_current)
+        bench.clock.advance(HOUR - timedelta(seconds=10))
+        bench.run(dispatcher)
+        assert read_ms == [], "there is nothing to decide"
+        lifecycle.pause(bench.memory.admin, "orders", None, bench.clock)
+        bench.clock.advance(timedelta(seconds=20))
+        bench.run(dispatcher)
+        assert (bench.delivered(), bench.pending()) == ([], [b"x"])
+    lifecycle.resume(bench.memory.admin, "orders", None, bench.clock)
+    bench.memory.advance(timedelta(seconds=1))
+    assert bench.delivered() == [b"x"]
+
+
+def test_no_message_is_read_by_an_old_description(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with bench.dispatcher() as dispatcher, monkeypatch.context() as patch:
+        patch.setattr(DescriptionCache, "is_current", lambda _: False)
+        bench.send(b"x", HOUR)
+        bench.run(dispatcher)
+        assert dispatcher.next_event_ms() is None, "the message is not pending"
+        patch.undo()
+        bench.send(b"y", 2 * HOUR)
+        dispatcher.run_once()
+        assert dispatcher.next_event_ms() == NOON_MS + 3_600_000 - 300
+        bench.clock.advance(2 * HOUR)
+        bench.run(dispatcher)
+        assert bench.delivered() == [b"x", b"y"]
 
 
 def test_an_intent_of_a_killed_dispatcher_is_resolved_by_the_next_one(bench: Bench) -> None:

@@ -9,7 +9,13 @@ import pytest
 
 from delaylevel.errors import BrokerUnreachableError, UpgradeRequiredError
 from delaylevel.model.level_topic import LevelTopicDescription
-from delaylevel.topics.roster import LIFETIME_S, REFRESH_EVERY_S, DescriptionCache
+from delaylevel.topics.roster import (
+    FRESH_S,
+    LIFETIME_S,
+    REFRESH_EVERY_S,
+    RESTING_S,
+    DescriptionCache,
+)
 from support.fakes import describe
 
 FIRST = describe()
@@ -92,6 +98,65 @@ def test_a_read_that_fails_decides_nothing_and_does_not_stop_the_host() -> None:
     stored.away, stored.description = False, CHANGED
     assert cache.refresh(stored.now_s) == CHANGED
     assert not cache.failing
+
+
+def test_at_rest_it_is_read_rarely_and_again_before_a_decision() -> None:
+    stored = Stored()
+    cache = stored.cache()
+    asked: list[float] = []
+    cache.ask = lambda: asked.append(stored.now_s)
+    stored.description = CHANGED
+    while stored.now_s + 1 < cache.next_read_s(RESTING_S):
+        stored.now_s += 1
+        assert cache.current(RESTING_S) == FIRST
+    assert stored.now_s == 100 + RESTING_S - 1
+    assert (stored.reads, asked) == (0, [])
+    assert not cache.is_current()
+    assert not cache.is_current()
+    assert asked == [stored.now_s], "one read is enough"
+    assert cache.current(RESTING_S) == CHANGED, "it does not wait for the end of the rest"
+    assert cache.is_current()
+    stored.now_s += FRESH_S - 0.1
+    assert cache.is_current(), "decisions do not wait for a read of one that is fresh"
+    assert len(asked) == 2, "but it is read for the next ones"
+    assert cache.next_read_s(RESTING_S) < stored.now_s
+
+
+def test_an_admin_interface_that_hangs_or_fails_delays_decisions_for_a_moment_only() -> None:
+    stored = Stored()
+    cache = stored.cache()
+    cache.ask = lambda: None
+    stored.now_s += RESTING_S
+    begin_s = stored.now_s
+    while not cache.is_current():
+        stored.now_s += 0.1
+    assert stored.now_s - begin_s == pytest.approx(FRESH_S - LIFETIME_S, abs=0.2)
+    stored.away = True
+    for _ in range(3):
+        with pytest.raises(BrokerUnreachableError):
+            cache.current(RESTING_S)
+        assert cache.is_current()
+        stored.now_s += LIFETIME_S
+        assert cache.is_current(), "it waits only once"
+    stored.away, stored.needs_upgrade = False, True
+    with pytest.raises(UpgradeRequiredError):
+        cache.current(RESTING_S)
+    stored.now_s += 60
+    assert not cache.is_current(), "nothing is decided by a description of an earlier format"
+
+
+def test_steady_decisions_never_wait() -> None:
+    stored = Stored()
+    cache = stored.cache()
+    reads_at_s: list[float] = []
+    cache.ask = lambda: reads_at_s.append(stored.now_s + 1.0)  # a read takes a second
+    for _ in range(600):
+        stored.now_s += 0.1
+        if reads_at_s and stored.now_s >= reads_at_s[0]:
+            reads_at_s.clear()
+            cache.current(RESTING_S)
+        assert cache.is_current()
+    assert 60 / FRESH_S <= stored.reads <= 60 / LIFETIME_S
 
 
 def test_one_read_answers_all_threads_that_wait() -> None:
