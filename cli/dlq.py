@@ -11,13 +11,14 @@ from typing import Any, NamedTuple
 
 import click
 
-from delaylevel.cli.views.output import emit, emit_one
+from delaylevel.cli.views.output import emit, emit_one, note
 from delaylevel.cli.views.tables import Column
 from delaylevel.cluster.connection.settings import Connection
 from delaylevel.cluster.rest.admin import Admin
-from delaylevel.consumer.retry_topics import find_dead_letters
+from delaylevel.consumer.retry_topics import find_dead_letters, subscriptions_with_dead_letters
 from delaylevel.errors import InvalidInputError
 from delaylevel.model.envelope import ID
+from delaylevel.model.formatting import shell
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.position import Position, SourcePartition
 from delaylevel.model.topic_name import TopicName
@@ -96,8 +97,8 @@ def list_(
     """List the dead letters of TOPIC.
 
     They are listed oldest first, each with its reason. TOPIC is a business topic, its level topic,
-    or any topic that belongs to it; or the dead-letter topic of a subscription. Nothing is
-    acknowledged or moved.
+    or any topic that belongs to it; or the dead-letter topic of a subscription. Subscriptions that
+    have dead letters are named. Nothing is acknowledged or moved.
     """
     with _connected(settings, topic, subscription) as place:
         rows = [
@@ -105,9 +106,15 @@ def list_(
             for letter in deadletters.dead_letters(*place.arguments, place.source)
             if reason is None or reason in letter.reason
         ]
+        others = []
+        if place.source is None:
+            others = subscriptions_with_dead_letters(place.admin, place.described)
     if output not in ("json", "jsonl"):
         rows = [_with_time(row) for row in rows]
     emit(rows, _LIST, output, empty=f"No dead letters of {place.owner}.")
+    for business, name, entries in others:
+        command = f"delaylevel dlq list {shell(business.short)} --subscription {shell(name)}"
+        note(f"Subscription {name} of {business.short} has dead letters ({entries:,}): `{command}`")
 
 
 @examples("delaylevel dlq show orders 12:0:-1", "delaylevel dlq show orders 12:0:-1 -o json")

@@ -32,6 +32,7 @@ from delaylevel.model.position import SourcePartition
 from delaylevel.model.strategy import PartitionStrategy, as_levels
 from delaylevel.model.topic_name import TopicName
 from delaylevel.topics import members, registry
+from delaylevel.topics.status import pending_entries_in
 
 log = logging.getLogger(__name__)
 
@@ -222,6 +223,30 @@ def find_dead_letters(
         )
     partition = dead_letter_partition(topics.dead_letter, metadata)
     return description, SourcePartition(description.topic, partition, Role.DEAD_LETTER, -1, 0, 0)
+
+
+def subscriptions_with_dead_letters(
+    admin: TopicAdmin, description: LevelTopicDescription
+) -> list[tuple[TopicName, str, int]]:
+    """Return the subscriptions of a level topic's targets that have dead letters.
+
+    Returns:
+        The business topic, the subscription, and the number of entries, sorted.
+    """
+    found = []
+    for name in map(TopicName.parse, description.targets):
+        if not name.local.endswith(retries.RETRY_SUFFIX):
+            continue
+        metadata = members.metadata_of(admin, name)
+        owner = {} if metadata is None else metadata.properties
+        if retries.OWNER_TOPIC not in owner or retries.OWNER_SUBSCRIPTION not in owner:
+            continue
+        topics = RetryTopics.of(owner[retries.OWNER_TOPIC], owner[retries.OWNER_SUBSCRIPTION])
+        with suppress(NotFoundError):
+            stats = admin.partitioned_stats(topics.dead_letter)
+            if entries := sum(map(pending_entries_in, stats.values())):
+                found.append((topics.topic, topics.subscription, entries))
+    return sorted(found)
 
 
 def dead_letter_partition(name: TopicName, metadata: TopicMetadata | None) -> str:
