@@ -150,6 +150,8 @@ def deploy(
 ) -> None:
     """Deploy or update the Function of TOPIC.
 
+    The workers' Python needs `delaylevel[functions]`, and pip on the PATH.
+
     TOPIC is a business topic or a level topic that was made with `levels create --mover function`.
     The archive for the workers has wheels of the packages installed here. Only --worker-python
     downloads anything: pip fetches wheels for that Python to this machine.
@@ -178,7 +180,10 @@ def deploy(
         "config": made.config,
     }
     emit_one(view, _DEPLOYED, output)
-    note(f"`delaylevel mover status {shell(topic)}` shows when it runs.")
+    note(
+        "The workers' Python needs `delaylevel[functions]`. "
+        f"`delaylevel mover status {shell(topic)}` shows when it runs."
+    )
 
 
 @examples(

@@ -212,9 +212,9 @@ def _why_down(down: list[InstanceStatus], topic: str) -> str:
     worst = max(down, key=lambda instance: instance.restarts)
     if worst.restarts > 1:
         return (
-            f"{which}; the worker has started it {worst.restarts} times: most likely modules are "
-            "missing. The worker's python3 needs "
-            "`pip install 'pulsar-client[functions]>=3.13,<3.14'` and pip on its PATH, and "
+            f"{which}; the worker has started it {worst.restarts} times: most likely its Python "
+            "lacks `delaylevel[functions]` (python3 on the worker: "
+            "`pip install 'pulsar-client[functions]>=3.13,<3.14'`, and pip on its PATH). Also, "
             "the archive's wheels must fit it (deploy with --worker-python and "
             "--worker-platform if it differs from the one here). Only the worker's own output has "
             "the traceback"

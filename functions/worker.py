@@ -120,8 +120,8 @@ class FunctionsWorker:
                 raise LevelTopicError(
                     "this cluster has no functions worker: start brokers with "
                     "functionsWorkerEnabled=true (`delaylevel broker start --functions` for the "
-                    "embedded one), or create a level topic with the mover 'service' instead, for "
-                    "`delaylevel run`"
+                    "embedded one) and `delaylevel[functions]` in their Python, or create a level "
+                    "topic with --mover service, for `delaylevel run`"
                 ) from error
             if error.status in (409, 503) and "orker" in error.reason:
                 raise LevelTopicError(
