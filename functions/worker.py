@@ -116,7 +116,8 @@ class FunctionsWorker:
         try:
             return self._rest.request(method, f"functions/{_encoded(path)}", api=_API, **options)
         except AdminError as error:
-            if error.status in (404, 405) and "unction" not in error.reason:
+            is_off = "not enabled" in error.reason  # a standalone broker
+            if is_off or (error.status in (404, 405) and "unction" not in error.reason):
                 raise LevelTopicError(
                     "this cluster has no functions worker: start brokers with "
                     "functionsWorkerEnabled=true (`delaylevel broker start --functions` for the "

@@ -13,6 +13,7 @@ from delaylevel.errors import InvalidInputError
 from delaylevel.model.level_topic import FinalWindow, Mover
 from delaylevel.model.plan import Load, Plan, plan, plans
 from delaylevel.model.strategy import Levels, PartitionStrategy
+from support.pages import ROOT
 from support.seeds import examples
 
 DAY = timedelta(days=1)
@@ -61,6 +62,23 @@ def test_the_recommended_list_costs_least_with_its_peak(
     found = plans(Load(rate, 30 * DAY, 1024, nine_share=share))
     assert named(found[0]) == recommended
     assert [item.cost for item in found] == sorted(item.cost for item in found)
+
+
+@pytest.mark.parametrize(
+    ("rate", "row"),
+    [
+        (10, (12_960_000, 29, 480_600, 0.06, 2, 1)),
+        (20_000, (25_920_000_000, 52, 210_600_000, 1.62, 7_513, 4)),
+    ],
+)
+def test_the_table_of_sizes_in_production(rate: int, row: tuple[float, ...]) -> None:
+    load = Load(rate=rate, maximum_delay=30 * DAY, size=1024, nine_share=0.1)
+    best = plans(load)[0]
+    cores, release_s = round(best.dispatcher_cores, 2), round(load.nine_release_s)
+    found = (load.pending, best.partitions, best.peak_window, cores, release_s, best.movers)
+    assert found == row
+    page = (ROOT / "docs/production.md").read_text(encoding="utf-8")
+    assert all(f"{value:,}" in page for value in row)
 
 
 def test_a_plan_includes_nine_oclock() -> None:
