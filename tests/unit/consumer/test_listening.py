@@ -11,9 +11,12 @@ from typing import Any
 import pulsar
 import pytest
 
+from delaylevel import topics
 from delaylevel.cluster.connection.settings import Connection
 from delaylevel.consumer import Backoff, Deduplication, Listeners, ReceivedMessage, Reject, Retry
+from delaylevel.consumer.retry_topics import subscriptions_with_dead_letters
 from delaylevel.errors import InvalidInputError
+from delaylevel.model.topic_name import TopicName
 from delaylevel.testing import MemoryPulsar
 
 DAY = timedelta(days=1)
@@ -117,6 +120,10 @@ def test_every_retry_is_handled_at_its_own_time(
     (dead,) = memory_pulsar.delivered(DEAD)
     assert dead.data == b"1"
     assert dead.properties["delaylevel.reason"] == "attempt 5 failed: ValueError: no funds"
+    described = topics.describe(memory_pulsar.admin, "orders")
+    orders = TopicName.parse("orders")
+    found = subscriptions_with_dead_letters(memory_pulsar.admin, described)
+    assert found == [(orders, "billing", 1)]
     (listener,) = app.listeners
     counts = listener.stats.counts()
     assert (counts.received, counts.failed, counts.retried, counts.dead) == (5, 5, 4, 1)
