@@ -34,126 +34,67 @@ Examples:
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import random
-import subprocess
-import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import nats_peer
 import psutil
-from arrivals import consume, stamped, wait, watched
-from baselines import Case
-from cancelling import cancel
-from common import arguments, connected, note, report
-from plain_timer import send_on_time
+import pulsar
+from common import (
+    QUIET,
+    Case,
+    DispatcherProcess,
+    arguments,
+    broker_with_defaults,
+    consume,
+    in_process,
+    memory,
+    note,
+    publish,
+    report,
+    stamped,
+    wait,
+    watched,
+)
+from compare import nats
 
 from delaylevel import PartitionBy, PartitionStrategy, topics
-from delaylevel.broker.embedded import EmbeddedBroker
 from delaylevel.cluster.connection.settings import Connection
 from delaylevel.cluster.port import TopicPolicies
 from delaylevel.cluster.rest.admin import Admin
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription
+from delaylevel.model.outcome import PAYLOAD, cancellation
 from delaylevel.model.strategy import Levels
 from delaylevel.model.topic_name import TopicName
 
 Usage: TypeAlias = "dict[str, tuple[float, int]]"
 SIDES = ("tracker", "tracker, deduplicated", "native", "nats")
 CANCELLABLE = ("cancellable", "half cancelled")
-PENDING = "delaylevel_dispatch_pending"
-
-
-class DispatcherProcess:
-    """``delaylevel dispatcher run`` as a process, with access to its metrics.
-
-    ``command`` is the command to run, if it is another one that contains a dispatcher.
-    """
-
-    def __init__(
-        self,
-        connection: Connection,
-        topic: str,
-        delivery: str,
-        directory: Path,
-        command: tuple[str, ...] = ("dispatcher", "run"),
-    ) -> None:
-        self.process = subprocess.Popen(
-            [
-                *(sys.executable, "-m", "delaylevel"),
-                *("--service-url", connection.service_url, "--admin-url", connection.admin_url),
-                *(*command, topic, "--delivery", delivery, "--metrics-port", "0"),
-                *("--spill-dir", str(directory)),
-            ],
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        assert self.process.stderr is not None
-        self.url = ""
-        for line in self.process.stderr:
-            if line.rstrip().endswith("/metrics"):
-                self.url = line.split()[-1]
-                break
-
-    def series(self, name: str, **labels: str) -> float:
-        """Return the sum of a metric's series with these labels."""
-        with urllib.request.urlopen(self.url, timeout=10) as answer:
-            lines = answer.read().decode().splitlines()
-        wanted = [f'{key}="{value}"' for key, value in labels.items()]
-        return sum(
-            float(line.rpartition(" ")[2])
-            for line in lines
-            if line.startswith(f"{name}{{") and all(each in line for each in wanted)
-        )
-
-    def releasing(self) -> float:
-        """Return the number of its window partitions that have been read again."""
-        return self.series("delaylevel_dispatch_state", state="releasing")
+TOPIC = "persistent://public/default/orders"
+STRATEGY = PartitionStrategy(partition_by=PartitionBy.HOUR)
 
 
 def main() -> None:
     """Run the sides one after the other, and print the table."""
     parser = arguments(__doc__, messages=200_000, rounds=1)
-    parser.add_argument(
-        "--seconds", type=float, default=60, help="range of the due times (default: 60)"
-    )
-    parser.add_argument(
-        "--sides",
-        default=",".join(SIDES).replace("tracker, d", "tracker d"),
-        help="sides to run, separated by commas (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--rates",
-        default="",
-        help="rates of quiet hours to measure, in messages per second, separated by commas",
-    )
-    parser.add_argument("--burst", action="store_true", help="one due time for all messages")
-    parser.add_argument(
-        "--keys", type=int, default=0, help="number of different message keys (default: no keys)"
-    )
-    parser.add_argument(
-        "--dispatchers", type=int, default=1, help="number of dispatcher processes (default: 1)"
-    )
-    parser.add_argument(
-        "--soon",
-        type=int,
-        default=0,
-        help="number of messages that are due within the run; the others are due 10 to 40 minutes "
-        "later, and only pending (default: all)",
-    )
-    parser.add_argument("--no-restart", action="store_true", help="kill no dispatcher")
-    parser.add_argument(
-        "--patience",
-        type=float,
-        default=1.0,
-        help="factor for the time before the first due time, for a busy machine (default: 1)",
-    )
+    add = parser.add_argument
+    add("--seconds", type=float, default=60, help="range of the due times (default: 60)")
+    default = ",".join(SIDES).replace("tracker, d", "tracker d")
+    add("--sides", default=default, help="sides, separated by commas (default: %(default)s)")
+    add("--rates", default="", help="rates of quiet hours, in messages/s, separated by commas")
+    add("--burst", action="store_true", help="one due time for all messages")
+    add("--keys", type=int, default=0, help="number of message keys (default: no keys)")
+    add("--dispatchers", type=int, default=1, help="number of dispatcher processes (default: 1)")
+    text = "number of messages due within the run; the others are due 10 to 40 minutes later"
+    add("--soon", type=int, default=0, help=f"{text} (default: all)")
+    add("--no-restart", action="store_true", help="kill no dispatcher")
+    text = "factor for the time before the first due time, for a busy machine (default: 1)"
+    add("--patience", type=float, default=1.0, help=text)
     options = parser.parse_args()
     rates = [int(rate) for rate in options.rates.split(",") if rate]
     sides = [each.strip().replace("tracker d", "tracker, d") for each in options.sides.split(",")]
@@ -178,14 +119,8 @@ def main() -> None:
 class Load:
     """The messages of one run.
 
-    Attributes:
-        count: number of messages.
-        seconds: range of the due times, in seconds.
-        burst: True for one due time of all messages.
-        keys: number of different keys; 0 for messages without keys.
-        half: True to cancel half of the messages.
-        soon: number of messages that are due within the run.
-        patience: factor for `prepare_s`.
+    They are due within ``seconds``, or at one instant in a ``burst``, and have a number of keys or
+    none. ``half`` of them are cancelled, and only ``soon`` of them are released within the run.
     """
 
     count: int
@@ -268,24 +203,6 @@ def run(side: str, load: Load, restart: bool, dispatchers: int) -> Case | None:
         return measure(side, load, restart, dispatchers, connection, broker, directory)
 
 
-@contextlib.contextmanager
-def broker_with_defaults() -> Iterator[tuple[Connection, psutil.Process, Path]]:
-    """Start a broker without the settings that favour bulk reads; stop it at the end.
-
-    Yields:
-        Its addresses, its process, and a directory for other files.
-    """
-    with (
-        tempfile.TemporaryDirectory(prefix="delaylevel-bench-") as directory,
-        EmbeddedBroker(
-            "bench", directory=Path(directory) / "broker", heap_mb=600, follow_parent=True
-        ) as broker,
-    ):
-        pid = broker.status().pid
-        assert pid is not None
-        yield broker.connection, psutil.Process(pid), Path(directory)
-
-
 def measure(
     side: str,
     load: Load,
@@ -297,43 +214,47 @@ def measure(
 ) -> Case:
     """Publish, restart, wait for the first due time, and compare arrivals with due times."""
     admin = Admin.from_connection(connection)
-    topic = "persistent://public/default/orders"
-    native = side == "native"
+    native, deduplicated = side == "native", "deduplicated" in side
+    window = FinalWindow.BROKER if native else FinalWindow.TRACKER
     described = topics.create(
         admin,
         LevelTopicDescription(
-            topic + "-delay-level",
-            Levels([PartitionStrategy(partition_by=PartitionBy.HOUR)]),
-            (topic,),
-            final_window=FinalWindow.BROKER if native else FinalWindow.TRACKER,
+            TOPIC + "-delay-level", Levels([STRATEGY]), (TOPIC,), final_window=window
         ),
     )
-    delivery = "effectively-once" if "deduplicated" in side else "at-least-once"
-    reader, answer = consuming(connection, topic, native, load)
-    if "deduplicated" in side:
-        name = TopicName.parse(topic)
+    reader, answer = consuming(connection, native, load)
+    if deduplicated:
+        name = TopicName.parse(TOPIC)
         admin.set_topic_policies(name, TopicPolicies(deduplication=True))
         wait(lambda: bool(admin.partition_stats(name).deduplication), 30)
     with contextlib.ExitStack() as stack:
         started: list[DispatcherProcess] = []
 
         def start() -> None:
+            delivery = "effectively-once" if deduplicated else "at-least-once"
             for number in range(0 if native else dispatchers):
                 spill = directory / f"spill-{number}"
-                started.append(DispatcherProcess(connection, topic, delivery, spill))
+                started.append(DispatcherProcess(connection, TOPIC, delivery, spill))
                 stack.callback(started[-1].process.kill)
 
         start()
         begin_ms = round((time.time() + load.prepare_s) * 1000)
         began = time.monotonic()
-        publish(connection, topic, native, load, begin_ms, side in CANCELLABLE)
+        named = side in CANCELLABLE
+
+        def options(number: int) -> Case:
+            key = f"key-{number % load.keys}" if load.keys else None
+            return {"partition_key": key, "message_id": f"m-{number}" if named else None}
+
+        dues = load.dues_ms(begin_ms)
+        publish(connection, TOPIC, dues, STRATEGY, options, final_window=window.value)
         note(f"{side}: published in {time.monotonic() - began:.1f} s")
         restart_s = 0.0
         figures: Case = {}
         if native and restart:
-            restart_s = unload(admin, connection, topic, load.count)
+            restart_s = unload(connection, load.count)
         elif not native:
-            wait(lambda: sum(d.series(PENDING) for d in started) >= load.count, load.prepare_s)
+            wait(lambda: sum(d.pending() for d in started) >= load.count, load.prepare_s)
             note(f"{side}: all pending after {time.monotonic() - began:.1f} s")
             if side in CANCELLABLE:
                 began = time.monotonic()
@@ -343,64 +264,31 @@ def measure(
                 note(f"{side}: cancelled in {time.monotonic() - began:.1f} s")
                 wait(lambda: decided(started) >= load.count - load.kept, 60 + load.prepare_s)
                 figures["decided_s"] = round(time.monotonic() - began, 1)
-                resident = sum(psutil.Process(d.process.pid).memory_info().rss for d in started)
-                figures["pending_mib"] = resident >> 20
+                figures["pending_mib"] = memory([d.process.pid for d in started])[0] >> 20
         if started and restart:
             for dispatcher in started:
-                dispatcher.process.kill()
-                dispatcher.process.wait()
+                dispatcher.kill()
             started.clear()
             again = time.monotonic()
             start()
             wait(lambda: sum(d.releasing() for d in started) == described.window_partitions, 120)
             restart_s = time.monotonic() - again
         sleep_until(side, begin_ms, restart_s)
-        own = [psutil.Process(dispatcher.process.pid) for dispatcher in started]
-        with watched({"broker": [broker], "dispatcher": own}) as usage:
+        own = [dispatcher.process.pid for dispatcher in started]
+        with watched({"broker": [broker.pid], "dispatcher": own}) as usage:
             arrivals = answer.get(timeout=load.limit_s)
         reader.join()
         if side in CANCELLABLE:
             left = load.kept - load.released
-            wait(lambda: sum(d.series(PENDING) for d in started) <= left, 60)
-            figures["stored"] = admin.partition_stats(TopicName.parse(topic)).messages_in
+            wait(lambda: sum(d.pending() for d in started) <= left, 60)
+            figures["stored"] = admin.partition_stats(TopicName.parse(TOPIC)).messages_in
     return {**load.row(side, arrivals, restart_s, usage), **figures}
 
 
-def consuming(
-    connection: Connection, topic: str, shared: bool, load: Load
-) -> tuple[BaseProcess, Any]:
+def consuming(connection: Connection, shared: bool, load: Load) -> tuple[Any, Any]:
     """Start a consumer; return its process, and the queue for the summary of the arrivals."""
-    context = multiprocessing.get_context("spawn")
-    answer = context.Queue()
-    kept = load.released, load.keys, load.limit_s
-    reader = context.Process(
-        target=consume, args=(connection.service_url, topic, shared, *kept, answer), daemon=True
-    )
-    reader.start()
-    assert answer.get(timeout=60) == "ready"
-    return reader, answer
-
-
-def measure_loop(load: Load, connection: Connection, broker: psutil.Process) -> Case:
-    """Measure a loop that sends messages from memory at their due times."""
-    topic = "persistent://public/default/orders"
-    reader, answer = consuming(connection, topic, False, load)
-    context = multiprocessing.get_context("spawn")
-    ready = context.Queue()
-    begin_ms = round((time.time() + load.prepare_s) * 1000)
-    dues_ms = list(load.dues_ms(begin_ms))
-    sender = context.Process(
-        target=send_on_time, args=(connection.service_url, topic, dues_ms, ready), daemon=True
-    )
-    sender.start()
-    assert ready.get(timeout=60) == "ready"
-    sleep_until("loop", begin_ms, 0.0)
-    with watched({"broker": [broker], "dispatcher": [psutil.Process(sender.pid)]}) as usage:
-        arrivals = answer.get(timeout=load.limit_s)
-    reader.join()
-    sender.kill()
-    sender.join()
-    return load.row("loop", arrivals, 0.0, usage)
+    given = (connection.service_url, TOPIC, shared, load.released, load.keys, load.limit_s)
+    return in_process(consume, *given)
 
 
 def decided(dispatchers: list[DispatcherProcess]) -> float:
@@ -409,54 +297,88 @@ def decided(dispatchers: list[DispatcherProcess]) -> float:
     return sum(each.series(name, status="cancelled") for each in dispatchers)
 
 
-def publish(
-    connection: Connection, topic: str, native: bool, load: Load, begin_ms: int, named: bool
+def cancel(
+    service_url: str, description: LevelTopicDescription, wanted: Iterable[tuple[int, str, str]]
 ) -> None:
-    """Publish all messages through the wrapper, with IDs if they are named."""
-    with connected(connection) as client:
-        producer = client.create_producer(
-            topic,
-            enable_delay_level_topic=True,
-            final_window="broker" if native else "tracker",
-            partition_strategy=PartitionStrategy(partition_by=PartitionBy.HOUR),
-            block_if_queue_full=True,
-            max_pending_messages=10_000,
-        )
-        for number, due_ms in enumerate(load.dues_ms(begin_ms)):
-            key = f"key-{number % load.keys}" if load.keys else None
-            name = f"m-{number}" if named else None
-            producer.send_async(
-                *(stamped(number, due_ms), None),
-                deliver_at=due_ms,
+    """Store cancellations in the window topic, in batches, by due time in ms, key and ID.
+
+    `DelayLevelProducer.cancel` waits for each of them, which would take minutes.
+    """
+    settings = {"block_if_queue_full": True, "max_pending_messages": 10_000}
+    outcomes: dict[Any, Any] = {}
+    with contextlib.closing(pulsar.Client(service_url, logger=QUIET)) as client:
+        partitions = map(description.window_topic.partition, range(description.window_partitions))
+        window = [client.create_producer(each.full, **settings) for each in partitions]
+        for due_ms, key, message_id in wanted:
+            envelope = cancellation(due_ms, description.targets[0], message_id)
+            window[description.window_partition(key, message_id)].send_async(
+                PAYLOAD,
+                outcomes.setdefault,
+                properties=envelope.parked_properties({}),
                 partition_key=key,
-                message_id=name,
             )
-        producer.flush()
+        for producer in window:
+            producer.flush()
+    assert set(outcomes) <= {pulsar.Result.Ok}, outcomes.keys()
+
+
+def measure_loop(load: Load, connection: Connection, broker: psutil.Process) -> Case:
+    """Measure a loop that sends messages from memory at their due times."""
+    reader, answer = consuming(connection, False, load)
+    begin_ms = round((time.time() + load.prepare_s) * 1000)
+    dues_ms = list(load.dues_ms(begin_ms))
+    sender, _ = in_process(send_on_time, connection.service_url, dues_ms)
+    sleep_until("loop", begin_ms, 0.0)
+    with watched({"broker": [broker.pid], "dispatcher": [sender.pid]}) as usage:
+        arrivals = answer.get(timeout=load.limit_s)
+    reader.join()
+    sender.kill()
+    sender.join()
+    return load.row("loop", arrivals, 0.0, usage)
+
+
+def send_on_time(service_url: str, dues_ms: Sequence[int], ready: Any) -> None:
+    """Send each message when it is due, and nothing else: keep nothing, look at no outcome."""
+    client = pulsar.Client(service_url, logger=QUIET)
+    producer = client.create_producer(TOPIC, block_if_queue_full=True, batching_enabled=False)
+    ordered = sorted((due_ms, number) for number, due_ms in enumerate(dues_ms))
+    ready.put("ready")
+    for due_ms, number in ordered:
+        # Rounded up, so that no message is early.
+        time.sleep(max(0.0, due_ms / 1000 - time.time() + 0.0005))
+        producer.send_async(stamped(number, due_ms), None)
+    producer.flush()
+    time.sleep(60)  # its processor time is read at the end of the measurement
+    client.close()
 
 
 def measure_nats(load: Load, restart: bool) -> Case | None:
     """Measure the schedules of a NATS server; return None if it is not installed."""
-    context = multiprocessing.get_context("spawn")
-    answer = context.Queue()
-    with nats_peer.private_nats() as server:
-        if server is None:
-            note(nats_peer.MISSING)
-            return None
-        stream = server.add_stream()
-        begin_ms = round((time.time() + load.prepare_s) * 1000)
-        rate = nats_peer.publish(server.port, stream, list(load.dues_ms(begin_ms)))
-        note(f"nats: published {rate:,.0f} /s")
-        restart_s = server.restart() if restart else 0.0
-        reader = context.Process(
-            target=nats_peer.consume,
-            args=(server.port, stream, load.count, load.keys, load.limit_s, answer),
-        )
-        reader.start()
-        assert answer.get(timeout=60) == "ready"
-        sleep_until("nats", begin_ms, restart_s)
-        with watched({"broker": [psutil.Process(server.pid)]}) as usage:
-            arrivals = answer.get(timeout=load.limit_s)
-        reader.join()
+    if nats.server_path() is None:
+        note(nats.MISSING)
+        return None
+    server = nats.Nats()
+    with tempfile.TemporaryDirectory(prefix="delaylevel-bench-nats-") as directory:
+        server.start(Path(directory), False)
+        try:
+            begin_ms = round((time.time() + load.prepare_s) * 1000)
+            flags = bytearray(load.count)
+            seconds = nats.publish(server.port, list(load.dues_ms(begin_ms)), 120, flags)
+            note(f"nats: published {sum(flags) / seconds:,.0f} /s")
+            restart_s = 0.0
+            if restart:
+                server.kill()
+                began = time.monotonic()
+                server.restart()
+                restart_s = time.monotonic() - began
+            given = (server.port, load.count, load.keys, load.limit_s)
+            reader, answer = in_process(nats.consume, *given)
+            sleep_until("nats", begin_ms, restart_s)
+            with watched({"broker": server.pids()}) as usage:
+                arrivals = answer.get(timeout=load.limit_s)
+            reader.join()
+        finally:
+            server.stop()
     return load.row("nats", arrivals, restart_s, usage)
 
 
@@ -467,17 +389,15 @@ def sleep_until(side: str, begin_ms: int, restart_s: float) -> None:
     time.sleep(max(0.0, left_s - 1))
 
 
-def unload(admin: Admin, connection: Connection, topic: str, count: int) -> float:
+def unload(connection: Connection, count: int) -> float:
     """Unload the business topic; return the seconds until its index is complete again."""
-    rest = f"{connection.admin_url}/admin/v2/{TopicName.parse(topic).rest_path}"
+    rest = f"{connection.admin_url}/admin/v2/{TopicName.parse(TOPIC).rest_path}"
     began = time.monotonic()
     urllib.request.urlopen(urllib.request.Request(f"{rest}/unload", method="PUT"), timeout=60)
 
     def rebuilt() -> bool:
         with urllib.request.urlopen(f"{rest}/stats", timeout=30) as answer:
-            text = answer.read().decode()
-        _, _, rest_of = text.partition('"msgDelayed":')
-        figure = rest_of.split(",", 1)[0]
+            figure = answer.read().decode().partition('"msgDelayed":')[2].split(",", 1)[0]
         return bool(figure) and int(figure) >= count
 
     wait(rebuilt, 300, give_up=True)

@@ -22,23 +22,30 @@ Examples:
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import random
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import psutil
-from arrivals import consume, stamped, watched
-from baselines import Case
-from bench_dispatch import DispatcherProcess
-from common import arguments, connected, note, report, started_broker
+from common import (
+    Case,
+    DispatcherProcess,
+    arguments,
+    connected,
+    consume,
+    in_process,
+    note,
+    report,
+    stamped,
+    started_broker,
+    watched,
+)
 
 from delaylevel import PartitionStrategy, topics
 from delaylevel.cluster.connection.settings import Connection
@@ -52,22 +59,12 @@ LEVEL_TOPIC = "persistent://public/default/_orders-delay-level"
 SIDES = ("spark", "local", "run")
 LIMIT_MS = 1000
 _TICK_S = 0.01
-_spawn = multiprocessing.get_context("spawn")
 
 
 def produce(
     connection: Connection, unit_s: float, first: int, rate: int, seconds: float, answer: Any
 ) -> None:
-    """Send messages at a steady rate; put the time and processor time in seconds into a queue.
-
-    Args:
-        connection: addresses of the broker.
-        unit_s: unit of the level, in seconds.
-        first: number of the first message.
-        rate: messages per second.
-        seconds: duration in seconds.
-        answer: queue for "ready", and then for (seconds, processor seconds).
-    """
+    """Send messages at a steady rate; put time and processor time in seconds into a queue."""
     chosen = random.Random(first)
     with connected(connection) as client:
         producer = client.create_producer(
@@ -115,46 +112,25 @@ def strategy(unit_s: float) -> PartitionStrategy:
 
 @dataclass
 class Pipeline:
-    """The running parts of one side.
-
-    Attributes:
-        side: one of `SIDES`.
-        connection: addresses of the broker.
-        unit_s: unit of the level, in seconds.
-        parts: the long-lived processes, by the name of their part.
-        dispatcher: the dispatcher.
-        sent: number of messages so far.
-    """
+    """The running parts of one side, by their process IDs, and the number of messages so far."""
 
     side: str
     connection: Connection
     unit_s: float
-    parts: dict[str, list[psutil.Process]]
+    parts: dict[str, list[int]]
     dispatcher: DispatcherProcess
-    sent: int = field(default=0)
+    sent: int = 0
 
     def run(self, rate: int, seconds: float) -> Case:
-        """Send messages at a rate, and return the row of this run.
-
-        Raises:
-            RuntimeError: messages arrived twice, early, or not through the window.
-        """
+        """Send messages at a rate, and return the row; raise if any arrived twice or early."""
         count = round(rate * seconds)
-        arriving, sending = _spawn.Queue(), _spawn.Queue()
         limit_s = 3 * seconds + 3 * self.unit_s + 180  # Spark may still be starting
-        consumer = _spawn.Process(
-            target=consume,
-            args=(self.connection.service_url, TOPIC, False, count, 0, limit_s, arriving),
-        )
-        producer = _spawn.Process(
-            target=produce, args=(self.connection, self.unit_s, self.sent, rate, seconds, sending)
-        )
         fetched = self.dispatcher.series("delaylevel_dispatch_arrived_total")
-        consumer.start()
-        assert arriving.get(timeout=60) == "ready"
+        url = self.connection.service_url
+        consumer, arriving = in_process(consume, url, TOPIC, False, count, 0, limit_s)
         with watched(self.parts) as usage:
-            producer.start()
-            assert sending.get(timeout=60) == "ready"
+            given = (self.connection, self.unit_s, self.sent, rate, seconds)
+            producer, sending = in_process(produce, *given)
             took_s, producer_s = sending.get(timeout=limit_s)
             arrivals = arriving.get(timeout=limit_s)
         producer.join()
@@ -220,24 +196,18 @@ def running(side: str, unit_s: float) -> Iterator[Pipeline]:
         )
         stack.callback(dispatcher.process.wait)
         stack.callback(dispatcher.process.terminate)
-        mover: Any
+        pids = {"dispatcher": dispatcher.process.pid, "broker": broker.status().pid}
+        mover: Any = None
         if side == "spark":
             mover = spark_mover(connection, Path(directory))
             stack.callback(mover.wait)
-        elif side == "run":
-            mover = None
-        else:
-            ready = _spawn.Queue()
-            mover = _spawn.Process(target=move, args=(connection, unit_s, ready))
-            mover.start()
+        elif side == "local":
+            mover, _ = in_process(move, connection, unit_s)
             stack.callback(mover.join)
-            assert ready.get(timeout=60) == "ready"
-        pids = {"dispatcher": dispatcher.process.pid}
         if mover is not None:
             stack.callback(mover.terminate)
             pids["mover"] = mover.pid
-        pids["broker"] = broker.status().pid
-        parts = {name: [psutil.Process(pid)] for name, pid in pids.items()}
+        parts = {name: [pid] for name, pid in pids.items() if pid is not None}
         pipeline = Pipeline(side, connection, unit_s, parts, dispatcher)
         for _ in range(5):  # to start Spark's processes, and to compile the hot code
             if pipeline.run(500, 10)["kept"]:
@@ -260,27 +230,15 @@ def spark_mover(connection: Connection, directory: Path) -> subprocess.Popen[byt
 def main() -> None:
     """Run the sides one after the other, and print the table."""
     parser = arguments(__doc__, messages=None, rounds=1)
-    parser.add_argument(
-        "--rate", type=int, help="messages per second of a single run, instead of a search"
-    )
-    parser.add_argument(
-        "--seconds", type=float, default=120, help="duration of the run that counts (default: 120)"
-    )
-    parser.add_argument(
-        "--step-seconds",
-        type=float,
-        default=20,
-        help="duration of each run of a search (default: 20)",
-    )
-    parser.add_argument(
-        "--start-rate", type=int, default=1000, help="first rate of a search (default: 1000)"
-    )
-    parser.add_argument(
-        "--unit", type=float, default=10, help="unit of the level, in seconds (default: 10)"
-    )
-    parser.add_argument(
-        "--sides", default=",".join(SIDES), help="sides to run (default: %(default)s)"
-    )
+    add = parser.add_argument
+    add("--rate", type=int, help="messages per second of a single run, instead of a search")
+    text = "duration of the run that counts (default: 120)"
+    add("--seconds", type=float, default=120, help=text)
+    text = "duration of each run of a search (default: 20)"
+    add("--step-seconds", type=float, default=20, help=text)
+    add("--start-rate", type=int, default=1000, help="first rate of a search (default: 1000)")
+    add("--unit", type=float, default=10, help="unit of the level, in seconds (default: 10)")
+    add("--sides", default=",".join(SIDES), help="sides to run (default: %(default)s)")
     options = parser.parse_args()
     rows = []
     for side in options.sides.split(","):

@@ -1,11 +1,10 @@
 """Queries over a million pending messages in two levels and the window, on a real broker.
 
-The messages are published in batches directly to the partitions in which a wrapper would park them.
-The script remembers them, and compares every answer with a plain count. The window also contains
-half as many messages again that a dispatcher has already released, between the pending ones. The
-slack of the search by due time keeps its default (a day for clocks and outages), except for one
-query with 10 minutes; with a day, a level by hours is read completely. Another process publishes,
-so the reported memory is that of the queries: the peak during each one.
+The script remembers the messages, and compares every answer with a plain count. The window also
+contains half as many messages again that a dispatcher has already released, between the pending
+ones. The slack of the search by due time keeps its default (a day for clocks and outages), except
+for one query with 10 minutes; with a day, a level by hours is read completely. Another process
+publishes, so the reported memory is that of the queries: the peak during each one.
 
 Examples:
     python benchmarks/bench_inspect.py
@@ -14,7 +13,6 @@ Examples:
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import random
 import statistics
@@ -24,33 +22,38 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pulsar
-from baselines import Case
-from common import arguments, connected, note, private_broker, report
+from common import (
+    QUIET,
+    SETTINGS,
+    Case,
+    arguments,
+    connected,
+    in_process,
+    note,
+    private_broker,
+    report,
+    wait,
+)
 
-from delaylevel import Levels, PartitionStrategy, topics
+from delaylevel import PartitionStrategy
 from delaylevel.cluster.connection.settings import Connection
 from delaylevel.cluster.rest.admin import Admin
 from delaylevel.dispatcher import Dispatcher, DispatchSettings
 from delaylevel.inspection import Inspector, Selection, Window
-from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription
-from delaylevel.model.router import Hop, Router
+from delaylevel.model.level_topic import LevelTopicDescription
 
 HOUR, DAY = 3_600_000, 86_400_000
-LEVELS = Levels(
-    [
-        PartitionStrategy(maximum_delay=timedelta(days=30)),
-        PartitionStrategy(partition_by="HOUR", maximum_delay=timedelta(hours=24)),
-    ]
-)
+LEVELS = [
+    PartitionStrategy(maximum_delay=timedelta(days=30)),
+    PartitionStrategy(partition_by="HOUR", maximum_delay=timedelta(hours=24)),
+]
 TARGET = "persistent://public/default/orders"
-WINDOW_PARTITIONS = 4
 
 
 class Sent:
@@ -75,28 +78,28 @@ class Sent:
         return Window(int(later[0]), int(later[min(later.size - 1, self.dues.size // 100)]))
 
 
-def fill(connection: Connection, messages: int) -> tuple[LevelTopicDescription, Sent]:
+def fill(connection: Connection, messages: int, answer: Any) -> None:
     """Publish all messages: 48 % by days, 48 % by hours, 4 % in the window."""
+    answer.put("ready")
     choose = random.Random(8)
-    router = Router(LEVELS)
-    dues, sizes = [], []
+    dues, sizes, released = [], [], 0
     outcomes: dict[Any, Any] = {}
-    producers: dict[str, Any] = {}
-    soon: list[str] = []
-    released = 0
     with connected(connection) as client, Admin.from_connection(connection) as admin:
         # Without a subscription, the broker would delete the topic during a long fill.
         client.subscribe(TARGET, "app").close()
-        description = topics.create(
-            admin,
-            LevelTopicDescription(
-                f"{TARGET}-delay-level",
-                LEVELS,
-                (TARGET,),
-                final_window=FinalWindow.TRACKER,
-                window_partitions=WINDOW_PARTITIONS,
-            ),
+        producer: Any = client.create_producer(
+            TARGET, enable_delay_level_topic=True, partition_strategy=LEVELS, **SETTINGS
         )
+
+        def send(due: int, size: int, number: int) -> None:
+            producer.send_async(
+                b"x" * size,
+                outcomes.setdefault,
+                properties={"customer": f"c{number % 5000}"},
+                partition_key=f"k{number % 1000}",
+                deliver_at=due,
+            )
+
         for number in range(messages):
             now = time.time_ns() // 1_000_000
             share = number % 25
@@ -106,49 +109,16 @@ def fill(connection: Connection, messages: int) -> tuple[LevelTopicDescription, 
                 due = now + choose.randrange(HOUR + 1, DAY)
             else:
                 due = now + choose.randrange(DAY, 30 * DAY - 60_000)
-            decision = router.decide(due, now)
-            if decision.hop is Hop.PARK:
-                topic = description.level_topic(decision.level).partition(decision.partition).full
-            else:
-                topic = description.window_topic.partition(number % WINDOW_PARTITIONS).full
-                if number % 50 == 0:
-                    soon.append(topic)
-            producer = producers.get(topic)
-            if producer is None:
-                producer = producers[topic] = client.create_producer(
-                    topic,
-                    batching_enabled=True,
-                    batching_max_messages=1000,
-                    batching_max_publish_delay_ms=200,
-                    block_if_queue_full=True,
-                    max_pending_messages=5000,
-                )
-            size = choose.randrange(50, 300)
-            publish(producer, outcomes, due, size, number)
-            while soon:  # messages due at once, between the others
-                publish(producers[soon.pop()], outcomes, now, size, number)
-                released += 1
             dues.append(due)
-            sizes.append(size)
-        for producer in producers.values():
-            producer.flush()
+            sizes.append(choose.randrange(50, 300))
+            send(due, sizes[-1], number)
+            if number % 50 == 0:  # due at once, between the others in the window
+                send(now + 3000, sizes[-1], number)
+                released += 1
+        producer.flush()
         assert list(outcomes) == [pulsar.Result.Ok], outcomes.keys()
-        release(client, admin, description, released)
-    return description, Sent(dues, sizes)
-
-
-def publish(producer: Any, outcomes: dict[Any, Any], due: int, size: int, number: int) -> None:
-    """Publish one message as a wrapper would park it."""
-    producer.send_async(
-        b"x" * size,
-        outcomes.setdefault,
-        properties={
-            "delaylevel.due": str(due),
-            "delaylevel.target": TARGET,
-            "customer": f"c{number % 5000}",
-        },
-        partition_key=f"k{number % 1000}",
-    )
+        release(client, admin, producer.description, released)
+    answer.put((producer.description, Sent(dues, sizes)))
 
 
 def release(client: Any, admin: Admin, description: LevelTopicDescription, messages: int) -> None:
@@ -158,10 +128,8 @@ def release(client: Any, admin: Admin, description: LevelTopicDescription, messa
         dispatcher = Dispatcher(client, admin, [description.topic], settings)
         thread = threading.Thread(target=dispatcher.run)
         thread.start()
-        deadline = time.monotonic() + 120
-        while sum(each.released for each in dispatcher.stats().values()) < messages:
-            assert time.monotonic() < deadline, "the dispatcher has released too few messages"
-            time.sleep(0.1)
+        stats = dispatcher.stats
+        wait(lambda: sum(each.released for each in stats().values()) >= messages, 120)
         dispatcher.stop()
         thread.join()
 
@@ -175,14 +143,7 @@ def most_memory_mib() -> int:
 
 
 def timed(what: str, rounds: int, limit_s: float | None, ask: Callable[[], Any]) -> Case:
-    """Run a query several times, and return a row with its durations and peak memory.
-
-    Args:
-        what: name of the query.
-        rounds: number of runs.
-        limit_s: required duration in seconds; None for no requirement.
-        ask: the query.
-    """
+    """Run a query several times; return durations (required: ``limit_s``) and peak memory."""
     most_memory_mib()
     seconds = []
     for _ in range(rounds):
@@ -267,28 +228,20 @@ def run(given: Any) -> list[Case]:
     """Fill a private broker, and run all queries."""
     with private_broker() as connection:
         start = time.perf_counter()
-        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as other:
-            description, sent = other.submit(fill, connection, given.messages).result()
+        other, answer = in_process(fill, connection, given.messages)
+        description, sent = answer.get(timeout=3600)
+        other.join()
         note(f"{given.messages:,} published in {time.perf_counter() - start:.0f} s")
-        with Inspector.connect(
-            connection,
-            description.topic,
-            client_options={"logger": pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)},
-        ) as look:
+        options: dict[str, Any] = {"client_options": {"logger": QUIET}}
+        with Inspector.connect(connection, description.topic, **options) as look:
             rows = ask_all(look, sent, connection, given.rounds)
-        slack_ms = 600_000
-        with Inspector.connect(
-            connection,
-            description.topic,
-            slack_ms=slack_ms,
-            client_options={"logger": pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)},
-        ) as look:
+        options["slack_ms"] = 600_000
+        with Inspector.connect(connection, description.topic, **options) as look:
             window = sent.one_percent(time.time_ns() // 1_000_000 + 12 * HOUR)
-            chosen = sent.within(window)
 
             def ask() -> None:
                 found = look.table(Selection(window), columns=["due_ms"])
-                assert found.num_rows == int(chosen.sum())
+                assert found.num_rows == int(sent.within(window).sum())
 
             rows.append(timed("pending, 1 % due in 12 hours, slack 10m", given.rounds, 10, ask))
     return rows

@@ -12,29 +12,29 @@ Examples:
 
 from __future__ import annotations
 
-import subprocess
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import psutil
-from baselines import Case
-from bench_dispatch import DispatcherProcess
-from common import arguments, connected, note, private_broker, report
+from common import (
+    Case,
+    DispatcherProcess,
+    arguments,
+    connected,
+    note,
+    private_broker,
+    report,
+    wait,
+)
 
-from delaylevel import PartitionBy, PartitionStrategy, topics
-from delaylevel.cluster.connection.settings import Connection
-from delaylevel.cluster.rest.admin import Admin
-from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription
-from delaylevel.model.strategy import Levels
-from delaylevel.model.topic_name import TopicName
+from delaylevel import PartitionBy, PartitionStrategy
 
 NAMESPACE = "public/default"
-LEVELS = Levels(
-    [PartitionStrategy(partition_by=PartitionBy.HOUR, maximum_delay=timedelta(hours=4))]
-)
+STRATEGY = PartitionStrategy(partition_by=PartitionBy.HOUR, maximum_delay=timedelta(hours=4))
 AT_ONCE = 8
 # Threads that were needed for the start end within this time.
 SETTLE_S = 20
@@ -43,12 +43,9 @@ SETTLE_S = 20
 def main() -> None:
     """Run each number of level topics on a broker of its own, and print the table."""
     parser = arguments(__doc__, messages=100, rounds=1)
-    parser.add_argument(
-        "--topics", default="1,10,40", help="numbers of level topics (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--seconds", type=float, default=30, help="time to measure, in s (default: %(default)s)"
-    )
+    add = parser.add_argument
+    add("--topics", default="1,10,40", help="numbers of level topics (default: %(default)s)")
+    add("--seconds", type=float, default=30, help="time to measure, in s (default: %(default)s)")
     options = parser.parse_args()
     rows = []
     for count in map(int, options.topics.split(",")):
@@ -60,24 +57,29 @@ def main() -> None:
 def run(count: int, messages: int, seconds: float) -> Case:
     """Return the row of a number of level topics, each with some messages."""
     with private_broker() as connection, tempfile.TemporaryDirectory() as directory:
-        began = time.monotonic()
-        descriptions = create(connection, count)
-        create_s = time.monotonic() - began
-        with connected(connection) as client:
-            for description in descriptions:
-                target = description.targets[0]
-                with client.create_producer(target, enable_delay_level_topic=True) as producer:
-                    for _ in range(messages):
-                        producer.send_async(b"", None, deliver_after=timedelta(hours=3))
-                    producer.flush()
+        with connected(connection) as client, ThreadPoolExecutor(AT_ONCE) as pool:
+
+            def make(number: int) -> Any:
+                topic = f"{NAMESPACE}/orders-{number}"
+                client.subscribe(topic, "application").close()
+                return client.create_producer(
+                    topic, enable_delay_level_topic=True, partition_strategy=STRATEGY
+                )
+
+            began = time.monotonic()
+            producers = list(pool.map(make, range(count)))
+            create_s = time.monotonic() - began
+            for producer in producers:
+                for _ in range(messages):
+                    producer.send_async(b"", None, deliver_after=timedelta(hours=3))
+                producer.flush()
+            partitions = sum(each.description.window_partitions for each in producers)
         began = time.monotonic()
         served = DispatcherProcess(
             connection, NAMESPACE, "at-least-once", Path(directory), ("run", "--namespace")
         )
         try:
-            partitions = sum(each.window_partitions for each in descriptions)
-            while served.releasing() < partitions:
-                time.sleep(0.2)
+            wait(lambda: served.releasing() >= partitions, 3600)
             start_s = time.monotonic() - began
             time.sleep(SETTLE_S)
             return {
@@ -88,27 +90,7 @@ def run(count: int, messages: int, seconds: float) -> Case:
                 **at_rest(psutil.Process(served.process.pid), seconds),
             }
         finally:
-            served.process.terminate()
-            try:
-                served.process.wait(60)
-            except subprocess.TimeoutExpired:
-                served.process.kill()
-
-
-def create(connection: Connection, count: int) -> list[LevelTopicDescription]:
-    """Create business topics with their level topics."""
-
-    def make(number: int) -> LevelTopicDescription:
-        topic = TopicName.parse(f"{NAMESPACE}/orders-{number}")
-        admin.create_partitioned(topic, 1)
-        admin.create_subscription(topic, "application")
-        description = LevelTopicDescription(
-            f"{topic.full}-delay-level", LEVELS, (topic.full,), final_window=FinalWindow.TRACKER
-        )
-        return topics.create(admin, description)
-
-    with Admin.from_connection(connection) as admin, ThreadPoolExecutor(AT_ONCE) as pool:
-        return list(pool.map(make, range(count)))
+            served.kill()
 
 
 def at_rest(process: psutil.Process, seconds: float) -> Case:

@@ -6,9 +6,8 @@ Python code; and with a Python function that counts. The plain client's messages
 delayed delivery, the wrapper's to 29 partitions by DAY. "No delay, batched" is the plain client
 without delays, which is the upper limit. Rates are from the first send to the end of flush.
 
-"NATS" sends message schedules to a NATS server with file storage, and "NATS, own client" does so
-through the client of NATS for Python; every message is acknowledged. Its messages have no key and
-no properties.
+"NATS" writes message schedules to the socket of a NATS server with file storage; every message is
+acknowledged, and has no key and no properties.
 
 Examples:
     python benchmarks/bench_publish.py
@@ -17,22 +16,34 @@ Examples:
 
 from __future__ import annotations
 
+import tempfile
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import ExitStack
 from datetime import timedelta
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pulsar
-from baselines import Case
-from common import BODY, arguments, connected, in_turn, note, private_broker, rate_row, report
-from nats_peer import MISSING, NatsServer, private_nats, publish_with_client
-from nats_peer import publish as publish_schedules
+from common import (
+    BODY,
+    SETTINGS,
+    Case,
+    arguments,
+    connected,
+    in_turn,
+    note,
+    private_broker,
+    rate_row,
+    report,
+)
+from compare import nats
 
 from delaylevel import DelayLevelClient, PartitionStrategy
 
-SETTINGS: dict[str, Any] = {"block_if_queue_full": True, "max_pending_messages": 5000}
 PROPERTIES = {"customer": "c-1234", "kind": "reminder"}
 # In the middle of each partition's range, in an order that separates neighbouring partitions.
 MIXED = [timedelta(days=1 + (k * 11) % 29, hours=12) for k in range(29)]
@@ -41,14 +52,7 @@ STYLES = ("none", "C", "Python")
 
 
 def publish(producer: Any, delays: Sequence[timedelta | None], messages: int, style: str) -> float:
-    """Send messages and wait until they are stored; return messages per second.
-
-    Args:
-        producer: producer of either side.
-        delays: delays to use in turn; None for no delay.
-        messages: number of messages.
-        style: kind of callback, one of `STYLES`.
-    """
+    """Send messages and wait until they are stored; return messages per second."""
     outcomes: Counter[Any] = Counter()
 
     def count_outcome(result: Any, _: Any) -> None:
@@ -71,97 +75,63 @@ def publish(producer: Any, delays: Sequence[timedelta | None], messages: int, st
     return rate
 
 
-def make(client: DelayLevelClient, wrapped: bool, **settings: Any) -> Any:
+def schedule(port: int, delays: Sequence[timedelta], messages: int) -> float:
+    """Store message schedules on a NATS server; return messages per second."""
+    now_ms, count = round(time.time() * 1000), len(delays)
+    dues = [now_ms + delays[k % count] // timedelta(milliseconds=1) for k in range(messages)]
+    flags = bytearray(messages)
+    seconds = nats.publish(port, dues, 120, flags)
+    assert all(flags)
+    return messages / seconds
+
+
+def make(client: DelayLevelClient, **settings: Any) -> Any:
     """Return a producer for a new topic that has a subscription."""
     topic = f"orders-{uuid.uuid4().hex[:6]}"
     client.subscribe(topic, "app", consumer_type=pulsar.ConsumerType.Shared).close()
-    if not wrapped:
-        return client.create_producer(topic, **SETTINGS, **settings)
-    return client.create_producer(
-        topic,
-        enable_delay_level_topic=True,
-        partition_strategy=PartitionStrategy(),
-        **SETTINGS,
-        **settings,
-    )
-
-
-def schedules(
-    server: NatsServer, delays: Sequence[timedelta], messages: int
-) -> dict[str, Callable[[], float]]:
-    """Return the sides of NATS, by name."""
-    stream = server.add_stream()
-
-    def dues_ms() -> list[int]:
-        now_ms = round(time.time() * 1000)
-        count = len(delays)
-        return [now_ms + delays[k % count] // timedelta(milliseconds=1) for k in range(messages)]
-
-    return {
-        "NATS": lambda: publish_schedules(server.port, stream, dues_ms()),
-        "NATS, own client": lambda: publish_with_client(server, stream, dues_ms()),
-    }
+    return client.create_producer(topic, **SETTINGS, **settings)
 
 
 def run(given: Any) -> list[Case]:
     """Measure fixed and mixed delays in each style, for the wrapper and the plain client."""
     rows: list[Case] = []
-    with (
-        private_broker() as connection,
-        connected(connection) as client,
-        connected(connection) as plain,
-        private_nats() as server,
-    ):
-        if server is None:
-            note(MISSING)
+    with ExitStack() as stack:
+        connection = stack.enter_context(private_broker())
+        client, plain = (stack.enter_context(connected(connection)) for _ in range(2))
+        server = nats.Nats()
+        if nats.server_path() is None:
+            note(nats.MISSING)
+        else:
+            server.start(Path(stack.enter_context(tempfile.TemporaryDirectory())), False)
+            stack.callback(server.stop)
         for kind, delays in (("one delay", FIXED), ("29 delays in turn", MIXED)):
-            producers = {"plain client": make(plain, wrapped=False)}
-            for ms in given.batching_delay_ms:
-                settings = {"batching_max_publish_delay_ms": ms} if ms else {}
-                name = f"wrapper, {ms} ms" if ms else "wrapper"
-                producers[name] = make(client, True, **settings)
-            undelayed = make(plain, wrapped=False, batching_enabled=True)
-
-            def side(
-                producer: Any, style: str, delays: Sequence[timedelta | None] = delays
-            ) -> Callable[[], float]:
-                return lambda: publish(producer, delays, given.messages, style)
-
-            sides = {
-                (style, name): side(producer, style)
-                for style in given.styles
-                for name, producer in producers.items()
+            wrapped = make(
+                client, enable_delay_level_topic=True, partition_strategy=PartitionStrategy()
+            )
+            producers: dict[str, tuple[Any, Sequence[timedelta | None]]] = {
+                "plain client": (make(plain), delays),
+                "wrapper": (wrapped, delays),
+                "no delay, batched": (make(plain, batching_enabled=True), [None]),
             }
-            for style in given.styles:
-                # The upper limit for any wrapper of this client: batches without delays.
-                sides[style, "no delay, batched"] = side(undelayed, style, [None])
-            if server is not None and "none" in given.styles:
-                peers = schedules(server, delays, given.messages)
-                sides |= {("none", name): of for name, of in peers.items()}
+            sides = {
+                (style, name): partial(publish, producer, used, given.messages, style)
+                for style in given.styles
+                for name, (producer, used) in producers.items()
+            }
+            if server.port and "none" in given.styles:
+                sides["none", "NATS"] = partial(schedule, server.port, delays, given.messages)
             named = {f"{kind}, callback {style}, {name}": of for (style, name), of in sides.items()}
             rates = dict(zip(sides, in_turn(named, given.rounds).values(), strict=True))
-            rows += [
-                {
-                    "delays": kind,
-                    "callback": style,
-                    **rate_row(name, found, rates[style, "plain client"]),
-                }
-                for (style, name), found in rates.items()
-            ]
-            for producer in (undelayed, *producers.values()):
+            for (style, name), found in rates.items():
+                row = rate_row(name, found, rates[style, "plain client"])
+                rows.append({"delays": kind, "callback": style, **row})
+            for producer, _ in producers.values():
                 producer.close()
     return rows
 
 
 if __name__ == "__main__":
     parser = arguments(__doc__, messages=60_000, rounds=5)
-    parser.add_argument(
-        "--batching-delay-ms",
-        type=int,
-        nargs="+",
-        default=[0],
-        help="batching delays of the wrapper's producers in ms; 0 for the default (default: 0)",
-    )
     parser.add_argument(
         "--styles",
         nargs="+",

@@ -34,21 +34,29 @@ import uuid
 import zlib
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 import pulsar
-from baselines import Case
-from common import BODY, arguments, connected, note, private_broker, rate_row, report
+from common import (
+    BODY,
+    SETTINGS,
+    Case,
+    arguments,
+    connected,
+    note,
+    private_broker,
+    rate_row,
+    report,
+)
 from pyspark.sql import SparkSession
 
-from delaylevel import DelayLevelClient, PartitionBy, PartitionStrategy
+from delaylevel import DelayLevelClient, PartitionStrategy
 from delaylevel.cluster.connection.settings import Connection
 from delaylevel.cluster.rest.admin import Admin
 from delaylevel.model.envelope import DUE, ID, TARGET
-from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription
+from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.mover.local import LocalMover
 from delaylevel.spark_sync.job import SparkSyncJob
 from delaylevel.spark_sync.options import SyncSettings
@@ -59,11 +67,7 @@ from delaylevel.spark_sync.session import spark_session
 class Route:
     """A hop, and a level topic whose messages make it one second after they are published.
 
-    Attributes:
-        name: the hop, as a word for the command line and the table.
-        levels: the levels; a message is near-due only for what follows the first one.
-        delay: the delay of the messages.
-        finer_ms: the unit of the second level in ms; 0 if the messages go into the window topic.
+    With a second level, whose unit is ``finer_ms``, messages go there instead of the window.
     """
 
     name: str
@@ -71,51 +75,35 @@ class Route:
     delay: timedelta
     finer_ms: int = 0
 
-    @property
-    def final_window(self) -> FinalWindow:
-        """The final window of its level topics."""
-        return FinalWindow.BROKER if self.finer_ms else FinalWindow.TRACKER
+
+HOUR = timedelta(hours=1)
+SECOND = timedelta(seconds=1)
+
+
+def level(unit: timedelta, longest: timedelta, **options: Any) -> PartitionStrategy:
+    """Return a level."""
+    return PartitionStrategy(partition_by=unit, maximum_delay=longest, **options)
 
 
 ROUTES = (
     Route(
         "level-window",
-        (
-            PartitionStrategy(
-                partition_by=PartitionBy.DAY,
-                maximum_delay=timedelta(days=2),
-                lead=timedelta(hours=23, minutes=59, seconds=59),
-            ),
-        ),
-        timedelta(days=1, hours=12),
+        (level(24 * HOUR, 48 * HOUR, lead=24 * HOUR - SECOND),),
+        36 * HOUR,
     ),
     Route(
         "coarse-fine",
-        (
-            PartitionStrategy(
-                partition_by=timedelta(hours=1),
-                maximum_delay=timedelta(hours=2),
-                lead=timedelta(minutes=59, seconds=59),
-            ),
-            PartitionStrategy(partition_by=timedelta(minutes=5), maximum_delay=timedelta(hours=1)),
-        ),
-        timedelta(hours=1, minutes=30),
+        (level(HOUR, 2 * HOUR, lead=HOUR - SECOND), level(HOUR / 12, HOUR)),
+        1.5 * HOUR,
         finer_ms=5 * 60 * 1000,
     ),
 )
 WINDOW_PARTITIONS = 4
 READY_AFTER_S = 1.5
-SETTINGS: dict[str, Any] = {"block_if_queue_full": True, "max_pending_messages": 5000}
 
 
 class Pipeline:
-    """Level topics with their producers and loops.
-
-    Args:
-        client: client of the broker.
-        connection: addresses of the broker.
-        partitions: number of source partitions for each portion.
-    """
+    """Level topics, one for each source partition, with their producers and loops."""
 
     def __init__(
         self,
@@ -148,7 +136,7 @@ class Pipeline:
             topic,
             enable_delay_level_topic=True,
             partition_strategy=list(self.route.levels),
-            final_window=self.route.final_window.value,
+            final_window="broker" if self.route.finer_ms else "tracker",
             **SETTINGS,
         )
 
@@ -180,17 +168,14 @@ class Pipeline:
         start = time.perf_counter()
         for number, source in enumerate(self.sources):
             outcomes: Counter[Any] = Counter()
-            messages = share + (number < rest)
-            if tuned:
-                self._loop_tuned(source, messages, outcomes)
-            else:
-                self._loop_plain(source, messages, outcomes)
+            self._loop(source, tuned, share + (number < rest), outcomes)
             assert list(outcomes) == [pulsar.Result.Ok], outcomes.keys()
         return self.published / (time.perf_counter() - start)
 
-    def _loop_plain(self, source: str, messages: int, outcomes: Counter[Any]) -> None:
-        """Acknowledge each message in the callback of its send, or give it back."""
-        consumer = self.consumers[source, "plain"]
+    def _loop(self, source: str, tuned: bool, messages: int, outcomes: Counter[Any]) -> None:
+        """Acknowledge each message in a callback in Python; if tuned, all at the end."""
+        name = "tuned" if tuned else "plain"
+        consumer = self.consumers[source, name]
 
         def sent(message: Any, result: Any, _: Any) -> None:
             outcomes[result] += 1
@@ -199,20 +184,15 @@ class Pipeline:
             else:
                 consumer.negative_acknowledge(message)
 
-        for _ in range(messages):
-            message = consumer.receive(30_000)
-            self._send(source, "plain", message, functools.partial(sent, message))
-        self._flush(source, "plain")
-
-    def _loop_tuned(self, source: str, messages: int, outcomes: Counter[Any]) -> None:
-        """Run no Python code in the callback, and acknowledge all messages at once at the end."""
-        consumer = self.consumers[source, "tuned"]
         message = None
         for _ in range(messages):
             message = consumer.receive(30_000)
-            self._send(source, "tuned", message, outcomes.setdefault)
-        self._flush(source, "tuned")
-        if message is not None:
+            callback = outcomes.setdefault if tuned else functools.partial(sent, message)
+            self._send(source, name, message, callback)
+        for key, producer in self.outputs.items():
+            if key[:2] == (source, name):
+                producer.flush()
+        if tuned and message is not None:
             consumer.acknowledge_cumulative(message)
 
     def _send(self, source: str, name: str, message: Any, callback: Any) -> None:
@@ -237,11 +217,6 @@ class Pipeline:
             event_timestamp=message.event_timestamp(),
         )
 
-    def _flush(self, source: str, name: str) -> None:
-        for key, producer in self.outputs.items():
-            if key[:2] == (source, name):
-                producer.flush()
-
     def _output(self, source: str, name: str, target: str, partition: int) -> Any:
         key = (source, name, target, partition)
         producer = self.outputs.get(key)
@@ -256,20 +231,14 @@ class Pipeline:
 
 def run_job(pipeline: Pipeline, master: str, checkpoint: str, spark: SparkSession) -> float:
     """Move the ready messages with the job; return messages per second in its batches."""
-    settings = SyncSettings(
-        level_topics=pipeline.level_topics,
-        checkpoint=checkpoint,
-        once=True,
-        master=master,
-    )
+    settings = SyncSettings(pipeline.level_topics, checkpoint, once=True, master=master)
     batches: list[tuple[int, int]] = []
 
     def on_progress(progress: Any) -> None:
         if progress.numInputRows:
             spent = progress.durationMs
-            batches.append(
-                (progress.numInputRows, spent["triggerExecution"] - spent["latestOffset"])
-            )
+            took_ms = spent["triggerExecution"] - spent["latestOffset"]
+            batches.append((progress.numInputRows, took_ms))
 
     SparkSyncJob(pipeline.connection, settings, spark).run(on_progress)
     rows, milliseconds = (sum(column) for column in zip(*batches, strict=True))
@@ -296,12 +265,11 @@ def compare(connection: Connection, route: Route, master: str, given: Any) -> li
     spark = spark_session(connection, SyncSettings((), "", master=master))
     spark.sparkContext.setLogLevel("ERROR")
     try:
-        with ExitStack() as stack:
-            client = stack.enter_context(connected(connection))
-            admin = stack.enter_context(Admin.from_connection(connection))
-            checkpoint = stack.enter_context(
-                tempfile.TemporaryDirectory(prefix="delaylevel-bench-")
-            )
+        with (
+            connected(connection) as client,
+            Admin.from_connection(connection) as admin,
+            tempfile.TemporaryDirectory(prefix="delaylevel-bench-") as checkpoint,
+        ):
             pipeline = Pipeline(client, connection, route, given.partitions)
             sides: dict[str, Callable[[], float]] = {
                 "plain loop": lambda: pipeline.loop(tuned=False),
@@ -317,11 +285,7 @@ def compare(connection: Connection, route: Route, master: str, given: Any) -> li
                 note(f"{route.name} {master}: {found}")
     finally:
         spark.stop()
-    kind = {
-        "route": route.name,
-        "master": master,
-        "messages": portion * given.rounds,
-    }
+    kind = {"route": route.name, "master": master, "messages": portion * given.rounds}
     return [
         {**kind, **rate_row(side, found[1:], rates["plain loop"][1:])}
         for side, found in rates.items()
@@ -342,18 +306,11 @@ def run(given: Any) -> list[Case]:
 if __name__ == "__main__":
     parser = arguments(__doc__, messages=500_000, rounds=2)
     names = [item.name for item in ROUTES]
-    parser.add_argument("--routes", nargs="+", choices=names, default=names, help="hops to measure")
-    parser.add_argument(
-        "--masters", nargs="+", default=["local[1]", "local[2]"], help="Spark masters"
-    )
-    parser.add_argument(
-        "--warm-up",
-        type=int,
-        default=250_000,
-        help="number of messages in the discarded round (default: 250,000)",
-    )
-    parser.add_argument(
-        "--partitions", type=int, default=4, help="number of source partitions (default: 4)"
-    )
+    add, masters = parser.add_argument, ["local[1]", "local[2]"]
+    add("--routes", nargs="+", choices=names, default=names, help="hops to measure")
+    add("--masters", nargs="+", default=masters, help="Spark masters")
+    text = "number of messages in the discarded round (default: 250,000)"
+    add("--warm-up", type=int, default=250_000, help=text)
+    add("--partitions", type=int, default=4, help="number of source partitions (default: 4)")
     options = parser.parse_args()
     report(run(options), options.json)

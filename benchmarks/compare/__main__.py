@@ -1,39 +1,35 @@
-"""Run the loads on the systems, and print the tables of docs/comparison.md.
+"""Run the same loads on several systems, one after the other, and print a table for each load.
 
-Results are added to a JSON file, where they replace earlier ones of the same system and load.
-With ``--publish`` this is the file of docs/comparison.md, and the page and its pictures are written
-again. Everything listens on the loopback interface, has its own data, and is stopped at the end.
+Everything listens on the loopback interface, has its own data, and is stopped at the end. All rows
+are also stored as JSON, where they replace earlier ones of the same system and load.
 
 Examples:
     python -m compare
     python -m compare --systems ours,nats --loads minute,instant
     python -m compare --systems ours --loads publishing --messages 5000
-    python -m compare --loads none --publish
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import signal
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 
-from common import note
+from common import Case, note, store, table
 
 from delaylevel.errors import DelayLevelError
 
-from . import page, report
-from .loads import LOADS
-from .native import bucket_tracker, memory_tracker
+from .brokers import Ours, bucket_tracker, memory_tracker
 from .nats import Nats
-from .ours import Ours
 from .rocketmq import RocketMq
 from .system import System
-from .trial import run
+from .trial import LOADS, run
 
-ROOT = Path(__file__).parents[2]
+RESULTS = Path(__file__).parents[2] / "build" / "compare.json"
 
 
 def systems() -> dict[str, System]:
@@ -42,43 +38,43 @@ def systems() -> dict[str, System]:
     return {each.name: each for each in found}
 
 
+def add(rows: list[Case], row: Case) -> list[Case]:
+    """Return rows with another one, which replaces an earlier one of its system and load."""
+    place = row["system"], row["load"]
+    return [*(each for each in rows if (each["system"], each["load"]) != place), row]
+
+
 def main() -> None:
-    """Parse the options, and run the trials."""
+    """Parse the options, run the trials, and print the tables."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     known = systems()
     options = _parser(known).parse_args()
-    path = report.PUBLISHED if options.publish else Path(options.results)
-    names = [] if options.loads == "none" else _chosen(options.loads, LOADS)
+    path = Path(options.results)
+    rows = json.loads(path.read_text("utf-8"))["rows"] if path.exists() else []
     failed = []
-    for name in _chosen(options.systems, known) if names else []:
+    for name in _chosen(options.systems, known):
         system = known[name]
         note(f"{system.title}: fetching what is missing")
         system.fetch()
-        details = {
-            "name": name,
-            "title": system.title,
-            "version": system.version(),
-            "settings": system.settings,
-        }
-        for load in (LOADS[each] for each in names):
+        note(f"{system.version()}. {system.settings}")
+        for load in (LOADS[each] for each in _chosen(options.loads, LOADS)):
             if load.cancelled and not system.cancels:
                 continue
-            if options.messages:
-                load = load.of(options.messages)
-            load = replace(load, patience=options.patience)
+            load = replace(load.of(options.messages or load.count), patience=options.patience)
             note(f"{system.title}: {load.count:,} messages {load.title}")
             try:
-                row = run(system, load)
+                rows = add(rows, run(system, load))
             except (RuntimeError, DelayLevelError, subprocess.SubprocessError) as error:
                 note(f"FAILED: {error}")
                 failed.append(f"{name} {load.name}")
                 continue
-            note(str({key: value for key, value in row.items() if key != "curve_ms"}))
-            report.save(report.add(report.load(path), details, [row]), path)
-    results = report.load(path)
-    print(page.tables(results))
-    if options.publish:
-        page.write(results, ROOT / "docs")
+            note(str(rows[-1]))
+            path.parent.mkdir(parents=True, exist_ok=True)
+            store(rows, path)
+    for load in LOADS.values():
+        found = [row for row in rows if row["load"] == load.name]
+        if found:
+            print(f"\n{load.name}: {load.title}\n{table(found)}")
     if failed:
         sys.exit(f"failed: {', '.join(failed)}")
 
@@ -92,36 +88,24 @@ def _chosen(text: str, known: dict[str, object]) -> list[str]:
 
 
 def _parser(known: dict[str, System]) -> argparse.ArgumentParser:
+    first, _, rest = (__doc__ or "").partition("\n\n")
     parser = argparse.ArgumentParser(
         prog="compare",
-        description=(__doc__ or "").splitlines()[0],
-        epilog=(__doc__ or "").partition("\n\n")[2],
+        description=first,
+        epilog=rest,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    every, loads = ",".join(known), ",".join(LOADS)
-    parser.add_argument(
-        "--systems", default=every, help="systems, separated by commas (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--loads", default=loads, help="loads, separated by commas, or none (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--messages", type=int, help="number of messages (default: another one for each load)"
-    )
+    text = "%s, separated by commas (default: %%(default)s)"
+    parser.add_argument("--systems", default=",".join(known), help=text % "systems")
+    parser.add_argument("--loads", default=",".join(LOADS), help=text % "loads")
+    parser.add_argument("--messages", type=int, help="number of messages, instead of the load's")
     parser.add_argument(
         "--patience",
         type=float,
         default=1.0,
         help="factor for the time to publish and all limits, for a busy machine (default: 1)",
     )
-    parser.add_argument(
-        "--results",
-        default=str(ROOT / "build" / "compare.json"),
-        help="JSON file for the results (default: build/compare.json)",
-    )
-    parser.add_argument(
-        "--publish", action="store_true", help="renew docs/comparison.md and its results"
-    )
+    parser.add_argument("--results", default=RESULTS, help="JSON file for the rows (%(default)s)")
     return parser
 
 

@@ -41,16 +41,7 @@ CALLS = 16
 
 
 class Client:
-    """Process of a client, with what it has printed.
-
-    Args:
-        command: its command and action.
-        options: its options.
-        log_file: file for its error output.
-
-    Attributes:
-        progress: number that it reported last.
-    """
+    """Process of a client, with what it has printed."""
 
     def __init__(self, command: list[str], options: Mapping[str, Any], log_file: Path) -> None:
         self.progress = 0
@@ -118,11 +109,7 @@ class Client:
 
 
 class Arrivals:
-    """Writer of a consumer's outcome.
-
-    Args:
-        path: file of the outcome; earlier arrivals stay.
-    """
+    """Writer of a consumer's outcome, to a file in which earlier arrivals stay."""
 
     def __init__(self, path: str) -> None:
         self._file = open(path, "ab")  # noqa: SIM115 - open while the program runs
@@ -166,11 +153,7 @@ def numbers(path: str) -> list[int]:
 
 
 class Progress:
-    """Thread that reports a count, while a program is busy or blocked.
-
-    Args:
-        count: function that returns the count.
-    """
+    """Thread that reports a count, while a program is busy or blocked."""
 
     def __init__(self, count: Callable[[], int]) -> None:
         self._count, self._done = count, threading.Event()

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pulsar
-from arrivals import stamped
-from common import QUIET
+from common import QUIET, stamped
 
 from delaylevel import DelayLevelClient, OutcomeStatus
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+from functools import partial
 from pathlib import Path
 
 from delaylevel.broker import process
@@ -36,8 +37,7 @@ class RocketMq:
     cancels = True
 
     def __init__(self) -> None:
-        self._names: Server | None = None
-        self._broker: Server | None = None
+        self._running: list[Server] = []
         self._directory = Path()
         self._ports: list[int] = []
 
@@ -98,30 +98,29 @@ class RocketMq:
 
     def restart(self) -> None:
         """Start name server and broker."""
-        self._names = self._run("namesrv.NamesrvStartup", "names", 128)
-        self._names.wait_for(
-            lambda: self._names is not None and "boot success" in self._names.log()
-        )
-        self._broker = self._run("broker.BrokerStartup", "broker", HEAP_MB)
-        self._broker.wait_for(
-            lambda: self._broker is not None and "boot success" in self._broker.log()
-        )
+        for name, conf, heap_mb in (
+            ("namesrv.NamesrvStartup", "names", 128),
+            ("broker.BrokerStartup", "broker", HEAP_MB),
+        ):
+            command = self._java(f"org.apache.rocketmq.{name}", heap_mb)
+            conf_file = str(self._directory / f"{conf}.conf")
+            server = Server([*command, "-c", conf_file], self._directory, conf)
+            self._running.append(server)
+            server.wait_for(partial(self._has_started, server))
 
     def kill(self) -> None:
         """Kill broker and name server."""
-        for server in self._running():
-            server.kill()
-        self._broker = self._names = None
+        while self._running:
+            self._running.pop().kill()
 
     def stop(self) -> None:
         """Stop broker and name server."""
-        for server in self._running():
-            server.stop()
-        self._broker = self._names = None
+        while self._running:
+            self._running.pop().stop()
 
     def pids(self) -> list[int]:
         """Return the IDs of both processes."""
-        return [server.pid for server in self._running()]
+        return [server.pid for server in self._running]
 
     def client(self, action: str) -> list[str]:
         """Return the command of a client."""
@@ -132,13 +131,9 @@ class RocketMq:
     def _servers(self) -> str:
         return f"127.0.0.1:{self._ports[0]}"
 
-    def _running(self) -> list[Server]:
-        return [each for each in (self._broker, self._names) if each is not None]
-
-    def _run(self, name: str, conf: str, heap_mb: int) -> Server:
-        command = self._java(f"org.apache.rocketmq.{name}", heap_mb)
-        conf_file = str(self._directory / f"{conf}.conf")
-        return Server([*command, "-c", conf_file], self._directory, conf)
+    @staticmethod
+    def _has_started(server: Server) -> bool:
+        return "boot success" in server.log()
 
     def _java(self, main: str, heap_mb: int) -> list[str]:
         """Return the command line of a class, with all logs in our directory."""

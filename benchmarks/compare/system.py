@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import subprocess
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
-
-import psutil
 
 from delaylevel.broker import process
 from delaylevel.cluster.connection.local_brokers import DIRECTORIES
@@ -43,12 +40,7 @@ class System(Protocol):
         """Return its version."""
 
     def start(self, directory: Path, cancellable: bool) -> None:
-        """Start it for the first time, and wait until clients can use it.
-
-        Args:
-            directory: an empty directory for its data.
-            cancellable: True if messages will be cancelled.
-        """
+        """Start it in an empty directory, and wait until clients can use it."""
 
     def restart(self) -> None:
         """Start it again after :meth:`kill`, and wait until it accepts clients."""
@@ -63,21 +55,11 @@ class System(Protocol):
         """Return the IDs of its processes."""
 
     def client(self, action: str) -> list[str]:
-        """Return the command of its client for an action, without the options of the load.
-
-        Args:
-            action: ``publish``, ``consume`` or ``cancel``.
-        """
+        """Return the command of its client that publishes, consumes or cancels."""
 
 
 class Server:
-    """Process of a system that ends with this process.
-
-    Args:
-        command: command line. It must contain the name of the directory.
-        directory: directory of its data and its log file.
-        log_name: name of its log file.
-    """
+    """Process of a system that ends with this process; its command must name the directory."""
 
     def __init__(self, command: Sequence[str], directory: Path, log_name: str) -> None:
         self.log_file = directory / f"{log_name}.log"
@@ -91,23 +73,15 @@ class Server:
                 cwd=directory,
                 start_new_session=True,
             )
-        self._watcher = process.follow_parent(self._process.pid)
-
-    @property
-    def pid(self) -> int:
-        """Process ID."""
-        return self._process.pid
+        self.pid = self._process.pid
+        self._watcher = process.follow_parent(self.pid)
 
     def log(self) -> str:
         """Return what it has written since its start."""
         return self.log_file.read_text(encoding="utf-8", errors="replace")
 
     def wait_for(self, condition: Callable[[], bool], limit_s: float = 300) -> None:
-        """Wait until a condition holds.
-
-        Raises:
-            RuntimeError: the process ended, or the limit has passed.
-        """
+        """Wait until a condition holds; raise an error if the process ends or the time is over."""
         deadline = time.monotonic() + limit_s
         while not condition():
             if self._process.poll() is not None or time.monotonic() > deadline:
@@ -138,37 +112,12 @@ def cache(name: str) -> Path:
 
 
 def answers(url: str) -> bool:
-    """Return True if a GET request succeeds."""
+    """Return whether a GET request succeeds."""
     try:
         with urllib.request.urlopen(url, timeout=5) as answer:
             return bool(answer.status == 200)
-    except (urllib.error.URLError, OSError):
+    except OSError:
         return False
-
-
-def memory(pids: Sequence[int]) -> tuple[int, int]:
-    """Return the resident memory of processes, and its part without files, in bytes.
-
-    Child processes are included. Mapped files are in the first figure as far as they were used.
-    """
-    resident = private = 0
-    for pid in pids:
-        for status in map(_status, _family(pid)):
-            resident += status.get("VmRSS", 0)
-            private += status.get("RssAnon", 0)
-    return resident, private
-
-
-def cpu_s(pids: Sequence[int]) -> float:
-    """Return the processor time that processes and their children have used, in seconds."""
-    used_s = 0.0
-    for pid in pids:
-        for each in _family(pid):
-            try:
-                used_s += sum(psutil.Process(each).cpu_times()[:4])
-            except psutil.Error:
-                continue
-    return used_s
 
 
 def disk(directory: Path) -> int:
@@ -180,20 +129,3 @@ def disk(directory: Path) -> int:
         except OSError:  # deleted meanwhile
             continue
     return found
-
-
-def _family(pid: int) -> list[int]:
-    try:
-        return [pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))]
-    except psutil.Error:
-        return []
-
-
-def _status(pid: int) -> dict[str, int]:
-    """Return the sizes in the status of a process, in bytes."""
-    try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    except OSError:
-        return {}
-    parts = (line.split() for line in lines if line.endswith(" kB"))
-    return {words[0].rstrip(":"): int(words[1]) * 1024 for words in parts}

@@ -1,30 +1,106 @@
-"""One load on one system: publish, wait, kill or cancel, deliver, measure."""
+"""The loads; one load on one system: publish, wait, kill or cancel, deliver, measure."""
 
 from __future__ import annotations
 
-import contextlib
+import math
 import os
+import random
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import note
+from common import cpu_s, memory, note
 
 from .client import Client
-from .loads import Load
-from .measurement import arrivals, measured, served_s
-from .system import System, cpu_s, disk, memory
+from .system import System, disk
 
+_DAY_S = 86_400
+#: Messages that become due while the system is down, to see when it serves again.
+PROBES = 20
 # Time in which nothing arrives until no more is expected. It exceeds the time after which NATS
 # repeats a delivery that was not acknowledged (30 s).
 _QUIET_S = 35.0
 # Pause until memory and disk are measured.
 _SETTLE_S = 3.0
+
+
+@dataclass(frozen=True)
+class Load:
+    """A load of messages of 1 KiB.
+
+    The system is killed while ``publishing`` or ``delivering``, or (``restart``) while all messages
+    wait. Times are in seconds; ``patience`` is a factor for all limits, for a busy machine.
+    """
+
+    name: str
+    title: str
+    count: int
+    spread_s: float
+    grace_s: float = 120
+    kill: str = ""
+    restart: bool = False
+    cancelled: int = 0
+    patience: float = 1.0
+
+    def of(self, count: int) -> Load:
+        """Return the same load with another number of messages."""
+        return replace(self, count=count, cancelled=self.cancelled * count // self.count)
+
+    @property
+    def sure(self) -> bool:
+        """True if the publisher has to report which messages were confirmed."""
+        return bool(self.kill)
+
+    @property
+    def prepare_s(self) -> float:
+        """Time to publish everything before the first message is due, in seconds."""
+        outage_s = 25 if self.kill == "publishing" else 0
+        calls_s = self.cancelled / 400
+        return self.patience * (9 + self.count / 8000 + outage_s + calls_s)
+
+    def dues_ms(self, begin_ms: int) -> Any:
+        """Return the due times in ms, shape (count,).
+
+        With a restart, `PROBES` of the messages are due at the beginning, and the others at least
+        an hour later.
+        """
+        chosen = random.Random(7)
+        width_ms = max(1, round(self.spread_s * 1000))
+        first_ms = 3_600_000 if self.restart else 0
+        dues = np.array([first_ms + chosen.randrange(width_ms) for _ in range(self.count)])
+        if self.restart:
+            dues[self.probes] = 0
+        return (dues + begin_ms).astype(np.int64)
+
+    @property
+    def probes(self) -> Any:
+        """Numbers of the messages that are due while the system is down, spread over all."""
+        return np.linspace(0, self.count - 1, PROBES if self.restart else 0).astype(np.int64)
+
+    @property
+    def to_cancel(self) -> Any:
+        """Numbers of the messages to cancel, in the order of the calls."""
+        chosen = random.Random(8).sample(range(self.count), self.cancelled)
+        return np.array(chosen, dtype=np.int64)
+
+
+LOADS = {
+    each.name: each
+    for each in (
+        Load("minute", "at random within a minute", 60_000, 60, grace_s=130),
+        Load("instant", "at one instant", 100_000, 0),
+        Load("month", "within 30 days", 150_000, 29.5 * _DAY_S, restart=True),
+        Load("publishing", "killed while publishing", 30_000, 10, kill="publishing"),
+        Load("delivering", "killed while delivering", 30_000, 20, kill="delivering"),
+        Load("cancel", "half of them cancelled", 10_000, 10, cancelled=5_000),
+    )
+}
 
 
 def run(system: System, load: Load) -> dict[str, Any]:
@@ -33,18 +109,23 @@ def run(system: System, load: Load) -> dict[str, Any]:
         trial = _Trial(system, load, Path(folder))
         data = Path(folder) / "data"
         data.mkdir()
+        done = threading.Event()
+        watching = threading.Thread(target=trial.watch_memory, args=(done,))
         try:
             system.start(data, bool(load.cancelled))
-            with trial.memory_peak():
-                trial.publish()
-                trial.look(data)
-                if load.cancelled:
-                    trial.cancel()
-                if load.restart:
-                    trial.restart()
-                else:
-                    trial.deliver()
+            watching.start()
+            trial.publish()
+            trial.look(data)
+            if load.cancelled:
+                trial.cancel()
+            if load.restart:
+                trial.restart()
+            else:
+                trial.deliver()
         finally:
+            done.set()
+            if watching.is_alive():
+                watching.join()
             trial.end_clients()
             system.stop()
         return trial.row()
@@ -186,25 +267,12 @@ class _Trial:
             "measured": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M"),
         }
 
-    @contextlib.contextmanager
-    def memory_peak(self) -> Iterator[None]:
-        """Measure the largest memory of the system during the block."""
-        done = threading.Event()
+    def watch_memory(self, done: threading.Event) -> None:
+        """Note the largest memory of the system until an event."""
         peak = 0
-
-        def look() -> None:
-            nonlocal peak
-            while not done.wait(0.5):
-                peak = max(peak, memory(self._system.pids())[0])
-
-        thread = threading.Thread(target=look)
-        thread.start()
-        try:
-            yield
-        finally:
-            done.set()
-            thread.join()
-            self._found["peak_mib"] = peak >> 20
+        while not done.wait(0.5):
+            peak = max(peak, memory(self._system.pids())[0])
+        self._found["peak_mib"] = peak >> 20
 
     def end_clients(self) -> None:
         """End all clients that run."""
@@ -235,3 +303,59 @@ class _Trial:
 
     def _path(self, name: str) -> Path:
         return self._folder / name
+
+
+def arrivals(path: Path) -> Any:
+    """Return the outcome of a consumer: numbers, due times in ms and arrivals in µs, shape (n, 3).
+
+    A row that is not complete is left out.
+    """
+    found = np.frombuffer(path.read_bytes() if path.exists() else b"", dtype=np.uint8)
+    whole = found.size // 24 * 24
+    return np.frombuffer(found[:whole].tobytes(), dtype="<i8").reshape(-1, 3)
+
+
+def measured(rows: Any, expected: Any) -> dict[str, Any]:
+    """Compare the arrivals of a load with the numbers that had to arrive.
+
+    Messages that did not arrive count as later than all others, so a quantile is None if they
+    determine it.
+    """
+    numbers, firsts, times = np.unique(rows[:, 0], return_index=True, return_counts=True)
+    late_ms = rows[firsts, 2] / 1000 - rows[firsts, 1]
+    wanted = np.isin(numbers, expected)
+    missing = len(expected) - int(wanted.sum())
+    p50_ms, p99_ms, max_ms = _quantiles(late_ms[wanted], missing, (0.5, 0.99, 1.0))
+    early = late_ms < 0
+    return {
+        "missing": missing,
+        "twice": int((times > 1).sum()),
+        "early": int(early.sum()),
+        "early_ms": round(float(-late_ms.min()), 1) if early.any() else 0.0,
+        "p50_ms": p50_ms,
+        "p99_ms": p99_ms,
+        "max_ms": max_ms,
+    }
+
+
+def _quantiles(late_ms: Any, missing: int, shares: Any) -> list[float | None]:
+    """Return the lateness that a share of the messages does not exceed, in ms."""
+    ordered = np.sort(late_ms)
+    count = ordered.size + missing
+    found: list[float | None] = []
+    for share in shares:
+        place = max(0, math.ceil(share * count) - 1)
+        found.append(round(float(ordered[place]), 1) if place < ordered.size else None)
+    return found
+
+
+def served_s(rows: Any, probes: Any, began_us: int) -> float | None:
+    """Return the seconds from a restart to the last arrival of what was due before; None if never.
+
+    The time of the restart is in µs since the epoch, as that of the arrivals.
+    """
+    chosen = rows[np.isin(rows[:, 0], probes)]
+    found, firsts = np.unique(chosen[:, 0], return_index=True)
+    if found.size < len(probes):
+        return None
+    return round(float(chosen[firsts, 2].max() - began_us) / 1e6, 2)
