@@ -7,7 +7,7 @@ import hashlib
 import hmac
 import json
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,14 +40,7 @@ _NOT_TAKEN = (
 
 @dataclass(frozen=True)
 class SuiteBroker:
-    """Addresses and credentials of a running broker.
-
-    Attributes:
-        ports: the port in use for each port that the suite names.
-        admin_url: address of the admin REST interface.
-        superuser: token of a superuser.
-        principal: token of the application, which the suite reads from a file.
-    """
+    """Addresses and tokens of a running broker, and its port for each one that the suite names."""
 
     ports: Mapping[int, int]
     admin_url: str
@@ -67,18 +60,9 @@ class SuiteBroker:
             raise RuntimeError(f"{method} {path}: HTTP status {answer.status} {text}")
         return answer.json() if answer.data else None
 
-    def namespaces(self, tenants: Sequence[str]) -> list[str]:
-        """Return the namespaces of some tenants."""
-        return [name for tenant in tenants for name in self.call("GET", f"namespaces/{tenant}")]
-
 
 def settings(text: str, tests: Path) -> dict[str, str]:
-    """Return the settings of the suite's ``standalone-ssl.conf`` that apply to a private broker.
-
-    Args:
-        text: the contents of the file.
-        tests: the folder of the tests, which has ``test-conf``.
-    """
+    """Return the settings of the suite's ``standalone-ssl.conf`` that a private broker takes."""
     found = {}
     for line in text.splitlines():
         name, separator, value = map(str.strip, line.partition("="))
@@ -109,12 +93,7 @@ def token(key: bytes, subject: str) -> str:
 
 @contextmanager
 def running(folder: Path, tests: Path) -> Iterator[SuiteBroker]:
-    """Start a broker in a folder, with the tenants and namespaces of the suite; stop it at the end.
-
-    Args:
-        folder: an empty folder for its data.
-        tests: the folder of the tests.
-    """
+    """Start a broker in a folder, with tenants and namespaces of the suite; stop it at the end."""
     service, web, service_tls, web_tls = free_ports(4)
     key = secrets.token_bytes(32)
     secret = folder / "secret.key"

@@ -2,7 +2,7 @@
 
 Usage, from the root of the repository::
 
-    python -m tools.official_suite CHECKOUT
+    PYTHONPATH=tests python -m official_suite CHECKOUT
 
 CHECKOUT is a checkout of apache/pulsar-client-python, at the version of the installed client.
 """

@@ -61,30 +61,29 @@ def _options(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> di
 
 
 def wrapping(plain: Any, wrap: Any) -> Any:
-    """Return a subclass of the synchronous client whose producers are wrapped."""
+    """Return a subclass of a client of either kind whose producers are wrapped."""
 
-    class Client(plain):
-        @functools.wraps(plain.create_producer)
-        def create_producer(self, *args: Any, **kwargs: Any) -> Any:
-            producer = super().create_producer(*args, **kwargs)
-            options = _options(plain.create_producer, args, kwargs)
-            return wrap(producer, _twin(self, plain), **_ACCESS, **options)
+    def wrapped(client: Any, producer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        options = _options(plain.create_producer, args, kwargs)
+        return wrap(producer, _twin(client, plain), **_ACCESS, **options)
 
-    return Client
+    if not inspect.iscoroutinefunction(plain.create_producer):
 
+        class Client(plain):
+            @functools.wraps(plain.create_producer)
+            def create_producer(self, *args: Any, **kwargs: Any) -> Any:
+                return wrapped(self, super().create_producer(*args, **kwargs), args, kwargs)
 
-def wrapping_asyncio(plain: Any, wrap: Any) -> Any:
-    """Return a subclass of the asyncio client whose producers are wrapped."""
+        return Client
 
-    class Client(plain):
+    class AsyncClient(plain):
         @functools.wraps(plain.create_producer)
         async def create_producer(self, *args: Any, **kwargs: Any) -> Any:
             producer = await super().create_producer(*args, **kwargs)
-            options = _options(plain.create_producer, args, kwargs)
-            made = wrap(producer, _twin(self, plain), **_ACCESS, **options)
+            made = wrapped(self, producer, args, kwargs)
             return await made if inspect.isawaitable(made) else made
 
-    return Client
+    return AsyncClient
 
 
 def replace(mode: str) -> None:
@@ -97,9 +96,7 @@ def replace(mode: str) -> None:
         pulsar.asyncio.Client = with_levels(delaylevel.asyncio.DelayLevelClient)
     elif mode == "wrap":
         pulsar.Client = wrapping(pulsar.Client, delaylevel.wrap)
-        wrap = getattr(delaylevel.asyncio, "wrap", None)
-        if wrap is not None:
-            pulsar.asyncio.Client = wrapping_asyncio(pulsar.asyncio.Client, wrap)
+        pulsar.asyncio.Client = wrapping(pulsar.asyncio.Client, delaylevel.asyncio.wrap)
 
 
 replace(MODE)
