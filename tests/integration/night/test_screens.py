@@ -10,23 +10,22 @@ from typing import Any
 import pytest
 
 from delaylevel.broker.embedded import EmbeddedBroker
-from support.loading import load
+from support import screen_data as data
 
 pytest.importorskip("pyte")
-TERMINAL = load("tools/terminal_screen.py")
-DATA = load("tools/screen_data.py")
+from support.terminal import Terminal
 
 #: Arguments of the program, and a text that its screen has.
 COMMANDS = (
     ("levels list", "PROBLEMS"),
     ("levels describe orders", "DEAD LETTERS    2"),
-    (f"levels describe {DATA.LONG_NAME}", "OLDEST HAND OFF"),
+    (f"levels describe {data.LONG_NAME}", "OLDEST HAND OFF"),
     ("levels orphans", "No orphans"),
     ("doctor", "--all shows them"),
     ("doctor orders --all", "ack holes"),
     ("pending orders --limit 20", "WAITS IN"),
     ("pending orders --limit 5 --payload", "PAYLOAD"),
-    (f"pending {DATA.LONG_NAME} --limit 5", "customer-"),
+    (f"pending {data.LONG_NAME} --limit 5", "customer-"),
     ("pending histogram orders --by hour", "MESSAGES"),
     ("pending histogram orders --by size", "SIZE (BYTES)"),
     ("pending histogram orders --by target", "orders"),
@@ -53,7 +52,7 @@ def environment(broker_with: Callable[..., EmbeddedBroker]) -> dict[str, str]:
     """The variables that name a broker with messages in every state."""
     # A setting of its own, so that no other test has this broker.
     connection = broker_with({"topicFencingTimeoutSeconds": 7}).connection
-    DATA.fill(connection, 300)
+    data.fill(connection, 300)
     return {
         "DELAYLEVEL_SERVICE_URL": connection.service_url,
         "DELAYLEVEL_ADMIN_URL": connection.admin_url,
@@ -68,7 +67,7 @@ def terminal(environment: dict[str, str]) -> Iterator[Callable[..., Any]]:
 
     def run(line: str, columns: int, lines: int, **variables: str) -> Any:
         command = [sys.executable, "-m", "delaylevel.cli.main", *line.split()]
-        opened.append(TERMINAL.Terminal(command, columns, lines, {**environment, **variables}))
+        opened.append(Terminal(command, columns, lines, {**environment, **variables}))
         return opened[-1].__enter__()
 
     yield run
@@ -88,7 +87,7 @@ def test_a_command_fits_the_terminal(
     assert code == (1 if line.startswith("doctor") else 0), text
     assert shown in text
     # Only a name or a command that is longer than a row continues in the next: it can be copied.
-    too_long = [row for row in screen.continued if "`" not in row and DATA.LONG_NAME not in row]
+    too_long = [row for row in screen.continued if "`" not in row and data.LONG_NAME not in row]
     assert too_long == []
     assert not re.search(r"persistent://|\.\d{3}Z", text), "names and times are short"
 

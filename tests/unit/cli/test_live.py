@@ -16,7 +16,6 @@ import pytest
 from delaylevel.cli.views import logs
 from delaylevel.cli.views.live import live_region
 from delaylevel.cli.views.terminal import has_colour
-from support.loading import load
 
 pyte = pytest.importorskip("pyte")
 
@@ -227,8 +226,10 @@ print("end", file=sys.stderr)
 
 
 def test_processes_write_above_it_too() -> None:
-    tool = load("tools/terminal_screen.py")
-    with tool.Terminal([sys.executable, "-c", PROGRAM], 60, 12) as terminal:
+    pytest.importorskip("pyte")
+    from support.terminal import Terminal
+
+    with Terminal([sys.executable, "-c", PROGRAM], 60, 12) as terminal:
         assert terminal.wait(60) == 0
         *above, state, half = terminal.rows[:4]
         assert sorted(above) == ["a line of another process", "a result"]

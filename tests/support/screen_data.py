@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import timedelta
 
 import pulsar
@@ -34,12 +30,7 @@ LEVELS = Levels(
 
 
 def fill(connection: Connection, messages: int = 400) -> None:
-    """Create level topics with messages that wait, are overdue, held, dead, or cancelled.
-
-    Args:
-        connection: a cluster whose namespace ``public/default`` may be used.
-        messages: number of delayed messages of ``orders``.
-    """
+    """Create level topics with messages that wait, are overdue, held, dead, or cancelled."""
     full = [f"persistent://public/default/{name}" for name in ("orders", "invoices", LONG_NAME)]
     with (
         Admin.from_connection(connection) as admin,
@@ -93,35 +84,3 @@ def _put(client: pulsar.Client, topic: str, messages: int, properties: dict[str,
         target = {"delaylevel.target": "persistent://public/default/orders"}
         producer.send(b"pay me", {**due, **target, **properties}, partition_key="customer-7")
     producer.close()
-
-
-@contextmanager
-def traffic(connection: Connection, per_second: int = 60) -> Iterator[None]:
-    """Send delayed messages to ``orders``, and receive them, in the background."""
-    over = threading.Event()
-
-    def send() -> None:
-        with DelayLevelClient.from_connection(connection, logger=logs.silent()) as client:
-            producer = client.create_producer("orders", enable_delay_level_topic=True)
-            for number in itertools.count():
-                if over.wait(1 / per_second):
-                    return
-                delay = timedelta(seconds=3) if number % 2 else timedelta(hours=2 + number % 40)
-                producer.send_async(b"pay me", lambda *_: None, deliver_after=delay)
-
-    def receive() -> None:
-        with contextlib.closing(_client(connection)) as client:
-            consumer = client.subscribe("orders", "app", pulsar.ConsumerType.Shared)
-            while not over.is_set():
-                with contextlib.suppress(pulsar.Timeout):
-                    consumer.acknowledge(consumer.receive(200))
-
-    threads = [threading.Thread(target=each) for each in (send, receive)]
-    for each in threads:
-        each.start()
-    try:
-        yield
-    finally:
-        over.set()
-        for each in threads:
-            each.join()

@@ -1,4 +1,4 @@
-"""A program in an emulated terminal, its screen as text, and a picture of it."""
+"""A program in an emulated terminal, and its screen as text."""
 
 from __future__ import annotations
 
@@ -13,28 +13,9 @@ import termios
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from itertools import groupby
-from pathlib import Path
 from types import TracebackType
-from typing import Any
-from xml.sax.saxutils import escape
 
 import pyte
-
-# Colours of a dark terminal, each with a contrast of at least 4.5 to the background.
-GROUND, TEXT, TITLE = "#10151c", "#d5dbe3", "#9aa5b1"
-COLOURS = {
-    "red": "#ff7b72",
-    "green": "#56d364",
-    "brown": "#e3b341",  # yellow, as pyte calls it
-    "blue": "#79c0ff",
-    "magenta": "#d2a8ff",
-    "cyan": "#76e3ea",
-}
-_FONTS = "'DejaVu Sans Mono', Menlo, Consolas, 'Liberation Mono', monospace"
-_EIGHTHS = "▏▎▍▌▋▊▉█"
-# Sizes of a picture in pixels.
-_CELL, _ROW, _MARGIN, _BAR = 8, 18, 14, 28
 
 
 class WrapScreen(pyte.Screen):
@@ -58,14 +39,7 @@ def _accept_interrupts() -> None:
 
 
 class Terminal:
-    """A program in an emulated terminal, for a ``with`` block that ends it.
-
-    Args:
-        command: the program and its arguments.
-        columns, lines: size of the terminal.
-        environment: variables of the program in addition to those of this process.
-        folder: its working directory.
-    """
+    """A program in an emulated terminal, for a ``with`` block that ends it."""
 
     def __init__(
         self,
@@ -73,7 +47,6 @@ class Terminal:
         columns: int = 80,
         lines: int = 24,
         environment: Mapping[str, str] | None = None,
-        folder: Path | None = None,
     ) -> None:
         self.screen = WrapScreen(columns, lines)
         self._stream = pyte.ByteStream(self.screen)
@@ -89,7 +62,6 @@ class Terminal:
             stderr=slave,
             start_new_session=True,
             preexec_fn=_accept_interrupts,
-            cwd=folder,
             env={**inherited, "TERM": "xterm-256color", **(environment or {})},
         )
         os.close(slave)
@@ -137,11 +109,7 @@ class Terminal:
         return code
 
     def wait_for(self, condition: Callable[[Sequence[str]], object], timeout_s: float = 60) -> None:
-        """Wait until a condition on the rows holds.
-
-        Raises:
-            TimeoutError: it did not hold in time, or before the program ended.
-        """
+        """Wait until a condition on the rows holds; raise if it does not in time, or at the end."""
         deadline = time.monotonic() + timeout_s
         while not condition(self.rows):
             ended = self.process.poll() is not None and not self._reader.is_alive()
@@ -154,11 +122,6 @@ class Terminal:
         with self._lock:
             self.screen.resize(lines, columns)
             self._set_size(columns, lines)
-
-    def picture(self, title: str) -> str:
-        """Return the screen as SVG, with a title for its frame and for screen readers."""
-        with self._lock:
-            return picture_of(self.screen, title)
 
     def _set_size(self, columns: int, lines: int) -> None:
         fcntl.ioctl(self._master, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
@@ -175,52 +138,3 @@ class Terminal:
                 return
             with self._lock:
                 self._stream.feed(data)
-
-
-def picture_of(screen: Any, title: str) -> str:
-    """Return a screen as SVG.
-
-    Every word has a place of its own, and bars are rectangles: columns are aligned in any font.
-    """
-    width = screen.columns * _CELL + 2 * _MARGIN
-    height = screen.lines * _ROW + 2 * _MARGIN + _BAR
-    lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
-        f'viewBox="0 0 {width} {height}" role="img">',
-        f"<title>{escape(title)}</title>",
-        f"<style>text {{ font: 13px {_FONTS}; fill: {TEXT}; }}</style>",
-        f'<rect width="{width}" height="{height}" rx="8" fill="{GROUND}"/>',
-        f'<text x="{_MARGIN}" y="{_BAR - 6}" style="fill: {TITLE}">{escape(title)}</text>',
-    ]
-    for y in range(screen.lines):
-        row = [screen.buffer[y][x] for x in range(screen.columns)]
-        x = 0
-        for (colour, kind), run in groupby(row, key=lambda cell: (cell.fg, _kind_of(cell.data))):
-            text = "".join(cell.data for cell in run)
-            if kind == "bar":
-                lines.append(_bar(text, x, y, COLOURS.get(colour, TEXT)))
-            elif kind == "word":
-                lines.append(_word(text, x, y, COLOURS.get(colour)))
-            x += len(text)
-    return "\n".join([*lines, "</svg>", ""])
-
-
-def _kind_of(one: str) -> str:
-    return "space" if one == " " else "bar" if one in _EIGHTHS else "word"
-
-
-def _bar(text: str, x: int, y: int, colour: str) -> str:
-    length = sum(_CELL * (_EIGHTHS.index(one) + 1) / 8 for one in text)
-    top = _BAR + _MARGIN + y * _ROW
-    return (
-        f'<rect x="{_MARGIN + x * _CELL}" y="{top + 2}" width="{length:g}" '
-        f'height="{_ROW - 4}" fill="{colour}"/>'
-    )
-
-
-def _word(text: str, x: int, y: int, colour: str | None) -> str:
-    fill = "" if colour is None else f' style="fill: {colour}"'
-    return (
-        f'<text x="{_MARGIN + x * _CELL}" y="{_BAR + _MARGIN + y * _ROW + 13}" '
-        f'textLength="{len(text) * _CELL}"{fill}>{escape(text)}</text>'
-    )
