@@ -81,7 +81,7 @@ reference: $(STAMP) ## Regenerate docs/cli.md
 	$(BIN)/python tools/make_reference.py
 
 screens: fetch ## Take the screenshots of docs/images again, with a broker and the demo
-	$(BIN)/python tools/make_screens.py
+	PYTHONPATH=tests $(BIN)/python tools/make_screens.py
 
 broker: fetch ## Start a private broker (stop it with `make broker-stop`)
 	$(BIN)/delaylevel broker start
@@ -99,8 +99,22 @@ bench: fetch ## Install the peers of the benchmarks, and run these
 		echo "$$file"; $(BIN)/python "$$file"; \
 	done; test -n "$$found" || echo "There are no benchmarks yet."
 
-versions: $(STAMP) ## Run tests with other versions of Pulsar, client, Python and PySpark; ONLY="python=3.12"
-	$(BIN)/python tools/versions.py $(ONLY)
+# Flows on a real broker, a mover that dies, the dispatcher, cancellations, listeners, the Function, the
+# Spark job, and tests that failed on one of the versions before.
+VERSION_TESTS = tests/contract/test_flows.py tests/unit/cluster/test_client_parts.py tests/unit/topics/test_scan.py \
+	tests/unit/spark_sync/test_executors.py tests/unit/model/test_formatting.py \
+	tests/integration/test_cancel_dispatched.py \
+	tests/integration/test_dispatcher.py::test_every_field_of_a_message_arrives \
+	tests/integration/test_mover_bounds.py::test_a_mover_that_dies_before_it_acknowledges \
+	tests/integration/consumer/night/test_listeners.py::test_every_message_is_handled_and_acknowledged \
+	tests/integration/consumer/night/test_listeners.py::test_a_retried_message_is_handled_again \
+	tests/integration/functions/test_function_moves.py::test_every_message_arrives_as_it_was_sent \
+	tests/integration/night/test_spark_levels.py::test_every_delay_is_delivered_on_time \
+	tests/integration/test_spark_levels.py::test_once_leaves_messages_that_are_not_ready
+
+versions: $(STAMP) ## Try another version: PULSAR=3.3.6, or WITH="pyspark==4.2.0" VENV=build/other PYTHON=python3.12
+	$(if $(WITH),$(BIN)/python -m pip install --quiet $(WITH))
+	DELAYLEVEL_TEST_BROKER_VERSION=$(PULSAR) $(BIN)/python -m pytest $(VERSION_TESTS) $(PYTEST_ARGS)
 
 # About an hour. MUTANTS="--list" lists them, MUTANTS="order cancellation --tier own" selects some.
 mutants: $(STAMP) ## Break important lines, one at a time, and report which tests notice
@@ -111,6 +125,7 @@ house: $(STAMP) ## Measure the code: modules, classes, floors of imports, the pa
 
 # About half an hour. COMPARE="--help" lists the options.
 compare: fetch ## Compare with native delays, NATS and RocketMQ; COMPARE="--systems nats" selects some
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[bench]'
 	PYTHONPATH=benchmarks $(BIN)/python -m compare $(COMPARE)
 
 install: $(STAMP) ## Create the virtual environment

@@ -52,7 +52,7 @@ FAST_CONF: dict[str, str | int | float | bool] = {
 }
 TEST_HEAP_MB = HEAP_MB
 SHARED_HEAP_MB = 768
-# tools/versions.py runs the tests with the servers of several versions.
+# `make versions` runs the tests with the servers of several versions.
 _VERSION = os.environ.get("DELAYLEVEL_TEST_BROKER_VERSION")
 #: Name of the folders with tests that take minutes, or look for what only chance finds.
 NIGHT = "night"

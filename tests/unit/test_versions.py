@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from support.loading import load
+from delaylevel.broker.distribution import PULSAR_VERSION
 
 ROOT = Path(__file__).parents[2]
 ROWS = re.findall(
@@ -40,17 +40,11 @@ def setup() -> configparser.ConfigParser:
     return parser
 
 
-def test_the_table_has_every_version_that_is_run() -> None:
-    titles = {
-        "broker": "Pulsar server",
-        "client": "pulsar-client",
-        "python": "Python",
-        "pyspark": "PySpark",
-    }
-    run = load("tools/versions.py").VERSIONS
-    wanted = [(titles[axis], each) for axis, versions in run.items() for each in versions]
-    assert [row[:2] for row in ROWS] == wanted
+def test_each_version_was_tried_once() -> None:
+    assert len({row[:2] for row in ROWS}) == len(ROWS) > 9
+    assert {row[0] for row in ROWS} == {"Pulsar server", "pulsar-client", "Python", "PySpark"}
     assert all(re.fullmatch(r"20\d\d-\d\d-\d\d", row[-1]) for row in ROWS)
+    assert PULSAR_VERSION in {version for title, version, *_ in ROWS if title == "Pulsar server"}
 
 
 @pytest.mark.parametrize("package", ["pulsar-client", "PySpark"])
