@@ -16,16 +16,8 @@ import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-SOURCES = (
-    "setup.cfg",
-    "pyproject.toml",
-    "README.md",
-    "LICENSE",
-    "delaylevel",
-    "functions",
-    "spark_sync",
-    "cli",
-)
+FILES = ("setup.cfg", "pyproject.toml", "README.md", "LICENSE")
+FOLDERS = ("delaylevel", "functions", "spark_sync", "cli")
 TOOLS = ("build>=1.2", "twine>=6.1")
 #: Files of packages that are no Python code.
 DATA = ("py.typed", "spark_sync/log4j2.properties")
@@ -76,13 +68,10 @@ def main() -> None:
         work = Path(scratch)
         tree = work / "tree"
         tree.mkdir()
-        for name in SOURCES:
-            source = ROOT / name
-            if source.is_dir():
-                ignore = shutil.ignore_patterns("__pycache__", "*.pyc")
-                shutil.copytree(source, tree / name, ignore=ignore)
-            else:
-                shutil.copy2(source, tree / name)
+        for name in FILES:
+            shutil.copy2(ROOT / name, tree / name)
+        for name in FOLDERS:
+            shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
         quiet = ["--disable-pip-version-check", "--quiet"]
         venv.create(work / "tools", with_pip=True)
         python = work / "tools" / "bin" / "python"
@@ -93,16 +82,11 @@ def main() -> None:
         (wheel,) = (work / "dist").glob("*.whl")
         run(python, "-m", "twine", "check", "--strict", source, wheel, cwd=work)
         print(f"{source.name} and {wheel.name} pass twine check")
-        tops = {name.split("/")[0] for name in zipfile.ZipFile(wheel).namelist()}
-        extra = {top for top in tops if not top.endswith(".dist-info")} - {"delaylevel"}
-        if extra:
-            sys.exit(f"{wheel.name} has the top-level names {sorted(extra)} besides delaylevel")
-
         # setup.cfg lists packages by name. If one is not listed, it is missing only from the wheel.
         packed = {name.removeprefix("delaylevel/") for name in zipfile.ZipFile(wheel).namelist()}
         written = {
             str(path.relative_to(tree / "delaylevel" if top == "delaylevel" else tree))
-            for top in SOURCES
+            for top in FOLDERS
             for path in (tree / top).glob("**/*.py")
         }
         written |= set(DATA)

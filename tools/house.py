@@ -1,4 +1,4 @@
-"""Measure how much there is to know: `make house` prints the table.
+"""Measure how much there is to know: `make house` prints the table, `--list` the names.
 
 Nothing here is a limit. Each number stands for something that a reader of the code has to keep in
 mind: a module, a class, a floor of imports, or a function on the way of one message.
@@ -11,7 +11,7 @@ import io
 import subprocess
 import sys
 import tokenize
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from functools import cache
@@ -150,15 +150,16 @@ class Product:
                 alone.append((name, only))
         return alone
 
-    def forwarding(self) -> int:
-        """Return the number of members that only forward to another object."""
-        classes = (
-            node
-            for tree in self.trees.values()
+    def forwarding(self) -> list[str]:
+        """Return the members that only forward to another object, with their places."""
+        return [
+            f"{name}: {node.name}.{getattr(member, 'name', '')}"
+            for name, tree in self.trees.items()
             for node in ast.walk(tree)
             if isinstance(node, ast.ClassDef)
-        )
-        return sum(forwards(member) for each in classes for member in each.body)
+            for member in node.body
+            if forwards(member)
+        ]
 
 
 def path_of_one_message() -> tuple[int, int]:
@@ -207,7 +208,7 @@ def main() -> None:
         ("product", f"{total:,} lines in {len(paths)} modules"),
         ("due time to publication", f"{modules} modules, {functions} functions"),
         ("only importer is a sibling", f"{len(alone)} modules"),
-        ("members that only forward", str(product.forwarding())),
+        ("members that only forward", str(len(product.forwarding()))),
         ("comments", f"{100 * comments / total:.1f} % of the lines"),
         ("docs", f"{len(docs)} files, {sum(map(lines, docs)):,} lines"),
         ("tools and benchmarks", f"{sum(map(lines, files('tools', 'benchmarks'))):,} lines"),
@@ -223,18 +224,13 @@ def main() -> None:
             f"{room:14} {len(names):6} {size:7,} {product.classes(names):8} "
             f"{floors(names, product.imports):7} {arrows:7}"
         )
-    folders: dict[Path, int] = defaultdict(int)
-    for path in paths:
-        folders[path.parent.relative_to(ROOT)] += 1
-    full = {
-        folder: count
-        for folder, count in folders.items()
-        if count > _FILES.get(str(folder), _MOST_FILES)
-    }
+    folders = Counter(str(path.parent.relative_to(ROOT)) for path in paths)
+    full = {name: n for name, n in folders.items() if n > _FILES.get(name, _MOST_FILES)}
     print("\nFull folders: " + ", ".join(f"{name} ({full[name]})" for name in sorted(full)))
     if "--list" in sys.argv:
         for name, only in alone:
             print(f"{name}: only for {only}")
+        print("\nOnly forwarding:", *product.forwarding(), sep="\n")
 
 
 if __name__ == "__main__":

@@ -40,15 +40,9 @@ SURVIVED = "SURVIVED"
 
 
 class Mutant(NamedTuple):
-    """A broken line.
+    """A broken line, the promise (``kind``) that it breaks, and tests that should notice first.
 
-    Attributes:
-        name: unique short name.
-        kind: the promise that it breaks.
-        old, new: text that is replaced, and its replacement.
-        why: what happens with it.
-        tests: arguments of pytest for the tests that should notice first.
-        equivalent: the reason why no test can notice; empty for most.
+    No test can notice one that is ``equivalent``, for this reason.
     """
 
     name: str
@@ -58,13 +52,6 @@ class Mutant(NamedTuple):
     why: str
     tests: tuple[str, ...] = ()
     equivalent: str = ""
-
-
-class Place(NamedTuple):
-    """The place of a mutant: a file, and its text with the mutant."""
-
-    path: Path
-    text: str
 
 
 class Result(NamedTuple):
@@ -106,10 +93,10 @@ def main() -> int:
     return int(any(each.tier == SURVIVED and not each.mutant.equivalent for each in results))
 
 
-def locate(mutants: Iterable[Mutant], root: Path) -> tuple[dict[str, Place], list[str]]:
+def locate(mutants: Iterable[Mutant], root: Path) -> tuple[dict[str, tuple[Path, str]], list[str]]:
     """Return the place of each mutant by its name, and a sentence for each without one."""
     texts = {path: path.read_text(encoding="utf-8") for path in product_files(root)}
-    places: dict[str, Place] = {}
+    places: dict[str, tuple[Path, str]] = {}
     problems: list[str] = []
     for mutant in mutants:
         pattern = _pattern(mutant.old)
@@ -125,7 +112,7 @@ def locate(mutants: Iterable[Mutant], root: Path) -> tuple[dict[str, Place], lis
         new = textwrap.indent(mutant.new, hit.groupdict().get("indent") or "")
         text = texts[path]
         changed = text[: hit.start()] + new + text[hit.end() :]
-        places[mutant.name] = Place(path.relative_to(root), changed)
+        places[mutant.name] = path.relative_to(root), changed
     return places, problems
 
 
@@ -147,21 +134,13 @@ def _pattern(old: str) -> re.Pattern[str]:
 
 
 class Runner:
-    """Runs tests in a copy of the tree.
-
-    Args:
-        tiers: arguments of pytest for each tier but the first.
-        workers: number of processes for the later tiers.
-        limit_s: time of a run after which it counts as failed, in s, by tier.
-    """
+    """Runs tests in a copy of the tree; a run that takes longer than a limit counts as failed."""
 
     def __init__(
         self, copy: Path, tiers: dict[str, list[str]], workers: int, limit_s: float
     ) -> None:
-        self._copy = copy
-        self._tiers = tiers
-        self._workers = workers
-        self._limit_s = limit_s
+        self._copy, self._tiers = copy, tiers
+        self._workers, self._limit_s = workers, limit_s
         self._deselected: list[str] = []
 
     def check(self, mutants: Iterable[Mutant], tiers: Sequence[str]) -> bool:
@@ -182,11 +161,11 @@ class Runner:
                 self._deselected += ["--deselect", test]
         return True
 
-    def run(self, mutant: Mutant, place: Place, tiers: Sequence[str]) -> Result:
+    def run(self, mutant: Mutant, place: tuple[Path, str], tiers: Sequence[str]) -> Result:
         """Run the tests with a mutant, tier by tier, up to the first failure."""
-        path = self._copy / place.path
+        path, text = self._copy / place[0], place[1]
         before, start_s = path.read_text(encoding="utf-8"), time.monotonic()
-        self._write(path, place.text)
+        self._write(path, text)
         try:
             for tier in tiers:
                 if tier == OWN and not mutant.tests:
