@@ -292,7 +292,7 @@ class TopicIdLog:
         self._sent: list[tuple[int, Callable[[], object]]] | None = None
         self._failed: list[int] = []
         self._pause_s = self._retry_s = 0.0
-        self._opening = self._rewriting = self._closed = False
+        self._opening = self._closed = False
         # Where the log was read up to, and the number of records since it was rewritten.
         self._read = EARLIEST
         self._records = 0

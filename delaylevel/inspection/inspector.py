@@ -90,7 +90,6 @@ class Inspector:
         self._snapshot = partial(
             take_snapshot, client, admin, self.description, target=self.target, slack_ms=slack_ms
         )
-        self._excludes = self.target is not None and len(self.description.targets) > 1
         ask = live and self.description.final_window is FinalWindow.TRACKER
         self.live = LiveDispatchers(admin, self.description, live_token) if ask else None
         self._close: Callable[[], None] = lambda: None

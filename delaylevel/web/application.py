@@ -311,7 +311,6 @@ class WebApplication:
         address: str,
         token: str = "",
     ) -> None:
-        self._metrics = metrics
         self._reporters = reporters
         self._local = is_loopback(address)
         self._address = address
