@@ -22,24 +22,18 @@ from typing import Any, Generic, Protocol, TypeVar
 import pulsar
 
 from delaylevel.cluster.client_parts.cores import consumer_core, message_core
-from delaylevel.cluster.failures import error_name, is_too_large
+from delaylevel.cluster.failures import error_name
 from delaylevel.cluster.logs import RepeatedWarning
-from delaylevel.cluster.own_producers import OwnOutcome, OwnProducers
 from delaylevel.cluster.port import TopicAdmin
-from delaylevel.cluster.publisher import needs_own_batch
-from delaylevel.cluster.targets.pool import TargetKey, TargetPool
-from delaylevel.cluster.targets.send_state import SendOutcome
 from delaylevel.cluster.threads import Starter, in_thread
-from delaylevel.errors import BrokerError, EnvelopeError, UnknownTargetError, UpgradeRequiredError
+from delaylevel.errors import BrokerError, UnknownTargetError, UpgradeRequiredError
 from delaylevel.model.clock import Clock, SteadyClock, SystemClock
 from delaylevel.model.delivery import ForwardReport
-from delaylevel.model.due_time import reason_if_expired
-from delaylevel.model.envelope import Envelope, SchemaRef
-from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription
+from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.message import ParkedMessage, parked_message
 from delaylevel.model.position import SourcePartition, source_partitions
-from delaylevel.model.router import Hop, Router
-from delaylevel.mover import hop
+from delaylevel.mover.carrier import Carried, Carrier
+from delaylevel.mover.hop import NextHop
 from delaylevel.topics.roster import DescriptionCache
 
 log = logging.getLogger(__name__)
@@ -53,9 +47,7 @@ class Item:
         topic: full name of the partition that it was read from.
         message: the message as it was read; None once its next place has confirmed it.
         place: partition, ledger, entry and batch index.
-        counted: field of the report to count it in, and the key (or lateness in ms).
         lag_ms: time from its hand-off time to its arrival, ms.
-        properties, deliver_at_ms: properties and delivery time of the message to send.
         confirmed: True once it may be acknowledged.
         given_back: True once the broker was asked to deliver it again.
     """
@@ -64,11 +56,7 @@ class Item:
     message_id: Any
     message: ParkedMessage | None
     place: tuple[str, int, int, int]
-    envelope: Envelope | None = None
-    counted: tuple[str, Any] = ("", None)
     lag_ms: int = 0
-    properties: dict[str, str] | None = None
-    deliver_at_ms: int | None = None
     confirmed: bool = False
     given_back: bool = False
 
@@ -149,9 +137,6 @@ class RecentIds:
         self._young.add(item)
 
 
-# The broker releases a message up to a tick early. A message that it would release at once is not
-# parked again and again, but goes to the final window (of units of a second or so).
-_BROKER_TICK_MS = 1000
 # Interval between two reads of the description that nothing else causes, in s.
 _CHECK_EVERY_S = 60.0
 
@@ -160,20 +145,18 @@ class UnknownSourceError(BrokerError):
     """A partition that the level topic's description does not have."""
 
 
-class UndecidedError(Exception):
-    """A target or partition that may be new: the description must be read again first."""
+class NewTargets:
+    """The level topic, and the messages that wait until its description is read again.
 
+    A target or partition that was added is missing from an earlier description. Its messages wait
+    here until the description has been read after their arrival; all others continue.
 
-class MessageRouter:
-    """Next hop of each message.
-
-    A target that was added is missing from an earlier description. Its messages wait here until
-    the description has been read after their arrival; all others continue.
+    Attributes:
+        next_hop: the rules of the description in use.
 
     Args:
         description: description that was read before.
         describe: function that reads it again; None if it never changes.
-        clock: clock for routing.
         start: function that runs slow work.
         now_s: the monotonic clock, in seconds.
     """
@@ -182,14 +165,12 @@ class MessageRouter:
         self,
         description: LevelTopicDescription,
         describe: Callable[[], LevelTopicDescription] | None,
-        clock: Clock,
         start: Starter,
         now_s: Callable[[], float],
     ) -> None:
         self._descriptions = DescriptionCache(
             describe or (lambda: description), description, now_s=now_s
         )
-        self._clock = clock
         self._start = start
         self._now_s = now_s
         self._waiting: deque[tuple[Item, float]] = deque()  # with the time of arrival
@@ -237,67 +218,29 @@ class MessageRouter:
         self._waiting.clear()
         return found
 
-    def route(self, item: Item, message: ParkedMessage, *, decide: bool = False) -> str | None:
-        """Fill in what to send; return the topic of our own, or None for the message's target.
+    def latest(self) -> LevelTopicDescription:
+        """Use the latest description from now on, and return it."""
+        latest = self._descriptions.latest()
+        if latest is not self.next_hop.description:
+            self._use(latest)
+        return latest
 
-        Args:
-            decide: True for a message that has waited: its target is unknown if the latest
-                description does not have it.
+    def source(self, topic: str) -> SourcePartition:
+        """Return a source partition by its full name.
 
         Raises:
-            UndecidedError: the message has to :meth:`wait`.
-            EnvelopeError: the message cannot be read.
-            BrokerError: its partition is not a source of the level topic.
+            UnknownSourceError: the description in use does not have it.
         """
-        if decide and self._descriptions.latest() is not self.description:
-            self._use(self._descriptions.latest())
-        try:
-            return self._route(item, message)
-        except (UnknownTargetError, UnknownSourceError) as error:
-            if decide:
-                raise
-            raise UndecidedError from error
-
-    def _route(self, item: Item, message: ParkedMessage) -> str | None:
-        now_ms = self._clock.now_ms()
-        source = self._source(item.topic)
-        description = self.description
-        envelope = item.envelope = hop.open_envelope(description, source.topic, message)
-        item.lag_ms = max(0, now_ms - message.publish_ms - source.hand_off_after_ms)
-        decision = self._router.decide(envelope.due_ms, now_ms, came_from=source.level)
-        if decision.hop is Hop.PARK:
-            level, partition = decision.level, decision.partition
-            until_ms = hop.parked_until_ms(description, self._router, level, partition, now_ms)
-            if until_ms is not None and until_ms - now_ms > _BROKER_TICK_MS:
-                item.counted = ("parked", (description.topic, level, partition))
-                item.properties = envelope.parked_again_properties(message.properties)
-                item.deliver_at_ms = until_ms
-                return description.level_topic(level).partition(partition).full
-        late_ms = now_ms - envelope.due_ms
-        if description.final_window is FinalWindow.TRACKER:
-            # The broker never holds a message there; the dispatcher publishes overdue ones at once.
-            partition = hop.window_partition(description, message, envelope)
-            item.counted = ("window", late_ms)
-            item.properties = envelope.parked_again_properties(message.properties)
-            return description.window_topic.partition(partition).full
-        due = decision.hop is Hop.DUE
-        item.counted = ("due" if due else "window", late_ms)
-        item.properties = hop.delivered_properties(message, envelope)
-        item.deliver_at_ms = None if due else envelope.due_ms
-        return None
-
-    def _use(self, description: LevelTopicDescription) -> None:
-        self.description = description
-        self._router = Router(description.levels)
-        self._sources = {source.topic: source for source in source_partitions(description)}
-
-    def _source(self, topic: str) -> SourcePartition:
         source = self._sources.get(topic)
         if source is None:
             raise UnknownSourceError(
-                f"{topic} is not a source of level topic {self.description.topic}"
+                f"{topic} is not a source of level topic {self.next_hop.description.topic}"
             )
         return source
+
+    def _use(self, description: LevelTopicDescription) -> None:
+        self.next_hop = NextHop(description)
+        self._sources = {source.topic: source for source in source_partitions(description)}
 
     def _read_again(self) -> None:
         """Start to read the description, unless that is under way."""
@@ -339,8 +282,6 @@ _WARN_AGAIN_S = 60.0
 # Messages of this time share batches.
 _FLUSH_EVERY_S = 0.02
 
-_TargetArguments = tuple[str, "SchemaRef | None", "str | None"]  # topic, schema, compression
-
 
 @dataclass
 class RelayReport(ForwardReport):
@@ -358,19 +299,10 @@ class RelayReport(ForwardReport):
     lag_total_ms: int = 0
     lag_max_ms: int = 0
 
-    def count(self, item: Item) -> None:
-        """Count a message that is confirmed."""
-        counter, value = item.counted
-        if counter not in ("due", "window"):
-            getattr(self, counter)[value] += 1
-            return
-        if counter == "due":
-            self.due += 1
-        else:
-            self.window += 1
-        self.latest_ms = max(self.latest_ms, value)
-        self.lag_total_ms += item.lag_ms
-        self.lag_max_ms = max(self.lag_max_ms, item.lag_ms)
+    def add_lag(self, lag_ms: int) -> None:
+        """Count the lag of a message that is in the final window, or delivered."""
+        self.lag_total_ms += lag_ms
+        self.lag_max_ms = max(self.lag_max_ms, lag_ms)
 
 
 class Relay:
@@ -408,20 +340,21 @@ class Relay:
         self._consumer = consumer
         self._raw_consumer = consumer_core(consumer)
         self._clock = SteadyClock(clock or SystemClock())
-        self._router = MessageRouter(description, describe, self._clock, start, now_s)
+        self._known = NewTargets(description, describe, start, now_s)
         self._limit = in_flight
         self.now_s = now_s
-        self._targets: TargetPool[Item] = TargetPool(
-            target_client or (lambda target: client),
+        self._carrier: Carrier[Item] = Carrier(
+            client,
             admin,
-            pause_s=lambda: self._router.description.hold_pause_ms / 1000,
+            lambda: self._known.next_hop,
+            self._clock,
+            client_of=target_client,
+            refusal=self._refusal,
             connected=lambda: bool(consumer.is_connected()),
             start=start,
             now_s=now_s,
         )
-        self._keys: dict[_TargetArguments, TargetKey] = {}
-        dead_letters = description.dead_letter_topic.partition(0).full
-        self._own: OwnProducers[Item] = OwnProducers(client, dead_letters, start=start, now_s=now_s)
+        self._targets = self._carrier.targets
         self._orders: dict[str, AckOrder[Item]] = {}
         self._pending: set[tuple[str, int, int, int]] = set()
         self._acknowledged = RecentIds()
@@ -475,26 +408,23 @@ class Relay:
         self._route(item)
 
     def _route(self, item: Item, *, decide: bool = False) -> None:
-        message, source = item.message, item.topic
+        message, now_ms = item.message, self._clock.now_ms()
         assert message is not None
         try:
-            topic = self._router.route(item, message, decide=decide)
-            if topic is None:
-                self._hand_off(item)
-            else:
-                self._send_own(item, topic)
-        except UndecidedError:
-            self._router.wait(item)
-            self._route_decidable()
-        except EnvelopeError as error:
-            description = self._router.description
-            self._set_aside(item, hop.dead_letter(description, message, source, error.reason))
+            latest = self._known.latest() if decide else None
+            source = self._known.source(item.topic)
+            item.lag_ms = max(0, now_ms - message.publish_ms - source.hand_off_after_ms)
+            self._carrier.give(item, source, message, now_ms, latest)
         except Exception as error:  # whatever it is, this message must not stop the others
-            log.exception("a message of %s is given back to the broker", source)
+            if not decide and isinstance(error, (UnknownTargetError, UnknownSourceError)):
+                self._known.wait(item)
+                self._route_decidable()
+                return
+            log.exception("a message of %s is given back to the broker", item.topic)
             self._give_back(item, error_name(error))
 
     def _route_decidable(self) -> None:
-        for item in self._router.take_decidable():
+        for item in self._known.take_decidable():
             self._route(item, decide=True)
 
     def poll(self) -> None:
@@ -503,25 +433,20 @@ class Relay:
         Raises:
             UpgradeRequiredError: the level topic is described in a later format.
         """
-        self._router.check()
+        self._known.check()
         self._route_decidable()
-        for item in self._router.take_given_up():
+        for item in self._known.take_given_up():
             self._give_back(item, "the description cannot be read")
-        for _, (sent, outcome, reason) in self._targets.poll():
-            if outcome is SendOutcome.STORED:
-                self._confirm(sent.item)
-            elif not sent.item.given_back:
-                self._hold(sent.item, reason)
+        for carried in self._carrier.poll():
+            if carried.reason:
+                if not carried.item.given_back:
+                    self._give_back_for(carried.place.topic, carried.item, carried.reason)
+            else:
+                self._confirm(carried)
         self._targets.close_idle()
         if self.now_s() - self._flushed_s >= _FLUSH_EVERY_S:
             self._flushed_s = self.now_s()
-            self._targets.flush()
-            self._own.flush()
-        for own in self._own.poll():
-            if own.outcome is SendOutcome.STORED:
-                self._confirm(own.item)
-            elif not own.item.given_back:
-                self._process_own_failure(own)
+            self._carrier.flush()
         self._limit_slow_targets()
         for order in self._orders.values():
             if order:
@@ -536,63 +461,7 @@ class Relay:
 
     def close(self) -> None:
         """Close every producer; unacknowledged messages are delivered again."""
-        self._targets.close()
-        self._own.close()
-
-    # -- sending
-
-    def _hand_off(self, item: Item) -> None:
-        envelope = item.envelope
-        assert envelope is not None
-        assert item.message is not None
-        assert item.properties is not None
-        due_ms, now_ms = envelope.due_ms, self._clock.now_ms()
-        expired = reason_if_expired(self._router.description, due_ms, envelope.expires_ms, now_ms)
-        if expired is not None:
-            self._hold(item, expired)
-            return
-        arguments = (envelope.target, envelope.schema, envelope.compression)
-        key = self._keys.get(arguments)
-        if key is None:
-            target, schema, compression = arguments
-            key = TargetKey(target, str(schema) if schema else "", compression or "")
-            self._keys[arguments] = key
-        reason = self._targets.refusal(key.topic, key.schema)
-        if reason is None and self._slow and self._has_its_share(key.topic):
-            reason = SLOW
-        if reason is not None:
-            self._hold(item, reason)
-            return
-        if needs_own_batch(item.message, item.properties):
-            key = key._replace(alone=True)
-        producer = self._targets.producer(key)
-        producer.send(item, item.message, item.properties, item.deliver_at_ms)
-
-    def _hold(self, item: Item, reason: str) -> None:
-        """Set a message aside that has expired, or whose target cannot be written now."""
-        assert item.message is not None
-        assert item.envelope is not None
-        description, now_ms = self._router.description, self._clock.now_ms()
-        aside = hop.set_aside(description, item.message, item.envelope, reason, now_ms)
-        self._set_aside(item, aside)
-
-    def _set_aside(self, item: Item, aside: hop.SetAside) -> None:
-        item.counted = (aside.counter, aside.counted_by)
-        item.properties = aside.properties
-        item.deliver_at_ms = aside.deliver_at_ms
-        if aside.topic:
-            self._send_own(item, aside.topic)
-        else:
-            self._confirm(item)
-
-    def _send_own(self, item: Item, topic: str) -> None:
-        """Send a message to a topic of our own, or give it back if that topic refuses messages."""
-        assert item.message is not None
-        assert item.properties is not None
-        message, properties = item.message, item.properties
-        reason = self._own.send(item, topic, message, properties, item.deliver_at_ms)
-        if reason is not None:
-            self._give_back_for(topic, item, reason)
+        self._carrier.close()
 
     # -- slow targets
 
@@ -605,7 +474,7 @@ class Relay:
         if self.unacknowledged > SCARCE:
             self._targets.give_up_stalled()
         # With a single target, nothing else has to wait for it.
-        several = len(self._router.description.targets) > 1
+        several = len(self._known.next_hop.description.targets) > 1
         self._slow = frozenset(self._targets.slow(SLOW_S) if several else ())
         parts = len(self._slow) + 1
         self._share, self._share_bytes = max(1, self._limit // parts), IN_FLIGHT_BYTES // parts
@@ -614,29 +483,23 @@ class Relay:
             self._excess += max(0, messages - self._share)
             self._excess_bytes += max(0, size - self._share_bytes)
 
-    def _has_its_share(self, topic: str) -> bool:
-        """Return True if a target is slow, and has as many messages in flight as it may have."""
+    def _refusal(self, topic: str) -> str | None:
+        """Return a reason if a target is slow, and has as many messages as it may have."""
         if topic not in self._slow:
-            return False
+            return None
         messages, size = self._targets.load(topic)
         full = messages >= self._share or size >= self._share_bytes
-        return full or self.unacknowledged > SCARCE
+        return SLOW if full or self.unacknowledged > SCARCE else None
 
     # -- confirmations
 
-    def _process_own_failure(self, own: OwnOutcome) -> None:
-        item: Item = own.item
-        if is_too_large(own.reason) and item.message is not None and item.envelope is not None:
-            description = self._router.description
-            aside = hop.too_large(description, item.message, item.envelope, own.topic)
-            self._set_aside(item, aside)
-            return
-        self._give_back_for(own.topic, item, own.reason)
-
-    def _confirm(self, item: Item) -> None:
+    def _confirm(self, carried: Carried[Item]) -> None:
+        item, place = carried.item, carried.place
         self._release(item)
         item.confirmed = True
-        self._report.count(item)
+        self._report.count(place.counter, place.counted_by, carried.late_ms)
+        if place.counted_by is None:
+            self._report.add_lag(item.lag_ms)
 
     def _give_back_for(self, topic: str, item: Item, reason: str) -> None:
         """Give a message back that a topic of our own does not take: no other topic can take it."""

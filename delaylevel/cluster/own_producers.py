@@ -11,32 +11,31 @@ application's properties stay.
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
-from delaylevel.errors import BrokerError, ClientError
+from delaylevel.errors import BrokerError
 from delaylevel.model import envelope as env
 from delaylevel.model.message import RAW, Payload
 from delaylevel.model.retries import ERROR, TRACEBACK, without_retries
 
-from .failures import is_too_large, translate_errors
+from .failures import client_error, is_too_large
 from .publisher import (
+    BULK_SETTINGS,
     PRODUCER_SETTINGS,
     UNBATCHED_SETTINGS,
-    UNLIMITED_SETTINGS,
-    Publisher,
-    close_all,
     compression_settings,
     needs_own_batch,
     open_producer,
 )
-from .targets.opener import Opened
+from .targets.opener import STALL_S, Opened
 from .targets.producer import TargetProducer
-from .targets.send_state import SendOutcome, Sent
-from .threads import Starter, in_thread
+from .targets.send_state import EntryLimits, SendOutcome, Sent, Settled
+from .threads import Starter, at_once, in_thread
 
 log = logging.getLogger(__name__)
 
@@ -106,98 +105,16 @@ def too_large_for_all(topic: str) -> str:
     )
 
 
-class DeadLetterTopic:
-    """A partition of a dead-letter topic, for callers that wait.
-
-    One thread uses it. The producers are opened on first use.
-
-    Args:
-        client: a ``pulsar.Client``; it is not closed here.
-        topic: full name of the partition.
-    """
-
-    def __init__(self, client: Any, topic: str) -> None:
-        self._client = client
-        self._topic = topic
-        # By compression, and if they have batches of one message.
-        self._publishers: dict[tuple[str | None, bool], Publisher[Outgoing]] = {}
-
-    def store(self, messages: Iterable[Outgoing]) -> None:
-        """Store messages, and wait for the confirmations.
-
-        If it fails, some of the messages may be stored.
-
-        Args:
-            messages: messages with all their properties; the broker holds none of them back.
-
-        Raises:
-            BrokerError: a message was not confirmed.
-        """
-        try:
-            with translate_errors():
-                for outgoing in messages:
-                    message, properties, _ = outgoing
-                    publisher = self._publisher(env.compression_of(properties))
-                    publisher.send(message, properties, None, item=outgoing)
-                for message, properties, _ in self._flush():
-                    self._store_smaller(message, properties)
-        except ClientError as error:
-            self.close()
-            raise BrokerError(
-                f"cannot write to {self._topic} ({error.name}); nothing was acknowledged"
-            ) from error
-        except BrokerError:
-            # A producer that is closed for good would fail every later try, too.
-            self.close()
-            raise
-
-    def close(self) -> None:
-        """Close the producers."""
-        publishers, self._publishers = list(self._publishers.values()), {}
-        close_all(publishers)
-
-    def _publisher(self, compression: str | None, single: bool = False) -> Publisher[Outgoing]:
-        key = (compression, single)
-        publisher = self._publishers.get(key)
-        if publisher is None:
-            batches = SINGLE_SETTINGS if single else UNBATCHED_SETTINGS
-            settings = {**batches, **compression_settings(compression)}
-            publisher = Publisher(open_producer(self._client, self._topic, settings))
-            self._publishers[key] = publisher
-        return publisher
-
-    def _flush(self) -> list[Outgoing]:
-        """Wait for the confirmations; return the messages that are too large for the topic."""
-        too_large: list[Outgoing] = []
-        for publisher in self._publishers.values():
-            failure, _, failed = publisher.flush()
-            for outgoing, reason in failed:
-                if not is_too_large(reason):
-                    raise self._unconfirmed(reason)
-                too_large.append(outgoing)
-            if failure is not None and not failed:
-                raise self._unconfirmed(failure)
-        return too_large
-
-    def _store_smaller(self, message: Payload, properties: dict[str, str]) -> None:
-        for smaller, compression in smaller_forms(properties):
-            outgoing = (message, smaller, None)
-            self._publisher(compression, single=True).send(message, smaller, None, item=outgoing)
-            if not self._flush():
-                warn_of_cut(self._topic, properties, smaller)
-                return
-        raise BrokerError(f"{too_large_for_all(self._topic)}; nothing was acknowledged")
-
-    def _unconfirmed(self, failure: str) -> BrokerError:
-        return BrokerError(f"{self._topic} did not confirm ({failure}); nothing was acknowledged")
-
-
 Item = TypeVar("Item")
 
 # Topic, compression, and the settings of batches.
 _Key = tuple[str, "str | None", int]
-_BATCHES = (PRODUCER_SETTINGS, UNBATCHED_SETTINGS, SINGLE_SETTINGS)
-_SINGLE = 2
+_BATCHES = (BULK_SETTINGS, UNBATCHED_SETTINGS, SINGLE_SETTINGS)
+_ALONE, _SINGLE = 1, 2
+
+#: The reason for messages of a batch that is too large as a whole. If they are sent again, to the
+#: same producers, each is alone.
+BATCH_TOO_LARGE = "a batch is too large"
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,21 +124,6 @@ class _Cut(Generic[Item]):
     item: Item
     whole: dict[str, str]  # its properties at first
     forms: Iterator[Form]  # that were not tried yet
-
-
-class OwnOutcome(NamedTuple):
-    """Outcome of a message for a topic of our own.
-
-    Attributes:
-        item: the value that identifies it for the host.
-        topic: full name of the partition.
-        reason: the failure, by its name or as a sentence; empty if the message is stored.
-    """
-
-    item: Any
-    topic: str
-    outcome: SendOutcome
-    reason: str = ""
 
 
 class OwnProducers(Generic[Item]):
@@ -254,6 +156,7 @@ class OwnProducers(Generic[Item]):
         self._wake = wake
         self._producers: dict[_Key, TargetProducer[Item | _Cut[Item]]] = {}
         self._refused: dict[_Key, str] = {}  # reasons
+        self._without_batches: set[str] = set()  # topics
 
     @property
     def owes_answers(self) -> bool:
@@ -265,6 +168,11 @@ class OwnProducers(Generic[Item]):
         """Number and bytes of the messages without an outcome."""
         producers = self._producers.values()
         return sum(each.messages for each in producers), sum(each.size for each in producers)
+
+    @property
+    def waiting(self) -> list[str]:
+        """The topics with messages without an outcome."""
+        return [topic for (topic, *_), each in self._producers.items() if each.messages]
 
     def send(
         self,
@@ -279,8 +187,9 @@ class OwnProducers(Generic[Item]):
         Returns:
             The reason if it was not sent; otherwise None.
         """
-        key = topic, env.compression_of(properties), needs_own_batch(message, properties)
-        producer = self._producer(key)
+        alone = needs_own_batch(message, properties) or topic in self._without_batches
+        key = topic, env.compression_of(properties), alone
+        producer = self._producers.get(key) or self._producer(key)
         if self._refused and (reason := self._refused.get(key)) is not None:
             producer.open()
             if producer.is_pausing:
@@ -294,35 +203,51 @@ class OwnProducers(Generic[Item]):
             if producer.messages:
                 producer.flush()
 
-    def poll(self) -> Iterator[OwnOutcome]:
-        """Yield each message whose outcome is known since the last call."""
+    def poll(self) -> Iterator[tuple[str, Settled]]:
+        """Yield each message whose outcome is known since the last call, with its topic.
+
+        The reason for an outcome is the failure, by its name or as a sentence.
+        """
         for key, producer in list(self._producers.items()):
             topic = key[0]
-            for sent, outcome, reason in producer.poll():
-                item = sent.item.item if isinstance(sent.item, _Cut) else sent.item
-                if outcome is SendOutcome.STORED:
-                    if isinstance(sent.item, _Cut):
-                        warn_of_cut(topic, sent.item.whole, sent.properties)
-                    yield OwnOutcome(item, topic, outcome)
-                elif topic != self._dead_letters or not is_too_large(reason):
-                    yield OwnOutcome(item, topic, outcome, reason)
-                elif not self._send_smaller(sent):
-                    yield OwnOutcome(item, topic, outcome, too_large_for_all(topic))
+            for settled in producer.poll():
+                sent, outcome, reason = settled
+                cut = sent.item
+                if isinstance(cut, _Cut):
+                    sent.item = cut.item
+                    if outcome is SendOutcome.STORED:
+                        warn_of_cut(topic, cut.whole, sent.properties)
+                if outcome is SendOutcome.STORED or not is_too_large(reason):
+                    yield topic, settled
+                elif sent.outcome.count > 1:
+                    # The messages behind it may be stored already: the host decides on the order.
+                    self._without_batches.add(topic)
+                    yield topic, settled._replace(reason=BATCH_TOO_LARGE)
+                elif topic != self._dead_letters:
+                    yield topic, settled
+                elif not self._send_smaller(sent, cut):
+                    yield topic, settled._replace(reason=too_large_for_all(topic))
             refusal = producer.take_refusal()
             if refusal is not None:
                 self._refused[key] = refusal
             elif producer.is_open:
                 self._refused.pop(key, None)
 
+    def give_up_stalled(self) -> None:
+        """Give up the producers that confirm nothing; the outcome of their messages is unknown."""
+        for producer in self._producers.values():
+            if producer.stalled_s > STALL_S:
+                producer.give_up()
+
     def close(self) -> None:
         """Close the producers; messages without an outcome get none."""
         for producer in self._producers.values():
             producer.close()
         self._producers.clear()
+        self._refused.clear()
 
-    def _send_smaller(self, sent: Sent[Item | _Cut[Item]]) -> bool:
+    def _send_smaller(self, sent: Sent[Item | _Cut[Item]], cut: Item | _Cut[Item]) -> bool:
         """Send a dead letter in its next smaller form; return False if there is none."""
-        cut = sent.item
         if not isinstance(cut, _Cut):
             cut = _Cut(cut, sent.properties, smaller_forms(sent.properties))
         form = next(cut.forms, None)
@@ -341,9 +266,90 @@ class OwnProducers(Generic[Item]):
         return producer
 
     def _open(self, topic: str, compression: str | None, batches: int) -> Opened:
-        settings = {
-            **_BATCHES[batches],
-            **UNLIMITED_SETTINGS,
-            **compression_settings(compression),
-        }
-        return Opened(open_producer(self._client, topic, settings))
+        settings = {**_BATCHES[batches], **compression_settings(compression)}
+        limits = None
+        if not batches:
+            limits = EntryLimits(
+                settings["batching_max_messages"],
+                settings["batching_max_allowed_size_in_bytes"],
+                by_key=False,
+            )
+        return Opened(open_producer(self._client, topic, settings), entry_limits=limits)
+
+
+def not_stored(topic: str, reason: str) -> BrokerError:
+    """Return the error for a message that a topic of our own did not take.
+
+    Args:
+        reason: the client's name of the failure, or a sentence.
+    """
+    error = BrokerError(
+        f"{topic} did not confirm ({reason}); nothing was acknowledged, and what is unconfirmed "
+        "will be read and sent again"
+    )
+    if reason.isidentifier():
+        error.__cause__ = client_error(reason)  # it may pass, or not
+    return error
+
+
+# A flush ends when all is answered, and the answers of a client follow within a moment.
+_POLL_S, _OWED_S = 0.05, 0.0005
+_PATIENCE_S = 60.0
+
+
+class DeadLetterTopic:
+    """A partition of a dead-letter topic, for callers that wait.
+
+    One thread uses it. The producers are opened on first use.
+
+    Args:
+        client: a ``pulsar.Client``; it is not closed here.
+        topic: full name of the partition.
+    """
+
+    def __init__(self, client: Any, topic: str) -> None:
+        self._topic = topic
+        self._woken = threading.Event()
+        self._producers: OwnProducers[None] = OwnProducers(
+            client, topic, start=at_once, wake=self._woken.set
+        )
+
+    def store(self, messages: Iterable[Outgoing]) -> None:
+        """Store messages, and wait for the confirmations.
+
+        If it fails, some of the messages may be stored.
+
+        Args:
+            messages: messages with all their properties; the broker holds none of them back.
+
+        Raises:
+            BrokerError: a message was not confirmed.
+        """
+        producers = self._producers
+        try:
+            for message, properties, _ in messages:
+                reason = producers.send(None, self._topic, message, properties, None)
+                self._check(reason)
+            until_s = time.monotonic() + _PATIENCE_S
+            while producers.load[0]:
+                producers.flush()
+                self._woken.clear()
+                found = list(producers.poll())
+                for _, settled in found:
+                    self._check(settled.reason)
+                if time.monotonic() > until_s:
+                    self._check("no confirmation")
+                if not found and producers.load[0]:
+                    self._woken.wait(_OWED_S if producers.owes_answers else _POLL_S)
+        except BrokerError:
+            # A producer that is closed for good would fail every later try, too.
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Close the producers."""
+        self._producers.close()
+
+    def _check(self, failure: str | None) -> None:
+        if failure:
+            raise not_stored(self._topic, failure)

@@ -38,6 +38,11 @@ def in_thread(work: Callable[[], None]) -> None:
         raise
 
 
+def at_once(work: Callable[[], None]) -> None:
+    """Run work in the calling thread, which waits for it."""
+    work()
+
+
 class BackgroundWork:
     """Slow work that can be waited for, each piece in a thread of its own; thread-safe.
 

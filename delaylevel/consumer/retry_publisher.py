@@ -21,13 +21,11 @@ from delaylevel.cluster.own_producers import DeadLetterTopic
 from delaylevel.cluster.port import SchemaVersion, TopicAdmin
 from delaylevel.cluster.publisher import (
     UNBATCHED_SETTINGS,
-    close_all,
     compression_name,
     open_producer,
 )
-from delaylevel.cluster.publisher import Publisher as PlainPublisher
 from delaylevel.cluster.schemas import EncodedSchema, canonical, registered_reference
-from delaylevel.cluster.threads import Starter, in_thread
+from delaylevel.cluster.threads import Starter, at_once, in_thread
 from delaylevel.errors import MessageTooLargeError, UnsupportedOptionError
 from delaylevel.model import envelope as env
 from delaylevel.model import retries
@@ -328,7 +326,7 @@ class RetryProducers:
         schema = EncodedSchema(version.type, version.definition)
         topic = self._retry_topic.full
         producer = open_producer(self._client, topic, UNBATCHED_SETTINGS, schema=schema)
-        close_all([PlainPublisher(producer)])
+        close_quietly(producer, "producer")
 
 
 def _reference(version: SchemaVersion) -> SchemaRef:
@@ -439,7 +437,7 @@ class RetryPublisher:
         real = has_core(client)
         if not real:
             producer_options["batching_enabled"] = False
-        start: Starter = in_thread if real else _at_once
+        start: Starter = in_thread if real else at_once
         self._options = producer_options
         self._compression = compression_name(producer_options.get("compression_type"))
         self._lock = threading.RLock()
@@ -693,7 +691,3 @@ def _fields_of(message: ReceivedMessage) -> ParkedMessage:
     return parked_message(
         message_core(message.raw), at.ledger_id(), at.entry_id(), at.batch_index()
     )
-
-
-def _at_once(work: Callable[[], None]) -> None:
-    work()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import Any
 
 from delaylevel.errors import ConfigError
 
@@ -58,6 +59,24 @@ class ForwardReport:
     latest_ms: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
     expired: Counter[str] = field(default_factory=Counter)
+
+    def count(self, counter: str, key: Any, late_ms: int = 0) -> None:
+        """Count a message.
+
+        Args:
+            counter: the name of a counter.
+            key: key in that counter; None for one that is a number.
+            late_ms: lateness at hand-off.
+        """
+        if key is not None:
+            getattr(self, counter)[key] += 1
+            return
+        if counter == "window":
+            self.window += 1
+        else:
+            self.due += 1
+        if late_ms > self.latest_ms:
+            self.latest_ms = late_ms
 
     def counts(self) -> dict[str, int]:
         """Return the number of messages by outcome."""

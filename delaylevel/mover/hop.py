@@ -7,7 +7,7 @@ there, and the schema of its business topic. Nothing here sends, waits or acknow
 from __future__ import annotations
 
 import logging
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from delaylevel.cluster.failures import is_too_large
 from delaylevel.cluster.targets.receivers import NO_TOPIC
@@ -23,10 +23,14 @@ from delaylevel.model.level_topic import (
     Mover,
 )
 from delaylevel.model.message import ParkedMessage, Payload
+from delaylevel.model.position import SourcePartition
 from delaylevel.model.retries import RETRY_ID
-from delaylevel.model.router import Router
+from delaylevel.model.router import Hop, Router
 
 log = logging.getLogger(__name__)
+
+# The window topic among the levels.
+_WINDOW = -1
 
 
 def open_envelope(
@@ -81,23 +85,90 @@ def dead_letter_properties(message: ParkedMessage, topic: str, reason: str) -> d
     }
 
 
-def parked_until_ms(
-    description: LevelTopicDescription, router: Router, level: int, partition: int, now_ms: int
-) -> int | None:
-    """Return until when the broker holds what is parked now; None if the mover itself waits."""
-    if description.mover is not Mover.FUNCTION:
-        return None
-    return router.hand_off_ms(level, partition, now_ms)
+class Place(NamedTuple):
+    """The next place of a message, and its entry in the report.
 
+    Attributes:
+        counter: field of :class:`~delaylevel.model.delivery.ForwardReport`.
+        counted_by: key in that counter; None without one.
+        topic: full name of a partition of our own, or of the target; empty for a message that is
+            dropped.
+        properties: all properties of the message there.
+        deliver_at_ms: time until which the broker holds it, ms since the epoch; None for no time.
+        is_ours: True for a topic of our own.
+    """
 
-class SetAside(NamedTuple):
-    """The place of a message that cannot be handed off, and its entry in the report."""
-
-    counter: str  # field of ForwardReport: held, dead, dropped or expired
-    counted_by: str  # key in that counter: the target or the reason
-    topic: str  # full name of a partition of our own; empty for a message that is dropped
+    counter: str
+    counted_by: Any
+    topic: str
     properties: dict[str, str]
     deliver_at_ms: int | None
+    is_ours: bool = True
+
+
+# The broker releases a message up to a tick early. A message that it would release at once is not
+# parked again and again, but goes to the final window (of units of a second or so).
+_BROKER_TICK_MS = 1000
+
+
+class NextHop:
+    """The next hop of each message of one level topic.
+
+    Args:
+        router: the router; that of the level topic by default.
+    """
+
+    def __init__(self, description: LevelTopicDescription, router: Router | None = None) -> None:
+        self.description = description
+        self._router = router or Router(description.levels)
+        self._tracked = description.final_window is FinalWindow.TRACKER
+        # With a Function, the broker holds what is parked; the other movers wait themselves.
+        self._held_by_broker = description.mover is Mover.FUNCTION
+        self._names: dict[tuple[int, int], str] = {}
+
+    def place(
+        self, source: SourcePartition, message: ParkedMessage, envelope: Envelope, now_ms: int
+    ) -> Place:
+        """Return the next place of a message, unless it has expired."""
+        due_ms = envelope.due_ms
+        kind, level, partition = self._router.decide(due_ms, now_ms, source.level)
+        until_ms = None
+        if kind is Hop.PARK:
+            if self._held_by_broker:
+                until_ms = self._router.hand_off_ms(level, partition, now_ms)
+            if until_ms is None or until_ms - now_ms > _BROKER_TICK_MS:
+                return Place(
+                    "parked",
+                    (self.description.topic, level, partition),
+                    self._names.get((level, partition)) or self._name(level, partition),
+                    envelope.parked_again_properties(message.properties),
+                    until_ms,
+                )
+        if self._tracked:
+            # The broker never holds a message there; the dispatcher publishes overdue ones at once.
+            partition = window_partition(self.description, message, envelope)
+            return Place(
+                "window",
+                None,
+                self._names.get((_WINDOW, partition)) or self._name(_WINDOW, partition),
+                envelope.parked_again_properties(message.properties),
+                None,
+            )
+        due = kind is Hop.DUE
+        return Place(
+            "due" if due else "window",
+            None,
+            envelope.target,
+            delivered_properties(message, envelope),
+            None if due else due_ms,
+            is_ours=False,
+        )
+
+    def _name(self, level: int, partition: int) -> str:
+        described = self.description
+        topic = described.window_topic if level == _WINDOW else described.level_topic(level)
+        name = self._names[level, partition] = topic.partition(partition).full
+        return name
 
 
 def set_aside(
@@ -106,7 +177,7 @@ def set_aside(
     envelope: Envelope,
     reason: str,
     now_ms: int,
-) -> SetAside:
+) -> Place:
     """Return the place of a message whose target cannot be written now, for this reason.
 
     A message that is too large becomes a dead letter, whatever the policy: it would be refused
@@ -116,14 +187,14 @@ def set_aside(
         return too_large(description, message, envelope, envelope.target)
     if is_expired(reason):
         if description.expired is Expired.DROP:
-            return SetAside("expired", envelope.target, "", {}, None)
+            return Place("expired", envelope.target, "", {}, None)
         letter = _readable_dead_letter(description, message, envelope, reason)
         return letter._replace(counter="expired", counted_by=envelope.target)
     policy = description.on_missing_target if reason == NO_TOPIC else MissingTarget.HOLD
     if policy is MissingTarget.DROP and RETRY_ID in message.properties:
         policy = MissingTarget.DEAD_LETTER  # the original of a retry is acknowledged
     if policy is MissingTarget.DROP:
-        return SetAside("dropped", envelope.target, "", {}, None)
+        return Place("dropped", envelope.target, "", {}, None)
     if policy is MissingTarget.DEAD_LETTER:
         missing = f"target {envelope.target} does not exist"
         return _readable_dead_letter(description, message, envelope, missing)
@@ -136,12 +207,12 @@ def set_aside(
     # Every mover but a Function waits itself.
     by_broker = description.mover is Mover.FUNCTION
     until_ms = now_ms + description.hold_pause_ms if by_broker else None
-    return SetAside("held", envelope.target, topic, properties, until_ms)
+    return Place("held", envelope.target, topic, properties, until_ms)
 
 
 def too_large(
     description: LevelTopicDescription, message: Payload, envelope: Envelope, topic: str
-) -> SetAside:
+) -> Place:
     """Return the place of a message that a topic refuses because of its size.
 
     It keeps its envelope, so that it can be replayed once the limit is raised. It may be too large
@@ -156,20 +227,20 @@ def too_large(
 
 def _readable_dead_letter(
     description: LevelTopicDescription, message: Payload, envelope: Envelope, reason: str
-) -> SetAside:
+) -> Place:
     application = env.application_properties(message.properties)
     properties = {
         **envelope.parked_properties(application),
         env.REASON: env.bounded_reason(reason),
     }
     topic = description.dead_letter_topic.partition(0).full
-    return SetAside("dead", reason, topic, properties, None)
+    return Place("dead", reason, topic, properties, None)
 
 
 def dead_letter(
     description: LevelTopicDescription, message: ParkedMessage, topic: str, reason: str
-) -> SetAside:
+) -> Place:
     """Return the place of a message whose envelope cannot be read."""
     properties = dead_letter_properties(message, topic, reason)
     own = description.dead_letter_topic.partition(0).full
-    return SetAside("dead", reason, own, properties, None)
+    return Place("dead", reason, own, properties, None)

@@ -40,7 +40,7 @@ from delaylevel.cluster.client_parts.cores import (
     release_state,
 )
 from delaylevel.cluster.failures import TRANSIENT_FAILURES
-from delaylevel.cluster.threads import Starter, after_fork, in_thread
+from delaylevel.cluster.threads import Starter, after_fork, at_once, in_thread
 from delaylevel.errors import (
     BrokerError,
     BrokerUnreachableError,
@@ -274,7 +274,7 @@ class PartitionOpener:
         real = has_core(client)
         own = getattr(create_producer, "__func__", None) is CREATE_PRODUCER
         self._native = real and own
-        self.start: Starter = in_thread if real else _at_once
+        self.start: Starter = in_thread if real else at_once
 
     def open(self, topic: str, settings: dict[str, Any], done: Opened) -> None:
         """Open a producer; ``done`` is called in any thread, maybe before this returns."""
@@ -446,10 +446,6 @@ def interruptible() -> Iterator[None]:
         yield
     except KeyboardInterrupt as interrupt:
         raise pulsar.Interrupted("Pulsar error: ResultInterrupted") from interrupt
-
-
-def _at_once(work: Callable[[], None]) -> None:
-    work()
 
 
 _PATIENCE_S = 1.0

@@ -11,7 +11,7 @@ import pulsar
 import pytest
 
 from delaylevel.cluster.connection.settings import Connection
-from delaylevel.cluster.publisher import BULK_SETTINGS, Publisher, open_producer
+from delaylevel.cluster.publisher import BULK_SETTINGS, open_producer
 from delaylevel.cluster.rest.admin import Admin
 from delaylevel.cluster.targets import send_state
 from delaylevel.cluster.targets.pool import TargetKey, TargetPool
@@ -21,40 +21,37 @@ from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.producer.setup import level_producer_settings
 from support.proxy import Proxy
-from support.publisher_faults import MESSAGES, kept_topic, messages, publisher, send, stored  # noqa: F401
+from support.publisher_faults import MESSAGES, Outlet, kept_topic, messages, outlet, stored  # noqa: F401
 from support.world import RealWorld, eventually, quiet_client
 
 
-def test_everything_is_confirmed_by_few_callbacks(
-    client: pulsar.Client, admin: Admin, publisher: Publisher[Any]
-) -> None:
-    for first in (0, MESSAGES):
-        sent = send(publisher, first, MESSAGES)
-        assert publisher.flush()[0] is None
-        assert sent <= stored(client, admin, TopicName.parse(publisher.producer.topic()))
-
-
-def test_messages_too_large_for_a_whole_batch(
-    client: pulsar.Client, admin: Admin, publisher: Publisher[Any]
+def test_messages_to_our_topics_share_the_outcome_of_their_entry(
+    client: pulsar.Client, admin: Admin, outlet: Outlet
 ) -> None:
     sizes = [10, 600_000, 300_000, 300_000, 0, 524_288, 1, 524_287] * 3
-    for number, size in enumerate(sizes):
-        message = messages(number, 1)[0]._replace(value=b"x" * size)
-        publisher.send(message, message.properties, None)
-    assert publisher.flush()[0] is None
-    assert len(stored(client, admin, TopicName.parse(publisher.producer.topic()))) == len(sizes)
+    large = [
+        message._replace(value=b"x" * size)
+        for message, size in zip(messages(2 * MESSAGES, len(sizes)), sizes, strict=True)
+    ]
+    for sent in (messages(0, MESSAGES), messages(MESSAGES, MESSAGES), large):
+        outlet.send(*sent)
+        outlet.settle()
+    everything = {str(number) for number in range(2 * MESSAGES + len(sizes))}
+    assert outlet.confirmed == everything == stored(client, admin, outlet.topic)
+    assert not send_state._mistakes
 
 
 def test_a_topic_terminated_during_a_send(
-    client: pulsar.Client, admin: Admin, publisher: Publisher[Any]
+    client: pulsar.Client, admin: Admin, outlet: Outlet
 ) -> None:
-    topic = TopicName.parse(publisher.producer.topic())
-    send(publisher, 0, MESSAGES)
-    publisher.producer.flush()
-    admin.terminate(topic)
-    send(publisher, MESSAGES, MESSAGES)
-    assert publisher.flush()[0] is not None
-    assert len(stored(client, admin, topic)) == MESSAGES
+    outlet.send(*messages(0, MESSAGES))
+    outlet.settle()
+    admin.terminate(outlet.topic)
+    outlet.send(*messages(MESSAGES, MESSAGES))
+    outlet.settle()
+    assert len(outlet.outcomes) == 2 * MESSAGES
+    found = stored(client, admin, outlet.topic)
+    assert outlet.confirmed == found == {str(number) for number in range(MESSAGES)}
 
 
 def test_messages_to_a_target_share_the_outcome_of_their_entry(

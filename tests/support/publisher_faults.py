@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import Any
 
 import pulsar
 import pytest
-from pulsar.schema import BytesSchema
 
-from delaylevel.cluster.publisher import BULK_SETTINGS, Publisher
+from delaylevel.cluster.own_producers import OwnProducers
 from delaylevel.cluster.rest.admin import Admin
+from delaylevel.cluster.targets.send_state import SendOutcome
 from delaylevel.model.message import ParkedMessage
 from delaylevel.model.topic_name import TopicName
-from support.world import stored_messages
+from support.world import eventually, stored_messages
 
 MESSAGES = 3000
 
@@ -24,10 +25,36 @@ def messages(first: int, count: int) -> list[ParkedMessage]:
     ]
 
 
-def send(publisher: Publisher[Any], first: int, count: int) -> set[str]:
-    for message in messages(first, count):
-        publisher.send(message, message.properties, None)
-    return {str(number) for number in range(first, first + count)}
+class Outlet:
+    """A topic of our own, and the outcomes of the messages that were sent to it.
+
+    Attributes:
+        outcomes: the outcome of each message, by its number.
+    """
+
+    def __init__(self, client: Any, topic: str) -> None:
+        self.topic = kept_topic(client, topic)
+        self.own: OwnProducers[ParkedMessage] = OwnProducers(client, "")
+        self.outcomes: dict[str, SendOutcome] = {}
+
+    def send(self, *sent: ParkedMessage) -> None:
+        for message in sent:
+            assert not self.own.send(message, self.topic.full, message, message.properties, None)
+
+    def settle(self) -> None:
+        """Wait until each message has an outcome."""
+        eventually(self._settled, "all messages have an outcome", 60)
+
+    def _settled(self) -> bool:
+        self.own.flush()
+        for _, (sent, outcome, _) in self.own.poll():
+            self.outcomes[sent.item.properties["n"]] = outcome
+        return not self.own.load[0]
+
+    @property
+    def confirmed(self) -> set[str]:
+        """The numbers of the messages that are stored, as far as is known."""
+        return {n for n, outcome in self.outcomes.items() if outcome is SendOutcome.STORED}
 
 
 def stored(client: Any, admin: Admin, topic: TopicName) -> set[str]:
@@ -40,7 +67,7 @@ def kept_topic(client: Any, name: str) -> TopicName:
 
 
 @pytest.fixture
-def publisher(client: pulsar.Client, namespace: str) -> Publisher[Any]:
-    name = f"persistent://{namespace}/out"
-    client.subscribe(name, "keep").close()
-    return Publisher(client.create_producer(name, schema=BytesSchema(), **BULK_SETTINGS), bulk=True)
+def outlet(client: pulsar.Client, namespace: str) -> Any:
+    made = Outlet(client, f"persistent://{namespace}/out")
+    with closing(made.own):
+        yield made

@@ -32,7 +32,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "topics": ("cluster", "model"),
     "producer": ("topics", "cluster", "model"),
     "mover": ("topics", "cluster", "model"),
-    "dispatcher": ("mover.hop", "topics", "cluster", "structures", "model"),
+    "dispatcher": ("mover.hop", "mover.carrier", "topics", "cluster", "structures", "model"),
     "run": ("dispatcher", "mover", "topics", "cluster", "structures", "model"),
     "inspection": ("dispatcher.journal", "topics", "cluster", "structures", "model"),
     "consumer": ("producer", "topics", "cluster", "structures", "model"),

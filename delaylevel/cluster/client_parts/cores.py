@@ -46,11 +46,6 @@ def producer_core(producer: Any) -> Any | None:
     return producer._producer if type(producer) is PRODUCER else None
 
 
-def calls_back_later(producer: Any) -> bool:
-    """Return True for a producer whose callbacks may come after its flush, False in memory."""
-    return type(producer) is PRODUCER
-
-
 def closing_core(producer: Any) -> Any | None:
     """Return the core with which the client's own producer is closed without waiting, or None."""
     core = producer_core(producer)

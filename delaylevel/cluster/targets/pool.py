@@ -26,7 +26,6 @@ from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.publisher import (
     KEY_BATCHED_SETTINGS,
     UNBATCHED_SETTINGS,
-    UNLIMITED_SETTINGS,
     compression_settings,
     open_producer,
 )
@@ -353,8 +352,7 @@ class TargetPool(Generic[Item]):
         recalls = present is not None and present.is_recalling
         look = self._looks.look(key, name, key.partition, key.schema, may_remember=not recalls)
         partitions, limit = look.partitions, look.max_size
-        batching = UNBATCHED_SETTINGS if self.numbered else KEY_BATCHED_SETTINGS
-        settings = {**batching, **UNLIMITED_SETTINGS}
+        settings = dict(UNBATCHED_SETTINGS if self.numbered else KEY_BATCHED_SETTINGS)
         topic = key.topic if key.partition < 0 else name.partition(key.partition).full
         # A name serves one producer of a topic at a time.
         settings |= compression_settings(key.compression or None)

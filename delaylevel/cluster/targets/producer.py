@@ -491,7 +491,10 @@ class TargetProducer(Generic[Item]):
         self.size += size
         self.used_s = now_s
         self._state.add(sent)
-        self._pass_on()
+        if self._opened is None:
+            self._open()
+        else:
+            self._pass_on()
 
     def send_all(
         self, items: Iterable[Item], payloads: Sequence[Payload], first_number: int
@@ -629,23 +632,27 @@ class TargetProducer(Generic[Item]):
         answers = self._answers
         if opened is None:
             return
+        if not state.unsent:
+            return
         # The client does not know a topic's own limit: it would send the message for ever.
         limit = opened.max_size
-        while state.unsent and (sent := state.take()) is not None:
+        take, send = state.take, None if core is None else core.send_async
+        while (sent := take()) is not None:
             answers.given += 1
             if limit is not None and sent.exceeds(limit):
                 answers.answered += 1
                 state.rejected(TOO_LARGE)
                 continue
-            fields = sent.payload, sent.properties, sent.deliver_at_ms, sent.number
-            alone = bool(sent.deliver_at_ms)
-            outcome, callback = entries.alone() if alone else entries.next(sent.payload)
+            payload, until_ms = sent.payload, sent.deliver_at_ms
+            outcome, callback = entries.alone() if until_ms else entries.next(payload)
             sent.outcome = outcome
             try:
-                if core is not None:
-                    core.send_async(build_message(*fields), callback)
+                if send is not None:
+                    send(build_message(payload, sent.properties, until_ms, sent.number), callback)
                 else:
-                    send_checked(opened.producer, *fields, callback)
+                    send_checked(
+                        opened.producer, payload, sent.properties, until_ms, sent.number, callback
+                    )
             except pulsar.PulsarException as error:
                 entries.end()
                 outcome = sent.outcome = entries.alone()[0]

@@ -97,10 +97,16 @@ _MOST_MISTAKES = 10
 
 
 class EntryLimits(NamedTuple):
-    """Number of messages, and bytes of their payloads, at which the client ends its batches."""
+    """The rule by which the client makes entries of messages.
+
+    Attributes:
+        messages, size: number of messages, and bytes of their payloads, at which it ends a batch.
+        by_key: True if each key has an entry of its own in a batch.
+    """
 
     messages: int
     size: int
+    by_key: bool = True
 
 
 class EntryOutcome(dict[Any, Any]):
@@ -147,22 +153,22 @@ class EntryOutcomes:
             return self.alone()
         length = len(payload.value or b"")
         # The client's rules: BatchMessageKeyBasedContainer.cc, getKey, ...
-        key = payload.ordering_key or payload.key
+        key = (payload.ordering_key or payload.key) if limits.by_key else ""
         outcome = self._entries.get(key)
+        messages, size = self._messages, self._size + length
         # ... and BatchMessageContainerBase.h, hasEnoughSpace and isFull. An entry that is not full
         # and has a result has failed, with all others.
-        if outcome or (self._messages and self._size + length > limits.size):
+        if outcome or (messages and size > limits.size):
             self.end()
-            outcome = None
-        self._messages += 1
-        self._size += length
+            outcome, messages, size = None, 0, length
+        self._messages, self._size = messages + 1, size
         callback = None
         if outcome is None:
             outcome, callback = self.alone()
             self._entries[key] = outcome
         else:
             outcome.count += 1
-        if self._messages >= limits.messages or self._size >= limits.size:
+        if messages + 1 >= limits.messages or size >= limits.size:
             self.end()
         return outcome, callback
 

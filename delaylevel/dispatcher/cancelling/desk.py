@@ -164,13 +164,13 @@ class OutcomeTopic:
 
     def confirmed(self) -> Iterator[CancelDecision]:
         """Yield each outcome that the broker has stored since the last call."""
-        for own in self._topics.poll():
-            if own.outcome is SendOutcome.STORED:
+        for _, (sent, outcome, reason) in self._topics.poll():
+            if outcome is SendOutcome.STORED:
                 if not self._again:
                     self._warning.over()
-                yield own.item
+                yield sent.item
             else:
-                self._keep(own.item, own.reason)
+                self._keep(sent.item, reason)
 
     def close(self) -> None:
         """Close the producer."""

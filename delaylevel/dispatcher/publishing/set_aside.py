@@ -7,10 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
-from delaylevel.cluster.failures import is_too_large
 from delaylevel.cluster.logs import RepeatedWarning
-from delaylevel.cluster.own_producers import OwnProducers
-from delaylevel.cluster.targets.send_state import SendOutcome
 from delaylevel.cluster.threads import Starter, in_thread
 from delaylevel.dispatcher.record import WindowMessage
 from delaylevel.dispatcher.stats import SharedOwnerStats
@@ -18,6 +15,8 @@ from delaylevel.model.clock import Clock
 from delaylevel.model.envelope import REASON
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.mover import hop
+from delaylevel.mover.carrier import Carried, OwnPlaces
+from delaylevel.mover.hop import Place
 
 log = logging.getLogger(__name__)
 
@@ -25,9 +24,6 @@ Owner = TypeVar("Owner")
 
 # Pause before messages that were not confirmed are sent again.
 _RETRY_S = 1.0
-
-# Owner and index there, message, topic, properties, and the time until which the broker holds it.
-_Item = tuple[tuple[Owner, int], WindowMessage, str, dict[str, str], "int | None"]
 
 
 class SetAsideTopics(Generic[Owner]):
@@ -52,25 +48,25 @@ class SetAsideTopics(Generic[Owner]):
         self._description = description
         self._clock = clock
         self._stats = stats
-        dead_letters = self._dead_letters = description().dead_letter_topic.partition(0).full
-        self._topics: OwnProducers[_Item[Owner]] = OwnProducers(
-            client, dead_letters, start=start, wake=wake, now_s=now_s
+        self._dead_letters = description().dead_letter_topic.partition(0).full
+        self._places: OwnPlaces[tuple[Owner, int]] = OwnPlaces(
+            client, description, clock, start=start, wake=wake, now_s=now_s
         )
         self._now_s = now_s
-        self._again: list[_Item[Owner]] = []
+        self._again: list[Carried[tuple[Owner, int]]] = []
         self._again_s = 0.0
-        self._warning = RepeatedWarning(log, f"{dead_letters} or its held topic")
+        self._warning = RepeatedWarning(log, f"{self._dead_letters} or its held topic")
 
     @property
     def owes_answers(self) -> bool:
         """True if callbacks are about to come."""
-        return self._topics.owes_answers
+        return self._places.owes_answers
 
     @property
     def load(self) -> tuple[int, int]:
         """Number and bytes of the messages that are not confirmed."""
-        messages, size = self._topics.load
-        again = sum(len(message.value or b"") for _, message, *_ in self._again)
+        messages, size = self._places.load
+        again = sum(len(carried.message.value or b"") for carried in self._again)
         return messages + len(self._again), size + again
 
     def send(
@@ -87,23 +83,26 @@ class SetAsideTopics(Generic[Owner]):
             The number of messages that were sent; counter (held, dead or dropped) and key there of
             every message, for `count`.
         """
-        description, now_ms = self._description(), self._clock.now_ms()
         counted: list[tuple[str, str]] = []
-        items: list[_Item[Owner]] = []
+        sent = 0
         for index, reason in sorted(refused.items()):
             message = messages[index]
-            topic = description.dead_letter_topic.partition(0).full
-            properties, until_ms = message.properties, None
-            counter, key = "dead", properties.get(REASON, "")
-            if message.target:
-                aside = hop.set_aside(description, message, message.envelope, reason, now_ms)
-                _, _, topic, properties, until_ms = aside
-                counter, key = aside.counter, aside.counted_by
-            if topic:
-                items.append(((owner, index), message, topic, properties, until_ms))
-            counted.append((counter, key))
-        self._send(items)
-        return len(items), counted
+            place = self._place(message, reason)
+            counted.append((place.counter, place.counted_by))
+            if place.topic:
+                sent += 1
+                envelope = message.envelope if message.target else None
+                self._places.put(Carried((owner, index), message, envelope, place))
+        self._places.flush()
+        return sent, counted
+
+    def _place(self, message: WindowMessage, reason: str) -> Place:
+        description = self._description()
+        if message.target:
+            now_ms = self._clock.now_ms()
+            return hop.set_aside(description, message, message.envelope, reason, now_ms)
+        letter, properties = description.dead_letter_topic.partition(0).full, message.properties
+        return Place("dead", properties.get(REASON, ""), letter, properties, None)
 
     def count(self, counted: Iterable[tuple[str, str]]) -> None:
         """Count messages that are confirmed."""
@@ -116,37 +115,30 @@ class SetAsideTopics(Generic[Owner]):
         A message that was not confirmed is sent again. If the owner gave up instead, the next one
         would publish the messages in flight of every other target again.
         """
+        places = self._places
         if self._again and self._now_s() >= self._again_s:
             again, self._again = self._again, []
-            self._send(again)
-        for own in self._topics.poll():
-            place, message, *_ = own.item
-            if own.outcome is SendOutcome.STORED:
-                if not self._again:
-                    self._warning.over()
-                yield *place, own.topic == self._dead_letters
-            elif is_too_large(own.reason):
-                description = self._description()
-                letter = hop.too_large(description, message, message.envelope, own.topic)
-                self._send([(place, message, letter.topic, letter.properties, None)])
-            else:
-                self._keep(own.item, own.reason)
+            for carried in again:
+                carried.reason = ""
+                places.put(carried)
+            places.flush()
+        for carried in places.poll():
+            if carried.reason:
+                self._keep(carried)
+                continue
+            if not self._again:
+                self._warning.over()
+            yield *carried.item, carried.place.topic == self._dead_letters
+        places.flush()  # what was too large for the held topic
 
     def close(self) -> None:
         """Close the producers."""
-        self._topics.close()
+        self._places.close()
 
-    def _send(self, items: Iterable[_Item[Owner]]) -> None:
-        for item in items:
-            _, message, topic, properties, until_ms = item
-            reason = self._topics.send(item, topic, message, properties, until_ms)
-            if reason is not None:
-                self._keep(item, reason)
-        self._topics.flush()
-
-    def _keep(self, item: _Item[Owner], reason: str) -> None:
+    def _keep(self, carried: Carried[tuple[Owner, int]]) -> None:
         """Keep a message that its topic did not take; `confirmed` sends it again."""
-        _, _, topic, *_ = item
-        self._warning.failed(f"{topic} did not confirm ({reason}): its messages are sent again")
-        self._again.append(item)
+        self._warning.failed(
+            f"{carried.place.topic} did not confirm ({carried.reason}): its messages are sent again"
+        )
+        self._again.append(carried)
         self._again_s = self._now_s() + _RETRY_S

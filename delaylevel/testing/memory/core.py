@@ -137,7 +137,7 @@ class Core:
         raise NotImplementedError
 
     def _check_open(self) -> None:
-        if not self.is_connected():
+        if self._closed:
             raise pulsar.AlreadyClosed("Pulsar error: AlreadyClosed")
 
 

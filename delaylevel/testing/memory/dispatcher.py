@@ -20,6 +20,7 @@ import numpy.typing as npt
 from delaylevel.cluster.failures import translate_errors
 from delaylevel.cluster.locks import PartitionLock
 from delaylevel.cluster.port import TopicAdmin
+from delaylevel.cluster.threads import at_once
 from delaylevel.dispatcher.assignment import window_sources
 from delaylevel.dispatcher.fetcher import Fetcher
 from delaylevel.dispatcher.journal.records import pack_message
@@ -122,7 +123,7 @@ class MemoryDispatcher:
                     time.steady,
                     stats=_ReportedStats(lambda: self._report),
                     events=_StepEvents(),
-                    start=_at_once,
+                    start=at_once,
                     now_s=time.now_s,
                 )
                 self._partitions.append(_WindowPartition(broker, owner, time))
@@ -331,7 +332,3 @@ class _ReportedStats(SharedOwnerStats):
     def set_aside(self, counter: str, key: str) -> None:
         super().set_aside(counter, key)
         getattr(self._report(), counter)[key] += 1
-
-
-def _at_once(work: Callable[[], None]) -> None:
-    work()

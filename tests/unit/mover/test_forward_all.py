@@ -48,14 +48,16 @@ class Client:
 
     sent: list[tuple[Any, ...]] = field(default_factory=list)
     callbacks: list[Any] = field(default_factory=list)
-    entries: list[tuple[str, str]] = field(default_factory=list)
+    entries: list[tuple[int, str]] = field(default_factory=list)
     flushes: list[int] = field(default_factory=list)
+    called: int = 0
     outcome: Any = pulsar.Result.Ok
     last: int = -1
 
     def create_producer(self, topic: str, **settings: Any) -> pulsar.Producer:
         producer = pulsar.Producer()
-        producer._producer = Core(self, topic, settings.get("compression_type"))
+        by_key = settings.get("batching_type") == pulsar.BatchingType.KeyBased
+        producer._producer = Core(self, topic, settings.get("compression_type"), by_key)
         return producer
 
 
@@ -64,6 +66,7 @@ class Core:
     client: Client
     topic: str
     compression_type: Any
+    by_key: bool
 
     def send_async(self, message: Any, callback: Any) -> None:
         value = None if message.has_null_value() else message.data()
@@ -79,21 +82,22 @@ class Core:
             )
         )
         self.client.callbacks.append(callback)
-        key = message.ordering_key() or message.partition_key()
-        self.client.entries.append((self.topic, key))
+        key = message.ordering_key() or message.partition_key() if self.by_key else ""
+        self.client.entries.append((id(self), key))
 
     def flush(self) -> None:
         self.client.flushes.append(len(self.client.sent))
         callbacks, self.client.callbacks = self.client.callbacks, []
         entries, self.client.entries = self.client.entries, []
         # Messages without a callback are in the entry of the one before them.
-        sizes = Counter[tuple[str, str]]()
+        sizes = Counter[tuple[int, str]]()
         answers: list[tuple[Any, Any]] = []
         for callback, entry in zip(reversed(callbacks), reversed(entries), strict=True):
             sizes[entry] += 1
             if callback is not None:
                 batched = FakeMessageId(Position(1, 1, 0), sizes.pop(entry))
                 answers.append((callback, batched))
+                self.client.called += 1
         for callback, message_id in reversed(answers):
             callback(self.client.outcome, message_id)
 
@@ -214,19 +218,20 @@ def test_every_message_is_written_once_to_its_next_place(
     client = Client()
     moving = forwarder(client, description=description)
     assert moving.forward_all(source, rows, lambda: T0) == len(rows)
-    moving._hand_offs.wait()
-    expected: dict[str, list[Any]] = {}
+    report = moving.flush()
+    # In order for each producer: one for each topic and compression.
+    expected: dict[Any, list[Any]] = {}
     for row in rows:
         topic, properties = next_place(description, source, row)
         compression = compression_settings(compression_of(row.properties)).get("compression_type")
-        expected.setdefault(topic, []).append(
-            (row.value, properties, row.key, row.ordering_key, row.event_ms, compression)
+        expected.setdefault((topic, compression), []).append(
+            (row.value, properties, row.key, row.ordering_key, row.event_ms)
         )
-    written: dict[str, list[Any]] = {}
-    for topic, *fields in client.sent:
-        written.setdefault(topic, []).append(tuple(fields))
+    written: dict[Any, list[Any]] = {}
+    for topic, *fields, compression in client.sent:
+        written.setdefault((topic, compression), []).append(tuple(fields))
     assert written == expected
-    assert moving._report.total + sum(moving._hand_offs.take_stored()) == len(rows)
+    assert report.total == len(rows)
 
 
 def test_unreadable_messages_are_dead_letters_between_the_others() -> None:
@@ -242,8 +247,9 @@ def test_unreadable_messages_are_dead_letters_between_the_others() -> None:
     ]
     moving = forwarder(client)
     assert moving.forward_all(SOURCE, rows, lambda: T0) == len(rows)
-    assert moving._report.parked.total() == 3
-    assert moving._report.dead == {
+    report = moving.flush()
+    assert report.parked.total() == 3
+    assert report.dead == {
         "the key is not UTF-8": 1,
         "the ordering key is not UTF-8": 1,
         "the properties are not UTF-8": 1,
@@ -263,8 +269,9 @@ def test_records_of_an_unknown_kind_are_dead_letters_between_the_others() -> Non
     moving = forwarder(client)
     assert moving.forward_all(SOURCE, rows, lambda: T0) == len(rows)
     reason = "delaylevel.kind is 'teleport': this version does not know this kind of record"
-    assert moving._report.parked.total() == 2
-    assert moving._report.dead == {reason: 2}
+    report = moving.flush()
+    assert report.parked.total() == 2
+    assert report.dead == {reason: 2}
     dead = [sent for sent in client.sent if "-DLQ-" in sent[0]]
     assert [sent[1] for sent in dead] == [b"1", b"2"]
     assert all(
@@ -288,11 +295,12 @@ def test_a_cancellation_always_ends_in_the_window_partition_of_its_message(
         {**mine, DUE: str(T0 + minutes * HOUR // 60), ID: name}
         for minutes, name in ((-3000, "a"), (-1, own), (0, "a"), (30, own), (300, "a"))
     ]
-    rows = [raw(number, each, b"cancel", key) for number, each in enumerate(given)]
+    rows = [raw(number, each, b"%d" % number, key) for number, each in enumerate(given)]
     moving = forwarder(client, description=TRACKED)
     assert moving.forward_all(source, rows, lambda: T0) == len(rows)
     report = moving.flush()
-    assert [sent[1:4] for sent in client.sent] == [(b"cancel", each, key) for each in given]
+    client.sent.sort(key=lambda sent: int(sent[1]))
+    assert [sent[2:4] for sent in client.sent] == [(each, key) for each in given]
     hashed = TRACKED.window_partition(key, "a")
     direct = TRACKED.window_partition(key, own) if key else 2
     ends = [f"{window}-partition-{number}" for number in (hashed, direct, hashed, direct)]
@@ -320,12 +328,13 @@ def test_a_message_is_parked_again_with_the_compression_of_its_producer() -> Non
     client = Client()
     properties = {DUE: str(T0 + 5 * HOUR), TARGET: ORDERS}
     given: list[dict[str, str]] = [{}, {COMPRESSION: "LZ4"}, {COMPRESSION: "ZSTD"}, {}]
-    rows = [raw(number, {**properties, **own}) for number, own in enumerate(given)]
+    rows = [raw(number, {**properties, **own}, b"%d" % number) for number, own in enumerate(given)]
     found = forwarder(client)
     found.forward_all(SOURCE, rows, lambda: T0)
+    assert found.flush().parked.total() == 4
     types = pulsar.CompressionType
-    assert [sent[-1] for sent in client.sent] == [None, types.LZ4, types.ZSTD, None]
-    assert found._report.parked.total() == 4
+    sent = {value: compression for _, value, *_, compression in client.sent}
+    assert sent == {b"0": None, b"1": types.LZ4, b"2": types.ZSTD, b"3": None}
 
 
 @pytest.mark.parametrize(("description", "hours"), [(DESCRIPTION, 5), (TRACKED, 5), (TRACKED, 0)])
@@ -339,15 +348,19 @@ def test_few_messages_have_a_callback(
     if role is Role.HELD:
         properties |= {ATTEMPT: "1", ID: "mine"}
     rows = [raw(number, properties, key="one") for number in range(1000)]
-    forwarder(client, description=description).forward_all(source, rows, lambda: T0)
+    moving = forwarder(client, description=description)
+    moving.forward_all(source, rows, lambda: T0)
+    assert moving.flush().total == len(rows)
     assert len({topic for topic, *_ in client.sent}) == 1
-    assert sum(callback is not None for callback in client.callbacks) == 4
+    assert client.called == 4
 
 
 def test_the_clock_is_read_every_256_messages() -> None:
     client = Client()
     times = iter(range(T0, T0 + 100 * HOUR, HOUR))
     rows = [raw(number, {DUE: str(T0 + 6 * HOUR), TARGET: ORDERS}) for number in range(600)]
-    forwarder(client).forward_all(SOURCE, rows, lambda: next(times))
+    moving = forwarder(client)
+    moving.forward_all(SOURCE, rows, lambda: next(times))
+    moving.flush()
     topics = [sent[0].rpartition("-")[2] for sent in client.sent]
     assert topics == ["5"] * 256 + ["4"] * 256 + ["3"] * 88

@@ -1,0 +1,286 @@
+"""The way of a message to its next place, the same for every host, which never waits.
+
+A host gives messages with :meth:`Carrier.give`, and gets the outcome of each from
+:meth:`Carrier.poll`. A message that its target does not take is set aside before: it is held, or
+becomes a dead letter. Only a topic of our own that does not take a message is a failure. The host
+acknowledges a source message when it is stored, and reads it again, or has it delivered again, when
+it is not.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from delaylevel.cluster.failures import is_too_large
+from delaylevel.cluster.own_producers import OwnProducers
+from delaylevel.cluster.port import TopicAdmin
+from delaylevel.cluster.publisher import needs_own_batch
+from delaylevel.cluster.targets.pool import TargetKey, TargetPool
+from delaylevel.cluster.targets.send_state import SendOutcome
+from delaylevel.cluster.threads import Starter, in_thread
+from delaylevel.errors import EnvelopeError, UnknownTargetError
+from delaylevel.model.clock import Clock
+from delaylevel.model.due_time import reason_if_expired
+from delaylevel.model.envelope import Envelope
+from delaylevel.model.level_topic import LevelTopicDescription
+from delaylevel.model.message import ParkedMessage, Payload
+from delaylevel.model.position import SourcePartition
+
+from . import hop
+from .hop import NextHop, Place
+
+Item = TypeVar("Item")
+
+
+@dataclass(slots=True, eq=False)
+class Carried(Generic[Item]):
+    """A message on its way, or at its next place.
+
+    Attributes:
+        item: the value by which the host knows it.
+        envelope: its envelope; None if it cannot be read.
+        place: its next place.
+        late_ms: time from its due time to its routing, in ms.
+        reason: the failure, once a topic of our own did not take it; empty if it is stored.
+    """
+
+    item: Item
+    message: Payload
+    envelope: Envelope | None
+    place: Place
+    late_ms: int = 0
+    reason: str = ""
+
+
+class OwnPlaces(Generic[Item]):
+    """The topics of our own, for messages that have a place there, or are set aside.
+
+    One thread uses it.
+
+    Args:
+        client: a ``pulsar.Client``; it is not closed here.
+        description: function that returns the level topic.
+        start, now_s, wake: as for :class:`~delaylevel.cluster.targets.producer.TargetProducer`.
+    """
+
+    def __init__(
+        self,
+        client: Any,
+        description: Callable[[], LevelTopicDescription],
+        clock: Clock,
+        *,
+        start: Starter = in_thread,
+        now_s: Callable[[], float] = time.monotonic,
+        wake: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._describe = description
+        self._clock = clock
+        dead_letters = description().dead_letter_topic.partition(0).full
+        self._own: OwnProducers[Carried[Item]] = OwnProducers(
+            client, dead_letters, start=start, now_s=now_s, wake=wake
+        )
+        self._done: list[Carried[Item]] = []
+
+    @property
+    def owes_answers(self) -> bool:
+        """True if callbacks are about to come; :meth:`poll` has to follow soon."""
+        return self._own.owes_answers
+
+    @property
+    def load(self) -> tuple[int, int]:
+        """Number and bytes of the messages without an outcome."""
+        messages, size = self._own.load
+        return messages + len(self._done), size
+
+    def put(self, carried: Carried[Item]) -> None:
+        """Send a message to its place, a topic of our own, or drop it if it has none."""
+        _, _, topic, properties, until_ms, _ = carried.place
+        reason = None
+        if topic:
+            reason = self._own.send(carried, topic, carried.message, properties, until_ms)
+            if reason is None:
+                return
+        carried.reason = reason or ""
+        self._done.append(carried)
+
+    def set_aside(self, carried: Carried[Item], reason: str) -> None:
+        """Hold a message that is not handed off for this reason, or make it a dead letter."""
+        assert carried.envelope is not None
+        carried.place = hop.set_aside(
+            self._describe(), carried.message, carried.envelope, reason, self._clock.now_ms()
+        )
+        self.put(carried)
+
+    def flush(self) -> None:
+        """End the clients' present batches."""
+        self._own.flush()
+
+    def poll(self) -> Iterator[Carried[Item]]:
+        """Yield each message whose outcome is known since the last call."""
+        for topic, (sent, outcome, reason) in self._own.poll():
+            carried: Carried[Item] = sent.item
+            if outcome is SendOutcome.STORED:
+                yield carried
+            elif is_too_large(reason) and carried.envelope is not None:
+                carried.place = hop.too_large(
+                    self._describe(), carried.message, carried.envelope, topic
+                )
+                self.put(carried)
+            else:
+                carried.reason = reason
+                yield carried
+        if self._done:
+            done, self._done = self._done, []
+            yield from done
+
+    def close(self) -> None:
+        """Close the producers; messages without an outcome get none."""
+        self._own.close()
+        self._done.clear()
+
+
+class Carrier(OwnPlaces[Item]):
+    """The way of the messages of one level topic to their next places.
+
+    One thread uses it.
+
+    Args:
+        client: a ``pulsar.Client`` for our own topics; it is not closed here.
+        next_hop: function that returns the present rules for the next hop.
+        clock: clock for pauses and expiry.
+        client_of: function that returns the ``pulsar.Client`` for a business topic, called in any
+            thread. See :class:`~delaylevel.cluster.targets.pool.TargetClients`.
+        refusal: function that returns the host's own reason to set aside the messages of a target.
+        connected: as for :class:`~delaylevel.cluster.targets.pool.TargetPool`.
+        start, now_s, wake: as for :class:`~delaylevel.cluster.targets.producer.TargetProducer`.
+    """
+
+    def __init__(
+        self,
+        client: Any,
+        admin: TopicAdmin,
+        next_hop: Callable[[], NextHop],
+        clock: Clock,
+        *,
+        client_of: Callable[[str], Any] | None = None,
+        refusal: Callable[[str], str | None] = lambda _: None,
+        connected: Callable[[], bool] = lambda: False,
+        start: Starter = in_thread,
+        now_s: Callable[[], float] = time.monotonic,
+        wake: Callable[[], None] = lambda: None,
+    ) -> None:
+        super().__init__(
+            client, lambda: next_hop().description, clock, start=start, now_s=now_s, wake=wake
+        )
+        self._next_hop = next_hop
+        self._refusal = refusal
+        self.targets: TargetPool[Carried[Item]] = TargetPool(
+            client_of or (lambda _: client),
+            admin,
+            pause_s=lambda: next_hop().description.hold_pause_ms / 1000,
+            connected=connected,
+            start=start,
+            now_s=now_s,
+            wake=wake,
+        )
+
+    @property
+    def owes_answers(self) -> bool:
+        """True if callbacks are about to come; :meth:`poll` has to follow soon."""
+        return self._own.owes_answers or self.targets.owes_answers
+
+    @property
+    def load(self) -> tuple[int, int]:
+        """Number and bytes of the messages without an outcome."""
+        messages, size = super().load
+        waiting = [producer for _, producer in self.targets.waiting()]
+        return (
+            messages + sum(each.messages for each in waiting),
+            size + sum(each.size for each in waiting),
+        )
+
+    def give(
+        self,
+        item: Item,
+        source: SourcePartition,
+        message: ParkedMessage,
+        now_ms: int,
+        latest: LevelTopicDescription | None = None,
+    ) -> None:
+        """Send a message to its next place.
+
+        Args:
+            source: the partition where the message was read.
+            now_ms: time for routing, ms since the epoch.
+            latest: a description that was read after the message was stored; a target that it does
+                not have is unknown. None if there is none.
+
+        Raises:
+            UnknownTargetError: the target may be new. Give the message again, with ``latest``.
+        """
+        next_hop = self._next_hop()
+        try:
+            envelope = hop.open_envelope(latest or next_hop.description, source.topic, message)
+        except EnvelopeError as error:
+            if latest is None and isinstance(error, UnknownTargetError):
+                raise
+            place = hop.dead_letter(next_hop.description, message, source.topic, error.reason)
+            self.put(Carried(item, message, None, place))
+            return
+        place = next_hop.place(source, message, envelope, now_ms)
+        carried = Carried(item, message, envelope, place, now_ms - envelope.due_ms)
+        if place.is_ours:
+            self.put(carried)
+        else:
+            self._hand_off(carried, now_ms)
+
+    def _hand_off(self, carried: Carried[Item], now_ms: int) -> None:
+        envelope, message, properties = carried.envelope, carried.message, carried.place.properties
+        assert envelope is not None
+        topic, schema = envelope.target, "" if envelope.schema is None else str(envelope.schema)
+        steady_ms = min(now_ms, self._clock.now_ms())
+        reason = (
+            reason_if_expired(self._describe(), envelope.due_ms, envelope.expires_ms, steady_ms)
+            or self.targets.refusal(topic, schema)
+            or self._refusal(topic)
+        )
+        if reason is not None:
+            self.set_aside(carried, reason)
+            return
+        alone = needs_own_batch(message, properties)
+        key = TargetKey(topic, schema, envelope.compression or "", alone=alone)
+        self.targets.producer(key).send(carried, message, properties, carried.place.deliver_at_ms)
+
+    def flush(self) -> None:
+        """End the clients' present batches."""
+        self.targets.flush()
+        self._own.flush()
+
+    def poll(self) -> Iterator[Carried[Item]]:
+        """Yield each message whose outcome is known since the last call."""
+        for _, (sent, outcome, reason) in self.targets.poll():
+            if outcome is SendOutcome.STORED:
+                yield sent.item
+            else:
+                self.set_aside(sent.item, reason)
+        yield from super().poll()
+
+    def waiting(self) -> dict[str, str]:
+        """Return the topics with messages without an outcome, with the reasons that are known."""
+        reasons = dict.fromkeys(self._own.waiting, "")
+        for key, _ in self.targets.waiting():
+            reasons[key.topic] = self.targets.refusal(key.topic, key.schema) or ""
+        return reasons
+
+    def give_up_stalled(self) -> None:
+        """Give up the producers that confirm nothing; the outcome of their messages is unknown."""
+        self.targets.give_up_stalled()
+        self._own.give_up_stalled()
+
+    def close(self) -> None:
+        """Close the producers; messages without an outcome get none."""
+        self.targets.close()
+        super().close()
