@@ -34,10 +34,16 @@ HOUR = timedelta(hours=1)
 LEVELS = Levels(
     [
         PartitionStrategy(partition_by=PartitionBy.DAY, maximum_delay=timedelta(days=3)),
-        PartitionStrategy(partition_by=PartitionBy.HOUR, maximum_delay=timedelta(days=1)),
+        # Few partitions: creating one takes a real broker some 25 ms.
+        PartitionStrategy(partition_by=timedelta(hours=8), maximum_delay=timedelta(days=1)),
     ]
 )
-NEAR, FAR = timedelta(minutes=10), timedelta(days=2, minutes=5)
+# For the window, the second level, and the first.
+NEAR, LATER, FAR = timedelta(minutes=10), timedelta(hours=9), timedelta(days=2, minutes=5)
+
+
+#: For what is refused before anything reaches a broker.
+in_memory = pytest.mark.parametrize("world", ["memory"], indirect=True)
 
 
 class Order(Record):  # type: ignore[misc]
@@ -47,6 +53,7 @@ class Order(Record):  # type: ignore[misc]
 def described(world: World, name: str = "orders", **values: Any) -> LevelTopicDescription:
     """Create the level topic of a business topic."""
     topic = world.topic(name)
+    values.setdefault("window_partitions", 2)
     description = LevelTopicDescription(f"{topic}-delay-level", LEVELS, (topic,), **values)
     return topics.create(world.admin, description)
 
@@ -102,7 +109,7 @@ def test_a_receipt_tells_where_its_message_is(world: World, batched: bool) -> No
     description = described(world)
     producer = producer_for(world, batching_enabled=batched)
     receipts = {}
-    for index, after in enumerate([NEAR, HOUR + NEAR, FAR, FAR, timedelta(0)]):
+    for index, after in enumerate([NEAR, LATER, FAR, FAR, timedelta(0)]):
         key = f"k{index}" if index % 2 else None
         body = b"%d" % index
         receipts[body] = producer.schedule(body, partition_key=key, deliver_after=after)
@@ -125,6 +132,7 @@ def test_a_receipt_tells_where_its_message_is(world: World, batched: bool) -> No
             assert str(receipt.due_ms) == message.properties[env.DUE]
 
 
+@in_memory
 def test_a_message_needs_a_due_time(world: World) -> None:
     description = described(world)
     producer = producer_for(world)
@@ -142,7 +150,7 @@ def test_a_message_needs_a_due_time(world: World) -> None:
 def test_a_cancellation_takes_the_way_of_its_message(world: World) -> None:
     description = described(world)
     producer = producer_for(world)
-    for after, topic in ((FAR, "orders-delay-level"), (HOUR + NEAR, "orders-delay-level-hour")):
+    for after, topic in ((FAR, "orders-delay-level"), (LATER, "orders-delay-level-8h")):
         for key in (None, "Kunde 7"):
             receipt = producer.schedule(b"body", partition_key=key, deliver_after=after)
             given: Any = str(receipt) if key else receipt
@@ -165,7 +173,7 @@ def test_a_cancellation_takes_the_way_of_its_message(world: World) -> None:
                 "delaylevel.target": world.topic("orders"),
                 "delaylevel.id": receipt.id,
             }
-    assert list(members(world, description)) == ["orders-delay-level", "orders-delay-level-hour"]
+    assert list(members(world, description)) == ["orders-delay-level", "orders-delay-level-8h"]
 
 
 @pytest.mark.parametrize("key", [None, "", "Kunde 7"])
@@ -208,15 +216,15 @@ def test_a_message_without_an_id_is_cancelled_where_it_was_found(
             producer.cancel(message_id=position, deliver_at=due_ms, partition_key=key)
     named = Receipt(own_id, due_ms, world.topic("orders"), description.topic, message.key)
     with pytest.raises(InvalidInputError, match="position"):
-        producer.reschedule(named, b"y", deliver_after=HOUR + NEAR)
+        producer.reschedule(named, b"y", deliver_after=LATER)
     assert everything(world, description) == before
     place = place_of(topic, message.ledger, message.entry)
     found = Receipt(own_id, due_ms, world.topic("orders"), description.topic, message.key, place)
     assert producer.cancel(found).id == own_id
     assert partition_records(world, topic)[-1].properties[env.ID] == own_id
-    again = producer.reschedule(found, deliver_after=HOUR + NEAR)
+    again = producer.reschedule(found, deliver_after=LATER)
     assert again.receipt.id != own_id
-    (new,) = members(world, description)["orders-delay-level-hour"]
+    (new,) = members(world, description)["orders-delay-level-8h"]
     assert (new.value, new.properties[env.REPLACES]) == (b"x", own_id)
 
 
@@ -252,6 +260,7 @@ def test_a_message_that_was_due_at_once_cannot_be_cancelled(world: World) -> Non
 # -- refused
 
 
+@in_memory
 def test_the_broker_cannot_take_a_message_back(world: World) -> None:
     description = described(world, final_window=FinalWindow.BROKER)
     producer = producer_for(world)
@@ -272,6 +281,7 @@ def test_the_broker_cannot_take_a_message_back(world: World) -> None:
     assert len(members(world, description)["orders-delay-level"]) == 1
 
 
+@in_memory
 def test_a_receipt_of_another_message_is_refused(world: World) -> None:
     described(world)
     described(world, "others")
@@ -285,6 +295,7 @@ def test_a_receipt_of_another_message_is_refused(world: World) -> None:
     assert "orders" not in receipt.target
 
 
+@in_memory
 def test_a_closed_producer_cancels_nothing(world: World) -> None:
     described(world)
     producer = producer_for(world)
@@ -314,13 +325,13 @@ def test_a_message_is_rescheduled_as_it_was(world: World) -> None:
         event_timestamp=1234,
         deliver_after=FAR,
     )
-    again = producer.reschedule(str(receipt), deliver_after=HOUR + NEAR)
+    again = producer.reschedule(str(receipt), deliver_after=LATER)
     assert again.outcome == Outcome(
         OutcomeStatus.ACCEPTED, receipt.id, receipt.target, receipt.due_ms, key="k"
     )
     found = members(world, description)
     old, cancellation = found["orders-delay-level"]
-    (new,) = found["orders-delay-level-hour"]
+    (new,) = found["orders-delay-level-8h"]
     assert cancellation.properties[env.ID] == receipt.id
     assert (new.value, new.key, new.ordering_key, new.event_ms) == (old.value, "k", "o", 1234)
     assert new.publish_ms <= cancellation.publish_ms  # stored first
@@ -342,11 +353,9 @@ def test_a_message_is_rescheduled_with_other_contents(world: World) -> None:
     description = described(world)
     producer = producer_for(world)
     receipt = producer.schedule(b"old", {"own": "1"}, partition_key="k", deliver_after=FAR)
-    kept = producer.reschedule(receipt, b"new", deliver_after=HOUR + NEAR)
-    moved = producer.reschedule(
-        kept.receipt, b"newer", {"own": "2"}, "other", deliver_after=HOUR + NEAR
-    )
-    messages = members(world, description)["orders-delay-level-hour"]
+    kept = producer.reschedule(receipt, b"new", deliver_after=LATER)
+    moved = producer.reschedule(kept.receipt, b"newer", {"own": "2"}, "other", deliver_after=LATER)
+    messages = members(world, description)["orders-delay-level-8h"]
     by_body = {message.value: message for message in messages}
     assert set(by_body) == {b"new", b"newer", b"cancel"}
     assert (by_body[b"new"].key, by_body[b"newer"].key) == ("k", "other")
@@ -359,6 +368,7 @@ def test_a_message_is_rescheduled_with_other_contents(world: World) -> None:
         producer.reschedule(moved.receipt, b"x")
 
 
+@in_memory
 def test_a_message_is_not_replaced_under_its_own_id(world: World) -> None:
     description = described(world)
     producer = producer_for(world)
@@ -383,10 +393,10 @@ def test_a_rescheduled_message_can_expire(world: World, content: bytes | None) -
     producer = producer_for(world)
 
     def newest() -> ParkedMessage:
-        messages = members(world, description)["orders-delay-level-hour"]
+        messages = members(world, description)["orders-delay-level-8h"]
         return next(each for each in reversed(messages) if each.value != b"cancel")
 
-    after = HOUR + NEAR
+    after = LATER
     receipt = producer.schedule(b"old", deliver_after=FAR, expires_after=2 * HOUR)
     receipt = producer.reschedule(receipt, content, deliver_after=after).receipt
     kept = newest().properties.get(env.EXPIRES)
@@ -430,6 +440,7 @@ def test_a_message_is_fired_now(world: World) -> None:
     assert set(delivered.properties) == {env.DUE, env.ID, env.TARGET}
 
 
+@in_memory
 def test_a_message_that_cannot_be_read_back_stays_as_it_is(world: World) -> None:
     description = described(world)
     producer = producer_for(world, max_message_size=16 * 1024)

@@ -90,7 +90,7 @@ NOT_RUN = {
 Step = str | Callable[["Reader"], None]
 
 
-#: The pages that every run of the tests walks through; the others are walked at night.
+#: The pages whose quick commands every run of the tests types; everything else is typed at night.
 FIRST = ("README.md", "docs/getting-started.md")
 PAGES = {
     str(page.relative_to(ROOT)): blocks(page)
@@ -100,15 +100,17 @@ PAGES = {
 
 def pages_to_walk(of_the_first: bool) -> Iterator[Any]:
     for name, found in PAGES.items():
-        if (name in FIRST) is not of_the_first:
+        is_first = name in FIRST
+        if of_the_first and not is_first:
             continue
         for section in dict.fromkeys(block.section for block in found if block.runs):
             mine = [block for block in found if block.runs and block.section == section]
             title = f"{name} {section}".strip()
             lines = [line for b in mine if b.kind != "python" for line, _ in b.commands]
-            if title not in AS_A_WHOLE and not all(map(SLOW.match, lines)):
+            quick = title not in AS_A_WHOLE and not all(map(SLOW.match, lines))
+            if quick and is_first is of_the_first:
                 yield pytest.param(title, mine, False, id=title)
-            if title in AS_A_WHOLE or any(map(SLOW.match, lines)):
+            if not of_the_first and (title in AS_A_WHOLE or any(map(SLOW.match, lines))):
                 marks = pytest.mark.timeout(3000)
                 yield pytest.param(title, mine, True, id=f"{title}, all of it", marks=marks)
 

@@ -195,6 +195,7 @@ class World:
             self.plain_client.create_producer(name).close()
         topic = values.pop("topic", f"{names[0]}-delay-level")
         values.setdefault("final_window", FinalWindow.BROKER)
+        values.setdefault("window_partitions", 2)
         return topics.create(self.admin, LevelTopicDescription(topic, levels, names, **values))
 
     def stored(self, topic: str) -> list[ParkedMessage]:
