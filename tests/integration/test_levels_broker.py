@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import timedelta
-from typing import Any
 
 import pulsar
 import pytest
@@ -16,30 +13,14 @@ from click.testing import CliRunner, Result
 
 from delaylevel import topics
 from delaylevel.cli.main import cli
-from delaylevel.cluster.reader import entry_times
 from delaylevel.cluster.rest.admin import Admin
 from delaylevel.errors import (
-    InvalidInputError,
-    LevelTopicError,
-    NotFoundError,
     StrategyMismatchError,
     UnsafeNamespaceError,
 )
-from delaylevel.model.level_topic import (
-    DESCRIPTION_PROPERTY,
-    MEMBER_PROPERTY,
-    PLAN_PROPERTY,
-    SUBSCRIPTION,
-    FinalWindow,
-    LevelTopicDescription,
-    Mover,
-    Role,
-)
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
-from delaylevel.topics.status import status
 from support.levels_broker import LEVELS, at_once, described, narrow, run, set_policy  # noqa: F401
-from support.world import eventually
 
 OTHER = Levels(
     PartitionStrategy(partition_by=timedelta(minutes=10), maximum_delay=timedelta(minutes=40))
@@ -48,120 +29,6 @@ OTHER = Levels(
 
 def names(admin: Admin, namespace: str) -> set[str]:
     return {topic.local for topic in admin.list_partitioned_topics(namespace)}
-
-
-def test_all_member_topics_are_created(admin: Admin, namespace: str) -> None:
-    wanted = described(namespace)
-    assert topics.find(admin, wanted.topic) is None
-    assert topics.create(admin, wanted) == wanted
-    assert topics.find(admin, wanted.topic) == wanted
-
-    assert names(admin, namespace) == {
-        "orders-delay-level",
-        "orders-delay-level-5m",
-        "orders-delay-level-held",
-        "orders-delay-level-DLQ",
-    }
-    for member in wanted.members():
-        metadata = admin.partitioned_metadata(member.topic)
-        assert metadata.partitions == member.partitions
-        assert metadata.properties[MEMBER_PROPERTY] == wanted.topic
-        assert (DESCRIPTION_PROPERTY in metadata.properties) == (member.topic == wanted.name)
-        stats = admin.partitioned_stats(member.topic)
-        assert set(stats) == set(range(member.partitions))
-        assert all(item.subscriptions[SUBSCRIPTION].durable for item in stats.values())
-        policies = admin.topic_policies(member.topic)
-        assert policies.message_ttl_s == 0
-        assert policies.delete_while_inactive is False
-
-
-def test_a_tracker_has_a_window_and_a_journal(
-    admin: Admin, client: pulsar.Client, namespace: str
-) -> None:
-    wanted = described(
-        namespace,
-        final_window=FinalWindow.TRACKER,
-        window_partitions=3,
-        mover=Mover.FUNCTION,
-        hold_pause_ms=500,
-    )
-    assert topics.create(admin, wanted) == wanted
-    for topic in (wanted.window_topic, wanted.journal_topic):
-        assert admin.partitioned_metadata(topic).partitions == 3
-        assert topics.describe(admin, topic.partition(1).full) == wanted
-        stats = admin.partitioned_stats(topic)
-        assert [stats[index].subscriptions[SUBSCRIPTION].durable for index in range(3)] == [
-            True
-        ] * 3
-        policies = admin.topic_policies(topic)
-        assert (policies.message_ttl_s, policies.delete_while_inactive) == (0, False)
-
-    client.create_producer(wanted.window_topic.partition(2).full).send(b"waits")
-    at = status(admin, wanted, 0)
-    assert (at.window_entries, at.log_entries, at.dispatchers, at.problems) == (1, 0, (), ())
-    roles = [Role.HELD, Role.DEAD_LETTER, *[Role.WINDOW] * 3, *[Role.JOURNAL] * 3, Role.OUTCOMES]
-    assert [row.role for row in at.others] == roles
-
-    admin.delete(wanted.journal_topic)
-    assert len(status(admin, wanted, 0).problems) == 3
-    topics.create(admin, wanted)
-    assert status(admin, wanted, 0).problems == ()
-
-
-def test_messages_published_before_the_first_consumer_are_kept(
-    admin: Admin, client: pulsar.Client, namespace: str
-) -> None:
-    wanted = topics.create(admin, described(namespace))
-    producer = client.create_producer(wanted.level_topic(1).partition(0).full)
-    producer.send(b"parked")
-    consumer = client.subscribe(wanted.level_topic(1).partition(0).full, SUBSCRIPTION)
-    assert consumer.receive(60_000).data() == b"parked"
-
-
-def test_a_second_creation_changes_nothing(
-    admin: Admin, client: pulsar.Client, namespace: str
-) -> None:
-    wanted = topics.create(admin, described(namespace))
-    partition = wanted.name.partition(0)
-    client.create_producer(partition.full).send(b"parked")
-    before = [admin.properties(member.topic) for member in wanted.members()]
-
-    assert topics.create(admin, wanted) == wanted
-
-    assert [admin.properties(member.topic) for member in wanted.members()] == before
-    assert admin.partition_stats(partition).subscriptions[SUBSCRIPTION].backlog_entries == 1
-
-
-def test_an_interrupted_creation_is_finished(admin: Admin, namespace: str) -> None:
-    wanted = described(namespace)
-    admin.create_partitioned(
-        wanted.name, 2, {MEMBER_PROPERTY: wanted.topic, PLAN_PROPERTY: wanted.to_json()}
-    )
-    assert topics.find(admin, wanted.topic) is None
-    with pytest.raises(LevelTopicError, match="not finished"):
-        topics.describe(admin, wanted.topic)
-    (found,) = topics.list_level_topics(admin, namespace)
-    assert (found.topic, found.description) == (wanted.topic, None)
-    assert "not finished" in str(found.problem)
-    with pytest.raises(StrategyMismatchError, match="left unfinished"):
-        topics.create(admin, described(namespace, hold_pause_ms=1))
-
-    assert topics.create(admin, wanted) == wanted
-    assert admin.subscriptions(wanted.name) == [SUBSCRIPTION]
-
-
-def test_missing_parts_are_repaired(admin: Admin, namespace: str) -> None:
-    wanted = topics.create(admin, described(namespace))
-    admin.delete(wanted.held_topic)
-    admin.delete_subscription(wanted.level_topic(1).partition(0), SUBSCRIPTION)
-    problems = status(admin, wanted, 0).problems
-    assert len(problems) == 2
-    assert any("-held-partition-0 does not exist" in problem for problem in problems)
-    assert any("-5m-partition-0 has no subscription" in problem for problem in problems)
-
-    topics.create(admin, wanted)
-
-    assert status(admin, wanted, 0).problems == ()
 
 
 def test_of_two_concurrent_strategies_one_wins(admin: Admin, namespace: str) -> None:
@@ -176,86 +43,6 @@ def test_of_two_concurrent_strategies_one_wins(admin: Admin, namespace: str) -> 
             assert result == found
         else:
             assert isinstance(result, StrategyMismatchError)
-
-
-def test_new_targets_are_added(admin: Admin, namespace: str) -> None:
-    first = topics.create(admin, described(namespace))
-    more = topics.create(admin, described(namespace, targets=(f"{namespace}/invoices",)))
-    both = (f"persistent://{namespace}/invoices", f"persistent://{namespace}/orders")
-    assert more.targets == both
-    assert topics.create(admin, first).targets == both
-    more.check_target(both[0])
-
-
-@pytest.mark.parametrize(
-    ("change", "word"),
-    [
-        ({"levels": OTHER}, "10m for 40m"),
-        ({"mover": Mover.FUNCTION}, "mover function"),
-        ({"final_window": FinalWindow.TRACKER}, "final window tracker"),
-        ({"hold_pause_ms": 1234}, "hold pause 1s234ms"),
-    ],
-)
-def test_another_strategy_is_refused_and_both_are_shown(
-    admin: Admin, namespace: str, change: dict[str, Any], word: str
-) -> None:
-    made = topics.create(admin, described(namespace))
-    before = names(admin, namespace)
-
-    with pytest.raises(StrategyMismatchError) as caught:
-        topics.create(admin, described(namespace, **change))
-
-    assert word in caught.value.configured
-    assert str(LEVELS) in caught.value.described
-    assert word not in caught.value.described
-    assert caught.value.configured in str(caught.value)
-    assert caught.value.described in str(caught.value)
-    assert topics.find(admin, made.topic) == made
-    assert names(admin, namespace) == before
-
-
-@pytest.mark.parametrize("suffix", ["", "-5m", "-held", "-DLQ"])
-def test_a_topic_that_is_not_ours_is_left_alone(admin: Admin, namespace: str, suffix: str) -> None:
-    wanted = described(namespace)
-    foreign = wanted.name.with_suffix(suffix)
-    admin.create_partitioned(foreign, 2, {"mine": "yes"})
-
-    with pytest.raises(LevelTopicError, match="does not describe itself"):
-        topics.create(admin, wanted)
-
-    assert admin.partitioned_metadata(foreign).properties == {"mine": "yes"}
-    assert admin.subscriptions(foreign) == []
-    assert len(admin.list_partitioned_topics(namespace)) == 1
-
-
-def test_a_topic_without_partitions_is_not_ours(
-    admin: Admin, client: pulsar.Client, namespace: str
-) -> None:
-    wanted = described(namespace)
-    client.create_producer(wanted.topic).close()
-    for refused in (topics.create, lambda admin, wanted: topics.find(admin, wanted.topic)):
-        with pytest.raises(LevelTopicError, match="without partitions"):
-            refused(admin, wanted)
-
-
-def test_a_member_of_another_level_topic_is_not_ours(admin: Admin, namespace: str) -> None:
-    first = topics.create(admin, described(namespace))
-    clash = replace(first, topic=first.held_topic.full)
-    with pytest.raises(LevelTopicError, match="belongs to the level topic"):
-        topics.create(admin, clash)
-
-
-def test_impossible_names(admin: Admin, namespace: str) -> None:
-    for targets in (f"{namespace}/orders-delay-level-held", f"{namespace}/orders-delay-level"):
-        with pytest.raises(InvalidInputError, match="cannot be its target"):
-            topics.create(admin, described(namespace, targets=(targets,)))
-    with pytest.raises(InvalidInputError, match="-partition-"):
-        topics.create(
-            admin, LevelTopicDescription(f"{namespace}/a-partition-1-x", LEVELS, ("orders",))
-        )
-    with pytest.raises(NotFoundError, match="namespaces create public/no-such"):
-        topics.create(admin, described("public/no-such"))
-    assert names(admin, namespace) == set()
 
 
 QUOTA = "backlogQuota"
@@ -339,117 +126,6 @@ def test_a_quota_that_only_blocks_by_size_is_noted(admin: Admin, namespace: str)
     set_policy(admin, namespace, QUOTA, quota)
     wanted = topics.create(admin, described(namespace))
     assert ["holds 5,000 bytes" in line for line in topics.notes(admin, wanted)] == [True]
-
-
-def test_a_level_topic_is_found_by_every_name(admin: Admin, namespace: str) -> None:
-    wanted = topics.create(admin, described(namespace))
-    business = f"{namespace}/orders"
-    for name in (
-        business,
-        f"persistent://{business}",
-        wanted.topic,
-        wanted.level_topic(1).full,
-        wanted.level_topic(1).partition(0).full,
-        wanted.held_topic.full,
-        wanted.dead_letter_topic.partition(0).full,
-    ):
-        assert topics.describe(admin, name) == wanted
-    with pytest.raises(LevelTopicError, match="levels create"):
-        topics.describe(admin, f"{namespace}/other")
-
-
-def test_a_level_topic_of_another_name_is_searched_for(admin: Admin, namespace: str) -> None:
-    wanted = topics.create(
-        admin, LevelTopicDescription(f"{namespace}/waiting", LEVELS, (f"{namespace}/orders",))
-    )
-    business = f"{namespace}/orders"
-    with pytest.raises(LevelTopicError):
-        topics.describe(admin, business)
-    assert topics.describe(admin, business, search=True) == wanted
-    topics.create(admin, replace(wanted, topic=f"{namespace}/waiting-too"))
-    with pytest.raises(LevelTopicError, match="several"):
-        topics.describe(admin, business, search=True)
-
-
-def test_a_list_has_level_topics_only_including_damaged_ones(admin: Admin, namespace: str) -> None:
-    assert topics.list_level_topics(admin, namespace) == []
-    wanted = topics.create(admin, described(namespace))
-    broken = replace(wanted, topic=f"{namespace}/broken")
-    topics.create(admin, broken)
-    admin.set_properties(broken.name, {DESCRIPTION_PROPERTY: '{"version":99}'})
-    admin.create_partitioned(TopicName.parse(f"{namespace}/plain"), 3)
-
-    found = topics.list_level_topics(admin, namespace)
-
-    assert [item.topic for item in found] == [broken.topic, wanted.topic]
-    assert [item.description for item in found] == [None, wanted]
-    assert "format 99" in str(found[0].problem)
-
-
-def test_status_has_backlog_and_hand_offs_and_moves_nothing(
-    admin: Admin, client: pulsar.Client, namespace: str
-) -> None:
-    wanted = topics.create(admin, described(namespace))
-    partition = wanted.name.partition(1)
-    producer = client.create_producer(partition.full, batching_enabled=False)
-    sent = []
-    for _ in range(3):
-        producer.send(b"x")
-        last = admin.last_message_id(partition)
-        assert last is not None
-        sent += [at for _, at in entry_times(client, partition.full, last, last)]
-        before = time.time_ns() // 1_000_000
-        eventually(lambda before=before: time.time_ns() // 1_000_000 > before + 1, "a millisecond")
-    producer.close()
-    client.create_producer(wanted.held_topic.full).send(b"held")
-    for _ in range(2):
-        client.create_producer(wanted.dead_letter_topic.full).send(b"dead")
-    after_ms = LEVELS[0].hand_off_after_ms(1)
-
-    at = status(admin, wanted, now_ms=sent[0])
-
-    assert at.problems == ()
-    assert [(row.level, row.level_name, row.partition) for row in at.partitions] == [
-        (0, "10m", 0),
-        (0, "10m", 1),
-        (1, "5m", 0),
-    ]
-    row = at.partitions[1]
-    assert row.topic == partition.full
-    assert row.backlog_entries == at.backlog_entries == 3
-    assert row.storage_bytes > 0
-    assert row.oldest_publish_ms == sent[0]
-    assert row.oldest_hand_off_ms == sent[0] + after_ms
-    assert at.next_hand_off_ms == sent[0] + after_ms
-    assert at.behind_ms == 0
-    empty = at.partitions[0]
-    assert (empty.backlog_entries, empty.oldest_publish_ms, empty.oldest_hand_off_ms) == (
-        0,
-        None,
-        None,
-    )
-    assert (at.held_entries, at.dead_letter_entries) == (1, 2)
-    assert [row.role for row in at.others] == [Role.HELD, Role.DEAD_LETTER]
-    assert not at.mover_alive
-
-    late = status(admin, wanted, now_ms=sent[1] + after_ms - 1)
-    assert late.partitions[1].oldest_hand_off_ms == sent[0] + after_ms
-    assert late.behind_ms == sent[1] - 1 - sent[0]
-
-    consumers = [
-        client.subscribe(
-            [wanted.level_topic(level.index).full for level in LEVELS],
-            SUBSCRIPTION,
-            consumer_name="mover-1",
-            receiver_queue_size=1,
-        )
-    ]
-    alive = status(admin, wanted, now_ms=sent[0])
-    assert alive.mover_alive
-    assert alive.consumers == ("mover-1",)
-    assert alive.partitions[1].backlog_entries == 3
-    for consumer in consumers:
-        consumer.close()
 
 
 def test_create_list_and_describe_by_command(

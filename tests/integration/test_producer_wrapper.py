@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 import pulsar
@@ -18,13 +18,9 @@ from delaylevel import topics
 from delaylevel.cluster import schemas
 from delaylevel.cluster.connection.settings import Connection
 from delaylevel.errors import (
-    DelayTooLongError,
-    InvalidDelayError,
     InvalidInputError,
     LevelTopicError,
     StrategyMismatchError,
-    TargetNotAllowedError,
-    UnsupportedOptionError,
 )
 from delaylevel.model.envelope import SchemaRef
 from delaylevel.model.level_topic import default_level_topic
@@ -116,12 +112,6 @@ def test_our_properties_are_removed_from_the_applications(
     assert own.properties["delaylevel.id"] == "mine"
 
 
-def test_the_applications_own_arguments_stay_untouched(producer: Any) -> None:
-    properties = {"delaylevel.id": "old", "own": "1"}
-    producer.send(b"x", properties, deliver_after=LONG)
-    assert properties == {"delaylevel.id": "old", "own": "1"}
-
-
 def test_close_sends_queued_messages(world: RealWorld, orders: str) -> None:
     outcomes: list[str] = []
     with world.client().create_producer(
@@ -140,91 +130,6 @@ def test_close_sends_queued_messages(world: RealWorld, orders: str) -> None:
     assert len(world.stored(orders)) == len(world.stored(default_level_topic(orders))) == 50
 
 
-def test_a_closed_producer_sends_no_message(producer: Any, orders: str, stored: Stored) -> None:
-    producer.send(b"x", deliver_after=LONG)
-    producer.close()
-    for after in (None, LONG, timedelta(hours=3)):
-        with pytest.raises(pulsar.AlreadyClosed):
-            producer.send(b"y", deliver_after=after)
-    assert len(stored(default_level_topic(orders))) == 1
-
-
-def test_many_threads_share_a_producer(producer: Any, orders: str, stored: Stored) -> None:
-    def send(number: int) -> None:
-        for hour in range(1, 4):
-            producer.send(b"%d" % number, deliver_after=timedelta(hours=hour, minutes=1))
-
-    threads = [threading.Thread(target=send, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(stored(default_level_topic(orders))) == 24
-    assert len(producer._parked) == 3
-
-
-@pytest.mark.parametrize(
-    ("delay", "error"),
-    [
-        ({"deliver_after": timedelta(seconds=-1)}, InvalidDelayError),
-        ({"deliver_after": 5}, InvalidDelayError),
-        ({"deliver_at": -1}, InvalidDelayError),
-        ({"deliver_at": 1_900_000_000}, InvalidDelayError),  # seconds, not milliseconds
-        ({"deliver_at": 10**18}, InvalidDelayError),
-        ({"deliver_at": datetime(2040, 1, 1)}, InvalidDelayError),
-        ({"deliver_at": 2 * 10**12, "deliver_after": LONG}, InvalidDelayError),
-        ({"deliver_after": timedelta(hours=4, milliseconds=1)}, DelayTooLongError),
-        ({"deliver_after": LONG, "sequence_id": 7}, UnsupportedOptionError),
-        ({"deliver_after": LONG, "replication_clusters": ["b"]}, UnsupportedOptionError),
-        ({"deliver_after": LONG, "disable_replication": True}, UnsupportedOptionError),
-        ({"deliver_after": LONG, "message_id": ""}, InvalidInputError),
-        ({"deliver_after": LONG, "message_id": "x" * 513}, InvalidInputError),
-    ],
-)
-def test_invalid_messages_are_not_sent(
-    producer: Any, orders: str, stored: Stored, delay: dict[str, Any], error: type[Exception]
-) -> None:
-    with pytest.raises(error):
-        producer.send(b"x", **delay)
-    with pytest.raises(error):
-        producer.send_async(b"x", None, **delay)
-    producer.flush()
-    assert stored(orders) == []
-    assert stored(default_level_topic(orders)) == []
-
-
-@pytest.mark.parametrize(
-    "option",
-    [
-        {"chunking_enabled": True, "batching_enabled": False},
-        {"message_router": lambda message, count: 0},
-        {"access_mode": pulsar.ProducerAccessMode.Exclusive},
-        {"encryption_key": "k", "crypto_key_reader": pulsar.CryptoKeyReader("a", "b")},
-        {"send_timeout_millis": 0},
-    ],
-    ids=["chunking", "router", "exclusive", "encryption", "no send timeout"],
-)
-def test_options_that_delayed_messages_do_not_support(
-    dl_client: MakeClient, orders: str, option: dict[str, Any]
-) -> None:
-    client = dl_client()
-    with pytest.raises(UnsupportedOptionError, match=next(iter(option))):
-        client.create_producer(
-            orders, enable_delay_level_topic=True, partition_strategy=HOURS, **option
-        )
-    client.create_producer(orders).send(b"without a level topic all is as it was")
-
-
-def test_a_send_timeout_above_the_lead_is_warned_about(dl_client: MakeClient, orders: str) -> None:
-    with pytest.warns(UserWarning, match="send_timeout_millis=300001"):
-        dl_client().create_producer(
-            orders,
-            enable_delay_level_topic=True,
-            partition_strategy=HOURS,
-            send_timeout_millis=300_001,
-        )
-
-
 def test_a_different_strategy_is_refused(dl_client: MakeClient, producer: Any, orders: str) -> None:
     client = dl_client()
     with pytest.raises(StrategyMismatchError) as mismatch:
@@ -237,26 +142,6 @@ def test_a_different_strategy_is_refused(dl_client: MakeClient, producer: Any, o
     second = client.create_producer(orders, enable_delay_level_topic=True)
     assert second.description.levels == Levels(HOURS)
     second.send(b"x", deliver_after=timedelta(hours=4))
-
-
-def test_a_level_topic_for_other_targets(dl_client: MakeClient, producer: Any, orders: str) -> None:
-    with pytest.raises(TargetNotAllowedError, match="does not carry"):
-        dl_client().create_producer(
-            f"{orders}-2",
-            enable_delay_level_topic=True,
-            delay_level_topic=default_level_topic(orders),
-        )
-
-
-def test_a_topic_that_is_not_a_level_topic(world: RealWorld, orders: str) -> None:
-    world.plain_client.create_producer(default_level_topic(orders)).send(b"of somebody else")
-    with pytest.raises(LevelTopicError, match=r"not a level topic|is not ours|no level topic"):
-        world.client().create_producer(orders, enable_delay_level_topic=True)
-    with pytest.raises(LevelTopicError, match="does not exist: create it"):
-        world.client().create_producer(
-            f"{orders}-2", enable_delay_level_topic=True, create_level_topic=False
-        )
-    assert topics.find(world.admin, default_level_topic(f"{orders}-2")) is None
 
 
 def test_without_an_admin_url(
@@ -314,15 +199,6 @@ def test_wrap_a_producer_of_one_partition(
         wrapped.send(b"x", deliver_after=LONG)
     (parked,) = world.stored(default_level_topic(orders))
     assert parked.properties["delaylevel.target"] == orders
-
-
-def test_a_producer_that_cannot_be_wrapped_works_on(
-    client: pulsar.Client, connection: Connection, producer: Any, orders: str
-) -> None:
-    plain = client.create_producer(orders)
-    with pytest.raises(StrategyMismatchError):
-        wrap(plain, client, partition_strategy=DAYS, admin_url=connection.admin_url)
-    plain.send(b"still here")
 
 
 def test_the_asyncio_twin(connection: Connection, orders: str, stored: Stored) -> None:

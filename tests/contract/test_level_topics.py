@@ -1,0 +1,365 @@
+"""Contract of level topics: creation, refusal, repair, search and status."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from delaylevel import topics
+from delaylevel.cluster.reader import entry_times
+from delaylevel.errors import (
+    InvalidInputError,
+    LevelTopicError,
+    NotFoundError,
+    StrategyMismatchError,
+)
+from delaylevel.model.level_topic import (
+    DESCRIPTION_PROPERTY,
+    MEMBER_PROPERTY,
+    PLAN_PROPERTY,
+    SUBSCRIPTION,
+    FinalWindow,
+    LevelTopicDescription,
+    Mover,
+    Role,
+)
+from delaylevel.model.strategy import Levels, PartitionStrategy
+from delaylevel.model.topic_name import TopicName
+from delaylevel.topics.status import status
+from support.levels_broker import LEVELS, at_once, described, narrow, run, set_policy  # noqa: F401
+from support.world import World
+
+OTHER = Levels(
+    PartitionStrategy(partition_by=timedelta(minutes=10), maximum_delay=timedelta(minutes=40))
+)
+#: Refusals are the same everywhere.
+in_memory = pytest.mark.parametrize("world", ["memory"], indirect=True)
+
+
+@pytest.fixture
+def admin(world: World) -> Any:
+    return world.admin
+
+
+@pytest.fixture
+def plain(world: World) -> Any:
+    return world.plain_client
+
+
+@pytest.fixture
+def space(world: World) -> str:
+    return world.namespace
+
+
+def names(admin: Any, space: str) -> set[str]:
+    return {topic.local for topic in admin.list_partitioned_topics(space)}
+
+
+def test_all_member_topics_are_created(admin: Any, space: str) -> None:
+    wanted = described(space)
+    assert topics.find(admin, wanted.topic) is None
+    assert topics.create(admin, wanted) == wanted
+    assert topics.find(admin, wanted.topic) == wanted
+
+    assert names(admin, space) == {
+        "orders-delay-level",
+        "orders-delay-level-5m",
+        "orders-delay-level-held",
+        "orders-delay-level-DLQ",
+    }
+    for member in wanted.members():
+        metadata = admin.partitioned_metadata(member.topic)
+        assert metadata.partitions == member.partitions
+        assert metadata.properties[MEMBER_PROPERTY] == wanted.topic
+        assert (DESCRIPTION_PROPERTY in metadata.properties) == (member.topic == wanted.name)
+        stats = admin.partitioned_stats(member.topic)
+        assert set(stats) == set(range(member.partitions))
+        assert all(item.subscriptions[SUBSCRIPTION].durable for item in stats.values())
+        policies = admin.topic_policies(member.topic)
+        assert policies.message_ttl_s == 0
+        assert policies.delete_while_inactive is False
+
+
+def test_a_tracker_has_a_window_and_a_journal(admin: Any, plain: Any, space: str) -> None:
+    wanted = described(
+        space,
+        final_window=FinalWindow.TRACKER,
+        window_partitions=3,
+        mover=Mover.FUNCTION,
+        hold_pause_ms=500,
+    )
+    assert topics.create(admin, wanted) == wanted
+    for topic in (wanted.window_topic, wanted.journal_topic):
+        assert admin.partitioned_metadata(topic).partitions == 3
+        assert topics.describe(admin, topic.partition(1).full) == wanted
+        stats = admin.partitioned_stats(topic)
+        assert [stats[index].subscriptions[SUBSCRIPTION].durable for index in range(3)] == [
+            True
+        ] * 3
+        policies = admin.topic_policies(topic)
+        assert (policies.message_ttl_s, policies.delete_while_inactive) == (0, False)
+
+    plain.create_producer(wanted.window_topic.partition(2).full).send(b"waits")
+    at = status(admin, wanted, 0)
+    assert (at.window_entries, at.log_entries, at.dispatchers, at.problems) == (1, 0, (), ())
+    roles = [Role.HELD, Role.DEAD_LETTER, *[Role.WINDOW] * 3, *[Role.JOURNAL] * 3, Role.OUTCOMES]
+    assert [row.role for row in at.others] == roles
+
+    admin.delete(wanted.journal_topic)
+    assert len(status(admin, wanted, 0).problems) == 3
+    topics.create(admin, wanted)
+    assert status(admin, wanted, 0).problems == ()
+
+
+def test_messages_published_before_the_first_consumer_are_kept(
+    admin: Any, plain: Any, space: str
+) -> None:
+    wanted = topics.create(admin, described(space))
+    producer = plain.create_producer(wanted.level_topic(1).partition(0).full)
+    producer.send(b"parked")
+    consumer = plain.subscribe(wanted.level_topic(1).partition(0).full, SUBSCRIPTION)
+    assert consumer.receive(60_000).data() == b"parked"
+
+
+@in_memory
+def test_a_second_creation_changes_nothing(admin: Any, plain: Any, space: str) -> None:
+    wanted = topics.create(admin, described(space))
+    partition = wanted.name.partition(0)
+    plain.create_producer(partition.full).send(b"parked")
+    before = [admin.partitioned_metadata(member.topic) for member in wanted.members()]
+
+    assert topics.create(admin, wanted) == wanted
+
+    assert [admin.partitioned_metadata(member.topic) for member in wanted.members()] == before
+    assert admin.partition_stats(partition).subscriptions[SUBSCRIPTION].backlog_entries == 1
+
+
+def test_an_interrupted_creation_is_finished(admin: Any, space: str) -> None:
+    wanted = described(space)
+    admin.create_partitioned(
+        wanted.name, 2, {MEMBER_PROPERTY: wanted.topic, PLAN_PROPERTY: wanted.to_json()}
+    )
+    assert topics.find(admin, wanted.topic) is None
+    with pytest.raises(LevelTopicError, match="not finished"):
+        topics.describe(admin, wanted.topic)
+    (found,) = topics.list_level_topics(admin, space)
+    assert (found.topic, found.description) == (wanted.topic, None)
+    assert "not finished" in str(found.problem)
+    with pytest.raises(StrategyMismatchError, match="left unfinished"):
+        topics.create(admin, described(space, hold_pause_ms=1))
+
+    assert topics.create(admin, wanted) == wanted
+    assert admin.subscriptions(wanted.name) == [SUBSCRIPTION]
+
+
+@in_memory
+def test_missing_parts_are_repaired(admin: Any, space: str) -> None:
+    wanted = topics.create(admin, described(space))
+    admin.delete(wanted.held_topic)
+    admin.delete_subscription(wanted.level_topic(1).partition(0), SUBSCRIPTION)
+    problems = status(admin, wanted, 0).problems
+    assert len(problems) == 2
+    assert any("-held-partition-0 does not exist" in problem for problem in problems)
+    assert any("-5m-partition-0 has no subscription" in problem for problem in problems)
+
+    topics.create(admin, wanted)
+
+    assert status(admin, wanted, 0).problems == ()
+
+
+@in_memory
+def test_new_targets_are_added(admin: Any, space: str) -> None:
+    first = topics.create(admin, described(space))
+    more = topics.create(admin, described(space, targets=(f"{space}/invoices",)))
+    both = (f"persistent://{space}/invoices", f"persistent://{space}/orders")
+    assert more.targets == both
+    assert topics.create(admin, first).targets == both
+    more.check_target(both[0])
+
+
+@in_memory
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"levels": OTHER}, "10m for 40m"),
+        ({"mover": Mover.FUNCTION}, "mover function"),
+        ({"final_window": FinalWindow.TRACKER}, "final window tracker"),
+        ({"hold_pause_ms": 1234}, "hold pause 1s234ms"),
+    ],
+)
+def test_another_strategy_is_refused_and_both_are_shown(
+    admin: Any, space: str, change: dict[str, Any], word: str
+) -> None:
+    made = topics.create(admin, described(space))
+    before = names(admin, space)
+
+    with pytest.raises(StrategyMismatchError) as caught:
+        topics.create(admin, described(space, **change))
+
+    assert word in caught.value.configured
+    assert str(LEVELS) in caught.value.described
+    assert word not in caught.value.described
+    assert caught.value.configured in str(caught.value)
+    assert caught.value.described in str(caught.value)
+    assert topics.find(admin, made.topic) == made
+    assert names(admin, space) == before
+
+
+@in_memory
+@pytest.mark.parametrize("suffix", ["", "-5m", "-held", "-DLQ"])
+def test_a_topic_that_is_not_ours_is_left_alone(admin: Any, space: str, suffix: str) -> None:
+    wanted = described(space)
+    foreign = wanted.name.with_suffix(suffix)
+    admin.create_partitioned(foreign, 2, {"mine": "yes"})
+
+    with pytest.raises(LevelTopicError, match="does not describe itself"):
+        topics.create(admin, wanted)
+
+    assert admin.partitioned_metadata(foreign).properties == {"mine": "yes"}
+    assert admin.subscriptions(foreign) == []
+    assert len(admin.list_partitioned_topics(space)) == 1
+
+
+@in_memory
+def test_a_topic_without_partitions_is_not_ours(admin: Any, plain: Any, space: str) -> None:
+    wanted = described(space)
+    plain.create_producer(wanted.topic).close()
+    for refused in (topics.create, lambda admin, wanted: topics.find(admin, wanted.topic)):
+        with pytest.raises(LevelTopicError, match="without partitions"):
+            refused(admin, wanted)
+
+
+@in_memory
+def test_a_member_of_another_level_topic_is_not_ours(admin: Any, space: str) -> None:
+    first = topics.create(admin, described(space))
+    clash = replace(first, topic=first.held_topic.full)
+    with pytest.raises(LevelTopicError, match="belongs to the level topic"):
+        topics.create(admin, clash)
+
+
+@in_memory
+def test_impossible_names(admin: Any, space: str) -> None:
+    for targets in (f"{space}/orders-delay-level-held", f"{space}/orders-delay-level"):
+        with pytest.raises(InvalidInputError, match="cannot be its target"):
+            topics.create(admin, described(space, targets=(targets,)))
+    with pytest.raises(InvalidInputError, match="-partition-"):
+        topics.create(admin, LevelTopicDescription(f"{space}/a-partition-1-x", LEVELS, ("orders",)))
+    with pytest.raises(NotFoundError, match="namespaces create public/no-such"):
+        topics.create(admin, described("public/no-such"))
+    assert names(admin, space) == set()
+
+
+@in_memory
+def test_a_level_topic_is_found_by_every_name(admin: Any, space: str) -> None:
+    wanted = topics.create(admin, described(space))
+    business = f"{space}/orders"
+    for name in (
+        business,
+        f"persistent://{business}",
+        wanted.topic,
+        wanted.level_topic(1).full,
+        wanted.level_topic(1).partition(0).full,
+        wanted.held_topic.full,
+        wanted.dead_letter_topic.partition(0).full,
+    ):
+        assert topics.describe(admin, name) == wanted
+    with pytest.raises(LevelTopicError, match="levels create"):
+        topics.describe(admin, f"{space}/other")
+
+
+@in_memory
+def test_a_level_topic_of_another_name_is_searched_for(admin: Any, space: str) -> None:
+    wanted = topics.create(
+        admin, LevelTopicDescription(f"{space}/waiting", LEVELS, (f"{space}/orders",))
+    )
+    business = f"{space}/orders"
+    with pytest.raises(LevelTopicError):
+        topics.describe(admin, business)
+    assert topics.describe(admin, business, search=True) == wanted
+    topics.create(admin, replace(wanted, topic=f"{space}/waiting-too"))
+    with pytest.raises(LevelTopicError, match="several"):
+        topics.describe(admin, business, search=True)
+
+
+@in_memory
+def test_a_list_has_level_topics_only_including_damaged_ones(admin: Any, space: str) -> None:
+    assert topics.list_level_topics(admin, space) == []
+    wanted = topics.create(admin, described(space))
+    broken = replace(wanted, topic=f"{space}/broken")
+    topics.create(admin, broken)
+    admin.set_properties(broken.name, {DESCRIPTION_PROPERTY: '{"version":99}'})
+    admin.create_partitioned(TopicName.parse(f"{space}/plain"), 3)
+
+    found = topics.list_level_topics(admin, space)
+
+    assert [item.topic for item in found] == [broken.topic, wanted.topic]
+    assert [item.description for item in found] == [None, wanted]
+    assert "format 99" in str(found[0].problem)
+
+
+def test_status_has_backlog_and_hand_offs_and_moves_nothing(
+    world: World, admin: Any, plain: Any, space: str
+) -> None:
+    wanted = topics.create(admin, described(space))
+    partition = wanted.name.partition(1)
+    producer = plain.create_producer(partition.full, batching_enabled=False)
+    sent = []
+    for _ in range(3):
+        producer.send(b"x")
+        last = admin.last_message_id(partition)
+        assert last is not None
+        sent += [at for _, at in entry_times(plain, partition.full, last, last)]
+        world.advance(timedelta(milliseconds=20))
+    producer.close()
+    plain.create_producer(wanted.held_topic.full).send(b"held")
+    for _ in range(2):
+        plain.create_producer(wanted.dead_letter_topic.full).send(b"dead")
+    after_ms = LEVELS[0].hand_off_after_ms(1)
+
+    at = status(admin, wanted, now_ms=sent[0])
+
+    assert at.problems == ()
+    assert [(row.level, row.level_name, row.partition) for row in at.partitions] == [
+        (0, "10m", 0),
+        (0, "10m", 1),
+        (1, "5m", 0),
+    ]
+    row = at.partitions[1]
+    assert row.topic == partition.full
+    assert row.backlog_entries == at.backlog_entries == 3
+    assert row.storage_bytes > 0
+    assert row.oldest_publish_ms == sent[0]
+    assert row.oldest_hand_off_ms == sent[0] + after_ms
+    assert at.next_hand_off_ms == sent[0] + after_ms
+    assert at.behind_ms == 0
+    empty = at.partitions[0]
+    assert (empty.backlog_entries, empty.oldest_publish_ms, empty.oldest_hand_off_ms) == (
+        0,
+        None,
+        None,
+    )
+    assert (at.held_entries, at.dead_letter_entries) == (1, 2)
+    assert [row.role for row in at.others] == [Role.HELD, Role.DEAD_LETTER]
+    assert not at.mover_alive
+
+    late = status(admin, wanted, now_ms=sent[1] + after_ms - 1)
+    assert late.partitions[1].oldest_hand_off_ms == sent[0] + after_ms
+    assert late.behind_ms == sent[1] - 1 - sent[0]
+
+    consumers = [
+        plain.subscribe(
+            [wanted.level_topic(level.index).full for level in LEVELS],
+            SUBSCRIPTION,
+            consumer_name="mover-1",
+            receiver_queue_size=1,
+        )
+    ]
+    alive = status(admin, wanted, now_ms=sent[0])
+    assert alive.mover_alive
+    assert alive.consumers == ("mover-1",)
+    assert alive.partitions[1].backlog_entries == 3
+    for consumer in consumers:
+        consumer.close()
