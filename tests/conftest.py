@@ -3,7 +3,7 @@
 ``connection``      the address of a broker: the shared embedded one, or the one given by
                     DELAYLEVEL_TEST_SERVICE_URL and DELAYLEVEL_TEST_ADMIN_URL
 ``client``          a ``pulsar.Client`` for that broker
-``namespace``       the test's own namespace, ``public/test-…``, deleted at the end
+``namespace``       the test's own namespace, ``public/test-…``, deleted some time later
 ``broker``          the shared embedded broker itself, one for all processes that run tests
 ``broker_with``     ``broker_with({"brokerDeduplicationEnabled": True})``: an embedded broker with
                     these settings, shared by the tests of a group (see ``parallel``) with the same
@@ -19,14 +19,18 @@ Where Java or Maven is missing, tests that need a broker are skipped; in CI they
 from __future__ import annotations
 
 import os
+import queue
 import sys
+import threading
 from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pulsar
 import pytest
+import urllib3
 
 from delaylevel.broker.embedded import EmbeddedBroker
 from delaylevel.cluster.connection.settings import Connection
@@ -263,10 +267,28 @@ def connection(request: pytest.FixtureRequest) -> Connection:
 
 
 @pytest.fixture
-def namespace(connection: Connection) -> Iterator[str]:
+def namespace(connection: Connection, deletions: queue.Queue[ExitStack]) -> Iterator[str]:
     """A new namespace, so that tests do not affect each other."""
-    with own_namespace(connection) as name:
-        yield name
+    stack = ExitStack()
+    yield stack.enter_context(own_namespace(connection))
+    deletions.put(stack)
+
+
+@pytest.fixture(scope="session")
+def deletions() -> Iterator[queue.Queue[ExitStack]]:
+    """Namespaces to delete. No test waits: a broker takes up to half a minute, or refuses."""
+    waiting: queue.Queue[ExitStack] = queue.Queue()
+
+    def delete() -> None:
+        while True:
+            with suppress(urllib3.exceptions.HTTPError):
+                waiting.get().close()
+            waiting.task_done()
+
+    threading.Thread(target=delete, name="deletions", daemon=True).start()
+    yield waiting
+    if "DELAYLEVEL_TEST_SERVICE_URL" in os.environ:  # any other broker is thrown away
+        waiting.join()
 
 
 @pytest.fixture

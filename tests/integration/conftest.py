@@ -14,6 +14,7 @@
 ``eventually``   waits for a condition
 ``proxy``        a proxy in front of the broker's service port
 ``clock``        a clock that changes only when a test moves it
+``jumping``      a clock that goes on, and skips time when a test says so
 ``parked``       the properties of a parked message
 ``sources``      the source partitions of a level topic, by topic
 ``invoke``       runs a command of the program in this process
@@ -48,7 +49,7 @@ from delaylevel.cluster.rest.admin import Admin
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.position import source_partitions
 from support.background import Background
-from support.fakes import HandClock
+from support.fakes import HandClock, JumpingClock
 from support.proxy import Proxy
 from support.world import (
     Arrival,
@@ -124,6 +125,12 @@ def receive(world: RealWorld) -> Callable[..., Callable[..., list[Arrival]]]:
 def clock() -> HandClock:
     """A clock at the present time, for a producer or a mover."""
     return HandClock()
+
+
+@pytest.fixture
+def jumping() -> JumpingClock:
+    """A clock that goes on, for a dispatcher; the test skips the time until something is due."""
+    return JumpingClock()
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ from delaylevel.model.level_topic import Expired
 from delaylevel.mover.dead_letters import replay
 from delaylevel.topics.lifecycle import pause, resume
 from support.background import Moving
-from support.expiry import make
-from support.world import MakeLevelTopic, RealWorld
+from support.window_world import WindowWorld
+from support.world import RealWorld
 
 pytestmark = pytest.mark.broker
 
@@ -27,33 +27,29 @@ pytestmark = pytest.mark.broker
     ],
 )
 def test_messages_expire_while_their_target_is_paused(
-    world: RealWorld,
-    level_topic: MakeLevelTopic,
-    tmp_path: Path,
-    delivery: Delivery,
-    policy: Expired,
+    world: RealWorld, tmp_path: Path, delivery: Delivery, policy: Expired
 ) -> None:
     if delivery is Delivery.EFFECTIVELY_ONCE:
         world.deduplicate()
-    window = make(world, level_topic, tmp_path, expired=policy, expire_after_ms=2_000)
-    (target,) = window.description.targets
-    pause(world.admin, window.description.topic, None, world.clock)
+    window = WindowWorld(world, tmp_path, expired=policy, expire_after_ms=120_000)
+    pause(world.admin, window.description.topic, None, window.clock)
     now_ms = window.now_ms()
     for number in range(3):
-        window.put(f"own {number}", target, now_ms, now_ms + 1_000)
-        window.put(f"default {number}", target, now_ms)
-        window.put(f"kept {number}", target, now_ms, now_ms + 600_000)
-    world.eventually(lambda: window.now_ms() > now_ms + 2_500, "the expiry", 10)
-    resume(world.admin, window.description.topic, None, world.clock)
+        window.put(f"own {number}", now_ms, expires_ms=now_ms + 60_000)
+        window.put(f"default {number}", now_ms)
+        window.put(f"kept {number}", now_ms, expires_ms=now_ms + 3_600_000)
+    window.pass_by(now_ms + 120_000)
+    resume(world.admin, window.description.topic, None, window.clock)
+    kept = ("kept 0", "kept 1", "kept 2", "in time")
     with window.serving(delivery) as serving:
-        window.put("in time", target, window.now_ms() + 200)
-        window.wait_for(target, "kept 0", "kept 1", "kept 2", "in time")
+        window.put("in time", window.now_ms() + 200)
+        window.wait_for(*kept)
 
         def stats() -> OwnerStats:
             return serving.dispatcher.stats()[window.description.topic, 0]
 
         # Messages count once their commit is written, a moment after they are stored.
-        world.eventually(lambda: (stats().expired, stats().released) == (6, 4), "the counts", 10)
+        world.eventually(lambda: (stats().expired, stats().released) == (6, 4), "the counts")
         assert (stats().dead, stats().dropped) == (0, 0)
         dead = {each.message.properties[env.ID]: each.reason for each in window.dead()}
         if policy is Expired.DROP:
@@ -64,33 +60,30 @@ def test_messages_expire_while_their_target_is_paused(
         assert all(reason.startswith("expired at 20") for reason in dead.values())
         # A replay delivers them, whatever their expiry.
         replay(world.plain_client, world.admin, window.description, lambda _: True)
-        window.wait_for(target, "kept 0", "kept 1", "kept 2", "in time", *wanted)
+        window.wait_for(*kept, *wanted)
     assert window.dead() == []
 
 
-def test_held_messages_expire(
-    world: RealWorld, level_topic: MakeLevelTopic, tmp_path: Path
-) -> None:
-    policy = Expired.DEAD_LETTER
-    window = make(world, level_topic, tmp_path, expired=policy, hold_pause_ms=300)
-    (target,) = window.description.targets
+def test_held_messages_expire(world: RealWorld, tmp_path: Path) -> None:
+    window = WindowWorld(world, tmp_path, expired=Expired.DEAD_LETTER, hold_pause_ms=300)
     world.admin.delete(world.name("orders"), force=True)
     now_ms = window.now_ms()
-    window.put("expires", target, now_ms, now_ms + 2_000)
-    window.put("waits", target, now_ms)
-    mover = world.mover(window.description)
-    with window.serving() as serving, Moving(mover):
+    window.put("expires", now_ms, expires_ms=now_ms + 120_000)
+    window.put("waits", now_ms)
+    mover = world.mover(window.description, window.clock)
+    with window.serving() as serving, Moving(mover, pause_s=0.2):
         topic = window.description.topic
 
         def stats() -> OwnerStats:
             return serving.dispatcher.stats().get((topic, 0), OwnerStats())
 
-        world.eventually(lambda: stats().held, "that they are held", 10)
-        world.eventually(lambda: stats().expired == 1, "the expiry", 10)
-        assert window.now_ms() >= now_ms + 2_000
+        world.eventually(lambda: stats().held, "that they are held")
+        assert not stats().expired
+        window.pass_by(now_ms + 120_000)
+        world.eventually(lambda: stats().expired == 1, "the expiry")
         assert stats().released == 0
         (letter,) = window.dead()
         assert letter.message.properties[env.ID] == "expires"
-        assert letter.message.properties[env.EXPIRES] == str(now_ms + 2_000)
-        world.plain_client.subscribe(target, "kept")
-        window.wait_for(target, "waits")
+        assert letter.message.properties[env.EXPIRES] == str(now_ms + 120_000)
+        world.plain_client.subscribe(window.target, "kept")
+        window.wait_for("waits")

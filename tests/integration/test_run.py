@@ -5,19 +5,14 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
-from functools import partial
 from pathlib import Path
 
-import psutil
 import pytest
 
 from delaylevel.cluster.connection.settings import Connection
 from delaylevel.dispatcher import DispatchSettings
 from delaylevel.model.level_topic import (
     DESCRIPTION_PROPERTY,
-    FinalWindow,
     LevelTopicDescription,
     Mover,
 )
@@ -25,7 +20,7 @@ from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.run import LocalService
 from delaylevel.run.service import ServiceCollector
-from delaylevel.topics import lifecycle, roster
+from delaylevel.topics import roster
 from delaylevel.web.reports import reporters_of
 from support.background import Background
 from support.run import (
@@ -62,10 +57,12 @@ def test_it_moves_and_releases_until_it_is_stopped(world: RealWorld, cli_process
 
 
 def test_once_does_what_is_ready_and_due(world: RealWorld, cli_process: Start) -> None:
-    minutes = Levels([PartitionStrategy(partition_by=UNIT, maximum_delay=120 * UNIT)])
-    description = create(world, minutes)
+    two = [(60 * UNIT, 600 * UNIT), (10 * UNIT, 80 * UNIT)]
+    levels = [PartitionStrategy(partition_by=unit, maximum_delay=longest) for unit, longest in two]
+    levels.append(PartitionStrategy(partition_by=UNIT, maximum_delay=14 * UNIT))
+    description = create(world, Levels(levels))
     (orders,) = description.targets
-    park(world, orders, 1, 110_000, 110_000)
+    park(world, orders, 1, 580_000, 580_000)
     now = park(world, orders, 50, 1_200, 2_000)
     later = time.monotonic() + 2.5
     world.eventually(lambda: time.monotonic() > later, "the due times")
@@ -76,35 +73,6 @@ def test_once_does_what_is_ready_and_due(world: RealWorld, cli_process: Start) -
     process = cli_process("run", orders, "--once")
     assert end(process) == 0, said(process)
     assert "0 messages moved, 0 released." in said(process)
-
-
-def test_new_partitions_are_served(world: RealWorld, cli_process: Start) -> None:
-    description = create(world)
-    process = started(world, cli_process, description)
-    longer = lifecycle.expand(
-        world.admin, description.topic, lifecycle.longer_levels(description.levels, 12 * UNIT)
-    )
-    world.eventually(lambda: Owners(world, longer).all_with(process), "the new partitions")
-    process.terminate()
-    assert end(process) == 0, said(process)
-
-
-def test_the_local_mover_works_alone(world: RealWorld, cli_process: Start) -> None:
-    description = create(world, final_window=FinalWindow.BROKER)
-    (orders,) = description.targets
-    process = cli_process("mover", "run", orders, "--local")
-    world.eventually(lambda: Owners(world, description).mover() == process.pid, "the lock")
-    second = cli_process("mover", "run", orders, "--local")
-    world.eventually(lambda: "on standby" in said(second), "the standby")
-    bodies = park(world, orders, 20, 1_200, 3_000)
-    world.eventually(lambda: found(world, orders).keys() == bodies, "all messages")
-    process.terminate()
-    assert end(process) == 0, said(process)
-    assert "20 messages moved." in said(process)
-    world.eventually(lambda: Owners(world, description).mover() == second.pid, "the takeover")
-    second.terminate()
-    assert end(second) == 0, said(second)
-    assert end(cli_process("mover", "run", orders, "--local", "--once")) == 0
 
 
 def test_its_http_service_tells_of_mover_and_dispatcher(
@@ -211,45 +179,3 @@ def test_one_level_topic_that_cannot_be_served_stops_no_other(
         world.eventually(
             lambda: found(world, later.targets[0]).keys() == others, "the messages of the other", 60
         )
-
-
-# Two lanes of eight threads, and one that stands by in each; the clients of movers, dispatcher and
-# one target, with at most three threads each; the HTTP service with ten threads for requests and
-# one for connections; the main thread, signals, the client's log; four of numpy and Arrow. On a
-# busy machine, steps take longer than they should, and a few more threads begin the next ones.
-MOST_THREADS = 2 * 9 + 3 * 3 + 11 + 3 + 4 + 2 * 4
-
-
-def test_many_idle_level_topics_share_a_few_threads(world: RealWorld, cli_process: Start) -> None:
-    """Each of them had a thread for its mover, and two for each window partition."""
-    count, windows = 12, 3
-    assert count * (1 + 2 * windows) > MOST_THREADS
-    hours = Levels(
-        [PartitionStrategy(partition_by=timedelta(hours=1), maximum_delay=timedelta(hours=2))]
-    )
-    targets = [f"orders-{number}" for number in range(count)]
-    with ThreadPoolExecutor(4) as pool:
-        made = list(
-            pool.map(
-                lambda target: create(world, hours, targets=(target,), window_partitions=windows),
-                targets,
-            )
-        )
-    process = cli_process("run", "--namespace", world.namespace)
-    for description in made:
-        owners = Owners(world, description)
-        world.eventually(partial(owners.all_with, process), "all partitions", 120)
-    running = psutil.Process(process.pid)
-    world.eventually(lambda: running.num_threads() <= MOST_THREADS, "the end of the start", 60)
-    (target,) = made[7].targets
-    bodies = park(world, target, 20, 1_000, 3_000)
-    most = 0
-    until_s = time.monotonic() + 8
-    while time.monotonic() < until_s:
-        most = max(most, running.num_threads())
-        time.sleep(0.1)
-    world.eventually(lambda: found(world, target).keys() == bodies, "all messages")
-    assert found(world, target) == Counter(bodies)
-    assert most <= MOST_THREADS
-    process.terminate()
-    assert end(process) == 0, said(process)

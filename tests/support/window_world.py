@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -9,67 +10,114 @@ from typing import Any
 from delaylevel.dispatcher import Dispatcher, DispatchSettings
 from delaylevel.model import envelope as env
 from delaylevel.model.delivery import Delivery
-from delaylevel.model.level_topic import LevelTopicDescription
+from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow
 from delaylevel.model.message import ParkedMessage
+from delaylevel.model.outcome import Outcome
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.mover.dead_letters import DeadLetter, dead_letters
 from support.background import Serving
+from support.fakes import JumpingClock
 from support.world import RealWorld
 
 LEVELS = Levels([PartitionStrategy(partition_by="HOUR", maximum_delay=timedelta(hours=3))])
+GRACE_MS = 700
 
 
 class WindowWorld:
-    """A level topic, and a plain producer into its window partition."""
+    """A level topic, a plain producer into its window partition, and the clock of its dispatchers.
+
+    Args:
+        targets: names of the business topics in the namespace.
+        values: further fields of the description.
+    """
 
     def __init__(
-        self, world: RealWorld, description: LevelTopicDescription, directory: Path
+        self, world: RealWorld, directory: Path, targets: Sequence[str] = ("orders",), **values: Any
     ) -> None:
         self.world = world
-        self.description = description
+        self.clock = JumpingClock()
+        self.description = world.level_topic(
+            LEVELS, targets, final_window=FinalWindow.TRACKER, window_partitions=1, **values
+        )
+        self.target = self.description.targets[0]
         self._directory = directory
         self._producer: Any = None
         self._processes = 0
 
     def now_ms(self) -> int:
-        return self.world.clock.now_ms()
+        return self.clock.now_ms()
+
+    def pass_by(self, due_ms: int) -> None:
+        """Skip the time until a due time."""
+        self.clock.advance(max(0, due_ms - self.now_ms()))
 
     def serving(self, delivery: Delivery = Delivery.AT_LEAST_ONCE) -> Serving:
         """Start a dispatcher."""
         self._processes += 1
         directory = self._directory / str(self._processes)
         directory.mkdir()
-        settings = DispatchSettings(directory=directory, delivery=delivery, checkpoint_ms=200)
-        world = self.world
-        return Serving(
-            Dispatcher(world.plain_client, world.admin, [self.description.topic], settings)
+        settings = DispatchSettings(
+            directory=directory, delivery=delivery, checkpoint_ms=200, cancel_grace_ms=GRACE_MS
         )
+        world, topic = self.world, self.description.topic
+        return Serving(Dispatcher(world.plain_client, world.admin, [topic], settings, self.clock))
 
-    def put(self, name: str, target: str, due_ms: int, expires_ms: int = 0) -> None:
+    # -- what goes in
+
+    def put(self, name: str, due_ms: int, target: str = "", expires_ms: int = 0) -> None:
         """Store a message in the window; its name is its payload and its ID."""
+        more = {env.EXPIRES: str(expires_ms)} if expires_ms else {}
+        self._send(name.encode(), name, due_ms, target, more)
+
+    def cancel(self, name: str, due_ms: int, target: str = "") -> None:
+        """Store a cancellation of a message in the window."""
+        self._send(b"cancel", name, due_ms, target, {env.KIND: env.CANCEL})
+
+    def _send(self, body: bytes, name: str, due_ms: int, target: str, more: dict[str, str]) -> None:
         if self._producer is None:
             topic = self.description.window_topic.partition(0).full
             self._producer = self.world.plain_client.create_producer(topic)
-        properties = {env.DUE: str(due_ms), env.TARGET: target, env.ID: name}
-        if expires_ms:
-            properties[env.EXPIRES] = str(expires_ms)
-        self._producer.send(name.encode(), properties)
+        properties = {env.DUE: str(due_ms), env.TARGET: target or self.target, env.ID: name}
+        self._producer.send(body, properties={**properties, **more})
 
-    def released(self, target: str) -> dict[str, ParkedMessage]:
-        """Return the messages in a business topic by their names."""
-        stored = self.world.stored(target)
+    # -- what comes out
+
+    def released(self, target: str = "") -> dict[str, ParkedMessage]:
+        """Return the messages in a business topic by their names, in their order."""
+        stored = self.world.stored(target or self.target)
         found = {(each.value or b"").decode(): each for each in stored}
         assert len(found) == len(stored), "a message is there twice"
         return found
 
-    def wait_for(self, target: str, *names: str, seconds: float = 20) -> dict[str, ParkedMessage]:
+    def wait_for(self, *names: str, target: str = "") -> None:
         """Wait until these messages are the ones in a business topic."""
-        self.world.eventually(
-            lambda: set(self.released(target)) == set(names), f"{names} in {target}", seconds
-        )
-        return self.released(target)
+        self.world.eventually(lambda: set(self.released(target)) == set(names), f"{names}")
+
+    def outcomes(self) -> list[Outcome]:
+        topic = self.description.outcomes_topic.partition(0).full
+        return [Outcome.read(each.properties) for each in self.world.stored(topic)]
+
+    def outcomes_of(self, *names: str) -> dict[str, Outcome]:
+        """Return the last outcome of each message once all of these have one."""
+        found: dict[str, Outcome] = {}
+
+        def complete() -> bool:
+            found.update({each.id: each for each in self.outcomes()})
+            return set(names) <= set(found)
+
+        self.world.eventually(complete, f"outcomes of {names}")
+        return found
 
     def dead(self) -> list[DeadLetter]:
         """Return the dead letters."""
-        world = self.world
-        return list(dead_letters(world.plain_client, world.admin, self.description))
+        return list(dead_letters(self.world.plain_client, self.world.admin, self.description))
+
+    def acknowledged(self) -> None:
+        """Wait until everything in the window is acknowledged."""
+        partition = self.description.window_topic.partition(0)
+
+        def done() -> bool:
+            stats = self.world.admin.partition_stats(partition)
+            return not stats.subscriptions[SUBSCRIPTION].backlog_entries
+
+        self.world.eventually(done, "the acknowledgement of everything")

@@ -12,19 +12,19 @@ from delaylevel.model import envelope as env
 from delaylevel.model.delivery import Delivery
 from delaylevel.model.level_topic import Expired
 from support.cancel_race import CancelRace, Plan
-from support.expiry import make
-from support.world import MakeLevelTopic, RealWorld, eventually
+from support.window_world import WindowWorld
+from support.world import RealWorld, eventually
 
 pytestmark = pytest.mark.broker
 
 
 @pytest.mark.timeout(300)
 def test_a_suspended_dispatcher_releases_nothing_that_expired(
-    world: RealWorld, level_topic: MakeLevelTopic, connection: Connection, tmp_path: Path
+    world: RealWorld, connection: Connection, tmp_path: Path
 ) -> None:
     # As in test_cancel_race.py: the dispatcher's client has sent messages that the broker has not
     # read. It sends them again when it goes on, and nobody else uses the name of its producer then.
-    window = make(world, level_topic, tmp_path, expire_after_ms=3_000, expired=Expired.DEAD_LETTER)
+    window = WindowWorld(world, tmp_path, expire_after_ms=3_000, expired=Expired.DEAD_LETTER)
     description = window.description
     delivery = Delivery.EFFECTIVELY_ONCE
     with (
