@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from datetime import datetime, timedelta, timezone
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delaylevel.model.clock import StepDetector, SystemClock, duration_ms, instant_ms
+from delaylevel.model.clock import StepDetector, duration_ms, instant_ms
 from delaylevel.testing import ManualClock
 from support.seeds import examples
 
@@ -34,18 +33,6 @@ def test_instants_depend_on_their_time_zone() -> None:
 def test_naive_instants_are_refused() -> None:
     with pytest.raises(ValueError, match="2026-03-01T00:00:00 has no time zone"):
         instant_ms(datetime(2026, 3, 1))
-
-
-def test_the_system_clock_is_the_wall_clock_in_milliseconds() -> None:
-    before = time.time_ns() // 1_000_000
-    now = SystemClock().now_ms()
-    assert before <= now <= time.time_ns() // 1_000_000
-    assert isinstance(now, int)
-
-
-def test_the_monotonic_time_is_that_of_the_machine() -> None:
-    before = time.monotonic()
-    assert before <= SystemClock().monotonic_s() <= time.monotonic()
 
 
 @pytest.mark.parametrize("step_s", [60, -60, 2, -2])

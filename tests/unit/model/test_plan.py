@@ -113,26 +113,6 @@ def test_dispatchers_release_nine_oclock_in_the_time_that_they_have() -> None:
     assert (broker.dispatchers, broker.nine_release_s) == (0, 0)
 
 
-def test_a_dispatcher_needs_the_cores_that_were_measured() -> None:
-    def tracked(rate: float, final_window: FinalWindow = FinalWindow.TRACKER) -> tuple[int, float]:
-        found = plans(replace(MONTH, rate=rate, final_window=final_window))[0]
-        return found.dispatchers, found.dispatcher_cores
-
-    assert tracked(100) == (1, pytest.approx(0.07))
-    assert tracked(1000) == (1, pytest.approx(0.14))
-    # At half of the rate of a burst, one dispatcher has its spare capacity left.
-    assert [tracked(rate)[0] for rate in (20_500, 20_501, 50_000)] == [1, 2, 3]
-    assert tracked(1000, FinalWindow.BROKER) == (0, 0)
-
-
-def test_functions_need_more_than_spark() -> None:
-    fast = replace(MONTH, rate=20_000)
-    levels = plans(fast)[0].levels
-    spark, function = plan(fast, levels), plan(replace(fast, mover=Mover.FUNCTION), levels)
-    assert function.movers > spark.movers > 1
-    assert function.index_bytes > spark.index_bytes
-
-
 loads = st.builds(
     Load,
     rate=st.floats(0.001, 1e6),

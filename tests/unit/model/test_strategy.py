@@ -15,7 +15,6 @@ from delaylevel.model.strategy import (
     Levels,
     PartitionBy,
     PartitionStrategy,
-    as_levels,
     partition_count,
     propose_levels,
 )
@@ -33,26 +32,6 @@ def test_the_default_strategy_is_30_days_by_day() -> None:
     assert strategy.overflow == "reject"
     assert strategy.effective_lead == timedelta(minutes=10)
     assert strategy.partitions == 29
-
-
-@pytest.mark.parametrize(
-    ("by", "maximum", "partitions"),
-    [
-        ("DAY", timedelta(days=365), 364),
-        ("DAY", timedelta(days=2), 1),
-        ("DAY", timedelta(days=1, milliseconds=1), 1),
-        ("DAY", timedelta(days=2, milliseconds=1), 2),
-        ("YEAR", timedelta(days=3650), 9),
-        ("MONTH", timedelta(days=365), 12),
-        ("HOUR", timedelta(days=30), 719),
-        ("MINUTE", timedelta(hours=1), 59),
-        (timedelta(seconds=2), timedelta(seconds=9), 4),
-    ],
-)
-def test_the_number_of_partitions(by: Any, maximum: timedelta, partitions: int) -> None:
-    strategy = PartitionStrategy(partition_by=by, maximum_delay=maximum)
-    assert strategy.partitions == partitions
-    assert Levels(strategy)[0].partitions == partitions
 
 
 @quick
@@ -79,18 +58,6 @@ def test_default_leads(by: Any, lead: timedelta) -> None:
     strategy = PartitionStrategy(partition_by=by, maximum_delay=timedelta(days=800), **_unlimited())
     assert strategy.effective_lead == lead
     assert Levels(strategy)[0].lead_ms == lead // timedelta(milliseconds=1)
-
-
-@pytest.mark.parametrize(
-    ("unit", "tolerance_ms"),
-    [(timedelta(days=1), 2000), (timedelta(seconds=20), 2000), (timedelta(seconds=2), 200)],
-)
-def test_the_near_due_delay_includes_unit_lead_and_tolerance(
-    unit: timedelta, tolerance_ms: int
-) -> None:
-    level = Levels(PartitionStrategy(partition_by=unit, maximum_delay=unit * 3))[0]
-    assert level.tolerance_ms == tolerance_ms
-    assert level.near_due_ms == level.unit_ms + level.lead_ms + tolerance_ms
 
 
 def test_units_are_given_by_name_or_length() -> None:
@@ -221,28 +188,8 @@ def test_the_fewest_levels_and_among_them_the_fewest_partitions_are_proposed() -
     )
 
 
-def test_no_proposal_if_nothing_fits() -> None:
-    with pytest.raises(InvalidStrategyError) as caught:
-        PartitionStrategy(
-            partition_by=timedelta(milliseconds=100),
-            maximum_delay=timedelta(days=36500),
-            partition_limit=2,
-        )
-    assert "these levels fit" not in str(caught.value)
-    assert "more than the limit of 2" in str(caught.value)
-
-
 DAY_30 = PartitionStrategy()
 HOUR_24 = PartitionStrategy(partition_by="HOUR", maximum_delay=timedelta(days=1))
-
-
-def test_days_then_hours_take_52_partitions() -> None:
-    levels = Levels([DAY_30, HOUR_24])
-    assert levels.partitions == 52
-    assert [level.suffix for level in levels] == ["", "-hour"]
-    assert levels.maximum_ms == 30 * 86_400_000
-    assert levels.smallest_lead_ms == 300_000
-    assert len(levels) == 2
 
 
 @pytest.mark.parametrize(
@@ -268,69 +215,3 @@ def test_invalid_lists_of_levels_are_refused(levels: list[Any], parts: list[str]
         Levels(levels)
     for part in parts:
         assert part in str(caught.value)
-
-
-def test_the_overflow_is_that_of_the_longest_level() -> None:
-    around = PartitionStrategy(overflow="recirculate")
-    assert Levels([around, HOUR_24]).overflow == "recirculate"
-    assert Levels([DAY_30, HOUR_24]).overflow == "reject"
-
-
-@quick
-@given(st.lists(st.integers(100, 10**9), min_size=1, max_size=4, unique=True), st.booleans())
-def test_the_stored_form_can_be_read(units: list[int], around: bool) -> None:
-    units.sort(reverse=True)
-    coarser, chosen = 0, []
-    for unit in units:
-        chosen.append(
-            PartitionStrategy(
-                partition_by=timedelta(milliseconds=unit),
-                maximum_delay=timedelta(milliseconds=max(coarser, unit + 7)),
-                overflow="recirculate" if around else "reject",
-                **_unlimited(),
-            )
-        )
-        coarser = unit
-    levels = Levels(chosen)
-    again = Levels.from_json(levels.to_json())
-    assert again == levels
-    assert hash(again) == hash(levels)
-    assert list(again) == list(levels)
-    assert again.overflow == levels.overflow
-
-
-def test_lists_that_differ_are_not_equal() -> None:
-    assert Levels(DAY_30) != Levels([DAY_30, HOUR_24])
-    assert Levels(DAY_30) != Levels(PartitionStrategy(overflow="recirculate"))
-    assert Levels(DAY_30) != Levels(PartitionStrategy(lead=timedelta(minutes=11)))
-    assert Levels(DAY_30) == Levels(PartitionStrategy(lead=timedelta(minutes=10)))
-    assert Levels(DAY_30) == Levels(PartitionStrategy(partition_limit=29))
-    assert Levels(DAY_30) != "DAY for 30d"
-
-
-@pytest.mark.parametrize(
-    "stored",
-    [
-        {},
-        {"overflow": "reject"},
-        {"overflow": "reject", "levels": 3},
-        {"overflow": "reject", "levels": []},
-        {"overflow": "reject", "levels": ["DAY"]},
-        {"overflow": "reject", "levels": [{"unit_ms": 1000}]},
-        {"overflow": "clamp", "levels": [{"unit_ms": 1000, "maximum_ms": 9000, "lead_ms": 10}]},
-        {"overflow": "reject", "levels": [{"unit_ms": "1", "maximum_ms": 9000, "lead_ms": 10}]},
-        {"overflow": "reject", "levels": [{"unit_ms": 1000, "maximum_ms": 10**40, "lead_ms": 10}]},
-        {"overflow": "reject", "levels": [{"unit_ms": 1000, "maximum_ms": 900, "lead_ms": 10}]},
-    ],
-)
-def test_damaged_stored_lists_are_refused(stored: dict[str, Any]) -> None:
-    with pytest.raises(InvalidStrategyError):
-        Levels.from_json(stored)
-
-
-def test_as_levels_accepts_every_form_of_the_argument() -> None:
-    levels = Levels(DAY_30)
-    assert as_levels(levels) is levels
-    assert as_levels(DAY_30) == levels
-    assert as_levels([DAY_30, HOUR_24]) == Levels((DAY_30, HOUR_24))
-    assert str(levels) == "DAY for 30d (lead 10m); reject"

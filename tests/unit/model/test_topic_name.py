@@ -2,46 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-
-from delaylevel.errors import InvalidInputError
 from delaylevel.model.topic_name import TopicName
-
-
-@pytest.mark.parametrize(
-    ("text", "full"),
-    [
-        ("orders", "persistent://public/default/orders"),
-        ("shop/eu/orders", "persistent://shop/eu/orders"),
-        ("persistent://shop/eu/orders", "persistent://shop/eu/orders"),
-        ("orders-partition-3", "persistent://public/default/orders-partition-3"),
-    ],
-)
-def test_valid_names_are_parsed(text: str, full: str) -> None:
-    name = TopicName.parse(text)
-    assert name.full == str(name) == full
-    assert TopicName.parse(full) == name
-
-
-@pytest.mark.parametrize(
-    ("text", "part"),
-    [
-        ("", "not a topic name"),
-        ("a/b", "tenant/namespace/topic"),
-        ("a/b/c/d", "not a topic name"),
-        ("a//c", "not a topic name"),
-        ("/", "not a topic name"),
-        ("persistent://orders", "not a topic name"),
-        ("persistent://", "not a topic name"),
-        ("non-persistent://a/b/c", "only persistent topics"),
-        ("pulsar://localhost:6650", "only persistent topics"),
-    ],
-)
-def test_invalid_names_are_refused(text: str, part: str) -> None:
-    with pytest.raises(InvalidInputError) as caught:
-        TopicName.parse(text)
-    assert part in str(caught.value)
-    assert repr(text) in str(caught.value)
 
 
 def test_names_of_partitions() -> None:
