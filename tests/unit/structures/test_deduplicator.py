@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from delaylevel.errors import InvalidInputError
 from delaylevel.structures import id_set
 from delaylevel.structures.deduplicator import DamagedSnapshotError, Deduplicator
-from delaylevel.structures.id_set import Ids
 from support.seeds import examples
 
 
@@ -101,23 +100,6 @@ def test_the_deduplicator_behaves_like_plain_sets(
         assert [dedup.is_duplicate(value, "k") for value in probe] == expected_mask
 
 
-def test_the_last_half_capacity_of_distinct_ids_is_always_remembered() -> None:
-    dedup = Deduplicator(1000)
-    rng = np.random.default_rng(2)
-    saved: list[int] = []
-    for _ in range(60):
-        ids = rng.integers(0, 4000, 97)
-        dedup.save_all(ids, "k")
-        saved += ids.tolist()
-        last: dict[int, None] = {}
-        for value in reversed(saved):
-            last.setdefault(value)
-            if len(last) == 500:
-                break
-        assert dedup.are_duplicates(list(last), "k").all()
-        assert dedup.count("k") <= 1000
-
-
 def test_keys_do_not_share_a_counter() -> None:
     dedup = Deduplicator(20)
     for value in range(1000):
@@ -132,15 +114,6 @@ def test_keys_do_not_share_a_counter() -> None:
     assert len(dedup) == 10
 
 
-def test_a_check_alone_saves_nothing() -> None:
-    dedup = Deduplicator(10)
-    assert not dedup.is_duplicate(5, "k")
-    assert not dedup.are_duplicates([5, 5], "k").any()
-    assert not dedup.is_duplicate(5, "k")
-    dedup.save(5, "k")
-    assert dedup.is_duplicate(5, "k")
-
-
 @pytest.mark.parametrize("step", [1, 1 << 10])
 def test_message_ids_are_compact_in_any_order(step: int) -> None:
     ids = (np.arange(400_000) // 50_000 + 10_000 << 35) + np.arange(400_000) % 50_000 * step
@@ -152,40 +125,6 @@ def test_message_ids_are_compact_in_any_order(step: int) -> None:
         dedup._keys["k"].current.compact()
         assert dedup.are_duplicates(ids, "k").all()
         assert len(dedup.snapshot("k")) < 30_000
-
-
-def batched(messages: int, batch: int) -> Ids:
-    """Return IDs of messages sent in batches."""
-    index = np.arange(messages)
-    entry = index // batch
-    return (10_000 + entry // 50_000 << 35) | (entry % 50_000 << 10) | index % batch
-
-
-@pytest.mark.parametrize(("batch", "size"), [(1000, 10_000), (1000, 300), (64, 5000)])
-def test_ids_of_batched_messages_move_from_arrays_to_bitmaps(batch: int, size: int) -> None:
-    """Convert a page of IDs to a bitmap when it is full, although its first IDs are sparse."""
-    ids = batched(1_000_000, batch)
-    dedup = Deduplicator(2_000_000)
-    most = 0
-    for start in range(0, ids.size, size):
-        part = ids[start : start + size]
-        assert dedup.deduplicate_and_save(part, "k").size == part.size
-        most = max(most, dedup._keys["k"].current._sparse.size)
-    assert most <= max(640, 9 * id_set._DENSE)
-    assert dedup.are_duplicates(ids, "k").all()
-    assert len(dedup) == ids.size
-    assert not dedup.are_duplicates(ids + (1 << 50), "k").any()
-
-
-def test_growing_bitmaps_are_compacted() -> None:
-    ids = batched(1_000_000, 1000)
-    dedup = Deduplicator(10_000_000)
-    for start in range(0, ids.size, 10_000):
-        dedup.save_all(ids[start : start + 10_000], "k")
-    current = dedup._keys["k"].current
-    before = sum(map(len, current.dump()))
-    current.compact()
-    assert sum(map(len, current.dump())) == before
 
 
 def test_random_ids_take_eight_bytes() -> None:

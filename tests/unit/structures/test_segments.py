@@ -15,14 +15,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delaylevel.errors import DelayLevelError, InvalidInputError
+from delaylevel.errors import InvalidInputError
 from delaylevel.structures.segments import cursors, pending
 from delaylevel.structures.segments.pending import (
     DamagedSegmentError,
     PendingSegments,
     SpillFullError,
 )
-from delaylevel.structures.tracker import TimeBucketTracker
 from support.fakes import SmallDisk
 from support.seeds import examples
 
@@ -108,54 +107,6 @@ def test_spilled_rows_are_read_once_in_due_order(tmp_path: Path, precision: int)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_order_is_that_of_the_tracker(tmp_path: Path) -> None:
-    store = PendingSegments(tmp_path, budget_bytes=1 << 20, clock=lambda: T0)
-    tracker = TimeBucketTracker(1024, clock=lambda: T0)
-    dues = T0 + np.random.default_rng(1).integers(5000, 200_000, 12_000)
-    tracker.add_messages(np.full(dues.size, 5), np.arange(dues.size), dues)
-    add(store, dues)
-    for now in range(T0, T0 + 210_000, 7000):
-        _, entries = tracker.get_scheduled_messages(20_000, now)
-        assert store.read_due(now, 20_000).entry_ids.tolist() == entries.tolist()
-    assert len(store) == len(tracker) == 0
-
-
-def test_rows_that_the_tracker_does_not_contain_are_skipped(tmp_path: Path) -> None:
-    """The tracker alone decides which rows come out; the payloads are looked up."""
-    store = PendingSegments(tmp_path, budget_bytes=1 << 20, bucket_ms=10_000, clock=lambda: T0)
-    rng = np.random.default_rng(1)
-    rows: list[Row] = []
-    for start in range(0, 12_000, 1000):
-        rows += add(store, T0 + rng.integers(1, 60_000, 1000), start)
-    assert store.disk_bytes > 0
-    for row in rows[::5]:
-        assert store.tracker.remove(row[1], row[2], row[0])
-    left = [row for row in rows if row[2] % 5]
-    assert len(store) == len(left)
-    assert drain(store, T0 + 60_000, 700) == in_order(left, 1024)
-    assert len(store) == 0
-
-
-def test_a_row_without_a_payload_is_an_error(tmp_path: Path) -> None:
-    store = PendingSegments(tmp_path, precision_ms=1, clock=lambda: T0)
-    add(store, [T0 + 1, T0 + 2])
-    store.tracker.add_message(5, 9, T0 + 1)
-    with pytest.raises(DelayLevelError, match="disagree"):
-        store.read_due(T0 + 2)
-
-
-def test_rows_that_keep_arriving_below_the_edge_take_no_more_memory(tmp_path: Path) -> None:
-    store = PendingSegments(tmp_path, precision_ms=1, clock=lambda: T0)
-    rows = add(store, np.arange(T0, T0 + 3000))
-    assert drain(store, T0) == rows[:1]
-    for entry in range(3000, 9000, 10):
-        late = add(store, np.full(10, T0), entry)
-        assert store.read_due(T0, 10).payloads == [row[4] for row in late]
-        store._slice.check()
-        assert store._slice._attribute.size <= 4 * 3100
-    assert len(store) == 2999
-
-
 def test_a_full_disk_stops_intake_and_loses_nothing(tmp_path: Path) -> None:
     now = [T0]
     disk = SmallDisk(700_000)
@@ -208,15 +159,6 @@ def test_files_of_an_earlier_process_are_deleted(tmp_path: Path) -> None:
     store = PendingSegments(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["other"]
     assert len(store) == 0
-
-
-def test_a_payload_larger_than_the_budget_is_stored(tmp_path: Path) -> None:
-    store = PendingSegments(tmp_path, budget_bytes=1 << 20, clock=lambda: T0)
-    big = bytes(3 << 20)
-    for entry in range(3):
-        store.append([T0 + 5000 - entry], [1], [entry], [big])
-    assert store.memory_bytes < 4 << 20
-    assert [len(x) for x in store.read_due(T0 + 5000, 10).payloads] == [len(big)] * 3
 
 
 def test_invalid_input_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -280,6 +222,7 @@ def _play(
     for _ in range(8):
         count = int(rng.integers(1, 1500))
         model += add(store, now[0] + rng.integers(-2000, 150_000, count), entry, size=400)
+        assert store.memory_bytes <= store.budget_bytes
         entry += count
         if rng.random() < 0.5:
             now[0] += int(rng.integers(-3000, 30_000))
@@ -287,6 +230,7 @@ def _play(
             model = in_order(model, precision)
             due = [row for row in model if row[0] & -precision <= now[0]][:most]
             got = store.read_due(max_rows=most)
+            assert store.memory_bytes <= store.budget_bytes
             store._slice.check()
             store.tracker._check()
             assert list(zip(*[c.tolist() for c in got[:4]], got.payloads, strict=True)) == due
@@ -302,24 +246,6 @@ def _play(
     assert drain(store, now[0] + 10**6) == in_order(model, precision)
     store.close()
     assert list(store.directory.iterdir()) == []
-
-
-def test_open_files_count_in_the_budget(tmp_path: Path) -> None:
-    """Stay within the budget while a large file is read and as many rows arrive."""
-    store = PendingSegments(tmp_path, budget_bytes=1 << 20, bucket_ms=1 << 40, clock=lambda: T0)
-    rng = np.random.default_rng(1)
-    entry = 0
-    most = 0
-    for _ in range(40):
-        add(store, T0 + rng.integers(5000, 600_000, 300), entry, size=900)
-        entry += 300
-    for now in range(T0 + 5000, T0 + 200_000, 5000):
-        store.read_due(now, 1000)
-        add(store, now + rng.integers(5000, 400_000, 100), entry, size=900)
-        entry += 100
-        most = max(most, store.memory_bytes)
-    assert store.disk_bytes > 0
-    assert most <= store.budget_bytes
 
 
 def test_nan_attributes_are_only_in_the_infinite_range(tmp_path: Path) -> None:
@@ -398,21 +324,6 @@ def test_the_process_grows_by_less_than_the_budget(tmp_path: Path) -> None:
     assert 16 << 20 < int(done.stdout) < 32 << 20
 
 
-def test_rows_that_are_read_ahead_count_in_the_budget(tmp_path: Path) -> None:
-    store = PendingSegments(tmp_path, budget_bytes=16 << 20, clock=lambda: T0)
-    index = np.arange(30_000)
-    store.append(T0 + 10_000 + index // 10, index * 0, index, [bytes(1024)] * 1000 * 30)
-    assert store.read_due(T0 + 10_000, 1).payloads  # the slice has the next rows
-    most = 0
-    for start in range(0, 40_000, 500):
-        rows = index[:500] + 100_000 + start
-        store.append(T0 + 900_000 + rows, rows * 0, rows, [bytes(1024)] * 500)
-        most = max(most, store.memory_bytes)
-    reading = store._slice.memory_bytes + store._ahead_bytes
-    assert reading > 1 << 20
-    assert most <= (store.budget_bytes + reading) // 2
-
-
 def test_a_large_file_is_read_with_little_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -438,17 +349,6 @@ def test_a_large_file_is_read_with_little_memory(
     assert out == rows
     assert most <= store.budget_bytes
     assert list(tmp_path.iterdir()) == []
-
-
-def test_the_rows_of_a_run_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pending, "_RUN_ROWS", 64)
-    store = PendingSegments(tmp_path, budget_bytes=1 << 20, bucket_ms=1 << 40, clock=lambda: T0)
-    rows: list[Row] = []
-    for start in range(0, 9000, 3000):
-        rows += add(store, np.full(3000, T0 + 10_000), start)
-    (file,) = store._spilled._files.values()
-    assert max(run.rows for run in file.runs) == 64
-    assert drain(store, T0 + 10_000) == in_order(rows, 1024)
 
 
 def test_rows_that_arrive_in_reverse_due_order_stay_within_the_budget(tmp_path: Path) -> None:

@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 
 from delaylevel.errors import InvalidInputError
-from delaylevel.structures import buckets as bucket_module
-from delaylevel.structures import tracker as tracker_module
 from delaylevel.structures.tracker import TimeBucketTracker
 
 T0 = 1_700_000_000_000
@@ -65,98 +63,6 @@ def test_equal_due_times_are_returned_in_the_order_of_positions() -> None:
     assert drain(tracker, 2) == [(2, 4), (2, 9), (2, 1 << 40), (3, 1)]
 
 
-def test_rows_of_the_open_bucket_and_late_rows_are_in_order() -> None:
-    now = [T0]
-    tracker = tracker_at(now)
-    n = 50_000
-    tracker.add_messages(np.full(n, 1), np.arange(n), T0 + 1000 + np.arange(n))
-    now[0] = T0 + 20_000
-    assert tracker.get_scheduled_messages(100)[1].tolist() == list(range(100))
-    tracker.add_message(9, 1, T0 + 20_001)  # due soon, with earlier rows still in the tracker
-    tracker.add_messages([9], [2], [T0 + 45_000])
-    now[0] = T0 + 10_000_000
-    out = drain(tracker)
-    assert len(out) == n - 100 + 2
-    assert out.index((9, 1)) == out.index((1, 19_001)) + 1
-    assert out.index((9, 2)) == out.index((1, 44_000)) + 1
-
-
-def test_a_clock_that_steps_back_loses_no_row() -> None:
-    now = [T0]
-    tracker = tracker_at(now)
-    tracker.add_messages(np.full(1000, 1), np.arange(1000), T0 + 1 + np.arange(1000))
-    now[0] = T0 + 500
-    assert tracker.get_scheduled_messages(10_000)[0].size == 500
-    now[0] = T0 - 60_000
-    assert tracker.get_scheduled_messages(10_000)[0].size == 0
-    assert tracker.add_message(2, 1, T0 - 30_000)
-    assert tracker.next_deliver_at_ms() == T0 - 30_000
-    now[0] = T0 + 2000
-    assert drain(tracker)[:2] == [(2, 1), (1, 500)]
-
-
-def test_a_tick_may_have_millions_of_rows() -> None:
-    now = [T0]
-    tracker = tracker_at(now, 1024)
-    n = 1_500_000
-    tracker.add_messages(np.arange(n) // 50_000, np.arange(n) % 50_000, np.full(n, T0 + 3_600_000))
-    now[0] = T0 + 3_600_000
-    tracker.prepare()
-    ledgers, entries = tracker.get_scheduled_messages(n)
-    assert (ledgers * 50_000 + entries == np.arange(n)).all()
-    tracker._check()
-
-
-def test_many_rows_of_one_due_time_are_split_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bucket_module, "SPLIT_ROWS", 2000)
-    now = [T0]
-    tracker = tracker_at(now)
-    rng = np.random.default_rng(3)
-    dues = T0 + 100_000 + rng.integers(0, 1000, 30_000)
-    dues[rng.random(30_000) < 0.8] = T0 + 100_500
-    tracker.add_messages(np.ones(30_000, dtype=np.int64), np.arange(30_000), dues)
-    tracker._check()
-    now[0] = T0 + 200_000
-    expected = [(1, int(entry)) for entry in np.lexsort((np.arange(30_000), dues))]
-    assert drain(tracker, 777) == expected
-
-
-def test_many_ledgers_and_keys_wider_than_64_bits_keep_their_order() -> None:
-    now = [T0]
-    tracker = tracker_at(now)
-    n = 100_000
-    rng = np.random.default_rng(1)
-    ledgers = rng.permutation(n).astype(np.int64) * 1_000_003
-    entries = rng.integers(0, 1 << 50, n)
-    dues = T0 + rng.integers(1, 86_400_000, n)
-    tracker.add_messages(ledgers, entries, dues)
-    assert tracker.first_pending() == (0, int(entries[ledgers == 0][0]))
-    now[0] = T0 + 86_400_000
-    order = np.lexsort((entries, ledgers, dues))
-    assert drain(tracker) == list(
-        zip(ledgers[order].tolist(), entries[order].tolist(), strict=True)
-    )
-
-
-def test_remove_finds_a_row_in_every_part() -> None:
-    now = [T0]
-    tracker = tracker_at(now, 1024)
-    n = 20_000
-    dues = T0 + 2000 + np.arange(n) * 100
-    tracker.add_messages(np.full(n, 5), np.arange(n), dues)
-    tracker.add_message(6, 1, T0 + 9_000_000)
-    tracker.prepare()
-    for entry in (0, 30, 4000, n - 1):
-        assert tracker.remove(5, entry, int(dues[entry]))
-        assert not tracker.remove(5, entry, int(dues[entry]))
-    assert tracker.remove(6, 1, T0 + 9_000_000)
-    assert not tracker.remove(6, 1, T0 + 9_000_000)
-    assert not tracker.remove(5, 1 << 70, T0)
-    assert len(tracker) == n - 4
-    assert tracker.first_pending() == (5, 1)
-    tracker._check()
-
-
 def test_counts_are_of_half_open_ranges() -> None:
     tracker = tracker_at([T0])
     tracker.add_messages([1, 1, 1, 1], [1, 2, 3, 4], [T0 + 10, T0 + 20, T0 + 20, T0 + 90_000])
@@ -181,40 +87,6 @@ def test_sequential_and_random_due_times_are_compact() -> None:
 
     assert packed(sequential) < 0.05
     assert packed(spread) < 2.7
-
-
-def test_small_gets_do_not_search_all_near_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A get every few milliseconds costs some searches, however many runs there are."""
-    now = [T0]
-    tracker = tracker_at(now)
-    due = T0 + 1 + np.random.default_rng(1).integers(0, 30_000, 60_000)
-    for start in range(0, due.size, 500):
-        tracker.add_messages(np.full(500, 1), np.arange(start, start + 500), due[start:][:500])
-    searches, loads = [], []
-    find, load = tracker_module.find_key, tracker._store.load
-    monkeypatch.setattr(
-        tracker_module, "find_key", lambda *each: (searches.append(1), find(*each))[1]
-    )
-    monkeypatch.setattr(tracker._store, "load", lambda *each: (loads.append(1), load(*each))[1])
-    gets = 30_000 // 8
-    taken = 0
-    for _ in range(gets + 1):
-        now[0] += 8
-        taken += tracker.get_scheduled_messages(1000)[0].size
-    assert taken == due.size
-    assert len(searches) < 3 * gets
-    assert len(loads) < gets // 20
-
-
-def test_messages_that_are_due_already_can_be_put() -> None:
-    now = [T0]
-    tracker = tracker_at(now, 1024)
-    due = [T0 - 5000, T0, T0 + 2000, T0 + 90_000]
-    tracker.put(np.array([due, [1] * 4, [4, 3, 2, 1]]))
-    assert len(tracker) == 4
-    now[0] += 100_000
-    rows = tracker.take(10)
-    assert rows.tolist() == [[each & -1024 for each in due], [1] * 4, [4, 3, 2, 1]]
 
 
 def test_clear_removes_everything() -> None:

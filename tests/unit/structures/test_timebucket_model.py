@@ -50,7 +50,7 @@ class TrackerMachine(RuleBasedStateMachine):
         rng = np.random.default_rng(seed)
         dues = self.now + rng.integers(-5, span, n) + ahead
         ledgers = rng.integers(0, (3, 3, 1 << 20, 1 << 45)[wide], n)
-        entries = rng.integers(0, (40, 1 << 16, 1 << 27, 1 << 45)[wide], n)
+        entries = rng.integers(0, (40, 1 << 16, 1 << 27, 1 << 60)[wide], n)
         rows = zip(
             (dues & -self.precision).tolist(), ledgers.tolist(), entries.tolist(), strict=True
         )
