@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from dataclasses import replace
 
 import pytest
@@ -58,15 +57,6 @@ def test_the_description_is_read_again_when_its_lifetime_is_over() -> None:
     stored.now_s += 0.01
     assert cache.current() == cache.latest() == CHANGED
     assert stored.reads == 2
-
-
-def test_a_description_that_was_given_may_have_been_read_at_any_earlier_time() -> None:
-    stored = Stored()
-    cache = stored.cache()
-    assert cache.read_since(0) is None
-    assert cache.refresh(stored.now_s) == FIRST
-    assert stored.reads == 1
-    assert stored.waits == []
 
 
 def test_only_a_description_that_was_read_since_counts() -> None:
@@ -157,30 +147,6 @@ def test_steady_decisions_never_wait() -> None:
             cache.current(RESTING_S)
         assert cache.is_current()
     assert 60 / FRESH_S <= stored.reads <= 60 / LIFETIME_S
-
-
-def test_one_read_answers_all_threads_that_wait() -> None:
-    stored = Stored()
-    cache = stored.cache()
-    entered, leave = threading.Event(), threading.Event()
-    read = stored.read
-
-    def slow() -> LevelTopicDescription:
-        entered.set()
-        assert leave.wait(60)
-        return read()
-
-    cache._read = slow  # type: ignore[method-assign]
-    since_s = stored.now_s
-    threads = [threading.Thread(target=cache.refresh, args=(since_s,)) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    assert entered.wait(60)
-    assert cache.current() == FIRST, "a reader does not block the host's own loop"
-    leave.set()
-    for thread in threads:
-        thread.join(60)
-    assert stored.reads == 1
 
 
 def test_a_host_does_not_continue_with_a_level_topic_that_needs_a_later_version() -> None:

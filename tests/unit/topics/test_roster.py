@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from delaylevel import topics
-from delaylevel.cluster.port import TopicAdmin
 from delaylevel.errors import (
     BrokerUnreachableError,
     InvalidInputError,
@@ -18,7 +17,6 @@ from delaylevel.errors import (
 from delaylevel.model.level_topic import DESCRIPTION_PROPERTY, LevelTopicDescription
 from delaylevel.model.topic_name import TopicName
 from delaylevel.testing import MemoryPulsar
-from delaylevel.topics import lifecycle, registry
 from delaylevel.topics.roster import Roster
 from support.fakes import describe
 
@@ -148,40 +146,6 @@ def test_a_namespace_is_followed() -> None:
     assert set(process.served.values()) == {False}
 
 
-def test_topics_that_are_known_cost_no_requests(monkeypatch: pytest.MonkeyPatch) -> None:
-    process = Process(namespace=NAMESPACE)
-    admin = process.memory.admin
-    process.create("a")
-    admin.create_partitioned(TopicName.parse("public/default/plain"), 2)
-    process.roster.start()
-    asked: list[str] = []
-    real = type(admin).partitioned_metadata
-
-    def metadata(self: Any, topic: TopicName) -> Any:
-        asked.append(topic.local)
-        return real(self, topic)
-
-    monkeypatch.setattr(type(admin), "partitioned_metadata", metadata)
-    for _ in range(3):
-        assert process.look() == []
-    assert asked == []
-    monkeypatch.undo()
-    process.create("b")
-    lifecycle.delete(process.memory.client(), admin, topics.describe(admin, "_a-delay-level"))
-    assert process.look() == ["a"]
-    assert process.names() == ["a", "b"]
-    del process.served[TopicName.parse("public/default/_a-delay-level").full]
-    process.create("a")
-    assert process.look() == []
-    assert process.names() == ["a", "b"]
-    # A plain topic may become a level topic.
-    admin.delete(TopicName.parse("public/default/plain"))
-    topics.create(admin, describe(topic="plain", targets=("c",)))
-    for _ in range(11):
-        process.look()
-    assert TopicName.parse("public/default/plain").full in process.served
-
-
 def test_a_damaged_target_stops_no_other_level_topic() -> None:
     process = Process(namespace=NAMESPACE)
     process.create("a")
@@ -191,33 +155,3 @@ def test_a_damaged_target_stops_no_other_level_topic() -> None:
     assert process.look() == []
     assert process.names() == ["a"]
     assert "cannot be read" in process.roster.refused[damaged.full]
-
-
-def test_a_missing_one_is_searched_for_once_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
-    process = Process("a", "other", "late", "away")
-    process.create("a")
-    searches: list[str] = []
-    real = registry.serving_level_topics
-
-    def search(admin: TopicAdmin, name: TopicName) -> list[str]:
-        searches.append(name.local)
-        if name.local == "away" and searches.count("away") == 1:
-            raise BrokerUnreachableError("away")
-        return real(admin, name)
-
-    monkeypatch.setattr(registry, "serving_level_topics", search)
-    process.roster.start()
-    assert searches == ["other", "late", "away"]
-    topics.create(process.memory.admin, describe(topic="elsewhere", targets=("other",)))
-    process.create("late")
-    reason = process.roster.refused["other"]
-    process.look()
-    assert process.names() == ["a", "late"], "one of the default name is found at once"
-    assert searches[3:] == ["away"], "an error is no result"
-    for _ in range(8):
-        process.look()
-    assert searches[4:] == []
-    assert process.roster.refused["other"] == reason
-    process.look()
-    assert searches[4:] == ["other", "away"]
-    assert process.names() == ["a", "elsewhere", "late"]

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import random
-import threading
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -146,24 +144,6 @@ def test_with_equal_clocks_at_most_the_slack_is_read_in_addition(
             assert message.published_ms + least - SLACK < before_ms
 
 
-def test_without_a_window_every_partition_is_read() -> None:
-    stored = Stored({source.topic: [Message(NOW, NOW)] for source in SOURCES.values()})
-    found = search(stored)
-    assert [item.source for item in found] == list(SOURCES.values())
-    assert {(item.start, item.end) for item in found} == {(Position(7, 0), Position(7, 1))}
-    assert stored.searches == 0
-
-
-def test_held_messages_and_the_last_partition_are_not_bounded() -> None:
-    far = Window(NOW + 1000 * HOUR, None)
-    for (role, level, number), source in SOURCES.items():
-        window = publish_window(LEVELS, source, far, SLACK)
-        last = number == LEVELS[level].partitions - 1
-        assert window.bounded == (role is Role.LEVEL and not last), source
-    held = SOURCES[Role.HELD, 1, 0]
-    assert publish_window(LEVELS, held, Window(0, 1), SLACK) == ALWAYS
-
-
 def test_the_last_partition_before_an_expansion_is_not_bounded_either() -> None:
     longer = Levels(
         [
@@ -179,57 +159,6 @@ def test_the_last_partition_before_an_expansion_is_not_bounded_either() -> None:
         if source.role is Role.LEVEL and not publish_window(longer, source, far, SLACK).bounded
     ]
     assert unbounded == [(0, 2), (0, longer[0].partitions - 1), (1, LEVELS[1].partitions - 1)]
-
-
-@dataclass
-class Backwards(Stored):
-    """Stored partitions of which the first one is requested last, as threads may do."""
-
-    first: str = ""
-    others: int = 0
-    answered: threading.Event = field(default_factory=threading.Event)
-
-    def mark_delete_position(self, partition: TopicName, subscription: str) -> Position:
-        if partition.full == self.first:
-            assert self.answered.wait(30)
-        found = super().mark_delete_position(partition, subscription)
-        if len(self.requested) == self.others:
-            self.answered.set()
-        return found
-
-
-@pytest.mark.parametrize("backwards", [False, True])
-def test_partitions_outside_the_window_are_not_requested(backwards: bool) -> None:
-    wanted = [
-        SOURCES[Role.LEVEL, 0, 2].topic,
-        SOURCES[Role.LEVEL, 1, 1].topic,
-        SOURCES[Role.HELD, 1, 0].topic,
-    ]
-    stored = Stored({source.topic: [Message(NOW, NOW)] for source in SOURCES.values()})
-    if backwards:
-        stored = Backwards(stored.partitions, first=wanted[0], others=2)
-    found = search(stored, Window(NOW + 100 * HOUR, None))
-    # Threads request each of them once, in any order; the ranges keep the order of partitions.
-    assert sorted(stored.requested) == sorted(wanted)
-    assert [item.source.topic for item in found] == wanted
-
-
-@pytest.mark.parametrize("backwards", [False, True])
-def test_only_wanted_partitions_are_requested(backwards: bool) -> None:
-    wanted = [SOURCES[Role.LEVEL, 1, number].topic for number in (0, 1)]
-    stored = Stored({source.topic: [Message(NOW, NOW)] for source in SOURCES.values()})
-    if backwards:
-        stored = Backwards(stored.partitions, first=wanted[0], others=1)
-    found = search(stored, wanted=lambda source: source.level == 1 and source.role is Role.LEVEL)
-    assert sorted(stored.requested) == sorted(wanted)
-    assert [item.source.topic for item in found] == wanted
-
-
-def test_a_bound_in_the_future_needs_no_search() -> None:
-    topic = SOURCES[Role.LEVEL, 0, 0].topic
-    stored = Stored({topic: [Message(NOW - HOUR, NOW + 6 * HOUR)]})
-    assert len(search(stored, Window(None, NOW + 50 * HOUR))) == 1
-    assert stored.searches == 0
 
 
 def test_a_partition_without_the_subscription_is_read_from_its_first_message() -> None:
@@ -257,13 +186,3 @@ def test_starts_are_read_before_ends() -> None:
 
     stored = Moving({coarse: [message], fine: []})
     assert message in stored.read(search(stored))
-
-
-def test_windows_are_half_open_and_can_intersect() -> None:
-    assert Window(5, 9).intersect(Window(None, 7)) == Window(5, 7)
-    assert Window(5, None).intersect(Window(6, 9)) == Window(6, 9)
-    assert ALWAYS.intersect(ALWAYS) == ALWAYS
-    assert not ALWAYS.bounded
-    assert Window(None, 0).bounded
-    assert [time in Window(5, 7) for time in (4, 5, 6, 7)] == [False, True, True, False]
-    assert 4 not in Window(5, 3)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -14,7 +13,6 @@ import pytest
 from delaylevel import topics
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.errors import (
-    InvalidInputError,
     LevelTopicError,
     NotFoundError,
     StrategyMismatchError,
@@ -22,9 +20,7 @@ from delaylevel.errors import (
 )
 from delaylevel.model.level_topic import (
     DESCRIPTION_PROPERTY,
-    SUBSCRIPTION,
     Expired,
-    FinalWindow,
     MissingTarget,
     Role,
 )
@@ -62,33 +58,6 @@ def stored(memory: MemoryPulsar) -> str:
     return metadata.properties[DESCRIPTION_PROPERTY]
 
 
-def test_the_outcomes_topic_is_created_and_repaired_like_every_other_member(
-    memory: MemoryPulsar,
-) -> None:
-    described = memory.admin.partitioned_metadata
-    assert described(WANTED.outcomes_topic).partitions == 1
-    (stats,) = memory.admin.partitioned_stats(WANTED.outcomes_topic).values()
-    assert set(stats.subscriptions) == {SUBSCRIPTION}
-    assert topics.describe(memory.admin, WANTED.outcomes_topic.full) == WANTED
-    memory.admin.delete(WANTED.outcomes_topic)
-    assert topics.create(memory.admin, WANTED) == WANTED
-    assert described(WANTED.outcomes_topic).partitions == 1
-    broker = describe(
-        topic="_bills-delay-level", targets=("bills",), final_window=FinalWindow.BROKER
-    )
-    topics.create(memory.admin, broker)
-    with pytest.raises(NotFoundError):
-        described(broker.outcomes_topic)
-
-
-def test_a_topic_of_somebody_else_is_not_taken_for_outcomes() -> None:
-    memory = MemoryPulsar()
-    memory.admin.create_partitioned(WANTED.outcomes_topic, 1, {})
-    with pytest.raises(LevelTopicError, match="-outcomes exists and is an ordinary"):
-        topics.create(memory.admin, WANTED)
-    assert memory.admin.list_partitioned_topics("public/default") == [WANTED.outcomes_topic]
-
-
 def test_a_deletion_takes_the_outcomes_and_does_not_wait_for_them(memory: MemoryPulsar) -> None:
     after = WANTED
     producer = memory.client().create_producer(after.outcomes_topic.partition(0).full)
@@ -110,22 +79,6 @@ def test_applications_may_follow_the_outcomes(memory: MemoryPulsar) -> None:
     client.subscribe(after.window_topic.full, "spy")
     names = {(found.name, found.role) for found in read_foreign_subscriptions(memory.admin, after)}
     assert names == {("spy", Role.WINDOW)}
-
-
-def test_a_setting_is_a_property_of_its_own(memory: MemoryPulsar) -> None:
-    after = set_attribute(memory.admin, WANTED.topic, "amount")
-    assert after.attribute == "amount"
-    properties = memory.admin.partitioned_metadata(WANTED.name).properties
-    assert properties["delaylevel.set.attribute"] == '"amount"'
-    assert set_on_missing_target(memory.admin, WANTED.topic, MissingTarget.DROP) == replace(
-        after, on_missing_target=MissingTarget.DROP
-    )
-    set_on_missing_target(memory.admin, WANTED.topic, MissingTarget.HOLD)
-    assert set_attribute(memory.admin, WANTED.topic, "size") == WANTED
-    assert stored(memory) == WANTED.to_json()
-    for name in ("", "x" * 201):
-        with pytest.raises(InvalidInputError, match="attribute"):
-            set_attribute(memory.admin, WANTED.topic, name)
 
 
 CHANGES: dict[str, Callable[[TopicAdmin], object]] = {

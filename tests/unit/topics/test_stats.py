@@ -9,16 +9,14 @@ from typing import Any
 
 import pytest
 
-from delaylevel.cluster.port import ConsumerStats, PartitionStats, SubscriptionStats
-from delaylevel.cluster.targets.receivers import topic_stats
 from delaylevel.errors import LevelTopicError, NotFoundError
 from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription, Role
-from delaylevel.model.strategy import Levels, PartitionStrategy
+from delaylevel.model.strategy import PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.spark_sync.reporting import Backlog
 from delaylevel.testing import MemoryPulsar
 from delaylevel.topics import lifecycle
-from delaylevel.topics.status import MemberStats, read_stats, status, status_of, window_stats
+from delaylevel.topics.status import read_stats, status, status_of, window_stats
 
 HOUR_MS = 3_600_000
 DAYS = PartitionStrategy(maximum_delay=timedelta(days=4))
@@ -61,54 +59,6 @@ def parked(memory_pulsar: MemoryPulsar) -> LevelTopicDescription:
     window.send(b"")
     window.close()
     return description
-
-
-def test_statistics_need_one_request_for_each_member_topic(
-    memory_pulsar: MemoryPulsar, parked: LevelTopicDescription
-) -> None:
-    for as_described in (False, True):
-        admin = Counting(memory_pulsar.admin)
-        read_stats(admin, parked, as_described=as_described)
-        assert admin.requests == {"partitioned_stats": len(list(parked.members()))}
-    window = Counting(memory_pulsar.admin)
-    window_stats(window, parked)
-    assert window.requests == {"partitioned_stats": 1}
-
-
-def test_values_are_derived_from_the_statistics(
-    memory_pulsar: MemoryPulsar, parked: LevelTopicDescription
-) -> None:
-    sent_ms = memory_pulsar.clock.now_ms()
-    stats = read_stats(memory_pulsar.admin, parked)
-    assert [member.level_name for member in stats.members] == [
-        "DAY",
-        "HOUR",
-        "held",
-        "dead-letter",
-        "window",
-        "log",
-        "outcomes",
-    ]
-    assert {role: stats.backlog_entries(role) for role in Role} == {
-        Role.LEVEL: 3,
-        Role.HELD: 0,
-        Role.DEAD_LETTER: 0,
-        Role.WINDOW: 1,
-        Role.JOURNAL: 0,
-        Role.OUTCOMES: 0,
-    }
-    day, hour = stats.of(Role.LEVEL)
-    assert (day.backlog_entries, day.messages_in, hour.backlog_entries) == (2, 2, 1)
-    assert day.hand_offs_ms == tuple(
-        sent_ms + parked.levels[0].hand_off_after_ms(index) for index in (0, 1)
-    )
-    (window,) = stats.of(Role.WINDOW)
-    assert window.hand_offs_ms == ()
-    assert [item.backlog_entries for item in window.partitions] == [0, 0, 1, 0]
-    assert (window.behind_ms(sent_ms), stats.behind_ms(sent_ms)) == (0, 0)
-    later_ms = day.hand_offs_ms[0] + 7
-    assert day.behind_ms(later_ms) == 7
-    assert stats.behind_ms(later_ms) == later_ms - hour.hand_offs_ms[0]
 
 
 def test_movers_dispatchers_and_producers_are_listed(
@@ -184,32 +134,3 @@ def test_partitions_beyond_the_description_are_left_out_on_request(
     described = read_stats(memory_pulsar.admin, parked, as_described=True)
     assert described.backlog_entries(Role.LEVEL) == 3
     assert len(described.members[0].partitions) == parked.levels[0].partitions
-
-
-def test_a_partition_without_the_subscription_has_no_backlog() -> None:
-    description = LevelTopicDescription("t", Levels(DAYS), ("orders",))
-
-    class Admin:
-        def partitioned_stats(self, topic: TopicName) -> dict[int, PartitionStats]:
-            others = {"other": SubscriptionStats(9, 1, consumers=(ConsumerStats("x"),))}
-            return {0: PartitionStats(5, others)}
-
-    def first(member: MemberStats) -> tuple[object, ...]:
-        item = member.partitions[0]
-        return item.subscription, item.backlog_entries, item.owner, item.oldest_hand_off_ms
-
-    stats = read_stats(Admin(), description)  # type: ignore[arg-type]
-    assert {first(member) for member in stats.members} == {(None, 0, None, None)}
-
-
-def test_a_business_topic_has_statistics(memory_pulsar: MemoryPulsar) -> None:
-    name = TopicName.parse("orders")
-    assert topic_stats(memory_pulsar.admin, name) is None
-    memory_pulsar.client().create_producer("orders").send(b"")
-    (item,) = (topic_stats(memory_pulsar.admin, name) or {}).items()
-    assert (item[0], item[1].messages_in) == (name, 1)
-    many = TopicName.parse("many")
-    memory_pulsar.admin.create_partitioned(many, 3)
-    assert set(topic_stats(memory_pulsar.admin, many) or ()) == {
-        many.partition(n) for n in range(3)
-    }

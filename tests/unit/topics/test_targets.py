@@ -45,12 +45,6 @@ def test_subscription_keeps_a_topic(memory: MemoryPulsar) -> None:
     assert unsubscribed(memory.admin, ORDERS) is None
 
 
-def test_a_retention_needs_no_advice(memory: MemoryPulsar, monkeypatch: pytest.MonkeyPatch) -> None:
-    memory.client().create_producer("orders").close()
-    monkeypatch.setattr(memory.admin, "retains", lambda topic: True)
-    assert unsubscribed(memory.admin, ORDERS) is None
-
-
 def test_broker_without_policies_for_topics_is_named(
     memory: MemoryPulsar, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -60,22 +54,6 @@ def test_broker_without_policies_for_topics_is_named(
     monkeypatch.setattr(memory.admin, "set_topic_policies", refuse)
     with pytest.raises(LevelTopicError, match="subscribe to it"):
         keep(memory.admin, ORDERS)
-
-
-def test_warning_about_a_missing_topic_has_the_remedy(
-    memory: MemoryPulsar, caplog: pytest.LogCaptureFixture
-) -> None:
-    minutes = PartitionStrategy(partition_by="MINUTE", maximum_delay=timedelta(minutes=5))
-    producer = memory.client().create_producer(
-        "orders", enable_delay_level_topic=True, partition_strategy=minutes
-    )
-    producer.send(b"later", deliver_after=timedelta(minutes=3))
-    producer.close()
-    memory.admin.delete(ORDERS, force=True)
-    with caplog.at_level(logging.WARNING):
-        memory.advance(timedelta(minutes=4))
-    (line,) = {item.getMessage() for item in caplog.records if "holding" in item.getMessage()}
-    assert "(the topic does not exist): holding its messages. Create it and subscribe" in line
 
 
 def test_warning_about_a_topic_without_receivers_has_the_remedies(
