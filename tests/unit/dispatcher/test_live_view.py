@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import threading
-import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -18,7 +16,7 @@ from delaylevel.cluster.targets.pool import TargetKey
 from delaylevel.dispatcher.delay_queue import DelayQueue
 from delaylevel.dispatcher.journal.records import unpack
 from delaylevel.dispatcher.journal.state import JournalState
-from delaylevel.dispatcher.live.answers import LiveQueries, count_between
+from delaylevel.dispatcher.live.answers import LiveQueries
 from delaylevel.dispatcher.live.view import DueRange, QueueView
 from delaylevel.dispatcher.owner import QueueQuestion
 from delaylevel.dispatcher.record import (
@@ -30,7 +28,6 @@ from delaylevel.dispatcher.record import (
 )
 from delaylevel.dispatcher.service import ServedGroup
 from delaylevel.dispatcher.stats import SharedOwnerStats
-from delaylevel.errors import InvalidInputError
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.message import NUMBER_PATTERN, number
 from delaylevel.model.strategy import Levels, PartitionStrategy
@@ -213,55 +210,6 @@ def test_cancelled_messages_are_counted_until_they_leave(tmp_path: Path) -> None
     fix.queue.close()
 
 
-def test_views_are_consistent_while_another_thread_releases(tmp_path: Path) -> None:
-    """Ask all the time while messages move: none is missing, none is there twice."""
-    fix = Fixture(tmp_path)
-    fix.offer([T0 + 1 + n for n in range(6_000)], 400)
-    questions: list[QueueQuestion[QueueView]] = []
-    stop = threading.Event()
-    released = 0
-
-    def own() -> None:
-        nonlocal released
-        while not stop.is_set():
-            fix.clock.advance(timedelta(milliseconds=20))
-            batch = fix.queue.advance(fix.clock.now_ms(), 50)
-            if batch is not None and released % 3:
-                fix.queue.put_back(batch)
-            elif batch is not None:
-                fix.queue.intent(batch)
-                fix.queue.commit(batch.number)
-            released += 1
-            while questions:
-                questions.pop().answer(fix.queue)
-
-    thread = threading.Thread(target=own)
-    thread.start()
-    asked = again = 0
-    until_s = time.monotonic() + 3
-    last = 6_000
-    while time.monotonic() < until_s:
-        question = QueueQuestion(lambda queue: QueueView(queue, EVERYTHING), QueueView.close)
-        questions.append(question)
-        view = question.wait(10)
-        assert view is not None
-        try:
-            entries = view.table()["entry_id"].to_pylist()
-        except FileNotFoundError:
-            again += 1
-            continue
-        finally:
-            view.close()
-        asked += 1
-        assert len(entries) == len(set(entries)) <= last
-        last = len(entries)
-        assert set(entries) == {n << 10 for n in range(6_001 - last, 6_001)}
-    stop.set()
-    thread.join()
-    assert asked > 20
-    assert last < 6_000
-
-
 def test_an_answer_that_comes_too_late_is_dropped() -> None:
     dropped: list[int] = []
     question = QueueQuestion(lambda queue: 7, dropped.append)
@@ -280,22 +228,6 @@ def test_an_answer_that_comes_too_late_is_dropped() -> None:
 
 
 # --- attributes
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [("12", 12), ("-1.5e3", -1500), (".5", 0.5), ("3.", 3), ("+7", 7), ("1E2", 100)],
-)
-def test_numbers(text: str, expected: float) -> None:
-    assert number(text) == expected
-
-
-@pytest.mark.parametrize(
-    "text",
-    [None, "", " ", "x", "1_000", "0x10", "nan", "inf", "1e999", "١٢", "1,5", "1 2", "--1", " 1"],
-)
-def test_other_texts_are_no_numbers(text: str | None) -> None:
-    assert np.isnan(number(text))
 
 
 def test_sql_reads_the_same_numbers() -> None:
@@ -492,15 +424,3 @@ def test_another_attribute_applies_after_the_next_start(fixes: list[Fixture]) ->
     assert ask(dispatcher, "average")["attribute"] == "amount"
     with pytest.raises(QueryRefusedError, match="started again"):
         ask(dispatcher, "average", attribute="weight")
-
-
-def test_an_attribute_needs_a_name() -> None:
-    with pytest.raises(InvalidInputError, match="attribute"):
-        Dispatching({}, attribute="")
-
-
-def test_counts_of_the_horizon(fixes: list[Fixture]) -> None:
-    dispatcher = Dispatching({0: Owner(fixes[0]), 3: Owner(fixes[1])})
-    queries = LiveQueries(dispatcher, ManualClock(T0))  # type: ignore[arg-type]
-    with queries.look(dispatcher.groups()[0], EVERYTHING) as live:
-        assert count_between(live, [T0 + 7]) == [2, 5]

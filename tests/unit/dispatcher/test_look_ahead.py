@@ -6,14 +6,11 @@ import random
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import pulsar
 import pytest
 
 from delaylevel.dispatcher.journal.records import Commit, Intent, Record, Resolved, decode
 from delaylevel.dispatcher.journal.state import JournalState
-from delaylevel.dispatcher.publishing.sending import LONGEST_MS, LookAhead
-from delaylevel.dispatcher.record import DueBatch
 from support.simulation import TARGETS, Simulation
 
 ORDERS, INVOICES = TARGETS
@@ -79,14 +76,6 @@ def test_one_intent_and_one_commit_cover_a_fraction_of_a_second(
     assert delivered(run) == ids
     kinds = [type(each) for each in records(run)[before:]]
     assert kinds == [Intent, Commit]
-
-
-@BOTH
-def test_intents_are_not_further_ahead(numbered: bool, tmp_path: Path) -> None:
-    run = ready(numbered, tmp_path)
-    send(run, [60, 60 + LONGEST_MS])
-    until(run, run.clock.seconds + 0.03)
-    assert run.publisher.planned == 1
 
 
 @BOTH
@@ -246,54 +235,3 @@ def test_a_crash_repeats_nothing_that_was_not_sent(numbered: bool, tmp_path: Pat
         turn(run)
     copies = [] if numbered else ids[:2]
     assert sorted(delivered(run)) == sorted(ids + copies)
-
-
-@BOTH
-def test_planned_messages_are_no_longer_pending_but_known(numbered: bool, tmp_path: Path) -> None:
-    run = ready(numbered, tmp_path)
-    start_s = run.clock.seconds
-    send(run, [100, 200])
-    until(run, start_s + 0.06)
-    assert (len(run.queue), run.publisher.planned) == (0, 2)
-    assert run.publisher.next_due_ms == run.window[-2].due_ms
-    position = run.queue.low_watermark()
-    until(run, start_s + 0.5)
-    assert position < run.queue.low_watermark()
-
-
-def test_cuts_shorten_the_look_ahead_and_quiet_hours_restore_it() -> None:
-    look = LookAhead()
-    assert look.until_ms(0) == LONGEST_MS
-    for _ in range(20):
-        look.cut()
-    assert 0 < look.until_ms(0) < 50
-    for _ in range(100):
-        look.planned(0, 0, None, 0)
-    assert look.until_ms(0) == LONGEST_MS
-
-
-def batch(count: int) -> DueBatch:
-    """Return a batch of messages that are due at once."""
-    message = ("", 0, 0, ORDERS, "", 0, "id", "", "", 0, {}, b"", "", 0)
-    zeros = np.zeros(count, dtype=np.int64)
-    return DueBatch(0, zeros, zeros, [message] * count)
-
-
-def test_messages_that_were_put_back_cause_no_plan_before_the_next_ones() -> None:
-    look = LookAhead()
-    look.planned(1_000, 1_300, None, 0)
-    assert look.next_ms(1_100, None) == 1_251
-    assert look.next_ms(2_000, None) == 1_950
-    assert look.next_ms(1_100, 1_200) == 1_150
-    assert look.next_ms(None, None) is None
-
-
-def test_the_first_messages_after_a_quiet_time_are_planned_earlier() -> None:
-    """Their targets may be closed, and have time to open."""
-    ahead = LookAhead()
-    first_ms = 1_000_000
-    assert ahead.next_ms(first_ms, None) == first_ms - LONGEST_MS
-    ahead.planned(first_ms - LONGEST_MS, first_ms, None, 0)
-    assert ahead.next_ms(first_ms + 100, None) == first_ms + 50
-    later_ms = first_ms + 60_000
-    assert ahead.next_ms(later_ms, None) == later_ms - LONGEST_MS

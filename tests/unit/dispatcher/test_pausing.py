@@ -12,14 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from delaylevel.cluster.publisher import KEY_BATCHED_SETTINGS
 from delaylevel.dispatcher.journal.records import Intent, unpack
 from delaylevel.dispatcher.journal.state import JournalState
-from delaylevel.dispatcher.pending import PAUSED_PARTITION
 from delaylevel.model import envelope as env
 from delaylevel.model.level_topic import ALL, Expired
 from support.seeds import SEARCH, seeds
-from support.simulation import TARGETS, Producer, Simulation, is_target
+from support.simulation import TARGETS, Simulation, is_target
 
 ORDERS, INVOICES = TARGETS
 
@@ -236,24 +234,6 @@ def test_a_spread_of_a_few_messages_has_one_release_for_each(tmp_path: Path) -> 
     assert [round((run.sent_ms[each] - begin_ms) / 1000) for each in waits] == [2, 4, 6, 8]
 
 
-def test_messages_of_a_long_pause_wait_on_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(KEY_BATCHED_SETTINGS, "batching_max_messages", 100)
-    run = PausingSimulation(False, tmp_path)
-    run.pause()
-    for _ in range(6_000):
-        run.put(ORDERS)
-    run.run_for(150)
-    (key,) = run.queue.waiting.targets
-    assert key.partition == PAUSED_PARTITION
-    assert run.overflows
-    assert run.queue.waiting.disk_bytes + run.queue.waiting.memory_bytes
-    run.resume()
-    run.settle()
-    run.check()
-
-
 @pytest.mark.parametrize("policy", Expired)
 @pytest.mark.parametrize("numbered", [False, True])
 def test_messages_expire_while_their_target_is_paused_or_refuses(
@@ -287,66 +267,6 @@ def test_messages_expire_while_their_target_is_paused_or_refuses(
         assert set(reasons) == set(lost)
         assert all(reason.startswith("expired at 20") for reason in reasons.values())
         assert len(set(reasons.values())) > 1
-
-
-@pytest.mark.parametrize("takeovers", [1, 2])
-def test_what_a_suspended_client_may_still_send_does_not_expire(
-    takeovers: int, tmp_path: Path
-) -> None:
-    run = PausingSimulation(True, tmp_path)
-    run.description = replace(run.description, expire_after_ms=1_000)
-    topic = run.broker.topics[ORDERS]
-    run.put(ORDERS)
-    run.run_for(1)
-    kept = [run.put(ORDERS), run.put(ORDERS)]
-    sent: list[Producer] = []
-    while not sent:
-        run.wait(0.01)
-        run.work()
-        run.cycle()
-        sent = [each for each in run.broker.producers if each.topic is topic and each.wire]
-    (producer,) = sent
-    late = [entry for entry in producer.wire if entry.number]
-    producer.wire.clear()  # the broker has not read them
-    run.pause(ORDERS)
-    for _ in range(takeovers):
-        run.suspend(2, random.Random(1))
-        run.run_for(1)
-    expired = run.put(ORDERS)
-    run.run_for(2)
-    run.resume(ORDERS)
-    while (
-        any(each.topic is topic for each in run.broker.producers) or kept[0] not in run.delivered()
-    ):
-        run.round(1)
-    # The process goes on: its client connects, and sends them again.
-    again = Producer(run.broker, topic, producer.name, True, wire=late)
-    again.store(len(late))
-    run.settle()
-    run.check()
-    assert run.expired == Counter([expired])
-    assert not run.queue.state.open_intents
-
-
-def test_many_expired_messages_leave_room_for_their_dead_letters(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("delaylevel.dispatcher.publishing.publisher.IN_FLIGHT_MESSAGES", 4)
-    monkeypatch.setattr("delaylevel.dispatcher.publishing.publisher._BATCH", 3)
-    run = PausingSimulation(False, tmp_path)
-    run.description = replace(run.description, expired=Expired.DEAD_LETTER, expire_after_ms=1_000)
-    run.pause()
-    for _ in range(50):
-        run.put(ORDERS)
-    run.run_for(3)
-    run.resume()
-    for _ in range(20):
-        run.work()
-        run.cycle()
-        assert run.set_aside.load[0] <= 8
-    run.settle()
-    run.check()
-    assert len(run.expired) == 50
 
 
 ACTIONS = (

@@ -1,24 +1,47 @@
-"""Tests of the recorder: messages whose target may be new, and dead letters."""
+"""Tests of the recorder: the records of messages, dead letters, and targets that may be new."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+import _pulsar
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from delaylevel.dispatcher.record import Recorder
+from delaylevel.dispatcher.record import (
+    MessageAttribute,
+    Recorder,
+    as_plain,
+    packed,
+    recorder_of,
+    unpacked,
+)
 from delaylevel.errors import BrokerUnreachableError
-from delaylevel.model.envelope import DUE, ID, KIND, REASON, TARGET
+from delaylevel.model.envelope import (
+    ATTEMPT,
+    COMPRESSION,
+    DUE,
+    EXPIRES,
+    ID,
+    KIND,
+    REASON,
+    SCHEMA,
+    TARGET,
+)
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription
-from delaylevel.model.message import ParkedMessage
+from delaylevel.model.message import RAW_KEY, ParkedMessage, parked_message
 from delaylevel.model.position import Position
 from delaylevel.topics.roster import REFRESH_EVERY_S, DescriptionCache
-from support.fakes import describe
+from support.fakes import CoreMessage, describe
+from support.seeds import examples
 
 ORDERS = "persistent://public/default/orders"
 ADDED = "persistent://public/default/added"
 FIRST = describe(final_window=FinalWindow.TRACKER)
-TOPIC = FIRST.window_topic.partition(0).full
+TOPIC = FIRST.window_topic.partition(3).full
+PARKED = {DUE: "1800000000000", TARGET: ORDERS}
 
 
 class Window:
@@ -119,22 +142,129 @@ def test_a_description_that_cannot_be_read_makes_no_dead_letter() -> None:
     assert window.record(message(1, ORDERS)) is not None
 
 
-def test_a_message_that_cannot_be_understood_is_a_dead_letter_at_once() -> None:
-    window = Window()
-    dead = window.record(message(0, due="tomorrow"))
+@pytest.mark.parametrize(
+    ("damage", "reason"), [({DUE: "tomorrow"}, "whole number"), ({KIND: "teleport"}, "'teleport'")]
+)
+def test_a_message_that_cannot_be_understood_is_a_dead_letter_at_once(
+    damage: dict[str, str], reason: str
+) -> None:
+    window, record = Window(), message(0)
+    dead = window.record(record._replace(properties={**record.properties, **damage}))
     assert dead is not None
     assert (dead.target, dead.due_ms) == ("", 0)
-    assert dead.properties["mine"] == "1"
+    assert dead.properties.items() >= {"mine": "1", ID: "id-0", **damage}.items()
+    assert reason in dead.properties[REASON]
     assert window.reads == 0
 
 
-def test_a_record_of_an_unknown_kind_is_a_dead_letter_at_once() -> None:
-    window = Window()
-    record = message(0, ORDERS)
-    dead = window.record(record._replace(properties={**record.properties, KIND: "teleport"}))
-    assert dead is not None
-    assert (dead.target, dead.due_ms) == ("", 0)
-    assert dead.properties.items() >= {KIND: "teleport", "mine": "1", ID: "id-0"}.items()
-    assert dead.properties[REASON] == (
-        "delaylevel.kind is 'teleport': this version does not know this kind of record"
-    )
+def test_a_target_that_is_removed_is_unknown_again() -> None:
+    now = [FIRST]
+    descriptions = DescriptionCache(lambda: now[0], FIRST)
+    records = Recorder(descriptions, TOPIC, lambda: None)
+    for _ in range(2):
+        found = records.record(CoreMessage(PARKED), 7, 0, 0)
+        assert found is not None
+        assert found[3] == ORDERS
+    now[0] = replace(FIRST, targets=("persistent://public/default/other",))
+    records.refresh()
+    assert records.record(CoreMessage(PARKED), 7, 0, 0) is None
+    records.refresh()
+    found = records.record(CoreMessage(PARKED), 7, 0, 0)
+    assert found is not None
+    assert found[3] == ""
+
+
+@pytest.mark.parametrize("warm", [False, True])
+def test_a_field_that_is_not_utf_8_makes_a_dead_letter(warm: bool) -> None:
+    records = recorder()
+    if warm:
+        records.record(CoreMessage(PARKED), 7, 0, 0)
+    builder = _pulsar.MessageBuilder().content(b"body").properties(PARKED)
+    message = builder.partition_key(b"\xff").build()
+    found = records.record(message, 7, 1, -1)
+    assert found is not None
+    assert found[3] == ""
+    assert RAW_KEY in found[10]
+
+
+# -- the fast way, which checks each kind of message once
+
+
+def recorder(attribute: str = "size") -> Recorder:
+    description = replace(FIRST, attribute=attribute)
+    return recorder_of(DescriptionCache(lambda: description, description), TOPIC, lambda: None)
+
+
+DUES = st.sampled_from(
+    [
+        *("1800000000000", "1700000000001", "0800000000000", "5", "253402300799999", ""),
+        *("18000000000000", "-170000000000", "+180000000000", "1_80000000000"),
+        *("\u0661800000000000", "180000000000²"),
+    ]
+)
+IDS = st.sampled_from(
+    [
+        "mine",
+        "",
+        "public/default/orders-delay-level-hour-partition-3:7:1:2",
+        "inv:2024:01:2",
+        "a\nb",
+    ]
+)
+PROPERTIES = st.fixed_dictionaries(
+    {},
+    optional={
+        DUE: DUES,
+        TARGET: st.sampled_from([ORDERS, "orders", "persistent://public/default/other", "", "a b"]),
+        ID: IDS,
+        EXPIRES: DUES,
+        SCHEMA: st.sampled_from(["AVRO:0123456789abcdef", "", "AVRO", "KEY_VALUE:1"]),
+        COMPRESSION: st.sampled_from(["LZ4", "ZSTD", "brotli", ""]),
+        ATTEMPT: st.sampled_from(["0", "2", "x"]),
+        REASON: st.just("refused"),
+        "delaylevel.": st.just("1"),
+        "delaylevel": st.just("2"),
+        "mine": st.text(max_size=3),
+    },
+)
+MESSAGES = st.builds(
+    CoreMessage,
+    st.one_of(PROPERTIES, PROPERTIES.map(lambda some: {**PARKED, **some})),
+    st.sampled_from(["", "key", "é"]),
+    st.sampled_from([None, b"", b"\x00", b"body"]),
+)
+POSITIONS = st.tuples(
+    st.sampled_from([0, 7, (1 << 28) - 1, 1 << 28]),
+    st.sampled_from([0, 5, (1 << 25) - 1, 1 << 25]),
+    st.sampled_from([-1, 0, 1, 1021, 1022, 1023, 1024]),
+)
+
+
+@examples(80)
+@given(
+    st.lists(st.tuples(MESSAGES, POSITIONS), max_size=12),
+    st.sampled_from(["size", "delay", "mine"]),
+)
+def test_a_message_has_the_same_record_as_if_it_were_checked_completely(
+    messages: list[tuple[CoreMessage, tuple[int, int, int]]], attribute: str
+) -> None:
+    records = recorder(attribute)
+    of = MessageAttribute(attribute).of
+    for message, position in messages:
+        # The table knows the message's kind only the second time.
+        for _ in range(2):
+            found = records.record(message, *position)
+            checked = recorder()(parked_message(message, *position))
+            stored = records.packed(message, *position)
+            assert type(found) in (tuple, type(None))
+            if found is None:
+                assert checked is stored is None
+                continue
+            assert checked is not None
+            assert stored is not None
+            assert found[: len(checked)] == tuple(checked)
+            assert list(found[10]) == list(checked.properties)
+            plain = as_plain(stored)
+            assert plain[: len(checked)] == tuple(checked)
+            assert unpacked(packed(stored)) == unpacked(packed(plain)) == plain
+            np.testing.assert_array_equal(of([stored]), of([plain]))

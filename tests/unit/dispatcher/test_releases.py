@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import numpy as np
 
 from delaylevel.dispatcher.cancelling.decisions import RecentReleases
@@ -32,13 +30,3 @@ def test_at_least_the_given_number_is_known() -> None:
     assert known == list(range(known[0], 10_000))
     assert known[0] > 5_000
     assert 2_500 <= len(known) <= 2_500 + 2_000
-
-
-def test_a_lookup_after_many_single_releases_takes_milliseconds() -> None:
-    # The thread that publishes waits for it; a scan of single releases took seconds.
-    times = RecentReleases(lambda: 0)
-    for number in range(100_000):
-        release(times, number, 7 * number)
-    started_s = time.process_time()
-    assert times.times_of([("k", -1)]) == {}
-    assert time.process_time() - started_s < 0.5

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import timedelta
 from typing import Any
 
 import numpy as np
@@ -170,23 +169,3 @@ def test_the_page_shows_everything_and_escapes_it(
     assert 'http-equiv="refresh"' in page
     assert "src=" not in page
     assert 'href="http' not in page
-
-
-def test_minutes_count_again_after_a_partition_was_taken_back() -> None:
-    clock = ManualClock(T0)
-    history = ReleaseHistory(clock)
-    late = np.zeros(len(LATENESS_BOUNDS_MS) + 1, dtype=np.int64)
-
-    def look(released: int) -> None:
-        now = late.copy()
-        now[0] = released
-        history.look({(TOPIC, 0): OwnerStats(lateness=now)})
-
-    look(10)
-    look(15)
-    look(3)
-    assert [int(each.lateness.sum()) for each in history.minutes(TOPIC)] == [18]
-    clock.advance(timedelta(minutes=1))
-    look(4)
-    assert [int(each.lateness.sum()) for each in history.minutes(TOPIC)] == [18, 1]
-    assert history.minutes("other") == []

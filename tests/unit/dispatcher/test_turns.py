@@ -85,34 +85,3 @@ def test_other_threads_work_while_one_writes() -> None:
             order.append("written")
         order.append("first")
     assert order == ["other", "written", "first"]
-
-
-def test_functions_take_a_turn() -> None:
-    turns = Turns()
-
-    @turns.take(3)
-    def work(number: int) -> int:
-        assert turns._holder == (threading.get_ident(), 3)
-        return number
-
-    assert [work(1), work(2)] == [1, 2]
-    assert turns._holder is None
-
-
-def test_a_thread_without_a_turn_pauses_nothing() -> None:
-    turns = Turns()
-    with turns.pause():
-        pass
-    with turns.take(1):
-
-        def other() -> None:
-            with turns.pause():
-                assert not turns._waiting
-
-        thread = threading.Thread(target=other)
-        thread.start()
-        thread.join(10)
-        assert not thread.is_alive()
-        assert turns._holder == (threading.get_ident(), 1)
-    with turns.take(2):
-        assert not turns._waiting
