@@ -1,4 +1,4 @@
-"""Tests of the lines that are drawn in place, on an emulated terminal."""
+"""Tests of the lines that are drawn in place, and of the start of a service on the screen."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import Any
 import click
 import pytest
 
-from delaylevel.cli.views import logs
-from delaylevel.cli.views.live import live_region
+from delaylevel.cli.views import live, logs
+from delaylevel.cli.views.live import LiveRegion, Starting, live_region
 from delaylevel.cli.views.terminal import has_colour
 
 pyte = pytest.importorskip("pyte")
@@ -205,7 +205,7 @@ def test_colours_need_a_terminal_and_consent(
 
 PROGRAM = """
 import os, subprocess, sys, time
-from delaylevel.cli.views.live import live_region
+from delaylevel.cli.views.live import LiveRegion, Starting, live_region
 
 def other(text):
     subprocess.run([sys.executable, "-c", f"import os; os.write(2, {text!r})"], check=True)
@@ -235,3 +235,69 @@ def test_processes_write_above_it_too() -> None:
         assert sorted(above) == ["a line of another process", "a result"]
         assert (state, half) == ("state 2", "True and halfdone")
         assert terminal.rows[4:] == ["later", "end"]
+
+
+# -- the start of a service
+
+
+class Service:
+    """A service that becomes ready when it is told so, and shows its reason at once."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(live, "_PATIENCE_S", 0.0)
+        monkeypatch.setattr(live, "_FRAME_S", 0.001)
+        monkeypatch.setattr(live, "_LINE_EVERY_S", 0.0)
+        self.reason = "no dispatcher owns partition 0 yet"
+        self._asked = threading.Semaphore(0)
+
+    def waiting(self) -> str:
+        self._asked.release()
+        return self.reason
+
+    def serving(self) -> list[str]:
+        return ["orders", "Ctrl-C ends it."]
+
+    def wait_until_asked(self, condition: Callable[[], bool]) -> None:
+        """Wait until the service was asked and a condition holds."""
+        for _ in range(5_000):
+            assert self._asked.acquire(timeout=60)
+            if condition():
+                return
+        raise AssertionError("it did not happen")
+
+
+@on_terminal
+def test_a_terminal_shows_the_reason_until_the_service_is_ready(
+    terminal: Emulated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = Service(monkeypatch)
+    with (
+        live_region() as region,
+        Starting(region, "dispatcher for orders", service.waiting, service.serving) as start,
+    ):
+        service.wait_until_asked(lambda: service.reason[:20] in "".join(terminal.rows))
+        assert terminal.rows[0] == "Starting dispatcher for orders."
+        assert len(terminal.rows) == 2
+        assert not start.over
+        service.reason = ""
+        start._thread.join()
+        assert start.over
+    first, ready, *rest = terminal.rows
+    assert (first, rest) == ("Starting dispatcher for orders.", ["orders", "Ctrl-C ends it."])
+    assert ready.startswith("Ready after ")
+
+
+def test_a_log_gets_lines_and_no_spinner(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    service = Service(monkeypatch)
+    with Starting(LiveRegion(None), "mover for orders", service.waiting, service.serving) as start:
+        for _ in range(3):
+            service.wait_until_asked(lambda: True)
+        service.reason = ""
+        start._thread.join()
+    first, *still, ready, one, two = capsys.readouterr().err.splitlines()
+    assert first == "Starting mover for orders."
+    assert {line.partition(": ")[2] for line in still} == {"no dispatcher owns partition 0 yet."}
+    assert ready.startswith("Ready after ")
+    assert (one, two) == ("orders", "Ctrl-C ends it.")

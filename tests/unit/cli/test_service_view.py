@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 
+from delaylevel.cli.service import serving_lines
 from delaylevel.cli.views.service import ServiceView, released_line
 from delaylevel.cli.views.terminal import cells
+from delaylevel.dispatcher.service import ServedGroup
 from delaylevel.dispatcher.stats import LATENESS_BOUNDS_MS, OwnerStats
 from delaylevel.model.delivery import ForwardReport
+from delaylevel.model.level_topic import LevelTopicDescription
+from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.mover.service import MoverStats
 
 ORDERS = "persistent://public/default/_orders-delay-level"
+LEVEL_TOPIC = LevelTopicDescription(ORDERS, Levels(PartitionStrategy()), ("orders",))
 OTHERS = "persistent://public/default/_others-delay-level"
 
 
@@ -71,3 +76,18 @@ def test_a_dispatcher_alone_has_one_line() -> None:
         "2 partitions (1 recovering) · 7 pending, next in 5.0s · 20/s · "
         "since the start: 1,500 released, p99 25ms late"
     )
+
+
+def test_the_table_has_levels_and_window_partitions() -> None:
+    group = ServedGroup(LEVEL_TOPIC, "a", None, 0.0, {0: None, 1: None})  # type: ignore[dict-item]
+    head, row = serving_lines([LEVEL_TOPIC], {ORDERS: MoverStats("moving")}, [group])
+    assert head.split() == ["LEVEL", "TOPIC", "TARGETS", "LEVELS", "WINDOW"]
+    assert " ".join(row.split()) == "_orders-delay-level orders 29 partitions 2 of 4 partitions"
+    assert len(row) <= 80
+    standby = MoverStats("standby", "delaylevel-run@host:1")
+    none = ServedGroup(LEVEL_TOPIC, "a", None, 0.0, {})
+    (_, row) = serving_lines([LEVEL_TOPIC], {ORDERS: standby}, [none])
+    assert row.split()[-4:] == ["standby", "for", "delaylevel-run@host:1", "standby"]
+    (_, row) = serving_lines([LEVEL_TOPIC], {ORDERS: None}, [])
+    assert row.split()[-3:] == ["29", "partitions", "-"]
+    assert serving_lines([], {}, []) == []

@@ -249,8 +249,9 @@ def test_a_stop_waits_for_confirmations_but_for_no_refused_message(refused: bool
     eventually(lambda: scene.publisher.calls, "the copy")
     if not refused:
         threading.Timer(0.05, lambda: scene.publisher.calls[0][1](None)).start()
-    scene.unfinished.close(time.monotonic() + 600)
+    scene.unfinished.close(time.monotonic() + 20)
     assert scene.consumer.acknowledged == ([] if refused else ["a"])
+    assert scene.unfinished.count == 0, "it was waited for"
 
 
 def test_a_stop_does_not_wait_for_ever(caplog: pytest.LogCaptureFixture) -> None:

@@ -70,30 +70,6 @@ def test_each_of_several_forwarded_messages_is_handled(
     assert len(handler.ids) == len(BODIES)
 
 
-def test_a_message_that_is_forwarded_into_its_own_topic_has_its_retries(
-    memory_pulsar: MemoryPulsar, app: Listeners
-) -> None:
-    received: list[Any] = []
-    handler = Failing(1)
-
-    def handle(message: ReceivedMessage) -> None:
-        received.append(message.raw)
-        handler(message)
-
-    app.on("orders", subscription="billing", retry=["1m", "1m"])(handle)
-    plain = memory_pulsar.client().create_producer("orders")
-    plain.send(b"0")
-    memory_pulsar.advance(HOUR)
-    assert [message.data() for message in received] == [b"0", b"0"]
-    retried = received[-1].properties()
-    assert retried["RECONSUMETIMES"] == "1"
-    for body in BODIES:
-        plain.send(body, retried)
-    memory_pulsar.advance(HOUR)
-    calls = {(body, attempt): 1 for body in [b"0", *BODIES] for attempt in (1, 2)}
-    assert handler.calls == calls
-
-
 def test_one_id_on_several_keys_is_several_messages(
     memory_pulsar: MemoryPulsar, app: Listeners
 ) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 from collections.abc import Iterator
 
@@ -31,26 +30,3 @@ def test_a_task_cannot_end_the_loop(thread: LoopThread, caplog: pytest.LogCaptur
     assert asyncio.run_coroutine_threadsafe(stay(), thread.loop).result(10) == 1
     assert asyncio.run_coroutine_threadsafe(stay(), thread.loop).result(10) == 1
     assert "a task ended" in caplog.text
-
-
-def test_tasks_are_cancelled_at_the_end() -> None:
-    cancelled = threading.Event()
-
-    async def wait() -> None:
-        try:
-            await asyncio.sleep(3600)
-        except asyncio.CancelledError:
-            cancelled.set()
-            raise
-
-    thread = LoopThread()
-    started = threading.Event()
-
-    def start() -> None:
-        thread.task = thread.loop.create_task(wait())  # type: ignore[attr-defined]
-        started.set()
-
-    thread.loop.call_soon_threadsafe(start)
-    assert started.wait(10)
-    thread.close(time.monotonic() + 10)
-    assert cancelled.is_set()

@@ -32,7 +32,6 @@ from delaylevel.inspection.horizon import (
     MINUTE,
     WEEK,
     build,
-    comparable_buckets,
 )
 from delaylevel.inspection.plot import save_plot
 from delaylevel.model.level_topic import Role
@@ -107,23 +106,6 @@ def test_small_partitions_are_counted(exact: bool) -> None:
         assert sum(read) == (2 * found.looked_at if exact else 0)
 
 
-def test_large_partitions_are_estimated_from_samples(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("delaylevel.inspection.sampling._COUNTED", 0)
-    monkeypatch.setattr("delaylevel.inspection.sampling._LEAST_MESSAGES", 1)
-    monkeypatch.setattr("delaylevel.inspection.sampling._WINDOW_MESSAGES", 40)
-    with filled(2000) as (memory, dues):
-        found = inspector(memory).horizon()
-        assert not found.exact
-        assert found.looked_at < len(dues)
-        # The number of entries is exact; only their due times are estimated.
-        assert found.within[-1].parts["DAY"] == sum(
-            due - memory.clock.now_ms() >= DAY for due in dues
-        )
-        for row in found.within[-3:]:
-            limit = memory.clock.now_ms() + (row.within_ms or 400 * DAY)
-            assert row.messages == pytest.approx(sum(due < limit for due in dues), rel=0.1)
-
-
 def test_forwarded_messages_are_not_counted_twice() -> None:
     with filled() as (memory, dues):
         memory.advance(timedelta(days=2, hours=23, minutes=30))
@@ -184,24 +166,6 @@ def test_a_horizon_is_shown_as_text() -> None:
         "1 week             69   9.9/d    60      6        3",
         "any time           69       -    60      6        3",
     ]
-
-
-@pytest.mark.parametrize(("minute", "messages", "covered"), [(10, 49, "50m00s"), (50, 69, "1h10m")])
-def test_the_first_period_is_compared_by_its_rate(minute: int, messages: int, covered: str) -> None:
-    now_ms = NOW + minute * MINUTE
-    dues = [now_ms + number * MINUTE for number in range(1, 8 * 60)]
-    parts = {PARTS[-1]: SampledDistribution([Stratum(dues, 1.0)], True)}
-    found = build("persistent://public/default/o-delay-level", now_ms, parts)
-    assert [row.messages for row in found.profile[:3]] == [59 - minute, 60, 60]
-    # A period that is shorter than half of the others is joined with the next.
-    assert comparable_buckets(found)[0].messages == messages
-    assert sum(row.messages for row in comparable_buckets(found)) == len(dues)
-    text = horizon_text(found, 80, bars=True)
-    _, profile = text.split("DUE FROM (UTC)")
-    first, second, *_ = profile.splitlines()[1:]
-    assert first.split()[:2] == ["now", str(messages)]
-    assert first.count("█") == pytest.approx(second.count("█"), abs=2)
-    assert f"Bars are messages per hour; the first row covers {covered}." in text
 
 
 @pytest.mark.parametrize("exact", [False, True])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -102,27 +101,6 @@ class Bench:
 @pytest.fixture
 def bench() -> Bench:
     return Bench()
-
-
-def test_a_message_has_an_intent_before_it_is_due_and_a_commit_afterwards(bench: Bench) -> None:
-    bench.send(b"x", HOUR)
-    with bench.dispatcher() as dispatcher:
-        dispatcher.run_once()
-        assert (bench.kinds(), bench.pending()) == ([], [b"x"])
-        bench.clock.advance(HOUR - timedelta(milliseconds=300))
-        while not bench.kinds():
-            next_ms = dispatcher.next_event_ms()
-            assert next_ms is not None
-            bench.clock.move_to(next_ms)
-            assert dispatcher.run_once().total == 0
-        assert bench.clock.now_ms() < NOON_MS + 3_600_000
-        assert (bench.kinds(), bench.pending(), bench.delivered()) == ([Intent], [b"x"], [])
-        assert dispatcher.next_event_ms() == NOON_MS + 3_600_000
-        bench.clock.move_to(NOON_MS + 3_600_000)
-        report = dispatcher.run_once()
-        assert (report.due, report.latest_ms, dispatcher.next_event_ms()) == (1, 0, None)
-        assert bench.kinds() == [Intent, Commit]
-        assert (bench.pending(), bench.delivered()) == ([], [b"x"])
 
 
 def test_what_is_due_waits_until_an_old_description_was_read_again(
@@ -281,22 +259,6 @@ def test_there_are_no_threads_and_no_files(bench: Bench, monkeypatch: pytest.Mon
             due += dispatcher.run_once().due
             bench.clock.move_to(dispatcher.next_event_ms() or 0)
     assert len(bench.delivered()) == 50
-
-
-@pytest.mark.parametrize("end", [MemoryDispatcher.close, MemoryDispatcher.kill])
-def test_a_dispatcher_leaves_no_connection(
-    bench: Bench, end: Callable[[MemoryDispatcher], None]
-) -> None:
-    bench.send(b"x", HOUR)
-    bench.producer.close()
-    dispatcher = bench.dispatcher()
-    while not bench.kinds():
-        dispatcher.run_once()
-        bench.clock.move_to(dispatcher.next_event_ms() or 0)
-    partitions = bench.memory._broker.partitions
-    assert [name for name, each in partitions.items() if each.consumers or each.producers]
-    end(dispatcher)
-    assert not [name for name, each in partitions.items() if each.consumers or each.producers]
 
 
 def test_a_dispatcher_that_finds_a_partition_taken_locks_none(bench: Bench) -> None:

@@ -143,26 +143,6 @@ def test_the_memory_dispatcher_drops_copies_and_holds_messages_for_missing_targe
     assert backlogs == [0] * description.window_partitions
 
 
-@pytest.mark.parametrize("final_window", list(FinalWindow))
-def test_a_listener_is_called_at_the_due_time_and_may_send(final_window: FinalWindow) -> None:
-    memory = MemoryPulsar(ManualClock(NOON_MS))
-    producer = delayed(memory, final_window=final_window)
-    client = memory.client()
-    called: list[int] = []
-
-    def remind_again(consumer: Any, message: Any) -> None:
-        called.append(memory.clock.now_ms() - NOON_MS)
-        consumer.acknowledge(message)
-        if len(called) < 3:
-            producer.send(message.data(), deliver_after=timedelta(days=2, minutes=1))
-
-    client.subscribe("orders", "app", ConsumerType.Shared, message_listener=remind_again)
-    producer.send(b"x", deliver_after=timedelta(days=2))
-    memory.advance(timedelta(days=10))
-    day, minute = 86_400_000, 60_000
-    assert called == [2 * day, 4 * day + minute, 6 * day + 2 * minute]
-
-
 def test_no_call_blocks() -> None:
     client = MemoryPulsar().client()
     consumer = client.subscribe("t", "s")
