@@ -1,4 +1,4 @@
-"""Tests of our errors about the broker as exceptions of the Pulsar client."""
+"""Tests of results and errors of the client: exceptions for them, and failures that may pass."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 from delaylevel import errors
 from delaylevel.producer.aio import asyncio_errors
-from delaylevel.producer.client_calls import client_errors
+from delaylevel.producer.client_calls import client_errors, error_of, is_transient, result_of
 
 VALUES = {"name": "Timeout", "transient": True, "status": 404, "entries": 5, "reasons": {"a": 1}}
 
@@ -68,3 +68,28 @@ def test_exceptions_of_the_synchronous_client_become_those_of_asyncio() -> None:
     with pytest.raises(pulsar.asyncio.PulsarException) as raised, asyncio_errors():
         raise own
     assert raised.value is own
+
+
+Result = pulsar.Result
+FAILURES = [result for name, result in Result.__members__.items() if name != "Ok"]
+
+
+@pytest.mark.parametrize("result", FAILURES, ids=lambda result: result.name)
+def test_a_result_and_its_exception_stand_for_each_other(result: pulsar.Result) -> None:
+    error = error_of(result)
+    assert isinstance(error, pulsar.PulsarException)
+    if hasattr(pulsar, result.name):  # the client has no exception for a few results
+        assert type(error) is getattr(pulsar, result.name)
+        assert result_of(error) == result
+    assert result.name in str(error)
+
+
+def test_trouble_with_the_broker_passes_and_refusals_stay() -> None:
+    passing = ("ConnectError", "NotConnected", "Timeout", "ServiceUnitNotReady", "LookupError")
+    refused = (
+        *("AuthorizationError", "TopicNotFound", "TopicTerminated", "ProducerBusy"),
+        *("ProducerBlockedQuotaExceededError", "NotAllowedError", "AlreadyClosed", "Interrupted"),
+    )
+    members = Result.__members__
+    assert all(is_transient(members[name]) for name in passing)
+    assert not any(is_transient(members[name]) for name in refused)

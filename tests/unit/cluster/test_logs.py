@@ -1,14 +1,48 @@
-"""Tests of warnings about lasting failures: few lines, and one at the end."""
+"""Tests of the client's log on stderr, and of warnings about lasting failures."""
 
 from __future__ import annotations
 
 import logging
+import socket
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 from delaylevel.cluster.logs import RepeatedWarning
 
-log = logging.getLogger(__name__)
+CLOSED = b"Closing Pulsar client"
+PROGRAM = """
+import pulsar
+from delaylevel.cluster import logs as _clientlog
+pulsar.Client("pulsar://127.0.0.1:1", logger=_clientlog.{}).close()
+"""
+TO_STDERR = PROGRAM.format("to_stderr(pulsar.LoggerLevel.Info)")
+
+
+def test_output_in_a_file_is_not_overwritten(tmp_path: Path) -> None:
+    path = tmp_path / "errors"
+    script = f"import sys\n{TO_STDERR}\nprint('ours', file=sys.stderr)"
+    with path.open("wb") as errors:
+        subprocess.run([sys.executable, "-c", script], stderr=errors, check=True)
+    first, *_, last = path.read_bytes().splitlines()
+    assert CLOSED in first
+    assert last == b"ours"
+
+
+def test_a_socket_as_of_the_journal_receives_the_log() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        subprocess.run([sys.executable, "-c", TO_STDERR], stderr=theirs, check=True)
+        theirs.close()
+        assert CLOSED in ours.makefile("rb").read()
+
+
+def test_a_silent_client_writes_nothing() -> None:
+    program = [sys.executable, "-c", PROGRAM.format("silent()")]
+    done = subprocess.run(program, capture_output=True, check=True)
+    assert (done.stdout, done.stderr) == (b"", b"")
 
 
 class Failing:
@@ -16,7 +50,7 @@ class Failing:
 
     def __init__(self) -> None:
         self.now_s = 50.0
-        self.warning = RepeatedWarning(log, "orders", lambda: self.now_s)
+        self.warning = RepeatedWarning(logging.getLogger(__name__), "orders", lambda: self.now_s)
 
     def fail(self, seconds: int, reason: str = "no broker answers") -> None:
         """Fail once a second."""

@@ -1,0 +1,70 @@
+"""Tests of threads in the background, of what waits for their end, and of signals."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from delaylevel.cluster.threads import BackgroundWork, stop_on_signals
+
+PROGRAM = """
+import time
+from delaylevel.cluster.threads import in_thread
+in_thread(lambda: ({work}, print("done", flush=True)))
+"""
+
+
+@pytest.mark.parametrize(
+    ("work", "printed"), [("time.sleep(0.3)", "done\n"), ("time.sleep(60)", "")]
+)
+def test_a_process_waits_for_its_threads_for_a_limited_time(work: str, printed: str) -> None:
+    program = [sys.executable, "-c", PROGRAM.format(work=work)]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=30, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, printed, "")
+
+
+def test_work_is_waited_for() -> None:
+    work, go, ended = BackgroundWork(), threading.Event(), []
+    assert work.join()  # there is none
+    for number in range(3):
+        work.start(lambda number=number: (go.wait(60), ended.append(number)))
+    assert not work.join(0)
+    go.set()
+    assert work.join(60)
+    assert sorted(ended) == [0, 1, 2]
+
+
+@pytest.fixture(autouse=True)
+def handlers() -> Iterator[None]:
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_may_arrive_while_the_main_thread_holds_the_lock_that_stop_needs(
+    number: signal.Signals,
+) -> None:
+    lock = threading.Lock()
+    stopped = threading.Event()
+
+    def stop() -> None:
+        if lock.acquire(timeout=20):
+            lock.release()
+            stopped.set()
+
+    stop_on_signals(stop)
+    with lock:
+        os.kill(os.getpid(), number)
+        assert not stopped.wait(0.05)
+    assert stopped.wait(20)
+    stopped.clear()
+    os.kill(os.getpid(), number)
+    assert stopped.wait(20)
