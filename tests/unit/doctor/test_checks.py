@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import pytest
@@ -61,6 +62,7 @@ TRACKER = LevelTopicDescription(
     "orders-delay-level", DAYS, ("orders",), final_window=FinalWindow.TRACKER
 )
 BROKER = replace(TRACKER, final_window=FinalWindow.BROKER)
+FUNCTION = replace(TRACKER, mover=Mover.FUNCTION)
 NOW = 1_800_000_000_000
 
 
@@ -92,6 +94,12 @@ def topic_context(
     description: LevelTopicDescription, options: ExamOptions | None = None, **answers: Any
 ) -> LevelTopicContext:
     return LevelTopicContext(cluster(options, **answers), description)
+
+
+def level_row(index: int, *consumers: str) -> PartitionStatus:
+    """Return the status of a partition of the first level."""
+    topic = TRACKER.level_topic(0).partition(index).full
+    return PartitionStatus(topic, Role.LEVEL, 0, "DAY", index, 0, 0, None, None, consumers)
 
 
 def problems_of(outcome: CheckResult) -> list[str]:
@@ -297,16 +305,14 @@ def test_a_broker_that_is_away_is_one_problem_and_not_that_of_every_check() -> N
 
 
 def test_a_mover_that_reads_only_some_partitions() -> None:
-    def row(index: int, *consumers: str) -> PartitionStatus:
-        topic = BROKER.name.partition(index).full
-        return PartitionStatus(topic, Role.LEVEL, 0, "DAY", index, 0, 0, None, None, consumers)
-
     context = topic_context(BROKER)
-    context.__dict__["status"] = LevelTopicStatus(BROKER, NOW, (row(0, "m"), row(1)), (), ())
+    context.__dict__["status"] = LevelTopicStatus(
+        BROKER, NOW, (level_row(0, "m"), level_row(1)), (), ()
+    )
     assert problems_of(running_checks.mover(context)) == [
         f"no mover reads {BROKER.name.partition(1).full}: 1 of 2 partitions have no consumer"
     ]
-    context.__dict__["status"] = LevelTopicStatus(BROKER, NOW, (row(0), row(1)), (), ())
+    context.__dict__["status"] = LevelTopicStatus(BROKER, NOW, (level_row(0), level_row(1)), (), ())
     assert problems_of(running_checks.mover(context)) == [
         "no mover is connected: 2 of 2 partitions have no consumer"
     ]
@@ -380,7 +386,6 @@ def test_commands_of_remedies_are_quoted() -> None:
     assert "--target 'persistent://a/b/an order'`" in problem.remedy
 
 
-FUNCTION = replace(TRACKER, mover=Mover.FUNCTION)
 # -- the broker's delayed delivery, with answers as real brokers give them
 
 TARGET = TopicName.parse("orders")
@@ -403,83 +408,48 @@ BUCKET = {
 STRICT = {"isDelayedDeliveryDeliverAtTimeStrict": "true"}
 # From GET {topic}/delayedDelivery?applied=true of a 4.0.8 broker.
 POLICY = {"tickTime": 1000, "active": True, "maxDeliveryDelayInMillis": 0}
-# A cursor in GET {topic}/internalStats of a 4.0.8 broker.
+# A part of a cursor in GET {topic}/internalStats of a 4.0.8 broker.
 CURSOR = {
     "markDeletePosition": "12:-1",
-    "readPosition": "12:2100",
-    "waitingReadOp": False,
-    "pendingReadOps": 0,
-    "messagesConsumedCounter": 1050,
-    "cursorLedger": 13,
-    "cursorLedgerLastEntry": 0,
     "individuallyDeletedMessages": "[(12:0..12:1],(12:2..12:3]]",
-    "lastLedgerSwitchTimestamp": "2026-11-22T21:00:00.000Z",
     "state": "Open",
-    "active": True,
-    "numberOfEntriesSinceFirstNotAckedMessage": 2101,
     "totalNonContiguousDeletedMessagesRange": 2,
-    "subscriptionHavePendingRead": True,
-    "subscriptionHavePendingReplayRead": False,
-    "properties": {},
 }
 DENIED = PermissionDeniedError("no", status=403, reason="superusers only")
 
 
-class RecordedAdmin:
-    """An admin client with recorded answers."""
+def look(
+    check: Any,
+    description: LevelTopicDescription,
+    *,
+    version: str = "4.0.8",
+    configuration: dict[str, str] | Exception = CONFIGURATION,
+    policies: Mapping[str, dict[str, Any] | None] = MappingProxyType({}),
+    holes: Mapping[str, int] = MappingProxyType({}),
+) -> Finding:
+    """Return the finding of a check on a broker with recorded answers."""
 
-    def __init__(
-        self,
-        version: str = "4.0.8",
-        configuration: dict[str, str] | Exception = CONFIGURATION,
-        policies: dict[str, dict[str, Any] | None] | None = None,
-        holes: dict[str, int] | None = None,
-    ) -> None:
-        self._version, self._configuration = version, configuration
-        self._policies, self._holes = policies or {}, holes or {}
-
-    def version(self) -> str:
-        return self._version
-
-    def broker_settings(self) -> BrokerSettings:
-        return BrokerSettings()
-
-    def runtime_configuration(self) -> dict[str, str]:
-        if isinstance(self._configuration, Exception):
-            raise self._configuration
-        return self._configuration
-
-    def delayed_delivery(self, topic: TopicName) -> Any:
-        answer = self._policies.get(topic.full, POLICY)
+    def policy_of(topic: TopicName) -> Any:
+        answer = policies.get(topic.full, POLICY)
         return delayed_delivery(answer) if answer else None
 
-    def internal_stats(self, partition: TopicName) -> dict[str, Any]:
-        number = self._holes.get(partition.full, 0)
+    def stats_of(partition: TopicName) -> dict[str, Any]:
+        number = holes.get(partition.full, 0)
         cursor = {**CURSOR, "totalNonContiguousDeletedMessagesRange": number}
         return {"cursors": {SUBSCRIPTION: cursor, "app": cursor}}
 
-
-def look(check: Any, description: LevelTopicDescription, **answers: Any) -> Finding:
-    admin: Any = RecordedAdmin(**answers)
-    cluster = ClusterContext(Connection(), admin, ManualClock(NOW), ExamOptions())
-    context = LevelTopicContext(cluster, description)
+    context = topic_context(
+        description,
+        version=version,
+        broker_settings=BrokerSettings(),
+        runtime_configuration=configuration,
+        delayed_delivery=policy_of,
+        internal_stats=stats_of,
+    )
     stats = PartitionStats(0, {"app": SubscriptionStats(0)})
     context.__dict__["targets"] = {TARGET: {TARGET: stats}, TopicName.parse("gone"): None}
-    row = PartitionStatus(
-        description.level_topic(0).partition(0).full,
-        Role.LEVEL,
-        0,
-        "DAY",
-        0,
-        0,
-        0,
-        None,
-        None,
-        ("m",),
-    )
-    context.__dict__["status"] = LevelTopicStatus(description, NOW, (row,), (), ())
-    outcome: CheckResult = _run(check, context)
-    return Finding("check", description.topic, outcome)
+    context.__dict__["status"] = LevelTopicStatus(description, NOW, (level_row(0, "m"),), (), ())
+    return Finding("check", description.topic, _run(check, context))
 
 
 ALL = (
