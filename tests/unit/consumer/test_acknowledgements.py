@@ -55,6 +55,7 @@ class Consumer:
 
     def acknowledge(self, raw: Raw) -> None:
         assert not self.closed
+        assert threading.current_thread().name != "client", "its thread must not wait"
         if raw.name in self.lost:
             raise pulsar.AlreadyClosed
         self.acknowledged.append(raw.name)
@@ -107,7 +108,7 @@ class LateLog:
 
     def flush(self, timeout_s: float) -> bool:
         waiting, self._waiting = self._waiting, []
-        thread = threading.Thread(target=lambda: [saved() for saved in waiting])
+        thread = threading.Thread(target=lambda: [saved() for saved in waiting], name="client")
         thread.start()
         thread.join()
         return True
