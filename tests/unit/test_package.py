@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-import importlib
 import json
 import subprocess
 import sys
@@ -134,32 +132,3 @@ def test_all_errors_have_one_root() -> None:
         # that is not allowed is about both.
         both = issubclass(item, errors.InvalidInputError) and issubclass(item, errors.BrokerError)
         assert both == (item is errors.TargetNotAllowedError)
-
-
-PURE = [
-    "model.strategy", "model.router", "model.due_time", "model.envelope", "model.level_topic",
-    "model.delivery", "producer.routing", "model.topic_name", "model.position", "model.clock",
-    "errors", "cluster.port", "model.formatting", "model.message", "model.outcome",
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("name", PURE)
-def test_pure_modules_do_no_io(name: str) -> None:
-    module = importlib.import_module(f"delaylevel.{name}")
-    tree = ast.parse(Path(str(module.__file__)).read_text())
-    imported = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            imported |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            package = node.module or ""
-            whole = {f"{package}.{alias.name}" for alias in node.names}
-            imported |= whole if package == "delaylevel.model" else {package}
-    for module_name in imported:
-        first = module_name.partition(".")[0]
-        if first == "delaylevel":
-            assert module_name.partition(".")[2] in PURE
-        else:
-            assert first not in {"os", "socket", "pulsar", "_pulsar", "urllib3", "pathlib"}
-        if name != "model.clock":
-            assert first != "time"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import re
-import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -100,17 +99,3 @@ def test_no_phrase_is_stilted(top: str) -> None:
             if BANNED.search(line):
                 found.append(f"{path.relative_to(ROOT)}:{number}: {line.strip()}")
     assert sorted(set(found)) == []
-
-
-@pytest.mark.parametrize(
-    ("source", "why"),
-    [
-        ('"""What is kept."""', "indirect question"),
-        ('def f():\n    """The number of rows."""', "imperative"),
-        ('def f():\n    """Returns the rows."""', "imperative"),
-        ('def f():\n    """Whether it is there."""', "indirect question"),
-    ],
-)
-def test_a_docstring_that_breaks_the_form_is_found(source: str, why: str) -> None:
-    found = [fault(kind, text) for _, kind, text in docstrings(textwrap.dedent(source))]
-    assert [reason for reason in found if reason is not None and why in reason]

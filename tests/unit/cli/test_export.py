@@ -84,45 +84,6 @@ def test_parquet_has_the_columns_that_conditions_use(
         assert table.column("value").to_pylist() == list(BODIES.values())[::-1]
 
 
-@pytest.mark.parametrize(
-    ("options", "numbers"),
-    [
-        (("--key", "customer-2"), [2]),
-        (("--property", "number=3"), [3]),
-        (("--from", "+7d", "--where", "size = 3"), [2, 1, 0]),
-        (("--to", "+6d"), [4]),
-        (("--key", "nobody"), []),
-    ],
-)
-@pytest.mark.parametrize("ending", ["jsonl", "csv", "parquet"])
-def test_only_selected_messages_are_written(
-    run: Run, tmp_path: Path, options: tuple[str, ...], numbers: list[int], ending: str
-) -> None:
-    file = tmp_path / f"some.{ending}"
-    # Relative options use this machine's clock; the clock of the in-memory broker stands still.
-    options = tuple(_due(run, word) for word in options)
-    done = run("export", "orders", str(file), *options)
-    assert done.stderr == f"{len(numbers)} messages are in {file}.\n"
-    if ending == "jsonl":
-        found = [json.loads(line)["key"] for line in file.read_text().splitlines()]
-    elif ending == "csv":
-        with file.open(newline="", encoding="utf-8") as stream:
-            found = [row["key"] for row in csv.DictReader(stream)]
-        assert file.read_text().startswith("due_ms,target,id,key,")
-    else:
-        found = pq.read_table(file).column("key").to_pylist()
-    assert found == [f"customer-{number}" for number in numbers]
-
-
-def _due(run: Run, word: str) -> str:
-    """Return ``+7d`` as the time between the messages due after 6 and after 7 days."""
-    if not word.startswith("+"):
-        return word
-    number = 9 - int(word[1:-1])
-    (row,) = listed(run, "--key", f"customer-{number}")
-    return str(row["due_ms"] - 1000)
-
-
 def test_an_existing_file_is_replaced_only_with_force(run: Run, tmp_path: Path) -> None:
     file = tmp_path / "orders.jsonl"
     file.write_text("precious")
@@ -184,15 +145,3 @@ def test_an_error_leaves_no_partial_file(
     assert list(tmp_path.iterdir()) == before
     if force:
         assert file.read_text() == "the last export"
-
-
-def test_a_full_disk_is_reported(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(descriptor: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("os.fsync", full)
-    failed = run("export", "orders", str(tmp_path / "orders.csv"))
-    assert failed.exit_code == 1
-    assert "No space left on device" in failed.stderr
-    assert "free space" in failed.stderr
-    assert list(tmp_path.iterdir()) == []

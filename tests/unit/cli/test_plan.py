@@ -35,21 +35,3 @@ def test_plan_shows_load_plans_and_figures() -> None:
     assert len(lines.stdout.splitlines()) == len(result["plans"])
     assert CliRunner().invoke(cli, [*base[:-1], "big"]).exit_code == 2
     assert CliRunner().invoke(cli, [*base, "--mean-delay", "40d"]).exit_code == 2
-
-
-def test_a_peak_can_have_a_time_in_which_it_is_released() -> None:
-    words = ["plan", "--rate", "2000", "--max-delay", "30d", "--size", "1KiB", "-o", "json"]
-
-    def load(*more: str) -> tuple[int, int]:
-        answer = CliRunner().invoke(cli, [*words, *more])
-        assert answer.exit_code == 0, answer.output
-        found = json.loads(answer.stdout)
-        return found["dispatchers"], found["nine_release_ms"]
-
-    assert load() == (1, 440_816)
-    dispatchers, release_ms = load("--nine-within", "1m")
-    assert dispatchers > 1
-    assert release_ms <= 60_000
-    assert load("--at-nine", "0") == (1, 0)
-    even = CliRunner().invoke(cli, [*words[:-2], "--at-nine", "0"])
-    assert "No peak is assumed" in even.stderr

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -136,20 +134,3 @@ def test_a_program_that_fails_waits_for_the_next_change(
     reloading.write(PROGRAM)
     reloading.started(1)
     assert reloading.end() == 0
-
-
-def test_the_program_ends_when_the_watcher_is_killed(tmp_path: Path) -> None:
-    write(tmp_path / "program.py", PROGRAM)
-    parent = (
-        "import os, sys, threading; from pathlib import Path\n"
-        "from delaylevel.cli.listen import run_reloading\n"
-        "command = [sys.executable, 'program.py']\n"
-        "run_reloading(command, os.environ, Path('.'), threading.Event())\n"
-    )
-    process = subprocess.Popen([sys.executable, "-c", parent], cwd=tmp_path)
-    try:
-        eventually((tmp_path / "started").exists, "the program")
-    finally:
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-    eventually((tmp_path / "ended").exists, "the end of the program")

@@ -113,15 +113,6 @@ def test_a_message_is_handled_once_and_a_failed_one_again() -> None:
     handled.close()
 
 
-def test_the_last_half_of_the_capacity_is_remembered() -> None:
-    handled = opened(capacity=100)
-    for number in range(1000):
-        assert handle(handled, message(f"m-{number}"))
-        for back in range(min(number + 1, 50)):
-            assert handled.contains(message(f"m-{number - back}"))
-    assert len(handled) <= 100
-
-
 def test_threads_never_handle_one_id_at_the_same_time() -> None:
     handled = opened()
     active: dict[int, int] = dict.fromkeys(range(20), 0)

@@ -5,9 +5,6 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
-
-import delaylevel
 from delaylevel.testing import MemoryPulsar
 from support.plugin_projects import PLUGIN, REMINDER, installed, run  # noqa: F401
 
@@ -46,16 +43,6 @@ def test_a_project_that_does_not_use_it_imports_next_to_nothing(
         path=[installed],
     )
     assert "1 passed" in said, said
-
-
-def test_the_names_of_the_package_are_loaded_on_first_use() -> None:
-    import delaylevel.testing as package
-
-    assert dir(package) == sorted(package.__all__) == package.__all__
-    assert all(getattr(package, name).__name__ == name for name in package.__all__)
-    with pytest.raises(AttributeError, match="no attribute 'Broker'"):
-        package.Broker  # noqa: B018
-    assert delaylevel.__version__
 
 
 def test_a_broker_without_java_skips_the_test_and_fails_it_in_ci(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import json
 import socket
 import threading
 import time
@@ -265,13 +264,3 @@ def test_a_port_that_is_taken_is_named_with_a_remedy(port: int, part: Reporting)
         pass
     with pytest.raises(ConfigError, match=r"no\.such\.host.*--metrics-address"):
         serve(part, 0, "no.such.host.invalid").__enter__()
-
-
-def test_the_port_is_free_again_after_the_block(part: Reporting) -> None:
-    with serve(part, 0) as port:
-        assert get(port, "/readyz").status == 200
-    before = set(threading.enumerate())
-    with serve(part, port) as again:
-        assert again == port
-        assert json.loads(get(port, "/readyz").data)["ok"]
-    assert set(threading.enumerate()) <= before
