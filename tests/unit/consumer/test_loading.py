@@ -67,8 +67,6 @@ def test_a_name_may_have_dots_and_be_a_function(write: Write) -> None:
         ("shop/billing.py", r"is a path: write the name of the module, shop.billing:app"),
         ("./shop/billing.py:run", r"write the name of the module, shop.billing:run"),
         ("shop.billing:", r"is not MODULE:NAME"),
-        ("shop billing:app", r"is not MODULE:NAME"),
-        ("1shop:app", r"is not MODULE:NAME"),
         (":app", r"is not MODULE:NAME"),
         ("shop:app()", r"is not MODULE:NAME"),
     ],
@@ -82,11 +80,9 @@ def test_a_wrong_form_is_refused(target: str, expected: str) -> None:
     ("text", "target", "expected"),
     [
         (APP, "shop_ap:app", r"there is no module shop_ap in .*: check the name, or change to"),
-        (APP, "shop_none.app:app", r"there is no module shop_none in"),
         (APP, "shop_app.billing:app", r"there is no module shop_app.billing in"),
         (APP, "shop_app:ap", r"shop_app has no name ap \(its listeners: app\)"),
         (APP, "shop_app:bill", r"shop_app:bill is a function with arguments"),
-        (APP, "shop_app:Listeners", r"shop_app:Listeners is no Listeners, but of type type"),
         ("app = 3", "shop_app:app", r"is no Listeners, but of type int"),
         ("x = 3", "shop_app:app", r"\(its listeners: none; write app = Listeners\(client\)\)"),
         ("x = 3", "shop_app", r"has no Listeners, so name one: shop_app:NAME"),
@@ -98,7 +94,6 @@ def test_a_wrong_form_is_refused(target: str, expected: str) -> None:
             r"(?s)importing shop_app failed.*py.*line 1",
         ),
         ("1 / 0", "shop_app:app", r"(?s)shop_app.py.*ZeroDivisionError"),
-        ("def f(:", "shop_app:app", r"(?s)importing shop_app failed.*SyntaxError"),
         ("def make():\n    raise OSError('no disk')", "shop_app:make", r"(?s)calling.*no disk"),
     ],
 )

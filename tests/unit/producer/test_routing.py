@@ -87,15 +87,12 @@ def test_a_near_due_message_goes_into_the_window_with_its_envelope_and_no_timer(
         ({"deliver_at": (T0 + DAY) // 1000}, InvalidDelayError, ["multiply seconds by 1000"]),
         ({"deliver_at": datetime(2027, 2, 1)}, InvalidDelayError, ["naive"]),
         ({"deliver_after": timedelta(seconds=-1)}, InvalidDelayError, ["negative"]),
-        ({"deliver_after": 3}, InvalidDelayError, ["timedelta"]),
         (
             {"deliver_after": timedelta(days=365, milliseconds=1)},
             DelayTooLongError,
             ["365d1ms", "365d", "maximum_delay", "recirculate"],
         ),
-        ({"deliver_at": T0 + 400 * DAY}, DelayTooLongError, ["400d"]),
         ({"message_id": "", "deliver_after": timedelta(days=2)}, InvalidInputError, ["1 to 512"]),
-        ({"message_id": 7, "deliver_after": timedelta(1)}, InvalidInputError, ["not int"]),
         ({"message_id": "x" * 513}, InvalidInputError, ["513"]),
         (
             {"deliver_after": timedelta(days=2), "sequence_id": 7},
