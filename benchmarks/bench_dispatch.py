@@ -359,7 +359,8 @@ def measure_nats(load: Load, restart: bool) -> Case | None:
         return None
     server = nats.Nats()
     with tempfile.TemporaryDirectory(prefix="delaylevel-bench-nats-") as directory:
-        server.start(Path(directory), False)
+        server.directory = Path(directory)
+        server.start(False)
         try:
             begin_ms = round((time.time() + load.prepare_s) * 1000)
             flags = bytearray(load.count)

@@ -30,6 +30,7 @@ from common import (
     in_turn,
     rate_row,
     report,
+    wait,
 )
 
 from delaylevel import topics
@@ -101,17 +102,17 @@ class Bench:
     def rate(self, described: LevelTopicDescription) -> float:
         """Wait until the target has received the messages; return messages per second."""
         target = TopicName.parse(described.targets[0])
-        low: tuple[float, int] | None = None
-        deadline = time.monotonic() + 300
-        while time.monotonic() < deadline:
+        polls = [(time.perf_counter(), 0)]
+
+        def arrived(share: float) -> bool:
             count = self.admin.partition_stats(target).messages_in
-            now = time.perf_counter()
-            if low is None and count >= self.messages * 0.1:
-                low = now, count
-            if low is not None and count >= self.messages * 0.95:
-                return (count - low[1]) / (now - low[0])
-            time.sleep(0.02)
-        raise TimeoutError(f"{count:,} of {self.messages:,} messages arrived in 300 s")
+            polls.append((time.perf_counter(), count))
+            return count >= self.messages * share
+
+        wait(lambda: arrived(0.1), 300, every_s=0.02)
+        (low_s, low) = polls[-1] if polls[-1][1] < self.messages * 0.5 else polls[-2]
+        wait(lambda: arrived(0.95), 300, every_s=0.02)
+        return (polls[-1][1] - low) / (polls[-1][0] - low_s)
 
     def plain(self) -> float:
         """Run the plain loop in its own process; return messages per second."""

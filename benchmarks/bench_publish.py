@@ -102,7 +102,8 @@ def run(given: Any) -> list[Case]:
         if nats.server_path() is None:
             note(nats.MISSING)
         else:
-            server.start(Path(stack.enter_context(tempfile.TemporaryDirectory())), False)
+            server.directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            server.start(False)
             stack.callback(server.stop)
         for kind, delays in (("one delay", FIXED), ("29 delays in turn", MIXED)):
             wrapped = make(

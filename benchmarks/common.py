@@ -135,7 +135,9 @@ def note(text: str) -> None:
     print(f"... {text}", file=sys.stderr, flush=True)
 
 
-def wait(condition: Callable[[], bool], limit_s: float, give_up: bool = False) -> None:
+def wait(
+    condition: Callable[[], bool], limit_s: float, give_up: bool = False, every_s: float = 0.1
+) -> None:
     """Wait until a condition holds; at the limit, raise an error or give up."""
     deadline = time.monotonic() + limit_s
     while not condition():
@@ -143,7 +145,7 @@ def wait(condition: Callable[[], bool], limit_s: float, give_up: bool = False) -
             if give_up:
                 return
             raise TimeoutError(f"the condition did not hold within {limit_s:.0f} s")
-        time.sleep(0.1)
+        time.sleep(every_s)
 
 
 # -- brokers, clients and dispatchers

@@ -254,12 +254,13 @@ def _is_chosen(mutant: Mutant, names: Sequence[str]) -> bool:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("names", nargs="*", help="parts of names or kinds; all mutants by default")
-    parser.add_argument("--tier", choices=TIERS, default=QUICK, help="the last tier to run")
-    parser.add_argument("--list", action="store_true", help="list the mutants, and check the list")
-    parser.add_argument("--no-baseline", action="store_true", help="do not test without a mutant")
-    parser.add_argument("--workers", type=int, default=2, help="processes of the later tiers")
-    parser.add_argument("--limit-s", type=float, default=600.0, help="limit of the first tier, s")
+    add = parser.add_argument
+    add("names", nargs="*", help="parts of names or kinds; all mutants by default")
+    add("--tier", choices=TIERS, default=QUICK, help="the last tier to run")
+    add("--list", action="store_true", help="list the mutants, and check the list")
+    add("--no-baseline", action="store_true", help="do not test without a mutant")
+    add("--workers", type=int, default=2, help="processes of the later tiers")
+    add("--limit-s", type=float, default=600.0, help="limit of the first tier, s")
     return parser.parse_args()
 
 

@@ -28,7 +28,7 @@ from common import STAMP, complete, stamped, summary
 from delaylevel.broker import process
 
 from .client import CALLS, IN_FLIGHT, Arrivals, Progress, numbers, options, say
-from .system import TOPIC, Server
+from .system import TOPIC, System
 
 MISSING = "NATS is left out: its server is not installed (pip install -e '.[bench]')"
 _DELIVERY, _MADE = "bench.deliveries", "_INBOX.made"
@@ -36,7 +36,7 @@ _DELIVERY, _MADE = "bench.deliveries", "_INBOX.made"
 _BLOCK = 250
 
 
-class Nats:
+class Nats(System):
     """One server with file storage, of the extra ``bench``."""
 
     name = "nats"
@@ -45,27 +45,18 @@ class Nats:
         "File storage, one replica. It confirms before the disk has the data: `sync_interval` is 2 "
         "minutes (its default)."
     )
-    cancels = True
-
-    def __init__(self) -> None:
-        self._server: Server | None = None
-        self._directory = Path()
-        self.port = 0
+    port = 0
 
     def fetch(self) -> None:
-        """Look for the server."""
         if server_path() is None:
             raise RuntimeError(MISSING)
 
     def version(self) -> str:
-        """Return the version of the server."""
         command = [str(server_path()), "-v"]
         found = subprocess.run(command, capture_output=True, text=True, check=True)
         return "NATS " + found.stdout.split()[-1].removeprefix("v")
 
-    def start(self, directory: Path, cancellable: bool) -> None:
-        """Start a server and create a stream with message schedules."""
-        self._directory = directory
+    def start(self, cancellable: bool) -> None:
         self.port = process.free_ports(1)[0]
         self._start()
         stream = {
@@ -80,34 +71,16 @@ class Nats:
             connection.request(f"$JS.API.STREAM.CREATE.{TOPIC}", json.dumps(stream))
 
     def restart(self) -> None:
-        """Start the server again, and wait until its stream answers."""
-        self._start().wait_for(self._has_stream)
-
-    def kill(self) -> None:
-        """Kill the server."""
-        assert self._server is not None
-        self._server.kill()
-        self._server = None
-
-    def stop(self) -> None:
-        """Stop the server."""
-        if self._server is not None:
-            self._server.stop()
-            self._server = None
-
-    def pids(self) -> list[int]:
-        """Return the ID of the server's process."""
-        return [] if self._server is None else [self._server.pid]
+        self._start()
+        self.servers[0].wait_for(self._has_stream)
 
     def client(self, action: str) -> list[str]:
-        """Return the command of a client."""
         return [sys.executable, "-m", "compare.nats", action, f"port={self.port}"]
 
-    def _start(self) -> Server:
-        options = ("-a", "127.0.0.1", "-p", str(self.port), "-js", "-sd", str(self._directory))
-        self._server = server = Server([str(server_path()), *options], self._directory, "nats")
-        server.wait_for(lambda: "Server is ready" in server.log())
-        return server
+    def _start(self) -> None:
+        options = ("-a", "127.0.0.1", "-p", str(self.port), "-js", "-sd", str(self.directory))
+        command = [str(server_path()), *options]
+        self.run(command, "nats", lambda server: "Server is ready" in server.log())
 
     def _has_stream(self) -> bool:
         try:

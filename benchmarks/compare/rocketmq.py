@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-from functools import partial
 from pathlib import Path
 
 from delaylevel.broker import process
 from delaylevel.broker.distribution import java
 
-from .system import HEAP_MB, TOPIC, Server, cache
+from .system import HEAP_MB, TOPIC, System, cache
 
 _SOURCES = Path(__file__).with_name("rocketmq")
 _DAYS_S = 31 * 86_400
@@ -24,7 +23,7 @@ _OPENED = (
 )
 
 
-class RocketMq:
+class RocketMq(System):
     """One broker and one name server. Messages have a time of delivery for the timer wheel."""
 
     name = "rocketmq"
@@ -34,15 +33,10 @@ class RocketMq:
         "`timerMaxDelaySec` is 31 days instead of 3, and for the cancellations "
         "`recallMessageEnable` is true."
     )
-    cancels = True
 
-    def __init__(self) -> None:
-        self._running: list[Server] = []
-        self._directory = Path()
-        self._ports: list[int] = []
+    _ports: tuple[int, ...] = ()
 
     def fetch(self) -> None:
-        """Download servers and client with Maven, and compile our client."""
         if self._classpath_file().is_file():
             return
         maven = shutil.which("mvn")
@@ -58,17 +52,15 @@ class RocketMq:
         subprocess.run(command, check=True, stdin=subprocess.DEVNULL)
 
     def version(self) -> str:
-        """Return the version of servers and client."""
         found = re.search(r"<rocketmq.version>(.*)</", (_SOURCES / "pom.xml").read_text())
         assert found is not None
         return f"RocketMQ {found[1]}"
 
-    def start(self, directory: Path, cancellable: bool) -> None:
-        """Start name server and broker, and create the topic."""
-        self._directory = directory
+    def start(self, cancellable: bool) -> None:
+        directory = self.directory
         # The broker also uses the port two below its own one.
         names, broker = process.free_ports(2)
-        self._ports = [names, broker]
+        self._ports = (names, broker)
         (directory / "names.conf").write_text(
             f"listenPort={names}\nbindAddress=127.0.0.1\n"
             f"kvConfigPath={directory}/names/kv.json\nconfigStorePath={directory}/names/names\n"
@@ -97,33 +89,15 @@ class RocketMq:
         )
 
     def restart(self) -> None:
-        """Start name server and broker."""
         for name, conf, heap_mb in (
             ("namesrv.NamesrvStartup", "names", 128),
             ("broker.BrokerStartup", "broker", HEAP_MB),
         ):
             command = self._java(f"org.apache.rocketmq.{name}", heap_mb)
-            conf_file = str(self._directory / f"{conf}.conf")
-            server = Server([*command, "-c", conf_file], self._directory, conf)
-            self._running.append(server)
-            server.wait_for(partial(self._has_started, server))
-
-    def kill(self) -> None:
-        """Kill broker and name server."""
-        while self._running:
-            self._running.pop().kill()
-
-    def stop(self) -> None:
-        """Stop broker and name server."""
-        while self._running:
-            self._running.pop().stop()
-
-    def pids(self) -> list[int]:
-        """Return the IDs of both processes."""
-        return [server.pid for server in self._running]
+            command += ["-c", str(self.directory / f"{conf}.conf")]
+            self.run(command, conf, lambda server: "boot success" in server.log())
 
     def client(self, action: str) -> list[str]:
-        """Return the command of a client."""
         command = self._java("compare.Client", 400)
         return [*command, action, f"servers={self._servers}", f"topic={TOPIC}"]
 
@@ -131,17 +105,13 @@ class RocketMq:
     def _servers(self) -> str:
         return f"127.0.0.1:{self._ports[0]}"
 
-    @staticmethod
-    def _has_started(server: Server) -> bool:
-        return "boot success" in server.log()
-
     def _java(self, main: str, heap_mb: int) -> list[str]:
         """Return the command line of a class, with all logs in our directory."""
         classpath = f"{self._folder()}/classes:{self._classpath_file().read_text().strip()}"
         return [
             *(java(), *_OPENED, "-XX:+UseSerialGC", "-Xms64m", f"-Xmx{heap_mb}m"),
-            *(f"-XX:MaxDirectMemorySize={heap_mb}m", f"-Duser.home={self._directory}"),
-            *(f"-Drocketmq.home.dir={self._directory}", "-cp", classpath, main),
+            *(f"-XX:MaxDirectMemorySize={heap_mb}m", f"-Duser.home={self.directory}"),
+            *(f"-Drocketmq.home.dir={self.directory}", "-cp", classpath, main),
         ]
 
     def _folder(self) -> Path:

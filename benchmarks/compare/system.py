@@ -1,4 +1,4 @@
-"""The protocol that each system implements, and what all of them do with their processes."""
+"""The interface of a system, and its processes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import time
 import urllib.request
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
 
 from delaylevel.broker import process
 from delaylevel.cluster.connection.local_brokers import DIRECTORIES
@@ -16,46 +15,6 @@ from delaylevel.cluster.connection.local_brokers import DIRECTORIES
 TOPIC = "orders"
 #: Java options that all servers in Java share. Only the size of their heaps is restricted.
 HEAP_MB = 600
-
-
-class System(Protocol):
-    """A system under comparison. It listens on the loopback interface only.
-
-    Attributes:
-        name: name on the command line.
-        title: name in tables.
-        settings: what its durability depends on, and every setting that is not its default.
-        cancels: True if it can cancel messages.
-    """
-
-    name: str
-    title: str
-    settings: str
-    cancels: bool
-
-    def fetch(self) -> None:
-        """Download what is missing, with the usual clients of its ecosystem."""
-
-    def version(self) -> str:
-        """Return its version."""
-
-    def start(self, directory: Path, cancellable: bool) -> None:
-        """Start it in an empty directory, and wait until clients can use it."""
-
-    def restart(self) -> None:
-        """Start it again after :meth:`kill`, and wait until it accepts clients."""
-
-    def kill(self) -> None:
-        """Kill all of its processes (-9)."""
-
-    def stop(self) -> None:
-        """Stop all of its processes that run."""
-
-    def pids(self) -> list[int]:
-        """Return the IDs of its processes."""
-
-    def client(self, action: str) -> list[str]:
-        """Return the command of its client that publishes, consumes or cancels."""
 
 
 class Server:
@@ -102,6 +61,70 @@ class Server:
         self._process.wait()
         self._watcher.kill()
         self._watcher.communicate()
+
+
+class System:
+    """A system under comparison. It listens on the loopback interface only.
+
+    Attributes:
+        name: name on the command line.
+        title: name in tables.
+        settings: what its durability depends on, and every setting that is not its default.
+        cancels: True if it can cancel messages.
+        servers: its processes.
+        directory: a directory for its data.
+    """
+
+    name: str
+    title: str
+    settings: str
+    cancels = True
+
+    def __init__(self) -> None:
+        self.servers: list[Server] = []
+        self.directory = Path()
+
+    def fetch(self) -> None:
+        """Download what is missing, with the usual clients of its ecosystem."""
+        raise NotImplementedError
+
+    def version(self) -> str:
+        """Return its version."""
+        raise NotImplementedError
+
+    def start(self, cancellable: bool) -> None:
+        """Start it in its directory, which is empty, and wait until clients can use it."""
+        raise NotImplementedError
+
+    def restart(self) -> None:
+        """Start it again after :meth:`kill`, and wait until it accepts clients."""
+        raise NotImplementedError
+
+    def client(self, action: str) -> list[str]:
+        """Return the command of its client that publishes, consumes or cancels."""
+        raise NotImplementedError
+
+    def kill(self) -> None:
+        """Kill all of its processes (-9)."""
+        while self.servers:
+            self.servers.pop().kill()
+
+    def stop(self) -> None:
+        """Stop all of its processes that run."""
+        while self.servers:
+            self.servers.pop().stop()
+
+    def pids(self) -> list[int]:
+        """Return the IDs of its processes."""
+        return [server.pid for server in self.servers]
+
+    def run(
+        self, command: Sequence[str], log_name: str, is_ready: Callable[[Server], bool]
+    ) -> None:
+        """Start a process, and wait until it is ready."""
+        server = Server(command, self.directory, log_name)
+        self.servers.append(server)
+        server.wait_for(lambda: is_ready(server))
 
 
 def cache(name: str) -> Path:

@@ -109,10 +109,11 @@ def run(system: System, load: Load) -> dict[str, Any]:
         trial = _Trial(system, load, Path(folder))
         data = Path(folder) / "data"
         data.mkdir()
+        system.directory = data
         done = threading.Event()
         watching = threading.Thread(target=trial.watch_memory, args=(done,))
         try:
-            system.start(data, bool(load.cancelled))
+            system.start(bool(load.cancelled))
             watching.start()
             trial.publish()
             trial.look(data)
@@ -206,9 +207,6 @@ class _Trial:
             time.sleep(0.3)
             served = served_s(self._arrivals(), probes, began_us)
         self._found["served_s"] = served
-        time.sleep(_SETTLE_S)
-        resident, private = memory(self._system.pids())
-        self._found |= {"again_mib": resident >> 20, "again_private_mib": private >> 20}
 
     def deliver(self) -> None:
         """Wait until everything has arrived; kill the system in the middle if the load says so."""
