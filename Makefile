@@ -18,7 +18,7 @@ export PYSPARK_DRIVER_PYTHON = $(PYSPARK_PYTHON)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo quick test night lint format typecheck wheel wheel-check walk java pytest reference screens broker broker-stop fetch bench torture versions mutants house compare install clean distclean
+.PHONY: help demo quick test night lint format typecheck wheel wheel-check walk java pytest reference broker broker-stop fetch bench torture versions mutants house compare install clean distclean
 
 help: ## Show this list
 	@echo "Usage: make TARGET"
@@ -79,9 +79,6 @@ walk: fetch ## Type README and Getting started in a terminal, with `run` and wit
 
 reference: $(STAMP) ## Regenerate docs/cli.md
 	$(BIN)/python tools/make_reference.py
-
-screens: fetch ## Take the screenshots of docs/images again, with a broker and the demo
-	PYTHONPATH=tests $(BIN)/python tools/make_screens.py
 
 broker: fetch ## Start a private broker (stop it with `make broker-stop`)
 	$(BIN)/delaylevel broker start

@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from support.loading import load
-
 ROOT = Path(__file__).parents[2]
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -35,20 +33,3 @@ def test_the_picture_says_what_it_shows_and_has_its_own_background() -> None:
 @pytest.mark.parametrize("page", ["README.md", "docs/concepts.md"])
 def test_the_path_of_a_message_is_shown(page: str) -> None:
     assert "images/message-path.svg)" in (ROOT / page).read_text(encoding="utf-8")
-
-
-def test_the_screenshots_are_small_and_shown() -> None:
-    pages = "".join(
-        page.read_text(encoding="utf-8")
-        for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"))
-    )
-    for name in load("tools/make_screens.py").SIZES:
-        path = IMAGES / f"{name}.svg"
-        assert 0 < path.stat().st_size < 100_000
-        root = ElementTree.parse(path).getroot()
-        assert "delaylevel" in str(root.findtext(f"{SVG}title"))
-        assert len(root.findall(f"{SVG}text")) > 20, "the screen was not empty"
-        for each in root.findall(f"{SVG}text"):
-            end = float(each.attrib["x"]) + float(each.get("textLength", 0))
-            assert end <= float(root.attrib["width"])
-        assert f"images/{name}.svg)" in pages, "no page shows it"
