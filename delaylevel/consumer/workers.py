@@ -18,6 +18,7 @@ import logging
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -34,8 +35,30 @@ from .host import (
     left_s,
     refuse_awaitable,
 )
+from .listener import Tally
 from .message import ReceivedMessage
 from .retry import Verdict
+
+
+def _receive_batch(
+    consumer: Any, parts: Parts, tally: Tally, waiting: Sequence[ReceivedMessage] = ()
+) -> list[ReceivedMessage]:
+    """Return messages for one call of the handler: those that wait, are there, or come soon."""
+    batch = list(waiting)
+    until_s: float | None = None
+    while not batch or len(batch) < parts.listener.batch:
+        if until_s is None and batch:
+            until_s = time.monotonic() + BATCH_S
+        timeout_ms = RECEIVE_MS if until_s is None else int(1000 * left_s(until_s))
+        if not timeout_ms:
+            break
+        try:
+            raw = consumer.receive(timeout_ms)
+        except pulsar.Timeout:
+            break
+        tally.received += 1
+        batch.append(parts.received(raw))
+    return batch
 
 
 class Worker(threading.Thread):
@@ -197,33 +220,13 @@ class Worker(threading.Thread):
         """Handle the messages of a consumer in batches, until it is replaced."""
         waiting: list[ReceivedMessage] = []
         while not self._stopping.is_set():
-            batch = waiting or self._next(consumer, RECEIVE_MS)
+            batch = _receive_batch(consumer, self._parts, self._tally, waiting)
             if not batch:
                 if not self._idle(consumer):
                     return
                 continue
-            self._fill(batch, consumer)
             waiting = self._handle_batch(batch, consumer)
             self._wait_for_room()
-
-    def _fill(self, batch: list[ReceivedMessage], consumer: Any) -> None:
-        """Add the messages that are there, or come soon."""
-        until_s = time.monotonic() + BATCH_S
-        while len(batch) < self._listener.batch:
-            left_ms = int(1000 * left_s(until_s))
-            more = self._next(consumer, left_ms) if left_ms else []
-            if not more:
-                return
-            batch += more
-
-    def _next(self, consumer: Any, timeout_ms: int) -> list[ReceivedMessage]:
-        """Return the next message in a list; an empty list if there is none within the time."""
-        try:
-            raw = consumer.receive(timeout_ms)
-        except pulsar.Timeout:
-            return []
-        self._tally.received += 1
-        return [self._parts.received(raw)]
 
     def _handle_batch(
         self, received: list[ReceivedMessage], consumer: Any
@@ -355,31 +358,16 @@ class Feeder(threading.Thread):
             failure, self.failure = self.failure, None
             if failure is not None:
                 self._subscribed.fail(*failure)
-            messages = self._next(consumer, RECEIVE_MS)
+            messages = _receive_batch(consumer, self._parts, self._tally)
             if not messages:
                 self._subscribed.check(consumer)
                 if self._subscribed.get() is not consumer:
                     return
                 continue
-            until_s = time.monotonic() + BATCH_S
-            while len(messages) < self._parts.listener.batch:
-                left_ms = int(1000 * left_s(until_s))
-                more = self._next(consumer, left_ms) if left_ms else []
-                if not more:
-                    break
-                messages += more
             if not self._tasks.put(_Call(messages, self, consumer)):
                 return  # stopping: the messages stay unacknowledged
             while self._parts.unfinished.full and not self._stopping.is_set():
                 self._parts.unfinished.wait_for_room(WAIT_S)
-
-    def _next(self, consumer: Any, timeout_ms: int) -> list[ReceivedMessage]:
-        try:
-            raw = consumer.receive(timeout_ms)
-        except pulsar.Timeout:
-            return []
-        self._tally.received += 1
-        return [self._parts.received(raw)]
 
 
 class Tasks:
