@@ -26,12 +26,12 @@ from delaylevel.model import envelope as env
 from delaylevel.model.envelope import Envelope, SchemaRef
 from delaylevel.model.level_topic import (
     LevelTopicDescription,
+    Mover,
     default_level_topics,
 )
 from delaylevel.model.outcome import Outcome, Receipt, cancellation
 from delaylevel.model.router import Hop, Router
 from delaylevel.model.topic_name import TopicName
-from delaylevel.mover import hop
 from delaylevel.producer.checks import SizeLimit
 from delaylevel.producer.routing import WINDOW, Routing
 from delaylevel.producer.setup import level_producer_settings, window_producer_settings
@@ -186,9 +186,8 @@ def _cancellation_answer(case: Case) -> Any:
     deliver_at = None
     if decision.hop is Hop.PARK:
         topic = description.level_topic(decision.level).partition(decision.partition)
-        deliver_at = hop.parked_until_ms(
-            description, router, decision.level, decision.partition, case["now"]
-        )
+        if description.mover is Mover.FUNCTION:
+            deliver_at = router.hand_off_ms(decision.level, decision.partition, case["now"])
     else:
         partition = description.window_partition(case["key"] or "", case["id"])
         topic = description.window_topic.partition(partition)
