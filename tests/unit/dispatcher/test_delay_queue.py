@@ -98,6 +98,7 @@ def test_due_messages_are_released_by_due_time_then_position(fix: Fixture) -> No
 def test_copies_are_dropped_if_the_first_is_pending_in_flight_or_released(fix: Fixture) -> None:
     offered = fix.offer((1, 10, "a", 5), (2, 10, "a", 5), (3, 10, "b", 5), (4, 10, "a", 6))
     assert offered == OfferResult(3, 1, 0)
+    assert fix.offer((20, 90, "c", 5), (21, 90, "c", 5)) == OfferResult(1, 1, 0)  # only two
     assert fix.offer((5, 10, "a", 5)) == OfferResult(0, 1, 0)
     batch = fix.queue.advance(T0 + 10)
     assert batch is not None

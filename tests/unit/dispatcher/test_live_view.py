@@ -260,15 +260,6 @@ def test_sql_reads_the_same_numbers() -> None:
         assert found is None or found == expected, text
 
 
-def test_the_attribute_is_a_property_or_the_delay(monkeypatch: pytest.MonkeyPatch) -> None:
-    records = [record(1, 5), record(3, 0), (*record(2, 7), 1_234)]
-    assert MessageAttribute("size").of(records).tolist() == [5, 0, 7]
-    assert MessageAttribute("amount").of(records).tolist()[::2] == [1, 2]
-    assert np.isnan(MessageAttribute("amount").of(records)[1])
-    assert MessageAttribute("delay").of(records)[2] == 1_234
-    assert np.isnan(MessageAttribute("delay").of(records)[:2]).all()
-
-
 # --- answers
 
 

@@ -46,18 +46,6 @@ def test_missing_values_are_null() -> None:
     ]
 
 
-def test_a_message_that_the_broker_delays_is_in_its_target() -> None:
-    assert values(LEVEL, "target") == [(None,), (ORDERS,), (ORDERS,)]
-    assert values(WINDOW, "target") == [(ORDERS,), (ORDERS,), (ORDERS,)]
-
-
-def test_some_columns_are_constant_within_a_partition() -> None:
-    names = ("role", "level", "partition", "level_topic", "topic", "place")
-    assert set(values(LEVEL, *names, place="DAY 3")) == {
-        ("level", 0, 3, FAMILY, f"{FAMILY}-partition-3", "DAY 3")
-    }
-
-
 def test_times_are_the_same_in_both_forms() -> None:
     names = ("due", "event_time", "publish_time", "routed_at")
     found = to_record_batch(MESSAGES, LEVEL, schema_of(names), {"routed_at": DUE + 1})

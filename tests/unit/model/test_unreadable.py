@@ -20,7 +20,6 @@ from delaylevel.model.message import (
     LazyMessage,
     parked_message,
     properties_of,
-    text_of,
 )
 
 OURS = {DUE: "1800000000000", TARGET: "persistent://public/default/orders", "mine": "1"}
@@ -97,17 +96,8 @@ def test_every_unreadable_field_is_in_the_reason() -> None:
     assert application_properties(message.properties) == {}
 
 
-def test_a_readable_message_has_no_mark() -> None:
-    message = parked_message(built(partition_key="é", ordering_key="日"), 7, 8, 2)
-    assert (message.key, message.ordering_key, message.properties) == ("é", "日", OURS)
-
-
 def test_fields_that_are_read_on_demand_are_replaced_too() -> None:
     message = built(partition_key=BAD, ordering_key=BAD)
     lazy = LazyMessage(message, 7, 8, 2, None, properties_of(message))
     assert (lazy.key, lazy.ordering_key, lazy.properties) == (REPLACED, REPLACED, OURS)
     assert properties_of(built(properties={"a": BAD})).keys() == {UNREADABLE, RAW_PROPERTIES}
-
-
-def test_text_that_is_readable_is_unchanged() -> None:
-    assert text_of(lambda: "日") == "日"

@@ -127,14 +127,6 @@ def test_message_ids_are_compact_in_any_order(step: int) -> None:
         assert len(dedup.snapshot("k")) < 30_000
 
 
-def test_random_ids_take_eight_bytes() -> None:
-    ids = np.random.default_rng(1).integers(0, 1 << 63, 300_000)
-    dedup = Deduplicator(1_000_000)
-    assert dedup.deduplicate_and_save(ids, "k").tolist() == ids.tolist()
-    assert dedup.deduplicate_and_save(ids[::-1], "k").size == 0
-    assert len(dedup.snapshot("k")) < 8.01 * ids.size
-
-
 def test_reconstruction_keeps_the_newest_ids() -> None:
     dedup = Deduplicator(100)
     dedup.save(7, "k")
