@@ -88,7 +88,7 @@ def test_a_sent_message_is_cancelled_by_its_id_or_receipt(
     assert [receipt.id for receipt in receipts[:2]] == ["a", "b"]
     assert pending_ids(run, topic) == sorted(receipt.id for receipt in receipts)
 
-    wait = ("--timeout", "30s", "-o", "json") if after == "10m" else ("-o", "json")
+    wait = ("--timeout", "60s", "-o", "json") if after == "10m" else ("-o", "json")
     expected = "cancelled" if after == "10m" else "accepted"
     for named in (("b",), ("--receipt", str(receipts[2]))):
         result = run("cancel", topic, *named, *wait)
@@ -119,11 +119,11 @@ def test_messages_are_fired_and_rescheduled_by_their_key(
             )
     moved = run(
         *("reschedule", topic, "--key", "k1", "--at", "+30m", "--count", "2"),
-        *("--timeout", "30s", "-o", "json"),
+        *("--timeout", "60s", "-o", "json"),
     )
     assert moved.exit_code == 0, moved.stderr
     assert [row["outcome"] for row in rows(moved)] == ["cancelled"] * 2
-    fired = run("fire", topic, "--key", "k2", "--count", "2", "--timeout", "30s", "-o", "json")
+    fired = run("fire", topic, "--key", "k2", "--count", "2", "--timeout", "60s", "-o", "json")
     assert fired.exit_code == 0, fired.stderr
     assert [row["outcome"] for row in rows(fired)] == ["cancelled"] * 2
     assert {arrival.message.data() for arrival in get(2)} == {b"2", b"5"}
@@ -134,7 +134,7 @@ def test_messages_are_fired_and_rescheduled_by_their_key(
         return sorted(keys) == ["k0", "k0", "k1", "k1"]
 
     world.eventually(left, "the fired messages are not pending any more")
-    late = run("cancel", topic, "--receipt", rows(fired)[0]["receipt"], "--timeout", "30s")
+    late = run("cancel", topic, "--receipt", rows(fired)[0]["receipt"], "--timeout", "60s")
     assert late.exit_code == 1
     assert "too late" in late.stdout
 
@@ -158,7 +158,7 @@ def test_running_dispatchers_and_the_topic_give_the_same_rows(
                 producer.send(b"x", deliver_after=timedelta(minutes=10), message_id=name)
         # A cancellation that waits for its message is no message either.
         early = world.clock.now_ms() + 600_000
-        for named in (("b", "--timeout", "30s"), ("nobody", "--at", str(early))):
+        for named in (("b", "--timeout", "60s"), ("nobody", "--at", str(early))):
             assert run("cancel", topic, *named).exit_code == 0
 
         def counted() -> bool:

@@ -9,7 +9,6 @@ import asyncio
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -37,6 +36,7 @@ from delaylevel.producer.aio import AsyncDelayLevelClient
 from delaylevel.producer.receipts import OutcomeWatch, Wait
 from support.proxy import Proxy
 from support.world import QUIET, Eventually, MakeClient, MakeLevelTopic, RealWorld, quiet_client
+from support.world import eventually as wait_until
 
 HOURS = Levels(PartitionStrategy(partition_by=PartitionBy.HOUR, maximum_delay=timedelta(hours=5)))
 NEAR, FAR = timedelta(minutes=10), timedelta(hours=2, minutes=5)
@@ -107,10 +107,14 @@ def decider(world: RealWorld, orders: LevelTopicDescription) -> Iterator[Decider
     thread.join()
 
 
-def readers(admin: Admin, orders: LevelTopicDescription) -> int:
-    """Return the number of readers of the outcomes topic."""
-    stats = admin.partition_stats(orders.outcomes_topic.partition(0))
-    return sum(len(found.consumers) for found in stats.subscriptions.values())
+def wait_for_readers(admin: Admin, orders: LevelTopicDescription, count: int) -> None:
+    """Wait until the outcomes topic has a number of readers: they connect again at any time."""
+
+    def readers() -> int:
+        stats = admin.partition_stats(orders.outcomes_topic.partition(0))
+        return sum(len(found.consumers) for found in stats.subscriptions.values())
+
+    wait_until(lambda: readers() == count, f"{count} readers")
 
 
 def test_a_caller_can_wait_for_the_outcome(
@@ -122,16 +126,14 @@ def test_a_caller_can_wait_for_the_outcome(
     assert set(threading.enumerate()) <= threads  # nobody has waited
     for _ in range(3):
         receipt = producer.schedule(b"x", deliver_after=NEAR)
-        started = time.monotonic()
-        outcome = producer.cancel(receipt, timeout=30)
+        outcome = producer.cancel(receipt, timeout=60)
         assert outcome.status is OutcomeStatus.CANCELLED
         assert (outcome.id, outcome.due_ms) == (receipt.id, receipt.due_ms)
-        assert time.monotonic() - started < 20
         assert producer.outcome(receipt) == outcome
-        assert readers(admin, orders) == 1
+        wait_for_readers(admin, orders, 1)
     producer.close()
     # Threads of earlier tests may end meanwhile.
-    assert set(threading.enumerate()) <= threads
+    wait_until(lambda: set(threading.enumerate()) <= threads, "the end of its threads")
 
 
 def test_many_calls_share_one_reader(
@@ -142,7 +144,7 @@ def test_many_calls_share_one_reader(
         found = list(pool.map(lambda each: producer.cancel(each, timeout=60), receipts))
     assert [outcome.id for outcome in found] == [receipt.id for receipt in receipts]
     assert {outcome.status for outcome in found} == {OutcomeStatus.CANCELLED}
-    assert readers(admin, orders) == 1
+    wait_for_readers(admin, orders, 1)
 
 
 def test_an_outcome_that_does_not_come_is_no_error(
@@ -184,7 +186,7 @@ def test_outcomes_are_not_lost_when_the_topic_moves(
             {env.ID: first.id, env.TARGET: first.target, env.DUE: str(first.due_ms)},
             OutcomeStatus.CANCELLED,
         )
-        found = wait.result(30)
+        found = wait.result(60)
         assert found is not None
         assert found.status is OutcomeStatus.CANCELLED
         wait.forget()
@@ -204,12 +206,12 @@ def test_the_reader_is_closed_when_nobody_waits(
     for _ in range(2):
         wait = Wait(watch, receipt)
         wait.begin()
-        assert readers(admin, orders) == 1
+        wait_for_readers(admin, orders, 1)
         decider.answer(properties, OutcomeStatus.CANCELLED)
-        assert wait.result(30) is not None
+        assert wait.result(60) is not None
         wait.forget()
         wait.forget()
-        eventually(lambda: not readers(admin, orders), "the end of the reader")
+        wait_for_readers(admin, orders, 0)
     watch.close()
     late = Wait(watch, receipt)
     late.begin()
@@ -272,7 +274,10 @@ def test_a_cancellation_without_an_answer_may_be_stored(
     with pytest.raises(pulsar.Timeout, match=r"not known if .* was stored") as caught:
         producer.cancel(receipt)
     assert isinstance(caught.value, CancellationFailedError)
-    assert [found.value for found in world.stored(orders.topic)] == [b"x", b"cancel"]
+    world.eventually(
+        lambda: [found.value for found in world.stored(orders.topic)] == [b"x", b"cancel"],
+        "the cancellation",
+    )
     proxy.restore()
     client.shutdown()
 
@@ -299,13 +304,11 @@ def test_a_process_that_has_waited_for_an_outcome_exits(
         levels=orders.topic,
     )
     for _ in range(3):
-        started = time.monotonic()
         done = subprocess.run(
             [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
         )
         assert done.returncode == 0, done.stderr
         assert "accepted" in done.stdout.splitlines()
-        assert time.monotonic() - started < 30
 
 
 # -- wrapped producers, and asyncio
@@ -318,8 +321,8 @@ def test_a_wrapped_producer_schedules_and_cancels(
     plain = client.create_producer(orders.targets[0])
     producer = wrap(plain, client, admin=admin, delay_level_topic=orders.topic, **KNOWN)
     receipt = producer.schedule(b"x", partition_key="k", deliver_after=NEAR)
-    assert producer.cancel(str(receipt), timeout=30).status is OutcomeStatus.CANCELLED
-    again = producer.reschedule(receipt, deliver_after=NEAR, timeout=30)
+    assert producer.cancel(str(receipt), timeout=60).status is OutcomeStatus.CANCELLED
+    again = producer.reschedule(receipt, deliver_after=NEAR, timeout=60)
     assert again.outcome.status is OutcomeStatus.CANCELLED
     assert again.receipt.key == "k"
     producer.close()
@@ -380,7 +383,7 @@ def test_the_asyncio_producer_does_the_same(
             assert receipt.place[1] == found.position.entry_start
         assert (await producer.cancel(receipts[0])).status is OutcomeStatus.ACCEPTED
         outcomes = await asyncio.gather(
-            *(producer.cancel(str(receipt), timeout=30) for receipt in receipts)
+            *(producer.cancel(str(receipt), timeout=60) for receipt in receipts)
         )
         assert [outcome.id for outcome in outcomes] == [receipt.id for receipt in receipts]
         assert {outcome.status for outcome in outcomes} == {OutcomeStatus.CANCELLED}
@@ -391,7 +394,7 @@ def test_the_asyncio_producer_does_the_same(
             await producer.reschedule(far, b"x", deliver_after=NEAR, message_id=far.id)
         again = await producer.reschedule(far, deliver_after=NEAR, expires_after=FAR)
         expiring[again.receipt.due_ms] = again.receipt.id
-        fired = await producer.fire_now(again.receipt, b"new", timeout=30)
+        fired = await producer.fire_now(again.receipt, b"new", timeout=60)
         assert fired.outcome.status is OutcomeStatus.CANCELLED
         assert fired.receipt.sent_directly
         assert (await producer.cancel(fired.receipt)).status is OutcomeStatus.TOO_LATE

@@ -11,7 +11,7 @@ import pytest
 
 from delaylevel.errors import LevelTopicError
 from delaylevel.model.clock import SystemClock
-from delaylevel.model.level_topic import Mover
+from delaylevel.model.level_topic import SUBSCRIPTION, Mover
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from support.spark_levels import BRIEF
@@ -32,10 +32,13 @@ def test_once_leaves_messages_that_are_not_ready(
     spark_once(description)
     spark_once(description)
     assert world.stored(orders) == []
-    subscription = world.admin.partition_stats(description.name.partition(0)).subscriptions[
-        "delaylevel"
-    ]
-    assert (subscription.backlog_entries, subscription.consumers) == (1, ())
+    partition = description.name.partition(0)
+
+    def left() -> tuple[int, object]:
+        subscription = world.admin.partition_stats(partition).subscriptions[SUBSCRIPTION]
+        return subscription.backlog_entries, subscription.consumers
+
+    world.eventually(lambda: left() == (1, ()), "the end of the job's consumers")
 
 
 def test_starting_offsets_that_do_not_fit(

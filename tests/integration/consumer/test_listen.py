@@ -90,7 +90,7 @@ class Listening:
     def until(self, text: str) -> None:
         """Wait for a text in the output."""
         try:
-            eventually(lambda: text in self.said() or self.process.poll() is not None, text, 30)
+            eventually(lambda: text in self.said() or self.process.poll() is not None, text, 120)
         finally:
             assert text in self.said(), self.said()
 
@@ -152,7 +152,7 @@ def test_metrics_and_probes_are_served(listening: Listening, send: Send) -> None
 
     def get(path: str) -> str:
         try:
-            with urllib.request.urlopen(match[1] + path, timeout=10) as answer:
+            with urllib.request.urlopen(match[1] + path, timeout=60) as answer:
                 return str(answer.read().decode())
         except urllib.error.HTTPError as error:
             return error.read().decode()

@@ -231,7 +231,7 @@ def test_a_refusing_topic_lets_messages_be_acknowledged(
     acknowledged = threading.Event()
     assert handled.begin(message(2))
     handled.save(message(2), acknowledged.set)
-    assert acknowledged.wait(30)
+    assert acknowledged.wait(60)
     assert handled.unsaved == 1
     assert known(handled, 1, 2) == [True, True]
     assert handled.begin(message(3))

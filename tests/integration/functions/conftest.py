@@ -111,7 +111,7 @@ class Collector:
 
     def stop(self) -> None:
         self._stop.set()
-        self._thread.join(5)
+        self._thread.join(60)
 
 
 @pytest.fixture

@@ -59,32 +59,31 @@ def test_every_message_arrives_as_it_was_sent(
         now_ms = SystemClock().now_ms()
         return health.status(connection, world.admin, description, made.function, now_ms)
 
+    # The worker and its broker report what happened some seconds later.
     stands = world.eventually(
         lambda: (now := at()) and now.instances[0].counts["forwarded"] == len(bodies) and now,
         "the metrics of all forwarded messages",
     )
     assert stands.running == 1
-    assert stands.problems == ()
-    served = world.eventually(
-        lambda: {
-            name: float(value)
-            for name, value in re.findall(
-                r'^pulsar_function_user_metric_sum\{.*metric="(\w+)".*\} (\S+)$',
-                urllib3.request("GET", f"{connection.admin_url}/metrics").data.decode(),
-                re.MULTILINE,
-            )
-            if name.startswith("delaylevel_function_")
-        },
-        "the worker's own metrics",
+    world.eventually(lambda: at().problems == (), "the end of problems")
+
+    def handed_off() -> float:
+        """Return the metrics that docs/alerts.yml uses."""
+        text = urllib3.request("GET", f"{connection.admin_url}/metrics").data.decode()
+        pattern = r'^pulsar_function_user_metric_sum\{.*metric="(\w+)".*\} (\S+)$'
+        served = dict(re.findall(pattern, text, re.MULTILINE))
+        names = ("delaylevel_function_window_total", "delaylevel_function_due_total")
+        return sum(float(served.get(name, 0)) for name in names)
+
+    world.eventually(lambda: handed_off() == len(bodies), "the worker's own metrics")
+    topic = deployment.log_topic(description)
+    world.eventually(
+        lambda: any(
+            "moving" in line
+            for line in deployment.log_lines(world.plain_client, world.admin, topic)
+        ),
+        "the log",
     )
-    handed_off = (
-        served["delaylevel_function_window_total"] + served["delaylevel_function_due_total"]
-    )
-    assert handed_off == len(bodies), "the metric that docs/alerts.yml uses"
-    lines = list(
-        deployment.log_lines(world.plain_client, world.admin, deployment.log_topic(description))
-    )
-    assert any("moving" in line for line in lines)
     names = {name for row in stands.level.partitions for name in row.consumers}
     assert names == {f"delaylevel-function@{made.function}#0"}, (
         "the worker's consumers are not closed"
