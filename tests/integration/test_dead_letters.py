@@ -6,6 +6,7 @@ import functools
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -16,12 +17,14 @@ from delaylevel.errors import AlreadyRunningError, LevelTopicError, StillPending
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.message import ParkedMessage
 from delaylevel.model.position import Position
+from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.mover import dead_letters as deadletters
 from delaylevel.topics import lifecycle
-from support.dead_letters import MINUTES
 from support.world import RealWorld
 
 HOUR_MS = 3_600_000
+
+MINUTES = Levels(PartitionStrategy(partition_by="MINUTE", maximum_delay=timedelta(minutes=5)))
 
 
 @pytest.fixture

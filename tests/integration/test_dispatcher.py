@@ -296,7 +296,7 @@ def test_malformed_messages_become_dead_letters(
     tracked: MakeLevelTopic, serve: Callable[..., Serving], world: RealWorld
 ) -> None:
     description = tracked()
-    writer = world.plain_client.create_producer(description.window_topic.partition(2).full)
+    writer = world.plain_client.create_producer(description.window_topic.partition(1).full)
     writer.send(b"without words", properties={"a": "1"}, partition_key="k")
     writer.send(
         b"elsewhere",

@@ -86,9 +86,9 @@ def test_messages_to_a_target_share_the_outcome_of_their_entry(
         if chosen.random() < 0.7:
             producer.flush()
         if chosen.random() < 0.1:
-            eventually(poll, "the first messages are confirmed", 60) if producer.is_open else poll()
+            eventually(poll, "the first messages are confirmed", 30) if producer.is_open else poll()
     producer.flush()
-    eventually(poll, "all messages have an outcome", 60)
+    eventually(poll, "all messages have an outcome", 30)
     refused = {each.item.item for each in settled if each.outcome is not SendOutcome.STORED}
     assert refused == {n for n, each in enumerate(payloads) if len(each.value or b"") > 5 << 20}
     outcomes = {id(each.item.outcome) for each in settled}
@@ -114,13 +114,13 @@ def test_a_message_to_a_partitioned_target_does_not_wait_for_the_next_one(
         list(pool.poll())
         return producer.is_open and not producer.messages
 
-    eventually(poll, "the target is open", 60)
+    eventually(poll, "the target is open", 30)
     for number in range(20):
         for index in range(5):
             message = ParkedMessage(1, number, -1, 0, f"key-{index}", "", 0, {}, b"x")
             producer.send(index, message, {})
             producer.flush()
-        eventually(poll, "all messages have an outcome", 60)
+        eventually(poll, "all messages have an outcome", 10)
     pool.close()
 
 

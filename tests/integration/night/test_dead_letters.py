@@ -7,6 +7,7 @@ import contextlib
 import json
 import random
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pulsar
@@ -18,11 +19,13 @@ from delaylevel.cluster.connection.settings import Connection
 from delaylevel.cluster.reader import read_range
 from delaylevel.model.clock import SystemClock
 from delaylevel.model.position import EARLIEST, source_partitions
+from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.mover import dead_letters as deadletters
 from delaylevel.mover.forwarder import Forwarder
 from delaylevel.topics import lifecycle
-from support.dead_letters import MINUTES
 from support.world import RealWorld
+
+MINUTES = Levels(PartitionStrategy(partition_by="MINUTE", maximum_delay=timedelta(minutes=5)))
 
 
 def command(connection: Connection, *arguments: str) -> Any:

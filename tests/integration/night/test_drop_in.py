@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
 import subprocess
 import sys
 import textwrap
@@ -201,14 +200,6 @@ def test_messages_of_a_key_keep_their_order(
         for message in messages:
             numbers[message.key].append(int(message.value))
         assert all(each == sorted(each) for each in numbers.values())
-
-
-def test_neither_producer_nor_client_can_be_pickled(
-    make_producer: MakeProducer, world: RealWorld, kind: str
-) -> None:
-    for made in (make_producer(), world.client() if kind == "levels" else world.plain_client):
-        with pytest.raises((TypeError, RuntimeError, pickle.PicklingError)):
-            pickle.dumps(made)
 
 
 def test_a_child_process_sends_with_a_client_of_its_own(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import random
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -15,8 +14,6 @@ import pytest
 pytest.importorskip("duckdb")
 
 import pulsar
-import pyarrow.parquet as pq
-from click.testing import Result
 
 from delaylevel.cluster.rest.admin import Admin
 from delaylevel.dispatcher import Dispatcher, DispatchSettings
@@ -138,46 +135,6 @@ def test_an_estimate_is_true_after_the_broker_has_forgotten_its_counters(
         assert found.messages == pytest.approx(total, rel=0.05)
         assert abs(found.messages - total) <= max(2 * found.error, total // 50)
         assert found.error < total // 10
-
-
-def test_the_commands(
-    invoke: Callable[..., Result],
-    filled: tuple[LevelTopicDescription, dict[str, int]],
-) -> None:
-    description, due = filled
-    topic = description.targets[0]
-    one = json.loads(invoke("horizon", topic, "-o", "json").stdout)
-    assert (one["messages"], one["exact"]) == (COUNT, True)
-    rows = json.loads(invoke("pending", topic, "--limit", "2", "-o", "json").stdout)
-    assert [row["due_ms"] for row in rows] == sorted(due.values())[:2]
-    bars = json.loads(invoke("pending", "histogram", topic, "--by", "key", "-o", "json").stdout)
-    assert [bar["messages"] for bar in bars] == [COUNT // 10] * 10
-    missing = invoke("horizon", f"{topic}-not-there")
-    assert missing.exit_code == 1
-    assert "has no level topic" in missing.stderr
-    assert invoke("pending", topic, "--where", "nothing = 1").exit_code == 2
-
-
-def test_the_export_has_every_pending_message(
-    invoke: Callable[..., Result],
-    filled: tuple[LevelTopicDescription, dict[str, int]],
-    tmp_path: Path,
-) -> None:
-    description, due = filled
-
-    def export(name: str, *options: str) -> Path:
-        file = tmp_path / name
-        done = invoke("pending", "export", description.targets[0], str(file), *options)
-        assert done.exit_code == 0, done.output
-        return file
-
-    table = pq.read_table(export("all.parquet"))
-    assert table.column("due_ms").to_pylist() == sorted(due.values())
-    key = table.column("key")[0].as_py()
-    lines = export("some.jsonl", "--key", key).read_text().splitlines()
-    assert len(lines) == COUNT // 10
-    assert {json.loads(line)["key"] for line in lines} == {key}
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["all.parquet", "some.jsonl"]
 
 
 @pytest.fixture

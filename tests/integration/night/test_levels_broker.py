@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Any
 
 import pulsar
@@ -12,13 +11,8 @@ import pytest
 from delaylevel import topics
 from delaylevel.cluster.rest.admin import Admin
 from delaylevel.errors import (
-    InvalidStrategyError,
     UnsafeNamespaceError,
 )
-from delaylevel.model.level_topic import (
-    LevelTopicDescription,
-)
-from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.topics.status import status
 from support.levels_broker import LEVELS, at_once, described, narrow, run, set_policy  # noqa: F401  # noqa: F401
@@ -91,21 +85,3 @@ def test_parked_messages_survive_ttl_and_the_deletion_of_inactive_topics(
     at = status(admin, wanted, 0)
     assert at.problems == ()
     assert at.backlog_entries == 1
-
-
-def test_more_partitions_than_the_broker_allows(narrow: Admin) -> None:
-    set_policy(narrow, "public/default", "subscriptionExpirationTime", 0)
-    hours = Levels(PartitionStrategy(partition_by="HOUR", maximum_delay=timedelta(days=20)))
-    wanted = LevelTopicDescription("many-delay-level", hours, ("many",))
-    with pytest.raises(InvalidStrategyError) as caught:
-        topics.create(narrow, wanted)
-    text = str(caught.value)
-    assert "479 partitions" in text
-    assert "limit of 20" in text
-    assert "no list" not in text
-    assert not narrow.topic_exists(wanted.name)
-    days = Levels(PartitionStrategy(partition_by="DAY", maximum_delay=timedelta(days=365)))
-    with pytest.raises(InvalidStrategyError) as other:
-        topics.create(narrow, LevelTopicDescription("many-delay-level", days, ("many",)))
-    assert "these levels fit: MONTH for 365d, then DAY for 30d" not in str(other.value)  # 29 > 20
-    assert "364 partitions" in str(other.value)

@@ -103,26 +103,6 @@ def check(world: RealWorld, topic: str, due: Window, answered: int) -> list[Any]
     return rows
 
 
-def test_both_ways_give_the_same_rows(
-    world: RealWorld, filled: LevelTopicDescription, run: Callable[..., tuple[Dispatcher, int]]
-) -> None:
-    dispatchers = [run(filled)[0] for _ in range(2)]
-
-    def settled() -> bool:
-        stats = [each for one in dispatchers for each in one.stats().values()]
-        both = all(one.stats() for one in dispatchers)
-        return both and len(stats) == 3 and all(each.caught_up for each in stats)
-
-    world.eventually(settled, "two owners of all partitions")
-    now = SystemClock().now_ms()
-    everything = check(world, filled.topic, Window(), 3)
-    assert len(everything) == COUNT
-    assert {row.role for row in everything} == {"level", "window"}
-    some = check(world, filled.topic, Window(now + 600_000, now + 2_400_000), 3)
-    assert 10 < len(some) < COUNT
-    assert check(world, filled.topic, Window(now + 10**9, now + 2 * 10**9), 3) == []
-
-
 def test_what_a_dispatcher_has_not_read_yet_is_read_from_the_topic(
     world: RealWorld,
     filled: LevelTopicDescription,

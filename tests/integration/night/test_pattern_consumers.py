@@ -6,7 +6,6 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pulsar
@@ -15,19 +14,14 @@ from click.testing import Result
 
 from delaylevel import DelayLevelClient, PartitionBy, PartitionStrategy, topics
 from delaylevel.cluster.connection.settings import Connection
-from delaylevel.cluster.reader import _open_reader
-from delaylevel.dispatcher import Dispatcher, DispatchSettings
 from delaylevel.doctor import State, examine
 from delaylevel.errors import InvalidInputError, LevelTopicError, NotFoundError
-from delaylevel.functions.consumer_loop import ConsumerLoop, FunctionSettings
 from delaylevel.model.level_topic import LevelTopicDescription, Role, default_level_topic
-from delaylevel.model.position import EARLIEST
 from delaylevel.model.strategy import Levels
 from delaylevel.model.topic_name import TopicName
 from delaylevel.testing.embedded import own_namespace
 from delaylevel.topics.lifecycle import delete
 from delaylevel.topics.subscriptions import read_foreign_subscriptions
-from support.background import Serving
 from support.world import QUIET, MakeClient, RealWorld
 
 HOURS = PartitionStrategy(partition_by=PartitionBy.HOUR, maximum_delay=timedelta(hours=3))
@@ -263,26 +257,6 @@ def _unsubscribe(
     world.admin._rest.delete(f"{path}/subscription/{name}", force="true")
 
 
-def test_our_own_subscriptions_are_not_named(
-    world: RealWorld, dl_client: MakeClient, tmp_path: Path
-) -> None:
-    description = _park(world, dl_client)
-    settings = DispatchSettings(directory=tmp_path)
-    dispatcher = Dispatcher(world.plain_client, world.admin, [description.topic], settings)
-    with Serving(dispatcher), world.mover(description) as mover:
-        mover.run_once()
-        reader = _open_reader(world.plain_client, description.name.partition(0).full, EARLIEST, 1)
-        names = {
-            name
-            for member in description.members()
-            for stats in world.admin.partitioned_stats(member.topic).values()
-            for name in stats.subscriptions
-        }
-        assert len(names) >= 3, names  # the durable one, a reader's and a dispatcher's
-        assert read_foreign_subscriptions(world.admin, description) == []
-        reader.close()
-
-
 @pytest.fixture
 def warned(
     world: RealWorld, matched: LevelTopicDescription, caplog: pytest.LogCaptureFixture
@@ -303,29 +277,3 @@ def test_mover_warns_of_subscriptions_of_others(
     with world.mover(matched) as mover:
         mover.run_once()
         warned()
-
-
-@pytest.mark.parametrize("matched", ["function"], indirect=True)
-def test_function_warns_of_subscriptions_of_others(
-    world: RealWorld,
-    connection: Connection,
-    matched: LevelTopicDescription,
-    warned: Callable[[], None],
-) -> None:
-    settings = FunctionSettings(matched.topic, connection.admin_url)
-    loop = ConsumerLoop(world.plain_client, world.admin, settings, "loop")
-    loop.start()
-    try:
-        warned()
-    finally:
-        loop.stop()
-
-
-@pytest.mark.spark
-def test_spark_job_warns_of_subscriptions_of_others(
-    matched: LevelTopicDescription,
-    warned: Callable[[], None],
-    spark_once: Callable[..., None],
-) -> None:
-    spark_once(matched)
-    warned()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -20,7 +19,7 @@ from delaylevel.model.level_topic import default_level_topic
 from delaylevel.model.strategy import PartitionBy, PartitionStrategy
 from delaylevel.producer.client import DelayLevelClient
 from support.proxy import Proxy
-from support.world import QUIET, RealWorld, Stored, eventually
+from support.world import QUIET, Stored, eventually
 
 HOURS = PartitionStrategy(partition_by=PartitionBy.HOUR, maximum_delay=timedelta(hours=40))
 Result = pulsar.Result
@@ -53,47 +52,6 @@ def hours(count: int) -> dict[str, timedelta]:
 
 def bodies(stored: Stored, orders: str) -> list[bytes | None]:
     return [message.value for message in stored(default_level_topic(orders))]
-
-
-def test_a_callback_may_open_partitions(
-    make: Callable[..., Any], orders: str, stored: Stored
-) -> None:
-    producer = make(batching_enabled=True)
-    results: list[Any] = []
-
-    def sent(result: Any, _: Any) -> None:
-        results.append(result)
-        if len(results) == 1:
-            for hour in range(2, 12):
-                producer.send_async(b"more", sent, **hours(hour))
-
-    producer.send_async(b"first", sent, **hours(1))
-    eventually(lambda: len(results) == 11, "the callbacks")
-    producer.close()
-    assert results == [Result.Ok] * 11
-    assert sorted(bodies(stored, orders)) == sorted([b"first", *[b"more"] * 10])
-
-
-def test_many_threads_open_one_partition_and_keep_their_order(
-    make: Callable[..., Any], orders: str, stored: Stored
-) -> None:
-    producer = make(batching_enabled=True, block_if_queue_full=True)
-
-    def send(thread: int) -> None:
-        for number in range(40):
-            producer.send_async(b"%d" % number, None, partition_key=f"{thread}", **hours(3))
-
-    threads = [threading.Thread(target=send, args=(thread,)) for thread in range(50)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
-    producer.close()
-    assert producer.sent()["HOUR"] >= 1990  # a plain integer may miss a few
-    found = stored(default_level_topic(orders))
-    for thread in range(50):
-        own = [int(message.value or b"") for message in found if message.key == f"{thread}"]
-        assert own == list(range(40))
 
 
 def test_close_delivers_what_waits_for_an_opening(
@@ -142,36 +100,6 @@ def test_partitions_open_once_the_broker_is_back(
     assert producer.is_connected()
     producer.close()
     assert bodies(stored, orders) == [b"%d" % number for number in range(10)]
-
-
-def test_nothing_is_stored_after_close(
-    make: Callable[..., Any], proxy: Proxy, orders: str, world: RealWorld
-) -> None:
-    producer = make(send_timeout_millis=500)
-    proxy.cut()
-    results: list[Any] = []
-    for hour in range(1, 6):
-        producer.send_async(b"lost", lambda result, _: results.append(result), **hours(hour))
-    with pytest.raises(pulsar.Timeout):
-        producer.close()
-    assert results == [Result.Timeout] * 5
-    producer.send_async(b"late", lambda result, _: results.append(result), **hours(1))
-    producer.send_async(b"late", lambda result, _: results.append(result), **hours(9))
-    assert results[5:] == [Result.AlreadyClosed] * 2
-    proxy.restore()
-    partitions = list(producer._parked.values())
-    # Openings that end now close their producers again.
-    eventually(lambda: all(each._worker is None for each in partitions), "the openings")
-    assert world.stored(default_level_topic(orders)) == []
-
-
-def test_a_single_send_does_not_wait_for_its_batch(make: Callable[..., Any]) -> None:
-    producer = make(batching_enabled=True, batching_max_publish_delay_ms=20_000)
-    began = time.monotonic()
-    for hour in (1, 1, 2):
-        assert producer.send(b"x", **hours(hour)) is not None
-    assert time.monotonic() - began < 10
-    producer.close()
 
 
 PROGRAM = """

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
 import uuid
 import warnings
@@ -16,65 +14,15 @@ import pytest
 
 from delaylevel import topics
 from delaylevel.broker.embedded import EmbeddedBroker
-from delaylevel.cluster.connection.settings import Connection
 from delaylevel.cluster.rest.admin import Admin
 from delaylevel.errors import (
     BrokerError,
 )
-from delaylevel.model.level_topic import LevelTopicDescription, default_level_topic
-from delaylevel.model.strategy import Levels
+from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.producer.client import DelayLevelClient
 from support.producer_wrapper import HOURS, orders  # noqa: F401
-from support.world import RealWorld
 
 LONG = timedelta(hours=2)
-
-
-def test_two_processes_create_at_once(
-    connection: Connection, world: RealWorld, orders: str
-) -> None:
-    program = f"""
-import sys
-from datetime import timedelta
-from delaylevel import DelayLevelClient, PartitionStrategy, PartitionBy
-strategy = PartitionStrategy(partition_by=PartitionBy.HOUR, maximum_delay=timedelta(hours=4))
-client = DelayLevelClient({connection.service_url!r}, admin_url={connection.admin_url!r})
-print("ready", flush=True)
-sys.stdin.readline()
-producer = client.create_producer(
-    {orders!r}, enable_delay_level_topic=True, partition_strategy=strategy)
-producer.send(b"parked", deliver_after=timedelta(hours=2))
-producer.close()
-client.close()
-"""
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", program],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for _ in range(3)
-    ]
-    try:
-        for process in processes:
-            assert process.stdout is not None
-            assert any(line.strip() == "ready" for line in process.stdout)
-        for process in processes:
-            assert process.stdin is not None
-            process.stdin.write("go\n")
-            process.stdin.flush()
-        for process in processes:
-            _, errors = process.communicate(timeout=60)
-            assert process.returncode == 0, errors
-    finally:
-        for process in processes:
-            if process.poll() is None:
-                process.kill()
-                process.wait()
-    assert topics.describe(world.admin, orders).levels == Levels(HOURS)
-    assert len(world.stored(default_level_topic(orders))) == 3
 
 
 def test_loss_of_the_broker(private_broker: Callable[..., EmbeddedBroker]) -> None:

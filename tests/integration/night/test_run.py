@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 import re
 import signal
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from functools import partial
@@ -18,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-import pulsar
 import pytest
 
 from delaylevel.cluster.connection.settings import Connection
@@ -210,65 +207,6 @@ def test_bad_input_is_refused_with_a_remedy(world: RealWorld, cli_process: Start
         ]
         for process, code, texts in cases:
             refused(process, code, *texts)
-
-
-def test_it_survives_a_broker_that_is_away(
-    private_broker: Callable[..., Any], tmp_path: Path, cli_process: Start
-) -> None:
-    broker = private_broker()
-    with contextlib.ExitStack() as stack:
-        client = stack.enter_context(contextlib.closing(quiet_client(broker.connection)))
-        world = RealWorld(broker.connection, stack, "public/default", client)
-        description = create(world)
-        (orders,) = description.targets
-        words = ("--service-url", broker.connection.service_url)
-        words += ("--admin-url", broker.connection.admin_url)
-        process = cli_process(*words, "run", orders, "--spill-dir", str(tmp_path / "spill"))
-        owners = Owners(world, description)
-        world.eventually(lambda: owners.all_with(process), "all partitions")
-        bodies = park(world, orders, 100, 1_200, 7_900)
-        assert broker.kill()
-        world.eventually(lambda: "mover of" in said(process), "a warning")
-        broker.start()
-        world.eventually(lambda: "works again" in said(process), "the end of the failure", 90)
-
-        def arrived() -> bool:
-            with contextlib.suppress(pulsar.PulsarException):
-                return found(world, orders).keys() == bodies
-            return False
-
-        world.eventually(arrived, "all messages", 90)
-        assert broker.kill()
-        process.terminate()
-        assert end(process, 60) == 0, said(process)
-        assert "Traceback" not in said(process)
-
-
-def test_nothing_is_lost_if_mover_and_dispatcher_die_together_in_a_batch(
-    world: RealWorld, cli_process: Start
-) -> None:
-    description = create(world)
-    (orders,) = description.targets
-    choose = random.Random(5)
-    process = started(world, cli_process, description)
-    bodies: set[bytes] = set()
-    for number in range(4):
-        before = sum(found(world, orders).values())
-        # However slow the machine is, there is something to release in each round.
-        bodies |= park(world, orders, 1_500, 1_200, 7_900, first=number * 1_500)
-        world.eventually(
-            lambda before=before: sum(found(world, orders).values()) > before, "a release"
-        )
-        time.sleep(choose.uniform(0, 0.3))  # a random moment
-        process.kill()
-        process.wait()
-        process = cli_process("run", description.topic)
-    world.eventually(lambda: found(world, orders).keys() == bodies, "all messages")
-    world.drained(description)
-    owners = Owners(world, description)
-    world.eventually(lambda: owners.all_with(process), "all partitions")
-    process.terminate()
-    assert end(process) == 0, said(process)
 
 
 def test_the_http_service_of_the_local_mover(world: RealWorld, cli_process: Start) -> None:

@@ -12,11 +12,9 @@ import pytest
 pytest.importorskip("pyspark")
 
 from pyspark.sql import functions as F  # noqa: N812
-from pyspark.sql.types import LongType, StructField, StructType
 
 from delaylevel.cluster.connection.settings import Connection
 from delaylevel.cluster.rest.admin import Admin
-from delaylevel.errors import ConfigError
 from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow, LevelTopicDescription
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
@@ -174,40 +172,6 @@ def test_a_partition_is_read_in_part(
     assert found == [moment(now + 3 * HOUR)]
 
 
-def test_only_requested_columns_are_read(
-    spark: Any,
-    connection: Connection,
-    filled: tuple[LevelTopicDescription, dict[str, int]],
-) -> None:
-    description, _ = filled
-    frame = pending(spark, connection, description.topic, columns=["size", "due"])
-    assert frame.columns == ["size", "due"]
-    expected = sum(len(str(hours)) * 100 for hours in range(2, 24))
-    assert frame.agg(F.sum("size")).first()[0] == expected
-    options = {"levelTopics": description.topic, **connection_options(connection)}
-    reader = spark.read.format("delaylevel").options(**options)
-    assert reader.schema("id string, level int").load().count() == 23
-    with pytest.raises(ConfigError, match="no column sice"):
-        pending(spark, connection, description.topic, columns=["sice"])
-    wrong = StructType([StructField("due", LongType())])
-    with pytest.raises(Exception, match="column due is timestamp, not bigint"):
-        reader.schema(wrong).load().collect()
-
-
-def test_one_dataframe_can_be_filtered_repeatedly(
-    spark: Any,
-    connection: Connection,
-    filled: tuple[LevelTopicDescription, dict[str, int]],
-) -> None:
-    description, due = filled
-    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
-    frame = pending(spark, connection, description.topic)
-    fine, coarse = frame.filter("level = 1"), frame.filter("level = 0")
-    assert (fine.count(), coarse.count(), frame.count()) == (4, 19, 23)
-    assert fine.unionByName(coarse).unionByName(frame).count() == 46
-    assert frame.filter(F.col("due") < F.lit(moment(due["4"]))).count() == 2
-
-
 def test_filters_that_spark_pushes(
     spark: Any,
     connection: Connection,
@@ -276,21 +240,6 @@ def test_a_read_while_a_mover_runs(
     rows = world.eventually(later, "the acknowledgement of what was moved")
     assert len({row["id"] for row in rows}) == len(rows)
     assert holders() == [owner]
-
-
-def test_invalid_options_are_refused(spark: Any, connection: Connection) -> None:
-    for options, text in (
-        ({"dueFrom": "tomorrow"}, "with its zone"),
-        ({"dueFrom": "2030-01-01T00:00:00"}, "with its zone"),
-        ({"levels": "one"}, "whole numbers"),
-        ({"roles": "window"}, "level, held"),
-        ({"pushFilters": "yes"}, "true or false"),
-        ({"dueSlackMs": "1,2"}, "one number"),
-    ):
-        with pytest.raises(ConfigError, match=text):
-            BatchOptions.split(options)
-    options, rest = BatchOptions.split({"DUEBEFORE": "2030-01-01T00:00:00.0001Z", "x": "y"})
-    assert (options.due.before_ms, rest) == (1_893_456_000_001, {"x": "y"})
 
 
 def test_cancelled_messages_are_not_pending(

@@ -3,38 +3,20 @@
 from __future__ import annotations
 
 import json
-import random
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
-from delaylevel.cluster.connection.settings import Connection
-from delaylevel.errors import AlreadyRunningError
 from delaylevel.model.clock import SystemClock
 from delaylevel.model.position import Position
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from support.spark_levels import BRIEF, HOUR_MS, overdue
-from support.world import MakeLevelTopic, RealWorld
+from support.world import RealWorld
 
 pytestmark = [pytest.mark.spark, pytest.mark.broker]
-
-
-TWO_LEVELS = Levels(
-    [
-        PartitionStrategy(
-            partition_by=timedelta(seconds=2),
-            maximum_delay=timedelta(seconds=6),
-            lead=timedelta(seconds=1),
-            overflow="recirculate",
-        ),
-        PartitionStrategy(
-            partition_by=timedelta(milliseconds=500), maximum_delay=timedelta(seconds=2)
-        ),
-    ]
-)
 
 
 HOURS = Levels(
@@ -47,51 +29,6 @@ HOURS = Levels(
         PartitionStrategy(partition_by=timedelta(hours=1), maximum_delay=timedelta(hours=6)),
     ]
 )
-
-
-# The broker delivers up to one tick early.
-TICK_MS = 1000
-
-
-def test_every_delay_is_delivered_on_time(
-    world: RealWorld, spark_job: Callable[..., Any], clock: Any
-) -> None:
-    """The delays cover bounds of partitions, several levels, recirculation and empty partitions."""
-    description = world.level_topic(TWO_LEVELS)
-    orders = description.targets[0]
-    get = world.arrivals(orders)
-    choose = random.Random(3)
-    with (
-        spark_job(description) as job,
-        world.client(clock).create_producer(orders, enable_delay_level_topic=True) as producer,
-    ):
-        job.ready()
-        clock.advance(SystemClock().now_ms() - clock.at_ms)
-        on_bounds = [0, 1, 499, 500, 1000, 1999, 2000, 3999, 4000, 5999, 6000]
-        beyond = [6001, 7000]
-        mixed = [choose.randint(0, 4000) for _ in range(100)]
-        for number, delay_ms in enumerate([*on_bounds, *beyond, *mixed]):
-            producer.send_async(
-                b"%d" % number,
-                None,
-                partition_key=f"key-{number % 7}",
-                deliver_after=timedelta(milliseconds=delay_ms),
-            )
-        producer.flush()
-        count = len(on_bounds) + len(beyond) + len(mixed)
-        undelayed = 1
-        arrivals = get(count)
-        world.drained(description)
-
-    assert sorted(int(a.message.data()) for a in arrivals) == list(range(count))
-    delayed = [a for a in arrivals if "delaylevel.due" in a.message.properties()]
-    assert len(delayed) == count - undelayed
-    assert min(a.late_ms for a in delayed) >= -TICK_MS
-    for arrival in delayed:
-        due_ms = int(arrival.message.properties()["delaylevel.due"])
-        number = int(arrival.message.data())
-        assert due_ms == clock.at_ms + [*on_bounds, *beyond, *mixed][number]
-    assert len(world.stored(orders)) == count
 
 
 def test_messages_far_from_due_are_parked_again(
@@ -138,29 +75,6 @@ def test_earliest_moves_acknowledged_messages_again(
     found = world.stored(orders)
     assert len(found) == 40
     assert len({m.properties["delaylevel.id"] for m in found}) == 20
-
-
-def test_a_second_job_names_the_active_one(
-    level_topic: MakeLevelTopic,
-    connection: Connection,
-    spark: Any,
-    spark_job: Callable[..., Any],
-    spark_once: Callable[..., None],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Any,
-) -> None:
-    from delaylevel.spark_sync import SparkSyncJob, SyncSettings
-    from delaylevel.spark_sync import job as job_module
-
-    description = level_topic(BRIEF)
-    settings = SyncSettings((description.topic,), checkpoint=str(tmp_path / "second"))
-    with spark_job(description) as job:
-        job.ready()
-        monkeypatch.setattr(job_module, "LOCK_TIMEOUT_S", 0.5)
-        with pytest.raises(AlreadyRunningError, match=r"delaylevel-spark@.+:\d+"):
-            SparkSyncJob(connection, settings, spark=spark)
-    # After the first job has stopped, the second can start.
-    spark_once(description, checkpoint=str(tmp_path / "second"))
 
 
 def test_a_late_trigger(world: RealWorld, spark_once: Callable[..., None]) -> None:

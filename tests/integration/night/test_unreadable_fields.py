@@ -21,20 +21,16 @@ from click.testing import Result
 
 from delaylevel import topics
 from delaylevel.cluster.connection.settings import Connection
-from delaylevel.cluster.reader import read_range
 from delaylevel.dispatcher import Dispatcher, DispatchSettings
 from delaylevel.doctor import State, examine
 from delaylevel.functions.relay import Relay
 from delaylevel.inspection import Inspector
-from delaylevel.inspection.flow import read_flow
 from delaylevel.model.clock import SystemClock
 from delaylevel.model.envelope import SchemaRef
 from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow, LevelTopicDescription, Mover
-from delaylevel.model.position import EARLIEST
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.mover import dead_letters
-from delaylevel.mover.forwarder import Forwarder
 from support.background import Serving
 from support.world import RealWorld
 
@@ -42,12 +38,6 @@ HOUR = 3_600_000
 HOURS = Levels(PartitionStrategy(partition_by="HOUR", maximum_delay=timedelta(hours=4)))
 SECONDS = Levels(
     PartitionStrategy(partition_by=timedelta(seconds=1), maximum_delay=timedelta(seconds=5))
-)
-TWO_LEVELS = Levels(
-    [
-        PartitionStrategy(maximum_delay=timedelta(days=3)),
-        PartitionStrategy(partition_by="HOUR", maximum_delay=timedelta(days=1)),
-    ]
 )
 BAD = b"\xff\xfeA"
 ENCODED = base64.b64encode(BAD).decode()
@@ -176,35 +166,6 @@ def test_dead_letters_are_shown_and_a_replay_refuses_them(
         world.plain_client, world.admin, description, lambda item: item.reason == KEY, 1
     )
     assert len(list(dead_letters.dead_letters(world.plain_client, world.admin, description))) == 2
-
-
-def test_the_flow_of_a_business_topic_with_such_messages(world: RealWorld, fill: Fill) -> None:
-    description = world.level_topic(HOURS)
-    now_ms = SystemClock().now_ms()
-    fill(description.targets[0], now_ms - 1000, "orders")
-    flow = read_flow(world.admin, world.plain_client, description, now_ms)
-    assert len(flow.late_ms) == 6  # the properties of one message are unreadable
-
-
-def test_the_hop_between_levels(world: RealWorld, fill: Fill, sources: Any) -> None:
-    description = world.level_topic(TWO_LEVELS)
-    topic = description.name.partition(0).full
-    now_ms = SystemClock().now_ms()
-    due_ms = now_ms + 5 * HOUR
-    fill(topic, due_ms, "orders")
-    last = world.admin.last_message_id(TopicName.parse(topic))
-    assert last is not None
-    messages = read_range(world.plain_client, topic, EARLIEST, last.next_entry)
-    forwarder = Forwarder(world.plain_client, world.admin, description)
-    with closing(forwarder), closing(messages):
-        count = forwarder.forward_all(sources(description)[topic], messages, lambda: now_ms)
-        report = forwarder.flush()
-    assert count == 7
-    assert report.parked.total() == len(READABLE)
-    assert report.dead == {ORDERING_KEY: 1, KEY: 1, PROPERTIES: 1}
-    parked = world.stored(description.level_topic(1).full)
-    assert [message.value for message in parked] == READABLE
-    check_dead_letters(world, description, topic, due_ms)
 
 
 def test_the_dispatcher(world: RealWorld, fill: Fill, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pulsar
 import pytest
 
-from delaylevel.consumer import Backoff, ReceivedMessage, Retry
+from delaylevel.consumer import Backoff, ReceivedMessage
 from delaylevel.consumer import host as unfinished_messages
 from delaylevel.model.level_topic import FinalWindow
 from delaylevel.model.strategy import Levels, PartitionStrategy
@@ -47,20 +47,6 @@ def send(world: RealWorld, *bodies: bytes, **options: Any) -> None:
     for body in bodies:
         producer.send(body)
     producer.close()
-
-
-def test_a_retry_beyond_the_levels_is_a_dead_letter(world: RealWorld, runner: AppRunner) -> None:
-    def handle(message: ReceivedMessage) -> None:
-        raise Retry(after="400d", reason="not yet")
-
-    runner.app.on(world.topic("orders"), subscription="billing", retry=Backoff("20s"))(handle)
-    runner.start()
-    send(world, b"order 1")
-    world.eventually(lambda: runner.app.listeners[0].stats.counts().dead, "the dead letter")
-    (letter,) = world.stored(f"{world.topic('orders')}-billing-DLQ")
-    assert "not yet (no retry: a delay of 400d is beyond" in letter.properties["delaylevel.reason"]
-    assert "raise Retry" in letter.properties["delaylevel-retry-traceback"]
-    world.eventually(lambda: not backlog(world, "orders"), "the acknowledgement")
 
 
 def test_encrypted_messages_that_fail_do_not_stop_a_listener(

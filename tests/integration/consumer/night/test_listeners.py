@@ -13,12 +13,10 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
-import pulsar
 import pytest
 
 from delaylevel import DelayLevelClient
-from delaylevel.consumer import Backoff, Listener, Listeners, ReceivedMessage, Reject, Retry
-from delaylevel.errors import DelayLevelError
+from delaylevel.consumer import Backoff, Listener, Listeners, ReceivedMessage
 from delaylevel.model.level_topic import FinalWindow
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from support.world import RealWorld, eventually
@@ -105,26 +103,6 @@ def test_every_message_is_handled_and_acknowledged(
     assert sum(counts.durations) == 50
 
 
-def test_fields_of_a_message(orders: Orders) -> None:
-    seen: list[ReceivedMessage] = []
-    orders.on(seen.append, schema=pulsar.schema.StringSchema())
-    producer = orders.client.create_producer(orders.topic, schema=pulsar.schema.StringSchema())
-    producer.send("päid", properties={"who": "me"}, partition_key="k", event_timestamp=7)
-    before_ms = orders.world.clock.now_ms()
-    with orders.running():
-        (message,) = eventually(lambda: seen, "the message")
-    assert message.value == "päid"
-    assert message.properties == {"who": "me"}
-    assert (message.key, message.event_timestamp_ms, message.attempt) == ("k", 7, 1)
-    assert message.topic == orders.topic
-    assert message.subscription == "billing"
-    assert message.id.startswith(orders.topic.removeprefix("persistent://") + ":")
-    assert message.due is None
-    assert message.lateness is None
-    assert abs(before_ms - message.received_ms) < 60_000
-    assert message.first_published.timestamp() * 1000 == pytest.approx(message.publish_ms)
-
-
 def test_a_failed_message_is_dead_with_its_error(orders: Orders) -> None:
     def fail(message: ReceivedMessage) -> None:
         raise ValueError("no such account")
@@ -163,39 +141,6 @@ def test_a_listener_without_retries_handles_a_dead_letter_that_is_replayed(
         eventually(lambda: attempts == [1, 1], "the second first attempt")
 
 
-@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), Reject("no"), None])
-@pytest.mark.parametrize("coroutine", [False, True], ids=["function", "coroutine"])
-def test_any_exception_of_a_handler_is_a_failed_attempt(
-    orders: Orders, error: BaseException | None, coroutine: bool
-) -> None:
-    async def later(message: ReceivedMessage) -> None:
-        raise error or asyncio.CancelledError
-
-    def at_once(message: ReceivedMessage) -> Any:
-        if error is None:
-            return asyncio.sleep(0)  # a coroutine that nothing awaits
-        raise error
-
-    orders.on(later if coroutine else at_once, retry=False)
-    orders.send(b"1", b"2")
-    with orders.running() as listener:
-        eventually(lambda: listener.stats.counts().dead == 2, "the dead letters")
-        orders.acknowledged()
-    assert len(orders.dead()) == 2
-
-
-def test_a_failed_message_is_parked_then_acknowledged(orders: Orders) -> None:
-    def fail(message: ReceivedMessage) -> None:
-        raise Retry("1d") if message.value == b"1" else ValueError
-
-    orders.on(fail, retry=Backoff("5h"))
-    orders.send(b"1", b"2")
-    with orders.running() as listener:
-        eventually(lambda: listener.stats.counts().retried == 2, "the copies")
-        orders.acknowledged()
-    assert listener.stats.counts().dead == 0
-
-
 def test_a_retried_message_is_handled_again(orders: Orders) -> None:
     seen: list[tuple[bytes, int, str]] = []
 
@@ -212,18 +157,6 @@ def test_a_retried_message_is_handled_again(orders: Orders) -> None:
         eventually(lambda: not orders.unacknowledged("orders-billing-RETRY-partition-0"), "the end")
     (first, second) = seen
     assert second == (b"1", 2, first[2])
-
-
-def test_a_filtered_message_is_acknowledged(orders: Orders) -> None:
-    seen: list[bytes] = []
-    orders.on(
-        lambda message: seen.append(message.value), filter=lambda message: message.value != b"1"
-    )
-    orders.send(*bodies(3))
-    with orders.running() as listener:
-        eventually(lambda: len(seen) == 2, "the messages")
-        orders.acknowledged()
-    assert listener.stats.counts().filtered == 1
 
 
 @pytest.mark.parametrize("coroutine", [False, True], ids=["function", "coroutine"])
@@ -245,61 +178,6 @@ def test_no_message_is_handled_twice_with_deduplication(orders: Orders, coroutin
         orders.acknowledged()
         eventually(lambda: listener.stats.counts().duplicates == 10, "the duplicates")
     assert sorted(seen) == bodies(5)
-
-
-@pytest.mark.parametrize("coroutine", [False, True], ids=["function", "coroutine"])
-def test_batches(orders: Orders, coroutine: bool) -> None:
-    seen: list[list[bytes]] = []
-
-    def at_once(messages: list[ReceivedMessage]) -> None:
-        seen.append([message.value for message in messages])
-        if len(seen) == 1:
-            raise Reject("the first batch")
-
-    async def later(messages: list[ReceivedMessage]) -> None:
-        at_once(messages)
-
-    orders.on(later if coroutine else at_once, batch=10, concurrency=1)
-    orders.send(*bodies(25))
-    with orders.running() as listener:
-        eventually(lambda: sum(map(len, seen)) == 25, "all messages")
-        orders.acknowledged()
-    assert len(seen[0]) == 10
-    assert max(map(len, seen)) == 10
-    counts = listener.stats.counts()
-    assert (counts.dead, counts.handled) == (10, 15)
-    assert len(orders.dead()) == 10
-
-
-def test_a_batch_with_the_same_id_twice(orders: Orders) -> None:
-    seen: list[bytes] = []
-    orders.on(
-        lambda messages: seen.extend(message.value for message in messages),
-        batch=10,
-        deduplicate=lambda message: "the same",
-    )
-    orders.send(*bodies(5))
-    with orders.running():
-        orders.acknowledged()
-    assert len(seen) == 1
-
-
-def test_a_handler_that_hangs_stops_no_other(orders: Orders) -> None:
-    hang = threading.Event()
-    seen: list[bytes] = []
-
-    def handle(message: ReceivedMessage) -> None:
-        if message.value == b"0":
-            hang.wait()
-        seen.append(message.value)
-
-    orders.on(handle, concurrency=2)
-    orders.send(*bodies(100))
-    with orders.running() as listener:
-        eventually(lambda: len(seen) == 99, "the others")
-        assert listener.stats.counts().in_progress == 1
-        hang.set()
-        orders.acknowledged()
 
 
 @pytest.mark.parametrize("coroutine", [False, True], ids=["function", "coroutine"])
@@ -335,151 +213,6 @@ def test_retries_do_not_exceed_the_concurrency(orders: Orders, coroutine: bool) 
         eventually(lambda: listener.stats.counts().handled == 30, "the second attempts")
     assert most == 1
     assert set(attempts.values()) == {2}
-
-
-def test_slow_handlers_leave_messages_to_the_client(orders: Orders) -> None:
-    go: list[asyncio.Event] = []
-
-    async def handle(message: ReceivedMessage) -> None:
-        go.append(asyncio.Event())
-        await go[-1].wait()
-
-    orders.on(handle, concurrency=5)
-    orders.send(*bodies(100))
-    with orders.running() as listener:
-        eventually(lambda: len(go) == 5, "the first handlers")
-        assert listener.stats.counts().received <= 6
-        loop = orders.app._loop
-        assert loop is not None
-
-        def release() -> bool:
-            for each in go:
-                loop.loop.call_soon_threadsafe(each.set)
-            return not orders.unacknowledged()
-
-        eventually(release, "the acknowledgements")
-    assert len(go) == 100
-
-
-def test_two_hundred_coroutines_run_at_once(orders: Orders) -> None:
-    running = most = 0
-
-    async def handle(message: ReceivedMessage) -> None:
-        nonlocal running, most
-        running += 1
-        most = max(most, running)
-        while most < 200:
-            await asyncio.sleep(0.01)
-        running -= 1
-
-    orders.on(handle, concurrency=200)
-    orders.send(*bodies(300))
-    with orders.running():
-        orders.acknowledged()
-    assert most == 200
-
-
-def test_keys_keep_their_order(orders: Orders) -> None:
-    seen: dict[str, list[bytes]] = {"a": [], "b": [], "c": []}
-
-    async def handle(message: ReceivedMessage) -> None:
-        await asyncio.sleep(0.01 if message.value == b"0" else 0)
-        seen[message.key].append(message.value)
-
-    orders.on(handle, subscription_type="Key_Shared")
-    for key in seen:
-        orders.send(*bodies(20), partition_key=key)
-    with orders.running():
-        orders.acknowledged()
-    assert seen == {key: bodies(20) for key in seen}
-
-
-@pytest.mark.parametrize("coroutine", [False, True], ids=["function", "coroutine"])
-def test_a_stop_finishes_what_runs(orders: Orders, coroutine: bool) -> None:
-    started, go = threading.Event(), threading.Event()
-    seen: list[bytes] = []
-
-    def at_once(message: ReceivedMessage) -> None:
-        started.set()
-        go.wait(10)
-        seen.append(message.value)
-
-    async def later(message: ReceivedMessage) -> None:
-        await asyncio.to_thread(at_once, message)
-
-    orders.on(later if coroutine else at_once, concurrency=1)
-    orders.send(*bodies(5))
-    orders.app.start()
-    assert started.wait(10)
-    closing = threading.Thread(target=orders.app.close)
-    closing.start()
-    go.set()
-    closing.join(20)
-    assert not closing.is_alive()
-    assert seen
-    assert orders.unacknowledged() == 5 - len(seen)
-    rest = list(seen)
-    with orders.running():
-        eventually(lambda: len(seen) == 5, "the rest")
-    assert sorted(seen) == bodies(5), rest
-
-
-@pytest.mark.parametrize("coroutine", [False, True], ids=["function", "coroutine"])
-def test_a_stop_does_not_wait_for_ever(
-    orders: Orders, coroutine: bool, caplog: pytest.LogCaptureFixture
-) -> None:
-    started, go = threading.Event(), threading.Event()
-
-    def at_once(message: ReceivedMessage) -> None:
-        started.set()
-        go.wait(30)
-
-    async def later(message: ReceivedMessage) -> None:
-        started.set()
-        await asyncio.sleep(30)
-
-    orders.app = Listeners(orders.client, stop_timeout="300ms")
-    orders.on(later if coroutine else at_once, name="slow")
-    orders.send(b"1")
-    orders.app.start()
-    assert started.wait(10)
-    orders.app.close()
-    assert "slow" in caplog.text
-    assert "1 calls of the handler still run" in caplog.text
-    go.set()
-    assert orders.unacknowledged() == 1
-
-
-def test_a_consumer_that_is_lost_is_opened_again(orders: Orders) -> None:
-    seen: Counter[bytes] = Counter()
-    orders.on(lambda message: seen.update([message.value]))
-    orders.send(b"1")
-    with orders.running():
-        eventually(lambda: seen[b"1"], "the first message")
-        for consumer in list(orders.client._consumers):
-            consumer._consumer.close()  # as the client does if the broker refuses it
-        orders.send(b"2")
-        eventually(lambda: seen[b"2"], "the second message")
-        eventually(
-            lambda: all(state.subscribed for state in orders.app.health().values()),
-            "all consumers",
-        )
-
-
-def test_a_topic_that_was_deleted_is_received_from_again(orders: Orders) -> None:
-    seen: Counter[bytes] = Counter()
-    orders.on(lambda message: seen.update([message.value]))
-    orders.send(b"1")
-    with orders.running():
-        eventually(lambda: seen[b"1"], "the first message")
-        admin, name = orders.world.admin, orders.world.name("orders")
-        admin.delete(name, force=True)
-        eventually(
-            lambda: admin.topic_exists(name) and admin.subscriptions(name) == ["billing"],
-            "the subscription of the new topic",
-        )
-        orders.send(b"2")
-        eventually(lambda: seen[b"2"], "the second message")
 
 
 @pytest.mark.parametrize("kind", ["Shared", "Failover"])
@@ -542,83 +275,3 @@ def test_a_second_signal_does_not_wait_for_handlers(orders: Orders) -> None:
     go.set()
     assert time.monotonic() - started < 50
     assert orders.unacknowledged() == 1
-
-
-def test_run_ends_by_stop(orders: Orders) -> None:
-    orders.on(lambda message: orders.app.stop())
-    orders.send(b"1")
-    orders.app.run()
-    assert orders.unacknowledged() == 0
-
-
-def test_coroutines_run_in_the_running_loop(orders: Orders) -> None:
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        seen: list[bytes] = []
-        all_seen = asyncio.Event()
-
-        async def handle(message: ReceivedMessage) -> None:
-            assert asyncio.get_running_loop() is loop
-            seen.append(message.value)
-            if len(seen) == 3:
-                all_seen.set()
-
-        orders.on(handle)
-        async with orders.app:
-            await asyncio.wait_for(all_seen.wait(), 20)
-
-    orders.send(*bodies(3))
-    asyncio.run(main())
-    assert orders.unacknowledged() == 0
-
-
-def test_a_topic_that_cannot_be_used_is_refused_at_start(orders: Orders) -> None:
-    producer = orders.client.create_producer(orders.topic, schema=pulsar.schema.StringSchema())
-    producer.close()
-    orders.on(print, schema=_int_schema())
-    with pytest.raises((pulsar.PulsarException, DelayLevelError)):
-        orders.app.start()
-    assert orders.app.health() == {}
-
-
-def _int_schema() -> Any:
-    class Order(pulsar.schema.Record):  # type: ignore[misc]
-        number = pulsar.schema.Integer()
-
-    return pulsar.schema.JsonSchema(Order)
-
-
-def test_a_client_without_admin_access_is_refused_at_start(orders: Orders) -> None:
-    orders.app = Listeners(orders.world.plain_client)
-    orders.on(print)
-    with pytest.raises(DelayLevelError, match="admin"):
-        orders.app.start()
-
-
-def test_listeners_start_once_at_a_time(orders: Orders) -> None:
-    with pytest.raises(DelayLevelError, match="no listener"):
-        orders.app.start()
-    orders.on(print)
-    with orders.running(), pytest.raises(DelayLevelError, match="run already"):
-        orders.app.start()
-    with orders.running():
-        pass
-
-
-def test_slow_work_of_the_broker_does_not_stop_new_messages(orders: Orders) -> None:
-    """A failed message waits for its confirmation while others are handled."""
-    seen: list[bytes] = []
-
-    def handle(message: ReceivedMessage) -> None:
-        seen.append(message.value)
-        if len(seen) % 2:
-            raise ValueError
-
-    orders.on(handle, retry=Backoff("1h", jitter=0.1))
-    orders.send(*bodies(100))
-    started = time.monotonic()
-    with orders.running() as listener:
-        orders.acknowledged()
-    assert time.monotonic() - started < 30
-    assert listener.stats.counts().retried == 50
-    assert timedelta(0) < timedelta(seconds=listener.stats.counts().duration_s)
