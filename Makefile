@@ -102,11 +102,10 @@ VERSION_TESTS = tests/contract/test_flows.py tests/unit/cluster/test_client_part
 	tests/unit/spark_sync/test_executors.py tests/unit/model/test_formatting.py \
 	tests/integration/test_cancel_dispatched.py \
 	tests/integration/test_dispatcher.py::test_every_field_of_a_message_arrives \
-	tests/integration/test_mover_bounds.py::test_a_mover_that_dies_before_it_acknowledges \
 	tests/integration/consumer/night/test_listeners.py::test_every_message_is_handled_and_acknowledged \
 	tests/integration/consumer/night/test_listeners.py::test_a_retried_message_is_handled_again \
 	tests/integration/functions/test_function_moves.py::test_every_message_arrives_as_it_was_sent \
-	tests/integration/night/test_spark_levels.py::test_every_delay_is_delivered_on_time \
+	tests/integration/test_spark_tracker.py \
 	tests/integration/test_spark_levels.py::test_once_leaves_messages_that_are_not_ready
 
 versions: $(STAMP) ## Try another version: PULSAR=3.3.6, or WITH="pyspark==4.2.0" VENV=build/other PYTHON=python3.12

@@ -8,12 +8,10 @@ from typing import Any
 
 import pulsar
 import pytest
-from pulsar.schema import AvroSchema, Integer, Record, String
 
 from delaylevel.cluster.port import TopicPolicies
-from delaylevel.cluster.reader import entry_times
 from delaylevel.cluster.rest.admin import Admin
-from delaylevel.errors import AdminError, ConflictError, NotFoundError
+from delaylevel.errors import ConflictError, NotFoundError
 from delaylevel.model.position import Position
 from delaylevel.model.topic_name import TopicName
 from support.world import eventually
@@ -74,37 +72,6 @@ def test_no_query_creates_a_topic(admin: Admin, namespace: str, topic: TopicName
     assert admin.list_partitioned_topics(namespace) == []
 
 
-def test_the_life_of_a_partitioned_topic(admin: Admin, namespace: str, topic: TopicName) -> None:
-    admin.create_partitioned(topic, 2, {"a": "1"})
-    with pytest.raises(ConflictError):
-        admin.create_partitioned(topic, 3, {"a": "2"})
-    assert admin.partitioned_metadata(topic).partitions == 2
-    assert admin.partitioned_metadata(topic).properties == {"a": "1"}
-    assert admin.topic_exists(topic)
-    assert admin.topic_exists(topic.partition(1))
-    assert not admin.topic_exists(topic.partition(2))
-
-    admin.set_properties(topic, {"b": "2"})
-    assert admin.properties(topic) == {"a": "1", "b": "2"}
-
-    admin.create_subscription(topic, "s")
-    with pytest.raises(ConflictError):
-        admin.create_subscription(topic, "s")
-    admin.expand(topic, 3)
-    with pytest.raises(AdminError):
-        admin.expand(topic, 2)
-    assert set(admin.partitioned_stats(topic)) == {0, 1, 2}
-    assert all("s" in stats.subscriptions for stats in admin.partitioned_stats(topic).values())
-    assert admin.subscriptions(topic) == ["s"]
-    assert admin.list_partitioned_topics(namespace) == [topic]
-    assert len(admin.list_topics(namespace)) == 3
-
-    admin.delete_subscription(topic, "s")
-    assert admin.subscriptions(topic) == []
-    admin.delete(topic)
-    assert not admin.topic_exists(topic)
-
-
 def test_a_topic_without_partitions(admin: Admin, client: pulsar.Client, topic: TopicName) -> None:
     publish(client, topic, 1)
     assert admin.topic_exists(topic)
@@ -113,9 +80,6 @@ def test_a_topic_without_partitions(admin: Admin, client: pulsar.Client, topic: 
     assert admin.properties(topic) == {"a": "b"}
     with pytest.raises(ConflictError):
         admin.create_partitioned(topic, 2)
-    admin.terminate(topic)
-    with pytest.raises(pulsar.PulsarException):
-        client.create_producer(topic.full)
     admin.delete(topic)
     assert not admin.topic_exists(topic)
 
@@ -161,31 +125,6 @@ def test_consumers_and_the_oldest_entry(
     consumer.close()
 
 
-def test_positions_by_publish_time(admin: Admin, client: pulsar.Client, topic: TopicName) -> None:
-    admin.create_partitioned(topic, 1)
-    admin.create_subscription(topic, "s")
-    partition = topic.partition(0)
-    assert admin.last_message_id(partition) is None
-    assert admin.message_id_at(partition, 0) is None
-    assert admin.ledgers(partition)[-1].entries == 0
-
-    bounds = publish(client, partition, 3)
-    last = admin.last_message_id(partition)
-    assert last is not None
-    assert last.entry == 2
-    assert admin.ledgers(partition)[-1].entries == 3
-    for entry, bound in enumerate(bounds):
-        position = admin.message_id_at(partition, bound + 1)
-        assert position == Position(last.ledger, entry)
-        ((found, published),) = entry_times(client, partition.full, position, position)
-        assert found == position
-        assert bound < published
-        assert admin.message_id_at(partition, published) == position
-    assert admin.message_id_at(partition, 0) == Position(last.ledger, 0)
-    assert admin.message_id_at(partition, -5) == Position(last.ledger, 0)
-    assert admin.message_id_at(partition, bounds[2] + 3_600_000) is None
-
-
 def test_positions_over_several_ledgers(
     admin: Admin, client: pulsar.Client, topic: TopicName
 ) -> None:
@@ -208,23 +147,6 @@ def test_positions_over_several_ledgers(
     assert [info.entries for info in admin.ledgers(partition)] == [2, 1]
 
 
-def test_a_batch_is_one_entry(admin: Admin, client: pulsar.Client, topic: TopicName) -> None:
-    producer = client.create_producer(
-        topic.full, batching_enabled=True, batching_max_publish_delay_ms=60_000
-    )
-    for number in range(5):
-        producer.send_async(str(number).encode(), None)
-    producer.flush()
-    admin.create_subscription(topic, "s")
-    last = admin.last_message_id(topic)
-    assert last is not None
-    assert (last.entry, last.batch) == (0, 4)
-    assert admin.message_id_at(topic, 0) == last.entry_start
-    assert admin.partition_stats(topic).subscriptions["s"].backlog_entries == 1
-    assert len(admin.partition_stats(topic).producers) == 1
-    producer.close()
-
-
 def test_topic_policies_are_visible_soon(admin: Admin, topic: TopicName) -> None:
     admin.create_partitioned(topic, 1)
     assert admin.topic_policies(topic) == TopicPolicies()
@@ -245,30 +167,3 @@ def test_the_policies_of_a_namespace(admin: Admin, namespace: str) -> None:
     assert policies.replication_clusters == {admin.broker_settings().cluster}
     with pytest.raises(NotFoundError):
         admin.namespace_policies("public/no-such-namespace")
-
-
-class V1(Record):  # type: ignore[misc]
-    """The first version."""
-
-    _avro_namespace = "test"
-    name = String()
-
-
-class V2(Record):  # type: ignore[misc]
-    """The second version."""
-
-    _avro_namespace = "test"
-    name = String()
-    size = Integer(required_default=True)
-
-
-def test_every_version_of_a_schema(admin: Admin, client: pulsar.Client, topic: TopicName) -> None:
-    V2.__name__ = "V1"  # the same record with one more field
-    schemas = [AvroSchema(V1), AvroSchema(V2)]
-    for schema in schemas:
-        client.create_producer(topic.full, schema=schema).close()
-    versions = admin.schemas(topic)
-    assert [item.version for item in versions] == [0, 1]
-    assert {item.type for item in versions} == {"AVRO"}
-    assert '"size"' not in versions[0].definition
-    assert '"size"' in versions[1].definition

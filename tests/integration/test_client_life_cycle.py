@@ -12,7 +12,7 @@ from typing import Any
 import pulsar
 import pulsar.asyncio
 import pytest
-from pulsar.schema import JsonSchema, Record, String, StringSchema
+from pulsar.schema import JsonSchema, Record, String
 
 import delaylevel.asyncio
 from delaylevel import DelayLevelClient, PartitionStrategy, wrap
@@ -323,40 +323,7 @@ def test_our_clients_can_replace_the_plain_ones(connection: Connection, orders: 
     assert "done" in found.stdout
 
 
-def test_a_patched_client_in_this_process(
-    connection: Connection, orders: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pulsar, "Client", DelayLevelClient)
-    client = pulsar.Client(connection.service_url, logger=QUIET, admin_url=connection.admin_url)
-    client.create_producer(orders, **LEVELS).send(b"x", deliver_after=LATER)
-    client.close()
-
-
 # --- wrap ----------------------------------------------------------------------------------
-
-
-def test_the_broker_tells_the_access_mode_and_the_properties(
-    world: RealWorld, connection: Connection, orders: str
-) -> None:
-    client = world.plain_client
-    url = connection.admin_url
-    world.admin.create_partitioned(TopicName.parse(orders), 2)
-    held = client.create_producer(orders, access_mode=pulsar.ProducerAccessMode.Exclusive)
-    stated = {**CONFIRMED, "message_router": None}
-    with pytest.raises(UnsupportedOptionError, match="access_mode Exclusive"):
-        wrap(held, client, admin_url=url, partition_strategy=DAYS, **stated)
-    assert not exists(world, default_level_topic(orders))
-    held.close()
-    plain = client.create_producer(orders, properties={"team": "a"})
-    wrapped = wrap(plain, client, admin_url=url, partition_strategy=DAYS, **stated)
-    wrapped.send(b"x", deliver_after=LATER)
-    (level,) = [
-        seen
-        for stats in world.admin.partitioned_stats(wrapped.description.level_topic(0)).values()
-        for seen in stats.publishers
-    ]
-    assert (level.access_mode, level.properties) == ("Shared", {"team": "a"})
-    wrapped.close()
 
 
 def test_batches_are_turned_off_for_level_topics(
@@ -372,34 +339,3 @@ def test_batches_are_turned_off_for_level_topics(
         wrapped.close()
         batches = {message.batch for message in world.stored(default_level_topic(topic))}
         assert (batches == {-1}) is not batching
-
-
-def test_producers_that_cannot_be_wrapped(
-    world: RealWorld, connection: Connection, orders: str
-) -> None:
-    client, url = world.plain_client, connection.admin_url
-    closed = client.create_producer(orders, schema=StringSchema())
-    closed.close()
-    with pytest.raises(pulsar.AlreadyClosed, match="create a new one"):
-        wrap(closed, client, admin_url=url)
-    plain = client.create_producer(orders)
-    elsewhere = pulsar.Client(
-        connection.service_url.replace("127.0.0.1", "localhost"), logger=QUIET
-    )
-    with pytest.raises(InvalidInputError, match="give wrap\\(\\) the client that created"):
-        wrap(plain, elsewhere, admin_url=url)
-    elsewhere.close()
-    again = pulsar.Client(connection.service_url, logger=QUIET)
-    wrap(plain, again, admin_url=url, **CONFIRMED).send(b"x", deliver_after=LATER)
-    eventually(lambda: world.stored(default_level_topic(orders)), "the message in the level topic")
-    again.close()
-
-    async def twin() -> None:
-        aio = pulsar.asyncio.Client(connection.service_url, logger=QUIET)
-        producer = await aio.create_producer(orders)
-        for pair in ((producer, client), (plain, aio), (producer, aio)):
-            with pytest.raises(InvalidInputError, match=r"delaylevel\.asyncio\.wrap"):
-                wrap(*pair, admin_url=url)
-        await aio.close()
-
-    run(twin())

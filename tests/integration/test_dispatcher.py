@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 import uuid
 from collections import Counter
@@ -19,7 +18,6 @@ from pulsar.schema import JsonSchema, Record, String
 from delaylevel.cluster.port import TopicPolicies
 from delaylevel.cluster.rest.admin import Admin
 from delaylevel.dispatcher import Dispatcher, DispatchSettings
-from delaylevel.dispatcher.owner import PartitionOwner
 from delaylevel.dispatcher.publishing.targets import java_string_hash
 from delaylevel.dispatcher.service import partition_owners
 from delaylevel.errors import LevelTopicError
@@ -31,7 +29,7 @@ from delaylevel.model.strategy import Levels, PartitionBy, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.producer.client import DelayLevelClient
 from support.background import Serving
-from support.fakes import HandClock, JumpingClock
+from support.fakes import JumpingClock
 from support.world import Eventually, MakeLevelTopic, RealWorld
 
 pytestmark = pytest.mark.broker
@@ -128,99 +126,6 @@ def test_release_is_by_due_time_then_order_of_sending_and_never_early(
         lambda: backlog(world.admin, description) == 0, "the acknowledgement of all", 60
     )
     assert serving.total("released") == 300
-
-
-def test_a_clock_that_is_corrected_while_a_message_waits_makes_it_no_later(
-    tracked: MakeLevelTopic, serve: Callable[..., Serving], world: RealWorld, clock: HandClock
-) -> None:
-    description = tracked(window_partitions=1)
-    get = world.arrivals(description.targets[0])
-    serving = serve(description, clock, checkpoint_ms=60_000)
-    world.eventually(lambda: serving.owned == [0], "the takeover")
-    with producer_of(world.client, description) as producer:
-        producer.send(b"pay me", deliver_at=clock.now_ms() + 40_000)
-    (thread,) = serving.dispatcher._topics[0].owners.values()
-    # From then on, no event wakes the owner.
-    window = thread.owner._acknowledgement
-    world.eventually(lambda: window.entry_end > 0, "the end of reading")
-    clock.at_ms += 40_000
-    for _ in range(25):  # a correction lasts
-        clock.advance(1_000)
-        time.sleep(0.2)
-    (arrival,) = get(1)
-    assert arrival.message.data() == b"pay me"
-
-
-def test_a_dispatcher_with_another_delivery_guarantee_waits_for_the_end_of_the_others(
-    tracked: MakeLevelTopic, serve: Callable[..., Serving], world: RealWorld
-) -> None:
-    world.deduplicate()
-    description = tracked(window_partitions=1)
-    first = serve(description)
-    world.eventually(lambda: first.owned == [0], "the takeover")
-    second = serve(description, delivery=Delivery.EFFECTIVELY_ONCE)
-
-    def problem() -> str:
-        (group,) = second.dispatcher.groups()
-        return str(group.problem or "")
-
-    world.eventually(lambda: "need the same --delivery" in problem(), "the refusal")
-    assert second.owned == []
-    first.stop()
-    world.eventually(lambda: second.owned == [0] and not problem(), "the takeover")
-
-
-def test_partitions_whose_broker_does_not_answer_delay_no_other(
-    level_topic: MakeLevelTopic,
-    world: RealWorld,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Let the calls for one level topic hang, in more partitions than there are threads."""
-    values = {"final_window": FinalWindow.TRACKER, "levels": LEVELS}
-    away = level_topic(targets=("away",), window_partitions=12, **values)
-    orders = level_topic(targets=("orders",), window_partitions=1, **values)
-    go_on, hanging = threading.Event(), Counter[str]()
-    checkpoint, last = PartitionOwner.checkpoint, Admin.partitioned_metadata
-
-    def hang(name: str) -> None:
-        if "away" in name and begun.is_set():
-            hanging[name] += 1
-            assert go_on.wait(120)
-
-    def hanging_checkpoint(owner: PartitionOwner) -> None:
-        hang(owner.topic)
-        checkpoint(owner)
-
-    def hanging_metadata(admin: Admin, topic: TopicName) -> Any:
-        hang(topic.full)
-        return last(admin, topic)
-
-    begun = threading.Event()
-    monkeypatch.setattr(PartitionOwner, "checkpoint", hanging_checkpoint)
-    monkeypatch.setattr(Admin, "partitioned_metadata", hanging_metadata)
-    settings = DispatchSettings(directory=tmp_path / "spill", checkpoint_ms=200)
-    dispatcher = Dispatcher(world.plain_client, world.admin, [away.topic, orders.topic], settings)
-    get = world.arrivals(orders.targets[0])
-    with (
-        Serving(dispatcher) as serving,
-        producer_of(world.client, orders) as producer,
-        contextlib.ExitStack() as stack,
-    ):
-        stack.callback(go_on.set)
-        producer.send(b"first", deliver_after=timedelta(milliseconds=500))
-        world.eventually(lambda: len(serving.owned) == 13, "the takeover", 120)
-        get(1, seconds=60)
-        begun.set()
-        window = away.window_topic.full
-        world.eventually(
-            lambda: sum(name.startswith(window) for name in hanging) == 12, "that all hang", 60
-        )
-        for number in range(20):
-            producer.send(b"%d" % number, deliver_after=timedelta(milliseconds=200 + 50 * number))
-        lateness = sorted(each.late_ms for each in get(20, seconds=60))
-    assert lateness[0] >= 0
-    assert lateness[10] < 30_000  # the calls hang for as long as the test
 
 
 def test_copies_are_dropped_by_the_next_owner_too(

@@ -78,20 +78,6 @@ def test_dead_letters_are_replayed_when_their_target_returns(
     assert sorted(item.properties["delaylevel.id"] for item in world.stored(gone)) == ids
 
 
-def test_dropped_messages_are_counted(
-    world: RealWorld, half_gone: Callable[..., LevelTopicDescription], clock: Any
-) -> None:
-    description = half_gone(MissingTarget.DROP)
-    gone, there = description.targets
-    report = world.mover(description, clock).run_once()
-    assert (report.due, report.dropped, report.held, report.dead) == (5, {gone: 5}, {}, {})
-    assert report.total == 10
-    assert bodies(world.stored(there)) == FIVE
-    world.drained(description)
-    assert lifecycle.pending_entries(world.admin, description).total == 0
-    assert not world.admin.topic_exists(TopicName.parse(gone))
-
-
 def test_a_changed_policy_applies_to_held_messages(
     world: RealWorld,
     invoke: Callable[..., Result],

@@ -5,8 +5,6 @@ The tests set the mover's clock, so that a unit of a minute takes no minute.
 
 from __future__ import annotations
 
-import os
-import socket
 import time
 from datetime import timedelta
 from typing import Any
@@ -15,10 +13,8 @@ import pytest
 
 from delaylevel.cluster.connection.settings import Connection
 from delaylevel.doctor import State, examine
-from delaylevel.errors import AlreadyRunningError
 from delaylevel.model.clock import SystemClock
-from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription
-from delaylevel.model.message import ParkedMessage
+from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.mover.local import LocalMover
 from support.world import RealWorld
@@ -29,14 +25,6 @@ MINUTES = Levels(
         partition_by=timedelta(milliseconds=UNIT_MS),
         maximum_delay=timedelta(minutes=4),
         lead=timedelta(milliseconds=LEAD_MS),
-    )
-)
-ROUND_AND_ROUND = Levels(
-    PartitionStrategy(
-        partition_by=timedelta(milliseconds=UNIT_MS),
-        maximum_delay=timedelta(minutes=3),
-        lead=timedelta(milliseconds=LEAD_MS),
-        overflow="recirculate",
     )
 )
 
@@ -163,77 +151,3 @@ def test_a_late_trigger_delivers_at_once(world: RealWorld, clock: Any) -> None:
     assert sorted(int(a.message.data()) for a in arrivals) == list(range(300))
     assert len({a.message.properties()["delaylevel.id"] for a in arrivals}) == 300
     world.drained(description)
-
-
-def test_recirculation(world: RealWorld, clock: Any) -> None:
-    description = world.level_topic(ROUND_AND_ROUND)
-    orders = description.targets[0]
-    get = world.arrivals(orders)
-    with world.client(clock).create_producer(orders, enable_delay_level_topic=True) as producer:
-        for number in range(20):
-            producer.send(b"%d" % number, deliver_after=timedelta(minutes=5))
-    assert len(world.stored(partition(description, 1))) == 20
-    moving = world.mover(description, clock)
-    # The hand-off time follows the broker's time of arrival, which may be slightly later.
-    clock.advance(2 * UNIT_MS - LEAD_MS + 40_000)
-    report = moving.run_once()
-    assert (report.parked.total(), report.total) == (20, 20)
-    clock.advance(3 * UNIT_MS)
-    assert moving.run_once().due == 20
-    world.drained(description)
-
-    arrivals = get(20)
-    assert sorted(int(a.message.data()) for a in arrivals) == list(range(20))
-    # Each message went round once: the copies have the ID of the original.
-    assert len(world.stored(partition(description, 1))) == 40
-    assert len({a.message.properties()["delaylevel.id"] for a in arrivals}) == 20
-
-
-def test_one_mover_at_a_time(world: RealWorld) -> None:
-    description = world.level_topic(MINUTES)
-    first = world.mover(description)
-    with pytest.raises(AlreadyRunningError) as refused:
-        LocalMover(world.plain_client, world.admin, description)
-    assert f"{socket.gethostname()}:{os.getpid()}" in str(refused.value)
-    assert description.topic in str(refused.value)
-    first.close()
-    world.mover(description)
-
-
-def test_a_mover_that_dies_before_it_acknowledges(
-    world: RealWorld, clock: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    description = world.level_topic(MINUTES)
-    orders = description.targets[0]
-    with world.client(clock).create_producer(orders, enable_delay_level_topic=True) as producer:
-        for number in range(10):
-            producer.send(b"%d" % number, deliver_after=timedelta(minutes=1))
-    clock.advance(200_000)
-
-    class Killed(BaseException):
-        pass
-
-    def die(*_: object) -> None:
-        raise Killed
-
-    doomed = world.mover(description, clock)
-    monkeypatch.setattr(doomed._lock, "acknowledge", die)
-    with pytest.raises(Killed):
-        doomed.run_once()
-    doomed.close()
-    assert world.mover(description, clock).run_once().total == 10
-
-    copies: dict[str, list[ParkedMessage]] = {}
-    for message in world.stored(orders):
-        copies.setdefault(message.properties["delaylevel.id"], []).append(message)
-    assert [len(found) for found in copies.values()] == [2] * 10
-    assert all(a.value == b.value for a, b in copies.values())
-    world.drained(description)
-
-
-def test_the_subscription_outlives_its_movers(world: RealWorld) -> None:
-    description = world.level_topic(MINUTES)
-    world.mover(description).close()
-    for stats in world.admin.partitioned_stats(description.name).values():
-        assert stats.subscriptions[SUBSCRIPTION].durable
-        assert stats.subscriptions[SUBSCRIPTION].consumers == ()

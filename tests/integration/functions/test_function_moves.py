@@ -8,12 +8,10 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
-import pytest
 import urllib3
 
 from delaylevel import topics
 from delaylevel.cluster.connection.settings import Connection
-from delaylevel.errors import LevelTopicError
 from delaylevel.functions import deployment, health
 from delaylevel.model.clock import SystemClock
 from delaylevel.model.level_topic import LevelTopicDescription
@@ -109,11 +107,3 @@ def test_a_target_that_is_added_later_is_known(
     )
     producer.send(b"second", deliver_after=timedelta(seconds=2))
     assert [item.message.data() for item in get_later(1, 60)] == [b"second"]
-
-
-def test_a_level_topic_for_spark_is_refused(
-    level_topic: Callable[..., LevelTopicDescription], connection: Connection
-) -> None:
-    description = level_topic(TWO_LEVELS)
-    with pytest.raises(LevelTopicError, match="delaylevel run"):
-        deployment.deploy(connection, description, deployment.FunctionOptions())
