@@ -14,7 +14,6 @@ from pathlib import Path
 from delaylevel.errors import DelayLevelError
 
 from .faults import ALL, named
-from .fixes import FIXES
 from .report import as_json, as_table
 from .run import Limits, Torture
 from .scene import Settings, StageError
@@ -51,7 +50,6 @@ def main() -> int:
         "seed decides",
     )
     parser.add_argument("--keep", action="store_true", help="keep logs and ledgers")
-    parser.add_argument("--without", default="", choices=["", *FIXES], help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.list:
         print("\n".join(fault.name for fault in ALL))
@@ -84,7 +82,6 @@ def main() -> int:
         stages=tuple(stages(names, once)),
         rate=given.rate,
         seed=seed,
-        without=given.without,
         java=not given.no_java,
         tokens=tokens,
     )

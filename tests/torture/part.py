@@ -4,8 +4,6 @@ The role ``cli`` is the ``delaylevel`` program itself, with its clock and its sp
 faults change them through files. The clock of a part is ahead by the number of ms in the file
 ``clock``, and its disk is full while the file ``disk-full`` exists, both in its own folder. There,
 the file ``refused`` grows whenever a batch finds neither memory nor space on the disk.
-
-``TORTURE_WITHOUT`` names a fix that is taken away: see `fixes`.
 """
 
 from __future__ import annotations
@@ -116,9 +114,6 @@ def main(arguments: list[str]) -> None:
     end_with_parent()
     # The thread that follows a signal must find the default handlers, as in any other process.
     threading.current_thread().name = arguments[0]
-    from torture import fixes
-
-    fixes.take_away(os.environ.get("TORTURE_WITHOUT", ""))
     name, role, *rest = arguments
     if role == "cli":
         from delaylevel.cli.main import main as program

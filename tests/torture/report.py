@@ -84,7 +84,6 @@ def _values(result: Result) -> dict[str, Any]:
         },
         "drain_s": round(result.drain_s, 1),
         "unfinished": result.unfinished,
-        "harmed": sorted(result.harmed),
         "violations": {rule: found[rule] for rule in rules},
         "examples": [each._asdict() for each in result.violations[:200]],
         "ended_by_themselves": result.ended,

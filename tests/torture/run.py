@@ -17,7 +17,6 @@ from delaylevel.model.outcome import Outcome
 from support.world import quiet_client, stored_messages
 
 from .faults import Fault, Undo
-from .fixes import harmed
 from .flow import Flow
 from .invariants import Violation, violations
 from .ledger import Cancelled, LedgerReader, now_ms
@@ -81,7 +80,6 @@ class Result:
         ended: how often processes ended without being asked to, by name.
         drain_s: time from the end of the last fault until nothing was on its way, in s.
         unfinished: number of messages that were still on their way at the end.
-        harmed: the names of messages that a missing fix is known to have harmed.
     """
 
     seed: int
@@ -93,7 +91,6 @@ class Result:
     ended: dict[str, int] = field(default_factory=dict)
     drain_s: float = 0.0
     unfinished: int = 0
-    harmed: set[str] = field(default_factory=set)
 
     @property
     def ok(self) -> bool:
@@ -294,7 +291,6 @@ class Torture:
             if sent is not None:
                 first[name] = min(row.received_ms for row in rows) - sent.due_ms
         result.late_ms = sorted(first.values())
-        result.harmed = harmed(self.scene.parts_folder)
         result.ended = {name: part.ended for name, part in self.scene.parts.items() if part.ended}
         places = sum(
             len(found) - 1 for name in story.received for found in story.arrivals(name).values()

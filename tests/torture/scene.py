@@ -54,7 +54,6 @@ class Settings:
         stages: the level topics.
         rate: messages per second to each target from each producer.
         seed: the seed of everything that is random.
-        without: name of a fix that is taken away; empty for none.
         java: True to send from the Java producer too; it does not know tokens.
         tokens: True for a broker that asks for tokens, which expire.
     """
@@ -63,7 +62,6 @@ class Settings:
     stages: tuple[Stage, ...]
     rate: float
     seed: int
-    without: str = ""
     java: bool = True
     tokens: bool = False
 
@@ -262,7 +260,9 @@ class Scene:
         if self.token is not None:
             address += ("--token-file", str(self.token.path))
         level_topics = [stage.level_topic for stage in served]
-        self._add(Part(name, ["cli", *address, *arguments, *level_topics], self.parts_folder))
+        self.supervisor.add(
+            Part(name, ["cli", *address, *arguments, *level_topics], self.parts_folder)
+        )
 
     def _deploy_function(self, stage: Stage) -> None:
         admin_url = f"http://127.0.0.1:{self.web_proxy.port}"
@@ -271,11 +271,7 @@ class Scene:
         function.deploy()
 
     def _start_part(self, name: str, role: str, *arguments: str) -> None:
-        self._add(Part(name, [role, str(self._folder), *arguments], self.parts_folder))
-
-    def _add(self, part: Part) -> None:
-        part.environment["TORTURE_WITHOUT"] = self.settings.without
-        self.supervisor.add(part)
+        self.supervisor.add(Part(name, [role, str(self._folder), *arguments], self.parts_folder))
 
     @property
     def parts_folder(self) -> Path:

@@ -1,4 +1,4 @@
-"""Tests of whole runs: one without a fault in the product, and some with one put back."""
+"""Tests of a whole run, and of the injection of faults."""
 
 from __future__ import annotations
 
@@ -92,40 +92,3 @@ def test_five_minutes_of_faults_lose_copy_and_change_nothing(tmp_path: Path) -> 
     assert result["injected"] >= 12
     assert len(result["faults"]) >= 6
     assert result["messages"]["confirmed"] > 1_000
-
-
-# The fixes that are taken away, each with the fault that it is for, the rule that breaks, and True
-# if the processes know which messages they lose without it.
-FIXES = [
-    ("deleted-target", "delete", "lost", False),
-    ("full-disk", "disk full", "lost", True),
-    ("new-target", "add target", "lost", True),
-    ("unclear-refusal", "takeover over quota", "copied", False),
-]
-
-
-def run_one_fault(path: Path, fault: str, *arguments: str) -> tuple[int, dict[str, Any]]:
-    """Run with one kind of fault, as `run`."""
-    options = ["--topics", "local", "--delivery", "effectively-once", "--no-java"]
-    options += ["--tokens", "no", "--minutes", "1", "--seed", "7", "--faults", fault]
-    return run(path, *options, *arguments)
-
-
-@pytest.mark.broker
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize(("fix", "fault", "rule", "known"), FIXES, ids=[fix for fix, *_ in FIXES])
-def test_a_run_fails_without_a_fix(
-    fix: str, fault: str, rule: str, known: bool, tmp_path: Path
-) -> None:
-    code, result = run_one_fault(tmp_path / "control.json", fault)
-    assert code == 0, result.get("examples")
-    assert result["injected"] >= 1
-    # What is lost never comes.
-    limits = ["--recovery", "30", "--drain", "60"]
-    code, result = run_one_fault(tmp_path / "result.json", fault, *limits, "--without", fix)
-    assert code == 1
-    assert result["violations"][rule]
-    if known:
-        # Others would be late, because the machine is busy.
-        lost = {each["name"] for each in result["examples"] if each["rule"] == "lost"}
-        assert lost <= set(result["harmed"])
