@@ -43,7 +43,7 @@ _STATUS = (
     Column("function"),
     Column("level_topic", "topic"),
     Column("running"),
-    Column("backlog_entries", "number", head="BACKLOG"),
+    Column("backlog_entries", "number", head="PARKED"),
     Column("next_hand_off_ms", "time"),
     Column("behind_ms", "duration"),
     Column("held_entries", "number", head="HELD"),

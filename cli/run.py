@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 # Time between two lines on the progress, in a log.
 _LINE_EVERY_S = 60.0
+# Time before a line at which the broker is asked for what waits.
+_REQUEST_S = 3.0
 
 
 @examples(
@@ -156,6 +158,8 @@ class _Progress:
             self._region.show(self._view.table(columns, lines, has_colour(sys.stderr)))
             return
         self._states.show(self._movers())
+        if time.monotonic() >= self._line_s - _REQUEST_S:
+            self._service.members()
         if time.monotonic() >= self._line_s:
             self._line_s = time.monotonic() + _LINE_EVERY_S
             self._update()
@@ -185,4 +189,5 @@ class _Progress:
             for topic, count in each.released().items()
         }
         now_ms = time.time_ns() // 1_000_000
-        self._view.update(self._movers(), owners, releases, time.monotonic(), now_ms)
+        members = self._service.members()
+        self._view.update(self._movers(), owners, releases, members, time.monotonic(), now_ms)

@@ -18,9 +18,10 @@ from delaylevel.cluster.port import TopicAdmin
 from delaylevel.errors import DelayLevelError
 from delaylevel.model.clock import SystemClock
 from delaylevel.model.formatting import format_duration, shell
-from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Role
+from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.topics.status import (
-    LevelTopicStats,
+    Backlog,
+    backlog_series,
     read_stats,
     refused_checks,
     refused_sections,
@@ -63,38 +64,6 @@ class BatchStats:
     rows: int
     duration_ms: int
     report: Mapping[str, Mapping[str, int]]
-
-
-@dataclass(frozen=True)
-class Backlog:
-    """Numbers of entries that wait in a level topic, and the lag of its mover.
-
-    Attributes:
-        lag_ms: how long the oldest ready message has been waiting; 0 if none is ready.
-        parked, held, dead_letters: entries (a batch is one) in levels, held and dead-letter topic.
-        window: entries in the window topic; None if there is none.
-        by_level: parked entries, by the level's unit.
-    """
-
-    lag_ms: int
-    parked: int
-    held: int
-    dead_letters: int
-    window: int | None = None
-    by_level: Mapping[str, int] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, stats: LevelTopicStats, now_ms: int) -> Backlog:
-        """Derive the numbers from the statistics of a level topic."""
-        tracked = stats.description.final_window is FinalWindow.TRACKER
-        return cls(
-            stats.behind_ms(now_ms),
-            stats.backlog_entries(Role.LEVEL),
-            stats.backlog_entries(Role.HELD),
-            stats.backlog_entries(Role.DEAD_LETTER),
-            stats.backlog_entries(Role.WINDOW) if tracked else None,
-            {level.level_name: level.backlog_entries for level in stats.of(Role.LEVEL)},
-        )
 
 
 class BacklogReader:
@@ -310,7 +279,7 @@ class JobCollector:
         with self._stats.lock:
             families = list(self._of_job(self._stats))
         yield from families
-        yield from self._of_backlogs()
+        yield from backlog_series("sync", self._backlogs.read())
         yield refused_series("sync", self._refused)
 
     def _of_job(self, stats: JobStats) -> Iterator[Any]:
@@ -355,36 +324,6 @@ class JobCollector:
             "Duration of the last batch.",
             value=0 if stats.last is None else stats.last.duration_ms / 1000,
         )
-
-    def _of_backlogs(self) -> Iterator[Any]:
-        from prometheus_client import core
-
-        backlogs = self._backlogs.read()
-        yield core.GaugeMetricFamily(
-            "delaylevel_sync_broker_answers",
-            "1 if the broker reported the state of the level topics, 0 if not.",
-            value=0 if backlogs is None else 1,
-        )
-
-        def gauge(name: str, text: str, *labels: str) -> Any:
-            return core.GaugeMetricFamily(
-                f"delaylevel_sync_{name}", text, labels=("level_topic", *labels)
-            )
-
-        lag = gauge("lag_seconds", "Time that the oldest ready message has been waiting.")
-        held = gauge("held_entries", "Entries whose target cannot be written.")
-        dead = gauge("dead_letter_entries", "Entries that could not be understood.")
-        parked = gauge("parked_entries", "Entries that wait in a level.", "level")
-        window = gauge("window_entries", "Entries of the window topic that are not all released.")
-        for topic, item in (backlogs or {}).items():
-            lag.add_metric((topic,), item.lag_ms / 1000)
-            held.add_metric((topic,), item.held)
-            dead.add_metric((topic,), item.dead_letters)
-            for level, entries in item.by_level.items():
-                parked.add_metric((topic, level), entries)
-            if item.window is not None:
-                window.add_metric((topic,), item.window)
-        yield from (lag, held, dead, parked, window)
 
 
 class JobReporter:

@@ -82,7 +82,7 @@ DESCRIPTION = (
     Column("paused", "topic", tone=yellow_if_any),
 )
 STATE = (
-    Column("backlog_entries", "number", head="BACKLOG"),
+    Column("backlog_entries", "number", head="PARKED"),
     Column("next_hand_off_ms", "time"),
     Column("behind_ms", "duration", tone=red_if_any),
     Column("mover_alive", head="CONSUMED", tone=lambda alive, _: None if alive else "red"),
@@ -107,7 +107,7 @@ DESCRIBE = (
     *STATE,
     Column("held_entries", "number", head="HELD", tone=yellow_if_any),
     Column("dead_letter_entries", "number", head="DEAD LETTERS", tone=red_if_any),
-    Column("window_entries", "number", head="WINDOW"),
+    Column("window_entries", "number", head="WINDOW TOPIC"),
     Column("log_entries", "number", head="RELEASE LOG"),
     Column("outcome_entries", "number", head="OUTCOMES", wide=True),
     Column("consumers"),
@@ -125,8 +125,11 @@ PARTITIONS = (
     Column("consumers", head="CONSUMED BY", rank=1),
     Column("topic", "topic", wide=True),
 )
-LIST_LEGEND = "BACKLOG: entries in the levels; a batch is one."
-LEGEND = "BACKLOG, HELD, DEAD LETTERS, WINDOW, RELEASE LOG: entries; a batch is one."
+LIST_LEGEND = "PARKED: entries in the levels; a batch is one."
+LEGEND = (
+    "PARKED, HELD, DEAD LETTERS, BACKLOG: entries; a batch is one. WINDOW TOPIC, RELEASE LOG: all "
+    "entries that are kept, released ones included."
+)
 
 
 def description_view(description: LevelTopicDescription) -> dict[str, Any]:

@@ -6,35 +6,42 @@ A module of its own, because it needs the dispatcher's extra: the commands load 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from delaylevel.dispatcher.stats import OwnerStats, quantile_ms, total_lateness
 from delaylevel.model.formatting import format_duration
+from delaylevel.model.level_topic import LEVEL_SUFFIX, Role
 from delaylevel.mover.service import MoverStats
+from delaylevel.topics.status import LevelTopicStats
 
 from .tables import Column, local, render, yellow_if_any
 from .terminal import cut
 
 Owners = Mapping[tuple[str, int], OwnerStats]
 Movers = Mapping[str, MoverStats]
+Members = Mapping[str, LevelTopicStats | None]
 
-# First the present state and rates, then the totals of this process.
+_LATE = ("overdue", "behind")
+# What waits now, the totals of this process, and its state. In a narrow terminal, the rest goes.
 _COLUMNS = (
-    Column("topic", head="LEVEL TOPIC"),
+    Column("topic"),
     Column("pending", "number"),
-    Column("next_ms", "duration", head="NEXT IN", rank=2),
-    Column("moved_rate", "number", head="MOVED/s"),
-    Column("released_rate", "number", head="RELEASED/s"),
-    Column("moved", "number", rank=3),
-    Column("released", "number", rank=1),
-    Column("p99_ms", "duration", head="P99 LATE"),
+    Column("parked", "number", rank=5),
+    Column("next_due", tone=lambda text, _: "red" if str(text).startswith(_LATE) else None),
+    Column("moved", "number"),
+    Column("released", "number"),
+    Column("moved_rate", "number", head="MOVED/s", rank=3),
+    Column("released_rate", "number", head="RELEASED/s", rank=2),
+    Column("p99_ms", "duration", head="P99 LATE", rank=1),
     Column("held", "number", tone=yellow_if_any),
     Column("mover", tone=lambda state, _: "red" if state == "failing" else None),
     Column("window", rank=4),
 )
-_LEGEND = "MOVED, RELEASED, P99 LATE and HELD count from the start of this process."
+_LEGEND = "PENDING: parked (a batch is one), in the window, held. MOVED, RELEASED: totals."
+# A commit may take some tenths of a second; the broker's statistics are some seconds old.
+_USUAL_MS, _USUAL_BEHIND_MS = 1_000, 5_000
 
 
 @dataclass
@@ -54,6 +61,7 @@ class ServiceView:
         movers: Movers,
         owners: Owners,
         releases: Mapping[str, int],
+        members: Members,
         now_s: float,
         now_ms: int,
     ) -> None:
@@ -63,13 +71,14 @@ class ServiceView:
             movers: statistics by level topic.
             owners: statistics by level topic and window partition.
             releases: numbers of messages released, by level topic.
+            members: the broker's statistics by level topic; None if they are not known.
             now_s: monotonic time in s.
             now_ms: present time, ms since the epoch.
         """
         passed_s, self._at_s = now_s - self._at_s, now_s
         self.rows = []
         for topic in sorted({*movers, *releases, *(topic for topic, _ in owners)}):
-            mine = [stats for (name, _), stats in owners.items() if name == topic]
+            mine = {index: stats for (name, index), stats in owners.items() if name == topic}
             mover = movers.get(topic)
             moved = 0 if mover is None else mover.report.total
             released = releases.get(topic, 0)
@@ -80,11 +89,12 @@ class ServiceView:
                 rates = ((moved - before[0]) / passed_s, (released - before[1]) / passed_s)
             self.rows.append(
                 {
-                    "topic": local(topic),
+                    "topic": _business(topic),
                     "mover": None if mover is None else mover.state,
                     "moved": moved,
                     "moved_rate": rates[0],
-                    **_window(mine, now_ms),
+                    **_window(mine.values()),
+                    **_waiting(mine, members.get(topic), now_ms),
                     "released": released,
                     "released_rate": rates[1],
                 }
@@ -111,25 +121,73 @@ class ServiceView:
         return sum(moved for moved, _ in found), sum(released for _, released in found)
 
 
-def _window(mine: list[OwnerStats], now_ms: int) -> dict[str, Any]:
-    if not mine:
-        return {"window": None, "pending": None, "p99_ms": None, "held": None, "next_ms": None}
+def _business(topic: str) -> str:
+    """Return the name of the business topic if a level topic has the usual name."""
+    name = local(topic)
+    is_usual = name.startswith("_") and name.endswith(LEVEL_SUFFIX)
+    return name[1 : -len(LEVEL_SUFFIX)] if is_usual else name
+
+
+def _window(mine: Collection[OwnerStats]) -> dict[str, Any]:
     states = Counter(stats.state for stats in mine)
-    dues = [stats.next_due_ms for stats in mine if stats.next_due_ms is not None]
     return {
-        "window": " ".join(f"{count} {state}" for state, count in sorted(states.items())),
-        "pending": sum(stats.pending for stats in mine),
-        "p99_ms": quantile_ms(total_lateness(mine), 0.99),
-        "held": sum(sum(stats.held.values()) for stats in mine),
-        "next_ms": max(0, min(dues) - now_ms) if dues else None,
+        "window": " ".join(f"{count} {state}" for state, count in sorted(states.items())) or None,
+        "p99_ms": quantile_ms(total_lateness(mine), 0.99) if mine else None,
     }
+
+
+def _waiting(
+    mine: Mapping[int, OwnerStats], found: LevelTopicStats | None, now_ms: int
+) -> dict[str, Any]:
+    """Return what waits in a level topic, by all processes that serve it.
+
+    The window partitions of this process know their messages; of the others, the broker's backlog
+    counts, which includes some that are released.
+    """
+    if found is None:
+        return dict.fromkeys(("pending", "parked", "held", "next_due"))
+    parked, held = found.backlog_entries(Role.LEVEL), found.backlog_entries(Role.HELD)
+    window = sum(stats.pending + stats.in_flight for stats in mine.values()) + sum(
+        item.backlog_entries
+        for member in found.of(Role.WINDOW)
+        for item in member.partitions
+        if item.partition not in mine
+    )
+    dues = [stats.next_due_ms for stats in mine.values() if stats.next_due_ms is not None]
+    return {
+        "pending": parked + window + held,
+        "parked": parked,
+        "held": held,
+        "next_due": _next_due(min(dues, default=None), found, now_ms),
+    }
+
+
+def _next_due(due_ms: int | None, found: LevelTopicStats, now_ms: int) -> str | None:
+    """Return when the next message is due; of parked ones, the broker tells the earliest time."""
+    if due_ms is not None and due_ms < now_ms - _USUAL_MS:
+        return f"overdue {format_duration(now_ms - due_ms)}"
+    behind_ms = found.behind_ms(now_ms)
+    if behind_ms > max(found.description.levels.smallest_lead_ms, _USUAL_BEHIND_MS):
+        return f"behind {format_duration(behind_ms)}"
+    levels = found.description.levels
+    bounds = [
+        hand_off_ms + levels[member.member.level].lead_ms
+        for member in found.of(Role.LEVEL)
+        for hand_off_ms in member.hand_offs_ms[:1]
+    ]
+    if due_ms is not None and due_ms <= min(bounds, default=due_ms):
+        return f"in {format_duration(max(0, due_ms - now_ms))}"
+    return f"after {format_duration(max(0, min(bounds) - now_ms))}" if bounds else None
 
 
 def _line(row: Mapping[str, Any]) -> str:
     parts = [f"{row['topic']}: mover {row['mover'] or 'elsewhere'}, {row['moved']:,} moved"]
     if row["window"] is not None:
-        parts.append(f"window partitions: {row['window']}")
-        parts.append(f"{row['pending']:,} pending, {row['released']:,} released")
+        parts.append(f"window partitions: {row['window']}, {row['released']:,} released")
+    if row["pending"] is not None:
+        parts.append(f"{row['pending']:,} pending")
+    if row["next_due"] is not None:
+        parts.append(f"next due {row['next_due']}")
     if row["p99_ms"] is not None:
         parts.append(f"p99 {format_duration(row['p99_ms'])} late")
     if row["held"]:
@@ -147,14 +205,15 @@ def released_line(found: Iterable[OwnerStats], released: int, rate: int, now_ms:
         now_ms: present time, ms since the epoch.
     """
     mine = list(found)
-    window = _window(mine, now_ms)
     recovering = sum(stats.state == "recovering" for stats in mine)
+    dues = [stats.next_due_ms for stats in mine if stats.next_due_ms is not None]
+    late_ms, held = _window(mine)["p99_ms"], sum(sum(stats.held.values()) for stats in mine)
     line = f"{len(mine)} partitions"
     line += f" ({recovering} recovering)" if recovering else ""
-    line += f" · {window['pending'] or 0:,} pending"
-    if window["next_ms"] is not None:
-        line += f", next in {format_duration(window['next_ms'])}"
+    line += f" · {sum(stats.pending for stats in mine):,} in the window"
+    if dues:
+        line += f", next in {format_duration(max(0, min(dues) - now_ms))}"
     line += f" · {rate:,}/s · since the start: {released:,} released"
-    line += f", p99 {format_duration(window['p99_ms'])} late" if window["p99_ms"] else ""
-    line += f", {window['held']:,} held" if window["held"] else ""
+    line += f", p99 {format_duration(late_ms)} late" if late_ms else ""
+    line += f", {held:,} held" if held else ""
     return line

@@ -9,7 +9,8 @@ from delaylevel.model.clock import Clock, SystemClock
 from delaylevel.model.formatting import format_duration, shell
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.topics.status import (
-    MemberStatsCache,
+    Backlog,
+    backlog_series,
     parked_levels,
     refused_checks,
     refused_sections,
@@ -42,7 +43,7 @@ class MoverReporter:
         self._movers = movers
         self._is_reported = is_reported
         self._clock = clock or SystemClock()
-        self._members = MemberStatsCache(lambda described: movers.member_stats(described))
+        self._members = movers.members
 
     def alive(self) -> Sequence[ProbeCheck]:
         return ()
@@ -65,6 +66,16 @@ class MoverReporter:
 
     def served_at(self, url: str) -> None:
         pass
+
+    def backlogs(self) -> dict[str, Backlog] | None:
+        """Return what waits, by level topic; None if the broker does not report it."""
+        found = {}
+        for description in self._movers.descriptions:
+            stats = self._members.read(description)
+            if stats is None:
+                return None
+            found[description.topic] = Backlog.of(stats, self._clock.now_ms())
+        return found
 
     def _served(self) -> list[tuple[LevelTopicDescription, MoverStats]]:
         """Return the level topics and the statistics of their movers."""
@@ -147,8 +158,8 @@ class MoverCollector:
         self, movers: MoverService, is_reported: Callable[[str], bool] | None = None
     ) -> None:
         self._movers = movers
-        reporter = MoverReporter(movers, is_reported) if is_reported else MoverReporter(movers)
-        self.reporters = (reporter,)
+        self._reporter = MoverReporter(movers, is_reported or _nothing)
+        self.reporters = (self._reporter,)
 
     def collect(self) -> Iterator[Any]:
         """Yield every series, in the form that ``prometheus_client`` expects."""
@@ -174,4 +185,5 @@ class MoverCollector:
             for topic, stats in found:
                 series.add_metric((topic,), getattr(stats, name))
             yield series
+        yield from backlog_series("mover", self._reporter.backlogs())
         yield refused_series("mover", self._movers.roster.refused)

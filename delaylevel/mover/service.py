@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from delaylevel.cluster.failures import may_pass, translate_errors
@@ -23,7 +24,7 @@ from delaylevel.model.level_topic import LevelTopicDescription, Mover
 from delaylevel.model.position import SourcePartition, source_partitions
 from delaylevel.topics import registry as topics
 from delaylevel.topics.roster import DescriptionCache, Roster
-from delaylevel.topics.status import REPORTED_ROLES, LevelTopicStats, read_stats
+from delaylevel.topics.status import REPORTED_ROLES, MemberStatsCache, read_stats
 
 from .local import LocalMover
 from .ready import LONGEST_PASS_S, in_threads, trigger_of
@@ -340,6 +341,8 @@ class MoverService:
         self._stopping = threading.Event()
         self._tasks: dict[str, TopicTask] = {}
         self._started = False
+        #: The broker's statistics of level topics.
+        self.members = MemberStatsCache(partial(read_stats, admin, roles=REPORTED_ROLES))
         #: The level topics to serve; a service that contains this one has its own here.
         self.roster = Roster(admin, level_topics, lambda description, _: self.add(description))
         self.roster.start()
@@ -355,10 +358,6 @@ class MoverService:
         with self._lock:
             tasks = dict(self._tasks)
         return {topic: task.stats() for topic, task in tasks.items()}
-
-    def member_stats(self, description: LevelTopicDescription) -> LevelTopicStats:
-        """Request the statistics of the levels, of held messages and of dead letters."""
-        return read_stats(self._admin, description, roles=REPORTED_ROLES)
 
     def add(
         self, description: LevelTopicDescription, descriptions: DescriptionCache | None = None

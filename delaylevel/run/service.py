@@ -25,8 +25,11 @@ from delaylevel.mover.reporting import MoverCollector, lock_check
 from delaylevel.mover.service import MoverService, check_movable
 from delaylevel.prometheus import Collector
 from delaylevel.topics.roster import Roster
+from delaylevel.topics.status import LevelTopicStats
 from delaylevel.web.reports import ProbeCheck
 
+# Time for which the broker's statistics of what waits are used again.
+_MEMBERS_S = 1.0
 # The longest time without progress: no partition taken over, no message released.
 _PATIENCE_S = 60.0
 # The first values that a partition reports after its takeover may be older than it.
@@ -192,6 +195,14 @@ class LocalService:
         if self._dispatcher is not None:
             found = {item.topic: item for item in self._dispatcher.descriptions} | found
         return tuple(found[topic] for topic in sorted(found))
+
+    def members(self) -> dict[str, LevelTopicStats | None]:
+        """Return the broker's last statistics by level topic, without waiting for them.
+
+        They are requested again after some seconds, while somebody asks; None until then.
+        """
+        cache = self._movers.members
+        return {item.topic: cache.latest(item, _MEMBERS_S) for item in self.descriptions}
 
     def start_checks(self) -> list[ProbeCheck]:
         """Return the conditions under which the start is over: locks, and partitions read.

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from delaylevel.cluster.port import ConsumerStats, PartitionStats, SubscriptionStats, TopicAdmin
+from delaylevel.cluster.threads import in_thread
 from delaylevel.errors import DelayLevelError, NotFoundError
 from delaylevel.model.formatting import format_duration, shell
 from delaylevel.model.level_topic import (
@@ -431,13 +432,13 @@ def status_of(stats: LevelTopicStats, now_ms: int) -> LevelTopicStatus:
 
 
 #: Roles of the topics whose statistics are needed.
-REPORTED_ROLES = (Role.LEVEL, Role.HELD, Role.DEAD_LETTER)
+REPORTED_ROLES = (Role.LEVEL, Role.HELD, Role.DEAD_LETTER, Role.WINDOW)
 #: Time for which statistics of the broker are used again, in s.
 _FRESH_S = 10.0
 
 
 class MemberStatsCache:
-    """Statistics of the levels, of held messages and of dead letters, at most some seconds old.
+    """Statistics of levels, window, held messages and dead letters, at most some seconds old.
 
     Args:
         read: function that requests them.
@@ -445,20 +446,113 @@ class MemberStatsCache:
 
     def __init__(self, read: Callable[[LevelTopicDescription], LevelTopicStats]) -> None:
         self._read = read
+        self._requesting = threading.Lock()
         self._lock = threading.Lock()
         self._found: dict[str, tuple[float, LevelTopicStats | None]] = {}
+        self._awaited: set[str] = set()
 
-    def read(self, description: LevelTopicDescription) -> LevelTopicStats | None:
+    def read(
+        self, description: LevelTopicDescription, fresh_s: float = _FRESH_S
+    ) -> LevelTopicStats | None:
         """Return the statistics of a level topic; None if the broker does not report them."""
-        with self._lock:
-            read_s, found = self._found.get(description.topic, (float("-inf"), None))
-            if time.monotonic() - read_s > _FRESH_S:
+        with self._requesting:
+            read_s, found = self._known(description.topic)
+            if time.monotonic() - read_s > fresh_s:
                 try:
                     found = self._read(description)
                 except DelayLevelError:
                     found = None
-                self._found[description.topic] = time.monotonic(), found
+                with self._lock:
+                    self._found[description.topic] = time.monotonic(), found
             return found
+
+    def latest(self, description: LevelTopicDescription, fresh_s: float) -> LevelTopicStats | None:
+        """Return the last statistics without waiting; if they are old, a thread requests others."""
+        topic = description.topic
+        read_s, found = self._known(topic)
+        if time.monotonic() - read_s > fresh_s and topic not in self._awaited:
+            self._awaited.add(topic)
+
+            def look() -> None:
+                try:
+                    self.read(description, fresh_s)
+                finally:
+                    self._awaited.discard(topic)
+
+            in_thread(look)
+        return found
+
+    def _known(self, topic: str) -> tuple[float, LevelTopicStats | None]:
+        with self._lock:
+            return self._found.get(topic, (float("-inf"), None))
+
+
+@dataclass(frozen=True)
+class Backlog:
+    """Numbers of entries that wait in a level topic, and the lag of its mover.
+
+    Attributes:
+        lag_ms: how long the oldest ready message has been waiting; 0 if none is ready.
+        parked, held, dead_letters: entries (a batch is one) in levels, held and dead-letter topic.
+        window: entries in the window topic; None if there is none.
+        by_level: parked entries, by the level's unit.
+    """
+
+    lag_ms: int
+    parked: int
+    held: int
+    dead_letters: int
+    window: int | None = None
+    by_level: Mapping[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, stats: LevelTopicStats, now_ms: int) -> Backlog:
+        """Derive the numbers from the statistics of a level topic."""
+        tracked = stats.description.final_window is FinalWindow.TRACKER
+        return cls(
+            stats.behind_ms(now_ms),
+            stats.backlog_entries(Role.LEVEL),
+            stats.backlog_entries(Role.HELD),
+            stats.backlog_entries(Role.DEAD_LETTER),
+            stats.backlog_entries(Role.WINDOW) if tracked else None,
+            {level.level_name: level.backlog_entries for level in stats.of(Role.LEVEL)},
+        )
+
+
+def backlog_series(part: str, backlogs: Mapping[str, Backlog] | None) -> Iterator[Any]:
+    """Yield the series of what waits, as ``prometheus_client`` expects.
+
+    Args:
+        part: part of the names of the series, such as ``mover``.
+        backlogs: by level topic; None if the broker does not report them.
+    """
+    from prometheus_client import core
+
+    yield core.GaugeMetricFamily(
+        f"delaylevel_{part}_broker_answers",
+        "1 if the broker reported the state of the level topics, 0 if not.",
+        value=0 if backlogs is None else 1,
+    )
+
+    def gauge(name: str, text: str, *labels: str) -> Any:
+        return core.GaugeMetricFamily(
+            f"delaylevel_{part}_{name}", text, labels=("level_topic", *labels)
+        )
+
+    lag = gauge("lag_seconds", "Time that the oldest ready message has been waiting.")
+    held = gauge("held_entries", "Entries whose target cannot be written.")
+    dead = gauge("dead_letter_entries", "Entries that could not be understood.")
+    parked = gauge("parked_entries", "Entries that wait in a level.", "level")
+    window = gauge("window_entries", "Entries of the window topic that are not all released.")
+    for topic, item in (backlogs or {}).items():
+        lag.add_metric((topic,), item.lag_ms / 1000)
+        held.add_metric((topic,), item.held)
+        dead.add_metric((topic,), item.dead_letters)
+        for level, entries in item.by_level.items():
+            parked.add_metric((topic, level), entries)
+        if item.window is not None:
+            window.add_metric((topic,), item.window)
+    yield from (lag, held, dead, parked, window)
 
 
 def refused_checks(

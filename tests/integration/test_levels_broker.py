@@ -181,7 +181,7 @@ def test_create_list_and_describe_by_command(
     assert "RELEASE LOG" in table.stdout
     assert "13 empty partitions" in table.stderr
     assert run("describe", value["topic"], "-o", "wide").stdout.count("-partition-") == 14
-    assert "BACKLOG" in run("list", namespace).stdout
+    assert "PARKED" in run("list", namespace).stdout
 
 
 def test_refusals_of_the_command(namespace: str, run: Callable[..., Result]) -> None:

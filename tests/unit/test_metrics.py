@@ -26,13 +26,13 @@ from delaylevel.model.strategy import PartitionStrategy
 from delaylevel.mover.service import MoverStats
 from delaylevel.run.service import ServiceCollector
 from delaylevel.spark_sync.reporting import (
-    Backlog,
     BacklogReader,
     BatchStats,
     JobCollector,
     JobStats,
 )
 from delaylevel.testing import MemoryPulsar
+from delaylevel.topics.status import Backlog, read_stats
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/metrics.md").read_text(encoding="utf-8")
@@ -100,6 +100,13 @@ class Moving:
 
     roster = SimpleNamespace(refused={"invoices": "not there"})
 
+    def __init__(self) -> None:
+        with MemoryPulsar() as memory:
+            producing(memory)
+            self.descriptions = memory.level_topics()
+            found = read_stats(memory.admin, self.descriptions[0])
+        self.members = SimpleNamespace(read=lambda description: found)
+
     def stats(self) -> dict[str, MoverStats]:
         return {TOPIC: MoverStats("standby", report=ForwardReport(window=3, due=1))}
 
@@ -107,8 +114,9 @@ class Moving:
 class Serving:
     """A fake service without Spark."""
 
-    movers = (Moving(),)
-    dispatchers = (Dispatching(),)
+    def __init__(self) -> None:
+        self.movers = (Moving(),)
+        self.dispatchers = (Dispatching(),)
 
 
 def families() -> Iterator[Any]:

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-import numpy as np
+from datetime import timedelta
+from typing import Any
 
+import numpy as np
+import pytest
+
+from delaylevel import PartitionStrategy
 from delaylevel.cli.service import serving_lines
-from delaylevel.cli.views.service import ServiceView, released_line
+from delaylevel.cli.views.service import Members, ServiceView, released_line
 from delaylevel.cli.views.terminal import cells
 from delaylevel.dispatcher.service import ServedGroup
 from delaylevel.dispatcher.stats import LATENESS_BOUNDS_MS, OwnerStats
 from delaylevel.model.delivery import ForwardReport
 from delaylevel.model.level_topic import LevelTopicDescription
-from delaylevel.model.strategy import Levels, PartitionStrategy
+from delaylevel.model.strategy import Levels
 from delaylevel.mover.service import MoverStats
+from delaylevel.testing import ManualClock, MemoryPulsar
+from delaylevel.topics.status import read_stats
 
 ORDERS = "persistent://public/default/_orders-delay-level"
 LEVEL_TOPIC = LevelTopicDescription(ORDERS, Levels(PartitionStrategy()), ("orders",))
+NOW_MS = 1_800_000_000_000
 OTHERS = "persistent://public/default/_others-delay-level"
 
 
@@ -25,45 +33,79 @@ def owner(**values: object) -> OwnerStats:
     return OwnerStats(**{"state": "releasing", "lateness": lateness, **values})  # type: ignore[arg-type]
 
 
-def updated() -> ServiceView:
+@pytest.fixture(scope="module")
+def members() -> Members:
+    """Three messages are parked for the next three hours, and one is in the window."""
+    hours = PartitionStrategy(partition_by="HOUR", maximum_delay=timedelta(hours=5))
+    with MemoryPulsar(ManualClock(NOW_MS)) as memory:
+        producer = memory.client().create_producer(
+            "orders", enable_delay_level_topic=True, partition_strategy=hours
+        )
+        for number in range(4):
+            producer.send(b"x", deliver_after=timedelta(minutes=30 + 60 * number))
+        (description,) = memory.level_topics()
+        return {ORDERS: read_stats(memory.admin, description), OTHERS: None}
+
+
+def updated(members: Members, **values: Any) -> ServiceView:
     view = ServiceView()
     movers = {ORDERS: MoverStats("moving", report=ForwardReport(window=1_000))}
-    owners = {(ORDERS, 0): owner(pending=7, next_due_ms=9_000), (ORDERS, 1): owner(pending=3)}
-    view.update(movers, owners, {ORDERS: 500}, 10.0, 4_000)
+    owners = {(ORDERS, index): owner() for index in range(4)}
+    owners[ORDERS, 1] = owner(**{"pending": 7, "next_due_ms": NOW_MS + 9_000, **values})
+    view.update(movers, owners, {ORDERS: 500}, members, 10.0, NOW_MS)
     movers = {ORDERS: MoverStats("moving", report=ForwardReport(window=1_200))}
-    owners[OTHERS, 0] = owner(state="recovering", held={"x": 2})
-    view.update(movers, owners, {ORDERS: 600, OTHERS: 0}, 12.0, 5_000)
+    owners[OTHERS, 0] = owner(state="recovering")
+    view.update(movers, owners, {ORDERS: 600, OTHERS: 0}, members, 12.0, NOW_MS + 1_000)
     return view
 
 
-def test_rows_have_rates_and_the_sums_of_the_partitions() -> None:
-    orders, others = updated().rows
-    assert (orders["moved_rate"], orders["released_rate"]) == (100, 50)
-    assert (orders["pending"], orders["next_ms"], orders["p99_ms"]) == (10, 4_000, 25)
-    assert orders["window"] == "2 releasing"
-    assert (others["mover"], others["window"], others["held"]) == (None, "1 recovering", 2)
-    assert updated().counts == (1_200, 600)
+def test_rows_show_what_waits_in_the_level_topic(members: Members) -> None:
+    orders, others = updated(members).rows
+    assert (orders["topic"], orders["moved_rate"], orders["released_rate"]) == ("orders", 100, 50)
+    assert (orders["pending"], orders["parked"], orders["held"]) == (3 + 7, 3, 0)
+    assert (orders["next_due"], orders["p99_ms"]) == ("in 8.0s", 25)
+    assert orders["window"] == "4 releasing"
+    assert (others["mover"], others["window"], others["pending"]) == (None, "1 recovering", None)
+    assert updated(members).counts == (1_200, 600)
+    # The window of another process counts as the broker reports it.
+    elsewhere = ServiceView()
+    elsewhere.update({}, {}, {ORDERS: 0}, members, 10.0, NOW_MS)
+    assert elsewhere.rows[0]["pending"] == 4
 
 
-def test_the_table_fits_a_terminal() -> None:
-    *whole, legend = updated().table(200, 20).splitlines()
-    assert legend.endswith("count from the start of this process.")
-    assert [line.split()[0] for line in whole] == [
-        "LEVEL",
-        "_orders-delay-level",
-        whole[2].split()[0],
-    ]
-    assert whole[1].split()[-3:] == ["moving", "2", "releasing"]
-    assert "25ms" in whole[1][:100]
+@pytest.mark.parametrize(
+    ("values", "wanted"),
+    [
+        ({"next_due_ms": NOW_MS - 5_000}, "overdue 6.0s"),
+        # The first message is parked for one to two hours.
+        ({"next_due_ms": None, "pending": 0}, "after 59m59s"),
+        ({"next_due_ms": NOW_MS + 5 * 3_600_000}, "after 59m59s"),
+    ],
+)
+def test_the_next_due_time(members: Members, values: dict[str, Any], wanted: str) -> None:
+    assert updated(members, **values).rows[0]["next_due"] == wanted
+
+
+def test_a_mover_that_is_behind_is_shown(members: Members) -> None:
+    view = ServiceView()
+    view.update({}, {}, {ORDERS: 0}, members, 10.0, NOW_MS + 2 * 3_600_000)
+    assert view.rows[0]["next_due"].startswith("behind 1h05m")
+    assert "\x1b[31m" in view.table(80, 20, colour=True)
+
+
+def test_the_table_fits_a_terminal(members: Members) -> None:
+    *whole, legend = updated(members).table(200, 20).splitlines()
+    assert legend.startswith("PENDING: parked")
+    assert [line.split()[0] for line in whole] == ["TOPIC", "orders", "others"]
+    assert whole[1].split()[-3:] == ["moving", "4", "releasing"]
     for width in (60, 80, 100, 120):
-        assert max(map(cells, updated().table(width, 20).splitlines())) <= width
-    eighty = updated().table(80, 20)
-    assert "25ms" in eighty
-    assert eighty.splitlines()[0].split() == (
-        ["LEVEL", "TOPIC", "PENDING", "MOVED/s", "RELEASED/s", "P99", "LATE", "HELD", "MOVER"]
+        assert max(map(cells, updated(members).table(width, 20).splitlines())) <= width
+    eighty = updated(members).table(80, 20).splitlines()[0].split("  ")
+    head = [word.strip() for word in eighty if word]
+    assert [word for word in head if word not in ("P99 LATE", "RELEASED/s")] == (
+        ["TOPIC", "PENDING", "NEXT DUE", "MOVED", "RELEASED", "HELD", "MOVER"]
     )
-    assert "\x1b[33m" in updated().table(80, 20, colour=True), "messages are held"
-    small = updated().table(40, 2).splitlines()
+    small = updated(members).table(40, 2).splitlines()
     assert len(small) == 2
     assert small[-1] == "and 2 more"
     assert max(map(len, small)) <= 40
@@ -73,7 +115,7 @@ def test_a_dispatcher_alone_has_one_line() -> None:
     found = [owner(pending=7, next_due_ms=9_000), owner(state="recovering")]
     line = released_line(found, 1_500, 20, 4_000)
     assert line == (
-        "2 partitions (1 recovering) · 7 pending, next in 5.0s · 20/s · "
+        "2 partitions (1 recovering) · 7 in the window, next in 5.0s · 20/s · "
         "since the start: 1,500 released, p99 25ms late"
     )
 

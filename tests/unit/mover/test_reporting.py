@@ -15,10 +15,12 @@ from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.mover.reporting import MoverCollector, MoverReporter
 from delaylevel.mover.service import MoverStats
 from delaylevel.testing import ManualClock
+from delaylevel.topics.status import MemberStatsCache
 from delaylevel.web.application import status_page
 from delaylevel.web.reports import ProblemLine, StatusSection, reporters_of
 
 T0 = 1_700_000_000_000
+
 DESCRIPTION = LevelTopicDescription(
     "persistent://public/default/_orders-delay-level",
     Levels([PartitionStrategy(partition_by=timedelta(hours=1), maximum_delay=timedelta(hours=9))]),
@@ -37,6 +39,7 @@ class Movers:
         self.one = MoverStats()
         self.behind_ms: int | None = 0
         self.held = 0
+        self.members = MemberStatsCache(self.member_stats)
 
     def stats(self) -> dict[str, MoverStats]:
         return {DESCRIPTION.topic: self.one}
@@ -54,6 +57,7 @@ class Movers:
 
 def reporter(movers: Movers) -> MoverReporter:
     """Return a new reporter, which has read no statistics yet."""
+    movers.members = MemberStatsCache(movers.member_stats)
     return MoverReporter(movers, clock=ManualClock(T0))  # type: ignore[arg-type]
 
 

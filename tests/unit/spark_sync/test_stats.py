@@ -20,7 +20,6 @@ from delaylevel.prometheus import serve
 from delaylevel.spark_sync import control
 from delaylevel.spark_sync import reporting as stats_module
 from delaylevel.spark_sync.reporting import (
-    Backlog,
     BacklogReader,
     BatchStats,
     JobCollector,
@@ -29,6 +28,7 @@ from delaylevel.spark_sync.reporting import (
     SyncListener,
     batch_line,
 )
+from delaylevel.topics.status import Backlog
 
 TOPIC = "persistent://public/default/orders-delay-level"
 REPORT = {

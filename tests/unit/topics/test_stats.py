@@ -13,10 +13,9 @@ from delaylevel.errors import LevelTopicError, NotFoundError
 from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription, Role
 from delaylevel.model.strategy import PartitionStrategy
 from delaylevel.model.topic_name import TopicName
-from delaylevel.spark_sync.reporting import Backlog
 from delaylevel.testing import MemoryPulsar
 from delaylevel.topics import lifecycle
-from delaylevel.topics.status import read_stats, status, status_of, window_stats
+from delaylevel.topics.status import Backlog, read_stats, status, status_of, window_stats
 
 HOUR_MS = 3_600_000
 DAYS = PartitionStrategy(maximum_delay=timedelta(days=4))
