@@ -20,6 +20,7 @@ from delaylevel.model.level_topic import (
     SUBSCRIPTION,
     WINDOW_SUFFIX,
 )
+from support.promql import Labels, evaluate, series
 
 yaml = pytest.importorskip("yaml")
 
@@ -155,6 +156,100 @@ def test_a_rule_has_a_severity_a_summary_and_valid_commands(rule: dict[str, Any]
             elif word.startswith("--"):
                 options = {name for parameter in found.params for name in parameter.opts}
                 assert word in options, command
+
+
+LEVEL = {"level_topic": "persistent://a/b/_orders-delay-level"}
+PARTITION = {**LEVEL, "partition": "0"}
+BROKER = {"namespace": "a/b", "subscription": SUBSCRIPTION}
+FUNCTION = {"namespace": "a/b", "name": "orders-mover"}
+
+
+def of_broker(what: str, topic: str) -> Labels:
+    name = f"persistent://a/b/_orders-delay-level{topic}-partition-0"
+    return series(f"pulsar_subscription_{what}", topic=name, **BROKER)
+
+
+def function(metric: str) -> Labels:
+    return series(
+        "pulsar_function_user_metric_sum", metric=f"delaylevel_function_{metric}_total", **FUNCTION
+    )
+
+
+RELEASED = "delaylevel_dispatch_lateness_seconds"
+#: For each rule: series, with their values ten minutes ago and now, when it fires and when not.
+CASES: list[tuple[str, dict[Labels, tuple[float, float]], dict[Labels, tuple[float, float]]]] = [
+    ("NoMover", {of_broker("consumers_count", ""): (1, 0)},
+     {of_broker("consumers_count", ""): (0, 1), of_broker("consumers_count", "-held"): (0, 0)}),
+    *(("NotServed", {series(f"delaylevel_{part}_refused", **LEVEL): (0, 1)}, {})
+      for part in ("mover", "dispatch", "sync")),
+    *(case for part in ("sync", "mover")
+      for lag in [series(f"delaylevel_{part}_lag_seconds", **LEVEL)]
+      for case in (("MoverBehind", {lag: (0, 151)}, {lag: (200, 149)}),
+                   ("LagGrows", {lag: (31, 400)}, {lag: (200, 210)}))),
+    ("FunctionBehind", {function("lag_seconds"): (0, 3_000), function("window"): (0, 10)},
+     {function("lag_seconds"): (0, 10), function("window"): (0, 10)}),
+    ("JobFails", {series("delaylevel_sync_query_failures_total"): (1, 4)},
+     {series("delaylevel_sync_query_failures_total"): (3, 4)}),
+    ("MoverFails", {series("delaylevel_mover_state", state="failing", **LEVEL): (0, 1)},
+     {series("delaylevel_mover_state", state="standby", **LEVEL): (0, 1)}),
+    *(("BrokerSilent", {series(f"delaylevel_{part}_broker_answers"): (1, 0)},
+       {series(f"delaylevel_{part}_broker_answers"): (0, 1)}) for part in ("sync", "mover")),
+    ("HandsOffLate", {series("delaylevel_sync_last_batch_lateness_seconds", **LEVEL): (0, 61)},
+     {series("delaylevel_sync_last_batch_lateness_seconds", **LEVEL): (61, 0)}),
+    ("ReleasesLate",
+     {series(f"{RELEASED}_bucket", le="1.0", **PARTITION): (0, 90),
+      series(f"{RELEASED}_count", **PARTITION): (0, 100)},
+     {series(f"{RELEASED}_bucket", le="1.0", **PARTITION): (0, 100),
+      series(f"{RELEASED}_count", **PARTITION): (0, 100)}),
+    ("NoDispatcher", {of_broker("consumers_count", "-window"): (1, 0)},
+     {of_broker("consumers_count", "-window"): (0, 1), of_broker("consumers_count", ""): (0, 0)}),
+    ("DispatcherStandsStill",
+     {series("delaylevel_dispatch_overdue_seconds", **PARTITION): (0, 31)},
+     {series("delaylevel_dispatch_overdue_seconds", **PARTITION): (31, 2)}),
+    ("NothingConfirmed",
+     {series("delaylevel_dispatch_in_flight", **PARTITION): (9, 9),
+      series("delaylevel_dispatch_released_total", **PARTITION): (5, 5)},
+     {series("delaylevel_dispatch_in_flight", **PARTITION): (9, 9),
+      series("delaylevel_dispatch_released_total", **PARTITION): (5, 6)}),
+    *((rule, {series("delaylevel_dispatch_state", state=state, **PARTITION): (0, 1)},
+       {series("delaylevel_dispatch_state", state="releasing", **PARTITION): (0, 1)})
+      for rule, state in (("DiskError", "disk error"), ("DiskFull", "disk full"))),
+    ("DeadLetters", {of_broker("back_log", "-DLQ"): (0, 1)},
+     {of_broker("back_log", "-DLQ"): (1, 0), of_broker("back_log", "-held"): (0, 1)}),
+    ("HeldGrows", {of_broker("back_log", "-held"): (3, 4)},
+     {of_broker("back_log", "-held"): (4, 3)}),
+    ("Dropped", {series("delaylevel_dispatch_dropped_total", **PARTITION): (3, 4)},
+     {series("delaylevel_dispatch_dropped_total", **PARTITION): (4, 4)}),
+    *(("Dropped", {series(f"delaylevel_{part}_messages_total", became="dropped", **LEVEL): (3, 4)},
+       {series(f"delaylevel_{part}_messages_total", became="due", **LEVEL): (3, 4)})
+      for part in ("sync", "mover")),
+    ("ProducerDisconnected", {series("delaylevel_producer_connected", target="x"): (1, 0)},
+     {series("delaylevel_producer_connected", target="x"): (0, 1)}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("rule", "bad", "good"), CASES, ids=[case[0] for case in CASES])
+def test_a_rule_fires_when_it_should(
+    rule: str,
+    bad: dict[Labels, tuple[float, float]],
+    good: dict[Labels, tuple[float, float]],
+) -> None:
+    (expression,) = [each["expr"] for each in RULES if each["alert"] == f"DelayLevel{rule}"]
+
+    def fires(values: dict[Labels, tuple[float, float]]) -> bool:
+        # For the shorter ranges, half of the change is in the last five minutes.
+        samples = {
+            labels: [(0.0, old), (300.0, (old + now) / 2), (600.0, now)]
+            for labels, (old, now) in values.items()
+        }
+        return bool(evaluate(expression, samples, 600.0))
+
+    assert fires(bad)
+    assert not fires(good)
+
+
+def test_every_rule_was_fired() -> None:
+    assert {f"DelayLevel{rule}" for rule, *_ in CASES} == {rule["alert"] for rule in RULES}
 
 
 def test_the_dashboard_can_be_imported() -> None:
