@@ -25,7 +25,7 @@ from delaylevel.cluster.schemas import find
 from delaylevel.errors import InvalidInputError
 from delaylevel.model.clock import SystemClock, duration_ms
 from delaylevel.model.envelope import EXPIRES, SCHEMA, UNREADABLE, SchemaRef
-from delaylevel.model.formatting import parse_duration
+from delaylevel.model.formatting import format_instant, parse_duration
 from delaylevel.model.outcome import Receipt
 from delaylevel.model.topic_name import TopicName
 from delaylevel.producer.client_calls import error_of
@@ -65,6 +65,7 @@ _EXPORTED_KEYS = frozenset(
     "delaylevel send orders 'pay me' --after 3d",
     "delaylevel send orders 'call back' --after 3d --expires-after 2h",
     "delaylevel send orders --at 2030-01-31T12:00:00Z --key customer-7 < body.bin",
+    "delaylevel send orders 'pay by Friday' --after 5d --id invoice-17 --replace",
     "delaylevel send orders --jsonl reminders.jsonl",
     "delaylevel send orders --jsonl reminders.jsonl --spread 10m",
     'echo \'{"body": "hi", "after": "2h", "key": "k"}\' | delaylevel send orders --jsonl -',
@@ -88,6 +89,11 @@ _EXPORTED_KEYS = frozenset(
     "key: of several messages with the same three, the dispatcher delivers one.",
 )
 @click.option(
+    "--replace",
+    is_flag=True,
+    help="Cancel what waits under the --id for TOPIC once the message is stored.",
+)
+@click.option(
     "--spread",
     type=DURATION,
     help="Time over which the messages are spread, e.g. 10m; 0s for none.",
@@ -107,6 +113,7 @@ def send(
     level_namespace: str | None,
     spread: timedelta | None,
     jsonl: BinaryIO | None,
+    replace: bool,
     output: str,
     **arguments: Any,
 ) -> None:
@@ -130,7 +137,8 @@ def send(
     now_ms = SystemClock().now_ms()
     if jsonl is not None:
         # All other options describe one message.
-        if body is not None or any(value not in (None, {}) for value in arguments.values()):
+        given = replace or any(value not in (None, {}) for value in arguments.values())
+        if body is not None or given:
             raise click.UsageError(
                 "with --jsonl, each line has its own body, keys, properties, times and ID: "
                 "give none of them here"
@@ -142,8 +150,12 @@ def send(
             raise click.UsageError("give --after or --at, not both")
         if arguments["expires_after"] is not None and arguments["expires_at"] is not None:
             raise click.UsageError("give --expires-after or --expires-at, not both")
+        delayed = arguments["deliver_after"] is not None or arguments["deliver_at"] is not None
+        if replace and not (delayed and arguments["message_id"]):
+            raise click.UsageError("--replace needs --id, and --after or --at")
         content = body.encode() if body is not None else sys.stdin.buffer.read()
-        messages = [Outgoing(content, {**arguments, "properties": arguments["properties"] or None})]
+        arguments["properties"] = arguments["properties"] or None
+        messages = [Outgoing(content, arguments, replace=replace)]
         length = 1
     place = {"delay_level_topic": level_topic, "delay_level_namespace": level_namespace}
     with _Sending(connection, topic, place, spread) as sending:
@@ -166,6 +178,10 @@ def send(
             emit_one(row, _COLUMNS[1:], output)
             if row["reason"]:
                 note(f"The message is {row['outcome']}: {row['reason']}")
+            for old in row.get("replaced") or ():
+                why = f" ({old['reason']})" if old["reason"] else ""
+                due = format_instant(old["due_ms"])
+                note(f"Cancellation of {old['id']}, due {due}: {old['outcome']}{why}.")
         else:
             emit(sending.rows, _COLUMNS, output, empty="There is no line.")
         sending.note_delivery()
@@ -265,8 +281,9 @@ class _Sending:
 
         try:
             producer = self._producer(row["target"], message.schema)
-            if due_ms is not None and message.line is None and producer.description.cancellable:
-                receipt = producer.schedule(message.body, **arguments)
+            single = due_ms is not None and message.line is None
+            if single and (message.replace or producer.description.cancellable):
+                receipt = producer.schedule(message.body, **arguments, replace=message.replace)
                 row.update(
                     outcome="stored",
                     id=receipt.id,
@@ -274,6 +291,10 @@ class _Sending:
                     message_id=_message_id(receipt),
                     receipt=str(receipt),
                 )
+                if message.replace:
+                    from .cancellation import outcome_view
+
+                    row["replaced"] = [outcome_view(one) for one in receipt.replaced]
             else:
                 producer.send_async(message.body, confirmed, **arguments)
         except Exception as error:
@@ -397,6 +418,7 @@ class Outgoing:
         target: the full name of the business topic that its JSON line names; None for that of the
             command.
         schema: the schema that has encoded the payload; None for plain bytes.
+        replace: True to cancel what waits under its ID.
     """
 
     body: bytes | None
@@ -404,6 +426,7 @@ class Outgoing:
     line: int | None = None
     target: str | None = None
     schema: SchemaRef | None = None
+    replace: bool = False
 
     def fix_due(self, now_ms: int) -> None:
         """Replace a delay by a due time, so that the result shows the due time that is sent."""

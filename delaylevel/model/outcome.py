@@ -13,7 +13,7 @@ import enum
 import json
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from delaylevel.errors import EnvelopeError, InvalidInputError
@@ -174,6 +174,8 @@ class Receipt:
         key: its partition key; empty for none.
         stored_at: the place that stored it, ``tenant/namespace/partition:ledger:entry``; empty if
             it is not known. If it is the business topic, the message was due at once.
+        replaced: after ``schedule(…, replace=True)``, the outcomes of the cancellations of what
+            waited under the ID; the text of the receipt does not have them.
     """
 
     id: str
@@ -182,6 +184,7 @@ class Receipt:
     level_topic: str
     key: str = ""
     stored_at: str = ""
+    replaced: tuple[Outcome, ...] = field(default=(), compare=False)
 
     @property
     def place(self) -> tuple[str, Position] | None:

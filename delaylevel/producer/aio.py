@@ -8,7 +8,7 @@ import functools
 import inspect
 import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
@@ -65,9 +65,11 @@ from .receipts import (
     check_scheduled,
     explained,
     new_id,
+    replaced,
     replacement_id,
     seconds_of,
     too_late,
+    versioned_id,
 )
 from .routing import Route, envelope_options
 from .scheduling import BaseProducer
@@ -144,18 +146,33 @@ class AsyncScheduling(BaseProducer):
         expires_at: int | datetime | None = None,
         expires_after: timedelta | None = None,
         spread: timedelta | None = None,
+        replace: bool = False,
+        timeout: timedelta | float | None = None,
     ) -> Receipt:
         """Publish a delayed message, and return its receipt once it is stored.
 
         See :meth:`delaylevel.DelayLevelProducer.schedule`.
         """
         check_scheduled(deliver_at, deliver_after)
-        own_id = new_id() if message_id is None else check_id(message_id)
         kept = (partition_key, ordering_key, event_timestamp)
         expiry = envelope_options(expires_at, expires_after, spread)
-        return await self._store(
-            content, properties, deliver_at, deliver_after, own_id, kept, expiry
-        )
+        due = (deliver_at, deliver_after)
+        if not replace:
+            own_id = new_id() if message_id is None else check_id(message_id)
+            return await self._store(content, properties, *due, own_id, kept, expiry)
+        own_id, timeout_s = versioned_id(message_id), seconds_of(timeout)
+        self._enter_loop()
+        self._check_open()
+        with asyncio_errors():
+            async with AsyncExitStack() as stack:
+                found, outcomes = await in_thread(partial(self._waiting_under, message_id))
+                routes = [await self._cancelling(old) for old in found]
+                expecting = [self._expecting(old, timeout_s) for old in found]
+                waits = [await stack.enter_async_context(each) for each in expecting]
+                new = await self._store(content, properties, *due, own_id, kept, expiry)
+                for old, route, wait in zip(found, routes, waits, strict=True):
+                    outcomes.append(await self._cancel(old, route, wait, timeout_s, new))
+                return replaced(new, outcomes)
 
     async def cancel(
         self,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 import threading
 import time
 import uuid
@@ -12,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -19,7 +21,7 @@ import pulsar
 
 from delaylevel.cluster.failures import error_name
 from delaylevel.cluster.port import TopicAdmin
-from delaylevel.cluster.reader import PartitionReader, read_range
+from delaylevel.cluster.reader import PartitionReader, messages_in_range, read_range
 from delaylevel.errors import (
     CancellationFailedError,
     DelayLevelError,
@@ -30,12 +32,13 @@ from delaylevel.errors import (
     NotFoundError,
 )
 from delaylevel.model.due_time import due_time_ms
-from delaylevel.model.envelope import Envelope, check_id
-from delaylevel.model.level_topic import LevelTopicDescription
-from delaylevel.model.message import ParkedMessage, text_of
+from delaylevel.model.envelope import ID, Envelope, check_id
+from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription, Role
+from delaylevel.model.message import ParkedMessage, parked_message, properties_of, text_of
 from delaylevel.model.outcome import Outcome, OutcomeStatus, Receipt, no_outcomes, place_of
 from delaylevel.model.position import EARLIEST
 from delaylevel.model.topic_name import TopicName
+from delaylevel.topics.status import read_stats
 
 from .client_calls import as_client_error, in_client
 
@@ -55,6 +58,7 @@ _NOT_STORED = frozenset(
         "TopicTerminated",
     }
 )
+_HELD = "it is held, and will be delivered once its target can be written"
 _SENT_DIRECTLY = "it was due when it was sent, and went straight to its topic"
 
 
@@ -91,6 +95,81 @@ def replacement_id(old: Receipt, message_id: str | None, key: str | None) -> str
             f"e.g. {message_id[:500] + '-2'!r}; nothing was sent"
         )
     return message_id
+
+
+def versioned_id(message_id: str | None) -> str:
+    """Return the ID of a message that replaces what waits under an application's ID.
+
+    It is a new one each time: under the ID alone, the message would be a copy of those before it.
+
+    Raises:
+        InvalidInputError: no ID is given, or it is too long.
+    """
+    if message_id is None:
+        raise InvalidInputError(
+            "replace=True replaces what waits under an ID: give message_id=…; nothing was sent"
+        )
+    return check_id(f"{check_id(message_id)}~{uuid.uuid4().hex[:12]}")
+
+
+def waiting_under(
+    client: Any,
+    admin: TopicAdmin,
+    description: LevelTopicDescription,
+    target: str,
+    message_id: str,
+) -> tuple[list[Receipt], list[Outcome]]:
+    """Find what waits for a target under an application's ID, whatever its due time and key.
+
+    All parked messages are read, in the direction in which they move, so that none is missed.
+
+    Returns:
+        The receipts of messages that can be cancelled and are not yet; and outcomes for those that
+        are held, and cannot be cancelled.
+
+    Raises:
+        BrokerError: something could not be read.
+    """
+    names = re.compile(re.escape(message_id) + "(~[0-9a-f]{12})?")
+    found: dict[tuple[str, str], Receipt] = {}
+    cancelled: set[tuple[str, str]] = set()
+    held: dict[tuple[str, str], Outcome] = {}
+    stats = read_stats(admin, description, roles=(Role.LEVEL, Role.WINDOW, Role.HELD))
+    for row in stats.partitions:
+        name = TopicName.parse(row.topic)
+        last = admin.last_message_id(name) if row.backlog_entries else None
+        if last is None:
+            continue
+        start = admin.mark_delete_position(name, SUBSCRIPTION).next_entry
+        for raw, *at in messages_in_range(client, row.topic, start, last.next_entry):
+            stored_id = properties_of(raw).get(ID, "")
+            if names.fullmatch(stored_id) is None:
+                continue
+            message = parked_message(raw, *at)
+            try:
+                envelope = Envelope.read(message.properties, stored_id)
+            except EnvelopeError:
+                continue  # it becomes a dead letter
+            key = (stored_id, message.key)
+            place = place_of(row.topic, message.position.ledger, message.position.entry)
+            receipt = Receipt(
+                stored_id, envelope.due_ms, target, description.topic, message.key, place
+            )
+            if envelope.target != target:
+                continue
+            if envelope.kind is not None:
+                cancelled.add(key)
+            elif row.role is Role.HELD:
+                held[key] = replace(accepted(receipt, _HELD), status=OutcomeStatus.UNKNOWN)
+            else:
+                found[key] = receipt
+    waiting = [receipt for key, receipt in found.items() if key not in cancelled]
+    return waiting, list(held.values())
+
+
+def replaced(new: Receipt, outcomes: Iterable[Outcome]) -> Receipt:
+    """Return the receipt of a message with the outcomes of what it replaces."""
+    return replace(new, replaced=tuple(outcomes))
 
 
 def check_scheduled(deliver_at: object, deliver_after: object) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
@@ -36,10 +36,13 @@ from .receipts import (
     new_id,
     read_back,
     receipt_for,
+    replaced,
     replacement_id,
     seconds_of,
     stored_outcome,
     too_late,
+    versioned_id,
+    waiting_under,
     wanted_message,
 )
 from .routing import (
@@ -273,6 +276,13 @@ class BaseProducer:
         partition = self.description.outcomes_topic.partition(0)
         return stored_outcome(self._reading, self._admin, partition, receipt)
 
+    def _waiting_under(self, message_id: str | None) -> tuple[list[Receipt], list[Outcome]]:
+        """Return what waits under an ID, and outcomes for what cannot be cancelled."""
+        self._check_cancellable()
+        assert self._admin is not None
+        assert message_id is not None
+        return waiting_under(self._reading, self._admin, self.description, self._target, message_id)
+
     def _read_back(self, receipt: Receipt) -> tuple[ParkedMessage, Envelope]:
         """Return the stored message of a receipt."""
         self._cache.check_exists()  # or a reader would create the topic again
@@ -377,6 +387,8 @@ class Scheduling(BaseProducer):
         expires_at: int | datetime | None = None,
         expires_after: timedelta | None = None,
         spread: timedelta | None = None,
+        replace: bool = False,
+        timeout: timedelta | float | None = None,
     ) -> Receipt:
         """Publish a delayed message, wait until it is stored, and return its receipt.
 
@@ -390,17 +402,35 @@ class Scheduling(BaseProducer):
                 :meth:`~delaylevel.DelayLevelProducer.send`; a random one by default.
             expires_at, expires_after, spread: as for
                 :meth:`~delaylevel.DelayLevelProducer.send`. The receipt has the final due time.
+            replace: True to cancel what waits under ``message_id`` for this topic once the new
+                message is stored. To find it, everything that is parked is read. The new message
+                gets the ID with a suffix, so that it is no copy; ``receipt.replaced`` has the
+                outcomes, as those of :meth:`reschedule`.
+            timeout: with ``replace``, time to wait for each outcome, as for :meth:`cancel`.
 
         Raises:
+            InvalidInputError: ``replace`` without ``message_id``.
+            CancellationFailedError: as for :meth:`reschedule`; replace again.
             InvalidDelayError: neither a due time nor a delay is given. A due time in the past is
                 valid: the message goes straight to its business topic.
             As :meth:`~delaylevel.DelayLevelProducer.send`.
         """
         check_scheduled(deliver_at, deliver_after)
-        own_id = new_id() if message_id is None else check_id(message_id)
         kept = (partition_key, ordering_key, event_timestamp)
         expiry = envelope_options(expires_at, expires_after, spread)
-        return self._store(content, properties, deliver_at, deliver_after, own_id, kept, expiry)
+        if not replace:
+            own_id = new_id() if message_id is None else check_id(message_id)
+            return self._store(content, properties, deliver_at, deliver_after, own_id, kept, expiry)
+        own_id, timeout_s = versioned_id(message_id), seconds_of(timeout)
+        self._check_open()
+        with client_errors(), ExitStack() as stack:
+            found, outcomes = self._waiting_under(message_id)
+            routes = [self._cancellation(old) for old in found]
+            waits = [stack.enter_context(self._expecting(old, timeout_s)) for old in found]
+            new = self._store(content, properties, deliver_at, deliver_after, own_id, kept, expiry)
+            for old, route, wait in zip(found, routes, waits, strict=True):
+                outcomes.append(self._cancel(old, route, wait, timeout_s, new))
+            return replaced(new, outcomes)
 
     def cancel(
         self,

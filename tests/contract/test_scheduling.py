@@ -528,3 +528,40 @@ def test_a_cancellation_without_an_outcomes_topic_is_stored(world: World) -> Non
     assert producer.outcome(receipt) is None
     publish(world, description, decided(receipt, OutcomeStatus.CANCELLED))
     assert producer.outcome(receipt) == decided(receipt, OutcomeStatus.CANCELLED)
+
+
+# --- replace by ID ----------------------------------------------------------------------------
+
+
+def test_replacing_by_id_cancels_what_waits_under_it(world: World) -> None:
+    description = described(world)
+    producer, other = producer_for(world), producer_for(world)
+    old = producer.schedule(b"pay 10", deliver_after=FAR, message_id="invoice-17")
+    producer.schedule(b"pay 5", deliver_after=FAR, message_id="invoice-1")
+    first = other.schedule(
+        b"pay 20", partition_key="k", deliver_after=NEAR, message_id="invoice-17", replace=True
+    )
+    assert [(one.id, one.due_ms, one.status) for one in first.replaced] == [
+        ("invoice-17", old.due_ms, OutcomeStatus.ACCEPTED)
+    ]
+    assert Receipt.parse(str(first)) == first
+    second = producer.schedule(b"30", deliver_after=FAR, message_id="invoice-17", replace=True)
+    # That of the first replacement alone: the first message is cancelled already.
+    assert [(one.id, one.key) for one in second.replaced] == [(first.id, "k")]
+    assert len({"invoice-17", first.id, second.id}) == 3
+    records = [record for found in members(world, description).values() for record in found]
+    kinds = [env.Envelope.read(record.properties, "").kind for record in records]
+    assert (kinds.count(None), kinds.count(env.CANCEL)) == (4, 2)
+
+
+def test_nothing_waits_under_an_id(world: World) -> None:
+    described(world)
+    described(world, "others")
+    producer_for(world, "others").schedule(b"x", deliver_after=FAR, message_id="invoice-17")
+    producer = producer_for(world)
+    receipt = producer.schedule(b"x", deliver_after=FAR, message_id="invoice-17", replace=True)
+    assert receipt.replaced == ()
+    with pytest.raises(InvalidInputError, match="give message_id"):
+        producer.schedule(b"x", deliver_after=FAR, replace=True)
+    with pytest.raises(InvalidInputError, match="512"):
+        producer.schedule(b"x", deliver_after=FAR, message_id="i" * 512, replace=True)

@@ -398,6 +398,11 @@ def test_the_asyncio_producer_does_the_same(
         assert fired.outcome.status is OutcomeStatus.CANCELLED
         assert fired.receipt.sent_directly
         assert (await producer.cancel(fired.receipt)).status is OutcomeStatus.TOO_LATE
+        named = await producer.schedule(b"old", deliver_after=NEAR, message_id="invoice-17")
+        options = {"message_id": "invoice-17", "replace": True, "timeout": 30}
+        new = await producer.schedule(b"due", deliver_after=NEAR, **options)
+        assert [one.id for one in new.replaced] == [named.id]
+        assert new.replaced[0].status is OutcomeStatus.CANCELLED
         # A caller that is cancelled leaves nothing behind.
         task = asyncio.ensure_future(producer.cancel(far, timeout=60))
         await asyncio.sleep(0.3)
