@@ -110,7 +110,7 @@ VERSION_TESTS = tests/contract/test_flows.py tests/unit/cluster/test_client_part
 
 versions: $(STAMP) ## Try another version: PULSAR=3.3.6, or WITH="pyspark==4.2.0" VENV=build/other PYTHON=python3.12
 	$(if $(WITH),$(BIN)/python -m pip install --quiet $(WITH))
-	DELAYLEVEL_TEST_BROKER_VERSION=$(PULSAR) $(BIN)/python -m pytest $(VERSION_TESTS) $(PYTEST_ARGS)
+	$(if $(PULSAR),DELAYLEVEL_TEST_BROKER_VERSION=$(PULSAR)) $(BIN)/python -m pytest $(VERSION_TESTS) $(PYTEST_ARGS)
 
 # About an hour. MUTANTS="--list" lists them, MUTANTS="order cancellation --tier own" selects some.
 mutants: $(STAMP) ## Break important lines, one at a time, and report which tests notice

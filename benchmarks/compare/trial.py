@@ -6,7 +6,6 @@ import math
 import os
 import random
 import tempfile
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -110,11 +109,8 @@ def run(system: System, load: Load) -> dict[str, Any]:
         data = Path(folder) / "data"
         data.mkdir()
         system.directory = data
-        done = threading.Event()
-        watching = threading.Thread(target=trial.watch_memory, args=(done,))
         try:
             system.start(bool(load.cancelled))
-            watching.start()
             trial.publish()
             trial.look(data)
             if load.cancelled:
@@ -124,9 +120,6 @@ def run(system: System, load: Load) -> dict[str, Any]:
             else:
                 trial.deliver()
         finally:
-            done.set()
-            if watching.is_alive():
-                watching.join()
             trial.end_clients()
             system.stop()
         return trial.row()
@@ -264,13 +257,6 @@ class _Trial:
             "load_average": round(max(self._load_average), 1),
             "measured": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M"),
         }
-
-    def watch_memory(self, done: threading.Event) -> None:
-        """Note the largest memory of the system until an event."""
-        peak = 0
-        while not done.wait(0.5):
-            peak = max(peak, memory(self._system.pids())[0])
-        self._found["peak_mib"] = peak >> 20
 
     def end_clients(self) -> None:
         """End all clients that run."""

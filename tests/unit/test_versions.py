@@ -47,6 +47,15 @@ def test_each_version_was_tried_once() -> None:
     assert PULSAR_VERSION in {version for title, version, *_ in ROWS if title == "Pulsar server"}
 
 
+def test_the_tests_that_are_run_exist() -> None:
+    makefile = (ROOT / "Makefile").read_text("utf-8")
+    chosen = makefile.partition("VERSION_TESTS = ")[2].partition("\n\n")[0]
+    found = re.findall(r"(tests/[\w/]+\.py)(?:::(\w+))?", chosen)
+    assert len(found) > 10
+    for path, name in found:
+        assert f"def {name}" in (ROOT / path).read_text("utf-8"), f"{path}::{name}"
+
+
 @pytest.mark.parametrize("package", ["pulsar-client", "PySpark"])
 def test_the_bounds_admit_what_passes(setup: configparser.ConfigParser, package: str) -> None:
     options = setup["options"]["install_requires"] + setup["options.extras_require"]["spark"]
