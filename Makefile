@@ -68,7 +68,7 @@ night: FIRST := $(or $(SEED),$(shell date +%s))
 night: test ## Run everything, also what takes minutes; SEED=… repeats the searches of a night
 	$(BIN)/python -m pytest --night $(PYTEST_ARGS)
 	DELAYLEVEL_TEST_SEARCH=5 DELAYLEVEL_TEST_SEED=$(FIRST) $(BIN)/python -m pytest $(PARALLEL) \
-		--hypothesis-seed=$(FIRST) tests/unit -k "model or live_view" $(PYTEST_ARGS)
+		--hypothesis-seed=$(FIRST) tests/unit -k "model or live_view or pausing" $(PYTEST_ARGS)
 
 torture: fetch ## Break everything at random for MINUTES=30 (SEED=… repeats a run), and audit each message
 	PYTHONPATH=tests $(BIN)/python -m torture --minutes $(or $(MINUTES),30) --seed $(or $(SEED),0) \

@@ -174,12 +174,11 @@ class FlightOutcomes:
                 self._finish(flight)
 
     def take_refused(self, refused: list[tuple[Flight, int]]) -> None:
-        """Process messages that were refused instead of sent; errors as for `process`.
+        """Process messages that were refused instead of sent, which the journal knows.
 
         Args:
             refused: flight and index of each message.
         """
-        self._record(refused)
         for flight in dict.fromkeys(flight for flight, _ in refused):
             if not flight.left:
                 self._finish(flight)

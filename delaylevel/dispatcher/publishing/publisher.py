@@ -12,10 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Container
-from operator import attrgetter
 from typing import NamedTuple
-
-import numpy as np
 
 from delaylevel.cluster.targets.pool import TargetKey, TargetPool
 from delaylevel.dispatcher.delay_queue import DelayQueue
@@ -24,20 +21,18 @@ from delaylevel.dispatcher.pending import PAUSED_PARTITION, PauseGate, paused_ke
 from delaylevel.dispatcher.record import DueBatch
 from delaylevel.dispatcher.stats import SharedOwnerStats
 from delaylevel.model.clock import Clock
-from delaylevel.model.due_time import expired_reason, expires_at_ms
+from delaylevel.model.due_time import expired_reason
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.structures.segments.pending import SpillError
 
 from .outcomes import FlightOutcomes
-from .sending import Flight, FlightSender, LookAhead, PoolItem
+from .sending import ExpiryCheck, Flight, FlightSender, LookAhead, PoolItem
 from .set_aside import SetAsideTopics
 from .targets import BatchDivider, TargetPartitions
 
 # From this number on, further messages of a target do not join those that wait for it.
 _MANY_WAITING = 1_000
 _REFUSED_EARLIER = "its target refused it before a takeover"
-# Without a call in Python for each message.
-_EXPIRES = attrgetter("expires_ms")
 #: The partition of a message before the number of its topic's partitions is known.
 UNKNOWN_PARTITION = -2
 # Limits of one target's messages in flight, and of those that are being set aside. Beyond them
@@ -195,7 +190,7 @@ class BatchPlacement:
         waits = self._queue.waiting.count
         if not key.topic or waits(key) or waits(key._replace(partition=UNKNOWN_PARTITION)):
             return False
-        if not self._admission.gate.is_open(key):
+        if not self._admission.is_plannable(batch, key):
             return False
         refused = self._pool.refusal(key.topic, key.schema) is not None
         return not refused and not self._queue.refused_earlier(batch)
@@ -253,26 +248,14 @@ class Admission:
     """The step of a due batch before its target is looked at.
 
     Args:
-        description: function that returns the latest description of the level topic.
         gate: the decision about paused targets.
-        numbered: True if the messages have sequence IDs. Then a message that an earlier owner may
-            still send does not expire: it would be released all the same.
+        expiry: the decision which messages have expired.
     """
 
-    def __init__(
-        self,
-        delay_queue: DelayQueue,
-        description: Callable[[], LevelTopicDescription],
-        clock: Clock,
-        gate: PauseGate,
-        *,
-        numbered: bool,
-    ) -> None:
+    def __init__(self, delay_queue: DelayQueue, gate: PauseGate, expiry: ExpiryCheck) -> None:
         self._queue = delay_queue
-        self._description = description
-        self._clock = clock
         self.gate = gate
-        self._numbered = numbered
+        self._expiry = expiry
 
     def admit(self, batch: DueBatch, key: TargetKey, *, waited: bool = False) -> Admitted:
         """Divide a batch.
@@ -281,7 +264,7 @@ class Admission:
             key: the target of all its messages.
             waited: True if the messages have waited for the end of a pause.
         """
-        expired = self._expired(batch)
+        expired = self._expiry.expired(batch)
         waits = set() if waited else set(self.gate.waits(batch, key).tolist())
         if not (waits or expired):
             return Admitted(batch)
@@ -293,21 +276,10 @@ class Admission:
         reasons = dict(enumerate(map(expired_reason, expired.values())))
         return Admitted(found[0], found[1], found[2], reasons)
 
-    def _expired(self, batch: DueBatch) -> dict[int, int]:
-        """Return the expired messages: index -> time of the expiry, ms since the epoch."""
-        description, messages = self._description(), batch.messages
-        if not description.expire_after_ms and not any(map(_EXPIRES, messages)):
-            return {}
-        now_ms = self._clock.now_ms()
-        times = (
-            expires_at_ms(description, message.due_ms, message.expires_ms) for message in messages
-        )
-        expired = {index: at_ms for index, at_ms in enumerate(times) if 0 < at_ms <= now_ms}
-        if expired and self._numbered:
-            # Its release has a higher sequence ID, so the broker drops what the other one sends.
-            for index in np.flatnonzero(self._queue.reopened(batch)).tolist():
-                expired.pop(index, None)
-        return expired
+    def is_plannable(self, batch: DueBatch, key: TargetKey) -> bool:
+        """Return True if a batch does not have to be divided before its intent is written."""
+        # Some of it may have expired, if this process was suspended a moment ago.
+        return self.gate.is_open(key) and not self._expiry.expired(batch)
 
 
 class TargetReadiness:
@@ -463,10 +435,12 @@ class BatchPublisher:
         self._description = description
         self._clock = clock
         self._look_ahead = LookAhead()
+        expiry = ExpiryCheck(delay_queue, description, clock, numbered=self._numbered)
         self._sender = FlightSender(
             delay_queue,
             pool,
             journal,
+            expiry,
             numbered=self._numbered,
             clock=clock,
             has_room=lambda key: self._limits.has_room(key),
@@ -496,7 +470,7 @@ class BatchPublisher:
             pool,
             partitions,
             self._divider,
-            Admission(delay_queue, description, clock, self._gate, numbered=self._numbered),
+            Admission(delay_queue, self._gate, expiry),
             self._readiness,
             self._limits,
             self._cuts,

@@ -4,6 +4,9 @@ An intent may be ahead of the due times of its messages (see `LookAhead`). Three
 when such a message is sent: it is due, its intent is confirmed, and the journal has confirmed a
 record that was written just before. The last one protects against two owners: a process that was
 suspended while another one took over writes a record first, and it is not confirmed.
+
+What has expired since its intent was written, because the journal was slow or the process was
+suspended, is refused instead of sent.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise, repeat
+from operator import attrgetter
 
 import numpy as np
 
@@ -25,11 +29,15 @@ from delaylevel.dispatcher.journal.topic import Journal
 from delaylevel.dispatcher.positions import Mask
 from delaylevel.dispatcher.record import DueBatch
 from delaylevel.model.clock import Clock
+from delaylevel.model.due_time import expired_reason, expires_at_ms
+from delaylevel.model.level_topic import LevelTopicDescription
 
 from .targets import target_name
 
 #: A message given to the pool: its flight or recall, and its index there.
 PoolItem = tuple["Flight | Recall", int]
+# Successive messages of a flight, by index.
+_Run = tuple["Flight", range]
 #: The longest time by which an intent is ahead of a due time. A crash may repeat as much.
 LONGEST_MS = 300
 _SHORTEST_MS = 16
@@ -43,6 +51,8 @@ _PAUSE_MS = 100
 _PLAN = 125
 _PLANNED = 2_000
 _PLANNED_BYTES = 8 << 20
+# Without a call in Python for each message.
+_EXPIRES = attrgetter("expires_ms")
 # Age of the last confirmed record from which another one has to be confirmed before messages are
 # sent whose intent was written ahead.
 _PROOF_S = 1.0
@@ -202,10 +212,54 @@ class LookAhead:
         self._horizon_ms = self._pause_until_ms = -1
 
 
+class ExpiryCheck:
+    """The decision which due messages have expired.
+
+    Args:
+        description: function that returns the latest description of the level topic.
+        numbered: True if the messages have sequence IDs. Then a message that an earlier owner may
+            still send does not expire: it would be released all the same.
+    """
+
+    def __init__(
+        self,
+        delay_queue: DelayQueue,
+        description: Callable[[], LevelTopicDescription],
+        clock: Clock,
+        *,
+        numbered: bool,
+    ) -> None:
+        self._queue = delay_queue
+        self._description = description
+        self._clock = clock
+        self._numbered = numbered
+
+    def expired(self, batch: DueBatch, start: int = 0, stop: int | None = None) -> dict[int, int]:
+        """Return the expired messages: index -> time of the expiry, ms since the epoch.
+
+        Args:
+            start, stop: the messages to look at; all by default.
+        """
+        description, messages = self._description(), batch.messages[start:stop]
+        if not description.expire_after_ms and not any(map(_EXPIRES, messages)):
+            return {}
+        now_ms = self._clock.now_ms()
+        times = (
+            expires_at_ms(description, message.due_ms, message.expires_ms) for message in messages
+        )
+        expired = {index: at_ms for index, at_ms in enumerate(times, start) if 0 < at_ms <= now_ms}
+        if expired and self._numbered:
+            # Its release has a higher sequence ID, so the broker drops what the other one sends.
+            for index in np.flatnonzero(self._queue.reopened(batch)).tolist():
+                expired.pop(index, None)
+        return expired
+
+
 class FlightSender:
     """Writer of the intents of flights, and sender of their messages.
 
     Args:
+        expiry: the decision which messages have expired.
         numbered: True if the messages have sequence IDs.
         has_room: function that returns True if a target takes further messages.
         has_room_aside: function that returns True if further messages may be set aside.
@@ -221,6 +275,7 @@ class FlightSender:
         delay_queue: DelayQueue,
         pool: TargetPool[PoolItem],
         journal: Journal,
+        expiry: ExpiryCheck,
         *,
         numbered: bool,
         clock: Clock,
@@ -231,6 +286,7 @@ class FlightSender:
         self._queue = delay_queue
         self._pool = pool
         self._journal = journal
+        self._expiry = expiry
         self._numbered = numbered
         self._clock = clock
         self._has_room = has_room
@@ -372,21 +428,27 @@ class FlightSender:
         if reason is not None:
             if not self._has_room_aside():
                 return False
-            for flight, stop in parts:
-                self._refuse(flight, stop, reason)
+            self._refuse(
+                [
+                    (flight, dict.fromkeys(range(flight.sent, stop), reason))
+                    for flight, stop in parts
+                ]
+            )
         elif parts[0][0].ahead and not self._has_room(key):
             return False
         else:
             self._prove()
+            kept = self._without_expired(parts)
+            if kept is None:
+                return False
             producer = self._pool.producer(key)
-            if len(parts) == 1 or self._numbered or _are_in_order(parts):
-                for flight, stop in parts:
-                    messages = flight.batch.messages[flight.sent : stop]
-                    items = zip(repeat(flight), range(flight.sent, stop), strict=False)
-                    number = flight.first_number and flight.first_number + flight.sent
-                    producer.send_all(items, messages, number)
+            if len(kept) == 1 or self._numbered or _are_in_order(kept):
+                for flight, run in kept:
+                    messages = flight.batch.messages[run.start : run.stop]
+                    number = flight.first_number and flight.first_number + run.start
+                    producer.send_all(zip(repeat(flight), run, strict=False), messages, number)
             else:
-                _send_merged(producer, parts)
+                _send_merged(producer, kept)
         for flight, stop in parts:
             self._count_unsent(flight, flight.sent - stop)
             self._count += stop - flight.sent
@@ -398,12 +460,44 @@ class FlightSender:
             del self._unsent[key]
         return reason is None
 
-    def _refuse(self, flight: Flight, stop: int, reason: str) -> None:
-        """Refuse messages that are due, without sending them."""
-        for index in range(flight.sent, stop):
-            flight.refused[index] = reason
-            self._refused.append((flight, index))
-        flight.left -= stop - flight.sent
+    def _without_expired(self, parts: list[tuple[Flight, int]]) -> list[_Run] | None:
+        """Refuse the expired messages of flights, each up to an index; return the others.
+
+        Returns:
+            None if there are expired ones, and no more messages may be set aside now.
+        """
+        kept: list[_Run] = []
+        refused: list[tuple[Flight, dict[int, str]]] = []
+        for flight, stop in parts:
+            begin = flight.sent
+            expired = self._expiry.expired(flight.batch, begin, stop)
+            if expired:
+                reasons = {index: expired_reason(at_ms) for index, at_ms in expired.items()}
+                refused.append((flight, reasons))
+            for index in (*expired, stop):
+                if index > begin:
+                    kept.append((flight, range(begin, index)))
+                begin = index + 1
+        if refused:
+            if not self._has_room_aside():
+                return None
+            self._refuse(refused)
+        return kept
+
+    def _refuse(self, refused: list[tuple[Flight, dict[int, str]]]) -> None:
+        """Refuse messages that are due, without sending them: reasons by index.
+
+        Raises:
+            BrokerError: this was not confirmed by the journal, with deduplication.
+        """
+        for flight, reasons in refused:
+            flight.refused.update(reasons)
+            flight.left -= len(reasons)
+            self._refused += [(flight, index) for index in reasons]
+        if self._numbered:
+            # Before a later message is sent: its sequence ID tells that the earlier ones were.
+            positions = [flight.batch.positions[list(reasons)] for flight, reasons in refused]
+            self._journal.append(self._queue.refuse(np.concatenate(positions)))
 
     def _prove(self) -> None:
         """Make sure that no other dispatcher had opened the journal a moment ago."""
@@ -424,21 +518,21 @@ class FlightSender:
         )
 
 
-def _are_in_order(parts: list[tuple[Flight, int]]) -> bool:
-    """Return True if each part ends before the next one begins, by (due time, position)."""
-    batches = [(flight.batch, flight.sent, stop - 1) for flight, stop in parts]
+def _are_in_order(runs: list[_Run]) -> bool:
+    """Return True if each run ends before the next one begins, by (due time, position)."""
+    batches = [(flight.batch, run.start, run.stop - 1) for flight, run in runs]
     return all(
         (before.due_ms[end], before.positions[end]) < (after.due_ms[begin], after.positions[begin])
         for (before, _, end), (after, begin, _) in pairwise(batches)
     )
 
 
-def _send_merged(producer: TargetProducer[PoolItem], parts: list[tuple[Flight, int]]) -> None:
-    """Send parts of several flights without sequence IDs in the order (due time, position)."""
-    items = [(flight, index) for flight, stop in parts for index in range(flight.sent, stop)]
-    due_ms = np.concatenate([flight.batch.due_ms[flight.sent : stop] for flight, stop in parts])
+def _send_merged(producer: TargetProducer[PoolItem], runs: list[_Run]) -> None:
+    """Send runs of several flights without sequence IDs in the order (due time, position)."""
+    items = [(flight, index) for flight, run in runs for index in run]
+    due_ms = np.concatenate([flight.batch.due_ms[run.start : run.stop] for flight, run in runs])
     positions = np.concatenate(
-        [flight.batch.positions[flight.sent : stop] for flight, stop in parts]
+        [flight.batch.positions[run.start : run.stop] for flight, run in runs]
     )
     ordered = [items[each] for each in np.lexsort((positions, due_ms)).tolist()]
     producer.send_all(ordered, [flight.batch.messages[index] for flight, index in ordered], 0)

@@ -67,13 +67,32 @@ class PausingSimulation(Simulation):
                     if flight.key is not None:
                         pauses = self.description.pauses
                         assert pauses.paused_since_ms(flight.key.topic) is None
-                        for message in flight.batch.messages:
-                            if message.message_id not in self._may_be_sent:
-                                assert self.expires_ms(message) > self.clock.now_ms()
+                        check_expiry(flight.batch.messages)
                 write(flights)
 
             return write_checked
 
+        def check_expiry(messages: Any) -> None:
+            for message in messages:
+                if message.message_id not in self._may_be_sent:
+                    assert self.expires_ms(message) > self.clock.now_ms()
+
+        opened, watched = self.pool.producer, set[Any]()
+
+        def producer(key: Any) -> Any:
+            found: Any = opened(key)
+            if found not in watched:
+                watched.add(found)
+                send_all = found.send_all
+
+                def send_checked(items: Any, messages: Any, first_number: int) -> None:
+                    check_expiry(messages)
+                    send_all(items, messages, first_number)
+
+                found.send_all = send_checked
+            return found
+
+        self.pool.producer = producer  # type: ignore[method-assign]
         self.set_aside.send = set_aside  # type: ignore[method-assign]
         sender.launch, sender.plan = checked(launch), checked(plan)
 
