@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -18,7 +18,9 @@ from delaylevel.dispatcher.journal.records import (
     Commit,
     Intent,
     LowWatermark,
+    Paused,
     Refused,
+    Released,
     Resolved,
     pack,
 )
@@ -29,7 +31,7 @@ from delaylevel.structures.id_set import RemovableIds
 from delaylevel.structures.rows import DUE, ENTRY, LEDGER, Int64s, Rows
 from delaylevel.structures.segments.pending import PendingSegments, SpillWriteError
 
-from .intents import BatchesInFlight, UnresolvedIntents, new_intent
+from .intents import BatchesInFlight, IdColumns, UnresolvedIntents, ids_of, new_intent
 from .pending import PendingIndex, WaitingQueues
 from .positions import Mask, OpenPositions, id_columns, save_ids, unseen_ids
 from .record import Cancellation, Columns, DueBatch, FetchedBatch, OfferResult, as_plain, joined
@@ -60,7 +62,6 @@ class DelayQueue:
         waiting: due messages whose targets are not ready.
         cancelling: the cancellations, and the cancelled messages.
         releases: times of the last releases.
-        arrived_due_ms: earliest due time offered since it was set to None, ms since the epoch.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class DelayQueue:
         overflow: Callable[[], PendingSegments] | None = None,
         releases: RecentReleases | None = None,
         grace_ms: int = 60_000,
+        unclear_until_ms: int = 0,
     ) -> None:
         """Create a queue without pending messages.
 
@@ -84,6 +86,8 @@ class DelayQueue:
             releases: times of the last releases, the ``on_release`` of the state.
             grace_ms: time after its due time until which the message of a cancellation is waited
                 for, ms.
+            unclear_until_ms: due time up to which an earlier owner may have sent messages, ms since
+                the epoch; 0 if there was none.
 
         Raises:
             InvalidInputError: the segments have another precision, or are not empty.
@@ -96,13 +100,21 @@ class DelayQueue:
         self._in_flight = BatchesInFlight(state.next_number)
         self.waiting = WaitingQueues(clock, overflow)
         self._unresolved = UnresolvedIntents(state)
+        self._sent_until_ms = unclear_until_ms
         self.releases = releases or RecentReleases(clock.now_ms)
         state.on_release = self.releases
-        ids, opened, flown = self._pending_ids, self._open, (self._unresolved, self._in_flight)
         self.cancelling = CancellationQueue(
-            state, self.pending, ids, opened, *flown, self.releases, clock, grace_ms
+            state,
+            self.pending,
+            self._pending_ids,
+            self._open,
+            self._unresolved,
+            self._in_flight,
+            self.releases,
+            clock,
+            grace_ms=grace_ms,
+            unclear_until_ms=unclear_until_ms,
         )
-        self.arrived_due_ms: int | None = None
 
     def __len__(self) -> int:
         """Return the number of pending messages, without those in flight and cancelled ones."""
@@ -147,8 +159,6 @@ class DelayQueue:
         if tracked.size:
             save_ids(self._pending_ids, keys, key_index[unseen], ids[unseen])
             self._open.add(positions[tracked])
-            due_ms = int(rows[DUE, tracked].min())
-            self.arrived_due_ms = min(due_ms, self.arrived_due_ms or due_ms)
             self.cancelling.take_arrived(rows[DUE], positions, fetched.records, tracked)
         if requests.size:
             self.cancelling.take_requests(positions, fetched.records, requests)
@@ -180,7 +190,7 @@ class DelayQueue:
         return self._in_flight.put(*joined(parts)) if parts else None
 
     def divide(self, batch: DueBatch, parts: Iterable[Sequence[int]]) -> list[DueBatch]:
-        """Replace a batch without an intent by several ones.
+        """Replace a batch that is not launched by several ones.
 
         Args:
             parts: ascending indices of each part's messages. Together they are the whole batch.
@@ -188,7 +198,7 @@ class DelayQueue:
         return self._in_flight.divide(batch, parts)
 
     def defer(self, batch: DueBatch, target: TargetKey) -> None:
-        """Let the messages of a batch without an intent wait until their target takes them.
+        """Let the messages of a batch that is not launched wait until their target takes them.
 
         Raises:
             SpillError: the disk is full, or cannot be written. The batch is still in flight.
@@ -197,33 +207,9 @@ class DelayQueue:
         self._in_flight.remove(batch.number)
 
     def put_back(self, batch: DueBatch) -> None:
-        """Let the messages of a batch without an intent be pending again."""
-        self._put_back(self._in_flight.get(batch.number), np.arange(len(batch)))
-
-    def withdraw(self, number: int, stored: npt.ArrayLike) -> Resolved:
-        """Close the intent of a batch of which nothing else is sent.
-
-        The messages that are not stored are pending again. Their outcomes are certain.
-
-        Args:
-            stored: which of its messages their target has stored, shape (n,).
-
-        Raises:
-            InvalidInputError: the batch or its intent is missing.
-        """
-        batch = self._in_flight.get(number)
-        if number not in self.state.open_intents:
-            raise InvalidInputError(f"batch {number} has no intent to withdraw")
-        mask = np.asarray(stored, dtype=np.bool_)
-        intent = self.state.open_intents[number]
-        resolved = Resolved(number, batch.positions[mask])
-        self.state.apply(resolved)
-        self._open.discard(resolved.released)
-        again = np.flatnonzero(~mask)
-        self._close(intent, mask)
-        self.cancelling.note_refused(batch.positions, batch.records, again)
-        self._put_back(batch, again)
-        return resolved
+        """Let the messages of a batch that is not launched be pending again."""
+        self._in_flight.remove(batch.number)
+        self.pending.put_again(batch.due_ms, batch.positions, batch.records)
 
     def advance_waiting(self, target: TargetKey, max_messages: int) -> DueBatch | None:
         """Return the first messages that wait for a target, and put them in flight.
@@ -238,25 +224,30 @@ class DelayQueue:
         return self._in_flight.put(*part) if part[2] else None
 
     def without_cancelled(self, batch: DueBatch) -> DueBatch | None:
-        """Return a batch without an intent, or what is left of it after cancellations."""
+        """Return a batch that is not launched, or what is left of it after cancellations."""
         rest = self.cancelling.filter((batch.due_ms, batch.positions, batch.records))
         if len(rest[2]) == len(batch):
             return batch
         self._in_flight.remove(batch.number)
         return self._in_flight.put(*rest) if rest[2] else None
 
+    def launch(self, batch: DueBatch) -> None:
+        """Take note that a batch without sequence IDs is being published from now on.
+
+        From here to its release, none of its messages can be cancelled.
+        """
+        self._in_flight.get(batch.number)
+        self._launch(batch, ids_of(batch))
+
     def intent(
-        self,
-        batch: DueBatch,
-        targets: Sequence[tuple[str, int]] = (),
-        target_index: npt.ArrayLike = (),
+        self, batch: DueBatch, targets: Sequence[tuple[str, int]], target_index: npt.ArrayLike
     ) -> Intent:
-        """Return the intent of a batch, to be confirmed before the batch is published.
+        """Launch a batch with sequence IDs; return its intent, to be confirmed before it is sent.
 
         Args:
             batch: batch from ``advance``.
-            targets: name and first sequence ID of each target, if the broker deduplicates. The
-                first ID is at least that in ``state.sequences``, or 1 for a new target.
+            targets: name and first sequence ID of each target. The first ID is at least that in
+                ``state.sequences``, or 1 for a new target.
             target_index: index of each message's target, or ``len(targets)`` for a message that
                 will be set aside, shape (n,).
 
@@ -267,16 +258,12 @@ class DelayQueue:
         self._in_flight.get(batch.number)
         unresolved = self._unresolved.targets
         intent = new_intent(batch, targets, target_index, self.state, unresolved)
-        if self.cancelling.has_cancelled(intent):
-            raise DelayLevelError(
-                "a cancelled message was about to be published; it was not: start again from the "
-                "journal, and report this as a defect"
-            )
+        self._launch(batch, IdColumns(intent.id_keys, intent.key_index, intent.ids))
         self.state.apply(intent)
         return intent
 
-    def commit(self, number: int, held: npt.ArrayLike = ()) -> Commit:
-        """Return the commit of a batch whose messages are all confirmed, and release them.
+    def commit(self, number: int, held: npt.ArrayLike = ()) -> Released | Commit:
+        """Release a launched batch whose messages are all confirmed; return the record of that.
 
         Batches may be committed in any order.
 
@@ -284,21 +271,23 @@ class DelayQueue:
             held: packed positions of the messages that were set aside and may come back.
 
         Raises:
-            InvalidInputError: the batch or its intent is missing, or ``held`` is not part of it.
+            InvalidInputError: the batch is not launched, or ``held`` is not part of it.
         """
         batch = self._in_flight.get(number)
-        if number not in self.state.open_intents:
-            raise InvalidInputError(f"batch {number} has no intent; write one before publishing")
+        columns = self._in_flight.launched.get(number)
+        if columns is None:
+            raise InvalidInputError(f"batch {number} was not launched before it was published")
         held_positions = np.asarray(held, dtype=np.int64)
         if held_positions.size and not np.isin(held_positions, batch.positions).all():
             raise InvalidInputError(f"a held position is not in batch {number}")
-        intent = self.state.open_intents[number]
-        commit = Commit(number, held_positions)
-        self.state.apply(commit)
+        record: Released | Commit = Released(batch.positions, *columns, held_positions)
+        if number in self.state.open_intents:
+            record = Commit(number, held_positions)
+        self.state.apply(record)
         self._in_flight.remove(number)
         self._open.discard(batch.positions)
-        self._close(intent, None)
-        return commit
+        self._forget(columns)
+        return record
 
     def refuse(self, positions: Int64s) -> Refused:
         """Return the record of messages that will be set aside, to be confirmed before they are.
@@ -309,6 +298,15 @@ class DelayQueue:
         record = Refused(positions)
         self.state.apply(record)
         return record
+
+    def pause(self, target: str) -> Paused:
+        """Return the record of a paused target whose first message waits."""
+        return self._pause({**self.state.paused, target: self._sent_until_ms})
+
+    def resume(self, targets: Collection[str]) -> Paused | None:
+        """Return the record to be confirmed before messages are sent to targets; None for none."""
+        rest = {name: at for name, at in self.state.paused.items() if name not in targets}
+        return None if len(rest) == len(self.state.paused) else self._pause(rest)
 
     def refused_earlier(self, batch: DueBatch) -> list[int]:
         """Return the indices of the messages that their target refused before a takeover."""
@@ -338,14 +336,15 @@ class DelayQueue:
         resolved, again = self._unresolved.resolve(number, stored)
         self._open.discard(resolved.released)
         assert intent is not None
-        self._close(intent, np.asarray(stored, dtype=np.bool_))
+        mask = np.asarray(stored, dtype=np.bool_)
+        self._forget(IdColumns(intent.id_keys, intent.key_index[mask], intent.ids[mask]))
         self.pending.put_again(*again)
         return resolved
 
     def reopen(self, number: int) -> None:
         """Let the messages of an intent be pending again although they may have been sent.
 
-        The intent stays open until they are released again, so that none of them is cancelled.
+        The intent stays open until they are released again, so that none of them expires.
         """
         self.pending.put_again(*self._unresolved.reopen(number))
 
@@ -389,17 +388,24 @@ class DelayQueue:
             record = as_plain(records[each])
             self._unresolved.keep(int(positions[each]), int(rows[DUE, each]), record)
 
-    def _close(self, intent: Intent, released: Mask | None) -> None:
-        """Forget the messages of an intent that are released, all if None."""
-        keys, key_index, ids = intent.id_keys, intent.key_index, intent.ids
-        some = slice(None) if released is None else released
-        self.cancelling.released(keys, key_index[some], ids[some])
-        self.cancelling.decide_again(keys, key_index, ids)
+    def _pause(self, targets: Mapping[str, int]) -> Paused:
+        record = Paused(tuple(targets.items()))
+        self.state.apply(record)
+        return record
 
-    def _put_back(self, batch: DueBatch, index: Int64s) -> None:
-        records = [batch.records[each] for each in index.tolist()]
-        self.pending.put_again(batch.due_ms[index], batch.positions[index], records)
-        self._in_flight.remove(batch.number)
+    def _launch(self, batch: DueBatch, columns: IdColumns) -> None:
+        if self.cancelling.has_cancelled(columns):
+            raise DelayLevelError(
+                "a cancelled message was about to be published; it was not: start again from the "
+                "journal, and report this as a defect"
+            )
+        self._in_flight.launched[batch.number] = columns
+        self._sent_until_ms = max(self._sent_until_ms, int(batch.due_ms.max()))
+
+    def _forget(self, columns: IdColumns) -> None:
+        """Forget released messages."""
+        self.cancelling.released(*columns)
+        self.cancelling.decide_again(*columns)
 
 
 class Accepted(NamedTuple):

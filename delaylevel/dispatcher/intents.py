@@ -1,8 +1,9 @@
-"""The intents of batches: new ones, those in flight, and those of an earlier owner."""
+"""Batches in flight, and the intents of those with sequence IDs: new ones and earlier ones."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +16,21 @@ from delaylevel.structures.rows import Int64s
 
 from .positions import Mask, id_columns, to_array
 from .record import DueBatch, MessageRecord
+
+
+class IdColumns(NamedTuple):
+    """The IDs of a batch; the arguments of ``save_ids``."""
+
+    keys: tuple[str, ...]
+    key_index: npt.NDArray[np.integer]
+    ids: Int64s
+
+
+def ids_of(batch: DueBatch) -> IdColumns:
+    """Return the IDs of a batch."""
+    keys, key_index, ids = id_columns(batch.records, None)
+    small = key_index.astype(np.uint16 if len(keys) < 1 << 16 else np.uint32)
+    return IdColumns(tuple(keys), small, ids)
 
 
 def new_intent(
@@ -48,16 +64,8 @@ def new_intent(
             raise InvalidInputError(
                 f"target {name} has an intent from before the takeover; resolve it first"
             )
-    keys, key_index, ids = id_columns(batch.records, None)
-    return Intent(
-        batch.number,
-        batch.positions,
-        tuple(keys),
-        key_index.astype(np.uint16 if len(keys) < 1 << 16 else np.uint32),
-        ids,
-        tuple(targets),
-        np.asarray(target_index, dtype=np.uint16),
-    )
+    index = np.asarray(target_index, dtype=np.uint16)
+    return Intent(batch.number, batch.positions, *ids_of(batch), tuple(targets), index)
 
 
 class BatchesInFlight:
@@ -65,11 +73,15 @@ class BatchesInFlight:
 
     Args:
         next_number: number of the next batch.
+
+    Attributes:
+        launched: IDs of the batches that are being published, by number.
     """
 
     def __init__(self, next_number: int) -> None:
         self._batches: dict[int, DueBatch] = {}
         self._next_number = next_number
+        self.launched: dict[int, IdColumns] = {}
 
     def __len__(self) -> int:
         """Return the number of messages."""
@@ -80,7 +92,7 @@ class BatchesInFlight:
         return list(self._batches.values())
 
     def take_number(self) -> int:
-        """Return a number that no batch has, for an intent without a batch."""
+        """Return a number that no batch has."""
         self._next_number += 1
         return self._next_number - 1
 
@@ -104,6 +116,7 @@ class BatchesInFlight:
     def remove(self, number: int) -> None:
         """Remove a batch; errors as for `get`."""
         del self._batches[self.get(number).number]
+        self.launched.pop(number, None)
 
     def divide(self, batch: DueBatch, parts: Iterable[Sequence[int]]) -> list[DueBatch]:
         """Replace a batch by several ones; the arguments are those of `DelayQueue.divide`."""

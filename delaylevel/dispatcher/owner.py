@@ -24,7 +24,7 @@ from delaylevel.cluster.own_producers import DeadLetterTopic, Outgoing
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.targets.pool import TargetPool
 from delaylevel.cluster.threads import Starter, in_thread
-from delaylevel.dispatcher.cancelling.decisions import RecentReleases
+from delaylevel.dispatcher.cancelling.decisions import UNCLEAR_MS, RecentReleases
 from delaylevel.dispatcher.cancelling.desk import CancellationDesk
 from delaylevel.dispatcher.journal.records import LowWatermark, entry_of, pack
 from delaylevel.dispatcher.journal.state import JournalState
@@ -114,18 +114,20 @@ class OwnerAgenda:
 
     @property
     def next_send_ms(self) -> int | None:
-        """Time at which a planned message is due, ms since the epoch; None if there is none."""
-        return self._publisher.next_due_ms
+        """Time at which a message is due, ms since the epoch; None if none may be sent then."""
+        return self._queue.next_due_ms() if self.caught_up and self._publisher.ready else None
 
     @property
     def next_step_ms(self) -> int | None:
         """Time of the next other work by due times, ms since the epoch; None if there is none."""
         publisher = self._publisher
-        candidates: list[int | None] = []
-        if self.caught_up:
-            candidates.append(publisher.next_spread_ms)
-        if self.caught_up and publisher.ready:
-            candidates += self._queue.next_due_ms(), publisher.next_plan_ms
+        if publisher.prepared:
+            return 0
+        if not self.caught_up:
+            return None
+        candidates = [publisher.next_spread_ms]
+        if publisher.ready:
+            candidates.append(publisher.next_warm_up_ms)
         return min((due_ms for due_ms in candidates if due_ms is not None), default=None)
 
     @property
@@ -143,7 +145,7 @@ class OwnerAgenda:
     def is_publishing(self) -> bool:
         """True if messages without an outcome were sent, or due ones wait for their targets."""
         publisher = self._publisher
-        sent = self._queue.in_flight - publisher.planned - publisher.uncommitted
+        sent = self._queue.in_flight - publisher.prepared - publisher.uncommitted
         return sent > 0 or publisher.has_waiting or not publisher.ready
 
     @property
@@ -163,7 +165,7 @@ class OwnerAgenda:
 
     @property
     def is_calm(self) -> bool:
-        """True if planned messages may be sent without a look at anything else."""
+        """True if due messages may be sent without a look at anything else."""
         return self.caught_up and self._publisher.ready and self._publisher.is_calm
 
     @property
@@ -189,6 +191,7 @@ def open_queue(
     """
     releases = RecentReleases(lambda: journal.read_ms)
     state = JournalState.read(journal.read(), settings.remember, releases)
+    is_first = journal.is_new
     journal.claim()  # before anything is decided from what was read
     releases.now_ms = clock.now_ms
     queue = DelayQueue(
@@ -198,6 +201,7 @@ def open_queue(
         overflow=segments.overflow,
         releases=releases,
         grace_ms=settings.cancel_grace_ms,
+        unclear_until_ms=0 if is_first else clock.now_ms() + UNCLEAR_MS,
     )
     queue.pending.attribute = queue.waiting.attribute = MessageAttribute(description.attribute)
     return queue
@@ -401,8 +405,7 @@ class PartitionOwner:
     """The steps of the owner of one window partition.
 
     After `take_over`, these are repeated in this order: `take_in`, `release` if it is time for it,
-    and `tidy_up`. At the end come `withdraw`, `process_outcomes` until nothing is in flight, and
-    `finish`.
+    and `tidy_up`. At the end come `drain` until nothing is in flight, and `finish`.
 
     Args:
         descriptions: description of the level topic.
@@ -489,7 +492,9 @@ class PartitionOwner:
         settings, description, source = self._settings, self._description(), self._journal_source
         self._started_s = self._now_s()
         self.next_checkpoint_s = self._started_s + settings.checkpoint_ms / 1000
-        self._journal = Journal(self._client, self._admin, source, self._lock, self._now_s)
+        self._journal = Journal(
+            self._client, self._admin, source, self._lock, self._now_s, self._clock.now_ms
+        )
         opened.callback(self._journal.close)
         budget_bytes = settings.memory_bytes // description.window_partitions
         segments = OwnerSegments(self._directory, budget_bytes, description, self._clock)
@@ -553,7 +558,6 @@ class PartitionOwner:
     def _recover(self) -> None:
         """Resolve the intents that the last owner left open, and write a snapshot."""
         self._publisher.resolve_earlier()
-        self._desk.start()
         self._write_snapshot()
 
     def _make_fetcher(self) -> Fetcher:
@@ -623,20 +627,13 @@ class PartitionOwner:
             self._stir()
         return self._publisher.pause_s
 
-    @TURNS.take(PUBLISHING)
-    def send_planned(self) -> float:
-        """Send planned messages that are due, and nothing else; result and errors as `release`."""
-        self._publisher.send_due()
-        self._stir()
-        return self._publisher.pause_s
-
     @property
     def releases_soon(self) -> bool:
         """True if messages are due soon, or wait for their targets or the end of a pause."""
         if self._queue.waiting.targets or self._publisher.busy:
             return True
-        step_ms = self.agenda.next_step_ms
-        return step_ms is not None and step_ms <= self._clock.now_ms() + _SOON_MS
+        due_ms = self.agenda.next_due_ms
+        return due_ms is not None and due_ms <= self._clock.now_ms() + _SOON_MS
 
     @property
     def is_settled(self) -> bool:
@@ -733,9 +730,9 @@ class PartitionOwner:
                 if not self.events:
                     continue
             break
-        self._publisher.send_due()
+        self._publisher.send_prepared()
         if not behind:
-            self._publisher.plan()
+            self._publisher.warm_up()
 
     def _checkpoint(self) -> None:
         """Acknowledge up to the low watermark, and do all that is due from time to time."""
@@ -759,10 +756,10 @@ class PartitionOwner:
     def _sizes(self) -> dict[str, int | None]:
         """Return the statistics that are computed from time to time."""
         waiting, publisher = self._queue, self._publisher
-        dues = waiting.next_due_ms(), waiting.waiting.first_due_ms, publisher.next_due_ms
+        dues = waiting.next_due_ms(), waiting.waiting.first_due_ms
         return {
-            "pending": len(waiting) + publisher.planned,
-            "in_flight": waiting.in_flight - publisher.planned - publisher.uncommitted,
+            "pending": len(waiting) + publisher.prepared,
+            "in_flight": waiting.in_flight - publisher.prepared - publisher.uncommitted,
             "next_due_ms": min((due_ms for due_ms in dues if due_ms is not None), default=None),
             "memory_bytes": waiting.memory_bytes,
             "disk_bytes": waiting.pending.segments.disk_bytes + waiting.waiting.disk_bytes,
@@ -773,9 +770,11 @@ class PartitionOwner:
         self._journal.snapshot(chunks)
         self._snapshot_size = sum(map(len, chunks))
 
-    def withdraw(self) -> None:
-        """Send nothing else, so that `finish` can wait for what is in flight."""
-        self._publisher.withdraw_plans()
+    def drain(self) -> None:
+        """Go on with what is launched, and launch nothing else; errors as for `tidy_up`."""
+        with TURNS.take(PUBLISHING):
+            self._publisher.send_prepared()
+        self.process_outcomes()
 
     @property
     def in_flight(self) -> int:
@@ -785,7 +784,7 @@ class PartitionOwner:
     def sent_positions(self) -> set[int]:
         """Return the packed positions of messages that were sent, in batches without a commit."""
         flights = self._publisher.flights
-        return {each for flight in flights for each in flight.batch.positions[: flight.sent]}
+        return {each for flight in flights if flight.sent for each in flight.batch.positions}
 
     def finish(self) -> None:
         """Write everything that the next owner needs; errors as for `tidy_up`."""

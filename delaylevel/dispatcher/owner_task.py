@@ -70,8 +70,8 @@ class OwnerTask:
         self._task = LaneTask(self._step, lanes.slow, f"owner {owner.topic}")
         owner.events.on_event = self._task.wake
         self._next_cycle_s = 0.0
-        # The present wait: its end, and the time of the next planned message, which may be sent
-        # before without a look at anything else if times are calm.
+        # The present wait: its end, and the time of the next due message, which may be sent before
+        # without a look at anything else if times are calm.
         self._until_s = self._due_s = 0.0
         self._due_ms: int | None = None
         self._patience_s = 0.0
@@ -140,12 +140,13 @@ class OwnerTask:
         """Process events, release due messages and make checkpoints, each at its time."""
         owner, agenda = self.owner, self.owner.agenda
         if self._stopping.is_set():
-            return self._begin(self._withdraw)
+            self._deadline_s = time.monotonic() + _STOP_S
+            return self._begin(self._finish)
         owner.events.stir()
         if self._is_calm and not owner.events and self._due_s < self._until_s:
-            # In calm times, planned messages that are due meanwhile are sent here: a look at
-            # everything costs more than that.
-            self._next_cycle_s = time.monotonic() + owner.send_planned()
+            # In calm times, messages that are due meanwhile are sent here: a look at everything
+            # costs more than that.
+            self._next_cycle_s = time.monotonic() + owner.release()
             sent_ms, due_ms = self._due_ms, agenda.next_send_ms
             # Otherwise it was not sent, or its target has to be looked at.
             if due_ms != sent_ms and agenda.is_calm:
@@ -178,7 +179,7 @@ class OwnerTask:
         return self._rest(send_ms)
 
     def _rest(self, due_ms: int | None) -> float:
-        """Wait for an event, the next planned message, or the end of the present wait."""
+        """Wait for an event, the next due message, or the end of the present wait."""
         self._due_ms = due_ms
         self._due_s = min(self._until_s, self._monotonic_s(due_ms))
         return self.owner.events.rest(self._due_s, self._patience_s)
@@ -190,17 +191,12 @@ class OwnerTask:
         due_s = time.monotonic() + (due_ms - self._clock.now_ms()) / 1000
         return max(due_s, self._next_cycle_s)
 
-    def _withdraw(self) -> float:
-        self._deadline_s = time.monotonic() + _STOP_S
-        self.owner.withdraw()
-        return self._begin(self._finish)
-
     def _finish(self) -> float:
         """Wait a while for the messages in flight, so that the next owner has less to recover."""
         owner = self.owner
         while owner.events:
             owner.events.get_nowait()
-        owner.process_outcomes()
+        owner.drain()
         now_s = time.monotonic()
         if owner.in_flight and now_s < self._deadline_s:
             return owner.events.rest(now_s + owner.agenda.look_every_s, 0.0)

@@ -77,16 +77,12 @@ class JournalView:
     @property
     def has_cancelled(self) -> bool:
         """True if any message is cancelled."""
-        dispositions = self._state.dispositions
-        return dispositions is not None and len(dispositions.cancelled) > 0
+        return len(self._state.dispositions.cancelled) > 0
 
     def is_cancelled(self, message_id: str, target: str, key: str, attempt: int) -> bool:
         """Return True if a message is cancelled; ``attempt`` is its number of refusals."""
-        dispositions = self._state.dispositions
-        if dispositions is None:
-            return False
         with self._lock:
-            return dispositions.is_cancelled(message_id, target, key, attempt)
+            return self._state.dispositions.is_cancelled(message_id, target, key, attempt)
 
 
 def released_by_journal(

@@ -19,6 +19,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,6 +28,7 @@ import pulsar
 from delaylevel.cluster.port import PartitionStats, SubscriptionStats, TopicMetadata, TopicPolicies
 from delaylevel.cluster.targets.pool import TargetKey, TargetPool
 from delaylevel.cluster.targets.producer import TargetProducer
+from delaylevel.dispatcher.cancelling.decisions import UNCLEAR_MS
 from delaylevel.dispatcher.cancelling.desk import CancellationDesk
 from delaylevel.dispatcher.delay_queue import DelayQueue
 from delaylevel.dispatcher.journal.records import Record, encode
@@ -417,8 +419,12 @@ class SimulatedJournal:
         self._time = time
         self.tail: list[tuple[bytes, float]] = []
         self.stored = 0
-        self.proven_s = -1.0
+        self._proven_s = float("-inf")
         self.fails_after = -1  # number of records; never below 0
+
+    @property
+    def proof_age_s(self) -> float:
+        return self._time.seconds - self._proven_s
 
     def append(self, record: Record) -> None:
         self.append_soon(record)
@@ -442,7 +448,7 @@ class SimulatedJournal:
         for data, seconds in self.tail[:count] if self._topic.writer is self else []:
             self._topic.confirmed.append(data)
             self.stored += 1
-            self.proven_s = seconds
+            self._proven_s = seconds
         del self.tail[:count]
 
     def snapshot(self, chunks: list[bytes]) -> None:
@@ -495,6 +501,7 @@ class Simulation:
             clock=self.clock,
             overflow=self.overflow,
             grace_ms=1000,
+            unclear_until_ms=self.clock.now_ms() + UNCLEAR_MS if self.processes > 1 else 0,
         )
         stats = self.stats = SharedOwnerStats()
         self.desk = CancellationDesk(
@@ -595,8 +602,8 @@ class Simulation:
             if batch is None:
                 break
             self.publisher.publish(batch)
-        self.publisher.send_due()
-        self.publisher.plan()
+        self.publisher.send_prepared()
+        self.publisher.warm_up()
         self.publisher.close_idle()
         self.desk.tidy_up()
 
@@ -621,8 +628,8 @@ class Simulation:
             rounds: number of times that some answers of targets arrive meanwhile.
         """
         with contextlib.suppress(BrokerError):
-            self.publisher.withdraw_plans()
             for _ in range(rounds):
+                self.publisher.send_prepared()
                 for producer in list(self.broker.producers):
                     producer.store(rng.randint(0, len(producer.wire)))
                     producer.confirm(rng.randint(0, len(producer.answers)))
@@ -647,19 +654,25 @@ class Simulation:
 
         def producer(key: TargetKey) -> TargetProducer[Any]:
             found = opened(key)
-            found.send_all = fail  # type: ignore[method-assign]
+            found.send_all = partial(send, key.topic)  # type: ignore[method-assign]
             return found
 
-        def fail(*_: Any) -> None:
-            raise AssertionError("a process that was suspended publishes")
+        def send(topic: str, _: Any, messages: Sequence[WindowMessage], number: int) -> None:
+            # It may go on for a second. Without sequence IDs, the target stores that.
+            assert seconds <= 1, "a process that was suspended publishes"
+            if not number:
+                self.broker.topic(topic).delivered += [each.message_id for each in messages]
 
         pool.producer = producer  # type: ignore[method-assign]
         # It has lost the partition, if its journal had not failed before.
         with contextlib.suppress(BrokerError):
             publisher.process()
             publisher.publish_waiting()
-            publisher.send_due()
-            publisher.plan()
+            batch = queue.advance(self.clock.now_ms(), 5) if publisher.ready else None
+            if batch is not None:
+                publisher.publish(batch)
+            publisher.send_prepared()
+            publisher.warm_up()
             desk.process()
         queue.close()
 

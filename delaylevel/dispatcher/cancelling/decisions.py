@@ -1,9 +1,10 @@
 """Decisions on cancellations: which messages are certainly never published.
 
 A decision is a journal record before it is an outcome. `Cancellations` decides and makes the
-records; it does no input or output. A message is cancelled only if it is pending, and is in no open
-intent, so that neither this owner nor an earlier one can have sent it. Everything that the decision
-needs is in the state of the journal, or was read from the window topic since the takeover.
+records; it does no input or output. A message is cancelled only if neither this owner nor an
+earlier one can have sent it: it is pending, and was not due some seconds after the takeover. An
+owner sends only what is due, and only within a second after its journal confirmed a record. So what
+was due later was not sent by an earlier owner, not even by one that was suspended or cut off.
 
 For the ID of a cancellation, the first of these that applies:
 
@@ -13,14 +14,11 @@ the ID                                      decision
 is cancelled                                ``cancelled``, again
 was held, dropped or expired                ``unknown``, with the reason
 was released                                ``too late``, with the time if it is known
-was released before the first record of     ``unknown``: it may have been published, held or
-a disposition                               dropped
-is in an open intent                        none: it waits for the end of the intent. An earlier
-                                            owner's intent without sequence IDs stays open until
-                                            its messages are released again.
+is being published                          none: it waits for the release
 was refused by its target before            none: it waits, because the held topic may have it
-was due before the first record of a        none: it waits, because earlier owners closed their
-disposition, and is pending again           intents without knowing what was sent
+was due before the takeover, or up to       none: it waits for the release, because an earlier
+5 s after it                                owner may have sent it. While its target is paused,
+                                            this holds only for what was due before the pause.
 is pending                                  ``cancelled``, after a Disposition record
 is anything else                            none: it waits for the message until its due time plus
                                             a grace period, then ``unknown``. Everything that was
@@ -34,19 +32,15 @@ Only its ID is kept in memory, so that the message is cancelled when it arrives.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from delaylevel.dispatcher.journal.records import (
-    Disposition,
-    DispositionKind,
-    DispositionStart,
-    Record,
-)
+from delaylevel.dispatcher.intents import IdColumns
+from delaylevel.dispatcher.journal.records import Disposition, DispositionKind, Record
 from delaylevel.dispatcher.journal.state import JournalState
 from delaylevel.dispatcher.positions import (
     Mask,
@@ -66,14 +60,14 @@ _MESSAGES = 100_000
 _BLOCK = 1_000
 _SINGLE = 200
 Identity = tuple[str, int]
-# Intents are written up to 0.3 s ahead of due times, and the clock of an earlier owner may differ.
-_MARGIN_MS = 5_000
+#: Time after a takeover up to which an earlier owner may send what is due, ms: one second after the
+#: last record that its journal confirmed, and a difference of the clocks.
+UNCLEAR_MS = 5_000
 _REASONS = {
     DispositionKind.HELD: "its target could not be written: the message is held, or was",
     DispositionKind.DROPPED: "dropped: its target does not exist",
     DispositionKind.EXPIRED: "expired",
 }
-_EARLIER = "it left the window before its level topic kept account of cancellations"
 
 
 class _Block(NamedTuple):
@@ -247,15 +241,13 @@ class Cancellations:
     Args:
         state: the state of the journal.
         pending_ids: IDs of the messages that are pending or in flight.
+        launched: IDs of the batches that are being published, by number.
         releases: times of the last releases.
         grace_ms: time after its due time until which a message is waited for, ms.
-        now_ms: time of the takeover, ms since the epoch.
 
     Attributes:
         early: IDs for which cancellations wait among the pending messages.
         rows: number of cancellations among the pending messages.
-        unclear_until_ms: due time up to which an earlier owner may have sent messages that were
-            pending at the takeover, ms since the epoch; 0 if the journal tells which.
         revoked: number of cancelled messages that are still among the pending or waiting ones.
     """
 
@@ -263,12 +255,13 @@ class Cancellations:
         self,
         state: JournalState,
         pending_ids: RemovableIds,
+        launched: Mapping[int, IdColumns],
         releases: RecentReleases,
         grace_ms: int,
-        now_ms: int,
     ) -> None:
         self._state = state
         self._pending_ids = pending_ids
+        self._launched = launched
         self._releases = releases
         self._grace_ms = grace_ms
         self.early = AwaitedIds()
@@ -279,7 +272,6 @@ class Cancellations:
         self._unproven: list[Request] = []
         # IDs of pending messages that an earlier owner may have sent or set aside.
         self._unclear = RemovableIds()
-        self.unclear_until_ms = self._find_unclear_until_ms(now_ms)
 
     def __bool__(self) -> bool:
         """Return True if `decide` has something to decide."""
@@ -345,14 +337,6 @@ class Cancellations:
             else:
                 self._unproven.append(request)
 
-    def start(self, now_ms: int) -> list[Record]:
-        """Return the record that has to precede all dispositions, if the journal lacks it."""
-        if self._state.dispositions is not None:
-            return []
-        record = DispositionStart(now_ms + _MARGIN_MS)
-        self._state.apply(record)
-        return [record]
-
     def decide(
         self, now_ms: int, until: int
     ) -> tuple[list[Record], list[CancelDecision], list[Request]]:
@@ -367,22 +351,20 @@ class Cancellations:
             the records; and the cancellations that have to wait among the pending messages.
         """
         requests, self._undecided = self._undecided, []
-        records = self.start(now_ms)
+        records: list[Record] = []
         dispositions = self._state.dispositions
-        assert dispositions is not None
         keys, key_index, ids = id_columns([each.cancellation for each in requests], None)
         kinds = dispositions.kinds_of(keys, key_index, ids)
-        cancelled, released, earlier, unclear, pending = (
+        cancelled, released, unclear, pending = (
             seen_ids(memory, keys, key_index, ids).tolist()
             for memory in (
                 dispositions.cancelled,
                 self._state.memory,
-                dispositions.earlier,
                 self._unclear,
                 self._pending_ids,
             )
         )
-        intended = self._intended(keys, key_index, ids)
+        launched = self._are_launched(keys, key_index, ids)
         revoked: dict[Identity, None] = {}
         late: list[Request] = []
         early: list[Request] = []
@@ -395,9 +377,7 @@ class Cancellations:
                 decisions.append(self._decided(request, UNKNOWN, now_ms, _REASONS[kinds[row]]))
             elif released[row]:
                 late.append(request)
-            elif earlier[row]:
-                decisions.append(self._decided(request, UNKNOWN, now_ms, _EARLIER))
-            elif intended[row] or unclear[row]:
+            elif launched[row] or unclear[row]:
                 self._awaited.setdefault(identity, []).append(request)
             elif pending[row]:
                 revoked[identity] = None
@@ -432,12 +412,6 @@ class Cancellations:
         if ended:
             self.early.remove(*id_columns(ended, None))
 
-    def _find_unclear_until_ms(self, now_ms: int) -> int:
-        if self._state.dispositions is not None:
-            return self._state.dispositions.start_due_ms
-        is_first = not self._state.next_number  # no message was ever sent
-        return 0 if is_first else now_ms + _MARGIN_MS
-
     def _request(
         self, cancellation: Cancellation, position: int | None, waited: bool = False
     ) -> Request:
@@ -463,18 +437,20 @@ class Cancellations:
         self.revoked += len(revoked)
         return record
 
-    def _intended(self, keys: list[str], key_index: npt.NDArray[np.integer], ids: Int64s) -> Mask:
-        """Return which IDs are in open intents, shape (n,)."""
+    def _are_launched(
+        self, keys: list[str], key_index: npt.NDArray[np.integer], ids: Int64s
+    ) -> Mask:
+        """Return which IDs are in batches that are being published, shape (n,)."""
         mask = np.zeros(ids.size, dtype=np.bool_)
         listed: set[Identity] = set()
-        for intent in self._state.open_intents.values():
-            found = np.isin(intent.ids, ids)
+        for columns in self._launched.values():
+            found = np.isin(columns.ids, ids)
             if not found.any():
                 continue
             listed.update(
-                (intent.id_keys[index], number)
+                (columns.keys[index], number)
                 for index, number in zip(
-                    intent.key_index[found].tolist(), intent.ids[found].tolist(), strict=True
+                    columns.key_index[found].tolist(), columns.ids[found].tolist(), strict=True
                 )
             )
         if listed:

@@ -287,11 +287,6 @@ class CancellationDesk:
         self.write_answers()
         self._close_reopened()
 
-    def start(self) -> None:
-        """Keep account of what is not published, before anything is set aside."""
-        for record in self._cancelling.start():
-            self._journal.append_soon(record)
-
     def tidy_up(self) -> None:
         """Write records that are due from time to time, and delete old outcomes."""
         self._close_reopened()

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from delaylevel.dispatcher.intents import BatchesInFlight, UnresolvedIntents
+from delaylevel.dispatcher.intents import BatchesInFlight, IdColumns, UnresolvedIntents
 from delaylevel.dispatcher.journal.records import (
     Answered,
     Disposition,
@@ -48,6 +48,9 @@ from .decisions import (
     RecentReleases,
 )
 
+_TARGET = WindowMessage._fields.index("target")
+_NEVER_MS = 1 << 62
+
 
 class CancellationQueue:
     """The cancellations of a delay queue.
@@ -60,7 +63,7 @@ class CancellationQueue:
         unresolved: intents of an earlier owner.
         in_flight: the batches in flight, which number the intents.
         releases: times of the last releases.
-        grace_ms: time after its due time until which a message is waited for, ms.
+        grace_ms, unclear_until_ms: as for the delay queue.
     """
 
     def __init__(
@@ -73,9 +76,14 @@ class CancellationQueue:
         in_flight: BatchesInFlight,
         releases: RecentReleases,
         clock: Clock,
+        *,
         grace_ms: int,
+        unclear_until_ms: int,
     ) -> None:
-        self._cancellations = Cancellations(state, pending_ids, releases, grace_ms, clock.now_ms())
+        self._cancellations = Cancellations(
+            state, pending_ids, in_flight.launched, releases, grace_ms
+        )
+        self._unclear_until_ms = unclear_until_ms
         self._state = state
         self._pending = pending
         self._pending_ids = pending_ids
@@ -102,10 +110,7 @@ class CancellationQueue:
     @property
     def memories(self) -> list[IdMemory]:
         """Memories of the IDs of messages that are pending, released or cancelled."""
-        found: list[IdMemory] = [self._state.memory, self._pending_ids]
-        if self._state.dispositions is not None:
-            found += [self._state.dispositions.cancelled, self._state.dispositions.earlier]
-        return found
+        return [self._state.memory, self._pending_ids, self._state.dispositions.cancelled]
 
     # -- into the queue
 
@@ -123,11 +128,8 @@ class CancellationQueue:
         self, due_ms: Int64s, positions: Int64s, records: Sequence[MessageRecord], index: Int64s
     ) -> None:
         """Look at the messages at these indices of what was read; they are pending now."""
-        self.note_refused(positions, records, index)
-        if self._cancellations.unclear_until_ms:
-            dues = due_ms[index]
-            old = index[dues <= self._cancellations.unclear_until_ms]
-            self._cancellations.unclear(*id_columns(records, old))
+        self._note_refused(positions, records, index)
+        self._note_unclear(due_ms, records, index)
         if not len(self._cancellations.early):
             return
         early = self._cancellations.early.seen(*id_columns(records, index))
@@ -136,7 +138,20 @@ class CancellationQueue:
             named = Cancellation(*message[:4], message.message_id, message.key)
             self._cancellations.arrived(named)
 
-    def note_refused(
+    def _note_unclear(
+        self, due_ms: Int64s, records: Sequence[MessageRecord], index: Int64s
+    ) -> None:
+        """Take note of pending messages that an earlier owner may have sent."""
+        old = index[due_ms[index] <= self._unclear_until_ms]
+        if not old.size:
+            return
+        if self._state.paused:
+            targets = [as_plain(records[each])[_TARGET] for each in old.tolist()]
+            limits_ms = [self._state.paused.get(target, _NEVER_MS) for target in targets]
+            old = old[due_ms[old] <= np.array(limits_ms, dtype=np.int64)]
+        self._cancellations.unclear(*id_columns(records, old))
+
+    def _note_refused(
         self, positions: Int64s, records: Sequence[MessageRecord], index: Int64s
     ) -> None:
         """Take note of pending messages that their target has refused."""
@@ -183,10 +198,6 @@ class CancellationQueue:
         """Take note that everything is read that was stored before a time, ms since the epoch."""
         self._cancellations.everything_is_read(until_ms)
 
-    def start(self) -> list[Record]:
-        """Return the record that has to precede all dispositions, if the journal lacks it."""
-        return self._cancellations.start(self._clock.now_ms())
-
     def decide(self) -> tuple[list[Record], list[CancelDecision]]:
         """Decide on cancellations.
 
@@ -227,11 +238,12 @@ class CancellationQueue:
         """Return the record of messages that are not published, to precede their commit.
 
         Args:
-            number: number of a batch with an intent.
+            number: number of a launched batch.
             index: indices of the messages in the batch, shape (k,).
         """
-        intent, some = self._state.open_intents[number], np.asarray(index, dtype=np.int64)
-        record = Disposition(kind, intent.id_keys, intent.key_index[some], intent.ids[some])
+        keys, key_index, ids = self._in_flight.launched[number]
+        some = np.asarray(index, dtype=np.int64)
+        record = Disposition(kind, keys, key_index[some], ids[some])
         self._state.apply(record)
         return record
 
@@ -239,7 +251,7 @@ class CancellationQueue:
         """Return an intent of what an earlier owner may still send, to precede a Resolved record.
 
         Its client sends it again once the name of its producer is free, and no higher sequence ID
-        came. So these messages are not cancelled before they are released, and do not expire.
+        came. So these messages do not expire before they are released.
 
         Args:
             number: number of an unresolved intent.
@@ -269,7 +281,6 @@ class CancellationQueue:
         for intent in self._unresolved.released_again():
             closed.append(Resolved(intent.number, intent.positions[:0]))
             self._state.apply(closed[-1])
-            self._cancellations.decide_again(intent.id_keys, intent.key_index, intent.ids)
         return closed
 
     # -- out of the queue
@@ -288,7 +299,6 @@ class CancellationQueue:
                 cancellations.add_waited(int(positions[each]), waited)
         index = np.flatnonzero(keep)
         if cancellations.revoked and index.size:
-            assert self._state.dispositions is not None
             keys, key_index, ids = id_columns(records, index)
             gone = seen_ids(self._state.dispositions.cancelled, keys, key_index, ids)
             if gone.any():
@@ -300,13 +310,11 @@ class CancellationQueue:
             return columns
         return due_ms[index], positions[index], [records[each] for each in index.tolist()]
 
-    def has_cancelled(self, intent: Intent) -> bool:
-        """Return True if an intent lists a message that is cancelled."""
+    def has_cancelled(self, columns: IdColumns) -> bool:
+        """Return True if one of these IDs is that of a cancelled message."""
         if not self._cancellations.revoked:
             return False
-        assert self._state.dispositions is not None
-        cancelled = self._state.dispositions.cancelled
-        return bool(seen_ids(cancelled, intent.id_keys, intent.key_index, intent.ids).any())
+        return bool(seen_ids(self._state.dispositions.cancelled, *columns).any())
 
     def _keep(self, rows: Sequence[tuple[Cancellation, int | None, int]]) -> None:
         """Add cancellations with their positions to the pending messages, until times in ms."""

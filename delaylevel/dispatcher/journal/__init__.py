@@ -13,8 +13,8 @@ is exclusive, with fencing, and only the process that has locked the partition o
 usually ends an earlier owner, but proves nothing: the broker can accept two such producers at once.
 The proof is the order of the entries, by the rule of `RecordOrder`: an owner begins with a claim,
 and from then on no record of an earlier owner counts, for itself and for every reader. A record is
-*confirmed* here if the broker has stored it and it counts. A batch is published only after its
-intent is confirmed. Hence the first rule: **no journal record, no publish**.
+*confirmed* here if the broker has stored it and it counts. A message is sent only within a second
+after a confirmed record was written. Hence the first rule: **no journal record, no publish**.
 
 `JournalState` is the sum of the records. The running owner applies each record as it makes it, and
 a later owner applies the same records when it reads the journal. `DelayQueue` makes the records;
@@ -24,48 +24,48 @@ that the journal has them in this order.
 Order in time
 -------------
 A *target* is one producer of a business topic: each partition (with deduplication), schema and
-compression has its own. An intent has messages of one target only, so that no target delays the
-commit of another one.
+compression has its own. A batch has messages of one target only, so that no target delays the
+release of another one's.
 
-1. An intent is confirmed before the first of its messages is sent. All records before it in the
-   journal are then confirmed too. The intent may be *ahead*: written up to 0.3 s before the due
-   times of its messages. Each message is sent when it is due, and then needs no further record.
-   In a burst, the next intents are written while the last ones are not confirmed, and each message
-   is sent once its own is.
-   But the last record that the journal has confirmed must be less than 1 s old. Otherwise another
-   one is confirmed first, because another dispatcher may have taken over meanwhile.
-2. Within a target, sequence IDs rise in the order of sending, through one producer at a time. The
+1. When a message is sent, the last record that the journal has confirmed is less than 1 s old, by
+   the monotonic clock and by the wall clock. Otherwise another one is confirmed first, because
+   another dispatcher may have taken over meanwhile. After idle times, this is done shortly before
+   the next message is due. So an owner sends nothing that is due later than a second after the
+   next owner's claim.
+2. Without deduplication, a batch is sent at once. A Released record is written after every message
+   is confirmed by its target, by the held or the dead-letter topic, or is dropped because its
+   target does not exist. These records are gathered for 0.25 s.
+3. With deduplication, an intent is confirmed before the first of its messages is sent. In a burst,
+   the next intents are written while the last ones are not confirmed, and each message is sent once
+   its own is. A Commit record releases the batch, at the latest before the next intent.
+4. Within a target, sequence IDs rise in the order of sending, through one producer at a time. The
    broker stores the messages in this order, so its last sequence ID tells how much of an intent it
    has stored. After an unclear failure, the producer is replaced: only a new one can ask for the
    last sequence ID. It then sends what is not stored again, with the same IDs.
-3. With deduplication, a message that its target has certainly not stored (the client refuses it,
+5. With deduplication, a message that its target has certainly not stored (the client refuses it,
    or the target cannot be opened) leaves a gap that a later sequence ID would hide. So nothing is
    sent to its target until a Refused record is confirmed, and the message is set aside only after
    that.
-4. A commit is written after every message of the intent is confirmed by its target, by the held or
-   the dead-letter topic, or is dropped because its target does not exist. Commits are gathered:
-   they are written before the next intent, or after 0.25 s.
-5. The source is acknowledged up to a low watermark only after the journal has confirmed that
+6. The source is acknowledged up to a low watermark only after the journal has confirmed that
    low watermark.
-6. After a takeover, nothing is published to a target until its unresolved intents are resolved: a
+7. After a takeover, nothing is published to a target until its unresolved intents are resolved: a
    later sequence ID would make an earlier message look stored. The next intent is confirmed after
    their Resolved records, because the journal keeps the order.
-7. An owner withdraws its own intent by a Resolved record, when nothing else of it is sent: at a
-   stop, and with deduplication when a message arrives that is due before the last of the intent.
-   It sends nothing else first, and waits until everything that was sent has an outcome. So the
-   record lists exactly what is stored. The other messages get later sequence IDs, in an intent
-   that the journal has after this record. Without deduplication, it may be unknown if a
-   message is stored; then the intent stays open, for the next owner.
-8. A message is cancelled by a Disposition record, and only while it is pending and in no open
-   intent. Its outcome is published after the journal has confirmed that record. An outcome without
-   a record of its own follows a LowWatermark record. So each outcome is that of the owner at the
-   time of its decision.
+8. A message is cancelled by a Disposition record, and only if it is pending and was not due 5 s
+   after the takeover: by rule 1, no earlier owner has sent it then, nor will, even if the clocks
+   differ by some seconds. Its outcome is published after the journal has confirmed that record. An
+   outcome without a record of its own follows a LowWatermark record. So each outcome is that of the
+   owner at the time of its decision.
+9. The first message that waits for the end of a pause is preceded by a Paused record, and the first
+   one that is sent to the target afterwards by another one, which is confirmed. What waited in
+   between was not sent, so it can be cancelled after a takeover, too.
 
 States of one message
 ---------------------
 - *pending*: in the window topic, and in none of the states below. The journal does not mention it.
   It waits for its due time, or for its target.
-- *intended*: part of an open intent, which is one without a Commit or Resolved record.
+- *intended* (with deduplication): part of an open intent, which is one without a Commit or Resolved
+  record. A message that is being published without one is pending here.
 - *refused* (with deduplication): its target has certainly not stored it, and it is set aside
   instead, also after a takeover. Its intent may be open or resolved.
 - *released*: published, set aside, or dropped. The journal has its position. It also has its ID,
@@ -85,6 +85,8 @@ ignored.
 ==================================  =========  ============  ============  ========  =========
 record                              pending    intended      refused       released  cancelled
 ==================================  =========  ============  ============  ========  =========
+Released, lists the message         released   -             -             -         -
+Released, lists it as held          released   -             -             -         -
 Intent, lists the message           intended   intended      refused       -         -
 Refused, lists the message          -          refused       refused       -         -
 Commit of its intent                -          released +ID  released +ID  -         -
@@ -98,13 +100,8 @@ LowWatermark at or below it         pending    intended      refused       relea
 SnapshotChunk                       pending    intended      refused       released  cancelled
 ==================================  =========  ============  ============  ========  =========
 
-A message that is below stays there. A message is in two open intents if an earlier owner's intent
-without sequence IDs stays open: its commit is that of the later one.
-
-A DispositionStart record precedes all Disposition records. It changes no state. The IDs remembered
-before it may be those of held or dropped messages; later ones have a Disposition record. A message
-that was due before it may have been in an intent that was closed without knowing if it was sent.
-So such a message cannot be cancelled once another owner has taken over.
+A message that is below stays there. A Released record adds the ID, except for a held message. A
+message is in two open intents if an earlier owner may still send it: see recovery, step 3.
 
 A *cancellation* is a record of the window topic, too. It is pending until its outcome is decided
 and stored in the outcomes topic; then an Answered record releases its position, without an ID.
@@ -117,18 +114,15 @@ Recovery
 1. Lock the window and the journal partition, and open the journal.
 2. Read it from its acknowledged position to its end, add the records up to a `JournalState`, and
    claim it. The claim fails if anything was written meanwhile.
-3. Begin to resolve each open intent. Without deduplication nothing is known: its messages are
-   pending again, and a Resolved record without messages is written at once. After a
-   DispositionStart record, it stays open until they are released again, so that none of them is
-   cancelled although it was sent. With deduplication, the broker is asked in the background for the
-   last sequence ID of the target: the messages up to there are stored, except refused ones. Only a
-   topic that does not exist has stored nothing. While a target refuses to be opened, its intents
-   stay open: their messages wait, and the low watermark does not pass them. A Resolved record is
-   written when all messages of its intent have an answer. The client of an earlier owner, which was
-   suspended, may still send what is not stored, once nobody else uses the producer's name. So an
-   intent of these messages without sequence IDs precedes the Resolved record. It stays open, in
-   later recoveries too, until they are released again. None of them is cancelled, and none of them
-   expires: the release has a higher sequence ID, so the broker then drops what that client sends.
+3. Begin to resolve each open intent. The broker is asked in the background for the last sequence
+   ID of the target: the messages up to there are stored, except refused ones. Only a topic that
+   does not exist has stored nothing. While a target refuses to be opened, its intents stay open:
+   their messages wait, and the low watermark does not pass them. A Resolved record is written when
+   all messages of its intent have an answer. The client of an earlier owner, which was suspended,
+   may still send what is not stored, once nobody else uses the producer's name. So an intent of
+   these messages without sequence IDs precedes the Resolved record. It stays open, in later
+   recoveries too, until they are released again. None of them expires: the release has a higher
+   sequence ID, so the broker then drops what that client sends.
 4. Write a snapshot, which contains the open intents, and acknowledge the journal up to its first
    chunk.
 5. Read the window topic from the low watermark, or from the acknowledged position if that is later.
@@ -142,29 +136,24 @@ A crash leads to this:
 ==============================================  =================================================
 crash                                           outcome
 ==============================================  =================================================
-before the intent is stored                     Still pending; nothing was sent. Published once.
-after that, before the message is due or sent   Pending again. Published once.
-after the message is stored, before the commit  With deduplication: Resolved lists it, not
-                                                published again. Without: pending again, a second
-                                                copy with the same ID. This concerns what was
-                                                sent of the open intents, and what the gathered
-                                                commits would have released: about half a second
+before a message is sent                        Still pending. Published once.
+after it is stored, before the Released or      With deduplication: Resolved lists it, not
+Commit record                                   published again. Without: pending, a second copy
+                                                with the same ID. This concerns what the gathered
+                                                records would have released: about half a second
                                                 of messages, or a second if they are few.
-suspended after that, and taken over            What is left is not sent: the record that has to
-                                                be confirmed first is refused, or does not count.
-before the Resolved record of an intent that    As for any open intent. None of the messages that
-is withdrawn                                    were not sent has another sequence ID yet.
-after that, before their next intent            Pending. Published once.
+suspended with messages that are not sent       They are not sent: the record that has to be
+                                                confirmed first is refused, or does not count.
 after the client refused it, before the         With deduplication. No later ID was sent, so the
 Refused record is stored                        last one is below its own: pending again.
-after the Refused record, before the commit     Refused: set aside again, not published. The held
+after the Refused record, before the Commit     Refused: set aside again, not published. The held
                                                 or dead-letter topic may then have it twice;
                                                 copies of a held message are dropped by their ID.
 the same without deduplication                  Pending again; a second copy with the same ID if
                                                 it was set aside already.
 while earlier intents are not resolved          They are still open, in the snapshot too. The
                                                 next owner asks again.
-after the commit, before the low watermark      Released. Read again, and skipped.
+after that record, before the low watermark     Released. Read again, and skipped.
 after the low watermark, before the source is   Below. Reading starts at the low watermark, and
 acknowledged                                    the next checkpoint acknowledges.
 before the Disposition record of a cancelled    Pending. The cancellation is read again.
@@ -183,7 +172,8 @@ Snapshots
 ---------
 A snapshot is a whole `JournalState`: the low watermark, a Roaring bitmap of the released positions
 from there on, the highest released position, the IDs, the open intents, the next intent number, the
-next sequence ID of each target, the refused positions, and the IDs of Disposition records. It is
+next sequence ID of each target, the refused positions, the paused targets, and the IDs of
+Disposition records. It is
 cut into chunks that fit into a message. A complete one stands for everything before its first
 chunk; records between its chunks come after it. The owner writes one at a takeover, when the
 journal has grown by 8 MiB and by twice the last snapshot, and when it stops. Then it acknowledges

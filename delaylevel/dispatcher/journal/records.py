@@ -30,7 +30,7 @@ LAST_INDEX = (1 << 10) - 1
 _LEDGER_LIMIT = 1 << 28
 _ENTRY_LIMIT = 1 << ENTRY_BITS
 Record: TypeAlias = (
-    "Intent | Commit | Resolved | LowWatermark | Refused | DispositionStart | Disposition "
+    "Released | Intent | Commit | Resolved | LowWatermark | Refused | Paused | Disposition "
     "| Answered | SnapshotChunk"
 )
 
@@ -109,11 +109,6 @@ class Reader:
         part = self._data[self._at : end]
         self._at = end
         return part
-
-    @property
-    def at_end(self) -> bool:
-        """True if everything is read."""
-        return self._at == len(self._data)
 
     def int(self) -> int:
         """Return the next integer."""
@@ -227,19 +222,55 @@ class _Record:
 
 
 @dataclass(frozen=True, eq=False)
+class Released(_Record):
+    """A batch without an intent, all of whose messages are published, set aside or dropped.
+
+    Attributes:
+        positions: packed positions, shape (n,).
+        id_keys: distinct keys of the IDs; ``""`` for IDs that are not remembered.
+        key_index: index of each message's key, shape (n,).
+        ids: ID of each message, shape (n,).
+        held: packed positions of the messages whose IDs are not remembered, as in a `Commit`.
+    """
+
+    positions: Int64s
+    id_keys: tuple[str, ...]
+    key_index: npt.NDArray[np.integer]
+    ids: Int64s
+    held: Int64s
+
+    def __post_init__(self) -> None:
+        _check_columns(self.positions, self.id_keys, self.key_index, self.ids)
+
+
+def _check_columns(
+    positions: Int64s, id_keys: tuple[str, ...], key_index: npt.NDArray[np.integer], ids: Int64s
+) -> None:
+    if not positions.size == key_index.size == ids.size:
+        raise InvalidInputError(
+            "positions, key_index and ids must have one length, not "
+            f"{positions.size}, {key_index.size} and {ids.size}"
+        )
+    _check_index(key_index, len(id_keys))
+
+
+def _check_index(index: npt.NDArray[np.integer], count: int) -> None:
+    if index.size and not 0 <= int(index.min()) <= int(index.max()) < count:
+        raise InvalidInputError(f"an index of a batch is not below {count}")
+
+
+@dataclass(frozen=True, eq=False)
 class Intent(_Record):
-    """The messages of a batch that is about to be published.
+    """The messages of a batch that is about to be published with sequence IDs.
 
     Attributes:
         number: number of the batch.
         positions: packed positions in the order of sending, shape (n,).
-        id_keys: distinct keys of the IDs; ``""`` for IDs that are not remembered.
-        key_index: index of each message's key, shape (n,).
-        ids: ID of each message, remembered once it is released, shape (n,).
+        id_keys, key_index, ids: as in a `Released`; remembered once the messages are released.
         targets: name and first sequence ID of each target's producer. Within a target the
-            sequence IDs rise by one, in the order of the arrays. Empty without deduplication.
+            sequence IDs rise by one, in the order of the arrays. Empty if nothing is sent.
         target_index: index of each message's target, or ``len(targets)`` for a message that is set
-            aside instead, shape (n,); empty without deduplication.
+            aside instead, shape (n,); empty if an earlier owner may still send the messages.
     """
 
     number: int
@@ -253,21 +284,13 @@ class Intent(_Record):
     )
 
     def __post_init__(self) -> None:
-        size = self.positions.size
-        counted = self.target_index.size
-        if not size == self.key_index.size == self.ids.size or (
-            counted != size and (counted or self.targets)
-        ):
+        _check_columns(self.positions, self.id_keys, self.key_index, self.ids)
+        _check_index(self.target_index, len(self.targets) + 1)
+        size, counted = self.positions.size, self.target_index.size
+        if counted != size and (counted or self.targets):
             raise InvalidInputError(
-                "positions, key_index, ids, and target_index if there are targets, must have "
-                f"one length, not {size}, {self.key_index.size}, {self.ids.size} and {counted}"
+                f"target_index must have the length of positions, {size}, not {counted}"
             )
-        for index, count in (
-            (self.key_index, len(self.id_keys)),
-            (self.target_index, len(self.targets) + 1),
-        ):
-            if index.size and not 0 <= int(index.min()) <= int(index.max()) < count:
-                raise InvalidInputError(f"an index of an intent is not below {count}")
 
     def sequence_ids(self) -> Int64s:
         """Return the sequence ID of each message, shape (n,); 0 for one without a target."""
@@ -347,6 +370,20 @@ class Refused(_Record):
     positions: Int64s
 
 
+@dataclass(frozen=True, eq=False)
+class Paused(_Record):
+    """The paused targets with messages that wait for the end of their pause; it replaces the last.
+
+    It is confirmed before a message is sent to a target that it lists no longer.
+
+    Attributes:
+        targets: name of each target, and due time up to which messages may have been sent to it, ms
+            since the epoch.
+    """
+
+    targets: tuple[tuple[str, int], ...]
+
+
 class DispositionKind(IntEnum):
     """The reason for which a message is not published. The numbers are stored."""
 
@@ -357,30 +394,15 @@ class DispositionKind(IntEnum):
 
 
 @dataclass(frozen=True, eq=False)
-class DispositionStart(_Record):
-    """The start of the Disposition records.
-
-    IDs of messages that were released before are known, but not if these were published. Intents of
-    earlier owners were closed even if it was not known which of their messages were sent.
-
-    Attributes:
-        due_ms: due time above that of all messages that may have been sent so far, ms since the
-            epoch.
-    """
-
-    due_ms: int
-
-
-@dataclass(frozen=True, eq=False)
 class Disposition(_Record):
     """Messages that are not published.
 
     A cancelled message was pending, and has no other record: its ID is enough to drop it. Of the
-    others, the Commit record of their intent follows.
+    others, the Released or Commit record follows.
 
     Attributes:
         kind: the reason.
-        id_keys, key_index, ids: IDs of the messages, as in an `Intent`.
+        id_keys, key_index, ids: IDs of the messages, as in a `Released`.
         until: packed position above that of all messages, if they are cancelled; otherwise 0. Their
             IDs are kept until the low watermark is there.
     """
@@ -414,13 +436,18 @@ class SnapshotChunk(_Record):
 
 
 _INTENT, _COMMIT, _RESOLVED, _LOW_WATERMARK, _CHUNK, _REFUSED = range(1, 7)
-_DISPOSITION_START, _DISPOSITION, _ANSWERED = range(7, 10)
+_RELEASED, _DISPOSITION, _ANSWERED, _PAUSED = range(7, 11)
 
 
 def encode(record: Record) -> bytes:
     """Return a record's bytes."""
     writer = Writer()
-    if isinstance(record, Intent):
+    if isinstance(record, Released):
+        kind = _RELEASED
+        writer.texts(record.id_keys)
+        for column in (record.positions, record.key_index, record.ids, record.held):
+            writer.column(column)
+    elif isinstance(record, Intent):
         kind = _INTENT
         writer.ints(record.number)
         writer.texts(record.id_keys)
@@ -442,9 +469,10 @@ def encode(record: Record) -> bytes:
     elif isinstance(record, Refused):
         kind = _REFUSED
         writer.column(record.positions)
-    elif isinstance(record, DispositionStart):
-        kind = _DISPOSITION_START
-        writer.ints(record.due_ms)
+    elif isinstance(record, Paused):
+        kind = _PAUSED
+        writer.texts(name for name, _ in record.targets)
+        writer.ints(*(due_ms for _, due_ms in record.targets))
     elif isinstance(record, Disposition):
         kind = _DISPOSITION
         writer.ints(record.kind, record.until)
@@ -469,6 +497,10 @@ def decode(data: bytes) -> Record:
     """
     kind, reader = unframed(data)
     try:
+        if kind == _RELEASED:
+            keys = reader.texts()
+            positions, key_index, ids, held = (reader.column() for _ in range(4))
+            return Released(positions, keys, _small(key_index), ids, held)
         if kind == _INTENT:
             number, keys, names = reader.int(), reader.texts(), reader.texts()
             targets = tuple((name, reader.int()) for name in names)
@@ -484,8 +516,9 @@ def decode(data: bytes) -> Record:
             return LowWatermark(reader.int())
         if kind == _REFUSED:
             return Refused(reader.column())
-        if kind == _DISPOSITION_START:
-            return DispositionStart(reader.int())
+        if kind == _PAUSED:
+            names = reader.texts()
+            return Paused(tuple((name, reader.int()) for name in names))
         if kind == _DISPOSITION:
             why, until, keys = DispositionKind(reader.int()), reader.int(), reader.texts()
             return Disposition(why, keys, _small(reader.column()), reader.column(), until)

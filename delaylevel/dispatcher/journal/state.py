@@ -22,12 +22,13 @@ from .records import (
     DamagedJournalError,
     Disposition,
     DispositionKind,
-    DispositionStart,
     Intent,
     LowWatermark,
+    Paused,
     Reader,
     Record,
     Refused,
+    Released,
     Resolved,
     SnapshotChunk,
     Writer,
@@ -116,13 +117,9 @@ class Dispositions:
 
     Attributes:
         cancelled: IDs of cancelled messages.
-        earlier: IDs of messages that were released before the first record. They may have been
-            published, held or dropped.
-        start_due_ms: due time above that of all messages that may have been sent before, ms since
-            the epoch.
     """
 
-    def __init__(self, capacity: int, earlier: Deduplicator, start_due_ms: int = 0) -> None:
+    def __init__(self, capacity: int) -> None:
         """Begin without records.
 
         Args:
@@ -130,10 +127,8 @@ class Dispositions:
                 sets here keeps twice as many, so that it forgets no ID earlier than the memory.
         """
         self.cancelled = CancelledIds(2 * capacity)
-        self.earlier = earlier
-        self.start_due_ms = start_due_ms
         self._others: dict[DispositionKind, Deduplicator] = {
-            kind: type(earlier)(2 * capacity) for kind in _BOUNDED
+            kind: Deduplicator(2 * capacity) for kind in _BOUNDED
         }
 
     def add(self, record: Disposition, low_watermark: int) -> None:
@@ -172,9 +167,7 @@ class Dispositions:
 
     def write(self, writer: Writer) -> None:
         """Add everything to a snapshot."""
-        writer.ints(self.start_due_ms)
         self.cancelled.write(writer)
-        write_ids(writer, self.earlier)
         writer.ints(len(self._others))
         for kind, ids in self._others.items():
             writer.ints(kind)
@@ -182,9 +175,7 @@ class Dispositions:
 
     def read(self, reader: Reader) -> None:
         """Restore what `write` added."""
-        self.start_due_ms = reader.int()
         self.cancelled.read(reader)
-        read_ids(reader, self.earlier)
         for _ in range(reader.int()):
             read_ids(reader, self._others[DispositionKind(reader.int())])
 
@@ -200,11 +191,12 @@ class JournalState:
         next_number: lowest number above those of all intents.
         sequences: next sequence ID by target name.
         refused: packed positions of messages that are set aside, until they are released.
-        dispositions: IDs of messages that are not published; None before the first record of them.
-            From then on, ``memory`` has the IDs of the messages that were released since.
+        paused: paused targets whose messages wait, and due time up to which messages may have been
+            sent to them, ms since the epoch.
+        dispositions: IDs of messages that are not published.
         on_release: function that is called with the keys, key index and IDs of the messages that
-            a Commit record releases; None for none. Those of a Resolved record may have been
-            released long before.
+            a Released or Commit record releases; None for none. Those of a Resolved record may
+            have been released long before.
     """
 
     def __init__(self, capacity: int = 100_000_000) -> None:
@@ -223,7 +215,8 @@ class JournalState:
         self.next_number = 0
         self.sequences: dict[str, int] = {}
         self.refused = BitMap64()
-        self.dispositions: Dispositions | None = None
+        self.paused: dict[str, int] = {}
+        self.dispositions = Dispositions(capacity)
         self.on_release: OnRelease | None = None
         self._highest = -1  # highest released position: a bitmap finds its own only slowly
         self._serial = 0
@@ -279,7 +272,10 @@ class JournalState:
 
     def apply(self, record: Record) -> None:
         """Apply one record. A single snapshot chunk changes nothing: ``read`` joins them."""
-        if isinstance(record, Intent):
+        if isinstance(record, Released):
+            columns = record.id_keys, record.key_index, record.ids
+            self._release(record.positions, *columns, record.held, report=True)
+        elif isinstance(record, Intent):
             self.open_intents[record.number] = record
             self.next_number = max(self.next_number, record.number + 1)
             for name, sequence in record.next_sequences().items():
@@ -295,15 +291,12 @@ class JournalState:
                 self.refused.remove_range(0, self.low_watermark)
         elif isinstance(record, Refused):
             self.refused.update(to_array(record.positions))
-        elif isinstance(record, DispositionStart):
-            if self.dispositions is None:
-                self.dispositions = Dispositions(self.memory.capacity, self.memory, record.due_ms)
-                self.memory = type(self.memory)(self.memory.capacity)
+        elif isinstance(record, Paused):
+            self.paused = dict(record.targets)
         elif isinstance(record, Disposition):
-            if self.dispositions is not None:  # otherwise, a snapshot that follows covers it
-                self.dispositions.add(record, self.low_watermark)
+            self.dispositions.add(record, self.low_watermark)
         elif isinstance(record, Answered):
-            self._release(record.positions)
+            self._pass(record.positions)
 
     def is_released(self, positions: Int64s) -> Mask:
         """Return which positions are released, shape (n,).
@@ -332,10 +325,10 @@ class JournalState:
             writer.blob(encode(intent))
         writer.texts(self.sequences)
         writer.ints(*self.sequences.values())
-        if self.refused or self.dispositions is not None:
-            writer.compressed(self.refused.serialize())
-        if self.dispositions is not None:
-            self.dispositions.write(writer)
+        writer.compressed(self.refused.serialize())
+        writer.texts(self.paused)
+        writer.ints(*self.paused.values())
+        self.dispositions.write(writer)
         data = writer.body()
         cuts = range(0, len(data), _CHUNK_BYTES)
         serial, self._serial = self._serial, self._serial + 1
@@ -356,12 +349,10 @@ class JournalState:
                 self.open_intents[intent.number] = intent
             names = reader.texts()
             self.sequences = {name: reader.int() for name in names}
-            if not reader.at_end:
-                self.refused = BitMap64.deserialize(reader.compressed())
-            if not reader.at_end:
-                earlier = type(self.memory)(self.memory.capacity)
-                self.dispositions = Dispositions(self.memory.capacity, earlier)
-                self.dispositions.read(reader)
+            self.refused = BitMap64.deserialize(reader.compressed())
+            names = reader.texts()
+            self.paused = {name: reader.int() for name in names}
+            self.dispositions.read(reader)
         except (struct.error, ValueError, zlib.error, DamagedSnapshotError) as error:
             raise DamagedJournalError(f"a snapshot in the journal is damaged: {error}") from error
 
@@ -371,31 +362,35 @@ class JournalState:
         if intent is None:
             return  # older than the first record that was read; a snapshot that follows covers it
         positions, key_index, ids = intent.positions, intent.key_index, intent.ids
-        keep = None
         if released is not None:
             keep = np.isin(positions, released)
             positions, key_index, ids = positions[keep], key_index[keep], ids[keep]
-        self._release(positions)
+        report = released is None
+        self._release(positions, intent.id_keys, key_index, ids, held, report=report)
+
+    def _release(
+        self,
+        positions: Int64s,
+        id_keys: Sequence[str],
+        key_index: npt.NDArray[np.integer],
+        ids: Int64s,
+        held: Int64s | None,
+        *,
+        report: bool,
+    ) -> None:
+        """Release messages, and remember their IDs but those of `held`."""
+        self._pass(positions)
         if self.refused:
             self.refused -= BitMap64(to_array(positions))
         if held is not None and held.size:
             keep = ~np.isin(positions, held)
             key_index, ids = key_index[keep], ids[keep]
-        save_ids(self.memory, intent.id_keys, key_index, ids)
-        if self.dispositions is not None:
-            self._forget_earlier(intent.id_keys)
-        if self.on_release is not None and released is None:
-            self.on_release(intent.id_keys, key_index, ids)
+        save_ids(self.memory, id_keys, key_index, ids)
+        if self.on_release is not None and report:
+            self.on_release(id_keys, key_index, ids)
 
-    def _release(self, positions: Int64s) -> None:
+    def _pass(self, positions: Int64s) -> None:
         if positions.size:
             self._highest = max(self._highest, int(positions.max()))
         above = positions[positions >= self.low_watermark] if self.low_watermark else positions
         self.released.update(to_array(above))
-
-    def _forget_earlier(self, keys: Iterable[str]) -> None:
-        """Forget the IDs from before the Disposition records once enough newer ones are known."""
-        assert self.dispositions is not None
-        for key in keys:
-            if key and self.memory.count(key) >= self.memory.capacity // 2:
-                self.dispositions.earlier.forget(key)

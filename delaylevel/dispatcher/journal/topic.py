@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 from delaylevel.cluster.failures import close_quietly, is_ok, result_name, translate_errors
 from delaylevel.cluster.locks import PartitionLock
@@ -19,6 +19,7 @@ from delaylevel.cluster.publisher import FENCING_SETTINGS, open_producer
 from delaylevel.cluster.reader import read_range
 from delaylevel.dispatcher.turns import TURNS
 from delaylevel.errors import BrokerError, ClientError
+from delaylevel.model.clock import SystemClock
 from delaylevel.model.level_topic import SUBSCRIPTION
 from delaylevel.model.position import EARLIEST, Position, SourcePartition
 
@@ -32,6 +33,9 @@ OWNER_BITS = 64
 # The client takes 1,000 records that are not confirmed.
 _MOST_PENDING = 900
 _CLAIMED = "it has claimed the journal"
+_CLOCK = SystemClock()
+# Monotonic time in s, and wall time in ms since the epoch.
+_Times: TypeAlias = "tuple[float, int]"
 
 
 def stamped(owner: int, number: int, record: bytes) -> bytes:
@@ -126,8 +130,6 @@ class Journal:
     Attributes:
         size_bytes: bytes written since the last snapshot; before the first one, bytes read too.
         stored: number of records that are stored and count, with all before them.
-        proven_s: monotonic time at which the last of them was written. No other dispatcher had
-            claimed the journal before.
         read_ms: publish time of the record that was read last, ms since the epoch.
 
     Raises:
@@ -141,22 +143,24 @@ class Journal:
         source: SourcePartition,
         lock: PartitionLock,
         now_s: Callable[[], float] = time.monotonic,
+        now_ms: Callable[[], int] = _CLOCK.now_ms,
     ) -> None:
         self._client = client
         self._admin = admin
         self._source = source
         self._lock = lock
-        self._now_s = now_s
+        self._now: Callable[[], _Times] = lambda: (now_s(), now_ms())
         self._failure: str | None = None
         self.size_bytes = self.read_ms = 0
         self._written = self.stored = 0
-        self.proven_s = -1.0
+        # Monotonic and wall time at which the last record that counts was written.
+        self._proven = float("-inf"), 0
         self._owner = secrets.randbits(OWNER_BITS)
         self._order = RecordOrder()
         # Guards the order and the answers below, which come in threads of the client.
         self._answering = threading.Lock()
         # Number, time of writing, and entry of stored records that may not follow the last one.
-        self._unproven: deque[tuple[int, float, Position]] = deque()
+        self._unproven: deque[tuple[int, _Times, Position]] = deque()
         try:
             self._producer = open_producer(client, source.topic, FENCING_SETTINGS)
         except ClientError as error:
@@ -189,15 +193,15 @@ class Journal:
             LostOwnershipError: another dispatcher has written meanwhile.
             BrokerError: the claim was not confirmed.
         """
-        before, now_s = self._order.last, self._now_s()
+        before, now = self._order.last, self._now()
         sent = self._write(self._producer.send, claim(self._owner, before))
         entry = Position(sent.ledger_id(), sent.entry_id())
         with self._answering:
             if entry == before.next_entry:
                 self._order.owner, self._order.number, self._order.last = self._owner, 0, entry
-                self.proven_s = now_s
+                self._proven = now
             else:
-                self._unproven.append((0, now_s, entry))
+                self._unproven.append((0, now, entry))
         self.check()
 
     def append(self, record: Record) -> None:
@@ -216,7 +220,7 @@ class Journal:
             The number of records up to this one: it is stored once ``stored`` is not below that.
         """
         number = self._written + 1
-        answered = partial(self._take_answer, number, self._now_s())
+        answered = partial(self._take_answer, number, self._now())
         self._write(
             self._producer.send_async, stamped(self._owner, number, encode(record)), answered
         )
@@ -238,6 +242,21 @@ class Journal:
         self._lock.acknowledge(self._source, first)
 
     @property
+    def is_new(self) -> bool:
+        """True if no owner has ever claimed the journal, once it is read."""
+        return self._order.last == EARLIEST
+
+    @property
+    def proof_age_s(self) -> float:
+        """Time since the last record that counts was written, in s.
+
+        No other dispatcher had claimed the journal before. A clock that stands still while the
+        machine is suspended does not count.
+        """
+        (now_s, now_ms), (then_s, then_ms) = self._now(), self._proven
+        return max(now_s - then_s, (now_ms - then_ms) / 1000)
+
+    @property
     def connected(self) -> bool:
         """True while the producer has its connection."""
         return bool(self._producer.is_connected())
@@ -248,11 +267,11 @@ class Journal:
 
     def _write_through(self, data: bytes) -> Position:
         """Write a record, wait until it and all earlier ones are stored, and return its entry."""
-        number, now_s = self._written + 1, self._now_s()
+        number, now = self._written + 1, self._now()
         sent = self._write(self._producer.send, stamped(self._owner, number, data))
         self._written = number
         entry = Position(sent.ledger_id(), sent.entry_id())
-        self._take_stored(number, now_s, entry)
+        self._take_stored(number, now, entry)
         self.check()
         return entry
 
@@ -268,22 +287,22 @@ class Journal:
         self.size_bytes += len(data)
         return sent
 
-    def _take_answer(self, number: int, written_s: float, result: Any, message_id: Any) -> None:
+    def _take_answer(self, number: int, written: _Times, result: Any, message_id: Any) -> None:
         """Take the broker's answer, in a thread of the client. Answers come in order."""
         if not is_ok(result):
             self._failure = result_name(result)
         elif self._failure is None:
             entry = Position(message_id.ledger_id(), message_id.entry_id())
-            self._take_stored(number, written_s, entry)
+            self._take_stored(number, written, entry)
 
-    def _take_stored(self, number: int, written_s: float, entry: Position) -> None:
+    def _take_stored(self, number: int, written: _Times, entry: Position) -> None:
         with self._answering:
             if number <= self.stored:
                 return  # it was read meanwhile
             if not self._unproven and self._order.confirm(self._owner, number, entry):
-                self.stored, self.proven_s = number, written_s
+                self.stored, self._proven = number, written
             else:
-                self._unproven.append((number, written_s, entry))
+                self._unproven.append((number, written, entry))
 
     def _prove(self) -> None:
         """Read what is before the confirmed records that do not follow the last one.
@@ -310,11 +329,11 @@ class Journal:
             raise self._error(_CLAIMED)
         with self._answering:
             while self._unproven:
-                number, written_s, entry = self._unproven[0]
+                number, written, entry = self._unproven[0]
                 if number > order.number and not order.confirm(self._owner, number, entry):
                     break
                 self._unproven.popleft()
-                self.stored, self.proven_s = order.number, written_s
+                self.stored, self._proven = order.number, written
 
     def _mark(self) -> Position:
         return self._admin.mark_delete_position(self._source.name, SUBSCRIPTION)

@@ -1,7 +1,7 @@
-"""Outcomes of sent messages, and the records that close the intents of their flights.
+"""Outcomes of sent messages, and the records that release their flights.
 
-Commits are gathered. They are written with the next intents, or after a fraction of a second: each
-record of the journal costs as much as a message.
+The records, called commits here, are gathered for a fraction of a second: each costs as much as a
+message. With sequence IDs they are written before the next intents at the latest.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from delaylevel.cluster.targets.pool import TargetKey, TargetPool
+from delaylevel.cluster.targets.pool import TargetPool
 from delaylevel.cluster.targets.send_state import SendOutcome, Sent
 from delaylevel.dispatcher.delay_queue import DelayQueue
 from delaylevel.dispatcher.journal.records import DispositionKind, LowWatermark
@@ -34,12 +34,11 @@ _COUNT_S = 1.0
 class EarlierIntents:
     """The intents from before the takeover, until it is known which messages are stored.
 
-    Without deduplication nothing is known: all messages count as not stored. If messages may be
-    cancelled, the intents stay open until these are released again. With deduplication, the broker
-    is asked, through the pool of targets, and an intent of what it has not stored stays open.
+    The broker is asked, through the pool of targets. An intent of what it has not stored stays open
+    until that is released, as long as the owners use sequence IDs.
 
     Args:
-        numbered: True if the messages have sequence IDs.
+        numbered: True if this owner does.
     """
 
     def __init__(
@@ -77,10 +76,8 @@ class EarlierIntents:
                     name, _ = intent.targets[int(intent.target_index[index])]
                     self._pool.producer(parse_target(name)).recall((recall, index), number)
                     recall.left += 1
-            stays = self._numbered or self._queue.state.dispositions is not None
-            if not intent.target_index.size and stays:
-                # Nothing is known. It stays open: its messages cannot be cancelled, and with
-                # sequence IDs they do not expire.
+            if not intent.target_index.size and self._numbered:
+                # An earlier owner may still send its messages, so they do not expire.
                 self._queue.reopen(intent.number)
                 continue
             self._recalls[intent.number] = recall
@@ -107,14 +104,13 @@ class EarlierIntents:
 
 
 class FlightOutcomes:
-    """The flights with an intent, until their intents are closed.
+    """The flights, until they are released.
 
     Args:
         numbered: True if the messages have sequence IDs.
 
     Attributes:
         flights: flights with messages that have no outcome.
-        cutting: number of the flights that are being withdrawn, by target.
         uncommitted: number of messages that are confirmed, and have no commit yet.
     """
 
@@ -140,7 +136,6 @@ class FlightOutcomes:
         self._now_s = now_s
         self.flights: set[Flight] = set()
         self._earlier = EarlierIntents(delay_queue, pool, journal, numbered=numbered)
-        self.cutting: dict[TargetKey, int] = {}
         # By topic, messages and bytes of the flights of which messages are being set aside.
         self._refused_load: dict[str, tuple[int, int]] = {}
         self._confirmed: list[Flight] = []
@@ -150,7 +145,7 @@ class FlightOutcomes:
 
     @property
     def busy(self) -> bool:
-        """True while intents are open."""
+        """True while flights or earlier intents are open."""
         return bool(self.flights or self._earlier) or self.next_commit_s is not None
 
     @property
@@ -167,7 +162,7 @@ class FlightOutcomes:
         self._earlier.begin()
 
     def add(self, flights: Iterable[Flight]) -> None:
-        """Add flights whose intents are written."""
+        """Add flights that are launched."""
         self.flights.update(flights)
         for flight in flights:
             if flight.key is None:
@@ -182,14 +177,6 @@ class FlightOutcomes:
         for flight in dict.fromkeys(flight for flight, _ in refused):
             if not flight.left:
                 self._finish(flight)
-
-    def withdraw(self, flights: Iterable[Flight]) -> None:
-        """Close the intents of flights that are cut, once all that was sent has an outcome."""
-        for flight in flights:
-            assert flight.key is not None
-            self.cutting[flight.key] = self.cutting.get(flight.key, 0) + 1
-            if not flight.left:
-                self._withdraw(flight)
 
     @TURNS.take(PUBLISHING)
     def process(self) -> None:
@@ -210,7 +197,6 @@ class FlightOutcomes:
                 stored.append(sent)
             else:
                 owner.refused[index] = reason
-                owner.unclear |= outcome is SendOutcome.UNKNOWN
                 refused.append((owner, index))
             owner.left -= 1
             if not owner.left:
@@ -242,7 +228,7 @@ class FlightOutcomes:
             self._stats.released(np.array(self._late_ms))
             self._late_ms = []
         for flight in self._confirmed:
-            if flight.counted and self._queue.state.dispositions is not None:
+            if flight.counted:
                 self._dispose(flight)
             held = flight.batch.positions[flight.may_return].tolist()
             self._queue.releases.at_ms = flight.confirmed_ms
@@ -288,18 +274,6 @@ class FlightOutcomes:
         before_s, commit_s = self.next_commit_s, self._now_s() + most_s
         self._commit_s = commit_s if before_s is None else min(before_s, commit_s)
 
-    def _withdraw(self, flight: Flight) -> None:
-        """Let the messages of a flight that are not stored be pending again."""
-        key = flight.key
-        assert key is not None
-        self.flights.discard(flight)
-        # Some of it may be stored. The intent stays open, so that the next owner cancels none.
-        if not flight.unclear:
-            self._journal.append_soon(self._queue.withdraw(flight.batch.number, flight.stored()))
-        self.cutting[key] -= 1
-        if not self.cutting[key]:
-            del self.cutting[key]
-
     def _record(self, refused: list[tuple[Flight, int]]) -> None:
         """Write refusals to the journal, with deduplication."""
         if refused and self._numbered:
@@ -317,10 +291,7 @@ class FlightOutcomes:
                 self._pool.producer(key).resume()
 
     def _finish(self, flight: Flight) -> None:
-        """Set the refused messages of a flight aside, and close its intent."""
-        if flight.cut:
-            self._withdraw(flight)
-            return
+        """Set the refused messages of a flight aside, and release it."""
         if not flight.refused:
             self._commit(flight)
             return

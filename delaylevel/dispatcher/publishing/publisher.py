@@ -3,22 +3,21 @@
 The owner's thread calls everything here, and nothing here waits for a target: messages of a target
 that is not open, or takes them slowly, wait in the delay queue.
 
-A batch with an intent has messages of one target only, so that no target delays the commit of
-another one. The intents of messages that will be due soon are written ahead (see `LookAhead`), if
-their targets are ready.
+A launched batch has messages of one target only, so that no target delays the release of another
+one's.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Container
+from collections.abc import Callable
 from typing import NamedTuple
 
 from delaylevel.cluster.targets.pool import TargetKey, TargetPool
 from delaylevel.dispatcher.delay_queue import DelayQueue
 from delaylevel.dispatcher.journal.topic import Journal
 from delaylevel.dispatcher.pending import PAUSED_PARTITION, PauseGate, paused_key
-from delaylevel.dispatcher.record import DueBatch
+from delaylevel.dispatcher.record import DueBatch, WindowMessage
 from delaylevel.dispatcher.stats import SharedOwnerStats
 from delaylevel.model.clock import Clock
 from delaylevel.model.due_time import expired_reason
@@ -26,7 +25,7 @@ from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.structures.segments.pending import SpillError
 
 from .outcomes import FlightOutcomes
-from .sending import ExpiryCheck, Flight, FlightSender, LookAhead, PoolItem
+from .sending import ExpiryCheck, Flight, FlightSender, PoolItem
 from .set_aside import SetAsideTopics
 from .targets import BatchDivider, TargetPartitions
 
@@ -44,6 +43,11 @@ SLOW_S = 0.5
 _BATCH = 1_000
 # Number of due messages that may wait until their intents are confirmed.
 _PREPARED = 1_000
+# Without messages for this time, the next ones are looked at some time before they are due, and at
+# most this number of them: targets are closed while they are idle, and take a while to open.
+_IDLE_MS = 1_000
+_WARM_UP_MS = 300
+_WARM_UP = 125
 
 
 # Messages whose target is not ready wait in the delay queue, in the queue of their target. A batch
@@ -57,8 +61,6 @@ class BatchPlacement:
 
     Attributes:
         blocked: batches that have no place now, with their targets.
-        behind_cut: targets with due messages that were put back until the target's intents are
-            withdrawn.
     """
 
     def __init__(
@@ -70,18 +72,17 @@ class BatchPlacement:
         admission: Admission,
         readiness: TargetReadiness,
         limits: InFlightLimits,
-        cuts: PlanCuts,
+        journal: Journal,
     ) -> None:
         self._queue = delay_queue
+        self._journal = journal
         self._pool = pool
         self._partitions = partitions
         self._divider = divider
         self._admission = admission
         self._readiness = readiness
         self._limits = limits
-        self._cuts = cuts
         self.blocked: list[tuple[DueBatch, TargetKey]] = []
-        self.behind_cut: set[TargetKey] = set()
 
     def take_blocked(self) -> list[tuple[DueBatch, TargetKey]]:
         """Remove and return the blocked batches, to be placed again."""
@@ -143,24 +144,6 @@ class BatchPlacement:
         if admitted is not None:
             self._launch(admitted, key, flights)
 
-    def plan(self, batch: DueBatch, key: TargetKey, flights: list[Flight]) -> None:
-        """Make a flight of a batch that is not due, or put it back."""
-        partitions: int | str | None = 0
-        if self._partitions is not None and key.topic:
-            partitions = self._partitions.count(key.topic)
-        if not isinstance(partitions, int) or not self._is_plannable(batch, key):
-            self._queue.put_back(batch)
-            return
-        for each, part in self._divider.by_partition(batch, key, partitions):
-            if self._cuts.is_behind(part, each):
-                self._cuts.cut(each)
-                self._queue.put_back(part)
-            elif self._readiness.is_ready(each) and not self._limits.is_slow(each):
-                self._pool.producer(each).open()  # it is not idle
-                flights.append(Flight(part, each, left=len(part)))
-            else:
-                self._queue.put_back(part)
-
     def defer(self, batch: DueBatch, key: TargetKey, flights: list[Flight]) -> None:
         """Let a batch wait in the queue of a target; set it aside if the disk is full."""
         try:
@@ -177,6 +160,10 @@ class BatchPlacement:
         """Return the messages of a batch that may be published now; None if there are none."""
         admitted = self._admission.admit(batch, key, waited=waited)
         if admitted.waiting is not None:
+            if self._admission.gate.is_paused(key.topic) and key.topic not in (
+                self._queue.state.paused
+            ):
+                self._journal.append_soon(self._queue.pause(key.topic))
             self.defer(admitted.waiting, paused_key(key), flights)
         if admitted.expired is not None:
             if self._limits.has_room_aside():
@@ -185,16 +172,6 @@ class BatchPlacement:
                 self.blocked.append((admitted.expired, key))
         return admitted.ready
 
-    def _is_plannable(self, batch: DueBatch, key: TargetKey) -> bool:
-        """Return True if messages need nothing but their target, and none of it wait."""
-        waits = self._queue.waiting.count
-        if not key.topic or waits(key) or waits(key._replace(partition=UNKNOWN_PARTITION)):
-            return False
-        if not self._admission.is_plannable(batch, key):
-            return False
-        refused = self._pool.refusal(key.topic, key.schema) is not None
-        return not refused and not self._queue.refused_earlier(batch)
-
     def _launch_or_wait(self, batch: DueBatch, key: TargetKey, flights: list[Flight]) -> None:
         waiting = self._queue.waiting.count(key)
         if waiting >= _MANY_WAITING and self._readiness.is_making_progress(key):
@@ -202,13 +179,6 @@ class BatchPlacement:
             self.blocked.append((batch, key))
         elif waiting:
             self.defer(batch, key, flights)
-        elif self._cuts.is_behind(batch, key) and (
-            self._readiness.is_ready(key)
-            or (self._cuts.is_cutting(key) and not self._limits.is_slow(key))
-        ):
-            self._cuts.cut(key)
-            self.behind_cut.add(key)
-            self._queue.put_back(batch)
         elif self._readiness.is_ready(key):
             self._launch(batch, key, flights)
         elif self._limits.has_room(key) or self._limits.is_slow(key):
@@ -276,17 +246,11 @@ class Admission:
         reasons = dict(enumerate(map(expired_reason, expired.values())))
         return Admitted(found[0], found[1], found[2], reasons)
 
-    def is_plannable(self, batch: DueBatch, key: TargetKey) -> bool:
-        """Return True if a batch does not have to be divided before its intent is written."""
-        # Some of it may have expired, if this process was suspended a moment ago.
-        return self.gate.is_open(key) and not self._expiry.expired(batch)
-
 
 class TargetReadiness:
-    """The answer if messages of a target can be published now.
+    """Readiness of targets: open, with room, not paused.
 
     Args:
-        cutting: targets with flights that are being withdrawn.
         partitions: partition of each message, with deduplication; None without.
         gate: the decision about paused targets.
     """
@@ -295,13 +259,11 @@ class TargetReadiness:
         self,
         pool: TargetPool[PoolItem],
         limits: InFlightLimits,
-        cutting: Container[TargetKey],
         partitions: TargetPartitions | None,
         gate: PauseGate,
     ) -> None:
         self._pool = pool
         self._limits = limits
-        self._cutting = cutting
         self._partitions = partitions
         self._gate = gate
 
@@ -314,8 +276,6 @@ class TargetReadiness:
         if key.partition == UNKNOWN_PARTITION:
             assert self._partitions is not None
             return self._partitions.count(key.topic) is not None
-        if key in self._cutting:
-            return False
         producer = self._pool.producer(key)
         if not producer.is_open:
             producer.open()
@@ -371,39 +331,6 @@ def _is_below_limits(messages: int, size: int) -> bool:
     return messages < IN_FLIGHT_MESSAGES and size < IN_FLIGHT_BYTES
 
 
-class PlanCuts:
-    """The decision when to withdraw what is planned for a target.
-
-    Args:
-        numbered: True if the messages have sequence IDs.
-    """
-
-    def __init__(
-        self, sender: FlightSender, outcomes: FlightOutcomes, ahead: LookAhead, numbered: bool
-    ) -> None:
-        self._sender = sender
-        self._outcomes = outcomes
-        self._ahead = ahead
-        self._numbered = numbered
-
-    def is_cutting(self, key: TargetKey) -> bool:
-        """Return True if flights of a target are being withdrawn."""
-        return key in self._outcomes.cutting
-
-    def is_behind(self, batch: DueBatch, key: TargetKey) -> bool:
-        """Return True if later sequence IDs than those of a batch are in an intent already."""
-        if not self._numbered:
-            return False
-        last_ms = self._sender.last_due_ms(key)
-        return self.is_cutting(key) or (last_ms is not None and last_ms > batch.due_ms[0])
-
-    def cut(self, key: TargetKey) -> None:
-        """Take back what is planned for a target."""
-        if not self.is_cutting(key):
-            self._ahead.cut()
-            self._outcomes.withdraw(self._sender.cut(key))
-
-
 class BatchPublisher:
     """Publisher of batches: it writes their intents and commits, and sets refused messages aside.
 
@@ -434,7 +361,7 @@ class BatchPublisher:
         self._numbered = partitions is not None
         self._description = description
         self._clock = clock
-        self._look_ahead = LookAhead()
+        self._warm_until_ms = -1
         expiry = ExpiryCheck(delay_queue, description, clock, numbered=self._numbered)
         self._sender = FlightSender(
             delay_queue,
@@ -443,7 +370,6 @@ class BatchPublisher:
             expiry,
             numbered=self._numbered,
             clock=clock,
-            has_room=lambda key: self._limits.has_room(key),
             has_room_aside=lambda: self._limits.has_room_aside(),
             now_s=now_s,
         )
@@ -461,10 +387,7 @@ class BatchPublisher:
         self._limits = InFlightLimits(pool, set_aside, self._outcomes)
         self._divider = BatchDivider(delay_queue, partitions)
         self._gate = PauseGate(description, delay_queue.waiting.count, clock)
-        self._cuts = PlanCuts(self._sender, self._outcomes, self._look_ahead, self._numbered)
-        self._readiness = TargetReadiness(
-            pool, self._limits, self._outcomes.cutting, partitions, self._gate
-        )
+        self._readiness = TargetReadiness(pool, self._limits, partitions, self._gate)
         self._placement = BatchPlacement(
             delay_queue,
             pool,
@@ -473,7 +396,7 @@ class BatchPublisher:
             Admission(delay_queue, self._gate, expiry),
             self._readiness,
             self._limits,
-            self._cuts,
+            journal,
         )
 
     def __len__(self) -> int:
@@ -504,11 +427,7 @@ class BatchPublisher:
     @property
     def ready(self) -> bool:
         """True if another batch may be published."""
-        behind = self._placement.behind_cut
-        behind &= self._outcomes.cutting.keys()
-        if self._placement.blocked or self._sender.prepared >= _PREPARED:
-            return False
-        return all(map(self._limits.is_slow, behind))
+        return not self._placement.blocked and self._sender.prepared < _PREPARED
 
     @property
     def is_calm(self) -> bool:
@@ -527,9 +446,9 @@ class BatchPublisher:
         )
 
     @property
-    def planned(self) -> int:
-        """Number of messages with an intent that are not sent."""
-        return self._sender.planned
+    def prepared(self) -> int:
+        """Number of messages that are launched and not sent."""
+        return self._sender.prepared
 
     @property
     def pause_s(self) -> float:
@@ -537,15 +456,12 @@ class BatchPublisher:
         return self._sender.pause_s
 
     @property
-    def next_due_ms(self) -> int | None:
-        """Earliest due time of the messages that :meth:`send_due` sends, ms since the epoch."""
-        return self._sender.next_due_ms
-
-    @property
-    def next_plan_ms(self) -> int | None:
-        """Time of the next call of :meth:`plan`, ms since the epoch; None if there is no need."""
-        queue = self._queue
-        return self._look_ahead.next_ms(queue.next_due_ms(), queue.arrived_due_ms)
+    def next_warm_up_ms(self) -> int | None:
+        """Time of the next call of :meth:`warm_up`, ms since the epoch; None for no need of it."""
+        due_ms = self._queue.next_due_ms()
+        if due_ms is None or due_ms <= max(self._warm_until_ms, self._sender.sent_ms + _IDLE_MS):
+            return None
+        return due_ms - _WARM_UP_MS
 
     @property
     def next_commit_s(self) -> float | None:
@@ -562,12 +478,12 @@ class BatchPublisher:
         self._outcomes.resolve_earlier()
 
     def publish(self, batch: DueBatch) -> None:
-        """Write intents for the messages of a batch, and pass them to their targets.
+        """Launch the messages of a batch.
 
         Messages of targets that are not ready wait in the delay queue.
 
         Raises:
-            BrokerError: an intent was not confirmed, or messages could not be set aside.
+            BrokerError: the journal does not confirm, or messages could not be set aside.
         """
         flights: list[Flight] = []
         for key, part in self._divider.by_target(batch):
@@ -578,39 +494,40 @@ class BatchPublisher:
                 self._placement.place(part, key, flights)
         self._send(flights)
 
-    def send_due(self) -> None:
-        """Send the messages that are due and have an intent; errors as for `publish`."""
-        self._sender.send_due()
+    def send_prepared(self) -> None:
+        """Send launched messages whose intents are confirmed; errors as for `publish`."""
+        self._sender.send_prepared()
         self._outcomes.take_refused(self._sender.take_refused())
 
-    def plan(self) -> None:
-        """Write the intents of messages that will be due soon, if their targets are ready.
+    def warm_up(self) -> None:
+        """After idle times, open the targets of the next messages, and prove the ownership.
 
         Raises:
             BrokerError: a record of the journal was not confirmed.
         """
-        now_ms, next_ms = self._clock.now_ms(), self.next_plan_ms
-        most = self._look_ahead.most(self.planned)
-        if next_ms is None or now_ms < next_ms or most < 1 or not self.ready:
+        now_ms, next_ms = self._clock.now_ms(), self.next_warm_up_ms
+        if next_ms is None or now_ms < next_ms:
             return
-        until_ms = self._look_ahead.until_ms(now_ms)
-        batch = self._queue.advance(until_ms, most)
-        flights: list[Flight] = []
-        if batch is not None:
-            if len(batch) == most:
-                until_ms = int(batch.due_ms[-1])
-            for key, part in self._divider.by_target(batch):
-                self._placement.plan(part, key, flights)
-        self._queue.arrived_due_ms = None
-        self._look_ahead.planned(now_ms, until_ms, batch, sum(len(each.batch) for each in flights))
-        if flights:
-            self.write_commits()
-            self._sender.plan(flights)
-            self._outcomes.add(flights)
+        batch = self._queue.advance(now_ms + _WARM_UP_MS, _WARM_UP)
+        if batch is None:
+            return
+        self._warm_until_ms = int(batch.due_ms[-1])
+        for message in batch.messages:
+            if message.target and not self._gate.is_paused(message.target):
+                self._open(message)
+        self._sender.prove_soon(int(batch.due_ms[0]))
+        self._queue.put_back(batch)
 
-    def withdraw_plans(self) -> None:
-        """Send nothing else of what is planned; the next owner does."""
-        self._outcomes.withdraw(self._sender.cut_all())
+    def _open(self, message: WindowMessage) -> None:
+        """Open the target of a message that will be due soon."""
+        key = TargetKey(message.target, message.schema, message.compression)
+        if self._partitions is not None:
+            count = self._partitions.count(key.topic)
+            if not isinstance(count, int):
+                return
+            if count:
+                key = key._replace(partition=self._partitions.of(message, count))
+        self._pool.producer(key).open()
 
     def publish_waiting(self) -> None:
         """Publish messages that have waited for their targets, as far as these are ready now.
@@ -619,35 +536,28 @@ class BatchPublisher:
             BrokerError: as for `publish`.
         """
         if self._sender.prepared and not self._queue.waiting.targets:
-            self.send_due()  # now, and not after the next ones are prepared
+            self.send_prepared()  # now, and not after the next ones are prepared
         flights: list[Flight] = []
         placement = self._placement
         for batch, key in placement.take_blocked():
             if (rest := self._queue.without_cancelled(batch)) is not None:
                 placement.place(rest, key, flights, waited=True)
         for key in self._queue.waiting.targets:
-            last_ms = self._sender.last_due_ms(key) if self._numbered else None
-            if (
-                last_ms is not None
-                and last_ms > self._clock.now_ms()
-                and self._readiness.is_ready(key)
-            ):
-                self._cuts.cut(key)  # what waits is due earlier
             if key.partition == PAUSED_PARTITION:
                 self._send(flights)
                 flights = []
                 self._publish_paused(key)
                 continue
-            blocked = len(placement.blocked)
+            unknown = key.partition == UNKNOWN_PARTITION
             while (
                 self._queue.waiting.count(key)
                 and self._readiness.is_ready(key)
-                and len(placement.blocked) == blocked
+                and not (unknown and placement.blocked)
             ):
                 part = self._queue.advance_waiting(key, _BATCH)
                 if part is None:
                     continue
-                if key.partition == UNKNOWN_PARTITION:
+                if unknown:
                     placement.place(part, key._replace(partition=-1), flights, waited=True)
                 else:
                     placement.launch_waiting(part, key, flights)
@@ -658,8 +568,8 @@ class BatchPublisher:
     def _publish_paused(self, key: TargetKey) -> None:
         """Publish messages that have waited for the end of a pause, as many as may leave now."""
         placement, waiting = self._placement, self._queue.waiting
-        left, blocked = self._gate.count(key), len(placement.blocked)
-        while left > 0 and waiting.count(key) and len(placement.blocked) == blocked:
+        left = self._gate.count(key)
+        while left > 0 and waiting.count(key) and not placement.blocked:
             flights: list[Flight] = []
             before = waiting.count(key)
             part = self._queue.advance_waiting(key, min(left, _BATCH))
@@ -673,7 +583,7 @@ class BatchPublisher:
         self._outcomes.process()
 
     def write_commits(self) -> None:
-        """Write the commits of flights that are completely confirmed; errors as for `publish`."""
+        """Release flights that are completely confirmed; errors as for `publish`."""
         self._outcomes.write_commits()
 
     def close_idle(self) -> None:
@@ -681,10 +591,10 @@ class BatchPublisher:
         self._pool.close_idle()
 
     def _send(self, flights: list[Flight]) -> None:
-        """Write the intents of flights, and send their messages once all intents are confirmed."""
         if not flights:
             return
-        self.write_commits()
+        if self._numbered:
+            self.write_commits()
         self._sender.launch(flights)
         self._outcomes.add(flights)
         self._outcomes.take_refused(self._sender.take_refused())

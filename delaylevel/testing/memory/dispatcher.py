@@ -229,7 +229,7 @@ class _WindowPartition:
         owner = self._owner
         try:
             if self._fetcher is not None and not self._ended:
-                owner.withdraw()
+                owner.drain()
                 while owner.in_flight and owner.events:
                     owner.take_in()
                 owner.finish()

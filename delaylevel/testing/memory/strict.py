@@ -238,9 +238,7 @@ class StrictRules:
 def _says(journal: JournalState, outcome: Outcome) -> bool:
     """Return True if a journal says that a message is cancelled or was released, as an outcome."""
     if outcome.status is OutcomeStatus.CANCELLED:
-        dispositions = journal.dispositions
-        named = (outcome.id, outcome.target, outcome.key, 0)
-        return dispositions is not None and dispositions.is_cancelled(*named)
+        return journal.dispositions.is_cancelled(outcome.id, outcome.target, outcome.key, 0)
     if outcome.status is OutcomeStatus.TOO_LATE:
         id_key, number = identity(outcome.id, outcome.target, outcome.key)
         return journal.memory.is_duplicate(number, id_key)

@@ -57,7 +57,7 @@ class Fixture:
         """Release at most ``most`` due messages; return their entry numbers."""
         batch = self.queue.advance(T0 + due, most)
         if batch is not None:
-            self.queue.intent(batch)
+            self.queue.launch(batch)
             self.queue.commit(batch.number)
         return entries(batch)
 
@@ -104,7 +104,7 @@ def test_copies_are_dropped_if_the_first_is_pending_in_flight_or_released(fix: F
     assert batch is not None
     assert entries(batch) == [1, 3, 4]
     assert fix.offer((6, 10, "a", 5)) == OfferResult(0, 1, 0)
-    fix.queue.intent(batch)
+    fix.queue.launch(batch)
     fix.queue.commit(batch.number)
     assert fix.offer((7, 10, "a", 5), (8, 10, "a", 7)) == OfferResult(1, 1, 0)
     assert fix.take(10) == [8]
@@ -114,7 +114,7 @@ def test_a_copy_is_dropped_unless_the_first_is_a_dead_letter(fix: Fixture, tmp_p
     fix.offer((1, 1, "a", 1), (2, 1, "a", 2), (3, 90, "a", 3))
     batch = fix.queue.advance(T0 + 1)
     assert batch is not None
-    fix.queue.intent(batch)
+    fix.queue.launch(batch)
     fix.queue.commit(batch.number, held=[position(2)])
     # It may be a replay, also for the owner that made it a dead letter.
     assert fix.offer((4, 1, "a", 2)) == OfferResult(1, 0, 0)
@@ -176,7 +176,7 @@ def test_messages_that_are_pending_again_are_not_released_early(
     fix.offer((1, 50), (2, 60))
     batch = fix.queue.advance(T0 + 60)
     assert batch is not None
-    fix.queue.intent(batch)
+    fix.queue.intent(batch, [("o", 1)], [0, 0])
     later = restored(fix, tmp_path / "b")
     later.offer((1, 50), (2, 60))
     later.queue.resolve(0, [False, False])

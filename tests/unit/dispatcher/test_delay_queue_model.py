@@ -21,6 +21,7 @@ from delaylevel.dispatcher.journal.records import (
     Intent,
     LowWatermark,
     Record,
+    Released,
     Resolved,
     SnapshotChunk,
     decode,
@@ -84,20 +85,17 @@ class Model:
             for (name, _), target in zip(record.targets, range(2), strict=False):
                 used = record.sequence_ids()[record.target_index == target]
                 self.sequences[name] = max([self.sequences.get(name, 1), *(used + 1).tolist()])
-        elif isinstance(record, Commit | Resolved):
-            intent = self.intents.pop(record.number)
+        elif isinstance(record, Released | Commit | Resolved):
+            one = record if isinstance(record, Released) else self.intents.pop(record.number)
             whole = zip(
-                intent.positions.tolist(),
-                intent.key_index.tolist(),
-                intent.ids.tolist(),
-                strict=True,
+                one.positions.tolist(), one.key_index.tolist(), one.ids.tolist(), strict=True
             )
             for position, key, identity in whole:
-                if isinstance(record, Commit) or position in record.released:
+                if not isinstance(record, Resolved) or position in record.released:
                     self.released.add(position)
-                    if isinstance(record, Commit) and position in record.held:
+                    if not isinstance(record, Resolved) and position in record.held:
                         continue
-                    self.ids.add((intent.id_keys[key], identity))
+                    self.ids.add((one.id_keys[key], identity))
 
 
 class Simulation:
@@ -164,9 +162,6 @@ class Simulation:
         number = self.to_resolve.pop()
         intent = self.delay_queue.state.open_intents[number]
         mask = intent.stored(self.last)
-        if not self.deduplicating:
-            for position in intent.positions.tolist():
-                self.allowed[self.row_at(position).identity] += 1
         self.append(self.delay_queue.resolve(number, mask))
         self.known.update(intent.positions[mask].tolist())
 
@@ -251,14 +246,16 @@ class Simulation:
         sequences = self.delay_queue.state.sequences
         firsts = [(name, sequences.get(name, 1)) for name in TARGETS]
         index = [2 if self.rng.random() < 0.03 else row.target for row in rows]
-        intent = self.delay_queue.intent(
-            batch, *((firsts, index) if self.deduplicating else ((), ()))
-        )
-        self.append(intent)
-        self.unconfirmed.add(batch.number)
+        numbers = [0] * len(rows)
+        if self.deduplicating:
+            intent = self.delay_queue.intent(batch, firsts, index)
+            self.append(intent)
+            self.unconfirmed.add(batch.number)
+            numbers = intent.sequence_ids().tolist()
+        else:
+            self.delay_queue.launch(batch)
         self.waiting[batch.number] = len(rows)
-        whole = zip(rows, index, intent.sequence_ids().tolist(), strict=True)
-        for row, target, sequence in whole:
+        for row, target, sequence in zip(rows, index, numbers, strict=True):
             if target == 2:  # the dispatcher knows that the target refuses it
                 self.queues[2].append((batch.number, 0, row))
             else:
@@ -328,7 +325,13 @@ class Simulation:
                 if number in self.unconfirmed:
                     break
                 self.store(sequence, row)
-        self.journal += self.tail[: self.rng.randint(0, len(self.tail))]
+        kept = self.rng.randint(0, len(self.tail))
+        self.journal += self.tail[:kept]
+        if not self.deduplicating:  # what was sent and has no record may come again
+            lost = [each for each in map(decode, self.tail[kept:]) if isinstance(each, Released)]
+            for batch in [*self.flights.values(), *lost]:
+                for position in batch.positions.tolist():
+                    self.allowed[self.row_at(position).identity] += 1
         self.tail = []
         self.delay_queue.close()
         self.start()

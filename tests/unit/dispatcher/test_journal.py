@@ -17,10 +17,11 @@ from delaylevel.dispatcher.journal.records import (
     DamagedJournalError,
     Disposition,
     DispositionKind,
-    DispositionStart,
     Intent,
     LowWatermark,
+    Paused,
     Record,
+    Released,
     Resolved,
     SnapshotChunk,
     decode,
@@ -114,7 +115,12 @@ RECORDS = st.one_of(
     st.builds(Commit, IDS, st.lists(IDS).map(lambda x: np.array(x, dtype=np.int64))),
     st.builds(Resolved, IDS, st.lists(IDS).map(lambda x: np.array(x, dtype=np.int64))),
     st.builds(LowWatermark, IDS),
-    st.builds(DispositionStart, IDS),
+    st.builds(
+        lambda some, held: Released(some.positions, some.id_keys, some.key_index, some.ids, held),
+        intents(),
+        st.lists(IDS).map(lambda x: np.array(x, dtype=np.int64)),
+    ),
+    st.builds(Paused, st.lists(st.tuples(st.text(max_size=5), IDS)).map(tuple)),
     st.builds(
         lambda kind, intent, until: Disposition(
             kind, intent.id_keys, intent.key_index, intent.ids, until

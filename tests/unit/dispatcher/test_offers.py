@@ -76,7 +76,7 @@ def test_a_full_disk_loses_nothing(tmp_path: Path, free: int) -> None:
         assert queue.low_watermark() <= position(tracked)
         clock.advance(timedelta(milliseconds=20))
         while (batch := queue.advance(clock.now_ms())) is not None:
-            queue.intent(batch)
+            queue.launch(batch)
             queue.commit(batch.number)
             released += (unpack(batch.positions)[1] >> 10).tolist()
     assert sorted(released) == list(range(total))
@@ -100,7 +100,7 @@ def test_messages_that_wait_are_not_below_the_low_watermark(tmp_path: Path) -> N
     assert 500 < first < 1000
     offers.offer(messages(2300, 10))
     while (batch := queue.advance(clock.now_ms())) is not None:
-        queue.intent(batch)
+        queue.launch(batch)
         queue.commit(batch.number)
     # All that was accepted is released; the rest is not, although the fetcher has read its end.
     assert queue.low_watermark() == position(first - 1) + 1

@@ -105,10 +105,8 @@ class Owner:
     def tidy_up(self) -> None:
         self._call("tidy_up")
 
-    def withdraw(self) -> None:
-        self._call("withdraw")
-
-    def process_outcomes(self) -> None:
+    def drain(self) -> None:
+        self._call("drain")
         self.in_flight = max(self.in_flight - 1, 0)
 
     def finish(self) -> None:
@@ -178,7 +176,7 @@ def test_a_partition_is_finished_before_it_is_closed(lanes: Lanes) -> None:
     task.stop()
     task.join()
     assert not task.is_alive()
-    assert owner.calls[-4:] == ["withdraw", "finish", "close queue", "close"]
+    assert owner.calls[-4:] == ["drain", "finish", "close queue", "close"]
     assert owner.in_flight == 0
     assert owner.reading.is_closed
 

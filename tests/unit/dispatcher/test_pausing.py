@@ -50,7 +50,7 @@ class PausingSimulation(Simulation):
         super().start()
         send = self.set_aside.send
         sender: Any = self.publisher._sender
-        launch, plan = sender.launch, sender.plan
+        launch = sender.launch
 
         def set_aside(owner: Any, messages: Any, refused: Any) -> Any:
             count, counted = send(owner, messages, refused)
@@ -94,7 +94,7 @@ class PausingSimulation(Simulation):
 
         self.pool.producer = producer  # type: ignore[method-assign]
         self.set_aside.send = set_aside  # type: ignore[method-assign]
-        sender.launch, sender.plan = checked(launch), checked(plan)
+        sender.launch = checked(launch)
 
     def expires_ms(self, message: Any) -> float:
         default_ms = self.description.expire_after_ms

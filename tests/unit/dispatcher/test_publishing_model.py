@@ -37,7 +37,7 @@ ACTIONS = (
     "confirm", "fail", "refuse", "accept", "forget", "replace", "takeover", "takeover", "wait",
     "own", "held", "own fails", "disk", "ahead", "ahead", "ahead", "soon", "turn", "turn",
     "turn", "journal", "crash", "suspend", "race", "race", "hand over", "hand over",
-    "cut", "cancel", "cancel", "cancel early", "cancel and takeover", "copy", "copy",
+    "cancel", "cancel", "cancel early", "cancel and takeover", "copy", "copy",
     "lose", "lose", "fail over", "reconnect", "pass time",
 )  # fmt: skip
 
@@ -141,29 +141,17 @@ def step(run: Simulation, action: str, which: int, amount: int, replacing: bool)
     elif action == "disk":
         run.disk_full = not run.disk_full
     elif action == "ahead":
-        # Most of them are planned, some are sent, and the others follow.
+        # Some of them are sent, and the others follow.
         run.send(amount, target, too_big=False, due_in_ms=(250, 60, 120))
         for _ in range(3):
             run.work()
             run.wait(0.02)
             run.cycle()
     elif action == "soon":
-        # They are due before messages that are planned, and the journal is slow.
+        # They are due before messages that arrived earlier, and the journal is slow.
         run.send(amount, target, too_big=amount == 1, due_in_ms=(30, 15, 100))
         run.cycle()
         run.wait(0.02)
-        run.cycle()
-    elif action == "cut":
-        # A message arrives that is due before the rest of an intent of which some is stored.
-        run.send(3, target, too_big=False, due_in_ms=(20, 200, 250))
-        run.cycle()
-        run.work()
-        run.wait(0.03)
-        run.cycle()
-        for producer in producers:
-            producer.store(amount)
-            producer.confirm(amount)
-        run.send(1, target, too_big=False, due_in_ms=(50,))
         run.cycle()
     elif action == "turn":
         run.wait(0.01 * amount)
@@ -175,7 +163,7 @@ def step(run: Simulation, action: str, which: int, amount: int, replacing: bool)
         if not run.replaced:
             run.journal.fails_after = amount
     elif action == "race":
-        # A crash just after planned messages were sent, if the intent was confirmed so soon.
+        # A crash just after messages were sent, if their intent was confirmed so soon.
         run.send(2, target, too_big=False, due_in_ms=(15, 100))
         run.cycle()
         run.journal.store(amount // 4)
@@ -185,7 +173,7 @@ def step(run: Simulation, action: str, which: int, amount: int, replacing: bool)
             run.takeover(random.Random(amount), worst=True)
     elif action == "suspend":
         if not run.replaced:
-            run.suspend(1.5 + amount, random.Random(amount))
+            run.suspend(0.2 + 0.4 * amount, random.Random(amount))
     elif action == "hand over":
         if not run.replaced:
             run.hand_over(amount // 2, random.Random(amount))
@@ -317,7 +305,7 @@ def small_entries(patch: pytest.MonkeyPatch) -> None:
     patch.setitem(KEY_BATCHED_SETTINGS, "batching_max_messages", 3)
 
 
-# -- a crash at every step of an intent that is ahead
+# -- a crash at every step of a batch
 
 
 class Share(random.Random):
@@ -331,8 +319,8 @@ class Share(random.Random):
         return b if self._most else a
 
 
-def steps_of_an_intent(run: Simulation, stored: int) -> Iterator[str]:
-    """Take the steps of an intent for four messages, of which the last one is never sent.
+def steps_of_a_batch(run: Simulation, stored: int) -> Iterator[str]:
+    """Take the steps of two batches, and of a message that is due later.
 
     Args:
         stored: number of messages that the target stores and confirms at each send.
@@ -340,53 +328,40 @@ def steps_of_an_intent(run: Simulation, stored: int) -> Iterator[str]:
     Yields:
         The name of the step that was taken.
     """
-
-    def send(seconds: float) -> None:
-        run.wait(seconds)
-        run.publisher.process()
-        run.publisher.send_due()
-
-    run.send(4, TARGETS[0], too_big=False, due_in_ms=(160, 160, 210, 310))
-    run.cycle()
-    run.wait(0.115)
-    run.cycle()
-    assert run.publisher.planned == 4
-    yield "the intent is written"
-    run.journal.store(len(run.journal.tail))
-    yield "the intent is confirmed"
-    for seconds in (0.05, 0.05):
-        send(seconds)
-        yield "some messages are sent"
+    run.send(5, TARGETS[0], too_big=False, due_in_ms=(10, 10, 60, 60, 310))
+    for _ in range(2):
+        run.wait(0.05)
+        run.cycle()
+        yield "a batch is launched"
+        run.journal.store(len(run.journal.tail))
+        yield "its intent is confirmed, if it has one"
+        run.publisher.send_prepared()
+        yield "its messages are sent"
         for producer in run.broker.producers:
             producer.store(stored)
         yield "some of them are stored"
         for producer in run.broker.producers:
             producer.confirm(stored)
+        run.publisher.process()
         yield "some of them are confirmed"
-    run.send(1, TARGETS[0], too_big=False, due_in_ms=(40,))
-    run.cycle()
-    yield "the rest is withdrawn, or another intent is written"
-    run.cycle()
-    yield "the rest is planned again"
-    run.journal.store(1)
-    yield "one more record is confirmed"
-    run.journal.store(len(run.journal.tail))
-    yield "all records are confirmed"
     for producer in run.broker.producers:
         producer.store(len(producer.wire))
         producer.confirm(len(producer.answers))
     run.wait(0.3)
     run.publisher.process()
     yield "the commit is written"
+    run.journal.store(len(run.journal.tail))
+    yield "the commit is confirmed"
 
 
-@pytest.mark.parametrize("end", ["crash", "suspend", "hand over"])
+@pytest.mark.parametrize("end", ["crash", "suspend", "suspend shortly", "hand over"])
 @pytest.mark.parametrize("numbered", [False, True])
-def test_a_crash_at_every_step_of_an_intent_that_is_ahead(
-    numbered: bool, end: str, tmp_path: Path
+def test_a_crash_at_every_step_of_a_batch(
+    numbered: bool, end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("delaylevel.dispatcher.publishing.sending._MANY", 1)
     taken = set()
-    cases = list(product((0, 1, 2), (0, 1, 2), (False, True), range(13)))
+    cases = list(product((0, 1, 2), (0, 1, 2), (False, True), range(12)))
     for stored, in_journal, most, last in cases[:: 1 if SEARCH > 1 else 5]:
         with tempfile.TemporaryDirectory(dir=tmp_path) as directory:
             run = Simulation(numbered, Path(directory))
@@ -398,21 +373,25 @@ def test_a_crash_at_every_step_of_an_intent_that_is_ahead(
                     producer.store(1)
                     producer.confirm(1)
             assert run.broker.topics[TARGETS[0]].delivered == ["id-0"]
-            for number, name in enumerate(steps_of_an_intent(run, stored)):
+            for number, name in enumerate(steps_of_a_batch(run, stored)):
                 if number == last:
                     taken.add(name)
                     break
+            for each in range(1, 6):  # whatever became of them
+                run.cancel(each, TARGETS[0])
             share = Share(most=most)
             run.journal.store(in_journal)
             if end == "crash":
                 run.takeover(share)
             elif end == "suspend":
                 run.suspend(1.5, share)
+            elif end == "suspend shortly":
+                run.suspend(0.2, share)
             else:
                 run.hand_over(1, share)
             run.settle()
             run.check()
-    assert len(taken) == 10
+    assert len(taken) == 7
 
 
 def test_messages_keep_their_order_while_the_number_of_partitions_becomes_known(

@@ -15,16 +15,13 @@ from delaylevel.cluster import threads
 from delaylevel.cluster.locks import PartitionLock
 from delaylevel.dispatcher.assignment import window_sources
 from delaylevel.dispatcher.journal.records import (
-    Commit,
-    DispositionStart,
-    Intent,
     LowWatermark,
     Record,
-    Resolved,
+    Released,
     SnapshotChunk,
     decode,
 )
-from delaylevel.dispatcher.journal.topic import LostOwnershipError, counting
+from delaylevel.dispatcher.journal.topic import Journal, LostOwnershipError, counting
 from delaylevel.dispatcher.owner import PartitionOwner
 from delaylevel.dispatcher.publishing.publisher import BatchPublisher
 from delaylevel.errors import AlreadyRunningError, BrokerError
@@ -93,14 +90,30 @@ class Bench:
     def kinds(self) -> list[type]:
         """Return the kinds of the records that concern messages."""
         every = [type(record) for record in self.records()]
-        return [
-            kind for kind in every if kind not in (LowWatermark, SnapshotChunk, DispositionStart)
-        ]
+        return [kind for kind in every if kind not in (LowWatermark, SnapshotChunk)]
 
 
 @pytest.fixture
 def bench() -> Bench:
     return Bench()
+
+
+def test_a_message_is_released_when_it_is_due_and_then_in_the_journal(bench: Bench) -> None:
+    bench.send(b"x", HOUR)
+    with bench.dispatcher() as dispatcher:
+        dispatcher.run_once()
+        assert (bench.kinds(), bench.pending()) == ([], [b"x"])
+        # Before that, its target is opened.
+        assert dispatcher.next_event_ms() == NOON_MS + 3_600_000 - 300
+        bench.clock.move_to(NOON_MS + 3_600_000 - 300)
+        assert dispatcher.run_once().total == 0
+        assert (bench.kinds(), bench.pending(), bench.delivered()) == ([], [b"x"], [])
+        assert dispatcher.next_event_ms() == NOON_MS + 3_600_000
+        bench.clock.move_to(NOON_MS + 3_600_000)
+        report = dispatcher.run_once()
+        assert (report.due, report.latest_ms, dispatcher.next_event_ms()) == (1, 0, None)
+        assert bench.kinds() == [Released]
+        assert (bench.pending(), bench.delivered()) == ([], [b"x"])
 
 
 def test_what_is_due_waits_until_an_old_description_was_read_again(
@@ -148,21 +161,6 @@ def test_no_message_is_read_by_an_old_description(
         assert bench.delivered() == [b"x", b"y"]
 
 
-def test_an_intent_of_a_killed_dispatcher_is_resolved_by_the_next_one(bench: Bench) -> None:
-    bench.send(b"x", HOUR)
-    dispatcher = bench.dispatcher()
-    while not bench.kinds():
-        dispatcher.run_once()
-        bench.clock.move_to(dispatcher.next_event_ms() or 0)
-    with pytest.raises(AlreadyRunningError):
-        bench.memory.advance(HOUR)
-    dispatcher.kill()
-    assert bench.pending() == [b"x"]
-    assert bench.memory.advance(HOUR).due == 1
-    assert bench.delivered() == [b"x"]
-    assert bench.kinds() == [Intent, Intent, Commit, Resolved]
-
-
 def test_a_dispatcher_that_dies_before_the_commit_repeats_messages_with_the_same_id(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -176,12 +174,33 @@ def test_a_dispatcher_that_dies_before_the_commit_repeats_messages_with_the_same
         patch.setattr(BatchPublisher, "write_commits", die)
         with pytest.raises(BrokerError, match="killed"):
             bench.memory.advance(2 * HOUR)
-    assert (bench.kinds(), bench.pending(), bench.delivered()) == ([Intent], [b"x"], [b"x"])
+    assert (bench.kinds(), bench.pending(), bench.delivered()) == ([], [b"x"], [b"x"])
     assert bench.memory.advance(HOUR).due == 1
     assert (bench.pending(), bench.delivered()) == ([], [b"x", b"x"])
     first, second = bench.memory.delivered("orders")
     assert first.properties[env.ID] == second.properties[env.ID]
     assert bench.memory.advance(HOUR).due == 0
+
+
+def test_a_proof_grows_old_by_the_clock_that_advances_more(bench: Bench) -> None:
+    """The monotonic clock stands still while a machine is suspended."""
+    index = bench.description.window_partition("k", "")
+    _, source = window_sources(bench.description, index)
+    unused: Any = None
+    now_s, now_ms = 5.0, NOON_MS
+    journal = Journal(
+        bench.client, bench.memory.admin, source, unused, lambda: now_s, lambda: now_ms
+    )
+    assert (list(journal.read()), journal.is_new) == ([], True)
+    journal.claim()
+    assert (journal.proof_age_s, journal.is_new) == (0, False)
+    now_s += 2
+    assert journal.proof_age_s == 2
+    now_ms += 3_000
+    assert journal.proof_age_s == 3
+    journal.append(LowWatermark(1))
+    assert journal.proof_age_s == 0
+    journal.close()
 
 
 def test_an_owner_that_the_broker_did_not_fence_publishes_and_tells_nothing(
@@ -220,7 +239,7 @@ def test_an_owner_that_the_broker_did_not_fence_publishes_and_tells_nothing(
     assert told == [OutcomeStatus.TOO_LATE]
 
 
-def test_a_message_that_was_sent_is_not_pending_while_others_of_its_intent_are(
+def test_a_message_that_was_sent_is_not_pending_while_later_ones_are(
     bench: Bench,
 ) -> None:
     seen: list[tuple[bytes, list[bytes | None]]] = []
@@ -235,7 +254,6 @@ def test_a_message_that_was_sent_is_not_pending_while_others_of_its_intent_are(
     bench.memory.advance(2 * HOUR)
     bodies: list[bytes | None] = [b"0", b"1", b"2", b"3", b"4"]
     assert seen == [(body, bodies[number + 1 :]) for number, body in enumerate(bodies)]
-    assert bench.kinds().count(Intent) < 5
 
 
 def test_there_are_no_threads_and_no_files(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
