@@ -241,7 +241,7 @@ class DispatcherProcess:
 
     def pending(self) -> float:
         """Return the number of messages that it knows."""
-        return self.series("delaylevel_dispatch_pending")
+        return self.series("delaylevel_dispatch_window_messages")
 
     def releasing(self) -> float:
         """Return the number of its window partitions that have been read again."""

@@ -42,11 +42,13 @@ _COUNTERS = (
     ("expired", "Messages that were not released because of their expiry."),
 )
 _GAUGES = (
-    ("pending", "Messages that wait for their due time."),
+    ("window_messages", "Messages that wait for their due time."),
     ("in_flight", "Messages that are being published."),
     ("memory_bytes", "Approximate memory of the pending messages."),
     ("disk_bytes", "Disk space of the pending messages."),
 )
+# Fields of `OwnerStats` with another name.
+_FIELDS = {"window_messages": "pending"}
 _OLD_S = 30.0
 #: Time without a look at the level topics after which the process counts as hung, in s.
 _HUNG_S = 300.0
@@ -96,7 +98,7 @@ class DispatchCollector:
         for kind, name, text in plain:
             series = family(kind, name, text)
             for labels, stats in found.items():
-                series.add_metric(labels, getattr(stats, name))
+                series.add_metric(labels, getattr(stats, _FIELDS.get(name, name)))
             yield series
         held = family(
             CounterMetricFamily, "held", "Messages whose target could not be written.", "target"

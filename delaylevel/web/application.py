@@ -226,7 +226,7 @@ def _partitions(partitions: Sequence[PartitionLine]) -> Iterator[str]:
     if not partitions:
         return
     yield '<div class="scroll"><table><tr><th class="number">Nr.</th><th>State</th>'
-    yield '<th class="number">Pending</th><th class="number">Overdue</th><th>Owner</th></tr>'
+    yield '<th class="number">In the window</th><th class="number">Overdue</th><th>Owner</th></tr>'
     for line in partitions:
         state = line.state or ("elsewhere" if line.owner else "no owner")
         bad = ' class="bad"' if state not in ("releasing", "elsewhere") else ""

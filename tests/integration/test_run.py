@@ -106,7 +106,7 @@ def test_its_http_service_tells_of_mover_and_dispatcher(
     assert (found["messages"], found["mean"]) == (3, 1)
     moving = f'delaylevel_mover_state{{level_topic="{topic}",state="moving"}} 1.0'
     world.eventually(lambda: moving in answer(process, "metrics")[1], "the mover's state")
-    assert "delaylevel_dispatch_pending" in answer(process, "metrics")[1]
+    assert "delaylevel_dispatch_window_messages" in answer(process, "metrics")[1]
     status, page = answer(process, "")
     assert status == 200
     assert page.count(f"<h2>{topic}</h2>") == 1
