@@ -14,7 +14,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
@@ -117,11 +116,9 @@ _ALONE, _SINGLE = 1, 2
 BATCH_TOO_LARGE = "a batch is too large"
 
 
-@dataclass(frozen=True, slots=True)
-class _Cut(Generic[Item]):
-    """The item of a dead letter that is sent in a smaller form."""
+class _Cut(NamedTuple):
+    """A dead letter that is sent in a smaller form."""
 
-    item: Item
     whole: dict[str, str]  # its properties at first
     forms: Iterator[Form]  # that were not tried yet
 
@@ -154,9 +151,10 @@ class OwnProducers(Generic[Item]):
         self._start = start
         self._now_s = now_s
         self._wake = wake
-        self._producers: dict[_Key, TargetProducer[Item | _Cut[Item]]] = {}
+        self._producers: dict[_Key, TargetProducer[Item]] = {}
         self._refused: dict[_Key, str] = {}  # reasons
         self._without_batches: set[str] = set()  # topics
+        self._cuts: dict[Sent[Item], _Cut] = {}
 
     @property
     def owes_answers(self) -> bool:
@@ -182,19 +180,27 @@ class OwnProducers(Generic[Item]):
         properties: dict[str, str],
         deliver_at_ms: int | None,
     ) -> str | None:
+        """Send a message, as `put` does; its item is ``item``."""
+        size = len(message.value or b"")
+        return self.put(
+            Sent(item, message, properties, deliver_at_ms, 0, size, self._now_s()), topic
+        )
+
+    def put(self, sent: Sent[Item], topic: str) -> str | None:
         """Send a message, unless its topic refused to be opened a moment ago.
 
         Returns:
             The reason if it was not sent; otherwise None.
         """
-        alone = needs_own_batch(message, properties) or topic in self._without_batches
+        properties = sent.properties
+        alone = needs_own_batch(sent.payload, properties) or topic in self._without_batches
         key = topic, env.compression_of(properties), alone
         producer = self._producers.get(key) or self._producer(key)
         if self._refused and (reason := self._refused.get(key)) is not None:
             producer.open()
             if producer.is_pausing:
                 return reason
-        producer.send(item, message, properties, deliver_at_ms)
+        producer.put(sent)
         return None
 
     def flush(self) -> None:
@@ -203,35 +209,24 @@ class OwnProducers(Generic[Item]):
             if producer.messages:
                 producer.flush()
 
-    def poll(self) -> Iterator[tuple[str, Settled]]:
-        """Yield each message whose outcome is known since the last call, with its topic.
+    def poll(self) -> list[Settled]:
+        """Return the messages whose outcome is known since the last call.
 
         The reason for an outcome is the failure, by its name or as a sentence.
         """
+        found: list[Settled] = []
         for key, producer in list(self._producers.items()):
-            topic = key[0]
-            for settled in producer.poll():
-                sent, outcome, reason = settled
-                cut = sent.item
-                if isinstance(cut, _Cut):
-                    sent.item = cut.item
-                    if outcome is SendOutcome.STORED:
-                        warn_of_cut(topic, cut.whole, sent.properties)
-                if outcome is SendOutcome.STORED or not is_too_large(reason):
-                    yield topic, settled
-                elif sent.outcome.count > 1:
-                    # The messages behind it may be stored already: the host decides on the order.
-                    self._without_batches.add(topic)
-                    yield topic, settled._replace(reason=BATCH_TOO_LARGE)
-                elif topic != self._dead_letters:
-                    yield topic, settled
-                elif not self._send_smaller(sent, cut):
-                    yield topic, settled._replace(reason=too_large_for_all(topic))
+            settled = producer.poll()
+            if settled:
+                if self._cuts or not all(each[1] is SendOutcome.STORED for each in settled):
+                    settled = [one for each in settled for one in self._decided(key[0], each)]
+                found += settled
             refusal = producer.take_refusal()
             if refusal is not None:
                 self._refused[key] = refusal
             elif producer.is_open:
                 self._refused.pop(key, None)
+        return found
 
     def give_up_stalled(self) -> None:
         """Give up the producers that confirm nothing; the outcome of their messages is unknown."""
@@ -245,19 +240,39 @@ class OwnProducers(Generic[Item]):
             producer.close()
         self._producers.clear()
         self._refused.clear()
+        self._cuts.clear()
 
-    def _send_smaller(self, sent: Sent[Item | _Cut[Item]], cut: Item | _Cut[Item]) -> bool:
+    def _decided(self, topic: str, settled: Settled) -> Iterator[Settled]:
+        """Yield the outcome of a message, unless it is sent in a smaller form."""
+        sent, outcome, reason = settled
+        cut = self._cuts.pop(sent, None)
+        if outcome is SendOutcome.STORED:
+            if cut is not None:
+                warn_of_cut(topic, cut.whole, sent.properties)
+        elif not is_too_large(reason):
+            pass
+        elif sent.outcome.count > 1:
+            # The messages behind it may be stored already: the host decides on the order.
+            self._without_batches.add(topic)
+            settled = settled._replace(reason=BATCH_TOO_LARGE)
+        elif topic == self._dead_letters:
+            if self._send_smaller(sent, cut):
+                return
+            settled = settled._replace(reason=too_large_for_all(topic))
+        yield settled
+
+    def _send_smaller(self, sent: Sent[Item], cut: _Cut | None) -> bool:
         """Send a dead letter in its next smaller form; return False if there is none."""
-        if not isinstance(cut, _Cut):
-            cut = _Cut(cut, sent.properties, smaller_forms(sent.properties))
+        cut = cut or _Cut(sent.properties, smaller_forms(sent.properties))
         form = next(cut.forms, None)
         if form is None:
             return False
-        producer = self._producer((self._dead_letters, form.compression, _SINGLE))
-        producer.send(cut, sent.payload, form.properties, None)
+        self._cuts[sent] = cut
+        sent.properties, sent.deliver_at_ms = form.properties, None
+        self._producer((self._dead_letters, form.compression, _SINGLE)).put(sent)
         return True
 
-    def _producer(self, key: _Key) -> TargetProducer[Item | _Cut[Item]]:
+    def _producer(self, key: _Key) -> TargetProducer[Item]:
         producer = self._producers.get(key)
         if producer is None:
             producer = self._producers[key] = TargetProducer(
@@ -334,8 +349,8 @@ class DeadLetterTopic:
             while producers.load[0]:
                 producers.flush()
                 self._woken.clear()
-                found = list(producers.poll())
-                for _, settled in found:
+                found = producers.poll()
+                for settled in found:
                     self._check(settled.reason)
                 if time.monotonic() > until_s:
                     self._check("no confirmation")

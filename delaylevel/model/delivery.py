@@ -60,23 +60,20 @@ class ForwardReport:
     dropped: Counter[str] = field(default_factory=Counter)
     expired: Counter[str] = field(default_factory=Counter)
 
-    def count(self, counter: str, key: Any, late_ms: int = 0) -> None:
-        """Count a message.
+    def count(self, counter: str, key: Any, late_ms: int = 0, number: int = 1) -> None:
+        """Count messages.
 
         Args:
             counter: the name of a counter.
             key: key in that counter; None for one that is a number.
-            late_ms: lateness at hand-off.
+            late_ms: the largest lateness at hand-off.
+            number: number of messages.
         """
-        if key is not None:
-            getattr(self, counter)[key] += 1
-            return
-        if counter == "window":
-            self.window += 1
+        if key is None:
+            setattr(self, counter, getattr(self, counter) + number)
         else:
-            self.due += 1
-        if late_ms > self.latest_ms:
-            self.latest_ms = late_ms
+            getattr(self, counter)[key] += number
+        self.latest_ms = max(self.latest_ms, late_ms)
 
     def counts(self) -> dict[str, int]:
         """Return the number of messages by outcome."""

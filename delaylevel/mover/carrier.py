@@ -10,8 +10,7 @@ it is not.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 from delaylevel.cluster.failures import is_too_large
@@ -19,7 +18,7 @@ from delaylevel.cluster.own_producers import OwnProducers
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.publisher import needs_own_batch
 from delaylevel.cluster.targets.pool import TargetKey, TargetPool
-from delaylevel.cluster.targets.send_state import SendOutcome
+from delaylevel.cluster.targets.send_state import SendOutcome, Sent
 from delaylevel.cluster.threads import Starter, in_thread
 from delaylevel.errors import EnvelopeError, UnknownTargetError
 from delaylevel.model.clock import Clock
@@ -35,8 +34,7 @@ from .hop import NextHop, Place
 Item = TypeVar("Item")
 
 
-@dataclass(slots=True, eq=False)
-class Carried(Generic[Item]):
+class Carried(Sent[Item]):
     """A message on its way, or at its next place.
 
     Attributes:
@@ -47,12 +45,44 @@ class Carried(Generic[Item]):
         reason: the failure, once a topic of our own did not take it; empty if it is stored.
     """
 
-    item: Item
-    message: Payload
-    envelope: Envelope | None
-    place: Place
-    late_ms: int = 0
-    reason: str = ""
+    __slots__ = ("envelope", "late_ms", "place", "reason")
+
+    def __init__(
+        self,
+        item: Item,
+        message: Payload,
+        envelope: Envelope | None,
+        placed: tuple[Place, dict[str, str], int | None],
+        late_ms: int = 0,
+    ) -> None:
+        # One object for each message, here and in its producer: they are many.
+        self.item = item
+        self.payload = message
+        self.size = len(message.value or b"")
+        self.number = 0
+        self.maybe_stored = False
+        self.answered_s = self.sent_s = 0.0
+        self.count = 1
+        self.envelope = envelope
+        self.place, self.properties, self.deliver_at_ms = placed
+        self.late_ms = late_ms
+        self.reason = ""
+
+    def join(self, first: Sent[Item]) -> bool:
+        """Let the first message of the entry stand for this one, if its host cannot tell them.
+
+        A host without items reads all of them again if one is not stored.
+        """
+        if self.item is not None or not self.place.is_ours:
+            return False
+        assert isinstance(first, Carried)
+        if first.place is not self.place:
+            return False
+        first.count += 1
+        first.size += self.size
+        if self.late_ms > first.late_ms:
+            first.late_ms = self.late_ms
+        return True
 
 
 class OwnPlaces(Generic[Item]):
@@ -77,9 +107,10 @@ class OwnPlaces(Generic[Item]):
         wake: Callable[[], None] = lambda: None,
     ) -> None:
         self._describe = description
+        self._now_s = now_s
         self._clock = clock
         dead_letters = description().dead_letter_topic.partition(0).full
-        self._own: OwnProducers[Carried[Item]] = OwnProducers(
+        self._own: OwnProducers[Item] = OwnProducers(
             client, dead_letters, start=start, now_s=now_s, wake=wake
         )
         self._done: list[Carried[Item]] = []
@@ -97,10 +128,11 @@ class OwnPlaces(Generic[Item]):
 
     def put(self, carried: Carried[Item]) -> None:
         """Send a message to its place, a topic of our own, or drop it if it has none."""
-        _, _, topic, properties, until_ms, _ = carried.place
+        carried.sent_s = self._now_s()
         reason = None
+        topic = carried.place.topic
         if topic:
-            reason = self._own.send(carried, topic, carried.message, properties, until_ms)
+            reason = self._own.put(carried, topic)
             if reason is None:
                 return
         carried.reason = reason or ""
@@ -109,8 +141,8 @@ class OwnPlaces(Generic[Item]):
     def set_aside(self, carried: Carried[Item], reason: str) -> None:
         """Hold a message that is not handed off for this reason, or make it a dead letter."""
         assert carried.envelope is not None
-        carried.place = hop.set_aside(
-            self._describe(), carried.message, carried.envelope, reason, self._clock.now_ms()
+        carried.place, carried.properties, carried.deliver_at_ms = hop.set_aside(
+            self._describe(), carried.payload, carried.envelope, reason, self._clock.now_ms()
         )
         self.put(carried)
 
@@ -118,23 +150,29 @@ class OwnPlaces(Generic[Item]):
         """End the clients' present batches."""
         self._own.flush()
 
-    def poll(self) -> Iterator[Carried[Item]]:
-        """Yield each message whose outcome is known since the last call."""
-        for topic, (sent, outcome, reason) in self._own.poll():
-            carried: Carried[Item] = sent.item
-            if outcome is SendOutcome.STORED:
-                yield carried
-            elif is_too_large(reason) and carried.envelope is not None:
-                carried.place = hop.too_large(
-                    self._describe(), carried.message, carried.envelope, topic
-                )
-                self.put(carried)
-            else:
-                carried.reason = reason
-                yield carried
+    def poll(self) -> list[Carried[Item]]:
+        """Return the messages whose outcome is known since the last call."""
+        settled = self._own.poll()
+        found: list[Carried[Item]] = [each[0] for each in settled]
+        if not all(each[1] is SendOutcome.STORED for each in settled):
+            found = [each[0] for each in settled if self._is_decided(*each)]
         if self._done:
             done, self._done = self._done, []
-            yield from done
+            found += done
+        return found
+
+    def _is_decided(self, carried: Carried[Item], outcome: SendOutcome, reason: str) -> bool:
+        """Process an outcome; return False for a message that becomes a dead letter instead."""
+        if outcome is SendOutcome.STORED:
+            return True
+        if is_too_large(reason) and carried.envelope is not None:
+            carried.place, carried.properties, carried.deliver_at_ms = hop.too_large(
+                self._describe(), carried.payload, carried.envelope, carried.place.topic
+            )
+            self.put(carried)
+            return False
+        carried.reason = reason
+        return True
 
     def close(self) -> None:
         """Close the producers; messages without an outcome get none."""
@@ -177,7 +215,7 @@ class Carrier(OwnPlaces[Item]):
         )
         self._next_hop = next_hop
         self._refusal = refusal
-        self.targets: TargetPool[Carried[Item]] = TargetPool(
+        self.targets: TargetPool[Item] = TargetPool(
             client_of or (lambda _: client),
             admin,
             pause_s=lambda: next_hop().description.hold_pause_ms / 1000,
@@ -227,18 +265,18 @@ class Carrier(OwnPlaces[Item]):
         except EnvelopeError as error:
             if latest is None and isinstance(error, UnknownTargetError):
                 raise
-            place = hop.dead_letter(next_hop.description, message, source.topic, error.reason)
-            self.put(Carried(item, message, None, place))
+            letter = hop.dead_letter(next_hop.description, message, source.topic, error.reason)
+            self.put(Carried(item, message, None, letter))
             return
-        place = next_hop.place(source, message, envelope, now_ms)
-        carried = Carried(item, message, envelope, place, now_ms - envelope.due_ms)
-        if place.is_ours:
+        placed = next_hop.place(source, message, envelope, now_ms)
+        carried = Carried(item, message, envelope, placed, now_ms - envelope.due_ms)
+        if carried.place.is_ours:
             self.put(carried)
         else:
             self._hand_off(carried, now_ms)
 
     def _hand_off(self, carried: Carried[Item], now_ms: int) -> None:
-        envelope, message, properties = carried.envelope, carried.message, carried.place.properties
+        envelope = carried.envelope
         assert envelope is not None
         topic, schema = envelope.target, "" if envelope.schema is None else str(envelope.schema)
         steady_ms = min(now_ms, self._clock.now_ms())
@@ -250,23 +288,25 @@ class Carrier(OwnPlaces[Item]):
         if reason is not None:
             self.set_aside(carried, reason)
             return
-        alone = needs_own_batch(message, properties)
+        alone = needs_own_batch(carried.payload, carried.properties)
         key = TargetKey(topic, schema, envelope.compression or "", alone=alone)
-        self.targets.producer(key).send(carried, message, properties, carried.place.deliver_at_ms)
+        carried.sent_s = self._now_s()
+        self.targets.producer(key).put(carried)
 
     def flush(self) -> None:
         """End the clients' present batches."""
         self.targets.flush()
         self._own.flush()
 
-    def poll(self) -> Iterator[Carried[Item]]:
-        """Yield each message whose outcome is known since the last call."""
+    def poll(self) -> list[Carried[Item]]:
+        """Return the messages whose outcome is known since the last call."""
+        found: list[Carried[Item]] = []
         for _, (sent, outcome, reason) in self.targets.poll():
             if outcome is SendOutcome.STORED:
-                yield sent.item
+                found.append(sent)
             else:
-                self.set_aside(sent.item, reason)
-        yield from super().poll()
+                self.set_aside(sent, reason)
+        return found + super().poll()
 
     def waiting(self) -> dict[str, str]:
         """Return the topics with messages without an outcome, with the reasons that are known."""

@@ -201,16 +201,14 @@ class Forwarder:
         Raises:
             BrokerError: a topic of our own did not take a message.
         """
-        found, count = False, self._report.count
-        for carried in self._carrier.poll():
-            found = True
-            if carried.reason:
-                error = not_stored(carried.place.topic, carried.reason)
-                if carried.reason == BATCH_TOO_LARGE:
-                    raise BatchTooLargeError(str(error))
-                raise error
-            count(*carried.place[:2], carried.late_ms)
-        return found
+        report, found = self._report, self._carrier.poll()
+        for carried in found:
+            place, reason = carried.place, carried.reason
+            if reason:
+                error = not_stored(place.topic, reason)
+                raise BatchTooLargeError(str(error)) if reason == BATCH_TOO_LARGE else error
+            report.count(place.counter, place.counted_by, carried.late_ms, carried.count)
+        return bool(found)
 
     def _wait(self, messages: int, size: int) -> None:
         """Wait until no more messages and bytes than these have no outcome.

@@ -93,17 +93,26 @@ class Place(NamedTuple):
         counted_by: key in that counter; None without one.
         topic: full name of a partition of our own, or of the target; empty for a message that is
             dropped.
-        properties: all properties of the message there.
-        deliver_at_ms: time until which the broker holds it, ms since the epoch; None for no time.
         is_ours: True for a topic of our own.
     """
 
     counter: str
     counted_by: Any
     topic: str
-    properties: dict[str, str]
-    deliver_at_ms: int | None
     is_ours: bool = True
+
+
+class Placed(NamedTuple):
+    """A message at its next place.
+
+    Attributes:
+        properties: all its properties there.
+        deliver_at_ms: time until which the broker holds it, ms since the epoch; None for no time.
+    """
+
+    place: Place
+    properties: dict[str, str]
+    deliver_at_ms: int | None = None
 
 
 # The broker releases a message up to a tick early. A message that it would release at once is not
@@ -124,51 +133,43 @@ class NextHop:
         self._tracked = description.final_window is FinalWindow.TRACKER
         # With a Function, the broker holds what is parked; the other movers wait themselves.
         self._held_by_broker = description.mover is Mover.FUNCTION
-        self._names: dict[tuple[int, int], str] = {}
+        self._places: dict[tuple[int, int], Place] = {}
+        self._targets: dict[tuple[str, bool], Place] = {}
 
     def place(
         self, source: SourcePartition, message: ParkedMessage, envelope: Envelope, now_ms: int
-    ) -> Place:
-        """Return the next place of a message, unless it has expired."""
+    ) -> tuple[Place, dict[str, str], int | None]:
+        """Return the next place of a message that has not expired; what `Placed` has."""
         due_ms = envelope.due_ms
         kind, level, partition = self._router.decide(due_ms, now_ms, source.level)
-        until_ms = None
         if kind is Hop.PARK:
+            until_ms = None
             if self._held_by_broker:
                 until_ms = self._router.hand_off_ms(level, partition, now_ms)
             if until_ms is None or until_ms - now_ms > _BROKER_TICK_MS:
-                return Place(
-                    "parked",
-                    (self.description.topic, level, partition),
-                    self._names.get((level, partition)) or self._name(level, partition),
-                    envelope.parked_again_properties(message.properties),
-                    until_ms,
-                )
+                place = self._places.get((level, partition)) or self._member(level, partition)
+                return place, envelope.parked_again_properties(message.properties), until_ms
         if self._tracked:
             # The broker never holds a message there; the dispatcher publishes overdue ones at once.
             partition = window_partition(self.description, message, envelope)
-            return Place(
-                "window",
-                None,
-                self._names.get((_WINDOW, partition)) or self._name(_WINDOW, partition),
-                envelope.parked_again_properties(message.properties),
-                None,
-            )
+            place = self._places.get((_WINDOW, partition)) or self._member(_WINDOW, partition)
+            return place, envelope.parked_again_properties(message.properties), None
         due = kind is Hop.DUE
-        return Place(
-            "due" if due else "window",
-            None,
-            envelope.target,
-            delivered_properties(message, envelope),
-            None if due else due_ms,
-            is_ours=False,
+        target = envelope.target, due
+        place = self._targets.get(target) or self._targets.setdefault(
+            target, Place("due" if due else "window", None, envelope.target, is_ours=False)
         )
+        return place, delivered_properties(message, envelope), None if due else due_ms
 
-    def _name(self, level: int, partition: int) -> str:
+    def _member(self, level: int, partition: int) -> Place:
         described = self.description
-        topic = described.window_topic if level == _WINDOW else described.level_topic(level)
-        name = self._names[level, partition] = topic.partition(partition).full
-        return name
+        if level == _WINDOW:
+            place = Place("window", None, described.window_topic.partition(partition).full)
+        else:
+            topic = described.level_topic(level).partition(partition)
+            place = Place("parked", (described.topic, level, partition), topic.full)
+        self._places[level, partition] = place
+        return place
 
 
 def set_aside(
@@ -177,7 +178,7 @@ def set_aside(
     envelope: Envelope,
     reason: str,
     now_ms: int,
-) -> Place:
+) -> Placed:
     """Return the place of a message whose target cannot be written now, for this reason.
 
     A message that is too large becomes a dead letter, whatever the policy: it would be refused
@@ -187,14 +188,15 @@ def set_aside(
         return too_large(description, message, envelope, envelope.target)
     if is_expired(reason):
         if description.expired is Expired.DROP:
-            return Place("expired", envelope.target, "", {}, None)
+            return Placed(Place("expired", envelope.target, ""), {})
         letter = _readable_dead_letter(description, message, envelope, reason)
-        return letter._replace(counter="expired", counted_by=envelope.target)
+        place = letter.place._replace(counter="expired", counted_by=envelope.target)
+        return letter._replace(place=place)
     policy = description.on_missing_target if reason == NO_TOPIC else MissingTarget.HOLD
     if policy is MissingTarget.DROP and RETRY_ID in message.properties:
         policy = MissingTarget.DEAD_LETTER  # the original of a retry is acknowledged
     if policy is MissingTarget.DROP:
-        return Place("dropped", envelope.target, "", {}, None)
+        return Placed(Place("dropped", envelope.target, ""), {})
     if policy is MissingTarget.DEAD_LETTER:
         missing = f"target {envelope.target} does not exist"
         return _readable_dead_letter(description, message, envelope, missing)
@@ -207,12 +209,12 @@ def set_aside(
     # Every mover but a Function waits itself.
     by_broker = description.mover is Mover.FUNCTION
     until_ms = now_ms + description.hold_pause_ms if by_broker else None
-    return Place("held", envelope.target, topic, properties, until_ms)
+    return Placed(Place("held", envelope.target, topic), properties, until_ms)
 
 
 def too_large(
     description: LevelTopicDescription, message: Payload, envelope: Envelope, topic: str
-) -> Place:
+) -> Placed:
     """Return the place of a message that a topic refuses because of its size.
 
     It keeps its envelope, so that it can be replayed once the limit is raised. It may be too large
@@ -227,20 +229,20 @@ def too_large(
 
 def _readable_dead_letter(
     description: LevelTopicDescription, message: Payload, envelope: Envelope, reason: str
-) -> Place:
+) -> Placed:
     application = env.application_properties(message.properties)
     properties = {
         **envelope.parked_properties(application),
         env.REASON: env.bounded_reason(reason),
     }
     topic = description.dead_letter_topic.partition(0).full
-    return Place("dead", reason, topic, properties, None)
+    return Placed(Place("dead", reason, topic), properties)
 
 
 def dead_letter(
     description: LevelTopicDescription, message: ParkedMessage, topic: str, reason: str
-) -> Place:
+) -> Placed:
     """Return the place of a message whose envelope cannot be read."""
     properties = dead_letter_properties(message, topic, reason)
     own = description.dead_letter_topic.partition(0).full
-    return Place("dead", reason, own, properties, None)
+    return Placed(Place("dead", reason, own), properties)

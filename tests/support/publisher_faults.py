@@ -47,7 +47,7 @@ class Outlet:
 
     def _settled(self) -> bool:
         self.own.flush()
-        for _, (sent, outcome, _) in self.own.poll():
+        for sent, outcome, _ in self.own.poll():
             self.outcomes[sent.item.properties["n"]] = outcome
         return not self.own.load[0]
 

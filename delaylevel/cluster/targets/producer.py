@@ -51,6 +51,8 @@ from .send_state import NO_PAYLOAD, UNPROVEN, EntryOutcomes, SendState, Sent, Se
 log = logging.getLogger(__name__)
 
 _RETRY_S = 1.0
+# Number of messages that are passed to the client at a time, if they may wait for that.
+_PORTION = 32
 # Time between two looks at a topic whose confirmations come from known ledgers.
 _LOOK_EVERY_S = 60.0
 
@@ -496,6 +498,18 @@ class TargetProducer(Generic[Item]):
         else:
             self._pass_on()
 
+    def put(self, sent: Sent[Item]) -> None:
+        """Send a message together with others, at the next `poll` or flush at the latest."""
+        unsent = self._state.unsent
+        unsent.append(sent)
+        self.messages += 1
+        self.size += sent.size
+        self.used_s = sent.sent_s
+        if self._opened is None:
+            self._open()
+        elif len(unsent) >= _PORTION:
+            self._pass_on()
+
     def send_all(
         self, items: Iterable[Item], payloads: Sequence[Payload], first_number: int
     ) -> None:
@@ -525,6 +539,7 @@ class TargetProducer(Generic[Item]):
     def flush(self) -> None:
         """End the client's present batch, and have ``wake`` called when all are answered."""
         if self._opened is not None and self._state.is_open:
+            self._pass_on()
             self._flushes.begin(self._opened, self._core, self._entries, self._answers.given)
 
     def resume(self) -> None:
@@ -553,9 +568,11 @@ class TargetProducer(Generic[Item]):
             self._verification.run(list(self._state.unverified), self._take_verified)
         if not self._state.is_open:
             self._replace_producer()
+        elif self._state.unsent:
+            self._pass_on()
         settled = self._state.settled()
         if settled:
-            self.messages -= len(settled)
+            self.messages -= sum([sent.count for sent, _, _ in settled])
             self.size -= sum([sent.size for sent, _, _ in settled])
         return settled
 
@@ -632,20 +649,23 @@ class TargetProducer(Generic[Item]):
         answers = self._answers
         if opened is None:
             return
-        if not state.unsent:
+        unsent, in_flight = state.unsent, state.in_flight
+        if not unsent or not state.is_open or state.suspended:
             return
         # The client does not know a topic's own limit: it would send the message for ever.
         limit = opened.max_size
-        take, send = state.take, None if core is None else core.send_async
-        while (sent := take()) is not None:
-            answers.given += 1
+        send = None if core is None else core.send_async
+        while unsent and not state.suspended:
+            # What `SendState.take` does, without a call for each message.
+            sent = unsent.popleft()
             if limit is not None and sent.exceeds(limit):
+                in_flight.append(sent)
+                answers.given += 1
                 answers.answered += 1
                 state.rejected(TOO_LARGE)
                 continue
             payload, until_ms = sent.payload, sent.deliver_at_ms
             outcome, callback = entries.alone() if until_ms else entries.next(payload)
-            sent.outcome = outcome
             try:
                 if send is not None:
                     send(build_message(payload, sent.properties, until_ms, sent.number), callback)
@@ -655,8 +675,15 @@ class TargetProducer(Generic[Item]):
                     )
             except pulsar.PulsarException as error:
                 entries.end()
-                outcome = sent.outcome = entries.alone()[0]
+                outcome, callback = entries.alone()
                 outcome[error_name(error)] = None
+            if callback is not None:
+                outcome.first = sent
+            elif sent.join(outcome.first):
+                continue
+            sent.outcome = outcome
+            in_flight.append(sent)
+            answers.given += 1
             if outcome and OK not in outcome:
                 reason = result_name(next(iter(outcome)))
                 if reason in MESSAGE_REFUSALS:

@@ -164,7 +164,7 @@ class OutcomeTopic:
 
     def confirmed(self) -> Iterator[CancelDecision]:
         """Yield each outcome that the broker has stored since the last call."""
-        for _, (sent, outcome, reason) in self._topics.poll():
+        for sent, outcome, reason in self._topics.poll():
             if outcome is SendOutcome.STORED:
                 if not self._again:
                     self._warning.over()

@@ -16,7 +16,7 @@ from delaylevel.model.envelope import REASON
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.mover import hop
 from delaylevel.mover.carrier import Carried, OwnPlaces
-from delaylevel.mover.hop import Place
+from delaylevel.mover.hop import Place, Placed
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ class SetAsideTopics(Generic[Owner]):
     def load(self) -> tuple[int, int]:
         """Number and bytes of the messages that are not confirmed."""
         messages, size = self._places.load
-        again = sum(len(carried.message.value or b"") for carried in self._again)
+        again = sum(carried.size for carried in self._again)
         return messages + len(self._again), size + again
 
     def send(
@@ -87,22 +87,23 @@ class SetAsideTopics(Generic[Owner]):
         sent = 0
         for index, reason in sorted(refused.items()):
             message = messages[index]
-            place = self._place(message, reason)
+            placed = self._placed(message, reason)
+            place = placed.place
             counted.append((place.counter, place.counted_by))
             if place.topic:
                 sent += 1
                 envelope = message.envelope if message.target else None
-                self._places.put(Carried((owner, index), message, envelope, place))
+                self._places.put(Carried((owner, index), message, envelope, placed))
         self._places.flush()
         return sent, counted
 
-    def _place(self, message: WindowMessage, reason: str) -> Place:
+    def _placed(self, message: WindowMessage, reason: str) -> Placed:
         description = self._description()
         if message.target:
             now_ms = self._clock.now_ms()
             return hop.set_aside(description, message, message.envelope, reason, now_ms)
         letter, properties = description.dead_letter_topic.partition(0).full, message.properties
-        return Place("dead", properties.get(REASON, ""), letter, properties, None)
+        return Placed(Place("dead", properties.get(REASON, ""), letter), properties)
 
     def count(self, counted: Iterable[tuple[str, str]]) -> None:
         """Count messages that are confirmed."""

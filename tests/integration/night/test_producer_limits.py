@@ -85,7 +85,7 @@ def test_the_largest_message_passes_every_hop(world: RealWorld, orders: str) -> 
     source = description.level_topic(0).partition(1).full
     dead = hop.dead_letter(description, found._replace(properties=held.properties), source, reason)
     for aside in (held, dead):
-        copy = world.plain_client.create_producer(aside.topic, batching_enabled=True)
+        copy = world.plain_client.create_producer(aside.place.topic, batching_enabled=True)
         copy.send(body, aside.properties, found.key, found.ordering_key, event_timestamp=2**60)
     assert [message.value for message in world.stored(held.topic)] == [body]
     assert [message.value for message in world.stored(dead.topic)] == [body]

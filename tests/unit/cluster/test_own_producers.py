@@ -29,7 +29,7 @@ def test_dead_letters_that_are_too_large_count_until_a_smaller_form_is_stored() 
     assert own.load == (2, 10)
     client.outcomes.clear()
     jobs.pop()()  # the opening of another producer, for letters that are alone in their batch
-    assert [(each.item.item, each.outcome.value) for _, each in own.poll()] == [
+    assert [(each.item.item, each.outcome.value) for each in own.poll()] == [
         ("first", "stored"),
         ("second", "stored"),
     ]
@@ -48,7 +48,7 @@ def test_a_dead_letter_of_which_no_form_fits_is_reported_with_the_remedy() -> No
     for _ in range(9):
         outcomes += own.poll()
         own.flush()
-    ((_, settled),) = outcomes
+    (settled,) = outcomes
     assert settled.item.item == "item"
     assert "raise the maximum message size" in settled.reason
     assert own.load == (0, 0)

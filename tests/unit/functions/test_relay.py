@@ -797,6 +797,7 @@ def test_a_slow_target_gets_a_share_of_the_limits(world: RelayWorld) -> None:
     world[BILLS].answer(count=5)
     settle(relay)
     relay.offer(parked(10, target=BILLS))
+    relay.poll()
     assert len(world[BILLS].sent) == 9, "within its share, it is not held"
 
 

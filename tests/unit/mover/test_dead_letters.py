@@ -180,8 +180,8 @@ def test_a_message_too_large_for_its_target_is_a_dead_letter_under_every_policy(
     envelope = Envelope.read(properties, "a")
     aside = hop.set_aside(description, message, envelope, "MessageTooBig", 10)
     reason = f"too large for {ORDERS}"
-    assert aside == hop.Place(
-        "dead", reason, world.topic, {**properties, ID: "a", REASON: reason}, None
+    assert aside == hop.Placed(
+        hop.Place("dead", reason, world.topic), {**properties, ID: "a", REASON: reason}
     )
 
 

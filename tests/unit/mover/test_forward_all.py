@@ -157,7 +157,7 @@ def next_place(
         envelope = hop.open_envelope(description, source.topic, message)
     except EnvelopeError as error:
         letter = hop.dead_letter(description, message, source.topic, error.reason)
-        return letter.topic, letter.properties
+        return letter.place.topic, letter.properties
     decision = Router(description.levels).decide(envelope.due_ms, T0, source.level)
     if decision.hop is Hop.PARK:
         topic = description.level_topic(decision.level).partition(decision.partition)
@@ -363,4 +363,4 @@ def test_the_clock_is_read_every_256_messages() -> None:
     moving.forward_all(SOURCE, rows, lambda: next(times))
     moving.flush()
     topics = [sent[0].rpartition("-")[2] for sent in client.sent]
-    assert topics == ["5"] * 256 + ["4"] * 256 + ["3"] * 88
+    assert Counter(topics) == {"5": 256, "4": 256, "3": 88}
