@@ -89,7 +89,8 @@ def own_namespace(connection: Connection) -> Iterator[str]:
     url = f"{connection.admin_url}/admin/v2/namespaces/{name}"
     with urllib3.PoolManager(timeout=30) as http:
         answer = http.request("PUT", url)
-        if answer.status != 204:
+        # 409: an earlier try of the same call, whose answer came too late, has created it.
+        if answer.status not in (204, 409):
             raise BrokerError(
                 f"the broker does not create the namespace {name} (status {answer.status}): "
                 f"{answer.data.decode(errors='replace')[:200]}"

@@ -46,6 +46,7 @@ from delaylevel.broker.distribution import distribution_directory, java
 from delaylevel.cli.main import cli
 from delaylevel.cluster.connection.settings import Connection
 from delaylevel.cluster.rest.admin import Admin
+from delaylevel.errors import BrokerError
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.position import source_partitions
 from support.background import Background
@@ -222,7 +223,15 @@ def spark_once(spark: Any, connection: Connection, tmp_path: Path) -> Callable[.
     def run(*descriptions: LevelTopicDescription, **values: Any) -> None:
         values.setdefault("checkpoint", str(tmp_path / "checkpoint"))
         names = tuple(item.topic for item in descriptions)
-        SparkSyncJob(connection, SyncSettings(names, once=True, **values), spark=spark).run()
+        settings = SyncSettings(names, once=True, **values)
+        for again in (True, True, False):
+            try:
+                return SparkSyncJob(connection, settings, spark=spark).run()
+            except BrokerError as error:
+                # Spark gives a Python process ten seconds to start, whatever the machine does.
+                if not again or "failed to connect back" not in str(error):
+                    raise
+        return None
 
     return run
 
