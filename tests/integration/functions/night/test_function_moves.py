@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import subprocess
@@ -111,47 +110,6 @@ def test_delete_keeps_parked_messages_and_a_new_deployment_moves_them(
     assert len(at.instances) == 2
 
 
-def test_malformed_and_early_messages(
-    description: LevelTopicDescription,
-    deployed: Callable[..., Any],
-    world: RealWorld,
-    parked: Callable[..., dict[str, str]],
-) -> None:
-    get = world.arrivals(description.targets[0])
-    deployed(description)
-    due_ms = SystemClock().now_ms() + 7_000
-    far_ms = due_ms + 3_600_000
-    level = world.plain_client.create_producer(description.level_topic(0).partition(0).full)
-    level.send(b"not ours")
-    level.send(b"damaged", properties={"delaylevel.due": "soon"})
-    level.send(b"elsewhere", properties=parked(due_ms, "somebody-elses"))
-    # Without deliver_at, like a message of a producer for Spark: the Function gets it at once.
-    level.send(b"undue", properties=parked(due_ms))
-    level.send(b"far", properties=parked(far_ms))
-    dead = world.eventually(
-        lambda: len(found := world.stored(description.dead_letter_topic.full)) == 3 and found,
-        "three dead letters",
-        60,
-    )
-    assert {item.value for item in dead} == {b"not ours", b"damaged", b"elsewhere"}
-    assert all(item.properties["delaylevel.reason"] for item in dead)
-    (arrival,) = get(1, 60)
-    assert arrival.message.data() == b"undue"
-    assert arrival.late_ms > -1500
-
-    def hops(body: bytes) -> int:
-        return sum(
-            item.value == body
-            for level in range(2)
-            for item in world.stored(description.level_topic(level).full)
-        )
-
-    world.eventually(lambda: hops(b"far") >= 2, "the early message parked again")
-    world.eventually(lambda: world.backlog(description) == 1, "every other acknowledgement")
-    for body in (b"far", b"undue"):
-        assert hops(body) <= 6, "it was parked again in a busy loop"
-
-
 def test_the_line_for_pulsar_admin(
     description: LevelTopicDescription, connection: Connection, world: RealWorld, tmp_path: Path
 ) -> None:
@@ -169,43 +127,3 @@ def test_the_line_for_pulsar_admin(
     wrapped(world.client(), description).send(b"1", deliver_after=timedelta(seconds=2))
     get(1, 90)
     deployment.delete(connection, description, deployment.function_name(description))
-
-
-def test_the_command_line(
-    description: LevelTopicDescription,
-    connection: Connection,
-    world: RealWorld,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    from click.testing import CliRunner
-
-    from delaylevel.cli.main import cli
-
-    monkeypatch.setenv("DELAYLEVEL_SERVICE_URL", connection.service_url)
-    monkeypatch.setenv("DELAYLEVEL_ADMIN_URL", connection.admin_url)
-    target = description.targets[0]
-
-    def run(*arguments: str, code: int = 0) -> Any:
-        result = CliRunner().invoke(cli, ["mover", *arguments])
-        assert result.exit_code == code, result.output
-        return result
-
-    assert "is not deployed" in run("status", target, code=1).stderr
-    assert json.loads(run("deploy", target, "-o", "json").stdout)["updated"] is False
-    get = world.arrivals(target)
-    wrapped(world.client(), description).send(b"1", deliver_after=timedelta(seconds=1.5))
-    get(1, 60)
-    world.drained(description)  # acknowledgement follows arrival
-    at = json.loads(run("status", target, "-o", "json").stdout)
-    assert at["running"] == "1 of 1"
-    assert at["problems"] == []
-    assert "RUNNING" in run("status", target).stdout
-    assert "moving" in run("logs", target).stdout
-    run("restart", target)
-    world.eventually(
-        lambda: CliRunner().invoke(cli, ["mover", "status", target]).exit_code == 0,
-        "the restarted instance",
-        60,
-    )
-    assert "stays" in run("delete", target).stderr
