@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from delaylevel.cli import top as command
 from delaylevel.cli.main import cli
-from delaylevel.cli.top import flow_text, flow_view
+from delaylevel.cli.top import flow_view
 from delaylevel.inspection import Inspector
 from delaylevel.inspection.flow import Flow, Stage, quantile, rates
 from delaylevel.model.level_topic import Role
@@ -108,26 +108,6 @@ def flow(at_ms: int, messages: int) -> Flow:
         4,
         (0, 12, 90),
     )
-
-
-def test_a_flow_is_shown_as_text() -> None:
-    text = flow_text(flow(NOW, 0), flow(NOW + 2000, 500), 80)
-    assert text.splitlines() == [
-        "orders-delay-level at 2027-01-15T08:00:02Z",
-        "",
-        "STAGE       ENTRIES   CHANGE/s    IN/s   OUT/s   BEHIND   NEXT HAND-OFF",
-        "DAY      10,000,000       +0.0   750.0       -    1m05s        in 3m00s",
-        "window   10,000,000       +0.0   250.0       -        -               -",
-        "orders            -          -   250.0   250.0        -               -",
-        "held              0       +0.0     0.0       -        -               -",
-        "",
-        "movers:       delaylevel-sync-host-1 (2 level partitions have none)",
-        "dispatchers:  host:1:a",
-        "producers:    4 on the levels, movers included",
-        "lateness:     median 12ms, at most 90ms, of the last 3 messages",
-        "ENTRIES wait now, a batch is one; IN/s and OUT/s are messages.",
-    ]
-    assert max(map(len, text.splitlines())) <= 80
 
 
 def test_the_keys_of_json_are_fixed() -> None:

@@ -153,21 +153,6 @@ def horizon_of(*counts: int, weight: float = 1.0, exact: bool = True) -> Horizon
     return build("persistent://public/default/orders-delay-level", NOW, parts)
 
 
-def test_a_horizon_is_shown_as_text() -> None:
-    assert horizon_text(horizon_of(60, 6, 3), 80, bars=False).splitlines() == [
-        "orders-delay-level: 69 pending",
-        "The last is due in 2d10h: 2027-01-17T18:00:00Z",
-        "",
-        "DUE WITHIN   MESSAGES    RATE   DAY   HOUR   WINDOW",
-        "overdue             0       -     0      0        0",
-        "1 minute            0       0     0      0        0",
-        "1 hour              3   3.0/h     0      0        3",
-        "1 day               9   9.0/d     0      6        3",
-        "1 week             69   9.9/d    60      6        3",
-        "any time           69       -    60      6        3",
-    ]
-
-
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("messages", [7, 10_000_000])
 def test_five_levels_and_long_names_fit_80_columns(messages: int, exact: bool) -> None:
