@@ -357,3 +357,22 @@ def test_the_delay_policy_of_a_namespace_counts_without_policies_of_topics(
     server.answer = lambda method, path: reply(403, {"reason": "no"})
     with pytest.raises(PermissionDeniedError):
         Admin(server.url).delayed_delivery(TOPIC)
+
+
+def test_the_address_that_answered_last_is_tried_first() -> None:
+    first, second, third = (f"http://{name}:8080" for name in "abc")
+    now_s = [0.0]
+    addresses = http.AdminAddresses([first, second, third], lambda: now_s[0])
+    assert addresses.in_order() == [first, second, third]
+    addresses.failed(first, hangs=False)
+    assert addresses.in_order() == [second, third, first]
+    addresses.answered(second)
+    addresses.failed(second, hangs=True)
+    assert addresses.in_order() == [third, second, first]
+    addresses.failed(third, hangs=False)
+    now_s[0] = 1.0
+    addresses.answered(first)
+    assert addresses.in_order() == [first, second, third]
+    addresses.learn("http://d:8080")
+    now_s[0] = 1200.0
+    assert "http://d:8080" not in addresses.in_order(), "nobody has named it for long"
