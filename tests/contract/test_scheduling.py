@@ -21,6 +21,7 @@ from delaylevel.errors import (
     LevelTopicError,
     MessageTooLargeError,
 )
+from delaylevel.inspection.cancelled import Outcomes
 from delaylevel.model import envelope as env
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Role
 from delaylevel.model.message import ParkedMessage
@@ -486,6 +487,9 @@ def test_the_last_decision_counts(world: World) -> None:
     )
     assert producer.outcome(one) == decided(one, OutcomeStatus.CANCELLED)
     assert producer.outcome(two) == decided(two, OutcomeStatus.TOO_LATE, released_ms=two.due_ms)
+    # As `pending outcome` shows it.
+    listed = Outcomes(world.plain_client, world.admin, description).stored(one.id)
+    assert decided(one, OutcomeStatus.CANCELLED) in listed
 
 
 def test_a_record_that_is_no_outcome_is_passed_over(world: World) -> None:

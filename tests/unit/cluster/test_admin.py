@@ -374,18 +374,6 @@ def test_the_address_that_answered_last_is_tried_first() -> None:
     addresses.answered(first)
     assert addresses.in_order() == [first, second, third]
     addresses.learn("http://d:8080")
+    assert addresses.in_order() == [first, "http://d:8080", second, third]
     now_s[0] = 1200.0
     assert "http://d:8080" not in addresses.in_order(), "nobody has named it for long"
-
-
-def test_a_broker_known_from_a_redirect_answers_for_an_address_that_died(
-    servers: Callable[[], Server],
-) -> None:
-    given, other = servers(), servers()
-    given.answer = lambda method, path: (307, {"Location": other.url + path}, b"")
-    other.answer = lambda method, path: reply(200, {"a": "b"})
-    with Admin(given.url, token=SECRET) as admin:
-        assert admin.properties(TOPIC) == {"a": "b"}
-        given.close()
-        assert admin.properties(TOPIC) == {"a": "b"}
-    assert other.seen[-1][2]["Authorization"] == f"Bearer {SECRET}"
