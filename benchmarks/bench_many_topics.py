@@ -36,8 +36,8 @@ from delaylevel import PartitionBy, PartitionStrategy
 NAMESPACE = "public/default"
 STRATEGY = PartitionStrategy(partition_by=PartitionBy.HOUR, maximum_delay=timedelta(hours=4))
 AT_ONCE = 8
-# Threads that were needed for the start end within this time.
-SETTLE_S = 20
+# What the start needed (threads, checks of each level topic) ends within this time.
+SETTLE_S = 60
 
 
 def main() -> None:

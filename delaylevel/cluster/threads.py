@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import queue
 import signal
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from types import FrameType
+
+log = logging.getLogger(__name__)
 
 #: Runs slow work: opening and closing producers waits for the broker.
 Starter = Callable[[Callable[[], None]], None]
@@ -36,6 +40,36 @@ def in_thread(work: Callable[[], None]) -> None:
     except RuntimeError:
         _running.discard(thread)
         raise
+
+
+_waiting: deque[Callable[[], None]] = deque()  # the first one is running
+_turns = threading.Lock()
+
+
+def in_turn(work: Callable[[], None]) -> None:
+    """Run work that is not urgent in one thread for all of it, in the order of the calls."""
+    with _turns:
+        _waiting.append(work)
+        if len(_waiting) > 1:
+            return
+    try:
+        in_thread(_take_turns)
+    except RuntimeError:
+        with _turns:
+            _waiting.clear()
+        raise
+
+
+def _take_turns() -> None:
+    while True:
+        try:
+            _waiting[0]()
+        except Exception:
+            log.exception("work in the background")
+        with _turns:
+            _waiting.popleft()
+            if not _waiting:
+                return
 
 
 def at_once(work: Callable[[], None]) -> None:

@@ -10,7 +10,7 @@ from functools import partial
 
 from delaylevel.cluster.port import PartitionStats, SubscriptionStats, TopicAdmin
 from delaylevel.cluster.targets.receivers import topic_stats
-from delaylevel.cluster.threads import Starter, in_thread
+from delaylevel.cluster.threads import Starter, in_turn
 from delaylevel.errors import AdminError, BrokerError, LevelTopicError
 from delaylevel.model.formatting import shell
 from delaylevel.model.level_topic import (
@@ -189,7 +189,8 @@ WARN_EVERY_S = 3600.0
 class ForeignSubscriptionWatch:
     """The regular check of one level topic for subscriptions that are not ours.
 
-    It runs in the background and never disturbs its host: a failing request means no warning.
+    It runs in the background and never disturbs its host: a failing request means no warning. The
+    checks of many level topics are made one after the other.
 
     Args:
         now_s: the monotonic clock, in seconds.
@@ -201,7 +202,7 @@ class ForeignSubscriptionWatch:
         admin: TopicAdmin,
         *,
         now_s: Callable[[], float] = time.monotonic,
-        start: Starter = in_thread,
+        start: Starter = in_turn,
     ) -> None:
         self._admin = admin
         self._now_s = now_s

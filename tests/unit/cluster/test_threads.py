@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import subprocess
@@ -11,7 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from delaylevel.cluster.threads import BackgroundWork, stop_on_signals
+from delaylevel.cluster.threads import BackgroundWork, in_turn, stop_on_signals
 
 PROGRAM = """
 import time
@@ -68,3 +69,30 @@ def test_a_signal_may_arrive_while_the_main_thread_holds_the_lock_that_stop_need
     stopped.clear()
     os.kill(os.getpid(), number)
     assert stopped.wait(20)
+
+
+def test_work_that_is_not_urgent_is_done_in_one_thread(caplog: pytest.LogCaptureFixture) -> None:
+    done: list[tuple[int, str]] = []
+    go_on, ended = threading.Event(), threading.Event()
+
+    def work(number: int) -> None:
+        assert go_on.wait(30)
+        done.append((number, threading.current_thread().name))
+        if number == 3:
+            raise ValueError("a bug")
+        if number == 19:
+            ended.set()
+
+    for number in range(20):
+        in_turn(functools.partial(work, number))
+    threads = [each for each in threading.enumerate() if each.name == "delaylevel-background"]
+    assert len(threads) == 1
+    go_on.set()
+    assert ended.wait(30)
+    assert [number for number, _ in done] == list(range(20))
+    assert "work in the background" in caplog.text
+    for thread in threads:
+        thread.join(30)
+    again = threading.Event()
+    in_turn(again.set)
+    assert again.wait(30)
