@@ -60,6 +60,7 @@ class Watch(threading.Thread):
                 if ranges := self._admin.acknowledged_ranges(partition, SUBSCRIPTION):
                     self.found[partition] = ranges
             self.looks += 1
+            self._ended.wait(0.2)
 
     def end(self) -> None:
         self._ended.set()

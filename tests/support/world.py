@@ -289,7 +289,7 @@ class RealWorld(World):
         """The client for readers, consumers and movers."""
         if self._client is None:
             self._client = quiet_client(self._connection)
-            self._stack.callback(self._client.close)
+            self._stack.callback(self._client.shutdown)
         return self._client
 
     def client(self, clock: Clock | None = None) -> DelayLevelClient:
