@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,12 +20,11 @@ pytestmark = pytest.mark.broker
 Command = Callable[..., Result]
 
 
-LIFETIME_S = 0.2
-
-
 @pytest.fixture
 def window(world: RealWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WindowWorld:
-    monkeypatch.setattr("delaylevel.topics.roster.LIFETIME_S", LIFETIME_S)
+    # A description is read all the time, also at rest.
+    monkeypatch.setattr("delaylevel.topics.roster.LIFETIME_S", 0.2)
+    monkeypatch.setattr("delaylevel.dispatcher.service.RESTING_S", 0.2)
     world.deduplicate()
     return WindowWorld(world, tmp_path, ("orders", "invoices"))
 
@@ -37,14 +35,12 @@ def test_a_pause_is_seen_and_lasts_until_its_end(
 ) -> None:
     orders, invoices = window.description.targets
     topic, admin = window.description.topic, world.admin
-    with window.serving(delivery):
+    with window.serving(delivery) as serving:
         for target in (orders, invoices):
             window.put(f"first {target}", window.now_ms(), target)
             window.wait_for(f"first {target}", target=target)
         pause(admin, topic, orders, window.clock)
-        time.sleep(
-            2 * LIFETIME_S
-        )  # it is at rest, and may see the pause only before the next release
+        world.eventually(lambda: serving.dispatcher.descriptions[0].pauses.paused, "the pause")
         waits = [f"waits {number:02}" for number in range(20)]
         for number, name in enumerate(waits):
             window.put(name, window.now_ms() + 10 * number, orders)
@@ -81,16 +77,14 @@ def test_a_pause_of_all_targets_on_the_command_line(
 ) -> None:
     targets = window.description.targets
     topic = window.description.topic
-    with window.serving():
+    with window.serving() as serving:
         for target in targets:
             window.put(f"first {target}", window.now_ms(), target)
             window.wait_for(f"first {target}", target=target)
         paused = invoke("levels", "pause", topic, "-o", "json")
         assert paused.exit_code == 0, paused.output
         assert json.loads(paused.stdout)["paused"] == ["all"]
-        time.sleep(
-            2 * LIFETIME_S
-        )  # it is at rest, and may see the pause only before the next release
+        world.eventually(lambda: serving.dispatcher.descriptions[0].pauses.paused, "the pause")
         for target in targets:
             window.put(f"waits {target}", window.now_ms(), target)
         one = invoke("levels", "resume", topic, "--target", targets[0])
