@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TypeAlias, overload
@@ -223,7 +223,7 @@ class _Record:
 
 @dataclass(frozen=True, eq=False)
 class Released(_Record):
-    """A batch without an intent, all of whose messages are published, set aside or dropped.
+    """Batches without intents, all of whose messages are published, set aside or dropped.
 
     Attributes:
         positions: packed positions, shape (n,).
@@ -241,6 +241,24 @@ class Released(_Record):
 
     def __post_init__(self) -> None:
         _check_columns(self.positions, self.id_keys, self.key_index, self.ids)
+
+    @classmethod
+    def joined(cls, records: Sequence[Released]) -> Released:
+        """Return one record with the effect of several: a record costs as much as a message."""
+        if len(records) == 1:
+            return records[0]
+        lookup: dict[str, int] = {}
+        indices = []
+        for each in records:
+            numbers = [lookup.setdefault(key, len(lookup)) for key in each.id_keys]
+            indices.append(np.array(numbers, dtype=np.int64)[each.key_index])
+        return cls(
+            np.concatenate([each.positions for each in records]),
+            tuple(lookup),
+            _small(np.concatenate(indices)),
+            np.concatenate([each.ids for each in records]),
+            np.concatenate([each.held for each in records]),
+        )
 
 
 def _check_columns(
