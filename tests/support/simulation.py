@@ -647,6 +647,7 @@ class Simulation:
             seconds: time until the takeover.
         """
         queue, pool, publisher, desk = self.queue, self.pool, self.publisher, self.desk
+        set_aside = self.set_aside
         self.disconnect(rng)
         self.wait(seconds)
         self.start()
@@ -663,10 +664,14 @@ class Simulation:
             if not number:
                 self.broker.topic(topic).delivered += [each.message_id for each in messages]
 
+        def put_aside(*_: Any) -> None:
+            assert seconds <= 1, "a process that was suspended sets a message aside"
+
         pool.producer = producer  # type: ignore[method-assign]
         # It has lost the partition, if its journal had not failed before.
         with contextlib.suppress(BrokerError):
             publisher.process()
+            set_aside._places.put = put_aside  # type: ignore[method-assign]
             publisher.publish_waiting()
             batch = queue.advance(self.clock.now_ms(), 5) if publisher.ready else None
             if batch is not None:

@@ -27,11 +27,11 @@ A *target* is one producer of a business topic: each partition (with deduplicati
 compression has its own. A batch has messages of one target only, so that no target delays the
 release of another one's.
 
-1. When a message is sent, the last record that the journal has confirmed is less than 1 s old, by
-   the monotonic clock and by the wall clock. Otherwise another one is confirmed first, because
-   another dispatcher may have taken over meanwhile. After idle times, this is done shortly before
-   the next message is due. So an owner sends nothing that is due later than a second after the
-   next owner's claim.
+1. When a message is sent or set aside, the last record that the journal has confirmed is less than
+   1 s old, by the monotonic clock and by the wall clock. Otherwise another one is confirmed first,
+   because another dispatcher may have taken over meanwhile. After idle times, this is done shortly
+   before the next message is due. So an owner sends nothing that is due later than a second after
+   the next owner's claim.
 2. Without deduplication, a batch is sent at once. A Released record is written after every message
    is confirmed by its target, by the held or the dead-letter topic, or is dropped because its
    target does not exist. These records are gathered for 0.25 s.

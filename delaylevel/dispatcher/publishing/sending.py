@@ -195,6 +195,7 @@ class FlightSender:
         if self._numbered:
             self._write_intents(flights)
         else:
+            self._prove()  # what is set aside is not sent, and may come back
             for flight in flights:
                 self._queue.launch(flight.batch)
         for flight in flights:
@@ -273,13 +274,13 @@ class FlightSender:
         ready = [flight for flight in flights if flight.record <= self._journal.stored]
         if not ready:
             return False
+        self._prove()
         reason = self._pool.refusal(key.topic, key.schema)
         if reason is not None:
             if not self._has_room_aside():
                 return False
             self._refuse([(each, dict.fromkeys(range(len(each.batch)), reason)) for each in ready])
         else:
-            self._prove()
             runs = self._without_expired(ready)
             if runs is None:
                 return False

@@ -123,6 +123,21 @@ def test_a_proof_that_only_the_wall_clock_calls_old_is_renewed(
 
 
 @BOTH
+def test_nothing_is_set_aside_without_a_fresh_proof(numbered: bool, tmp_path: Path) -> None:
+    """A held message comes back with its next attempt, which no cancellation names."""
+    run = ready(numbered, tmp_path)
+    run.pool.refuse(ORDERS, "", "it is over its quota")
+    run.send(1, ORDERS, too_big=False)
+    run.wait(0.02)
+    run.journal.fails_after = 0
+    run.journal._proven_s = run.clock.seconds - 1.5
+    processes = run.processes
+    run.cycle()
+    assert run.processes == processes + 1, "it set a message aside without a proof"
+    assert run.description.held_topic.partition(0).full not in run.broker.topics
+
+
+@BOTH
 def test_a_pause_and_its_end_are_in_the_journal(numbered: bool, tmp_path: Path) -> None:
     run = ready(numbered, tmp_path)
     now_ms = run.clock.now_ms()
