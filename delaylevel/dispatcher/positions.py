@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -68,6 +68,18 @@ def _distinct(keys: Sequence[str]) -> tuple[list[str], Int64s]:
         return [keys[0]], np.zeros(len(keys), dtype=np.int64)
     index = [lookup.setdefault(key, len(lookup)) for key in keys]
     return list(lookup), np.array(index, dtype=np.int64)
+
+
+def joined_keys(
+    parts: Iterable[tuple[Sequence[str], npt.NDArray[np.integer]]],
+) -> tuple[list[str], Int64s]:
+    """Return the distinct keys of several batches of IDs, and the index of each ID's key."""
+    lookup: dict[str, int] = {}
+    indices = []
+    for keys, key_index in parts:
+        numbers = [lookup.setdefault(key, len(lookup)) for key in keys]
+        indices.append(np.array(numbers, dtype=np.int64)[key_index])
+    return list(lookup), np.concatenate(indices)
 
 
 def _groups(

@@ -45,6 +45,7 @@ from delaylevel.dispatcher.journal.state import JournalState
 from delaylevel.dispatcher.positions import (
     Mask,
     id_columns,
+    joined_keys,
     remove_ids,
     save_ids,
     seen_ids,
@@ -134,14 +135,10 @@ class RecentReleases:
 
 def _joined(parts: Sequence[_Block]) -> _Block:
     """Return successive releases as one block."""
-    lookup: dict[str, int] = {}
-    indices = []
-    for part in parts:
-        numbers = [lookup.setdefault(key, len(lookup)) for key in part.keys]
-        indices.append(np.array(numbers, dtype=np.int64)[part.key_index])
+    keys, key_index = joined_keys((part.keys, part.key_index) for part in parts)
     return _Block(
-        list(lookup),
-        np.concatenate(indices),
+        keys,
+        key_index,
         np.concatenate([part.ids for part in parts]),
         np.concatenate([part.at_ms for part in parts]),
     )

@@ -12,7 +12,7 @@ from typing import TypeAlias, overload
 import numpy as np
 import numpy.typing as npt
 
-from delaylevel.dispatcher.positions import Mask
+from delaylevel.dispatcher.positions import Mask, joined_keys
 from delaylevel.errors import DelayLevelError, InvalidInputError
 from delaylevel.model.position import Position
 from delaylevel.structures.rows import Int64s
@@ -247,15 +247,11 @@ class Released(_Record):
         """Return one record with the effect of several: a record costs as much as a message."""
         if len(records) == 1:
             return records[0]
-        lookup: dict[str, int] = {}
-        indices = []
-        for each in records:
-            numbers = [lookup.setdefault(key, len(lookup)) for key in each.id_keys]
-            indices.append(np.array(numbers, dtype=np.int64)[each.key_index])
+        keys, key_index = joined_keys((each.id_keys, each.key_index) for each in records)
         return cls(
             np.concatenate([each.positions for each in records]),
-            tuple(lookup),
-            _small(np.concatenate(indices)),
+            tuple(keys),
+            _small(key_index),
             np.concatenate([each.ids for each in records]),
             np.concatenate([each.held for each in records]),
         )
