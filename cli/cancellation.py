@@ -2,43 +2,38 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import click
 
+from delaylevel import changes
+from delaylevel.changes import (
+    Change,
+    Changed,
+    Failure,
+    change_messages,
+    named_by_receipt,
+    outcome_view,
+    pending_rows,
+    receipts_of,
+)
 from delaylevel.cli.views.output import emit, note
 from delaylevel.cli.views.tables import Column
 from delaylevel.cluster.connection.settings import require_reachable
-from delaylevel.cluster.failures import close_quietly
-from delaylevel.errors import (
-    CancellationFailedError,
-    InvalidInputError,
-    LevelTopicError,
-    StillPendingError,
-)
+from delaylevel.errors import InvalidInputError, StillPendingError
 from delaylevel.inspection import Inspector, Selection
-from delaylevel.inspection.cancelled import CancelledName
 from delaylevel.model.clock import duration_ms
-from delaylevel.model.level_topic import LevelTopicDescription, Role
-from delaylevel.model.outcome import Outcome, OutcomeStatus, Receipt, Rescheduled, place_of
-from delaylevel.model.topic_name import TopicName
+from delaylevel.model.outcome import Receipt
 from delaylevel.producer.client import DelayLevelClient
-from delaylevel.producer.receipts import accepted, check_cancellable
-from delaylevel.topics.members import metadata_of
+from delaylevel.producer.receipts import check_cancellable
 
 from . import options
 from .command import Settings, examples, pass_settings
-from .failures import Failure, finish, for_each, outcome_tone
+from .failures import finish, outcome_tone, with_options
 from .inspection import Reading, inspector, query, selection_options
 from .options import DURATION
-
-if TYPE_CHECKING:
-    from delaylevel.inspection.rows import PendingRow
-
 
 OUTCOMES: tuple[Column, ...] = (
     Column("id", "id"),
@@ -52,26 +47,7 @@ OUTCOMES: tuple[Column, ...] = (
 )
 RESCHEDULED = (*OUTCOMES, Column("new_id", head="NEW ID"), Column("new_due_ms", "time", rank=1))
 
-
-def outcome_view(one: Outcome) -> dict[str, Any]:
-    """Return an outcome as one row."""
-    return {
-        "id": one.id,
-        "target": one.target,
-        "outcome": one.status.value,
-        "due_ms": one.due_ms,
-        "decided_ms": one.decided_ms,
-        "released_ms": one.released_ms,
-        "reason": one.reason or None,
-        "key": one.key or None,
-    }
-
-
 F = TypeVar("F", bound=Callable[..., Any])
-# Sends one cancellation; a reschedule has a new message, too.
-_Change = Callable[[Any, Receipt], Outcome | Rescheduled]
-
-_THREADS = 8
 
 
 def _changing(function: F) -> F:
@@ -132,7 +108,7 @@ def cancel(
     if due_ms is not None and message_id is None:
         raise click.UsageError("--at is the due time of one message: give its ID, too")
     named = None if due_ms is None else (due_ms, partition_key or "")
-    _change(settings, topic, message_id, _cancel, OUTCOMES, named=named, **arguments)
+    _change(settings, topic, message_id, changes.cancel, OUTCOMES, named=named, **arguments)
 
 
 @examples(
@@ -157,7 +133,7 @@ def reschedule(
     `unconfirmed` if nobody knows. The exit code is 0 if all of them are accepted or cancelled, and
     otherwise 1, also if none is found.
     """
-    change = partial(_reschedule, deliver_at)
+    change = partial(changes.reschedule, deliver_at)
     _change(settings, topic, message_id, change, RESCHEDULED, **arguments)
 
 
@@ -173,7 +149,7 @@ def fire(settings: Settings, topic: str, message_id: str | None, **arguments: An
 
     This is `delaylevel pending reschedule` to the present, with the same outcomes and exit codes.
     """
-    _change(settings, topic, message_id, _fire, RESCHEDULED, **arguments)
+    _change(settings, topic, message_id, changes.fire, RESCHEDULED, **arguments)
 
 
 @examples(
@@ -213,61 +189,11 @@ def client_of(settings: Settings) -> DelayLevelClient:
     return DelayLevelClient.from_connection(connection, logger=settings.client_logger())
 
 
-@dataclass(frozen=True)
-class _Changed:
-    """A message and the result of its change.
-
-    Attributes:
-        receipt: that of the message.
-        outcome: the outcome of its cancellation, or the reason why there is none.
-        new: the receipt of the message that replaces it, or None.
-    """
-
-    receipt: Receipt
-    outcome: Outcome | Failure
-    new: Receipt | None = None
-
-    @property
-    def done(self) -> bool:
-        """True if the message is cancelled, or its cancellation is accepted."""
-        return isinstance(self.outcome, Outcome) and self.outcome.status in (
-            OutcomeStatus.ACCEPTED,
-            OutcomeStatus.CANCELLED,
-        )
-
-    @property
-    def view(self) -> dict[str, Any]:
-        """The result as one row."""
-        if isinstance(self.outcome, Failure):
-            view = outcome_view(accepted(self.receipt)) | self.outcome.view
-        else:
-            view = outcome_view(self.outcome)
-        if self.new is not None:
-            new = self.new
-            view |= {"new_id": new.id, "new_due_ms": new.due_ms, "receipt": str(new)}
-        return view
-
-
-def _cancel(producer: Any, receipt: Receipt) -> Outcome:
-    cancelled: Outcome = producer.cancel(receipt)
-    return cancelled
-
-
-def _reschedule(deliver_at: int, producer: Any, receipt: Receipt) -> Rescheduled:
-    rescheduled: Rescheduled = producer.reschedule(receipt, deliver_at=deliver_at)
-    return rescheduled
-
-
-def _fire(producer: Any, receipt: Receipt) -> Rescheduled:
-    fired: Rescheduled = producer.fire_now(receipt)
-    return fired
-
-
 def _change(
     settings: Settings,
     topic: str,
     message_id: str | None,
-    change: _Change,
+    change: Change,
     columns: Sequence[Column],
     *,
     receipt: str | None,
@@ -300,10 +226,14 @@ def _change(
             chosen = _found(look, selection, shown)
         shown.close()
         _confirm(chosen, count)
-        results = _send(settings, look, chosen, change, timeout) if chosen else []
+        results = []
+        if chosen:
+            timeout_s = None if timeout is None else duration_ms(timeout) / 1000
+            opened = partial(client_of, settings)
+            results = change_messages(opened, look, chosen, change, timeout_s, note)
         # Nothing that can fail stands between the changes and their rows.
         finish(
-            [one.view for one in results],
+            [_view(one) for one in results],
             columns,
             output,
             done=sum(one.done for one in results),
@@ -318,14 +248,7 @@ def _named(
     """Return the receipt of a message that is not searched for."""
     description = look.description
     if receipt is not None:
-        found = Receipt.parse(receipt)
-        if found.level_topic != description.topic:
-            raise InvalidInputError(
-                f"the receipt is that of a message in level topic {found.level_topic}, not "
-                f"{description.topic}; nothing was changed"
-            )
-        description.check_target(found.target)
-        return found
+        return named_by_receipt(description, receipt)
     assert message_id is not None
     assert named is not None
     due_ms, key = named
@@ -342,29 +265,11 @@ def _found(look: Inspector, selection: Selection, shown: Reading) -> list[Receip
     """Return the receipts of the selected messages, without those that are held."""
     if selection == Selection() and look.target is None:
         raise click.UsageError("select messages: by ID, --receipt, --key, --where, --from, --to …")
-    reads: dict[str, Any] = {"tell": shown.tell, "expect": shown.expect}
-    if selection.id is not None and selection == Selection(id=selection.id):
-        rows: Any = look.find(selection.id, **reads)
-    else:
-        rows = look.rows(selection, **reads)
-    found: dict[tuple[str, str, str | None], Receipt] = {}
-    held = 0
-    for row in rows:
-        if row.role == Role.HELD.value or row.due_ms is None:
-            held += 1
-            continue
-        # A message that a mover forwards meanwhile may be there twice.
-        found[row.id, row.target, row.key] = _receipt(look.description, row)
+    rows = pending_rows(look, selection, tell=shown.tell, expect=shown.expect)
+    found, held = receipts_of(look.description, rows)
     if held:
         note(f"{held:,} selected messages are held or unreadable: they cannot be cancelled.")
-    return list(found.values())
-
-
-def _receipt(description: LevelTopicDescription, row: PendingRow) -> Receipt:
-    assert row.due_ms is not None
-    assert row.target is not None
-    place = place_of(row.topic, row.ledger, row.entry)
-    return Receipt(row.id, row.due_ms, row.target, description.topic, row.key or "", place)
+    return found
 
 
 def _confirm(chosen: Sequence[Receipt], count: int | None) -> None:
@@ -380,67 +285,8 @@ def _confirm(chosen: Sequence[Receipt], count: int | None) -> None:
         )
 
 
-def _send(
-    settings: Settings, look: Inspector, chosen: Sequence[Receipt], change: _Change, timeout: Any
-) -> list[_Changed]:
-    """Change messages, and wait for the outcomes of their cancellations."""
-    description, outcomes = look.description, look.outcomes()
-    if timeout is not None:
-        try:
-            start = outcomes.end()
-        except LevelTopicError as error:
-            note(f"Not waiting: {error}.")
-            timeout = None
-
-    def apply(receipt: Receipt) -> _Changed:
-        try:
-            result = change(producers[receipt.target], receipt)
-        except CancellationFailedError as error:
-            new = Receipt.parse(error.receipt) if error.receipt else None
-            return _Changed(receipt, Failure.of(error), new)
-        if isinstance(result, Rescheduled):
-            return _Changed(receipt, result.outcome, result.receipt)
-        return _Changed(receipt, result)
-
-    # Closing it waits for nothing that has not been confirmed.
-    client = client_of(settings)
-    with contextlib.ExitStack() as stack:
-        stack.callback(close_quietly, client, "client")
-        producers = {}
-        assert client.admin is not None
-        for target in sorted({receipt.target for receipt in chosen}):
-            if metadata_of(client.admin, TopicName.parse(target)) is None:
-                # Opening a producer would create the topic, and release what waits for it.
-                raise InvalidInputError(f"{target} does not exist; nothing was changed")
-            producers[target] = client.create_producer(
-                target,
-                enable_delay_level_topic=True,
-                delay_level_topic=description.topic,
-                create_level_topic=False,
-            )
-        results = [
-            _Changed(receipt, result) if isinstance(result, Failure) else result
-            for receipt, result in zip(chosen, for_each(chosen, apply, _THREADS), strict=True)
-        ]
-    names = {_name(one.receipt) for one in results if _undecided(one)}
-    if timeout is None or not names:
-        return results
-    try:
-        decided = outcomes.wait(start, names, duration_ms(timeout) / 1000)
-    except (Exception, KeyboardInterrupt) as error:
-        note(f"Outcomes could not be waited for: {Failure.of(error).reason}")
-        return results
-    return [
-        replace(one, outcome=decided.get(_name(one.receipt), one.outcome))
-        if _undecided(one)
-        else one
-        for one in results
-    ]
-
-
-def _undecided(one: _Changed) -> bool:
-    return isinstance(one.outcome, Outcome) and not one.outcome.final
-
-
-def _name(receipt: Receipt) -> CancelledName:
-    return CancelledName(receipt.id, receipt.target, receipt.key, receipt.due_ms)
+def _view(one: Changed) -> dict[str, Any]:
+    view = one.view
+    if isinstance(one.outcome, Failure):
+        view["reason"] = with_options(one.outcome.reason)
+    return view

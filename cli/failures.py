@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from threading import Event
-from typing import Any, TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import click
 
@@ -16,7 +13,7 @@ from delaylevel.cli.views.tables import Column
 from delaylevel.cli.views.terminal import Tone
 from delaylevel.cluster.connection import local_brokers
 from delaylevel.cluster.connection.settings import Connection
-from delaylevel.errors import CancellationFailedError, DelayLevelError
+from delaylevel.errors import DelayLevelError
 
 # Parts of texts that offer something only a program can do, and what a command offers instead.
 _PHRASES = (
@@ -58,7 +55,7 @@ _WORD = re.compile(
 _PLAIN_WORDS = frozenset(("attribute", "spread"))
 
 
-def with_options(error: DelayLevelError) -> str:
+def with_options(error: DelayLevelError | str) -> str:
     """Return the text of an error with the names of options."""
     text = str(error)
     for phrase, instead in _PHRASES:
@@ -105,9 +102,6 @@ def unreachable_hint(flags: dict[str, object]) -> str:
     return f"{check} `delaylevel broker start` starts a private broker on this machine."
 
 
-Item = TypeVar("Item")
-Result = TypeVar("Result")
-
 _TONES: dict[str, Tone] = {
     "failed": "red",
     "unconfirmed": "red",
@@ -125,76 +119,13 @@ def outcome_tone(outcome: Any, _: Any) -> Tone | None:
     return _TONES.get(outcome)
 
 
-@dataclass(frozen=True)
-class Failure:
-    """The reason for which a message was not changed, or may not have been.
+def failure_view(error: BaseException) -> dict[str, Any]:
+    """Return outcome and reason of a call that failed to store something, for a row."""
+    # It imports the Pulsar client, and every command imports this module.
+    from delaylevel.changes import Failure
 
-    Attributes:
-        outcome: ``failed`` if nothing was changed, ``both`` if a new message was stored and the old
-            one was not cancelled, ``unconfirmed`` if nobody knows, or ``not tried`` for messages
-            after a failure that is not their own.
-        reason: the text of the error.
-    """
-
-    outcome: str
-    reason: str
-
-    @classmethod
-    def of(cls, error: BaseException) -> Failure:
-        """Return the failure for the error of a call that stores something."""
-        # It imports the Pulsar client, and every command imports this module.
-        from delaylevel.cluster.failures import error_name, may_pass
-
-        name = error_name(error)
-        if isinstance(error, DelayLevelError):
-            text = with_options(error)
-        else:
-            text = f"{name}: {error}" if str(error) else name
-        outcome = "failed"
-        if may_pass(error):
-            outcome = "unconfirmed"
-        elif isinstance(error, CancellationFailedError) and error.receipt:
-            outcome = "both"
-        return cls(outcome, text or name)
-
-    @property
-    def view(self) -> dict[str, Any]:
-        """The outcome and the reason as a part of a row."""
-        return {"outcome": self.outcome, "reason": self.reason}
-
-
-def for_each(
-    items: Sequence[Item], change: Callable[[Item], Result], threads: int = 1
-) -> list[Result | Failure]:
-    """Change messages, and return the result of each, in their order; no failure ends the command.
-
-    After an interruption, or while the broker does not answer, further messages are not tried.
-    """
-    ended = Event()
-    reason = ""
-
-    def attempt(item: Item) -> Result | Failure:
-        nonlocal reason
-        if ended.is_set():
-            return Failure("not tried", reason)
-        try:
-            return change(item)
-        except Exception as error:
-            failure = Failure.of(error)
-            if failure.outcome == "unconfirmed":
-                reason = "the broker did not confirm another message"
-                ended.set()
-            return failure
-
-    with ThreadPoolExecutor(max(1, min(threads, len(items))), "delaylevel-change") as pool:
-        futures = [pool.submit(attempt, item) for item in items]
-        try:
-            return [future.result() for future in futures]
-        except KeyboardInterrupt:
-            reason = "interrupted"
-            ended.set()
-            note("Interrupted: the messages that are being changed are finished first.")
-            return [future.result() for future in futures]
+    failure = Failure.of(error)
+    return {"outcome": failure.outcome, "reason": with_options(failure.reason)}
 
 
 def finish(

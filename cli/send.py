@@ -32,7 +32,7 @@ from delaylevel.producer.client_calls import error_of
 
 from . import options
 from .command import examples, pass_connection, settings_of
-from .failures import Failure, outcome_tone
+from .failures import failure_view, outcome_tone
 from .options import DURATION, TIME, parse_time_ms
 
 _COLUMNS = (
@@ -277,7 +277,7 @@ class _Sending:
             if is_ok(result):
                 row.update(outcome="stored", message_id=str(message_id))
             else:
-                row.update(Failure.of(error_of(result)).view)
+                row.update(failure_view(error_of(result)))
 
         try:
             producer = self._producer(row["target"], message.schema)
@@ -292,7 +292,7 @@ class _Sending:
                     receipt=str(receipt),
                 )
                 if message.replace:
-                    from .cancellation import outcome_view
+                    from delaylevel.changes import outcome_view
 
                     row["replaced"] = [outcome_view(one) for one in receipt.replaced]
             else:
@@ -300,7 +300,7 @@ class _Sending:
         except Exception as error:
             if message.line is None:
                 raise
-            row.update(Failure.of(error).view)
+            row.update(failure_view(error))
 
     def flush(self) -> None:
         """Wait for every confirmation."""
@@ -308,7 +308,7 @@ class _Sending:
         try:
             _flush(producers, lambda: all(map(_is_settled, self.rows)))
         except Exception as error:
-            note(f"Not everything was confirmed: {Failure.of(error).reason}")
+            note(f"Not everything was confirmed: {failure_view(error)['reason']}")
         except KeyboardInterrupt:
             self.interrupted = True
         for row in self.rows:
@@ -392,7 +392,7 @@ def _lines(source: BinaryIO, now_ms: int) -> Iterator[Outgoing | _Row]:
                 message = parse_line(line.decode().strip(), now_ms)
             # Of a line that nobody foresaw, too: earlier messages are stored and need their rows.
             except (ValueError, ArithmeticError, RecursionError) as error:
-                yield {"line": number, **Failure.of(error).view}
+                yield {"line": number, **failure_view(error)}
             else:
                 message.line = number
                 yield message

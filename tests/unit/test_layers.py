@@ -33,8 +33,12 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "producer": ("topics", "cluster", "model"),
     "mover": ("topics", "cluster", "model"),
     "dispatcher": ("mover.hop", "mover.carrier", "topics", "cluster", "structures", "model"),
-    "run": ("dispatcher", "mover", "topics", "cluster", "structures", "model"),
     "inspection": ("dispatcher.journal", "topics", "cluster", "structures", "model"),
+    "changes": ("inspection", "producer", "topics", "cluster", "model"),
+    "run": (
+        *("changes", "inspection", "producer", "dispatcher", "mover", "topics"),
+        *("cluster", "structures", "model"),
+    ),
     "consumer": ("producer", "topics", "cluster", "structures", "model"),
     "functions": ("mover", "topics", "cluster", "model"),
     "spark_sync": ("inspection", "mover", "topics", "cluster", "model"),
@@ -49,7 +53,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     ),
 }
 ROOMS["demo"] = ("doctor", "broker", *ROOMS["doctor"])
-ROOMS["cli"] = ("demo", "run", *ROOMS["demo"])
+ROOMS["cli"] = ("demo", "run", "changes", *ROOMS["demo"])
 #: What every room may import: modules without a room, and the room `web`.
 LEAVES = ("errors", "installed", "prometheus", "web", "__version__")
 #: Modules that only re-export names of the rooms. No room imports them.

@@ -130,7 +130,7 @@ def test_a_receipt_or_a_due_time_spares_the_search(
     producer.schedule(b"x", deliver_at=at, message_id="a", partition_key="k")
     with monkeypatch.context() as patch:
         patch.setattr("delaylevel.inspection.inspector.Inspector.find", None)
-        patch.setattr("delaylevel.inspection.inspector.Inspector.rows", None)
+        patch.setattr("delaylevel.inspection.inspector.Inspector.batches", None)
         assert run("cancel", "orders", "--receipt", str(receipt)).exit_code == 0
         named = run("cancel", "orders", "a", "--at", str(at), "--partition-key", "k")
         assert named.exit_code == 0

@@ -1,0 +1,302 @@
+"""Changes to pending messages: find, cancel, fire and reschedule them, with outcomes."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from threading import Event
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from delaylevel.cluster.failures import close_quietly, error_name, may_pass
+from delaylevel.errors import (
+    CancellationFailedError,
+    DelayLevelError,
+    InvalidInputError,
+    LevelTopicError,
+)
+from delaylevel.inspection import Inspector, Selection
+from delaylevel.inspection.cancelled import CancelledName
+from delaylevel.model.level_topic import LevelTopicDescription, Role
+from delaylevel.model.outcome import Outcome, OutcomeStatus, Receipt, Rescheduled, place_of
+from delaylevel.model.topic_name import TopicName
+from delaylevel.producer.client import DelayLevelClient
+from delaylevel.producer.receipts import accepted
+from delaylevel.topics.members import metadata_of
+
+if TYPE_CHECKING:
+    from delaylevel.inspection.rows import PendingRow
+
+_THREADS = 8
+#: Sends one cancellation through a producer of the message's target.
+Change = Callable[[Any, Receipt], Outcome | Rescheduled]
+Note = Callable[[str], None]
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+def cancel(producer: Any, receipt: Receipt) -> Outcome:
+    """Cancel the message of a receipt."""
+    cancelled: Outcome = producer.cancel(receipt)
+    return cancelled
+
+
+def fire(producer: Any, receipt: Receipt) -> Rescheduled:
+    """Deliver the message of a receipt now."""
+    fired: Rescheduled = producer.fire_now(receipt)
+    return fired
+
+
+def reschedule(deliver_at: int, producer: Any, receipt: Receipt) -> Rescheduled:
+    """Give the message of a receipt another due time, ms since the epoch."""
+    rescheduled: Rescheduled = producer.reschedule(receipt, deliver_at=deliver_at)
+    return rescheduled
+
+
+@dataclass(frozen=True)
+class Failure:
+    """The reason for which a message was not changed, or may not have been.
+
+    Attributes:
+        outcome: ``failed`` if nothing was changed, ``both`` if a new message was stored and the old
+            one was not cancelled, ``unconfirmed`` if nobody knows, or ``not tried`` for messages
+            after a failure that is not their own.
+        reason: the text of the error.
+        error: the error; None for a message that was not tried.
+    """
+
+    outcome: str
+    reason: str
+    error: BaseException | None = None
+
+    @classmethod
+    def of(cls, error: BaseException) -> Failure:
+        """Return the failure for the error of a call that stores something."""
+        name = error_name(error)
+        text = str(error)
+        if text and not isinstance(error, DelayLevelError):
+            text = f"{name}: {text}"
+        outcome = "failed"
+        if may_pass(error):
+            outcome = "unconfirmed"
+        elif isinstance(error, CancellationFailedError) and error.receipt:
+            outcome = "both"
+        return cls(outcome, text or name, error)
+
+
+@dataclass(frozen=True)
+class Changed:
+    """A message and the result of its change.
+
+    Attributes:
+        receipt: that of the message.
+        outcome: the outcome of its cancellation, or the reason why there is none.
+        new: the receipt of the message that replaces it, or None.
+    """
+
+    receipt: Receipt
+    outcome: Outcome | Failure
+    new: Receipt | None = None
+
+    @property
+    def done(self) -> bool:
+        """True if the message is cancelled, or its cancellation is accepted."""
+        return isinstance(self.outcome, Outcome) and self.outcome.status in (
+            OutcomeStatus.ACCEPTED,
+            OutcomeStatus.CANCELLED,
+        )
+
+    @property
+    def undecided(self) -> bool:
+        """True if a dispatcher will decide later."""
+        return isinstance(self.outcome, Outcome) and not self.outcome.final
+
+    @property
+    def name(self) -> CancelledName:
+        """The message as its cancellation names it."""
+        one = self.receipt
+        return CancelledName(one.id, one.target, one.key, one.due_ms)
+
+    @property
+    def view(self) -> dict[str, Any]:
+        """The result as one row."""
+        if isinstance(self.outcome, Failure):
+            view = outcome_view(accepted(self.receipt))
+            view |= {"outcome": self.outcome.outcome, "reason": self.outcome.reason}
+        else:
+            view = outcome_view(self.outcome)
+        if self.new is not None:
+            new = self.new
+            view |= {"new_id": new.id, "new_due_ms": new.due_ms, "receipt": str(new)}
+        return view
+
+
+def outcome_view(one: Outcome) -> dict[str, Any]:
+    """Return an outcome as one row."""
+    return {
+        "id": one.id,
+        "target": one.target,
+        "outcome": one.status.value,
+        "due_ms": one.due_ms,
+        "decided_ms": one.decided_ms,
+        "released_ms": one.released_ms,
+        "reason": one.reason or None,
+        "key": one.key or None,
+    }
+
+
+def named_by_receipt(description: LevelTopicDescription, text: str) -> Receipt:
+    """Return the receipt in a text, if it is that of a message of the level topic."""
+    found = Receipt.parse(text)
+    if found.level_topic != description.topic:
+        raise InvalidInputError(
+            f"the receipt is that of a message in level topic {found.level_topic}, not "
+            f"{description.topic}; nothing was changed"
+        )
+    description.check_target(found.target)
+    return found
+
+
+def pending_rows(look: Inspector, selection: Selection, **reads: Any) -> list[PendingRow]:
+    """Return the selected messages in due order.
+
+    Args:
+        selection: the conditions; the extra ``inspect`` is needed only for one in SQL.
+        reads: ``tell`` and ``expect``, as for ``Inspector.rows``.
+    """
+    from delaylevel.inspection.rows import rows_of
+
+    if selection.id is not None and selection == Selection(id=selection.id):
+        return look.find(selection.id, **reads)
+    if selection.where is not None:
+        return list(look.rows(selection, **reads))
+    return sorted(rows_of(look.batches(selection, **reads)), key=lambda row: row.due_ms or 0)
+
+
+def receipts_of(
+    description: LevelTopicDescription, rows: Sequence[PendingRow]
+) -> tuple[list[Receipt], int]:
+    """Return receipts for rows, and the number of those that are held or unreadable."""
+    found: dict[tuple[str, str, str | None], Receipt] = {}
+    held = 0
+    for row in rows:
+        if row.role == Role.HELD.value or row.due_ms is None:
+            held += 1
+            continue
+        assert row.target is not None
+        place = place_of(row.topic, row.ledger, row.entry)
+        # A message that a mover forwards meanwhile may be there twice.
+        found[row.id, row.target, row.key] = Receipt(
+            row.id, row.due_ms, row.target, description.topic, row.key or "", place
+        )
+    return list(found.values()), held
+
+
+def change_messages(
+    open_client: Callable[[], DelayLevelClient],
+    look: Inspector,
+    chosen: Sequence[Receipt],
+    change: Change,
+    timeout_s: float | None,
+    note: Note,
+) -> list[Changed]:
+    """Change messages, and wait for the outcomes of their cancellations.
+
+    Args:
+        open_client: function that returns a client for the producers of the targets.
+        look: an inspector of the level topic.
+        chosen: the receipts of the messages.
+        timeout_s: time to wait for outcomes; None not to wait.
+        note: takes notes on what went otherwise.
+
+    Returns:
+        The result for each message, in order. No failure of one hides the others.
+
+    Raises:
+        InvalidInputError: a target does not exist; nothing was changed.
+    """
+    description, outcomes = look.description, look.outcomes()
+    if timeout_s is not None:
+        try:
+            start = outcomes.end()
+        except LevelTopicError as error:
+            note(f"Not waiting: {error}.")
+            timeout_s = None
+
+    def apply(receipt: Receipt) -> Changed:
+        try:
+            result = change(producers[receipt.target], receipt)
+        except CancellationFailedError as error:
+            new = Receipt.parse(error.receipt) if error.receipt else None
+            return Changed(receipt, Failure.of(error), new)
+        if isinstance(result, Rescheduled):
+            return Changed(receipt, result.outcome, result.receipt)
+        return Changed(receipt, result)
+
+    # Closing it waits for nothing that has not been confirmed.
+    client = open_client()
+    with contextlib.ExitStack() as stack:
+        stack.callback(close_quietly, client, "client")
+        producers = {}
+        assert client.admin is not None
+        for target in sorted({receipt.target for receipt in chosen}):
+            if metadata_of(client.admin, TopicName.parse(target)) is None:
+                # Opening a producer would create the topic, and release what waits for it.
+                raise InvalidInputError(f"{target} does not exist; nothing was changed")
+            producers[target] = client.create_producer(
+                target,
+                enable_delay_level_topic=True,
+                delay_level_topic=description.topic,
+                create_level_topic=False,
+            )
+        results = [
+            Changed(receipt, result) if isinstance(result, Failure) else result
+            for receipt, result in zip(chosen, for_each(chosen, apply, note), strict=True)
+        ]
+    names = {one.name for one in results if one.undecided}
+    if timeout_s is None or not names:
+        return results
+    try:
+        decided = outcomes.wait(start, names, timeout_s)
+    except (Exception, KeyboardInterrupt) as error:
+        note(f"Outcomes could not be waited for: {Failure.of(error).reason}")
+        return results
+    return [
+        replace(one, outcome=decided.get(one.name, one.outcome)) if one.undecided else one
+        for one in results
+    ]
+
+
+def for_each(
+    items: Sequence[Item], change: Callable[[Item], Result], note: Note
+) -> list[Result | Failure]:
+    """Change messages, and return the result of each, in their order.
+
+    After an interruption, or while the broker does not answer, further messages are not tried.
+    """
+    ended = Event()
+    reason = ""
+
+    def attempt(item: Item) -> Result | Failure:
+        nonlocal reason
+        if ended.is_set():
+            return Failure("not tried", reason)
+        try:
+            return change(item)
+        except Exception as error:
+            failure = Failure.of(error)
+            if failure.outcome == "unconfirmed":
+                reason = "the broker did not confirm another message"
+                ended.set()
+            return failure
+
+    with ThreadPoolExecutor(max(1, min(_THREADS, len(items))), "delaylevel-change") as pool:
+        futures = [pool.submit(attempt, item) for item in items]
+        try:
+            return [future.result() for future in futures]
+        except KeyboardInterrupt:
+            reason = "interrupted"
+            ended.set()
+            note("Interrupted: the messages that are being changed are finished first.")
+            return [future.result() for future in futures]
