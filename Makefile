@@ -77,7 +77,7 @@ torture: fetch ## Break everything at random for MINUTES=30 (SEED=… repeats a 
 walk: fetch ## Type README and Getting started in a terminal, with `run` and with Spark, and time it
 	PYTHONPATH=tests $(BIN)/python -m support.walk
 
-reference: $(STAMP) ## Regenerate docs/cli.md
+reference: $(STAMP) ## Write the help of all commands to build/commands.md
 	$(BIN)/python tools/make_reference.py
 
 broker: fetch ## Start a private broker (stop it with `make broker-stop`)

@@ -1,7 +1,7 @@
 """Exposition of metrics; ``prometheus_client`` is imported only to serve them.
 
 Names are ``delaylevel_<part>_<what>[_<unit>][_total]``, with the parts ``producer``, ``sync`` (the
-Spark job), ``function`` and ``dispatch``; docs/metrics.md lists all of them.
+Spark job), ``function`` and ``dispatch``; docs/http.md lists all of them.
 """
 
 from __future__ import annotations

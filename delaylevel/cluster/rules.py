@@ -1,7 +1,7 @@
 """Rules of brokers, namespaces and topics that can stop our clients or remove parked messages.
 
 ``RULES`` is the one table of them: creation refuses what it finds, ``doctor`` checks it, errors of
-running services name it, and docs/cluster-rules.md shows it. Only `read` asks the cluster.
+running services name it, and docs/production.md shows it. Only `read` asks the cluster.
 
 A limit of a topic overrides that of its namespace, and this the broker's. Creation sets the
 policies of `OURS` on every topic of ours, also where nothing restricts them now: a limit that the

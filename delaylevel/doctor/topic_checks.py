@@ -320,10 +320,10 @@ def _trials(context: LevelTopicContext) -> list[Trial]:
 def _remedy(context: LevelTopicContext, failure: str) -> str:
     with suppress(BrokerError):
         if violations(context.rules):
-            return "the rules that other checks name forbid it: lift them (docs/cluster-rules.md)"
+            return "the rules that other checks name forbid it: lift them (docs/production.md)"
     if failure == "ProducerBusy":
         return (
             "close the producer with exclusive access to it, or raise its maxProducersPerTopic "
-            "(docs/cluster-rules.md)"
+            "(docs/production.md)"
         )
-    return "the log of the broker has the reason; docs/cluster-rules.md has the rules to look for"
+    return "the log of the broker has the reason; docs/production.md has the rules to look for"

@@ -198,7 +198,7 @@ class TimeBucketTracker:
     that is added twice is returned twice. Not thread-safe.
 
     Source: the TimeBucket algorithm of Apache Pulsar (PR 23611), with another layout: see
-    docs/final-window-structures.md.
+    docs/inside.md.
     """
 
     def __init__(self, precision_ms: int = 1024, clock: Callable[[], int] = _now_ms) -> None:

@@ -1,6 +1,6 @@
 """Preconditions of the documentation pages, and checks of their output.
 
-``expected``   `Expected`, by the title of a page (`docs/cli.md levels` is a section)
+``expected``   `Expected`, by the title of a page; `commands levels` has the examples in their help
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Expected(NamedTuple):
     Attributes:
         before: the steps to do before a command, by page and command (without its comment); the
             command "" stands for the page.
-        exits: the exit codes of commands in docs/cli.md that do not exit with 0.
+        exits: the exit codes of commands of the help that do not exit with 0.
         own_broker: the pages that start a broker themselves.
     """
 
@@ -263,7 +263,7 @@ TARGET_GONE = _admin("DELETE", "persistent/public/default/orders", fields={"forc
 
 EXPECTED = Expected(
     before={
-        "docs/cli.md levels": {
+        "commands levels": {
             line: steps
             for lines, steps in {
                 (
@@ -281,20 +281,18 @@ EXPECTED = Expected(
             }.items()
             for line in lines
         },
-        "docs/cli.md send": {
-            "": ("delaylevel levels create orders --overflow recirculate", _files)
-        },
-        "docs/cli.md run": {"": BOTH},
-        "docs/cli.md listen": {"": (_application,)},
-        "docs/cli.md mover run": {"": (*BOTH, _own_steps, _cluster)},
-        "docs/cli.md dispatcher": {
+        "commands send": {"": ("delaylevel levels create orders --overflow recirculate", _files)},
+        "commands run": {"": BOTH},
+        "commands listen": {"": (_application,)},
+        "commands mover run": {"": (*BOTH, _own_steps, _cluster)},
+        "commands dispatcher": {
             "": BOTH,
             "delaylevel dispatcher run orders --delivery effectively-once --memory 1024": (
                 DEDUPLICATED,
             ),
         },
-        "docs/cli.md doctor": {"delaylevel doctor orders": BRIEF},
-        "docs/cli.md dlq": {
+        "commands doctor": {"delaylevel doctor orders": BRIEF},
+        "commands dlq": {
             "": (f"{BRIEF[0]} --target invoices", _dead("due", "elsewhere")),
             "delaylevel dlq discard orders --all --count 12": (_dead(*["due"] * 11),),
             "delaylevel dlq discard orders 12:0:-1 12:1:-1 --count 2": (_dead("due", "due"),),
@@ -313,8 +311,8 @@ EXPECTED = Expected(
             "delaylevel dlq list orders --subscription billing": (_failed,),
             "delaylevel dlq replay orders --subscription billing --all": (_failed,),
         },
-        "docs/cli.md horizon": {"": PENDING},
-        "docs/cli.md pending": {
+        "commands horizon": {"": PENDING},
+        "commands pending": {
             "": PENDING,
             (
                 "delaylevel pending list orders "
@@ -340,18 +338,18 @@ EXPECTED = Expected(
                 "--where \"properties['kind'] = 'reminder'\" --count 120"
             ): (*CANCELLABLE, _reminded),
         },
-        "docs/cli.md top": {"": PENDING},
+        "commands top": {"": PENDING},
         "docs/dispatcher.md": {
             "": BRIEF,
             "delaylevel dispatcher run orders --delivery effectively-once": (DEDUPLICATED,),
         },
-        "docs/cli.md broker": {
+        "commands broker": {
             "delaylevel broker logs -n 20": ("delaylevel broker start",),
             "delaylevel broker start --broker-conf brokerDeduplicationEnabled=true": (
                 "delaylevel broker stop",
             ),
         },
-        "docs/cli.md mover": {
+        "commands mover": {
             "": BOTH,
             "delaylevel mover deploy orders": (_for_a_function,),
             "delaylevel mover status orders": (_function_runs,),
@@ -382,8 +380,7 @@ EXPECTED = Expected(
             "delaylevel dlq list orders": (*CREATED, _dead(*["due"] * 13, "invoices")),
         },
         "docs/security.md": {"": (_secured,)},
-        "docs/spark-cluster.md": {"": (*BRIEF, _cluster)},
-        "docs/spark.md": {"": (*BOTH, _closed_accounts)},
+        "docs/spark.md": {"": (*BOTH, _closed_accounts, _cluster)},
         "docs/operations.md": {"": (WITHOUT_DISPATCHER, _sent(1))},
     },
     exits={
@@ -393,7 +390,7 @@ EXPECTED = Expected(
         "delaylevel doctor orders --delivery effectively-once --trigger 10s": 1,
         "delaylevel dlq replay orders --all": 1,  # some cannot be read
     },
-    own_broker=frozenset({"docs/cli.md", "docs/cli.md broker", "docs/cli.md demo"}),
+    own_broker=frozenset({"commands", "commands broker", "commands demo"}),
 )
 
 

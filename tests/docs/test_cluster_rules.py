@@ -1,4 +1,4 @@
-"""A test of the table in docs/cluster-rules.md against the rules of the code."""
+"""A test of the table in docs/production.md against the rules of the code."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from delaylevel.cluster.rules import RULES, Rule
 
-PAGE = Path(__file__).parents[2] / "docs/cluster-rules.md"
+PAGE = Path(__file__).parents[2] / "docs/production.md"
 HEAD = "| rule | policy of a namespace |"
 
 

@@ -1,4 +1,4 @@
-"""Command lines in the documentation name only existing commands and options."""
+"""Command lines in the documentation and in the help name only existing commands and options."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import click
 import pytest
 
 from delaylevel.cli.main import cli
+from support.loading import load
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -19,17 +20,18 @@ INLINE = re.compile(r"`(delaylevel [a-z][^`…]*)`", re.DOTALL)
 
 def _lines() -> list[object]:
     found: dict[tuple[str, str], None] = {}
-    for page in PAGES:
-        text = page.read_text(encoding="utf-8")
+    texts = {page.name: page.read_text(encoding="utf-8") for page in PAGES}
+    texts["help"] = load("tools/make_reference.py").commands_page()
+    for page, text in texts.items():
         for block in BLOCK.findall(text):
             joined = block.replace("\\\n", " ")
             for line in joined.splitlines():
                 line = line.removeprefix("$ ").strip()
                 if line.startswith("delaylevel "):
-                    found[page.name, line] = None
+                    found[page, line] = None
         prose = BLOCK.sub("", text)
         for line in INLINE.findall(prose):
-            found[page.name, " ".join(line.split())] = None
+            found[page, " ".join(line.split())] = None
     return [pytest.param(line, id=f"{page}: {line}") for page, line in found]
 
 

@@ -15,13 +15,15 @@ from pathlib import Path
 import pytest
 
 from delaylevel.cluster.connection.settings import Connection
+from support.pages import FENCE
 
 ROOT = Path(__file__).parents[2]
 TOP = ("README.md", "CONTRIBUTING.md", "SECURITY.md")
 PAGES = [*(ROOT / name for name in TOP), *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```python(?P<options>[^\n]*)\n(?P<code>.*?)^```", re.MULTILINE | re.DOTALL)
 YAML = re.compile(r"^```yaml\n(.*?)^```", re.MULTILINE | re.DOTALL)
-LINK = re.compile(r"\]\((?!https?:)(?P<target>[^)#]+)(#[^)]*)?\)")
+LINK = re.compile(r"\]\((?!https?:)(?P<target>[^)#]*)(?:#(?P<anchor>[^)]*))?\)")
+TITLE = re.compile(r"^#+ (.*)$", re.MULTILINE)
 
 
 def _examples() -> list[object]:
@@ -103,6 +105,23 @@ def test_settings_of_other_programs_can_be_read() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_to_files_lead_somewhere(page: Path) -> None:
-    for match in LINK.finditer(page.read_text(encoding="utf-8")):
-        assert (page.parent / match["target"]).exists(), match["target"]
+def test_links_lead_somewhere(page: Path) -> None:
+    for match in LINK.finditer(FENCE.sub("", page.read_text(encoding="utf-8"))):
+        target = page.parent / match["target"] if match["target"] else page
+        assert target.exists(), match[0]
+        if match["anchor"] and target.suffix == ".md":
+            assert match["anchor"] in _anchors(target), match[0]
+
+
+def _anchors(page: Path) -> set[str]:
+    titles = TITLE.findall(FENCE.sub("", page.read_text(encoding="utf-8")))
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_lines_end_at_120_columns(page: Path) -> None:
+    lines = FENCE.sub("", page.read_text(encoding="utf-8")).splitlines()
+    # Tables and long words cannot be wrapped.
+    assert not [
+        line for line in lines if len(line) > 120 and "|" not in line and " " in line.strip()
+    ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-PAGE = (Path(__file__).parents[2] / "docs/glossary.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs/concepts.md").read_text(encoding="utf-8")
 ROWS = re.findall(r"^\| \*\*(.+?)\*\* \| (.+?) \|(.*)\|$", PAGE, re.MULTILINE)
 TERMS = [term.strip("`") for term, _, _ in ROWS]
 

@@ -1,4 +1,4 @@
-"""Every command and example in README.md and docs/, run page by page on a real broker.
+"""Every command and example in README.md, docs/ and the help, run page by page on a real broker.
 
 Each page has an empty ``public/default`` to itself, so nothing on it changes except the addresses
 and paths of examples (`Reader.words`). The preconditions of each page are in conftest.py.
@@ -45,7 +45,8 @@ from delaylevel.broker.embedded import EmbeddedBroker, instances
 from delaylevel.cli.main import cli
 from delaylevel.cli.top import top
 from delaylevel.cluster.connection.settings import Connection
-from support.pages import ROOT, Block, blocks, missing
+from support.loading import load
+from support.pages import ROOT, Block, blocks, blocks_of, missing
 
 KINDS = {"sh", "console", "python", "java", "text", "yaml"}
 OPTION = re.compile(
@@ -76,7 +77,7 @@ AS_A_WHOLE = {
     "docs/spark.md",
     "docs/security.md",
     "docs/functions.md",
-    *(f"docs/cli.md {section}" for section in ("levels", "dispatcher", "horizon", "top")),
+    *(f"commands {section}" for section in ("levels", "dispatcher", "horizon", "top")),
 }
 
 NOT_RUN = {
@@ -84,7 +85,7 @@ NOT_RUN = {
     "docs/concepts.md": "the namespace stays for other pages",
     "docs/operations.md": "there is no such subscription",
     "docs/security.md": "the role of this page is no admin of the tenant",
-    "docs/versions.md": "it takes some minutes for each version",
+    "docs/production.md": "it takes some minutes for each version",
 }
 
 Step = str | Callable[["Reader"], None]
@@ -96,6 +97,9 @@ PAGES = {
     str(page.relative_to(ROOT)): blocks(page)
     for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 }
+#: The help of all commands, with examples.
+COMMANDS: str = load("tools/make_reference.py").commands_page()
+PAGES["commands"] = blocks_of(COMMANDS, by_command=True)
 
 
 def pages_to_walk(of_the_first: bool) -> Iterator[Any]:
@@ -107,7 +111,8 @@ def pages_to_walk(of_the_first: bool) -> Iterator[Any]:
             mine = [block for block in found if block.runs and block.section == section]
             title = f"{name} {section}".strip()
             lines = [line for b in mine if b.kind != "python" for line, _ in b.commands]
-            quick = title not in AS_A_WHOLE and not all(map(SLOW.match, lines))
+            fast = not lines or not all(map(SLOW.match, lines))
+            quick = title not in AS_A_WHOLE and fast
             if quick and is_first is of_the_first:
                 yield pytest.param(title, mine, False, id=title)
             if not of_the_first and (title in AS_A_WHOLE or any(map(SLOW.match, lines))):
@@ -342,7 +347,7 @@ def reader(
     """A reader of the page ``title``, with ``public/default`` of a broker to themselves."""
     title, whole = request.node.callspec.params["title"], request.node.callspec.params["whole"]
     # A Function that is left behind would recreate its topics, so such a page has a private broker.
-    functions = whole and title in ("docs/functions.md", "docs/cli.md mover")
+    functions = whole and title in ("docs/functions.md", "commands mover")
     broker = None if functions else broker_with()
     if broker is None or not _empty(broker.connection):
         broker = private_broker(functions=functions)

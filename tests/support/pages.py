@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
 FENCE = re.compile(r"^```(?P<info>[^\n]*)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
-# A section of docs/cli.md. `mover run` has its own section: it needs another kind of level topic.
+# A section of the page of commands. `mover run` has its own: it needs another level topic.
 _SECTION = re.compile(r"^##+ delaylevel(?: (mover run|\w+))?", re.MULTILINE)
 
 _NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
@@ -57,14 +57,23 @@ class Block(NamedTuple):
 
 def blocks(page: Path) -> list[Block]:
     """Return all blocks of a page in order."""
-    text = page.read_text(encoding="utf-8")
+    return blocks_of(page.read_text(encoding="utf-8"))
+
+
+def blocks_of(text: str, *, by_command: bool = False) -> list[Block]:
+    """Return all blocks of a text in order.
+
+    Args:
+        text: the text of a page.
+        by_command: True if its sections are those of the commands.
+    """
     found = []
     for match in FENCE.finditer(text):
         info, _, reason = match["info"].partition("no-run: ")
         kind, _, options = info.strip().partition(" ")
         *_, section = ["", *_SECTION.findall(text, 0, match.start())]
         line = text.count("\n", 0, match.start()) + 1
-        section = section if page.name == "cli.md" else ""
+        section = section if by_command else ""
         found.append(Block(section, kind, options, reason, match["code"], line))
     return found
 

@@ -133,7 +133,7 @@ class Sender:
                 batching_enabled=True,
                 max_pending_messages=20_000,
                 # Without it, the plain client loses messages without a delay: see
-                # docs/troubleshooting.md.
+                # docs/operations.md.
                 initial_sequence_id=1,
             )
         except Exception as error:

@@ -18,7 +18,7 @@ def test_the_page_has_every_system_and_what_runs_there(monkeypatch: pytest.Monke
         import_module("compare.__main__").systems(),
         import_module("compare.trial").LOADS,
     )
-    page = (ROOT / "docs/comparison.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/benchmarks.md").read_text(encoding="utf-8")
     lines = page.partition("## Features")[0].splitlines()
     for system in systems.values():
         rows = [line for line in lines if line.startswith(f"| {system.title} |")]

@@ -1,4 +1,4 @@
-"""Tests of all series: their names, and their complete list in docs/metrics.md."""
+"""Tests of all series: their names, and their complete list in docs/http.md."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from delaylevel.testing import MemoryPulsar
 from delaylevel.topics.status import Backlog, read_stats
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs/metrics.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/http.md").read_text(encoding="utf-8")
 TOPIC = "persistent://public/default/orders-delay-level"
 TARGET = "persistent://public/default/orders"
 OUTCOMES = {"parked": 3, "window": 2, "due": 1, "held": 1, "dead": 0, "latest_ms": 1500}
@@ -54,7 +54,7 @@ class Series(NamedTuple):
 
 
 def documented() -> dict[str, Series]:
-    """Return the series in the tables of docs/metrics.md."""
+    """Return the series in the tables of docs/http.md."""
     found: dict[str, Series] = {}
     for line in PAGE.splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
@@ -152,8 +152,8 @@ def in_code() -> dict[str, Series]:
 
 def test_the_page_lists_exactly_the_series_that_are_served() -> None:
     page, code = documented(), in_code()
-    assert sorted(set(code) - set(page)) == [], "served, but not in docs/metrics.md"
-    assert sorted(set(page) - set(code)) == [], "in docs/metrics.md, but not served"
+    assert sorted(set(code) - set(page)) == [], "served, but not in docs/http.md"
+    assert sorted(set(page) - set(code)) == [], "in docs/http.md, but not served"
     assert {name: page[name] for name in code} == code
     assert len(code) > 30
 

@@ -37,9 +37,9 @@ MATCHER = re.compile(rf"(\w+)\s*(=~|!~|!=|=)\s*({STRING})")
 
 
 def _documented() -> dict[str, set[str] | None]:
-    """Return the labels of each series in docs/metrics.md, or None for a metric of the Function."""
+    """Return the labels of each series in docs/http.md, or None for a metric of the Function."""
     found: dict[str, set[str] | None] = {}
-    for line in (DOCS / "metrics.md").read_text("utf-8").splitlines():
+    for line in (DOCS / "http.md").read_text("utf-8").splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         if re.match(r"\| `(delaylevel|pulsar)_", line) and len(cells) in (3, 4):
             labels = set(re.findall(r"`(\w+)`", cells[2])) if len(cells) == 4 else None
@@ -78,7 +78,7 @@ def test_an_expression_uses_existing_series_labels_and_values(expression: str) -
     assert selectors, "no series of delaylevel or Pulsar"
     labels: set[str] = set(COMMON_LABELS)
     for name, inside in selectors:
-        assert name in SERIES, f"{name} is not in docs/metrics.md"
+        assert name in SERIES, f"{name} is not in docs/http.md"
         own = SERIES[name]
         assert own is not None, f"{name} is a value of the label `metric`"
         labels |= own
@@ -105,7 +105,7 @@ def _check_value(label: str, operator: str, value: str) -> None:
     elif label == "subscription":
         assert value == SUBSCRIPTION
     elif label == "state":
-        assert f"`{value}`" in (DOCS / "metrics.md").read_text("utf-8")
+        assert f"`{value}`" in (DOCS / "http.md").read_text("utf-8")
     elif label == "became":
         from delaylevel.spark_sync.reporting import OUTCOMES
 

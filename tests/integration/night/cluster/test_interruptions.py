@@ -1,7 +1,7 @@
 """The interruption of each part by each fault, with the default settings of Pulsar.
 
 All topics are at the broker that gets the fault, and the addresses of both brokers are given, those
-of this broker first. ``-s`` prints the table in docs/faults.md.
+of this broker first. ``-s`` prints the table in docs/benchmarks.md.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SECONDS = 75.0
 MOST_S = DEFAULT_SESSION_MS / 1000 + 60
 # A client notices that its broker hangs by its second request for a sign of life, one in 30 s.
 NOTICE_S = 60.0
-#: The table in docs/faults.md, printed at the end.
+#: The table in docs/benchmarks.md, printed at the end.
 TABLE = [
     "| fault | bookies | producer | mover | dispatcher | commands | not received | copies | load |",
     "|---|---|---|---|---|---|---|---|---|",
