@@ -207,7 +207,6 @@ def _change(
 
     Args:
         named: due time in ms and partition key of the message with the ID; None to search for it.
-        conditions: values of the selection options.
     """
     selected = message_id or conditions["id"]
     if message_id is not None and conditions["id"] is not None:

@@ -99,11 +99,7 @@ def _verdict(summary: dict[str, Any]) -> str:
 
 @contextmanager
 def _view(parts: str) -> Iterator[Callable[[Any], None]]:
-    """Yield a function that shows progress: a live table on a terminal, or a line at times.
-
-    Args:
-        parts: names of what starts first.
-    """
+    """Yield a function that shows progress: a live table on a terminal, or a line at times."""
     if is_live():
         phase = "starting"
 

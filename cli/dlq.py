@@ -233,12 +233,7 @@ def discard(
 def _finish(
     letters: Sequence[Disposed], *, target: str | None, missing: Iterable[Position], output: str
 ) -> None:
-    """Print a row for each chosen dead letter, and for each ID that names none.
-
-    Args:
-        target: full name of the topic to which they were sent instead of their own.
-        missing: IDs that were given.
-    """
+    """Print a row for each chosen dead letter, and for each ID that names none."""
     rows: list[dict[str, Any]] = [
         {
             "id": str(one.letter.position),
@@ -269,10 +264,6 @@ class _Place(NamedTuple):
     """The dead letters that a command is for.
 
     Attributes:
-        connection: the address of the cluster.
-        client: a Pulsar client.
-        admin: the admin interface.
-        described: the level topic that replays them.
         source: the dead-letter topic of a subscription; None for that of the level topic.
     """
 

@@ -38,13 +38,7 @@ def finding_view(finding: Finding) -> dict[str, Any]:
 def findings_text(
     findings: Sequence[Finding], width: int | None, *, everything: bool, colour: bool
 ) -> str:
-    """Return findings for a person: failures, warnings, checks that were not made, and the rest.
-
-    Args:
-        width: number of cells of a line; None for any.
-        everything: True for a table of all checks, False for the number of those that passed.
-        colour: True to colour failures and warnings.
-    """
+    """Return findings for a person: failures, warnings, checks that were not made, and the rest."""
     parts = [
         _paragraph(finding, width, colour)
         for state in (State.FAILED, State.WARNING)

@@ -71,11 +71,7 @@ def with_options(error: DelayLevelError | str) -> str:
 
 
 def unreachable_hint(flags: dict[str, object]) -> str:
-    """Return the advice for a broker that does not answer; name a private broker that is stopped.
-
-    Args:
-        flags: the options that locate the cluster.
-    """
+    """Return the advice for a broker that does not answer; name a stopped private broker."""
     try:
         connection = Connection.load(**flags)  # type: ignore[arg-type]
         found = local_brokers.instances()
@@ -141,8 +137,6 @@ def finish(
 
     Args:
         done: number of messages for which the command did what was asked.
-        of: number of all messages.
-        empty: text for no message at all, which is a failure, too.
     """
     emit(rows, columns, output, empty=empty)
     if 0 < of != done:

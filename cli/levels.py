@@ -153,11 +153,7 @@ _allow_early = click.option(
 
 
 def parse_longer(text: str) -> tuple[timedelta, timedelta]:
-    """Parse the unit of a finer level and its new longest delay: ``hour:48h``.
-
-    Raises:
-        ValueError: the text has another form.
-    """
+    """Parse the unit of a finer level and its new longest delay: ``hour:48h``."""
     unit, separator, maximum = text.partition(":")
     if not separator:
         raise ValueError(f"{text!r} is no level: write UNIT:MAX, e.g. hour:48h")
@@ -416,11 +412,7 @@ def _drain(
 
 
 def parse_level(text: str) -> PartitionStrategy:
-    """Parse a finer level: ``hour:24h``, or with its lead ``hour:24h:5m``.
-
-    Raises:
-        ValueError: the text has another form, or its values do not fit together.
-    """
+    """Parse a finer level: ``hour:24h``, or with its lead ``hour:24h:5m``."""
     parts = text.split(":")
     if len(parts) not in (2, 3):
         raise ValueError(f"{text!r} is no level: write UNIT:MAX or UNIT:MAX:LEAD, e.g. hour:24h")

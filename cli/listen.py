@@ -83,15 +83,6 @@ def run_reloading(
     """Run a program until it is stopped, and start it again whenever a source file changes.
 
     A program that ends with an error is started again after the next change.
-
-    Args:
-        command: the program with its arguments.
-        environ: its environment.
-        folder: the folder of its sources.
-        stopping: event that ends the program, and then this function.
-
-    Returns:
-        The exit code of the program.
     """
     watch = SourceWatch(folder)
     while True:

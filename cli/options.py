@@ -26,11 +26,7 @@ _SMALLEST_EPOCH_MS = 100_000_000_000
 
 
 def parse_unit(text: str) -> PartitionBy | timedelta:
-    """Parse a unit: a name (``day``) or a duration (``2s``).
-
-    Raises:
-        ValueError: the text is neither.
-    """
+    """Parse a unit: a name (``day``) or a duration (``2s``)."""
     named = PartitionBy.__members__.get(text.strip().upper())
     if named is not None:
         return named
@@ -42,11 +38,7 @@ def parse_unit(text: str) -> PartitionBy | timedelta:
 
 
 def parse_time_ms(text: str, now_ms: int) -> int:
-    """Parse a time: ISO-8601 with a zone, epoch milliseconds, or relative to now such as ``+2h``.
-
-    Raises:
-        ValueError: the text is not a time, or has no time zone.
-    """
+    """Parse a time: ISO-8601 with a zone, epoch milliseconds, or relative such as ``+2h``."""
     stripped = text.strip()
     if stripped == "now":
         return now_ms
@@ -84,12 +76,7 @@ def parse_pairs(
 
 
 class Parsed(click.ParamType):  # type: ignore[type-arg] # generic from click 8.5 on
-    """A value that a function parses.
-
-    Args:
-        name: the placeholder of the value in the help.
-        parse: the function; it raises ValueError for a text that it refuses.
-    """
+    """A value that a function parses."""
 
     def __init__(self, name: str, parse: Callable[[str], Any]) -> None:
         self.name = name

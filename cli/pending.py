@@ -40,12 +40,7 @@ Batches = Iterable["pa.RecordBatch"]
 
 
 def check_file(file: Path, force: bool) -> None:
-    """Refuse a file that cannot be written, before anything is read.
-
-    Raises:
-        InvalidInputError: the ending is unknown, the file exists and ``force`` is False, or its
-            folder does not exist.
-    """
+    """Refuse a file that cannot be written, before anything is read."""
     if file.suffix.lower() not in _WRITERS:
         raise InvalidInputError(
             f"{file.name!r} has no known ending: name a file that ends in {', '.join(_WRITERS)}"
@@ -62,11 +57,6 @@ def export_rows(
     """Write the selected messages to a file in due order, and return their number.
 
     The ending of the file selects the format.
-
-    Raises:
-        InvalidInputError: the selection's condition cannot be used, or another process created the
-            file meanwhile.
-        click.ClickException: the file cannot be written.
     """
     from delaylevel.inspection.rows import row_columns
 

@@ -117,11 +117,7 @@ _FACTORS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 1 << 10, "mi": 1 <<
 
 
 def parse_size(text: str) -> int:
-    """Parse a size such as ``1024``, ``1KiB`` or ``2MB``, in bytes.
-
-    Raises:
-        ValueError: the text is not a size.
-    """
+    """Parse a size such as ``1024``, ``1KiB`` or ``2MB``, in bytes."""
     match = _SIZE.match(text.strip())
     if match is None:
         raise ValueError(f"{text!r} is no size: write 1024, 1KiB or 2MB")

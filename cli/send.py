@@ -199,12 +199,6 @@ class _Sending:
 
     Args:
         topic: the business topic of messages that name none.
-        place: arguments of ``create_producer`` that name the level topic.
-        spread: longest random time to add to due times, or None.
-
-    Attributes:
-        rows: the results, in the order of the messages.
-        interrupted: True if messages may be left.
     """
 
     def __init__(
@@ -248,11 +242,7 @@ class _Sending:
         self._stack.close()
 
     def send(self, message: Outgoing) -> None:
-        """Send a message; its row is complete after the next flush.
-
-        Raises:
-            InvalidInputError: the only message cannot be sent.
-        """
+        """Send a message; its row is complete after the next flush."""
         message.fix_due(SystemClock().now_ms())
         arguments = message.arguments
         due_ms = arguments["deliver_at"]
@@ -412,13 +402,9 @@ class Outgoing:
     """A message as given on the command line or in a JSON line.
 
     Attributes:
-        body: the payload; None for a null value.
-        arguments: further arguments of ``DelayLevelProducer.send``, by name.
         line: the number of its JSON line; None for a message of the command line.
         target: the full name of the business topic that its JSON line names; None for that of the
             command.
-        schema: the schema that has encoded the payload; None for plain bytes.
-        replace: True to cancel what waits under its ID.
     """
 
     body: bytes | None
@@ -444,10 +430,6 @@ def parse_line(text: str, now_ms: int) -> Outgoing:
             ``expires_at`` or ``expires_after``, ``id`` and ``target``. Times are ISO-8601, epoch ms
             or ``+2h``; ``after`` and ``expires_after`` are durations (``3d``). Or a line that
             ``pending export --payload`` has written.
-        now_ms: the present, in ms since the epoch; ``+2h`` is relative to it.
-
-    Raises:
-        InvalidInputError: the line is wrong; the text says why.
     """
     try:
         value = json.loads(text)

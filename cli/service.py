@@ -65,7 +65,6 @@ def serving_lines(
     Args:
         movers: statistics of this process's movers, by level topic; None for a mover that has the
             lock.
-        groups: the window partitions of this process's dispatchers.
     """
     groups_of = {group.description.topic: group for group in groups}
     rows = [

@@ -70,7 +70,6 @@ def flow_text(
 
     Args:
         height: the most lines; business topics are left out beyond it. None for any.
-        colour: True to colour what is wrong.
     """
     changes = rates(before, now)
     below = ["", *_processes(now, width), (_lateness(now), None), *_pauses(now), (_LEGEND, None)]

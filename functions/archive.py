@@ -57,14 +57,7 @@ class WorkerPython:
 
 
 def build(worker: WorkerPython | None = None) -> bytes:
-    """Return the archive, as a zip file.
-
-    Args:
-        worker: Python to download wheels for; None to use the packages installed here.
-
-    Raises:
-        ConfigError: a requirement is not installed here, or pip cannot download it.
-    """
+    """Return the archive, as a zip file."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as archive:
         for inside, path in sorted(project_files(PARTS)):

@@ -39,14 +39,9 @@ class FunctionSettings:
     """The user configuration of one Function.
 
     Attributes:
-        level_topic: full name of the level topic.
-        admin_url: address of the admin interface, as the worker reaches it.
         log_topic: topic for log lines, besides the worker's own file; empty for none.
-        tls_allow_insecure: True to accept any certificate.
         tls_validate_hostname: False to accept a certificate of another host; for the admin
             interface, and for the Function's own clients.
-        receiver_queue, in_flight, token_file, tls_trust_certs_file: as in
-            :class:`delaylevel.functions.deployment.FunctionOptions`.
     """
 
     level_topic: str
@@ -69,11 +64,7 @@ class FunctionSettings:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> FunctionSettings:
-        """Read a Function's user configuration, and ignore unknown keys.
-
-        Raises:
-            ConfigError: a value is missing or wrong.
-        """
+        """Read a Function's user configuration, and ignore unknown keys."""
         known = {field.name for field in fields(cls)}
         values = {name: value for name, value in config.items() if name in known}
         try:
@@ -120,15 +111,7 @@ def check_movable(description: LevelTopicDescription) -> None:
 
 
 class ConsumerLoop:
-    """Thread that moves the messages of one level topic until it is stopped.
-
-    Args:
-        client: the instance's ``pulsar.Client``; it is not closed here.
-        name: the consumer's name, as administrators see it.
-        report: function that is called about once a second while messages move.
-        target_client: function that returns a new client for business topics; the loop closes
-            these clients. None for the instance's own client.
-    """
+    """Thread that moves the messages of one level topic until it is stopped."""
 
     def __init__(
         self,

@@ -42,9 +42,6 @@ def instance_token(arguments: Sequence[str]) -> str | None:
         arguments: arguments of the process: ``… --client_auth_params token:…`` or ``file:///…``,
             or, with the plugin for tokens, the token itself. JSON, which Java clients accept too,
             does not work with the Python client of the worker's program.
-
-    Raises:
-        ConfigError: the token file cannot be read.
     """
     given = argument(arguments, "client_auth_params") or ""
     kind, _, rest = given.partition(":")
@@ -57,11 +54,7 @@ def instance_token(arguments: Sequence[str]) -> str | None:
 
 
 def worker_token_file(path: str) -> str:
-    """Return the token in a file on this worker.
-
-    Raises:
-        ConfigError: the file cannot be read, or is empty.
-    """
+    """Return the token in a file on this worker."""
     return read_token_file(path, f"token file {path} on this worker")
 
 
@@ -109,12 +102,7 @@ class LevelMover(Function):
         self._lock = threading.Lock()
 
     def process(self, input: Any, context: Any) -> None:  # noqa: A002  (Pulsar's own name)
-        """Start the consumer loop; the broker delivers the message again to its consumer.
-
-        Args:
-            input: decoded payload, which is not used: the loop reads the raw message.
-            context: the worker's context.
-        """
+        """Start the consumer loop; the broker delivers the message again to its consumer."""
         with self._lock:
             if self._loop is None or not self._loop.alive:
                 self._loop = _consumer_loop(context)

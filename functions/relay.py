@@ -44,10 +44,6 @@ class Item:
     """A message on its way, from its arrival to its acknowledgement.
 
     Attributes:
-        topic: full name of the partition that it was read from.
-        message: the message as it was read; None once its next place has confirmed it.
-        place: partition, ledger, entry and batch index.
-        lag_ms: time from its hand-off time to its arrival, ms.
         confirmed: True once it may be acknowledged.
         given_back: True once the broker was asked to deliver it again.
     """
@@ -150,15 +146,6 @@ class NewTargets:
 
     A target or partition that was added is missing from an earlier description. Its messages wait
     here until the description has been read after their arrival; all others continue.
-
-    Attributes:
-        next_hop: the rules of the description in use.
-
-    Args:
-        description: description that was read before.
-        describe: function that reads it again; None if it never changes.
-        start: function that runs slow work.
-        now_s: the monotonic clock, in seconds.
     """
 
     def __init__(
@@ -226,11 +213,7 @@ class NewTargets:
         return latest
 
     def source(self, topic: str) -> SourcePartition:
-        """Return a source partition by its full name.
-
-        Raises:
-            UnknownSourceError: the description in use does not have it.
-        """
+        """Return a source partition by its full name."""
         source = self._sources.get(topic)
         if source is None:
             raise UnknownSourceError(
@@ -313,14 +296,6 @@ class Relay:
     Attributes:
         in_flight: number of messages that are sent and not confirmed.
         unacknowledged: number of messages that are neither acknowledged nor given back.
-
-    Args:
-        client: a ``pulsar.Client`` for the producers; it is not closed here.
-        consumer: consumer for acknowledgements.
-        describe: function that reads the description again, for targets that were added.
-        in_flight: limit of unconfirmed messages.
-        start: function that runs slow work; by default each time in a new thread.
-        target_client: function that returns the client for a target; None for always ``client``.
     """
 
     def __init__(

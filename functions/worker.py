@@ -35,22 +35,14 @@ class FunctionsWorker:
         self._rest.close()
 
     def config(self, function: str) -> dict[str, Any] | None:
-        """Return a function's configuration; None if it is not registered.
-
-        Args:
-            function: ``tenant/namespace/name``.
-        """
+        """Return a function's configuration; None if it is not registered."""
         try:
             return dict(self._get(function))
         except NotFoundError:
             return None
 
     def create(self, config: Mapping[str, Any], package: bytes) -> None:
-        """Register a function and start it.
-
-        Raises:
-            AdminError: the worker refused it; the text gives the reason.
-        """
+        """Register a function and start it."""
         for attempt in range(_TRIES):
             try:
                 self._send("POST", config, package)
@@ -69,11 +61,7 @@ class FunctionsWorker:
         self._send("PUT", config, package)
 
     def status(self, function: str) -> dict[str, Any]:
-        """Return the worker's status of the instances.
-
-        Raises:
-            NotFoundError: the function is not registered.
-        """
+        """Return the worker's status of the instances."""
         return dict(self._get(f"{function}/status"))
 
     def stats(self, function: str) -> dict[str, Any]:

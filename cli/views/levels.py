@@ -41,11 +41,7 @@ def undelivered(admin: TopicAdmin, at: LevelTopicStatus) -> list[str]:
 
 
 def note_undelivered(admin: TopicAdmin, described: LevelTopicDescription, topic: str) -> None:
-    """Print the missing mover and dispatcher on stderr; nothing if that cannot be found out.
-
-    Args:
-        topic: the topic as the user named it.
-    """
+    """Print the missing mover and dispatcher on stderr; nothing if that cannot be found out."""
     roles = (Role.LEVEL, Role.WINDOW)
     try:
         found = read_stats(admin, described, as_described=True, roles=roles).partitions
@@ -157,13 +153,7 @@ def description_view(description: LevelTopicDescription) -> dict[str, Any]:
 def list_view(
     found: FoundLevelTopic, at: LevelTopicStatus | None, undelivered: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """Return a level topic as one row of a list; without a description, its name and problem.
-
-    Args:
-        found: the level topic.
-        at: its status.
-        undelivered: a line for each mover and dispatcher that is missing.
-    """
+    """Return a level topic as one row of a list; without a description, its name and problem."""
     if found.description is None or at is None:
         return {"topic": found.topic, "problem": found.problem, "problems": [found.problem]}
     problems = _problems(at, undelivered)
@@ -182,13 +172,7 @@ def list_table_view(view: dict[str, Any]) -> dict[str, Any]:
 
 
 def problem_lines(rows: Sequence[dict[str, Any]], width: int | None, colour: bool) -> str:
-    """Return the problems below the table of a list: a paragraph for each level topic.
-
-    Args:
-        rows: the rows of `list_view`.
-        width: number of cells of a line; None for any.
-        colour: True to colour the names.
-    """
+    """Return the problems below the table of a list: a paragraph for each level topic."""
     lines = []
     for row in rows:
         if row["problems"]:

@@ -40,12 +40,7 @@ _BAR = 24
 
 
 class LiveRegion:
-    """A region at the end of a terminal's output; without a terminal, it shows nothing.
-
-    Attributes:
-        stream: the terminal.
-        live: True if it is drawn.
-    """
+    """A region at the end of a terminal's output; without a terminal, it shows nothing."""
 
     def __init__(self, stream: Any | None) -> None:
         self.live = stream is not None
@@ -148,8 +143,6 @@ def live_region(
     It is not drawn if the stream is no terminal, if the log is JSON, or inside of another region.
 
     Args:
-        stream: the stream, by default stderr.
-        keep: True to leave the last text on the screen.
         processes: True if processes that this one starts in the block, such as the JVM of Spark,
             write to stderr by themselves.
     """
@@ -229,13 +222,7 @@ def _share_terminal(one: Any, other: Any) -> bool:
 
 
 class ProgressLine:
-    """The progress of a long task in one line: a bar if the number of steps is known.
-
-    Args:
-        region: the region to draw in.
-        label: the name of the task.
-        length: number of steps; None if unknown.
-    """
+    """The progress of a long task in one line: a bar if the number of steps is known."""
 
     EVERY_S = 0.1
 
@@ -294,8 +281,6 @@ class Starting:
     service ends, also if that is before it is ready.
 
     Args:
-        region: region of the spinner.
-        parts: the parts that start, such as "mover for orders".
         waiting: function that returns the reason for waiting; empty once the service is ready. It
             is called in another thread.
         serving: function that returns the lines about what the service serves; None to print

@@ -67,7 +67,6 @@ def configure(log_format: str, level: int) -> None:
     Args:
         log_format: one of `FORMATS`. With ``json``, the program's messages and errors are lines of
             the log, too.
-        level: lowest level that is written.
     """
     global _json
     _json = log_format == "json"

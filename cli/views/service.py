@@ -46,11 +46,7 @@ _USUAL_MS, _USUAL_BEHIND_MS = 1_000, 5_000
 
 @dataclass
 class ServiceView:
-    """Progress of a service, with the changes since the last call of `update`.
-
-    Attributes:
-        rows: one row for each level topic.
-    """
+    """Progress of a service, with the changes since the last call of `update`."""
 
     rows: list[dict[str, Any]] = field(default_factory=list)
     _before: dict[str, tuple[int, int]] = field(default_factory=dict)
@@ -68,12 +64,7 @@ class ServiceView:
         """Build the rows.
 
         Args:
-            movers: statistics by level topic.
-            owners: statistics by level topic and window partition.
-            releases: numbers of messages released, by level topic.
             members: the broker's statistics by level topic; None if they are not known.
-            now_s: monotonic time in s.
-            now_ms: present time, ms since the epoch.
         """
         passed_s, self._at_s = now_s - self._at_s, now_s
         self.rows = []
@@ -199,10 +190,7 @@ def released_line(found: Iterable[OwnerStats], released: int, rate: int, now_ms:
     """Return the state of a dispatcher in one line.
 
     Args:
-        found: statistics of its window partitions.
-        released: number of messages released.
         rate: number of messages released in the last second.
-        now_ms: present time, ms since the epoch.
     """
     mine = list(found)
     recovering = sum(stats.state == "recovering" for stats in mine)

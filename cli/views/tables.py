@@ -93,10 +93,6 @@ def render(
 
     A table leaves out keys without a column; JSON keeps them, and all names in full. In the format
     ``wide``, a table has all columns and names in full.
-
-    Args:
-        width: number of cells that a line of a table may take; None for any.
-        colour: True to colour what is wrong.
     """
     listed = list(rows)
     if output == "json":
@@ -137,7 +133,6 @@ def render_one(
     Args:
         width: number of cells of a line; longer values take several lines, and lists a line for
             each element. None for any.
-        colour: True to colour what is wrong.
     """
     if output in ("json", "jsonl"):
         return json.dumps(item, indent=2 if output == "json" else None, default=_plain)

@@ -115,13 +115,7 @@ def padded(text: str, width: int, right: bool = False) -> str:
 
 
 def wrapped(text: str, width: int | None, indent: str = "", hanging: str | None = None) -> str:
-    """Return prose in lines of at most a number of cells; a longer command keeps its own line.
-
-    Args:
-        width: the number of cells; None for a single line.
-        indent: the beginning of the first line.
-        hanging: the beginning of the other lines, by default the same.
-    """
+    """Return prose in lines of at most a number of cells; a longer command keeps its own line."""
     if width is None or cells(indent + text) <= width:
         return indent + text
     return "\n".join(_lines(text, width, indent, indent if hanging is None else hanging))

@@ -58,11 +58,7 @@ TRANSIENT_FAILURES = frozenset(
 
 @contextmanager
 def translate_errors() -> Iterator[None]:
-    """Raise ClientError for every exception of the client that the block raises.
-
-    Raises:
-        ClientError: the client's own exception, with its text and its name.
-    """
+    """Raise ClientError for every exception of the client that the block raises."""
     try:
         yield
     except pulsar.PulsarException as error:
@@ -70,12 +66,7 @@ def translate_errors() -> Iterator[None]:
 
 
 def client_error(name: str, text: str = "") -> ClientError:
-    """Return the error for a failure that the client reported.
-
-    Args:
-        name: the client's name of the failure.
-        text: the text of the error; the name by default.
-    """
+    """Return the error for a failure that the client reported."""
     return ClientError(text or name, name=name, transient=name in TRANSIENT_FAILURES)
 
 
@@ -114,10 +105,6 @@ def missing_subscription(admin: TopicAdmin | None, topic: str, subscription: str
 
     A broker that does not create subscriptions (``allowAutoSubscriptionCreation``) refuses the
     consumer. The client takes that for a failure that may pass, and asks until its timeout.
-
-    Args:
-        admin: the admin interface; None without.
-        topic: the topic, or one of its partitions.
     """
     if admin is None:
         return ""

@@ -32,16 +32,11 @@ class PartitionLock:
     """Exclusive consumers on the durable subscription of source partitions.
 
     Args:
-        client: a ``pulsar.Client``; it is not closed here.
-        admin: the cluster, to read positions and the current owner of a partition.
-        sources: the partitions to lock.
         kind: the kind of mover, for the name of the consumers: ``spark``, ``local`` …
-        properties: properties of the consumers, which the broker shows in its statistics.
 
     Raises:
         AlreadyRunningError: another mover, which the text names, has locked one of them. No
             partition stays locked.
-        BrokerError: a partition cannot be subscribed to.
     """
 
     def __init__(
@@ -166,11 +161,7 @@ def owner_in(stats: PartitionStats) -> ConsumerStats | None:
 
 @contextmanager
 def closed_to_producers(client: Any, partitions: Sequence[TopicName]) -> Iterator[None]:
-    """Keep producers out of partitions.
-
-    Raises:
-        LevelTopicError: a producer is connected.
-    """
+    """Keep producers out of partitions."""
 
     producers: list[Any] = []
 

@@ -133,9 +133,7 @@ class RepeatedWarning:
     Several threads may use it.
 
     Args:
-        log: logger of the host.
         subject: start of each line, for example the name of a level topic.
-        now_s: the monotonic clock, in seconds.
     """
 
     def __init__(

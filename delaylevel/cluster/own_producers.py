@@ -50,12 +50,7 @@ _DISPENSABLE = frozenset((env.SOURCE, TRACEBACK, ERROR))
 
 
 class Form(NamedTuple):
-    """A smaller form of a dead letter, for producers with ``SINGLE_SETTINGS``.
-
-    Attributes:
-        properties: all properties.
-        compression: name of the compression of the producer; None without one.
-    """
+    """A smaller form of a dead letter, for producers with ``SINGLE_SETTINGS``."""
 
     properties: dict[str, str]
     compression: str | None
@@ -66,9 +61,6 @@ def smaller_forms(properties: Mapping[str, str]) -> Iterator[Form]:
 
     Incompressible payloads grow with a compression, and others may fit only with one, which need
     not be that of the envelope.
-
-    Args:
-        properties: all properties of the letter.
     """
     short = {name: value for name, value in properties.items() if name not in _DISPENSABLE}
     if env.REASON in short:
@@ -132,9 +124,7 @@ class OwnProducers(Generic[Item]):
     One thread uses it.
 
     Args:
-        client: a ``pulsar.Client``; it is not closed here.
         dead_letters: full name of the partition for dead letters.
-        start, now_s, wake: as for :class:`~delaylevel.cluster.targets.producer.TargetProducer`.
     """
 
     def __init__(
@@ -293,11 +283,7 @@ class OwnProducers(Generic[Item]):
 
 
 def not_stored(topic: str, reason: str) -> BrokerError:
-    """Return the error for a message that a topic of our own did not take.
-
-    Args:
-        reason: the client's name of the failure, or a sentence.
-    """
+    """Return the error for a message that a topic of our own did not take."""
     error = BrokerError(
         f"{topic} did not confirm ({reason}); nothing was acknowledged, and what is unconfirmed "
         "will be read and sent again"
@@ -316,10 +302,6 @@ class DeadLetterTopic:
     """A partition of a dead-letter topic, for callers that wait.
 
     One thread uses it. The producers are opened on first use.
-
-    Args:
-        client: a ``pulsar.Client``; it is not closed here.
-        topic: full name of the partition.
     """
 
     def __init__(self, client: Any, topic: str) -> None:
@@ -333,9 +315,6 @@ class DeadLetterTopic:
         """Store messages, and wait for the confirmations.
 
         If it fails, some of the messages may be stored.
-
-        Args:
-            messages: messages with all their properties; the broker holds none of them back.
 
         Raises:
             BrokerError: a message was not confirmed.

@@ -23,11 +23,7 @@ def compression_name(compression_type: Any) -> str | None:
 
 
 def compression_settings(name: str | None) -> dict[str, Any]:
-    """Return the arguments of ``create_producer`` that set a compression; none for None.
-
-    Args:
-        name: one of :data:`delaylevel.model.envelope.COMPRESSIONS`, or None.
-    """
+    """Return the arguments of ``create_producer`` that set a compression; none for None."""
     if name is None:
         return {}
     return {"compression_type": getattr(pulsar.CompressionType, name)}
@@ -110,15 +106,8 @@ def open_producer(
     """Open a producer of payloads that are encoded already.
 
     Args:
-        topic: the full name of the topic, or of one of its partitions.
-        settings: arguments of ``create_producer``, e.g. ``PRODUCER_SETTINGS``.
-        schema: the schema to declare; plain bytes if None.
         name: the producer's name; the client makes one if None. While another producer has the
             name, the call retries for up to ``patience_s``.
-        patience_s: limit of the retries, in seconds.
-
-    Raises:
-        ClientError: the client refused.
     """
     own = OWN_SEQUENCE_SETTINGS if name is None else {"producer_name": name}
     arguments = {**own, **settings, "schema": bytes_schema() if schema is None else schema}

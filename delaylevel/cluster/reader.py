@@ -35,8 +35,6 @@ class EntryRange:
     """The entries in a range of positions, numbered from 0.
 
     Args:
-        ledgers: the ledgers of the partition, oldest first.
-        start: the first position of the range.
         end: the first position after the range.
     """
 
@@ -84,10 +82,8 @@ class LostRange:
     """Range of a source partition that another client acknowledged.
 
     Attributes:
-        topic: the partition.
         since: the first position that the mover has not moved.
         until: the first position that is not acknowledged.
-        entries: number of entries in between, in ledgers that still exist.
     """
 
     topic: str
@@ -147,11 +143,7 @@ def read_range(
     caller detects the loss. The reader has no subscription and acknowledges nothing.
 
     Args:
-        partition_topic: the full name of the partition.
-        start: the first position; it may lie inside a batch.
-        end: the first position that is not read.
         poll_timeout_ms: longest wait for a message that the broker reports as available, ms.
-        queue: number of messages that the client prefetches.
 
     Raises:
         BrokerError: the broker has more messages of the range and does not deliver them.
@@ -240,9 +232,6 @@ def entry_times(
     Entries that do not exist are left out; if ``last`` does not, the next one is the end of the
     list. This takes one short-lived reader. The admin interface takes as long to look at one entry,
     and fails if the properties of a message do not fit into HTTP headers.
-
-    Raises:
-        BrokerError: the broker has more messages of the range and does not deliver them.
     """
     found: list[tuple[Position, int]] = []
     with translate_errors():
@@ -287,12 +276,6 @@ class PartitionReader:
     exception: without an answer for a while, `_look` takes a message from there. It may be the one
     that was missed, or one behind an answer that is on its way. So it is kept until the answer has
     come. If none comes, it was missed, and a new reader begins at the last position.
-
-    Args:
-        client: a ``pulsar.Client``; it is not closed here.
-        topic: the full name of the partition.
-        start: the first position to read.
-        now_s: the monotonic clock, in seconds.
     """
 
     def __init__(
@@ -448,11 +431,7 @@ def _order(message: Any) -> tuple[int, int, int]:
 
 
 def open_idle_reader(client: Any, topic: str, subscription_prefix: str) -> Any:
-    """Open a reader at the end of a partition that shows this process in the topic's statistics.
-
-    Raises:
-        ClientError: the client refused.
-    """
+    """Open a reader at the end of a partition that shows this process in the topic's statistics."""
     with translate_errors():
         return client.create_reader(
             topic,
@@ -480,11 +459,7 @@ def _await_message(
     end: Position,
     poll_timeout_ms: int,
 ) -> Any | None:
-    """Return the next message; None if the broker has none.
-
-    Raises:
-        BrokerError: the broker has more messages and does not deliver them.
-    """
+    """Return the next message; None if the broker has none."""
     for timeout_ms in (_FIRST_POLL_MS, poll_timeout_ms):
         try:
             return read_next(timeout_ms)
@@ -500,11 +475,7 @@ def _await_message(
 
 
 def _has_more(reader: Any) -> bool:
-    """Return whether the broker has a message that a reader has not received.
-
-    Raises:
-        BrokerError: no connection lasts until the broker has answered.
-    """
+    """Return whether the broker has a message that a reader has not received."""
     until_s = time.monotonic() + _LONGEST_ASKING_S
     answers = 0
     while answers < _SAME_ANSWERS:

@@ -77,8 +77,6 @@ class Need:
     """Least number of clients that a partition of ours has at the same time.
 
     Attributes:
-        producers: producers.
-        consumers: consumers and readers.
         subscriptions: subscriptions, with one for each reader.
     """
 
@@ -105,7 +103,6 @@ class Violation:
     """A rule in force that does not allow what is needed.
 
     Attributes:
-        says: the fact, with the place of the rule.
         remedy: the remedy, with the person who can apply it.
     """
 
@@ -121,9 +118,6 @@ class Facts:
     """The rules in force for one level topic.
 
     Attributes:
-        description: the level topic.
-        namespace: policies of its namespace.
-        broker: settings of the broker.
         topics: own policies of its member topics; a missing one has none.
         targets: policies of the namespace and of the topic itself, for each target that exists and
             whose policies may be read.
@@ -158,13 +152,10 @@ class Rule:
     """One rule.
 
     Attributes:
-        name: its name, also that of the check of ``doctor``.
         policy: the policy of a namespace that sets it, in the words of ``pulsar-admin namespaces``.
-        setting: the setting in broker.conf; empty if there is none.
         ours: what our own topics need.
         targets: what a target needs; empty for nothing.
         lifted: True if creation lifts it for our own topics with a policy of the topic.
-        find: function that finds its violations.
     """
 
     name: str
@@ -204,11 +195,7 @@ def at_creation(
 
 
 def read(admin: TopicAdmin, description: LevelTopicDescription) -> Facts:
-    """Read the rules in force for an existing level topic.
-
-    Raises:
-        BrokerError: they cannot be read.
-    """
+    """Read the rules in force for an existing level topic."""
     settings = admin.broker_settings()
     policies = admin.namespace_policies(description.name.namespace_path)
     own: dict[TopicName, TopicPolicies] = {}
@@ -260,11 +247,7 @@ def read_targets(
 
 
 def refusal_of_target(admin: TopicAdmin, topic: TopicName, failure: str) -> str:
-    """Return the rule for which a target refuses a producer of ours; empty if none is known.
-
-    Args:
-        failure: the client's name of the failure.
-    """
+    """Return the rule for which a target refuses a producer of ours; empty if none is known."""
     if failure not in _BY_RULES:
         return ""
     path = topic.namespace_path
@@ -291,9 +274,6 @@ class Explainer:
     """Texts of errors, with the rules of the cluster that stand in the way of a level topic.
 
     Several threads may use it.
-
-    Args:
-        now_s: the monotonic clock, in seconds.
     """
 
     def __init__(self, admin: TopicAdmin, now_s: Callable[[], float] = time.monotonic) -> None:
@@ -426,11 +406,8 @@ def _limit(
     """Return the function that finds violations of a limit of the clients of a topic.
 
     Args:
-        attribute: the limit's attribute of `ClientLimits`.
         need: the attribute of `Need`; empty for 1.
-        words: what is limited.
         command: the subcommand of ``pulsar-admin namespaces`` without the namespace.
-        setting: the setting in broker.conf.
     """
     name, option = command.split()
 

@@ -65,11 +65,7 @@ def log_error(name: str, error: Exception) -> None:
 
 
 class Task:
-    """A step that is called again and again, never twice at once; `Scheduler.add` makes it.
-
-    Attributes:
-        name: name for the log.
-    """
+    """A step that is called again and again, never twice at once; `Scheduler.add` makes it."""
 
     def __init__(self, step: Callable[[], float], name: str, wake: Callable[[Task], None]) -> None:
         self.step = step
@@ -94,7 +90,6 @@ class TaskQueue:
     """Tasks in the order of their steps; its methods need the lock of its host.
 
     Args:
-        most_running: number of steps that run at once, without those that wait.
         patience_s: time after which a running step counts as one that waits.
     """
 
@@ -189,14 +184,10 @@ class Scheduler:
     """Calls the steps of tasks on a few threads, which begin with the first task.
 
     Args:
-        workers: number of regular threads. One more watches over them.
         most: limit of threads while steps wait for long; by default none, so that a task waits for
             no other one. There are never more threads than tasks, apart from the regular ones.
-        patience_s: time after which a running step counts as one that waits.
-        name: beginning of the names of the threads.
         on_error: called in a worker after a step has failed; the step is tried again a second
             later.
-        now_s: the monotonic clock, in seconds.
     """
 
     def __init__(
@@ -237,7 +228,6 @@ class Scheduler:
         Args:
             step: function that returns the monotonic time, in s, until which it has nothing to do:
                 `NEVER` if it waits for `Task.wake`, `AT_ONCE` if there is more to do now.
-            name: name for the log.
         """
         task = self.task(step, name)
         task.wake()
@@ -401,13 +391,7 @@ class Lanes:
 
 
 class LaneTask:
-    """A task that is in one of two lanes at a time; its step decides in which.
-
-    Args:
-        step: function as for `Scheduler.add`.
-        lane: the scheduler of the first step, which is called after `start`.
-        name: name for the log.
-    """
+    """A task that is in one of two lanes at a time; its step decides in which."""
 
     def __init__(self, step: Callable[[], float], lane: Scheduler, name: str) -> None:
         self._step = step

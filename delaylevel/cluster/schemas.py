@@ -71,16 +71,7 @@ def _without_notes(value: Any) -> Any:
 def registered_reference(
     versions: Sequence[SchemaVersion], schema_type: str, definition: str
 ) -> SchemaRef | None:
-    """Return the reference to the registered version that a client's schema has there.
-
-    Args:
-        versions: all versions of the business topic's schema, oldest first.
-        schema_type: type of the client's schema.
-        definition: definition of the client's schema.
-
-    Returns:
-        The reference; None if the registry has no such version.
-    """
+    """Return the reference to the registered version that a client's schema has there."""
     for form in (canonical, essentials):
         own = form(definition)
         for stored in versions:
@@ -104,7 +95,6 @@ class EncodedSchema(Schema):
     """Schema of payloads that are encoded already; it declares the type and passes bytes through.
 
     Args:
-        schema_type: Pulsar's name of the type, e.g. ``AVRO``.
         definition: the registry's own text, so that the broker finds the same version.
     """
 

@@ -33,13 +33,7 @@ _PRODUCER = {"batching_enabled": False, "send_timeout_millis": 1000}
 
 @dataclass(frozen=True)
 class Trial:
-    """A producer, consumer or reader that can be opened.
-
-    Attributes:
-        what: its kind, in words.
-        topic: the partition.
-        open: function that opens it.
-    """
+    """A producer, consumer or reader that can be opened."""
 
     what: str
     topic: TopicName

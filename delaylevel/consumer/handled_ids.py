@@ -545,11 +545,7 @@ def _encode(ids: Any) -> bytes:
 
 
 def decode_ids(data: bytes) -> Ids:
-    """Return the IDs of a record.
-
-    Raises:
-        ValueError: it is not a record of this version.
-    """
+    """Return the IDs of a record."""
     if not data.startswith(_MARK) or len(data) % 8:
         raise ValueError(f"its {len(data)} bytes are not a record of IDs")
     return np.frombuffer(data, dtype="<u8", offset=len(_MARK)).astype(np.uint64)

@@ -63,9 +63,6 @@ def key_of(value: object) -> int:
     """Return the number in [0, 2**63) that stands for an ID.
 
     Integers from 0 on stand for themselves. Texts and negative integers are hashed to 63 bits.
-
-    Raises:
-        InvalidIdError: the value is no ID.
     """
     if type(value) is str and value:
         text = value.encode("utf-8", "surrogatepass")

@@ -203,17 +203,7 @@ class Listener:
 def listeners_of(
     handler: Any, topic: str | list[str], name: str | None, given: Mapping[str, Any]
 ) -> list[Listener]:
-    """Return the listeners of a handler, one for each topic.
-
-    Args:
-        handler: function or coroutine function.
-        topic: one or several names of topics.
-        name: name of the listener; that of the handler by default.
-        given: options by name; None stands for the default.
-
-    Raises:
-        InvalidInputError: an option, topic or handler that cannot work.
-    """
+    """Return the listeners of a handler, one for each topic."""
     name = name_of(handler) if name is None else name
     if not isinstance(name, str) or not name:
         raise InvalidInputError(f"name is a text, not {name!r}")

@@ -188,7 +188,6 @@ class Failure(NamedTuple):
     """A failed attempt to handle a message.
 
     Attributes:
-        error: the exception; None if there was none.
         reason: one line, at most 1,000 characters, e.g. ``ValueError: text``.
         trace: the traceback of the exception; empty if the message is handled again.
     """
@@ -199,23 +198,14 @@ class Failure(NamedTuple):
 
 
 class Park(NamedTuple):
-    """The decision to handle a message again.
-
-    Attributes:
-        delay: time until the next attempt.
-        failure: the failed attempt.
-    """
+    """The decision to handle a message again."""
 
     delay: timedelta
     failure: Failure
 
 
 class Bury(NamedTuple):
-    """The decision to move a message to the dead-letter topic.
-
-    Attributes:
-        failure: the last failed attempt.
-    """
+    """The decision to move a message to the dead-letter topic."""
 
     failure: Failure
 
@@ -290,15 +280,7 @@ class HandledMessages(Protocol):
 
 
 class Handling:
-    """The rules of one listener.
-
-    Args:
-        backoff: delays between attempts; None if a failure is final.
-        condition: function that returns False for messages that are not to be handled; None for
-            all messages.
-        handled: IDs of handled messages; None without deduplication.
-        random: source of numbers from 0 to 1, for jitter.
-    """
+    """The rules of one listener."""
 
     def __init__(
         self,

@@ -58,11 +58,7 @@ _LONGEST_REASON = 1_000
 
 
 def copy_properties(message: ReceivedMessage, error: str) -> dict[str, str]:
-    """Return the properties of a retried copy, without those that routing adds.
-
-    Args:
-        error: text of the error; empty to leave it out.
-    """
+    """Return the properties of a retried copy, without those that routing adds."""
     properties = env.application_properties(message.all_properties)
     if message.retry_properties:
         for name in retries.ATTEMPT_PROPERTIES:
@@ -117,10 +113,6 @@ def letter_properties(
 
     Args:
         found: properties of the message, with those that replace unreadable fields.
-        retry_topic: full name of the topic to which a replay sends it.
-        due_ms: the present time, ms since the epoch.
-        schema: the schema of the payload; None for plain bytes.
-        compression: name of the compression for a replay; None without one.
     """
     properties = {
         **copy_properties(message, text_of_error(failure)),
@@ -174,7 +166,6 @@ class SchemaKey(NamedTuple):
     """The schema of a received message, as the client tells it.
 
     Attributes:
-        topic: full name of the topic from which the message was received; empty without a schema.
         version: number of the version in that topic's registry; -1 without a schema.
     """
 
@@ -194,12 +185,7 @@ NO_SCHEMA = SchemaKey("", -1)
 
 
 class Declared(NamedTuple):
-    """A schema that the retry topic has.
-
-    Attributes:
-        schema: the schema for a producer of encoded payloads; None for plain bytes.
-        reference: the reference to it in the retry topic's registry; None for plain bytes.
-    """
+    """A schema that the retry topic has."""
 
     schema: EncodedSchema | None
     reference: SchemaRef | None
@@ -209,15 +195,7 @@ _BYTES = Declared(None, None)
 
 
 class RetryProducers:
-    """Producers of retried copies; several threads may use them.
-
-    Args:
-        client: a :class:`delaylevel.DelayLevelClient`.
-        admin: its admin interface.
-        retry_topic: the topic of retried copies.
-        description: its level topic.
-        options: arguments of ``create_producer``.
-    """
+    """Producers of retried copies; several threads may use them."""
 
     def __init__(
         self,
@@ -247,11 +225,7 @@ class RetryProducers:
         return SchemaKey(topic.full, versions[-1].version) if versions else NO_SCHEMA
 
     def open(self, key: SchemaKey) -> Any:
-        """Return the producer for a schema, opened if necessary; this waits for the broker.
-
-        Raises:
-            BrokerError, pulsar.PulsarException: the broker refused.
-        """
+        """Return the producer for a schema, opened if necessary; this waits for the broker."""
         with self._lock:
             declared = self.declare(key)
             producer = self._by_reference.get(declared.reference)
@@ -271,11 +245,7 @@ class RetryProducers:
             return producer
 
     def declare(self, key: SchemaKey) -> Declared:
-        """Return a schema that the retry topic has, after adding it there if it is missing.
-
-        Raises:
-            BrokerError: the broker refused.
-        """
+        """Return a schema that the retry topic has, after adding it there if it is missing."""
         with self._lock:
             declared = self._declared.get(key)
             if declared is None:
@@ -337,10 +307,6 @@ class SlowWork:
     """Work that waits for the broker, given by threads that must not wait.
 
     The thread lives as long as there is work.
-
-    Args:
-        start: runner of the thread; a function that calls the work at once runs it in the thread
-            that gives it.
     """
 
     def __init__(self, start: Starter = in_thread) -> None:
@@ -385,17 +351,7 @@ class SlowWork:
 
 
 class _Copy(NamedTuple):
-    """A message on its way to its next attempt.
-
-    Attributes:
-        message: the received message.
-        fields: its payload, keys and event time.
-        schema: its schema.
-        delay: time until the next attempt.
-        failure: the failed attempt.
-        done: function for the outcome.
-        error: text of the error in the copy; empty if it has no room.
-    """
+    """A message on its way to its next attempt."""
 
     message: ReceivedMessage
     fields: ParkedMessage
@@ -411,16 +367,6 @@ class RetryPublisher:
 
     A copy goes through the level topic of the business topic to the subscription's retry topic.
     Several threads may use it. No call but :meth:`prepare` and :meth:`close` waits for the broker.
-
-    Args:
-        client: a :class:`delaylevel.DelayLevelClient` with admin access.
-        topic: the business topic.
-        subscription: name of the subscription.
-        producer_options: further arguments of ``create_producer``, e.g. ``compression_type`` and
-            ``max_message_size``.
-
-    Attributes:
-        topics: the topics of the retries.
     """
 
     def __init__(
@@ -448,20 +394,7 @@ class RetryPublisher:
         self._closed = False
 
     def prepare(self, longest: timedelta | None = None) -> LevelTopicDescription:
-        """Find or create the topics, and open the producer; this waits for the broker.
-
-        Args:
-            longest: the longest delay of a retry, to be checked; None for no check.
-
-        Returns:
-            The level topic.
-
-        Raises:
-            InvalidInputError: the client has no admin access.
-            DelayTooLongError: the level topic does not take the longest delay.
-            LevelTopicError, PermissionDeniedError, BrokerError: see
-                :func:`delaylevel.consumer.retry_topics.prepare`.
-        """
+        """Find or create the topics, and open the producer; this waits for the broker."""
         producers = self._prepared()
         if longest is not None:
             now_ms = self._clock.now_ms()
@@ -478,8 +411,6 @@ class RetryPublisher:
         cannot read, becomes a dead letter at once.
 
         Args:
-            delay: time until the next attempt.
-            failure: the failed attempt.
             done: function for the outcome, called once, in any thread, maybe before this returns.
                 It must not wait for the broker. After an error, the copy may be stored or not; it
                 may be published again.
@@ -504,12 +435,7 @@ class RetryPublisher:
             done(caught)
 
     def bury(self, message: ReceivedMessage, failure: Failure, done: Done) -> None:
-        """Store a message in the dead-letter topic of the subscription.
-
-        Args:
-            failure: the last failed attempt.
-            done: function for the outcome, as in :meth:`park`.
-        """
+        """Store a message in the dead-letter topic of the subscription."""
         done = _Once(done)
         try:
             self._check(message)
@@ -518,12 +444,7 @@ class RetryPublisher:
             done(caught)
 
     def close(self, timeout_s: float = _CLOSE_S) -> None:
-        """Wait for the outcome of everything that was given, and close the producers.
-
-        Args:
-            timeout_s: longest time to wait for producers and dead letters that are not open or
-                stored yet, in seconds.
-        """
+        """Wait for the outcome of everything that was given, and close the producers."""
         until_s = time.monotonic() + timeout_s
         with self._lock:
             self._closed = True

@@ -42,14 +42,7 @@ _NOT_HOLDING = (pulsar.ConsumerType.Exclusive, pulsar.ConsumerType.Failover)
 
 @dataclass(frozen=True)
 class RetryTopics:
-    """The topics of the retries of one subscription.
-
-    Attributes:
-        topic: the business topic.
-        subscription: name of the subscription.
-        retry: the topic of its retried copies.
-        dead_letter: the topic of its dead letters.
-    """
+    """The topics of the retries of one subscription."""
 
     topic: TopicName
     subscription: str
@@ -58,11 +51,7 @@ class RetryTopics:
 
     @classmethod
     def of(cls, topic: str, subscription: str) -> RetryTopics:
-        """Return the topics for a business topic, or one of its partitions.
-
-        Raises:
-            InvalidInputError: a name is not valid, or the topic is a retry topic itself.
-        """
+        """Return the topics for a business topic, or one of its partitions."""
         name = TopicName.parse(topic).without_partition
         if not subscription or "/" in subscription:
             raise InvalidInputError(
@@ -88,20 +77,6 @@ def prepare(admin: TopicAdmin | None, topics: RetryTopics) -> LevelTopicDescript
     can be published to them. The retry topic becomes a target of the level topic of the business
     topic, which is created with the default levels if there is none. The call may be repeated, also
     by several processes at once. If nothing is missing, it only reads.
-
-    Args:
-        admin: the admin interface of the client; None is refused.
-        topics: the topics.
-
-    Returns:
-        The level topic, with the retry topic among its targets.
-
-    Raises:
-        InvalidInputError: there is no admin access.
-        PermissionDeniedError: the role may not create what is missing.
-        LevelTopicError: the topics belong to another subscription, or several level topics serve
-            the business topic.
-        BrokerError: as for :func:`delaylevel.topics.create`.
     """
     if admin is None:
         raise InvalidInputError(
@@ -140,9 +115,6 @@ def find_level_topic(
     """Return the level topic of a business topic as a producer finds it; None if there is none.
 
     A level topic of another name counts, too, if it is the only one that serves the topic.
-
-    Args:
-        level_topic: its name, if it is known.
 
     Raises:
         LevelTopicError: several level topics serve the business topic.

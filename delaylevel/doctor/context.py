@@ -58,10 +58,7 @@ class CheckResult:
     """The return value of a check.
 
     Attributes:
-        problems: the problems, the worst first.
         note: a remark on a check without problems, or the reason why it was skipped.
-        skipped: True if the check could not run.
-        warnings: possible problems, which do not count as failures.
     """
 
     problems: tuple[Problem, ...] = ()

@@ -76,7 +76,6 @@ class CancelledMessages:
     """The cancelled messages of a level topic.
 
     Attributes:
-        description: the level topic.
         journals: the cancelled messages of each window partition, by its number; those without are
             missing.
         parked: names of the messages whose cancellations are stored and not decided; see `name_of`.
@@ -126,14 +125,7 @@ _POLL_MS = 100
 
 
 class CancelledName(NamedTuple):
-    """The message that a cancellation names.
-
-    Attributes:
-        id: its ID.
-        target: full name of its business topic.
-        key: its partition key; empty for none.
-        due_ms: its due time as the cancellation gives it, ms since the epoch.
-    """
+    """The message that a cancellation names."""
 
     id: str
     target: str
@@ -142,14 +134,7 @@ class CancelledName(NamedTuple):
 
 
 class Outcomes:
-    """The outcomes topic of a level topic.
-
-    Args:
-        client: a ``pulsar.Client``; it is not closed here.
-
-    Raises:
-        LevelTopicError: messages of the level topic cannot be cancelled.
-    """
+    """The outcomes topic of a level topic."""
 
     def __init__(self, client: Any, admin: TopicAdmin, description: LevelTopicDescription) -> None:
         if not description.cancellable:
@@ -162,11 +147,7 @@ class Outcomes:
         self._partition: TopicName = description.outcomes_topic.partition(0)
 
     def end(self) -> Position:
-        """Return the position behind the last outcome.
-
-        Raises:
-            LevelTopicError: the outcomes topic does not exist.
-        """
+        """Return the position behind the last outcome."""
         try:
             last = self._admin.last_message_id(self._partition)
         except NotFoundError as error:
@@ -177,12 +158,6 @@ class Outcomes:
         """Return the outcome of each message, by the time of the decision; the last one counts.
 
         ``unknown`` says nothing about a message that another cancellation found.
-
-        Args:
-            message_id: the only message to include; None for all.
-
-        Raises:
-            LevelTopicError: the outcomes topic does not exist.
         """
         found: dict[tuple[str, str, str], Outcome] = {}
         for message in read_range(self._client, self._partition.full, EARLIEST, self.end()):
@@ -199,13 +174,7 @@ class Outcomes:
     def wait(
         self, start: Position, wanted: Collection[CancelledName], timeout_s: float
     ) -> Mapping[CancelledName, Outcome]:
-        """Wait for outcomes, and return those that came in time.
-
-        Args:
-            start: position from which on outcomes count.
-            wanted: the messages whose outcomes to wait for.
-            timeout_s: longest time to wait, in s.
-        """
+        """Wait for outcomes, and return those that came in time."""
         left = set(wanted)
         found: dict[CancelledName, Outcome] = {}
         until_s = time.monotonic() + timeout_s

@@ -33,10 +33,8 @@ class _ColumnDefinition(NamedTuple):
     """The definition of a column.
 
     Attributes:
-        kind: its Arrow type.
         values: function from messages of one partition to the values; times in ms. None for a
             column that is the same for all messages of a batch and is given by the reader.
-        required: True if no value is null.
     """
 
     kind: pa.DataType
@@ -127,7 +125,6 @@ def to_record_batch(
 
     Args:
         messages: one or more messages, all of one partition.
-        schema: columns of this module, with any nullability.
         constants: values of ``place`` and ``routed_at`` (ms), if the schema has them.
     """
     same = {

@@ -28,10 +28,6 @@ class Observation(NamedTuple):
 
     Attributes:
         ledger, entry, batch: its position; batch is -1 for an unbatched entry.
-        due_ms: the due time, ms since the epoch; None if it cannot be read.
-        target: the full name of its business topic.
-        key: its partition key; empty for none.
-        properties: all properties, ours included.
     """
 
     ledger: int
@@ -47,7 +43,6 @@ class Stratum:
     """A stretch of a partition, represented by sampled due times.
 
     Args:
-        due_ms: due times of the sampled messages.
         weight: the number of messages that each of them represents.
         spread_ms: the time after each due time over which these are spread evenly.
     """
@@ -83,11 +78,7 @@ class SampledDistribution:
     """The distribution of due times in sampled partitions.
 
     Attributes:
-        strata: the stretches of the partitions.
-        exact: True if every message was read.
         damaged: number of messages whose due time cannot be read; no other count includes them.
-        looked_at: number of messages that were read.
-        targets: number of messages for each business topic.
         cancellations: number of cancellations; the other counts exclude as many messages.
         variance: estimated variance of the number of messages.
     """
@@ -155,10 +146,6 @@ class CountedDistribution:
 
     Args:
         edges_ms: the only times for which :meth:`before` can be called.
-
-    Attributes:
-        exact, damaged, looked_at, targets: as in :class:`SampledDistribution`.
-        last_due_ms: the last due time; None if there is no message.
     """
 
     exact = True

@@ -37,19 +37,9 @@ class Stage:
     """One stage of the path of messages, at one moment.
 
     Attributes:
-        name: the level's unit, ``window``, ``held``, ``dead-letter``, ``outcomes``, or a business
-            topic's full name.
-        role: the role of the topic; None for a business topic.
-        pending_entries: number of pending entries (a batch is one); None for a business topic.
         estimate: whether that number covers only the messages that the broker has in memory.
-        messages_in: number of messages published since the broker opened the topic.
         messages_out: number of messages that consumers of a business topic received since then;
             None elsewhere.
-        behind_ms: for how long the most overdue hand-off is overdue; None if none is.
-        next_hand_off_ms: the next hand-off time; None if nothing waits.
-        alive: names of the connected consumers: movers, dispatchers, or the applications of a
-            business topic.
-        unattended: number of partitions without a consumer.
     """
 
     name: str
@@ -69,11 +59,6 @@ class Flow:
     """All stages of a level topic at one moment.
 
     Attributes:
-        topic: the level topic.
-        now_ms: the moment, ms since the epoch.
-        stages: levels coarse to fine, window, business topics, held, dead letters, and outcomes of
-            cancellations, if messages can be cancelled.
-        producers: number of producers connected to the levels, including movers.
         late_ms: lateness of the last messages of the business topics when they were published or
             delivered by us, sorted; 0 for those that the broker still holds or held back itself.
         paused: name of each paused target, or ``*`` for all, and the begin, ms since the epoch.
@@ -89,12 +74,7 @@ class Flow:
 
 @dataclass(frozen=True)
 class Rates:
-    """Changes between two moments, per second; None if unknown.
-
-    Attributes:
-        messages_in, messages_out: messages.
-        pending: entries.
-    """
+    """Changes between two moments, per second; None if unknown."""
 
     messages_in: float | None
     messages_out: float | None

@@ -34,12 +34,7 @@ _WILDCARDS = ("0.0.0.0", "::")
 
 
 class DispatcherAddress(NamedTuple):
-    """A dispatcher that can be asked.
-
-    Attributes:
-        name: its name in the group.
-        url: address of its HTTP service.
-    """
+    """A dispatcher that can be asked."""
 
     name: str
     url: str
@@ -49,7 +44,6 @@ class DispatcherAnswers(NamedTuple):
     """Answers of dispatchers to one question.
 
     Attributes:
-        answers: the parsed answers.
         owners: the answer of each window partition, by its number; those without are missing.
     """
 
@@ -59,9 +53,6 @@ class DispatcherAnswers(NamedTuple):
 
 class LiveDispatchers:
     """The running dispatchers of a level topic.
-
-    Args:
-        token: token of live queries; by default that in the environment, if there is one.
 
     Attributes:
         refusals: reasons of the dispatchers that did not answer the last question, by address.
@@ -88,7 +79,6 @@ class LiveDispatchers:
         """Ask all dispatchers, and return the answers of those that can be reached.
 
         Args:
-            question: ``pending``, ``average`` or ``counts``.
             parameters: parameters of the query, in the spelling of the endpoint but for a trailing
                 underscore; those that are None are left out.
         """

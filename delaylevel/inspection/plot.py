@@ -14,12 +14,7 @@ _SUFFIXES = (".png", ".svg")
 
 
 def check_plot(path: Path) -> None:
-    """Check that a plot can be saved to a file.
-
-    Raises:
-        InvalidInputError: the file is neither PNG nor SVG, or its folder does not exist.
-        MissingExtraError: matplotlib is not installed.
-    """
+    """Check that a plot can be saved to a file."""
     if path.suffix.lower() not in _SUFFIXES:
         raise InvalidInputError(f"{path} is neither .png nor .svg: use one of these endings")
     if not path.absolute().parent.is_dir():
@@ -36,10 +31,6 @@ def save_plot(found: Horizon, path: Path) -> None:
     """Save a plot of messages by due time, stacked by the parts in which they wait.
 
     An existing file is replaced.
-
-    Raises:
-        InvalidInputError, MissingExtraError: see :func:`check_plot`.
-        DelayLevelError: the file cannot be written.
     """
     figure = _figure(path, 4.5)
     _draw(figure.add_subplot(), found)

@@ -56,11 +56,7 @@ class _ReleasedPositions(JournalState):
 
 
 class JournalView:
-    """The released and the cancelled messages of a window partition. Threads may share it.
-
-    Args:
-        state: the state of its journal, which does not change any more.
-    """
+    """The released and the cancelled messages of a window partition. Threads may share it."""
 
     def __init__(self, state: JournalState) -> None:
         self._state = state
@@ -95,7 +91,6 @@ def released_by_journal(
 
     Raises:
         LongJournalError: the journal is longer than the limit.
-        DamagedJournalError: a record is damaged.
     """
     state: JournalState = _ReleasedPositions()
     for _ in range(_ATTEMPTS):

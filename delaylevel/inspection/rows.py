@@ -107,11 +107,7 @@ def read_rows(
     columns: Iterable[str],
     progress: ReadProgress,
 ) -> tuple[pa.Schema, Generator[pa.RecordBatch, None, None]]:
-    """Return the schema and a stream of the selected rows; ignore the SQL condition.
-
-    Raises:
-        InvalidInputError: a column does not exist.
-    """
+    """Return the schema and a stream of the selected rows; ignore the SQL condition."""
     wanted = set(columns)
     unknown = wanted - set(SCHEMA.names)
     if unknown:
@@ -206,13 +202,7 @@ def find_pending(
     tell: Callable[[int], None] | None,
     expect: Callable[[int], None] | None,
 ) -> list[PendingRow]:
-    """Return the rows of the pending message with an ID; see ``Inspector.find``.
-
-    Args:
-        snapshot_of: function that returns the pending messages that are due in a window.
-        message_id, tell, expect: as there.
-        columns: names of the columns to read.
-    """
+    """Return the rows of the pending message with an ID; see ``Inspector.find``."""
 
     selection = Selection(id=message_id)
     snapshot = snapshot_of(ALWAYS)

@@ -134,13 +134,7 @@ class _EntrySample:
     """The sampled messages of an entry, or of several small ones.
 
     Attributes:
-        number: number of the first entry in its range.
-        publish_ms: publish time of its first message.
-        per_entry: number of messages in an entry.
-        read: number of messages that were read.
         size: mean number of bytes of a message in its entry; 0 if that is unknown.
-        pending: the pending messages among them, for the requested target.
-        cancelling: the pending cancellations among them.
     """
 
     number: int

@@ -59,7 +59,6 @@ class ReadProgress:
     """Progress of a read by several threads.
 
     Args:
-        tell: called with the number of messages read since the last call, by one thread at a time.
         expect: called with an estimate of the number of messages before they are read.
     """
 

@@ -241,7 +241,6 @@ class _Known(NamedTuple):
     """The pending messages of one window partition.
 
     Attributes:
-        positions: (ledger, entry, batch index or 0) of each.
         read_to: position of the last message that the dispatcher has read; the rest is pending.
     """
 

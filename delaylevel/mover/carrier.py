@@ -38,10 +38,6 @@ class Carried(Sent[Item]):
     """A message on its way, or at its next place.
 
     Attributes:
-        item: the value by which the host knows it.
-        envelope: its envelope; None if it cannot be read.
-        place: its next place.
-        late_ms: time from its due time to its routing, in ms.
         reason: the failure, once a topic of our own did not take it; empty if it is stored.
     """
 
@@ -89,11 +85,6 @@ class OwnPlaces(Generic[Item]):
     """The topics of our own, for messages that have a place there, or are set aside.
 
     One thread uses it.
-
-    Args:
-        client: a ``pulsar.Client``; it is not closed here.
-        description: function that returns the level topic.
-        start, now_s, wake: as for :class:`~delaylevel.cluster.targets.producer.TargetProducer`.
     """
 
     def __init__(
@@ -186,14 +177,7 @@ class Carrier(OwnPlaces[Item]):
     One thread uses it.
 
     Args:
-        client: a ``pulsar.Client`` for our own topics; it is not closed here.
-        next_hop: function that returns the present rules for the next hop.
-        clock: clock for pauses and expiry.
-        client_of: function that returns the ``pulsar.Client`` for a business topic, called in any
-            thread. See :class:`~delaylevel.cluster.targets.pool.TargetClients`.
         refusal: function that returns the host's own reason to set aside the messages of a target.
-        connected: as for :class:`~delaylevel.cluster.targets.pool.TargetPool`.
-        start, now_s, wake: as for :class:`~delaylevel.cluster.targets.producer.TargetProducer`.
     """
 
     def __init__(
@@ -251,8 +235,6 @@ class Carrier(OwnPlaces[Item]):
         """Send a message to its next place.
 
         Args:
-            source: the partition where the message was read.
-            now_ms: time for routing, ms since the epoch.
             latest: a description that was read after the message was stored; a target that it does
                 not have is unknown. None if there is none.
 

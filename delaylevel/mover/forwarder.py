@@ -49,14 +49,9 @@ class Forwarder:
     Not thread-safe: one forwarder serves one task for a partition, or one loop.
 
     Args:
-        client: a ``pulsar.Client``; it is not closed here.
-        clock: clock for the pause after a refusal.
-        router: router of the messages; the level topic's own by default.
         refreshed: function that returns a description whose reading began after the messages were
             stored; it is called for a target that ``description`` does not have. By default, such
             a target is unknown.
-        start: function that runs slow work; a thread for each by default.
-        client_of, connected: as for :class:`~delaylevel.mover.carrier.Carrier`.
     """
 
     def __init__(
@@ -97,10 +92,6 @@ class Forwarder:
     def forward(self, source: SourcePartition, message: ParkedMessage, now_ms: int) -> None:
         """Publish one message to its next place; it is safe when :meth:`flush` has returned.
 
-        Args:
-            source: the partition where the message was read.
-            now_ms: present time for routing, ms since the epoch.
-
         Raises:
             BrokerError: a topic of our own did not take a message, or the description cannot be
                 read, so that a target may be new or unknown. Acknowledge none of the source
@@ -115,13 +106,6 @@ class Forwarder:
         now_ms: Callable[[], int],
     ) -> int:
         """Publish messages to their next places; they are safe when :meth:`flush` has returned.
-
-        Args:
-            source: the partition where the messages were read.
-            now_ms: function that returns the present time for routing, ms since the epoch.
-
-        Returns:
-            The number of messages.
 
         Raises:
             BrokerError: as :meth:`forward` raises it, or the messages cannot be read; acknowledge
@@ -149,9 +133,6 @@ class Forwarder:
 
     def flush(self) -> ForwardReport:
         """Wait until the broker has confirmed everything that was forwarded so far.
-
-        Returns:
-            The outcomes since the last flush.
 
         Raises:
             BatchTooLargeError: messages are too large together. Acknowledge none of the source
@@ -196,11 +177,7 @@ class Forwarder:
             self._wait(MOST_MESSAGES // 2, MOST_BYTES // 2)
 
     def _take_outcomes(self) -> bool:
-        """Count the messages whose outcome is known since the last call; return False if none is.
-
-        Raises:
-            BrokerError: a topic of our own did not take a message.
-        """
+        """Count the messages whose outcome is known since the last call; False if none is."""
         report, found = self._report, self._carrier.poll()
         for carried in found:
             place, reason = carried.place, carried.reason
@@ -211,12 +188,7 @@ class Forwarder:
         return bool(found)
 
     def _wait(self, messages: int, size: int) -> None:
-        """Wait until no more messages and bytes than these have no outcome.
-
-        Raises:
-            BrokerError: a topic of our own did not take a message, or the outcome of some messages
-                cannot be known now.
-        """
+        """Wait until no more messages and bytes than these have no outcome."""
         carrier = self._carrier
         reasons: dict[str, str] = {}
         quiet_s, before_s = 0.0, self._now_s()

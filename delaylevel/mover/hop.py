@@ -38,11 +38,7 @@ def open_envelope(
 ) -> Envelope:
     """Return the envelope of a message, with the id that the message keeps from now on.
 
-    Args:
-        topic: full name of the partition where the message was read.
-
     Raises:
-        EnvelopeError: the envelope cannot be read, or nobody would decide about a cancellation.
         UnknownTargetError: the description does not have its target. The target may be new: only a
             description that was read after the message was stored shows that it is unknown.
     """
@@ -89,11 +85,8 @@ class Place(NamedTuple):
     """The next place of a message, and its entry in the report.
 
     Attributes:
-        counter: field of :class:`~delaylevel.model.delivery.ForwardReport`.
-        counted_by: key in that counter; None without one.
         topic: full name of a partition of our own, or of the target; empty for a message that is
             dropped.
-        is_ours: True for a topic of our own.
     """
 
     counter: str
@@ -103,12 +96,7 @@ class Place(NamedTuple):
 
 
 class Placed(NamedTuple):
-    """A message at its next place.
-
-    Attributes:
-        properties: all its properties there.
-        deliver_at_ms: time until which the broker holds it, ms since the epoch; None for no time.
-    """
+    """A message at its next place."""
 
     place: Place
     properties: dict[str, str]
@@ -121,11 +109,7 @@ _BROKER_TICK_MS = 1000
 
 
 class NextHop:
-    """The next hop of each message of one level topic.
-
-    Args:
-        router: the router; that of the level topic by default.
-    """
+    """The next hop of each message of one level topic."""
 
     def __init__(self, description: LevelTopicDescription, router: Router | None = None) -> None:
         self.description = description

@@ -74,7 +74,6 @@ class ReadyBound:
 
     Attributes:
         end: the first position that is not ready; equal to the start if no message is ready.
-        next_check_ms: the earliest time at which more can be ready, in ms since the epoch.
     """
 
     end: Position
@@ -87,9 +86,6 @@ class NextChecks:
     These times are computed from publish times, so they are times of the wall clock. When it steps,
     all of them are discarded: a time that was computed by a clock that is ahead could be weeks too
     late, and a clock that was set back reaches it too late.
-
-    Args:
-        clock: the mover's clock.
 
     Attributes:
         stepped: True if the wall clock had stepped at the start of the present pass.
@@ -132,14 +128,8 @@ def ready_bound(
     acknowledge them unread.
 
     Args:
-        times: the publish times of the partition's entries.
-        start: the first position that has not been handed off.
-        now_ms: present time of the mover, ms since the epoch.
         lead_ms: the level topic's shortest lead in ms. A time that is off by more than half of it
             counts as wrong; the other half is left to the mover's own pace.
-
-    Raises:
-        BrokerError: the positions cannot be read.
     """
     last = admin.last_message_id(source.name)
     if last is None or last.next_entry <= start:
@@ -337,8 +327,6 @@ class ReadyRange:
     """The ready messages of a partition.
 
     Attributes:
-        source: the partition.
-        bound: the end of the ready messages.
         due_ms: the earliest due time of the first message that was not handed off, ms since the
             epoch.
     """
@@ -348,11 +336,7 @@ class ReadyRange:
     due_ms: int
 
     def rest(self, published_ms: int, now_ms: int) -> ReadyRange:
-        """Return the rest after a message that was handed off.
-
-        Args:
-            published_ms: publish time of this message, ms since the epoch.
-        """
+        """Return the rest after a message that was handed off."""
         ready_ms = self.source.ready_ms(published_ms)
         return replace(self, due_ms=first_due_ms(self.source, ready_ms, now_ms))
 
@@ -457,14 +441,8 @@ def ready_range(
     """Return the ready messages of a partition, with their urgency.
 
     Args:
-        times: as for :func:`delaylevel.mover.ready.ready_bound`.
-        start: the first position that has not been handed off.
-        now_ms, lead_ms: as for :func:`delaylevel.mover.ready.ready_bound`.
         next_check_ms: the partition's next check, before which nothing was ready; 0 if unknown: the
             first message is looked at then.
-
-    Raises:
-        BrokerError: the positions cannot be read.
     """
     bound = ready_bound(admin, times, source, start, now_ms, lead_ms)
     ready_ms = next_check_ms
@@ -493,10 +471,8 @@ class ReadySearch:
     Any number of threads may use it.
 
     Args:
-        client: a ``pulsar.Client``; it is not closed here.
         connected: function that returns True if the partition locks are connected: brokers serve
             the partitions, whatever the admin interface does.
-        subject: the mover, for warnings.
     """
 
     def __init__(
@@ -515,11 +491,7 @@ class ReadySearch:
         lead_ms: int,
         next_check_ms: int,
     ) -> ReadyRange:
-        """Return the ready messages of a partition; see :func:`.ready_range`.
-
-        Raises:
-            BrokerError: neither the admin interface nor the partition can be read.
-        """
+        """Return the ready messages of a partition; see :func:`.ready_range`."""
         try:
             times = partial(entry_times, self._client, source.topic)
             found = ready_range(self._admin, times, source, start, now_ms, lead_ms, next_check_ms)
@@ -535,14 +507,7 @@ class ReadySearch:
 def read_ready_range(
     client: Any, source: SourcePartition, start: Position, now_ms: int, lead_ms: int
 ) -> ReadyRange:
-    """Return the ready messages of a partition by reading them.
-
-    Args:
-        start, now_ms, lead_ms: as for :func:`delaylevel.mover.ready.ready_bound`.
-
-    Raises:
-        BrokerError: the partition cannot be read.
-    """
+    """Return the ready messages of a partition by reading them."""
     ready_until_ms, soon_ms = source.ready_until_ms(now_ms), now_ms + max(1, lead_ms // 2)
     end, next_check_ms, first_ms = start, now_ms, 0
     with translate_errors(), closing(PartitionReader(client, source.topic, start)) as reader:

@@ -145,14 +145,7 @@ _COUNTERS = (
 
 
 class MoverCollector:
-    """Collector that reads the statistics of the movers at each scrape.
-
-    Args:
-        is_reported: as for `MoverReporter`.
-
-    Attributes:
-        reporters: what else the HTTP service tells about the movers.
-    """
+    """Collector that reads the statistics of the movers at each scrape."""
 
     def __init__(
         self, movers: MoverService, is_reported: Callable[[str], bool] | None = None

@@ -55,10 +55,6 @@ class MoverStats:
     Attributes:
         state: one of `STATES`.
         holder: name of the mover that has the lock, in the state ``standby``; else empty.
-        problem: reason for the state ``failing``; else empty.
-        report: numbers of messages handed off, by outcome.
-        passes: number of passes that ended without a failure.
-        failures: number of failures.
     """
 
     state: str = "starting"
@@ -78,11 +74,6 @@ class TopicTask:
     suspended process therefore loses its level topics after some seconds, and a killed one at once.
 
     All of its steps are in the slow lane: they wait for the broker.
-
-    Args:
-        lock: function that locks the level topic and returns its mover.
-        describe: function that reads the description again.
-        explain: function that returns the text of an error.
     """
 
     def __init__(
@@ -139,12 +130,7 @@ class TopicTask:
         return self._task is None or self._ended.wait(timeout_s)
 
     def run_once(self) -> ForwardReport:
-        """Hand off everything that is ready now, in the thread of the caller.
-
-        Raises:
-            AlreadyRunningError: another mover has the level topic.
-            BrokerError: messages could not be handed off.
-        """
+        """Hand off everything that is ready now, in the thread of the caller."""
         deadline_s = time.monotonic() + LOCK_TIMEOUT_S
         total = ForwardReport()
         with translate_errors():
@@ -279,14 +265,7 @@ class TopicTask:
 
 
 def movable(admin: TopicAdmin, name: str) -> LevelTopicDescription:
-    """Return the description of a level topic that a local mover can serve.
-
-    Args:
-        name: name of the level topic or of its business topic.
-
-    Raises:
-        LevelTopicError: it is missing, or a Function moves its messages.
-    """
+    """Return the description of a level topic that a local mover can serve."""
     description = topics.describe(admin, name, search=True)
     check_movable(description)
     return description
@@ -311,10 +290,7 @@ class MoverService:
     topic; the others are on standby, and take over if it ends, dies or hangs.
 
     Args:
-        client: a ``pulsar.Client``; it is not closed here.
-        level_topics: names of business topics or level topics.
         trigger_ms: time between two passes, in ms; by default a fifth of the shortest lead.
-        target_client: as for :class:`~delaylevel.mover.local.LocalMover`.
         lanes: schedulers of the process, which are not closed here; its own ones by default.
     """
 
@@ -362,14 +338,7 @@ class MoverService:
     def add(
         self, description: LevelTopicDescription, descriptions: DescriptionCache | None = None
     ) -> None:
-        """Serve one more level topic.
-
-        Args:
-            descriptions: as for :class:`~delaylevel.mover.local.LocalMover`.
-
-        Raises:
-            LevelTopicError: a Function moves its messages.
-        """
+        """Serve one more level topic."""
         check_movable(description)
         task = self._task(description, descriptions)
         with self._lock:
@@ -385,11 +354,7 @@ class MoverService:
         task.join()
 
     def run(self, tick: Callable[[], None] | None = None) -> None:
-        """Serve until `stop` is called; then end the current passes and release the locks.
-
-        Args:
-            tick: function that is called about once a second in this thread.
-        """
+        """Serve until `stop` is called; then end the current passes and release the locks."""
         self.start()
         try:
             while not self._stopping.is_set():
@@ -409,8 +374,6 @@ class MoverService:
 
         Raises:
             AlreadyRunningError: another mover has a level topic.
-            BrokerError: messages of a level topic could not be handed off, or it cannot be served;
-                those of the other ones were.
         """
         total = ForwardReport()
         failure: BrokerError | None = None
@@ -467,10 +430,6 @@ class MoverService:
 
         While a broker fails over, the client would block, and make growing pauses between its
         attempts. Here, requests fail at once, so the mover notices the end within two seconds.
-
-        Raises:
-            LevelTopicError: as for `movable`.
-            BrokerError: a partition is not served now.
         """
         description = movable(self._admin, topic)
 

@@ -47,11 +47,8 @@ class ChunkInfo(NamedTuple):
     """Header of a chunk, readable without decoding the chunk.
 
     Attributes:
-        rows: number of rows.
         min_due, max_due: range of due times, ms.
         key_ledger, key_entry: lowest position of the rows due at ``min_due``.
-        first_ledger, first_entry: lowest position.
-        last_ledger, last_entry: highest position.
     """
 
     rows: int
@@ -330,9 +327,6 @@ class BucketStore:
         Args:
             limit: number of rows after which no further chunk is decoded.
             until_due: due time after which chunks stay packed, ms.
-
-        Returns:
-            Rows in the order of their keys, shape (3, n).
         """
         bound = self.bound()
         if bound is None:

@@ -243,8 +243,6 @@ class Deduplicator:
         The caller checks the rest again: the flip forgets a generation.
 
         Args:
-            found: generations of the key.
-            values: the IDs as given.
             fresh: the IDs to save, sorted and distinct.
             first: index in ``values`` of the first occurrence of each fresh ID.
         """

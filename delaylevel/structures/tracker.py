@@ -66,7 +66,6 @@ class NearRows:
         """Remove and return up to ``limit`` rows, in the order of their keys.
 
         Args:
-            limit: number of rows.
             end: exclusive upper bound of their keys.
             bound: key up to which all rows are here; None for all rows.
         """

@@ -36,11 +36,6 @@ class MissingHost:
     """A mover or dispatcher that does not run, or is connected and does not work.
 
     Attributes:
-        kind: the part that is missing.
-        finding: the fact, such as ``no mover is running for orders``.
-        remedy: the command that starts it.
-        consequence: the effect on messages.
-        others: further commands that start it.
         stale: True if one is connected.
     """
 
@@ -72,14 +67,7 @@ def missing_hosts(
     """Return the mover and the dispatcher that are missing; none if messages are delivered.
 
     Args:
-        admin: the cluster; it is used to search for traces of a mover.
-        description: the level topic.
-        partitions: the state of its partitions; those of levels and window count.
         topic: the name of the business topic or level topic in texts and commands.
-        now_ms: the moment of the state, ms since the epoch.
-
-    Raises:
-        BrokerError: the traces cannot be read.
     """
     rows = list(partitions)
     found = (
@@ -90,11 +78,7 @@ def missing_hosts(
 
 
 def summary(missing: Iterable[MissingHost], topic: str) -> list[str]:
-    """Return a line for each problem; one line if the same command solves two.
-
-    Args:
-        topic: the name that the lines use.
-    """
+    """Return a line for each problem; one line if the same command solves two."""
     found = list(missing)
     absent = [item for item in found if not item.stale]
     if len(absent) > 1 and len({item.remedy for item in absent}) == 1:

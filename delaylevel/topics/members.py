@@ -68,13 +68,7 @@ def topic_limit(policies: NamespacePolicies, settings: BrokerSettings) -> int:
 def check_topic_limit(
     description: LevelTopicDescription, limit: int, present: int, missing: int
 ) -> None:
-    """Raise InvalidStrategyError if the new topics exceed the limit of the namespace.
-
-    Args:
-        limit: the maximum number; 0 for no limit.
-        present: number of topics and partitions in the namespace.
-        missing: number of those to create.
-    """
+    """Raise InvalidStrategyError if the new topics exceed the limit of the namespace."""
     if limit and present + missing > limit:
         namespace = description.name.namespace_path
         raise InvalidStrategyError(
@@ -126,12 +120,7 @@ def metadata_of(admin: TopicAdmin, name: TopicName) -> TopicMetadata | None:
 
 
 def policies_of(admin: TopicAdmin, name: TopicName) -> NamespacePolicies:
-    """Return the policies of a topic's namespace.
-
-    Raises:
-        NotFoundError: the namespace does not exist; the text tells how to create it.
-        PermissionDeniedError: its policies may not be read; the text names the required role.
-    """
+    """Return the policies of a topic's namespace."""
     try:
         return admin.namespace_policies(name.namespace_path)
     except NotFoundError as error:
@@ -370,9 +359,6 @@ def apply_policies(
 
 def await_true(condition: Callable[[], bool], deadline_s: float | None = None) -> bool:
     """Wait until a condition is true.
-
-    Args:
-        deadline_s: monotonic time of the end in s; by default in ``WAIT_S`` seconds.
 
     Returns:
         False if the condition is not true by then.

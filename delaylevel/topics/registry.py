@@ -66,9 +66,6 @@ class _Checked(NamedTuple):
 
     Attributes:
         description: the description to write, with the levels of an expansion.
-        existing: metadata of each member topic; None if it is missing.
-        policies: policies of the namespace.
-        settings: settings of the broker.
     """
 
     description: LevelTopicDescription
@@ -211,11 +208,7 @@ def find(admin: TopicAdmin, topic: str) -> LevelTopicDescription | None:
 
 
 class DescriptionReader:
-    """Reader of the description of a level topic, again and again: one request each time.
-
-    Args:
-        level_topic: its full name.
-    """
+    """Reader of the description of a level topic, again and again: one request each time."""
 
     def __init__(self, admin: TopicAdmin, level_topic: str) -> None:
         self._admin = admin
@@ -242,12 +235,6 @@ def default_name(admin: TopicAdmin, business_topic: str, namespace: str | None =
 
     An existing level topic counts under each of its default names, in their order, if it carries
     the business topic's messages.
-
-    Args:
-        namespace: ``tenant/namespace`` of the level topic; that of the business topic by default.
-
-    Raises:
-        PermissionDeniedError: the role may not look at level topics there; with the remedy.
     """
     name = TopicName.parse(business_topic)
     try:
@@ -294,11 +281,7 @@ def without_search(admin: TopicAdmin, name: TopicName) -> list[str]:
 def _existing(
     admin: TopicAdmin, level_topic: str, name: TopicName, unfinished: bool
 ) -> LevelTopicDescription:
-    """Return the description of the level topic to which a topic belongs.
-
-    Raises:
-        LevelTopicError: it does not exist, is unfinished, or serves other topics only.
-    """
+    """Return the description of the level topic to which a topic belongs."""
     described = find(admin, level_topic)
     level_name = TopicName.parse(level_topic)
     if described is not None:

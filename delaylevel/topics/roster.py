@@ -50,18 +50,12 @@ class DescriptionCache:
     Several threads may use one cache.
 
     Args:
-        read: function that reads the description from the broker.
         description: description that was read just now; by default it is read.
-        now_s: the monotonic clock, in seconds.
-        wait: function that waits for a number of seconds.
 
     Attributes:
         failing: True if the last read failed.
         ask: function that lets another thread call `current`, or None; any thread calls it. Without
             it, the host is expected to call `current` every few seconds.
-
-    Raises:
-        BrokerError: the description cannot be read.
     """
 
     def __init__(
@@ -139,12 +133,7 @@ class DescriptionCache:
             self._lock.release()
 
     def known(self, resting_s: float = 0.0) -> LevelTopicDescription:
-        """Return the description as :meth:`current` does; the latest one without an answer.
-
-        Raises:
-            BrokerError, UpgradeRequiredError: as for :meth:`current`, if the admin interface
-                answers.
-        """
+        """Return the description as :meth:`current` does; the latest one without an answer."""
         try:
             return self.current(resting_s)
         except BrokerError as error:
@@ -156,9 +145,6 @@ class DescriptionCache:
         """Return the description if its reading began at a time or later; None otherwise.
 
         Nothing is read, and the call does not wait.
-
-        Args:
-            since_s: monotonic time in s.
         """
         description, read_s = self._known
         return description if read_s >= since_s else None
@@ -168,9 +154,6 @@ class DescriptionCache:
 
         The call first waits for the shortest time between two reads. One read answers all threads
         that wait for it.
-
-        Args:
-            since_s: monotonic time in s, not later than now.
 
         Raises:
             BrokerError: the description cannot be read; nothing is known about its targets.
@@ -215,7 +198,6 @@ class Roster:
     default name is searched for once a minute.
 
     Args:
-        names: names of business topics or level topics.
         serve: function that begins to serve a level topic. Its second argument is True if the level
             topic was named. It raises BrokerError or InvalidInputError if that is not possible.
         namespace: ``tenant/namespace`` whose level topics are all to be served, also later ones.
@@ -279,9 +261,6 @@ class Roster:
     def look(self, served: Iterable[str]) -> Sequence[str]:
         """Begin to serve what can be served now; once in a few seconds.
 
-        Args:
-            served: full names of the level topics that the process serves.
-
         Returns:
             The full names of those that were deleted from the namespace.
         """
@@ -334,11 +313,7 @@ class Roster:
                     now.add(description.topic)
 
     def _look_at_namespace(self, served: frozenset[str]) -> Sequence[str]:
-        """Look at those of the namespace, and return those that were deleted.
-
-        Raises:
-            BrokerError: the namespace cannot be read.
-        """
+        """Look at those of the namespace, and return those that were deleted."""
         assert self._namespace is not None
         with translate_errors():
             names = registry.partitioned_topics(self._admin, self._namespace)

@@ -108,13 +108,7 @@ def pending_ranges(
     one range or in two. Nothing is acknowledged, locked or moved.
 
     Args:
-        now_ms: the present time, ms since the epoch.
         due: the window of due times; the ranges may include messages that are due outside of it.
-        wanted: a condition for partitions; the others are omitted.
-        slack_ms: outages and clock differences that the ranges allow for; see the module.
-
-    Raises:
-        BrokerError: a partition cannot be read.
     """
     chosen: list[tuple[SourcePartition, Window]] = []
     for description in descriptions:

@@ -87,12 +87,7 @@ class PartitionStatus:
 
 @dataclass(frozen=True)
 class MemberStats:
-    """Statistics of one member topic.
-
-    Attributes:
-        member: the topic.
-        partitions: its partitions, by number; at least one.
-    """
+    """Statistics of one member topic."""
 
     member: Member
     partitions: tuple[PartitionStatus, ...]
@@ -158,7 +153,6 @@ class LevelTopicStats:
     """Statistics of all member topics of a level topic at one moment.
 
     Attributes:
-        description: the level topic.
         members: its member topics: levels coarse to fine, held, dead letters, window, journal,
             outcomes.
     """
@@ -199,10 +193,6 @@ def read_stats(
         as_described: return exactly the partitions that the description names, and request those
             that the broker left out one by one. Otherwise return the additional partitions of an
             unfinished expansion too.
-        roles: the roles of the member topics; all by default.
-
-    Raises:
-        BrokerError: a topic's statistics cannot be read.
     """
 
     def look(member: Member) -> MemberStats:
@@ -217,11 +207,7 @@ def read_stats(
 
 
 def window_stats(admin: TopicAdmin, description: LevelTopicDescription) -> MemberStats:
-    """Request the statistics of the window topic alone.
-
-    Raises:
-        NotFoundError: it does not exist.
-    """
+    """Request the statistics of the window topic alone."""
     member = Member(description.window_topic, Role.WINDOW, description.window_partitions)
     return _member_stats(admin, description, member, False)
 
@@ -438,11 +424,7 @@ _FRESH_S = 10.0
 
 
 class MemberStatsCache:
-    """Statistics of levels, window, held messages and dead letters, at most some seconds old.
-
-    Args:
-        read: function that requests them.
-    """
+    """Statistics of levels, window, held messages and dead letters, at most some seconds old."""
 
     def __init__(self, read: Callable[[LevelTopicDescription], LevelTopicStats]) -> None:
         self._read = read
@@ -489,14 +471,7 @@ class MemberStatsCache:
 
 @dataclass(frozen=True)
 class Backlog:
-    """Numbers of entries that wait in a level topic, and the lag of its mover.
-
-    Attributes:
-        lag_ms: how long the oldest ready message has been waiting; 0 if none is ready.
-        parked, held, dead_letters: entries (a batch is one) in levels, held and dead-letter topic.
-        window: entries in the window topic; None if there is none.
-        by_level: parked entries, by the level's unit.
-    """
+    """Numbers of entries that wait in a level topic, and the lag of its mover."""
 
     lag_ms: int
     parked: int
@@ -523,7 +498,6 @@ def backlog_series(part: str, backlogs: Mapping[str, Backlog] | None) -> Iterato
     """Yield the series of what waits, as ``prometheus_client`` expects.
 
     Args:
-        part: part of the names of the series, such as ``mover``.
         backlogs: by level topic; None if the broker does not report them.
     """
     from prometheus_client import core
@@ -575,11 +549,7 @@ def refused_checks(
 
 
 def refused_series(part: str, refused: Iterable[str]) -> Any:
-    """Return the series of level topics that cannot be served, as ``prometheus_client`` expects.
-
-    Args:
-        part: part of the names of its series, such as ``mover``.
-    """
+    """Return the series of level topics that cannot be served, as ``prometheus_client`` expects."""
     from prometheus_client.core import GaugeMetricFamily
 
     series = GaugeMetricFamily(

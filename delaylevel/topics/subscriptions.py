@@ -45,11 +45,7 @@ class ForeignSubscription:
     Most of them come from a consumer with a pattern that matches our topics as well.
 
     Attributes:
-        name: its name.
-        topic: the member topic.
-        role: the role of the member topic.
         durable: True if it survives its consumers and keeps messages stored.
-        consumers: the addresses of its consumers, sorted.
     """
 
     name: str
@@ -126,11 +122,7 @@ def _is_ours(name: str, subscription: SubscriptionStats) -> bool:
 
 
 def subscribe(admin: TopicAdmin, member: Member) -> None:
-    """Create the durable subscription of every partition that lacks it.
-
-    Raises:
-        LevelTopicError: a partition does not have it afterwards.
-    """
+    """Create the durable subscription of every partition that lacks it."""
     deadline = time.monotonic() + _SUBSCRIBE_WAIT_S
     while True:
         try:
@@ -191,10 +183,6 @@ class ForeignSubscriptionWatch:
 
     It runs in the background and never disturbs its host: a failing request means no warning. The
     checks of many level topics are made one after the other.
-
-    Args:
-        now_s: the monotonic clock, in seconds.
-        start: function that runs a check in the background.
     """
 
     def __init__(

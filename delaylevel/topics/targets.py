@@ -22,12 +22,7 @@ from .members import WAIT_S, await_true
 
 @dataclass(frozen=True)
 class UnsubscribedTarget:
-    """A business topic that is missing, or that nobody can receive from.
-
-    Attributes:
-        finding: the fact and its effect.
-        remedy: the remedy.
-    """
+    """A business topic that is missing, or that nobody can receive from."""
 
     finding: str
     remedy: str
@@ -42,13 +37,6 @@ def unsubscribed(
     """Return what is wrong with a topic that is missing, or that nobody can receive from.
 
     None if it has receivers: see `has_receivers`, the rule by which messages are held.
-
-    Args:
-        topic: the business topic.
-        stats: the statistics of its partitions; requested by default.
-
-    Raises:
-        BrokerError: the statistics cannot be read.
     """
     keep = f"`delaylevel levels set {shell(topic.short)} --keep-target`"
     if stats is None:
@@ -79,9 +67,6 @@ def keep(admin: TopicAdmin, topic: TopicName) -> str:
 
     Returns:
         The creation in words; empty unless a topic with partitions was created.
-
-    Raises:
-        LevelTopicError: the broker has no policies for single topics, or does not apply them.
     """
     done = ""
     if not admin.topic_exists(topic):
@@ -133,9 +118,6 @@ def require_on_targets(admin: TopicAdmin, description: LevelTopicDescription) ->
     """Require that the broker deduplicates on every target that exists.
 
     Targets belong to applications, so deduplication is not turned on here.
-
-    Raises:
-        LevelTopicError: deduplication is off for a target.
     """
     without = without_deduplication(admin, description)
     if without:

@@ -51,10 +51,6 @@ async def open_producer(client: Any, topic: str, **settings: Any) -> Any:
 
     The client's own call forgets a producer whose creation ends after the call was cancelled; it
     stays connected. If the event loop is closed by then, the process dies.
-
-    Args:
-        client: a ``pulsar.asyncio.Client``.
-        topic, settings: the arguments of ``create_producer``.
     """
     core = _GuardedCore(client._client)
     try:
@@ -105,12 +101,7 @@ class _GuardedCore:
 
 
 def plain_producer(producer: pulsar.asyncio.Producer, client: Any) -> Any:
-    """Return a producer for threads, with the core and schema of an asyncio one.
-
-    Args:
-        producer: the asyncio producer.
-        client: the client that created it.
-    """
+    """Return a producer for threads, with the core and schema of an asyncio one."""
     plain = PRODUCER.__new__(PRODUCER)
     plain._producer, plain._schema = producer._producer, producer._schema
     plain._client = client._client

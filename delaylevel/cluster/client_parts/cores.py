@@ -79,12 +79,7 @@ def service_url(owner: Any) -> str | None:
 
 
 class NativeOpening:
-    """One call of ``create_producer`` that was checked, and is made without waiting.
-
-    Args:
-        client: a client with the C++ core.
-        topic, settings: the arguments of ``create_producer``.
-    """
+    """One call of ``create_producer`` that was checked, and is made without waiting."""
 
     def __init__(self, client: Any, topic: str, settings: dict[str, Any]) -> None:
         self._core = client._client
@@ -137,11 +132,8 @@ def check_message(
     """Raise the exception of ``Producer.send`` for arguments of a wrong type.
 
     Args:
-        schema: object with the method ``encode``.
-        content, properties: as the application gave them.
         keys: partition key and ordering key.
         not_parkable: sequence ID, replication clusters and the flag to disable replication.
-        event_timestamp, deliver_at: times, ms since the epoch.
     """
     owner = SimpleNamespace(_schema=schema)
     times = (event_timestamp, deliver_at, None)
@@ -232,12 +224,7 @@ def release_state(producer: Any) -> None:
 
 
 def in_kept_state(producer: Any, callback: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """Return a callback that keeps the state of its thread if its message is stored.
-
-    Args:
-        producer: the client's own producer, to which the message is given.
-        callback: the callback of the message, which is called in any case.
-    """
+    """Return a callback that keeps the state of its thread if its message is stored."""
 
     def called_back(result: Any, message_id: Any) -> None:
         if result == pulsar.Result.Ok:

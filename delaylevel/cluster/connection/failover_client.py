@@ -39,11 +39,6 @@ class FailoverClient:
 
     If an operation fails because a host hangs, another client that knows only the hosts that answer
     repeats it, and serves from then on. Any number of threads may use it.
-
-    Args:
-        open_client: function that returns a new ``pulsar.Client`` for a service URL.
-        service_url: ``pulsar://one:6650,two:6650``.
-        answers: function that returns True if a host answers.
     """
 
     def __init__(
@@ -120,11 +115,7 @@ class FailoverClient:
 
 
 def host_answers(host: str, secure: bool) -> bool:
-    """Return True if a broker answers at ``host:port``; a refusal is an answer.
-
-    Args:
-        secure: True for TLS; its handshake is the answer.
-    """
+    """Return True if a broker answers at ``host:port``; a refusal is an answer."""
     try:
         parts = urlsplit(f"//{host}")
         address = parts.hostname or "", parts.port or (6651 if secure else 6650)

@@ -61,7 +61,6 @@ def config_path(
     Args:
         config_file: path given by the caller; else ``DELAYLEVEL_CONFIG``, else
             ``delaylevel/config.toml`` in the user's configuration directory.
-        environ: the environment.
     """
     chosen = config_file or environ.get(ENVIRONMENT_PREFIX + "CONFIG")
     if chosen:
@@ -73,12 +72,7 @@ def read_config(path: Path, known: Collection[str], *, must_exist: bool) -> dict
     """Return the contents of a configuration file; empty if there is none.
 
     Args:
-        path: the file.
         known: settings of the connection. Other settings are refused, except `TABLES`.
-        must_exist: True to refuse a missing file.
-
-    Raises:
-        ConfigError: the file cannot be read, or has unknown settings.
     """
     try:
         settings: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -106,8 +100,6 @@ def explain(error: ValidationError, places: Mapping[str, str], whole: str) -> st
     """Return the problems of settings in one line, in our own words and without their values.
 
     Args:
-        error: the error of the model.
-        places: the source of each setting, by name.
         whole: name of the settings as a whole.
     """
     lines = []
@@ -130,11 +122,7 @@ def _text(detail: Mapping[str, Any]) -> str:
 
 
 def read_token_file(path: str | os.PathLike[str], name: str) -> str:
-    """Return the token in a file; ``name`` stands for the file in error messages.
-
-    Raises:
-        ConfigError: the file cannot be read, or is empty.
-    """
+    """Return the token in a file; ``name`` stands for the file in error messages."""
     try:
         token = Path(path).read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
@@ -150,13 +138,6 @@ class TokenSource:
 
     A file that is being renewed may be empty or missing for a moment. The Pulsar client asks in its
     own thread, where an exception would end the process.
-
-    Args:
-        read: a function that returns the token, or None for none. It is called by the constructor,
-            and at every use.
-
-    Raises:
-        ConfigError: the first call of ``read`` failed.
     """
 
     def __init__(self, read: Callable[[], str | None]) -> None:
@@ -408,9 +389,6 @@ def require_reachable(connection: Connection) -> None:
     """Connect to the service address, so that an absent broker is reported at once.
 
     The Pulsar client would try again until its operation timeout.
-
-    Raises:
-        BrokerUnreachableError: none of the hosts accepts a connection.
     """
     secure = connection.service_url.startswith("pulsar+ssl")
     hosts = connection.service_url.partition("://")[2].split("/")[0].split(",")

@@ -56,12 +56,7 @@ _THREADS = 8
 
 
 class PartitionReports:
-    """The requests for the statistics of partitioned topics; any number of threads may use it.
-
-    Args:
-        rest: HTTP client of the admin interface.
-        count: function that returns the number of partitions of a topic.
-    """
+    """The requests for the statistics of partitioned topics; any number of threads may use it."""
 
     def __init__(
         self,
@@ -77,12 +72,8 @@ class PartitionReports:
     def read(self, topic: TopicName, query: Mapping[str, str]) -> dict[int, Any]:
         """Return the broker's values, by partition; partitions that do not exist are left out.
 
-        Args:
-            query: parameters of the requests.
-
         Raises:
             BrokerUnreachableError: the broker of a partition does not answer.
-            BrokerError: other reasons, e.g. NotFoundError for a topic that does not exist.
         """
         found: dict[int, Any] = {}
         partitions = None

@@ -59,14 +59,8 @@ for _kind in (pulsar.AuthenticationToken, pulsar.AuthenticationTLS, pulsar.Authe
 def admin_credentials(authentication: Any) -> RestOptions:
     """Return the options with which an admin client has the credentials of a Pulsar client.
 
-    Args:
-        authentication: a ``pulsar.Authentication``, or None.
-
     Returns:
         The token or the files of a certificate; nothing if they cannot be read from the object.
-
-    Raises:
-        ConfigError: parameters for OAuth2 that nobody can use.
     """
     given: Mapping[str, Any] = getattr(authentication, _GIVEN, {})
     if isinstance(authentication, pulsar.AuthenticationToken) and given:
@@ -82,14 +76,7 @@ def admin_credentials(authentication: Any) -> RestOptions:
 
 
 class OAuth2Token:
-    """Tokens of an OAuth2 server by client credentials, each until most of its life is over.
-
-    Args:
-        parameters: those of ``pulsar.AuthenticationOauth2``, JSON.
-
-    Raises:
-        ConfigError: they are not complete.
-    """
+    """Tokens of an OAuth2 server by client credentials, each until most of its life is over."""
 
     def __init__(self, parameters: str) -> None:
         try:
@@ -116,12 +103,7 @@ class OAuth2Token:
         self._again_at_s = 0.0  # the server is not asked earlier after a failure
 
     def __call__(self) -> str:
-        """Return a token; an old one until its end if the server does not give another one.
-
-        Raises:
-            PermissionDeniedError: the server refused.
-            BrokerUnreachableError: it did not answer.
-        """
+        """Return a token; an old one until its end if the server does not give another one."""
         # Nobody waits for a new token while the old one is good.
         token, is_valid = self._token, self._is_valid()
         if not self._lock.acquire(blocking=not is_valid):

@@ -49,10 +49,6 @@ class AdminAddresses:
     given addresses. So an address that does not answer stops nothing while another broker lives.
 
     Any number of threads may use one instance.
-
-    Args:
-        given: base URLs, e.g. ``http://host:8080``; the first one is tried first.
-        now_s: the monotonic clock, in seconds.
     """
 
     def __init__(self, given: Iterable[str], now_s: Callable[[], float] = time.monotonic) -> None:
@@ -142,14 +138,7 @@ _shared: dict[str, AdminAddresses] = {}
 
 
 def addresses_of(admin_url: str) -> AdminAddresses:
-    """Return the addresses that an ``admin_url`` names; always the same instance.
-
-    Args:
-        admin_url: ``http://host:port``, with further hosts after commas.
-
-    Raises:
-        ConfigError: it names no address.
-    """
+    """Return the addresses that an ``admin_url`` names; always the same instance."""
     scheme, separator, rest = admin_url.partition("://")
     hosts = [host.strip().rstrip("/") for host in rest.split(",") if host.strip("/ ")]
     if not separator or scheme not in ("http", "https") or not hosts:
@@ -223,11 +212,7 @@ class RestOptions(TypedDict, total=False):
 
 
 def options_of(connection: Connection) -> RestOptions:
-    """Return the options of an admin client for the cluster of a connection.
-
-    Raises:
-        ConfigError: the token file cannot be read, or is empty.
-    """
+    """Return the options of an admin client for the cluster of a connection."""
     has_token = connection.token is not None or connection.token_file is not None
     return RestOptions(
         token=TokenSource(connection.read_token) if has_token else None,
@@ -241,16 +226,7 @@ def options_of(connection: Connection) -> RestOptions:
 
 
 class Rest:
-    """Client of one cluster's admin REST interface, for any number of threads.
-
-    Args:
-        admin_url: ``http://host:port``, several hosts separated by commas. The one that answered
-            last is tried first.
-        token, ...: see :class:`RestOptions`.
-
-    Raises:
-        ConfigError: the address or a certificate file cannot be used.
-    """
+    """Client of one cluster's admin REST interface, for any number of threads."""
 
     def __init__(
         self,
@@ -331,21 +307,11 @@ class Rest:
         """Send a request and return the successful answer.
 
         Args:
-            method: the HTTP method.
-            path: the encoded path after ``/admin/v2/`` (or another ``api``).
-            value: the body, to be encoded as JSON; None for no body.
-            query: the parameters of the URL.
-            kind: the content type of the body.
             retry: True to repeat the request for 1.7 s while the broker answers 503.
-            data: the body in bytes, instead of ``value``.
             api: the version of the interface: ``v2``, or ``v3`` for functions.
             timeout_s: time to wait for this answer, in s; by default that of all requests. If a
                 broker that lives does not answer by then, no other one is tried: the request may
                 take as long there.
-
-        Raises:
-            BrokerUnreachableError: there is no answer.
-            AdminError: the broker refused, for a reason that the subclass tells.
         """
         token = self._token() if callable(self._token) else self._token
         headers = {"Accept": "application/json"}
@@ -510,9 +476,6 @@ class Rest:
         """Send one request, as `_ask_once`; give a read up early if its broker hangs.
 
         A broker that lives is asked once more, with all the time that it may take.
-
-        Args:
-            short: False to wait for the whole time in any case.
         """
         base = base_of(url)
         short = short and method == "GET" and whole_s > _PATIENCE_S
@@ -571,11 +534,7 @@ class Rest:
 
 
 def _permission_advice(token: str | None, named: str) -> str:
-    """Return the remedy for a refusal; the broker itself does not report an expired token.
-
-    Args:
-        named: the name of the setting that has the token.
-    """
+    """Return the remedy for a refusal; the broker itself does not report an expired token."""
     if not token:
         return f": this cluster wants a token ({named})"
     expired_ms = _expired_ms(token)

@@ -35,11 +35,7 @@ _SUSPENDED_S = 1.0
 
 
 class Liveness:
-    """The times of the last confirmation and of the last connection, by the monotonic clock.
-
-    Args:
-        now_s: the monotonic clock, in seconds.
-    """
+    """The times of the last confirmation and of the last connection, by the monotonic clock."""
 
     def __init__(self, now_s: Callable[[], float]) -> None:
         self._now_s = now_s
@@ -73,11 +69,7 @@ class Liveness:
         return max(0.0, self._now_s() - max(sent_s, self._confirmed_s))
 
     def lost_s(self, sent_s: float) -> float:
-        """Return the time without a confirmation and without a connection, in s.
-
-        Args:
-            sent_s: as for `silent_s`.
-        """
+        """Return the time without a confirmation and without a connection, in s."""
         return min(self.silent_s(sent_s), self._now_s() - self._connected_s)
 
 
@@ -107,12 +99,7 @@ class Refusal(Enum):
 
 
 class OpeningError(DelayLevelError):
-    """A topic that cannot be opened.
-
-    Attributes:
-        kind: kind of the failure.
-        reason: the broker's name for it, or a sentence.
-    """
+    """A topic that cannot be opened."""
 
     def __init__(self, kind: Refusal, reason: str) -> None:
         super().__init__(reason)
@@ -137,8 +124,6 @@ class Opened:
     """A producer that was opened.
 
     Attributes:
-        producer: a ``pulsar.Producer`` of payloads that are encoded already.
-        last_number: last sequence ID that the broker has stored, if it deduplicates.
         is_received: function that returns False if nobody can receive from the topic, as it was
             created again since the opening, and raises BrokerError if that is unknown now; None to
             trust every confirmation. It is called whenever messages are stored in a ledger that was
@@ -168,11 +153,7 @@ class Opener:
     One thread uses it; results come through ``report``.
 
     Args:
-        open_producer: function that opens a producer. It raises OpeningError, ClientError or
-            BrokerError.
-        opened: function that gets a new producer, or the error if nothing was opened.
         patience_s: time without an answer after which there is no hope of one, in s.
-        start: function that runs slow work.
         report: function that is called in any thread with work for the owner's thread.
     """
 

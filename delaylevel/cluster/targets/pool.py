@@ -47,13 +47,7 @@ MOST_CLIENTS = 64
 
 
 class TargetClients:
-    """Clients for business topics.
-
-    Args:
-        make: function that returns a new client of the same cluster.
-        most: limit of clients.
-        start: function that runs the closing.
-    """
+    """Clients for business topics."""
 
     def __init__(
         self, make: Callable[[], Any], *, most: int = MOST_CLIENTS, start: Starter = in_thread
@@ -92,7 +86,6 @@ def clients_of_targets(
 
     Args:
         client: the client for all targets if ``make`` is None; it is not closed here.
-        make: function that returns a new client of the same cluster, or None.
     """
     if make is None:
         yield lambda _: client
@@ -131,9 +124,6 @@ class TargetKey(NamedTuple):
     """One producer of a business topic.
 
     Attributes:
-        topic: full name of the topic.
-        schema: reference to the schema of the payloads as text, or empty.
-        compression: name of the compression, or empty.
         partition: the partition, or -1 if the client chooses it.
         suffix: end of the producer's name, if it is numbered and another producer of the same
             topic exists.
@@ -154,18 +144,11 @@ class TargetPool(Generic[Item]):
 
     One thread uses it.
 
-    Attributes:
-        numbered: True if the messages have sequence IDs.
-
     Args:
-        client_of: function that returns the ``pulsar.Client`` for a target; called in any thread.
-        admin: admin interface, used in threads of their own.
         name: start of the names of the producers, for broker deduplication; empty without.
         pause_s: function that returns for how long a target is left alone after a refusal, in s.
-        patience_s: as for :class:`~delaylevel.cluster.targets.producer.TargetProducer`.
         connected: as for :class:`~delaylevel.cluster.targets.receivers.TargetLooks`; by default, an
             opening always waits for the admin interface.
-        start, now_s, wake: as for :class:`~delaylevel.cluster.targets.producer.TargetProducer`.
     """
 
     def __init__(
@@ -340,11 +323,7 @@ class TargetPool(Generic[Item]):
         return any(each.is_stalled for each in self._by_topic.get(topic, ()))
 
     def _open(self, key: TargetKey) -> Opened:
-        """Open a producer; it runs in a thread of its own.
-
-        Raises:
-            OpeningError, ClientError, BrokerError: it cannot be opened.
-        """
+        """Open a producer; it runs in a thread of its own."""
         name = TopicName.parse(key.topic)
         present = self._producers.get(key)
         if present is not None:

@@ -85,11 +85,7 @@ class Verification:
         self._looked_s = self._now_s()
 
     def is_outdated(self, used_s: float) -> bool:
-        """Return True if the last look was long before the last message.
-
-        Args:
-            used_s: monotonic time of that message.
-        """
+        """Return True if the last look was long before the last message."""
         return used_s - self._looked_s > _LOOK_EVERY_S
 
     def knows(self, message_id: Any) -> bool:
@@ -253,12 +249,6 @@ class Flushes:
     same: it ends no batch then. So the next flush of such a producer begins when that one has
     ended.
 
-    Args:
-        again: function that flushes the present producer.
-        report: function that is called in any thread with work for the owner's thread.
-        wake: function that is called when a producer in memory has answered.
-        now_s: the monotonic clock, in seconds.
-
     Attributes:
         ended: number of the messages up to which all flushes have ended.
         times: number of the messages up to which a flush has ended, and its monotonic time in s,
@@ -283,12 +273,7 @@ class Flushes:
         self._present: Opened | None = None
 
     def begin(self, opened: Opened, core: Any, entries: EntryOutcomes, given: int) -> None:
-        """End the batches of a producer, unless that was done for these messages already.
-
-        Args:
-            core: its core, or None.
-            given: number of messages that were passed to the client.
-        """
+        """End the batches of a producer, unless that was done for these messages already."""
         if self._begun == given:
             return
         if opened.shared and self._present is opened:
@@ -329,13 +314,8 @@ class TargetProducer(Generic[Item]):
     ``messages`` and ``size``.
 
     Args:
-        open_producer: function that opens a producer, in a thread of its own. It raises
-            OpeningError, ClientError or BrokerError.
-        numbered: True if the messages have sequence IDs, for broker deduplication.
         patience_s: time without a connection, or without an answer to an opening, after which
             messages are refused, in s.
-        start: function that runs slow work.
-        wake: function that is called in any thread when :meth:`poll` has something to do.
 
     Attributes:
         messages, size: number and bytes of the messages without an outcome.
@@ -484,7 +464,6 @@ class TargetProducer(Generic[Item]):
 
         Args:
             properties: all properties; those of the payload are not sent.
-            deliver_at_ms: the time until which the broker holds it, ms since the epoch, or None.
             number: the sequence ID; 0 without deduplication.
         """
         size, now_s = len(payload.value or b""), self._now_s()
@@ -516,7 +495,6 @@ class TargetProducer(Generic[Item]):
         """Send messages with their own properties as soon as the producer is open.
 
         Args:
-            items: an item for each payload.
             first_number: the first sequence ID, which the others follow; 0 without deduplication.
         """
         self.used_s = now_s = self._now_s()

@@ -96,9 +96,7 @@ class TargetState:
     """State of a business topic that exists.
 
     Attributes:
-        partitions: number of partitions; 0 if it is not partitioned.
         received: True if somebody can receive from it: see `has_receivers`.
-        deduplication: True if the broker deduplicates.
     """
 
     partitions: int
@@ -140,10 +138,6 @@ def is_still_received(
 
     Args:
         partitions: number of partitions at the opening of the producer that has stored it.
-        partition: as for `read_state`.
-
-    Raises:
-        BrokerError: the admin interface does not answer.
     """
     try:
         present, found = _read(admin, topic, partition)
@@ -186,8 +180,6 @@ class TargetLook(NamedTuple):
 
     Attributes:
         partitions: number of partitions; 0 if it is not partitioned.
-        schema: the ``pulsar.schema.Schema`` of its producer.
-        max_size: limit of the topic itself for an entry, in bytes; None without one.
         ledgers: ledgers that it certainly had while somebody could receive from it. They are not
             those of a topic that is created again.
         remembered: True if this is an earlier look, because nobody could look now. Then it is
@@ -210,7 +202,6 @@ class TargetLooks:
     answers.
 
     Args:
-        numbered: True if the messages have sequence IDs.
         connected: function that returns True while brokers serve the host's own topics.
     """
 
@@ -231,14 +222,10 @@ class TargetLooks:
         """Look at a target; called in any thread.
 
         Args:
-            key: the producer for which this is done.
             partition: the partition that is opened; -1 for all.
-            schema: reference to the schema of the payloads as text, or empty.
-            may_remember: True if an earlier look is good enough.
 
         Raises:
             OpeningError: it must not be opened.
-            BrokerError: this cannot be known now.
         """
         known = self._looks.get(key)
         try:

@@ -198,9 +198,6 @@ class Sent(Generic[Item]):
     """A message given to a producer.
 
     Attributes:
-        item: the value that identifies it for the caller.
-        outcome: outcome of its entry, once it was passed to the client.
-        sent_s: time at which the producer got it, by the monotonic clock.
         maybe_stored: True if an earlier producer may have stored it; without sequence IDs only.
         answered_s: time of its answer, by the monotonic clock; 0 if it is not known.
         count: number of messages that this one stands for: see `join`. Its size is theirs.
@@ -256,11 +253,7 @@ class SendOutcome(Enum):
 
 
 class Numbered(Protocol):
-    """A message with a sequence ID.
-
-    Attributes:
-        maybe_stored: True if an earlier producer may have stored it; without sequence IDs only.
-    """
+    """A message with a sequence ID."""
 
     maybe_stored: bool
 
@@ -290,9 +283,6 @@ NOT_STORED = "not stored"
 
 class SendState(Generic[Message]):
     """The messages given to one producer, oldest first in each state.
-
-    Args:
-        numbered: True if the messages have sequence IDs, for broker deduplication.
 
     Attributes:
         is_open: True while there is a producer that messages may be passed to.
@@ -367,7 +357,6 @@ class SendState(Generic[Message]):
         """Process the broker's confirmations of the oldest messages in flight.
 
         Args:
-            count: number of messages.
             verified: False if it is not known that somebody can receive them.
         """
         popleft = self.in_flight.popleft
@@ -378,11 +367,7 @@ class SendState(Generic[Message]):
             self.unverified += items
 
     def confirmed_apart(self, items: Collection[Message], verified: bool = True) -> None:
-        """Process confirmations of messages in flight that are behind others without an answer.
-
-        Args:
-            verified: as for `confirmed`.
-        """
+        """Process confirmations of messages in flight that are behind others without an answer."""
         apart = set(map(id, items))
         rest = [each for each in self.in_flight if id(each) not in apart]
         self.in_flight.clear()
@@ -427,11 +412,7 @@ class SendState(Generic[Message]):
         self.in_flight.clear()
 
     def opened(self, last_number: int) -> None:
-        """Use a new producer, and decide on the messages of earlier ones.
-
-        Args:
-            last_number: last sequence ID that the broker has stored; ignored without numbers.
-        """
+        """Use a new producer, and decide on the messages of earlier ones."""
         self.is_open = True
         again: list[Message] = []
         while self._unclear:

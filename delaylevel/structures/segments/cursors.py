@@ -186,7 +186,6 @@ class FileCursor:
     """Cursor over a run in a file; it keeps the next keys in memory, but no payloads.
 
     Attributes:
-        file, run: the run.
         taken: index of the first remaining row in the run.
     """
 
@@ -278,8 +277,6 @@ def take_lowest(cursors: list[Cursor], want: int, end_due: int) -> tuple[Key, li
     of the keys, take the rows below that key from every cursor, and let the caller sort them.
 
     Args:
-        cursors: the cursors.
-        want: number of rows.
         end_due: exclusive upper bound of truncated due times, ms.
 
     Returns:
@@ -389,15 +386,7 @@ def payload_rows(
     attribute: npt.ArrayLike | None,
     mask: int,
 ) -> PayloadRows:
-    """Return the rows of a call of `PendingSegments.append`, with copies of the arrays.
-
-    Args:
-        due_ms, ledger_ids, entry_ids, payloads, attribute: as there.
-        mask: bit mask that truncates due times.
-
-    Raises:
-        InvalidInputError: the lengths differ, a number is out of range, or a payload is too large.
-    """
+    """Return the rows of a call of `PendingSegments.append`, with copies of the arrays."""
     sizes = payload_sizes(payloads)
     try:
         rows: Rows = np.array([due_ms, ledger_ids, entry_ids], dtype=np.int64)

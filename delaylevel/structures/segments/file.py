@@ -28,11 +28,7 @@ _FILE_MODE = 0o600
 
 
 class SpillError(DelayLevelError):
-    """A spill directory that cannot be used.
-
-    Attributes:
-        reason: the error of the operating system.
-    """
+    """A spill directory that cannot be used."""
 
     def __init__(self, message: str, *, reason: str) -> None:
         super().__init__(message)
@@ -40,11 +36,7 @@ class SpillError(DelayLevelError):
 
 
 class SpillWriteError(SpillError):
-    """A failing disk and an exhausted budget: the call added nothing, and earlier rows are kept.
-
-    Attributes:
-        state: the state of the segments.
-    """
+    """A failing disk and an exhausted budget: the call added nothing, and earlier rows are kept."""
 
     state = "disk error"
 
@@ -56,11 +48,7 @@ class SpillFullError(SpillWriteError):
 
 
 class DamagedSegmentError(DelayLevelError):
-    """A spill file that cannot be read back; its messages must be read from the topic again.
-
-    Attributes:
-        path: the file.
-    """
+    """A spill file that cannot be read back; its messages must be read from the topic again."""
 
     def __init__(self, message: str, *, path: Path) -> None:
         super().__init__(message)
@@ -85,9 +73,6 @@ def make_spill_folder(path: Path, shared: Path | None = None) -> None:
 
     Args:
         shared: parent that others may use too; it is created with the usual permissions.
-
-    Raises:
-        SpillError: the folder cannot be created for another reason.
     """
     try:
         if shared is not None:
@@ -108,11 +93,7 @@ def unusable(path: Path, error: OSError) -> SpillError:
 
 
 def make_private_folder(path: Path) -> None:
-    """Create a folder, and missing parents, with mode 0700; tighten one that exists.
-
-    Raises:
-        OSError: it cannot be created.
-    """
+    """Create a folder, and missing parents, with mode 0700; tighten one that exists."""
     missing = []
     parent = path
     while not parent.is_dir():
@@ -174,15 +155,8 @@ class Run(NamedTuple):
     """Location of a batch in its file, and the ranges of its values.
 
     Attributes:
-        columns_at: file offset of the first column.
         stride: distance from one column to the next, in bytes.
-        offsets_at: file offset of the array of payload offsets.
-        payload_at: file offset of the payloads.
-        payload_size: total size of the payloads, in bytes.
-        rows: number of rows.
         first_key: lowest (truncated due, ledger, entry).
-        min_due, max_due: range of exact due times, ms.
-        min_attribute, max_attribute: range of the attributes.
     """
 
     columns_at: int
@@ -239,9 +213,6 @@ class SegmentFile:
         writing: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> Run:
         """Write one sorted batch, within the context that ``writing`` returns.
-
-        Args:
-            sizes: sizes of the payloads in bytes, shape (n,).
 
         Raises:
             OSError: the write failed; the earlier runs are unchanged.
@@ -374,8 +345,6 @@ class SegmentFile:
         """Read the last columns before the payloads; the file must be open.
 
         Args:
-            run: the run.
-            start: index of the first row.
             target: array to fill with k columns of n rows, shape (k, n).
         """
         at = run.columns_at + (_KEY_COLUMNS - len(target)) * run.stride + 8 * start

@@ -46,12 +46,7 @@ class Range(NamedTuple):
         return self.start <= run.min_due and run.max_due < self.stop
 
     def cut(self, part: Columns, mask: int) -> Columns:
-        """Return the rows that are due in the range.
-
-        Args:
-            part: rows sorted by truncated due time.
-            mask: bit mask that truncates due times.
-        """
+        """Return the rows that are due in the range."""
         first, last = self.bounds(part.rows[DUE], mask)
         rows, attribute = part.rows[:, first:last], part.attribute[first:last]
         if mask != -1 and first < last:
@@ -60,12 +55,7 @@ class Range(NamedTuple):
         return Columns(rows, attribute)
 
     def bounds(self, due: Int64s, mask: int) -> tuple[int, int]:
-        """Return the indices [first, last) that enclose all rows due in the range.
-
-        Args:
-            due: exact due times, sorted by truncated value, shape (n,).
-            mask: bit mask that truncates due times.
-        """
+        """Return the indices [first, last) that enclose all rows due in the range."""
         truncated = due if mask == -1 else due & mask
         first = int(truncated.searchsorted(self.start & mask))
         last = int(truncated.searchsorted((self.stop - 1) & mask, side="right"))
@@ -114,7 +104,6 @@ def sorted_table(found: Columns, wanted: Range) -> pa.Table:
     """Return the selected rows as a table in due order, equal due times by position.
 
     Args:
-        found: rows due in the range, in any order.
         wanted: the range, of which the attribute bounds apply.
     """
     index = wanted.select(found.attribute)
@@ -163,10 +152,6 @@ class FrozenSegments:
 
     Args:
         start, stop: due times, ms since the epoch, [start, stop).
-        parts: rows in memory.
-        cursors: the open runs.
-        files: paths and runs of the files with rows in the range.
-        opened: further rows in memory, in any order; None for none.
 
     Attributes:
         working: function that returns a context, which each slice of the work enters. The thread of
@@ -242,13 +227,8 @@ class FrozenSegments:
     ) -> pa.Table:
         """Return the rows in due order, equal due times by position.
 
-        Args:
-            attribute_min, attribute_max: attributes, both inclusive.
-            before_ms: an earlier end of the range, ms since the epoch.
-
         Raises:
             FileNotFoundError: a file was used up meanwhile. Make a new instance.
-            DamagedSegmentError: a file cannot be read.
         """
         wanted = self._range._replace(attribute_min=attribute_min, attribute_max=attribute_max)
         if before_ms is not None:
@@ -263,11 +243,7 @@ class FrozenSegments:
         return found if index is None else found.take(index)
 
     def counts(self, edges_ms: Int64s) -> Int64s:
-        """Return the number of rows due before each edge; errors as for `table`.
-
-        Args:
-            edges_ms: ascending times, ms since the epoch, shape (k,).
-        """
+        """Return the number of rows due before each edge; errors as for `table`."""
         total = np.zeros(edges_ms.size, dtype=np.int64)
         for part in self._parts:
             total += self._range.cut(part, -1).rows[DUE].searchsorted(edges_ms)

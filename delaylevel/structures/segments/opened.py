@@ -28,8 +28,6 @@ class OpenColumns(NamedTuple):
     """Columns of open rows at one moment; none of the arrays changes later.
 
     Attributes:
-        rows: exact due times and positions, in any order, shape (3, n).
-        attribute: attributes, shape (n,).
         taken: which rows were taken, shape (n,).
     """
 
@@ -55,9 +53,6 @@ class OpenRows:
 
     The columns grow in place. Columns that were given away never change, except that rows are
     appended behind them.
-
-    Attributes:
-        payload_bytes: total size of the payloads.
     """
 
     def __init__(self, mask: int) -> None:
@@ -102,9 +97,6 @@ class OpenRows:
 
     def take(self, rows: Rows) -> PayloadRows | None:
         """Remove and return rows, in the order in which they are asked for.
-
-        Args:
-            rows: the rows; their positions are read, shape (3, k).
 
         Returns:
             The rows with exact due times; None if one of them is not here.

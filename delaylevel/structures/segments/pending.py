@@ -63,15 +63,7 @@ class SpillDirectory:
         """Create the directory, or delete the spill files in it.
 
         Args:
-            path: the directory; None if nothing is ever written.
-            bucket_ms: range of truncated due times of one file, ms.
-            mask: bit mask that truncates due times.
-            opener: function that opens a file for unbuffered binary appending.
             budget_bytes: total memory budget; a write needs a thirtieth of it for a moment.
-            writing: function that returns a context, which each write enters.
-
-        Raises:
-            SpillError: the directory cannot be used. A full disk is not an error here.
         """
         self._path = path
         self._run_bytes = max(_RUN_BYTES[0], min(budget_bytes // 64, _RUN_BYTES[1]))
@@ -195,9 +187,6 @@ class PendingSegments:
     memory or in files, roughly by due time. Those that are due next are open: they are looked up by
     their positions. The files are a cache: those of an earlier process are deleted. Not
     thread-safe.
-
-    Attributes:
-        tracker: the pending rows and their due times.
     """
 
     def __init__(
@@ -217,15 +206,7 @@ class PendingSegments:
             directory: directory that nothing else uses; created if missing. None to keep everything
                 in memory, whatever the budget.
             budget_bytes: memory limit for payloads and their keys, at least 1 MiB.
-            bucket_ms: range of due times of one file, ms.
-            precision_ms: precision of the tracker, ms, a power of two.
-            clock: function that returns the current time, ms since the epoch.
-            opener: function that opens a file for unbuffered binary appending.
             writing: function that returns a context, which each write to a file enters.
-
-        Raises:
-            InvalidInputError: a number is out of range.
-            SpillError: the directory cannot be used.
         """
         if budget_bytes < 1 << 20 or bucket_ms < 1:
             raise InvalidInputError("budget_bytes must be at least 1 MiB, bucket_ms at least 1")
@@ -288,15 +269,10 @@ class PendingSegments:
         budget.
 
         Args:
-            due_ms: exact due times, ms since the epoch, shape (n,).
-            ledger_ids, entry_ids: positions, shape (n,); unique among the pending rows.
-            payloads: sequence of n payloads.
-            attribute: numbers, shape (n,); None for the sizes of the payloads.
             force: True for rows that take no further memory, because the caller has kept them in
                 memory: they may exceed the budget.
 
         Raises:
-            InvalidInputError: the lengths differ, or a payload has 2 GiB or more.
             SpillFullError: the disk is full, and the budget is used up.
             SpillWriteError: writing fails for another reason, and the budget is used up.
             DamagedSegmentError: a spill file was changed by another program.
@@ -326,13 +302,8 @@ class PendingSegments:
     def read_due(self, now_ms: int | None = None, max_rows: int = 1000) -> DueRows:
         """Remove and return due rows in due order.
 
-        Args:
-            now_ms: current time, ms since the epoch; None for the clock's time.
-            max_rows: maximum number of rows.
-
         Raises:
             DamagedSegmentError: a spill file is truncated or missing.
-            DelayLevelError: the tracker has a row without a payload.
         """
         now = self._clock() if now_ms is None else now_ms
         parts: list[PayloadRows] = []
@@ -372,12 +343,7 @@ class PendingSegments:
         return [*self._cursors, *self._memory.runs]
 
     def _fetch(self, rows: Rows, now: int) -> PayloadRows:
-        """Remove and return the payloads of the lowest rows of the tracker.
-
-        Args:
-            rows: rows in the order of their keys, shape (3, k).
-            now: time up to which further rows are due, ms.
-        """
+        """Remove and return the payloads of the lowest rows of the tracker."""
         parts: list[PayloadRows] = []
         while rows.shape[1]:
             below = find_key(rows, self._edge)
