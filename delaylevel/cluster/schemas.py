@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,37 +24,31 @@ def bytes_schema() -> Schema:
 
 
 def reference_to(schema: Schema) -> SchemaRef | None:
-    """Return the reference to a client-side schema for the envelope; None for plain bytes."""
+    """Return the reference to a client-side schema for the envelope; None for plain bytes.
+
+    It is right if the registry has the client's own text: see :func:`registered_reference`.
+    """
     info = schema.schema_info()
     if _type_name(info) in _UNTYPED:
         return None
-    return SchemaRef.of(_type_name(info), canonical(info.schema()))
+    return SchemaRef.of(_type_name(info), info.schema())
 
 
-def canonical(definition: str) -> str:
-    """Return the canonical form of a definition: JSON without white space and with sorted keys.
+def is_same(one: str, other: str) -> bool:
+    """Return True if the registry takes two definitions for one version of a schema.
 
-    The registry keeps the first of several equivalent Avro definitions.
+    It compares them as JSON, without notes (``doc``, ``aliases``), and keeps the first text.
     """
+    return one == other or _without_notes(_value(one)) == _without_notes(_value(other))
+
+
+def _value(definition: str) -> Any:
     try:
-        value = json.loads(definition)
+        return (
+            json.loads(definition) or None
+        )  # clients write "null" or nothing for a primitive type
     except ValueError:
-        return definition
-    if not value:
-        return ""  # clients write "null" or nothing for a primitive type
-    return json.dumps(value, sort_keys=True, separators=(",", ":"))
-
-
-def essentials(definition: str) -> str:
-    """Return the canonical form without notes (``doc``, ``aliases``), which the registry ignores.
-
-    The registry takes definitions that differ only in these for one version.
-    """
-    try:
-        value = json.loads(definition)
-    except ValueError:
-        return definition
-    return json.dumps(_without_notes(value), sort_keys=True, separators=(",", ":"))
+        return definition or None
 
 
 def _without_notes(value: Any) -> Any:
@@ -72,11 +67,10 @@ def registered_reference(
     versions: Sequence[SchemaVersion], schema_type: str, definition: str
 ) -> SchemaRef | None:
     """Return the reference to the registered version that a client's schema has there."""
-    for form in (canonical, essentials):
-        own = form(definition)
+    for matches in (operator.eq, is_same):  # the text itself comes before notes
         for stored in versions:
-            if stored.type == schema_type and form(stored.definition) == own:
-                return SchemaRef.of(stored.type, canonical(stored.definition))
+            if stored.type == schema_type and matches(stored.definition, definition):
+                return SchemaRef.of(stored.type, stored.definition)
     return None
 
 
@@ -86,7 +80,7 @@ def find(admin: TopicAdmin, target: TopicName, reference: SchemaRef) -> EncodedS
     It is for a producer of encoded payloads. None if the registry lacks it.
     """
     for stored in admin.schemas(target):
-        if SchemaRef.of(stored.type, canonical(stored.definition)) == reference:
+        if SchemaRef.of(stored.type, stored.definition) == reference:
             return EncodedSchema(stored.type, stored.definition)
     return None
 

@@ -24,7 +24,7 @@ from delaylevel.cluster.publisher import (
     compression_name,
     open_producer,
 )
-from delaylevel.cluster.schemas import EncodedSchema, canonical, registered_reference
+from delaylevel.cluster.schemas import EncodedSchema, registered_reference
 from delaylevel.cluster.threads import Starter, at_once, in_thread
 from delaylevel.errors import MessageTooLargeError, UnsupportedOptionError
 from delaylevel.model import envelope as env
@@ -300,7 +300,7 @@ class RetryProducers:
 
 
 def _reference(version: SchemaVersion) -> SchemaRef:
-    return SchemaRef.of(version.type, canonical(version.definition))
+    return SchemaRef.of(version.type, version.definition)
 
 
 class SlowWork:

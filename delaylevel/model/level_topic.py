@@ -383,15 +383,6 @@ class LevelTopicDescription:
             yield Member(self.journal_topic, Role.JOURNAL, self.window_partitions)
             yield Member(self.outcomes_topic, Role.OUTCOMES, 1)
 
-    def is_position(self, message_id: str) -> bool:
-        """Return True for an ID that is a place in a member topic, as hops make them.
-
-        The rule is part of the wire format, but the form of the rest is not.
-        """
-        name, found, _ = message_id.rpartition("-partition-")
-        topics = {member.topic.full.removeprefix("persistent://") for member in self.members()}
-        return bool(found) and name.removeprefix("persistent://") in topics
-
     def accepts(self, levels: Levels) -> bool:
         """Return True if a client may be configured with these levels.
 

@@ -173,7 +173,9 @@ class Receipt:
         level_topic: full name of the level topic.
         key: its partition key; empty for none.
         stored_at: the place that stored it, ``tenant/namespace/partition:ledger:entry``; empty if
-            it is not known. If it is the business topic, the message was due at once.
+            it is not known. The contents can be read back there.
+        sent_directly: True if the message was due when it was sent: it went straight to its
+            business topic, and nothing can cancel it.
         replaced: after ``schedule(…, replace=True)``, the outcomes of the cancellations of what
             waited under the ID; the text of the receipt does not have them.
     """
@@ -184,21 +186,20 @@ class Receipt:
     level_topic: str
     key: str = ""
     stored_at: str = ""
+    sent_directly: bool = False
     replaced: tuple[Outcome, ...] = field(default=(), compare=False)
 
     @property
     def place(self) -> tuple[str, Position] | None:
-        """Full name of the partition that stored the message, and its entry; None if unknown."""
-        return _place(self.stored_at) if self.stored_at else None
+        """Full name of the partition that stored the message, and its entry; None if unknown.
 
-    @property
-    def sent_directly(self) -> bool:
-        """True if the message went straight to its business topic."""
-        place = self.place
-        return place is not None and self.target in (
-            place[0],
-            TopicName.parse(place[0]).without_partition.full,
-        )
+        Raises:
+            InvalidInputError: the receipt names a place in another form.
+        """
+        if not self.stored_at:
+            return None
+        topic, *numbers = self.stored_at.rsplit(":", 2)
+        return TopicName.parse(topic).full, Position.parse(":".join(numbers))
 
     def __str__(self) -> str:
         value: dict[str, Any] = {
@@ -211,6 +212,8 @@ class Receipt:
             value["key"] = self.key
         if self.stored_at:
             value["at"] = self.stored_at
+        if self.sent_directly:
+            value["direct"] = True
         text = json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
         data = text + zlib.crc32(text).to_bytes(_CHECKSUM_BYTES, "big")
         return _PREFIX + base64.urlsafe_b64encode(data).rstrip(b"=").decode()
@@ -260,10 +263,8 @@ class Receipt:
             raise ValueError("it has no ID")
         if type(due_ms) is not int or not 0 < due_ms <= LATEST_DUE_MS:
             raise ValueError(f"its due time is {due_ms!r}")
-        if stored_at:
-            _place(stored_at)
         target, topic = (TopicName.parse(value[name]).full for name in ("target", "topic"))
-        return cls(own_id, due_ms, target, topic, key, stored_at)
+        return cls(own_id, due_ms, target, topic, key, stored_at, value.get("direct") is True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,12 +295,6 @@ def no_outcomes(partition: TopicName) -> str:
         "are decided all the same, and the dispatcher stores the outcomes that it still has when "
         "the topic is there"
     )
-
-
-def _place(text: str) -> tuple[str, Position]:
-    """Return the full name of the partition and the entry in ``topic:ledger:entry``."""
-    topic, *numbers = text.rsplit(":", 2)
-    return TopicName.parse(topic).full, Position.parse(":".join(numbers))
 
 
 def _checked(text: str) -> bytes:

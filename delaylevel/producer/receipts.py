@@ -202,10 +202,10 @@ def receipt_for(
     if topic is None:
         number = stored.partition()
         topic = target if number < 0 else f"{target}-partition-{number}"
-    place = place_of(topic, stored.ledger_id(), stored.entry_id())
-    if parked_in is not None and stored.ledger_id() < 0:
-        place = ""  # a topic with deduplication may confirm without a position
-    return Receipt(own_id, due_ms, target, level_topic, key or "", place)
+    place = ""  # a topic with deduplication may confirm without a position
+    if stored.ledger_id() >= 0:
+        place = place_of(topic, stored.ledger_id(), stored.entry_id())
+    return Receipt(own_id, due_ms, target, level_topic, key or "", place, parked_in is None)
 
 
 def check_read_back(receipt: Receipt, *given: object) -> None:
@@ -387,15 +387,15 @@ def read_back(client: Any, receipt: Receipt) -> tuple[ParkedMessage, Envelope]:
         InvalidInputError: the message is not there any more, or the receipt does not tell where.
         pulsar.PulsarException: the partition cannot be read.
     """
-    place = receipt.place
-    if place is None:
-        raise InvalidInputError(
-            f"the receipt of message {receipt.id!r} does not tell where it is stored: {_REMEDY}"
-        )
     if receipt.sent_directly:
         raise InvalidInputError(
             f"message {receipt.id!r} was due when it was sent, and went straight to "
             f"{receipt.target}: {_REMEDY}"
+        )
+    place = receipt.place
+    if place is None:
+        raise InvalidInputError(
+            f"the receipt of message {receipt.id!r} does not tell where it is stored: {_REMEDY}"
         )
     topic, position = place
     try:

@@ -117,6 +117,8 @@ class Routing:
     ) -> None:
         self.description = description
         self._target = target
+        # The beginning of the IDs that hops make for messages without one.
+        self._made_ids = (description.topic.removeprefix("persistent://"), description.topic)
         self._schema = schema
         self._clock = clock
         self._compression = compression
@@ -200,15 +202,14 @@ class Routing:
         """Route a cancellation as its message, but never to the business topic.
 
         A message that was sent without an ID is named only together with the place where it was
-        found: clients spell positions differently, and without a key only the place tells the
-        window partition.
+        found: without a key, only that tells the window partition.
 
         Args:
             wanted: the receipt of the message.
 
         Raises:
             DelayTooLongError: no message can have this due time.
-            InvalidInputError: the ID is a position, and the place is not given.
+            InvalidInputError: the ID is one that a hop has made, and the place is not given.
         """
         due_ms, message_id = wanted.due_ms, wanted.id
         properties = cancellation(due_ms, self._target, message_id).parked_properties({})
@@ -216,7 +217,7 @@ class Routing:
             stored_in = TopicName.parse(wanted.place[0])
             if stored_in.without_partition == self.description.window_topic:
                 return Route(WINDOW, stored_in.partition_index or 0, properties, None)
-        elif self.description.is_position(message_id):
+        elif message_id.startswith(self._made_ids) and "-partition-" in message_id:
             raise InvalidInputError(
                 f"{message_id!r} is a position, which is no ID: the message was sent without one. "
                 f"`delaylevel pending cancel {shell(self._target)} {shell(message_id)}` searches "

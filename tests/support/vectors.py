@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from delaylevel.cluster.port import SchemaVersion
-from delaylevel.cluster.schemas import canonical, registered_reference
+from delaylevel.cluster.schemas import registered_reference
 from delaylevel.errors import (
     DelayLevelError,
     DelayTooLongError,
@@ -127,8 +127,7 @@ def _window_answer(case: Case) -> Any:
 
 
 def _schema_answer(case: Case) -> Any:
-    text = canonical(case["definition"])
-    return {"canonical": text, "reference": str(SchemaRef.of(case["type"], text))}
+    return str(SchemaRef.of(case["type"], case["definition"]))
 
 
 def _registered_answer(case: Case) -> Any:
@@ -178,8 +177,6 @@ def _cancellation_answer(case: Case) -> Any:
     description = _described_as(case["level_topic"])
     if not description.cancellable:
         raise LevelTopicError("it does not allow cancellations")
-    if description.is_position(case["id"]):
-        raise InvalidInputError("it is a position, which is no ID")
     envelope = cancellation(case["due"], case["target"], case["id"])
     router = Router(description.levels)
     decision = router.decide(case["due"], case["now"])
@@ -200,6 +197,7 @@ def _cancellation_answer(case: Case) -> Any:
 
 def _receipt_answer(case: Case) -> Any:
     found = Receipt.parse(case["text"])
+    assert Receipt.parse(str(found)) == found
     return {
         "id": found.id,
         "due": found.due_ms,
@@ -207,7 +205,6 @@ def _receipt_answer(case: Case) -> Any:
         "level_topic": found.level_topic,
         "key": found.key,
         "place": found.stored_at,
-        "written": str(found),
         "sent_directly": found.sent_directly,
     }
 

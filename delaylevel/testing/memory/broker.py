@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import pulsar
 
 from delaylevel.cluster.port import NamespacePolicies, SchemaVersion, TopicMetadata, TopicPolicies
-from delaylevel.cluster.schemas import canonical
+from delaylevel.cluster.schemas import is_same
 from delaylevel.errors import AdminError, ConflictError, InvalidInputError, NotFoundError
 from delaylevel.model.topic_name import TopicName
 from delaylevel.testing.clock import ManualClock
@@ -34,7 +34,7 @@ def type_and_definition(schema: Any) -> tuple[str, str]:
 def version_of(known: list[SchemaVersion], schema_type: str, definition: str) -> int | None:
     """Return the version of a registered schema; None if the schema is new."""
     for stored in known:
-        if stored.type == schema_type and canonical(stored.definition) == canonical(definition):
+        if stored.type == schema_type and is_same(stored.definition, definition):
             return stored.version
     return None
 
@@ -51,7 +51,7 @@ def is_compatible(known: list[SchemaVersion], schema_type: str, definition: str)
     if last.type != schema_type:
         return False
     if schema_type not in RECORD_TYPES:
-        return canonical(last.definition) == canonical(definition)
+        return is_same(last.definition, definition)
     old, new = _fields(last.definition), _fields(definition)
     for name in old.keys() | new.keys():
         if name in old and name in new:

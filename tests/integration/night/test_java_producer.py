@@ -370,7 +370,6 @@ def test_java_schedules_and_cancels_and_its_receipts_are_those_of_python(
             "schedule", name="cancels", schema="bytes", value=b64(b"x"), afterMs=after_ms, **values
         )
         receipt = Receipt.parse(answer["receipt"])
-        assert str(receipt) == answer["receipt"]
         assert (receipt.target, receipt.level_topic) == (orders, description.topic)
         return receipt
 

@@ -33,6 +33,7 @@ receipts = st.builds(
     level_topic=st.just(LEVELS),
     key=st.text(),
     stored_at=st.just("") | positions,
+    sent_directly=st.booleans(),
 )
 outcomes = st.builds(
     Outcome,

@@ -376,7 +376,7 @@ def test_one_producer_for_each_target_and_schema(bench: Bench) -> None:
     ]
     references = [
         str(SchemaRef.of("STRING", "")),
-        str(SchemaRef.of("JSON", '{"fields":[],"name":"A","type":"record"}')),
+        str(SchemaRef.of("JSON", text)),
     ]
     for _ in range(3):
         bench.forward(bench.message(), *[bench.message(**{SCHEMA: each}) for each in references])

@@ -202,7 +202,7 @@ def test_a_message_is_read_back_by_its_key_too() -> None:
         # A topic with deduplication may answer so.
         (f"{ORDERS}-delay-level-partition-3", (-1, -1, -1), ""),
         (None, (7, 8, -1), "orders:7:8"),
-        (None, (-1, -1, -1), "orders:-1:-1"),
+        (None, (-1, -1, -1), ""),
     ],
 )
 def test_the_place_of_a_receipt(

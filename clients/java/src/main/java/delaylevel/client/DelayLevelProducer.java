@@ -220,7 +220,7 @@ public final class DelayLevelProducer<T> implements AutoCloseable {
         } catch (DelayLevelException error) {
             return CompletableFuture.failedFuture(error);
         }
-        return cancelAsync(new Receipt(messageId, dueMs, target, levelTopic(), key, ""));
+        return cancelAsync(new Receipt(messageId, dueMs, target, levelTopic(), key, "", false));
     }
 
     /**
@@ -287,18 +287,16 @@ public final class DelayLevelProducer<T> implements AutoCloseable {
 
         Receipt receipt(String id, MessageId stored) {
             String place = null;
-            if (stored instanceof MessageIdAdv found) {
-                boolean parked = !topic.equals(target);
-                String name = parked || found.getPartitionIndex() < 0
-                        ? topic
-                        : topic + "-partition-" + found.getPartitionIndex();
-                // A topic with deduplication confirms copies without a position.
-                if (!parked || found.getLedgerId() >= 0) {
-                    place = name.substring(TopicName.SCHEME.length())
-                            + ":" + found.getLedgerId() + ":" + found.getEntryId();
-                }
+            boolean direct = topic.equals(target);
+            // A topic with deduplication confirms copies without a position.
+            if (stored instanceof MessageIdAdv found && found.getLedgerId() >= 0) {
+                String partition = direct && found.getPartitionIndex() >= 0
+                        ? "-partition-" + found.getPartitionIndex()
+                        : "";
+                place = topic.substring(TopicName.SCHEME.length()) + partition
+                        + ":" + found.getLedgerId() + ":" + found.getEntryId();
             }
-            return new Receipt(id, dueMs, target, levelTopic(), key, place);
+            return new Receipt(id, dueMs, target, levelTopic(), key, place, direct);
         }
     }
 

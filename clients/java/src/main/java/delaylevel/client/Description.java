@@ -1,7 +1,6 @@
 package delaylevel.client;
 
 import delaylevel.client.DelayLevelException.Reason;
-import java.math.BigInteger;
 import java.nio.charset.StandardCharsets;
 import java.util.ArrayList;
 import java.util.Collection;
@@ -27,7 +26,7 @@ record Description(
     static final String TARGET_PREFIX = "delaylevel.target.";
 
     /** The format of descriptions; later ones are refused. */
-    private static final BigInteger FORMAT = BigInteger.ONE;
+    private static final long FORMAT = 1;
 
     private static final long LONGEST_MS = 36_500L * 86_400_000;
     private static final Map<Long, String> UNITS =
@@ -96,7 +95,7 @@ record Description(
 
     private static Description parse(TopicName topic, Map<?, ?> value, Set<String> properties) {
         checkFormat(topic, value);
-        Set<String> targets = new TreeSet<>(Json.BY_CODE_POINT);
+        Set<String> targets = new TreeSet<>();
         for (Object target : (List<?>) required(value, "targets")) {
             targets.add(TopicName.parse((String) target).toString());
         }
@@ -129,9 +128,9 @@ record Description(
     private static void checkFormat(TopicName topic, Map<?, ?> value) {
         Object version = required(value, "version");
         require(
-                version instanceof BigInteger number && number.signum() > 0,
+                version instanceof Long number && number > 0,
                 "version is " + version + ", not the number of a format");
-        if (!version.equals(FORMAT)) {
+        if ((Long) version > FORMAT) {
             throw new DelayLevelException(
                     Reason.UPGRADE_REQUIRED,
                     "level topic " + topic + " is described in format " + version
@@ -171,8 +170,8 @@ record Description(
 
     private static long number(Map<?, ?> value, String name, long least, long most) {
         Object found = required(value, name);
-        require(found instanceof BigInteger, name + " is " + found + ", not a whole number");
-        long number = ((BigInteger) found).longValueExact();
+        require(found instanceof Long, name + " is " + found + ", not a whole number");
+        long number = (Long) found;
         require(number >= least && number <= most, name + " is " + number);
         return number;
     }
@@ -229,16 +228,6 @@ record Description(
     /** Returns the window partition of a message with this key and ID, and of its cancellation. */
     int windowPartition(String key, String id) {
         return windowPartition(key == null || key.isEmpty() ? id : key, windowPartitions);
-    }
-
-    /** Returns true for an ID that is a place in a member topic, as hops make them. */
-    boolean isPosition(String id) {
-        int end = id.lastIndexOf("-partition-");
-        if (end < 0) {
-            return false;
-        }
-        String name = id.substring(id.startsWith(TopicName.SCHEME) ? TopicName.SCHEME.length() : 0, end);
-        return members().stream().anyMatch(each -> each.topic().toString().equals(TopicName.SCHEME + name));
     }
 
     /** Refuses a cancellation unless a dispatcher that understands it decides about it. */

@@ -1,7 +1,6 @@
 package delaylevel.client;
 
 import delaylevel.client.DelayLevelException.Reason;
-import java.math.BigInteger;
 import java.nio.ByteBuffer;
 import java.nio.charset.CharacterCodingException;
 import java.nio.charset.StandardCharsets;
@@ -24,29 +23,27 @@ import java.util.zip.CRC32;
  * @param levelTopic the full name of the level topic
  * @param key its key; empty for none
  * @param place the place that stored it, tenant/namespace/partition:ledger:entry; empty if it is not
- *     known. If it is the business topic, the message was due at once
+ *     known
+ * @param sentDirectly true if the message was due when it was sent: it went straight to its business
+ *     topic, and nothing can cancel it
  */
 public record Receipt(
-        String id, long dueMs, String target, String levelTopic, String key, String place) {
+        String id,
+        long dueMs,
+        String target,
+        String levelTopic,
+        String key,
+        String place,
+        boolean sentDirectly) {
     private static final String PREFIX = "dl1.";
     private static final int CHECKSUM_BYTES = 4;
     private static final Pattern LATER = Pattern.compile("dl([0-9]+)\\..*", Pattern.DOTALL);
-    private static final Pattern PLACE = Pattern.compile("(.*):-?[0-9]+:-?[0-9]+", Pattern.DOTALL);
 
     /** Creates a receipt. Key and place may be null. */
     public Receipt {
         Objects.requireNonNull(id);
         key = key == null ? "" : key;
         place = place == null ? "" : place;
-    }
-
-    /** Returns true if the message went straight to its business topic. */
-    boolean sentDirectly() {
-        if (place.isEmpty()) {
-            return false;
-        }
-        String topic = topicOf(place);
-        return topic.equals(target) || topic.replaceFirst("-partition-[0-9]+$", "").equals(target);
     }
 
     /** Returns the text of the receipt. */
@@ -62,6 +59,9 @@ public record Receipt(
         }
         if (!place.isEmpty()) {
             value.put("at", place);
+        }
+        if (sentDirectly) {
+            value.put("direct", true);
         }
         byte[] text = Json.write(value).getBytes(StandardCharsets.UTF_8);
         byte[] data = ByteBuffer.allocate(text.length + CHECKSUM_BYTES)
@@ -95,17 +95,13 @@ public record Receipt(
     }
 
     private static Receipt read(Map<?, ?> value) {
-        String place = text(value, "at", "");
         String id = text(value, "id", "");
         if (id.isEmpty()) {
             throw new IllegalArgumentException("it has no ID");
         }
-        long due = value.get("due") instanceof BigInteger number ? number.longValueExact() : 0;
+        long due = value.get("due") instanceof Long number ? number : 0;
         if (due <= 0 || due > Envelope.LATEST_DUE_MS) {
             throw new IllegalArgumentException("its due time is " + value.get("due"));
-        }
-        if (!place.isEmpty()) {
-            topicOf(place);
         }
         return new Receipt(
                 id,
@@ -113,7 +109,8 @@ public record Receipt(
                 TopicName.parse(text(value, "target", null)).toString(),
                 TopicName.parse(text(value, "topic", null)).toString(),
                 text(value, "key", ""),
-                place);
+                text(value, "at", ""),
+                Boolean.TRUE.equals(value.get("direct")));
     }
 
     private static String text(Map<?, ?> value, String name, String otherwise) {
@@ -122,15 +119,6 @@ public record Receipt(
             throw new IllegalArgumentException(name + " is not a text");
         }
         return string;
-    }
-
-    /** Returns the full name of the topic in a place. */
-    private static String topicOf(String place) {
-        Matcher parts = PLACE.matcher(place);
-        if (!parts.matches()) {
-            throw new IllegalArgumentException("'" + place + "' is not a place");
-        }
-        return TopicName.parse(parts.group(1)).toString();
     }
 
     private static String checked(String text) {

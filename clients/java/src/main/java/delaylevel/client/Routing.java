@@ -104,16 +104,9 @@ final class Routing {
      * @param dueMs the due time of the message
      * @param key its key; null or empty for none
      * @param id its ID
-     * @throws DelayLevelException no message can have this due time, or the ID is a position
+     * @throws DelayLevelException no message can have this due time
      */
     Route cancellationRoute(long dueMs, long nowMs, String key, String id) {
-        if (description.isPosition(id)) {
-            throw new DelayLevelException(
-                    Reason.INVALID_INPUT,
-                    "\"" + id + "\" is a position, which is no ID: the message was sent without one. "
-                            + "`delaylevel pending cancel` with the topic and this text searches "
-                            + "for it; nothing was sent");
-        }
         Route parked = dueMs <= nowMs ? null : levelRoute(dueMs, nowMs);
         return parked != null
                 ? parked

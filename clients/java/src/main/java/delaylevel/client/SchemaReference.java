@@ -4,9 +4,14 @@ import delaylevel.client.DelayLevelException.Reason;
 import java.nio.charset.StandardCharsets;
 import java.security.MessageDigest;
 import java.security.NoSuchAlgorithmException;
+import java.util.HashMap;
 import java.util.HexFormat;
 import java.util.List;
-import java.util.function.UnaryOperator;
+import java.util.Map;
+import java.util.Objects;
+import java.util.Set;
+import java.util.function.BiPredicate;
+import java.util.stream.Collectors;
 import org.apache.pulsar.client.api.Schema;
 import org.apache.pulsar.common.schema.SchemaInfo;
 
@@ -39,11 +44,10 @@ final class SchemaReference {
 
     /** Returns the registered definition that the registry takes for this one; null if none. */
     static String registered(List<Version> versions, String type, String own) {
-        UnaryOperator<String> canonical = Json::canonicalDefinition;
-        for (UnaryOperator<String> form : List.of(canonical, Json::essentials)) {
+        BiPredicate<String, String> text = String::equals; // it comes before notes
+        for (BiPredicate<String, String> matches : List.of(text, SchemaReference::isSame)) {
             for (Version each : versions) {
-                if (each.type.equals(type)
-                        && form.apply(each.definition).equals(form.apply(own))) {
+                if (each.type.equals(type) && matches.test(each.definition, own)) {
                     return each.definition;
                 }
             }
@@ -51,12 +55,38 @@ final class SchemaReference {
         return null;
     }
 
+    private static boolean isSame(String one, String other) {
+        return Objects.equals(essentials(one), essentials(other));
+    }
+
+    /** Returns a definition as JSON without its notes, as the registry compares it; null for none. */
+    private static Object essentials(String definition) {
+        try {
+            Object value = withoutNotes(Json.parse(definition));
+            return value instanceof Map<?, ?> map && map.isEmpty() ? null : value;
+        } catch (IllegalArgumentException notJson) {
+            return definition.isEmpty() ? null : definition;
+        }
+    }
+
+    private static Object withoutNotes(Object value) {
+        if (value instanceof List<?> list) {
+            return list.stream().map(SchemaReference::withoutNotes).collect(Collectors.toList());
+        }
+        if (!(value instanceof Map<?, ?> map)) {
+            return value;
+        }
+        Map<Object, Object> found = new HashMap<>(map);
+        found.keySet().removeAll(Set.of("doc", "aliases"));
+        found.replaceAll((name, item) -> name.equals("default") ? item : withoutNotes(item));
+        return found;
+    }
+
     /** Returns the reference to a definition as it is registered. */
     static String of(String type, String definition) {
-        byte[] canonical =
-                Json.canonicalDefinition(definition).getBytes(StandardCharsets.UTF_8);
         try {
-            byte[] digest = MessageDigest.getInstance("SHA-256").digest(canonical);
+            byte[] digest = MessageDigest.getInstance("SHA-256")
+                    .digest(definition.getBytes(StandardCharsets.UTF_8));
             return type + ":" + HexFormat.of().formatHex(digest, 0, 8);
         } catch (NoSuchAlgorithmException error) {
             throw new IllegalStateException(error); // every Java has it

@@ -7,7 +7,6 @@ import static org.junit.jupiter.api.Assertions.assertNotNull;
 import delaylevel.client.DelayLevelException.Reason;
 import delaylevel.client.Routing.Route;
 import java.io.IOException;
-import java.math.BigInteger;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.time.Duration;
@@ -51,15 +50,15 @@ class VectorsTest {
         return DynamicTest.dynamicTest((String) question.get("name"), () -> {
             Object wanted = question.get("expect");
             Object answer = answer(section, question);
-            if ("any".equals(wanted) && answer instanceof BigInteger partition) {
+            if ("any".equals(wanted) && answer instanceof Long partition) {
                 wanted = inBounds(partition, question);
             }
             assertEquals(wanted, answer);
         });
     }
 
-    private static Object inBounds(BigInteger partition, Map<?, ?> question) {
-        return partition.signum() >= 0 && partition.compareTo(number(question, "partitions")) < 0
+    private static Object inBounds(Long partition, Map<?, ?> question) {
+        return partition >= 0 && partition < number(question, "partitions")
                 ? partition
                 : "a partition below " + question.get("partitions");
     }
@@ -75,7 +74,7 @@ class VectorsTest {
                 case "registered" -> registered(question);
                 case "properties" -> properties(question);
                 case "envelopes" -> envelope(question);
-                case "sizes" -> BigInteger.valueOf(routing(question).sizeLimit);
+                case "sizes" -> big(routing(question).sizeLimit);
                 case "settings" -> settings(question);
                 case "cancellations" -> cancellation(question);
                 case "receipts" -> receipt(question);
@@ -144,7 +143,7 @@ class VectorsTest {
     }
 
     private Routing routing(Map<?, ?> question) {
-        BigInteger limit = (BigInteger) question.get("max_message_size");
+        Long limit = (Long) question.get("max_message_size");
         return new Routing(
                 named(question),
                 text(question, "target"),
@@ -162,12 +161,12 @@ class VectorsTest {
         String id = text(question, "id");
         String keyOrId = key == null || key.isEmpty() ? id : key;
         Route route = Route.TO_BUSINESS;
-        BigInteger due = (BigInteger) question.get("due");
+        Long due = (Long) question.get("due");
         if (due != null) {
-            Envelope.checkDue(due.longValue());
+            Envelope.checkDue(due);
         }
-        if (due != null && due.signum() != 0) {
-            route = routing.route(due.longValue(), number(question, "now").longValue(), keyOrId);
+        if (due != null && due != 0) {
+            route = routing.route(due, number(question, "now"), keyOrId);
         }
         if (id != null) {
             Envelope.checkId(id);
@@ -197,9 +196,7 @@ class VectorsTest {
 
     private static Object schema(Map<?, ?> question) {
         String definition = text(question, "definition");
-        return Map.of(
-                "canonical", Json.canonicalDefinition(definition),
-                "reference", SchemaReference.of(text(question, "type"), definition));
+        return SchemaReference.of(text(question, "type"), definition);
     }
 
     private static Object registered(Map<?, ?> question) {
@@ -217,7 +214,7 @@ class VectorsTest {
 
     private static Object properties(Map<?, ?> question) {
         Envelope envelope = new Envelope(
-                number(question, "due").longValue(),
+                number(question, "due"),
                 text(question, "target"),
                 text(question, "id"),
                 text(question, "schema"),
@@ -253,9 +250,9 @@ class VectorsTest {
         Routing routing = routing(question);
         routing.description.checkCancellable();
         String id = text(question, "id");
-        long due = number(question, "due").longValue();
+        long due = number(question, "due");
         Route route = routing.cancellationRoute(
-                due, number(question, "now").longValue(), text(question, "key"), id);
+                due, number(question, "now"), text(question, "key"), id);
         Map<String, Object> answer = new LinkedHashMap<>();
         answer.put(
                 "properties",
@@ -275,7 +272,6 @@ class VectorsTest {
                 "level_topic", found.levelTopic(),
                 "key", found.key(),
                 "place", found.place(),
-                "written", found.toString(),
                 "sent_directly", found.sentDirectly());
     }
 
@@ -305,9 +301,9 @@ class VectorsTest {
         options.forEach((name, value) -> {
             switch ((String) name) {
                 case "send_timeout_ms" -> builder.sendTimeout(
-                        Duration.ofMillis(((BigInteger) value).longValue()));
+                        Duration.ofMillis(((Long) value)));
                 case "batching_max_messages" -> builder.batchingMaxMessages(
-                        ((BigInteger) value).intValue());
+                        ((Long) value).intValue());
                 case "batching_enabled" -> builder.enableBatching((Boolean) value);
                 default -> throw new AssertionError("unknown option " + name);
             }
@@ -321,12 +317,12 @@ class VectorsTest {
                 "warned", found.timeoutIsLong());
     }
 
-    private static BigInteger big(long value) {
-        return BigInteger.valueOf(value);
+    private static Long big(long value) {
+        return value;
     }
 
-    private static BigInteger number(Map<?, ?> value, String name) {
-        BigInteger found = (BigInteger) value.get(name);
+    private static Long number(Map<?, ?> value, String name) {
+        Long found = (Long) value.get(name);
         assertNotNull(found, name);
         return found;
     }
