@@ -18,16 +18,19 @@ from delaylevel.model.position import SourcePartition
 ROWS_PER_BATCH = 2000
 BYTES_PER_BATCH = 8 * 1024 * 1024
 
-# The columns of a streaming read. A user's steps may change only `due`.
+# The columns of a streaming or batch read. A user's steps may change only `due`.
 ARROW_SCHEMA = schema_of(
     (
         "due",
         "target",
+        "id",
         "key",
         "ordering_key",
         "event_time",
         "properties",
         "value",
+        "size",
+        "place",
         "level_topic",
         "topic",
         "role",
@@ -41,8 +44,10 @@ ARROW_SCHEMA = schema_of(
     )
 )
 SCHEMA = from_arrow_schema(ARROW_SCHEMA)
-# The columns of a batch read.
-PENDING_SCHEMA = from_arrow_schema(schema_of((*ARROW_SCHEMA.names, "size", "id")))
+# The columns that follow from others: a user's steps may leave them out.
+DERIVED = frozenset({"id", "size", "place"})
+#: The columns that are needed to forward a message.
+REQUIRED = tuple(name for name in ARROW_SCHEMA.names if name not in DERIVED)
 
 # The columns that become a message, in the order of the fields of ParkedMessage.
 _MESSAGE = (
@@ -63,19 +68,21 @@ _ABSENT = {"key": "", "ordering_key": "", "event_time": 0}
 def to_batches(
     source: SourcePartition,
     messages: Iterable[ParkedMessage],
+    place: str,
     now_ms: int,
     schema: StructType = SCHEMA,
 ) -> Iterator[pa.RecordBatch]:
     """Yield the messages of one partition as Arrow record batches.
 
     Args:
+        place: the name of the partition for people.
         now_ms: the time by which all of them are routed, ms since the epoch.
-        schema: columns of ``PENDING_SCHEMA``, with any nullability.
+        schema: columns of ``SCHEMA``, with any nullability.
     """
     # Spark compares the schema of each batch with this one, field by field.
     wanted = to_arrow_schema(schema, timezone="UTC")
     for chunk in in_chunks(messages, ROWS_PER_BATCH, BYTES_PER_BATCH):
-        yield to_record_batch(chunk, source, wanted, {"routed_at": now_ms})
+        yield to_record_batch(chunk, source, wanted, {"routed_at": now_ms, "place": place})
 
 
 def from_batch(batch: pa.RecordBatch) -> Iterator[tuple[SourcePartition, ParkedMessage, int]]:
@@ -86,7 +93,7 @@ def from_batch(batch: pa.RecordBatch) -> Iterator[tuple[SourcePartition, ParkedM
     Raises:
         ValueError: a column that the message needs is missing.
     """
-    missing = [name for name in ARROW_SCHEMA.names if name not in batch.schema.names]
+    missing = [name for name in REQUIRED if name not in batch.schema.names]
     if missing:
         raise ValueError(
             f"the rows lack {', '.join(missing)}: keep every column of the source, and change only "

@@ -2,119 +2,40 @@
 
 What the source skips is given in options, so that it belongs to one ``load()``: Spark 4.2 and 4.3
 keep one plan of a Python data source for all uses of a DataFrame, and a filter that one use pushes
-down removes rows from the others (see docs/spark.md). ``pushFilters`` pushes filters down all the
-same, for a DataFrame that is used once.
+down would remove rows from the others.
 """
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta, timezone
+from itertools import compress
 from typing import Any
 
-from pyspark.sql.datasource import (
-    DataSourceReader,
-    EqualNullSafe,
-    EqualTo,
-    Filter,
-    GreaterThan,
-    GreaterThanOrEqual,
-    In,
-    InputPartition,
-    LessThan,
-    LessThanOrEqual,
-)
+from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from delaylevel.errors import ConfigError
+from delaylevel.inspection.cancelled import is_cancellation
+from delaylevel.inspection.columns import in_chunks
+from delaylevel.inspection.horizon import place_of
+from delaylevel.inspection.snapshot import PartitionRule, take_snapshot
 from delaylevel.model.clock import SystemClock, instant_ms
 from delaylevel.model.due_time import LATEST_DUE_MS
 from delaylevel.model.envelope import is_control
 from delaylevel.model.formatting import parse_iso
 from delaylevel.model.level_topic import Role
+from delaylevel.model.message import ParkedMessage
 from delaylevel.model.position import SourcePartition
-from delaylevel.topics.scan import ALWAYS, DEFAULT_SLACK_MS, Window, pending_ranges
+from delaylevel.topics.scan import ALWAYS, DEFAULT_SLACK_MS, Window
 
-from .arrow_rows import PENDING_SCHEMA, to_batches
+from .arrow_rows import BYTES_PER_BATCH, ROWS_PER_BATCH, SCHEMA, to_batches
 from .options import SyncOptions, boolean_option, split_options
 from .runtime import InputRange, runtime
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
-_COMPARE: dict[type[Any], Callable[[Any, Any], bool]] = {
-    EqualTo: operator.eq,
-    EqualNullSafe: operator.eq,
-    GreaterThan: operator.gt,
-    GreaterThanOrEqual: operator.ge,
-    LessThan: operator.lt,
-    LessThanOrEqual: operator.le,
-}
-
-
-def due_window(filters: Iterable[Filter]) -> Window:
-    """Return a window of due times outside which nothing passes all filters.
-
-    Filters of unknown kinds are ignored.
-    """
-    window = ALWAYS
-    for item in filters:
-        if getattr(item, "attribute", None) == ("due",):
-            window = window.intersect(_window(item))
-    return window
-
-
-def may_match(filters: Iterable[Filter], source: SourcePartition) -> bool:
-    """Return whether rows of a partition can pass all filters on columns that it determines."""
-    values: dict[Any, str | int] = {
-        ("level_topic",): source.level_topic,
-        ("topic",): source.topic,
-        ("role",): source.role.value,
-        ("level",): source.level,
-        ("partition",): source.partition,
-    }
-    for item in filters:
-        value = values.get(getattr(item, "attribute", None))
-        if value is not None and not _passes(item, value):
-            return False
-    return True
-
-
-def _passes(item: Any, value: str | int) -> bool:
-    if type(item) is In:
-        known = all(isinstance(one, type(value)) for one in item.value)
-        return not known or value in item.value
-    compare = _COMPARE.get(type(item))
-    if compare is None or not isinstance(item.value, type(value)):
-        return True
-    return compare(value, item.value)
-
-
-def _window(item: Any) -> Window:
-    kind = type(item)
-    values = item.value if kind is In else (item.value,) if kind in _COMPARE else ()
-    times = [time for value in values if (time := _microseconds(value)) is not None]
-    if not times or len(times) < len(values):
-        return ALWAYS
-    # Due times are whole ms: the first one at or after the earliest time, and the first one after
-    # the latest time.
-    first, after = -(-min(times) // 1000), max(times) // 1000 + 1
-    if kind in (GreaterThan, GreaterThanOrEqual):
-        return Window(after if kind is GreaterThan else first, None)
-    if kind in (LessThan, LessThanOrEqual):
-        return Window(None, first if kind is LessThan else after)
-    return Window(first, after)
-
-
-def _microseconds(moment: Any) -> int | None:
-    if not isinstance(moment, datetime) or moment.tzinfo is None:
-        return None
-    return (moment - _EPOCH) // timedelta(microseconds=1)
-
-
+_ROLES = {role.value for role in (Role.LEVEL, Role.WINDOW, Role.HELD)}
 _OPTIONS = (
-    *("dueFrom", "dueBefore", "levels", "partitions", "roles", "dueSlackMs", "pushFilters"),
-    "cancellations",
+    *("dueFrom", "dueBefore", "levels", "partitions", "roles", "dueSlackMs", "cancellations"),
 )
 
 
@@ -125,9 +46,8 @@ class BatchOptions:
     Attributes:
         due: the window of due times; if it is bounded, rows without a due time are left out.
         levels, partitions: numbers of levels and of partitions; None for all.
-        roles: ``level`` and ``held``; None for both.
+        roles: of ``level``, ``window`` and ``held``; None for all.
         slack_ms: tolerance of the search, ms; see :mod:`delaylevel.topics.scan`.
-        push_filters: True to narrow the search by Spark's filters too.
         cancellations: True to read cancellations instead of messages; their column ``due`` is null.
     """
 
@@ -136,7 +56,6 @@ class BatchOptions:
     partitions: frozenset[int] | None = None
     roles: frozenset[Role] | None = None
     slack_ms: int = DEFAULT_SLACK_MS
-    push_filters: bool = False
     cancellations: bool = False
 
     @classmethod
@@ -156,13 +75,14 @@ class BatchOptions:
             partitions=_numbers(given, "partitions"),
             roles=_roles(given),
             slack_ms=int(slack),
-            push_filters=boolean_option(given, "pushFilters", False),
             cancellations=boolean_option(given, "cancellations", False),
         )
         return parsed, rest
 
     def selects(self, source: SourcePartition) -> bool:
         """Return whether a partition can have selected messages."""
+        if self.cancellations and source.role is Role.HELD:
+            return False
         return (
             (self.levels is None or source.level in self.levels)
             and (self.partitions is None or source.partition in self.partitions)
@@ -170,69 +90,92 @@ class BatchOptions:
         )
 
 
+@dataclass
+class PendingRange(InputRange):
+    """The part of a partition that one task reads, and what is pending of it.
+
+    Attributes:
+        place: the partition's name for people.
+        rule: the rule that tells which messages are pending.
+    """
+
+    place: str
+    rule: PartitionRule
+
+    def messages(self, options: SyncOptions, selection: BatchOptions) -> Iterator[ParkedMessage]:
+        """Yield the selected messages, or cancellations."""
+        due = selection.due
+        for chunk in in_chunks(self.read(options), ROWS_PER_BATCH, BYTES_PER_BATCH):
+            if selection.cancellations:
+                stored = compress(chunk, self.rule.stored(chunk))
+                yield from (one for one in stored if is_cancellation(one.properties))
+                continue
+            for one in compress(chunk, self.rule.pending(chunk)):
+                due_ms = one.due_ms
+                if is_control(one.properties):
+                    continue
+                if not due.bounded or (due_ms is not None and due_ms in due):
+                    yield one
+
+
 class PendingReader(DataSourceReader):
-    """Batch reader of pending messages, with any columns of ``PENDING_SCHEMA``."""
+    """Batch reader of pending messages, with any columns of ``SCHEMA``.
+
+    The plan contains what the journals of the final window tell, so that all uses of a DataFrame
+    have the same messages, and tasks need no journal.
+    """
 
     def __init__(self, options: SyncOptions, selection: BatchOptions, schema: StructType) -> None:
         check_schema(schema)
         self._options = options
         self._selection = selection
         self._schema = schema
-        self._filters: list[Any] = []
 
     def partitions(self) -> list[InputPartition]:  # type: ignore[override, unused-ignore]
         """Return a range for each partition that can have selected messages."""
-        selection, filters = self._selection, self._filters
+        selection = self._selection
         here = runtime(self._options)
         now_ms = SystemClock().now_ms()
-        found = pending_ranges(
-            here.admin,
-            [here.describe(topic) for topic in self._options.level_topics],
-            now_ms,
-            due=selection.due.intersect(due_window(filters)),
-            wanted=lambda source: selection.selects(source) and may_match(filters, source),
-            slack_ms=selection.slack_ms,
-        )
-        return [InputRange(item.source, item.start, item.end, now_ms) for item in found]
+        found: list[InputPartition] = []
+        for topic in self._options.level_topics:
+            snapshot = take_snapshot(
+                here.client,
+                here.admin,
+                here.describe(topic),
+                now_ms,
+                target=None,
+                slack_ms=selection.slack_ms,
+                due=selection.due,
+                wanted=selection.selects,
+            )
+            for item in snapshot.ranges:
+                source = item.source
+                place = place_of(snapshot.description, source)
+                rule = snapshot.rule(source)
+                found.append(PendingRange(source, item.start, item.end, now_ms, place, rule))
+        return found
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """Yield the pending messages of one range as Arrow record batches."""
-        if not isinstance(partition, InputRange):
+        if not isinstance(partition, PendingRange):
             return  # Spark's own placeholder for a plan without partitions
-        found = partition.read(self._options)
-        wanted = self._selection.cancellations
-        messages = (one for one in found if is_control(one.properties) is wanted)
-        due = self._selection.due
-        if due.bounded and not wanted:
-            messages = (one for one in messages if one.due_ms is not None and one.due_ms in due)
-        yield from to_batches(partition.source, messages, partition.now_ms, self._schema)
-
-
-class PushingReader(PendingReader):
-    """The same reader with filter pushdown; Spark evaluates all filters again.
-
-    It is a separate class because Spark refuses a reader with this method if filter pushdown is
-    switched off in the session.
-    """
-
-    def pushFilters(self, filters: list[Any]) -> list[Any]:  # noqa: N802
-        """Keep the filters for the search, and leave all of them to Spark."""
-        self._filters = list(filters)
-        return self._filters
+        messages = partition.messages(self._options, self._selection)
+        source, now_ms = partition.source, partition.now_ms
+        yield from to_batches(source, messages, partition.place, now_ms, self._schema)
 
 
 def check_schema(schema: StructType) -> None:
-    """Raise ConfigError unless a schema has columns of ``PENDING_SCHEMA`` only."""
+    """Raise ConfigError unless a schema has columns of ``SCHEMA`` only."""
     check_columns(schema.fieldNames())
     for field in schema.fields:
-        kind = PENDING_SCHEMA[field.name].dataType.simpleString()
+        kind = SCHEMA[field.name].dataType.simpleString()
         if field.dataType.simpleString() != kind:
             raise ConfigError(f"column {field.name} is {kind}, not {field.dataType.simpleString()}")
 
 
 def check_columns(names: Sequence[str]) -> None:
-    """Raise ConfigError unless there are names, all of columns of ``PENDING_SCHEMA``."""
-    known = PENDING_SCHEMA.fieldNames()
+    """Raise ConfigError unless there are names, all of columns of ``SCHEMA``."""
+    known = SCHEMA.fieldNames()
     unknown = [name for name in names if name not in known]
     if unknown or not names:
         raise ConfigError(
@@ -271,6 +214,6 @@ def _roles(given: Mapping[str, str]) -> frozenset[Role] | None:
     if text is None:
         return None
     parts = {part.strip() for part in text.split(",") if part.strip()}
-    if not parts <= {Role.LEVEL.value, Role.HELD.value}:
-        raise ConfigError(f"option roles is {text!r}: write level, held, or both with a comma")
+    if not parts <= _ROLES:
+        raise ConfigError(f"option roles is {text!r}: write level, window or held, with commas")
     return frozenset(Role(part) for part in parts)

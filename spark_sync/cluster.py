@@ -39,6 +39,9 @@ ROOTS: tuple[str, ...] = (
     "urllib3",
     "platformdirs",
     "pyarrow",
+    "numpy",
+    "pyroaring",
+    "zstandard",
 )
 if sys.version_info < (3, 11):  # later ones have tomllib
     ROOTS += ("tomli",)

@@ -63,8 +63,6 @@ _DEFAULTS = {
     # A second copy of a running task would publish its messages a second time.
     "spark.speculation": "false",
     "spark.sql.session.timeZone": "UTC",
-    # Without this, Spark refuses a batch read with pushFilters.
-    "spark.sql.python.filterPushdown.enabled": "true",
     "spark.sql.shuffle.partitions": "2",
     # Spark's default of 10,000 rows is about 10 MB, more than a CPU cache holds.
     "spark.sql.execution.arrow.maxRecordsPerBatch": "2000",

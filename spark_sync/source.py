@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
@@ -30,15 +31,16 @@ from pyspark.sql.types import StructType
 from delaylevel.cluster.connection.settings import Connection
 from delaylevel.cluster.rest.admin import Admin
 from delaylevel.errors import ConfigError
+from delaylevel.inspection.horizon import place_of
 from delaylevel.model.clock import duration_ms
-from delaylevel.model.envelope import DUE
+from delaylevel.model.envelope import ATTEMPT, DUE
 from delaylevel.model.level_topic import Role
 from delaylevel.mover.forwarder import Forwarder
 from delaylevel.topics.registry import describe
 
 from . import control
-from .arrow_rows import PENDING_SCHEMA, from_batch, to_batches
-from .batch_source import BatchOptions, PendingReader, PushingReader, check_columns, check_schema
+from .arrow_rows import SCHEMA, from_batch, to_batches
+from .batch_source import BatchOptions, PendingReader, check_columns, check_schema
 from .driver import Driver, Offset
 from .forwarding import (
     FORWARDED_SCHEMA,
@@ -129,7 +131,7 @@ class DelayLevelDataSource(DataSource):
     Options: ``levelTopics`` (names, with commas), ``serviceUrl``, ``adminUrl``, ``tokenFile``,
     ``tls…``, ``startingOffsets`` (``subscription``, ``earliest`` or JSON), ``maxOffsetsPerTrigger``
     (messages, the earliest due first), ``failOnDataLoss``, ``pollTimeoutMs``. The columns are
-    those of :data:`delaylevel.spark_sync.arrow_rows.PENDING_SCHEMA`, or those given to
+    those of :data:`delaylevel.spark_sync.arrow_rows.SCHEMA`, or those given to
     ``.schema(…)``. A batch read has further options: see `batch_source.BatchOptions`.
 
     Register it once: ``spark.dataSource.register(DelayLevelDataSource)``.
@@ -147,14 +149,13 @@ class DelayLevelDataSource(DataSource):
 
     def schema(self) -> StructType:
         """Return the schema of the rows; a reader may select columns of it."""
-        return FORWARDED_SCHEMA if self._parsed.forward else PENDING_SCHEMA
+        return FORWARDED_SCHEMA if self._parsed.forward else SCHEMA
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return the batch reader."""
         if self._parsed.forward:
             raise ConfigError("forwardInSource is an option of the job's own stream")
-        kind = PushingReader if self._batch.push_filters else PendingReader
-        return kind(self._parsed, self._batch, schema)
+        return PendingReader(self._parsed, self._batch, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         """Return the streaming reader."""
@@ -239,8 +240,10 @@ class DelayLevelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         assert isinstance(partition, InputRange)
         if self._options.forward:
             return forward_input(self._options, partition)
+        source = partition.source
+        place = place_of(runtime(self._options).describe(source.level_topic), source)
         messages = messages_only(self._options, partition)
-        return to_batches(partition.source, messages, partition.now_ms, self._schema)
+        return to_batches(source, messages, place, partition.now_ms, self._schema)
 
     def commit(self, end: Offset) -> None:
         """Acknowledge a batch that Spark has logged as complete."""
@@ -276,21 +279,22 @@ def pending(
     columns: Sequence[str] | None = None,
     slack: timedelta | None = None,
 ) -> DataFrame:
-    """Return the pending messages of level topics, as a DataFrame of ``PENDING_SCHEMA``.
+    """Return all messages that wait for their due time, as a DataFrame with a row for each.
 
-    The set of messages is determined when the DataFrame is first used: call again for a later one.
-    Reading never acknowledges, locks or moves anything, and may run next to a mover; a message
-    that the mover moves meanwhile can appear twice, with the same ``id``.
+    They wait in levels, in the final window, or are held: the column ``place`` tells where. The set
+    of messages is determined when the DataFrame is first used: call again for a later one. Reading
+    never acknowledges, locks or moves anything, and may run next to movers and dispatchers; a
+    message that is moved meanwhile can appear twice, with the same ``id``.
 
-    Messages whose cancellations wait in the levels, too, are left out. If a level topic allows
-    cancellations, everything is read twice for that.
+    Cancelled messages are left out. If a level topic allows cancellations, everything is read twice
+    for that.
 
     Args:
         level_topics: names of one or several level topics, or of their business topics.
         due_from: the earliest due time (aware).
         due_before: the first due time that is too late (aware).
         levels: numbers of levels, 0 for the coarsest; held messages belong to the finest.
-        roles: one or both of ``level`` and ``held``.
+        roles: of ``level``, ``window`` and ``held``.
         columns: names of columns, in this order; Spark does not receive any others.
         slack: tolerance of the search by due time, for outages of the mover and clock differences
             added up; a day by default.
@@ -316,7 +320,7 @@ def pending(
         check_columns(columns)
     if not _cancellable(connection, names):
         return _load(spark, options, columns)
-    wanted = list(columns or PENDING_SCHEMA.fieldNames())
+    wanted = list(columns or SCHEMA.fieldNames())
     further = [name for name in _MATCHED if name not in wanted]
     messages = _load(spark, options, [*wanted, *further])
     # A cancellation may wait in another level and partition than its message.
@@ -335,7 +339,8 @@ def pending(
         found["properties"][DUE].alias("cancelled_due"),
     )
     named = (
-        (messages["role"] == Role.LEVEL.value)
+        (messages["role"] != Role.HELD.value)
+        & (F.coalesce(messages["properties"][ATTEMPT], F.lit("0")) == "0")
         & (messages["id"] == cancelled["cancelled_id"])
         & (messages["target"] == cancelled["cancelled_target"])
         & messages["key"].eqNullSafe(cancelled["cancelled_key"])
@@ -355,5 +360,5 @@ def _load(
 ) -> DataFrame:
     reader = spark.read.format(FORMAT).options(**options)
     if columns is not None:
-        reader = reader.schema(StructType([PENDING_SCHEMA[name] for name in columns]))
+        reader = reader.schema(StructType([SCHEMA[name] for name in columns]))
     return reader.load()

@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from delaylevel.errors import ConfigError, StepsError
 
-from .arrow_rows import SCHEMA
+from .arrow_rows import REQUIRED, SCHEMA
 
 Steps = Callable[[DataFrame], DataFrame]
 
@@ -176,22 +176,20 @@ def _check_columns(result: DataFrame) -> None:
             "the steps return a DataFrame that is not a stream: derive it from the given one"
         )
     kinds = {field.name: field.dataType.simpleString() for field in result.schema.fields}
-    missing = [name for name in SCHEMA.fieldNames() if name not in kinds]
+    missing = [name for name in REQUIRED if name not in kinds]
     if missing:
         raise StepsError(
             f"the steps lose {', '.join(missing)}: keep every column of the source under its name, "
             "because the message consists of them. Further columns are allowed"
         )
     names = result.columns
-    twice = sorted({name for name in names if names.count(name) > 1 and name in set(SCHEMA.names)})
+    twice = sorted({name for name in names if names.count(name) > 1 and name in REQUIRED})
     if twice:
         raise StepsError(f"the steps return {', '.join(twice)} twice: drop or rename the other one")
-    for field in SCHEMA.fields:
-        kind = field.dataType.simpleString()
-        if kinds[field.name] != kind:
-            raise StepsError(
-                f"the steps make {field.name} a {kinds[field.name]}: it must stay a {kind}"
-            )
+    for name in REQUIRED:
+        kind = SCHEMA[name].dataType.simpleString()
+        if kinds[name] != kind:
+            raise StepsError(f"the steps make {name} a {kinds[name]}: it must stay a {kind}")
 
 
 def _check_plan(plan: Any) -> set[str]:

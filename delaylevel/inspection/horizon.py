@@ -167,6 +167,11 @@ def part_of(description: LevelTopicDescription, source: SourcePartition) -> Part
     return _OTHERS[source.role]
 
 
+def place_of(description: LevelTopicDescription, source: SourcePartition) -> str:
+    """Return the name of a partition for people: ``DAY 3``, ``window 0``."""
+    return f"{part_of(description, source).name} {source.partition}"
+
+
 def bucket_edges(now_ms: int, last_due_ms: int | None) -> tuple[int, list[int]]:
     """Return the length of a profile's buckets, and their edges from now on.
 

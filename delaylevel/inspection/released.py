@@ -12,7 +12,7 @@ import numpy as np
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.reader import messages_in_range
 from delaylevel.dispatcher.journal.records import LAST_INDEX, pack
-from delaylevel.dispatcher.journal.state import JournalState
+from delaylevel.dispatcher.journal.state import Dispositions, JournalState
 from delaylevel.dispatcher.journal.topic import counting
 from delaylevel.errors import NotFoundError
 from delaylevel.model.position import Position
@@ -55,13 +55,32 @@ class _ReleasedPositions(JournalState):
         self.memory = _DiscardingDeduplicator(2)
 
 
+class CancelledView:
+    """The cancelled messages of a window partition. Threads may share it; it can be pickled."""
+
+    def __init__(self, dispositions: Dispositions) -> None:
+        self._dispositions = dispositions
+        # A look-up may change the order in which IDs are kept.
+        self._lock = Lock()
+
+    def __len__(self) -> int:
+        return len(self._dispositions.cancelled)
+
+    def __reduce__(self) -> tuple[type[CancelledView], tuple[Dispositions]]:
+        return CancelledView, (self._dispositions,)
+
+    def is_cancelled(self, message_id: str, target: str, key: str, attempt: int) -> bool:
+        """Return True if a message is cancelled; ``attempt`` is its number of refusals."""
+        with self._lock:
+            return self._dispositions.is_cancelled(message_id, target, key, attempt)
+
+
 class JournalView:
-    """The released and the cancelled messages of a window partition. Threads may share it."""
+    """The released and the cancelled messages of a window partition. It can be pickled."""
 
     def __init__(self, state: JournalState) -> None:
         self._state = state
-        # A look-up may change the order in which IDs are kept.
-        self._lock = Lock()
+        self.cancelled = CancelledView(state.dispositions)
 
     def __call__(self, positions: Sequence[RawPosition]) -> list[bool]:
         """Return which positions are released."""
@@ -69,16 +88,6 @@ class JournalView:
         entry_ids = columns[:, 1] << 10 | np.clip(columns[:, 2], 0, LAST_INDEX)
         found: list[bool] = self._state.is_released(pack(columns[:, 0], entry_ids)).tolist()
         return found
-
-    @property
-    def has_cancelled(self) -> bool:
-        """True if any message is cancelled."""
-        return len(self._state.dispositions.cancelled) > 0
-
-    def is_cancelled(self, message_id: str, target: str, key: str, attempt: int) -> bool:
-        """Return True if a message is cancelled; ``attempt`` is its number of refusals."""
-        with self._lock:
-            return self._state.dispositions.is_cancelled(message_id, target, key, attempt)
 
 
 def released_by_journal(

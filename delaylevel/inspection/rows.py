@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from delaylevel.errors import InvalidInputError
 from delaylevel.model import envelope as env
-from delaylevel.model.level_topic import LevelTopicDescription, Role
+from delaylevel.model.level_topic import Role
 from delaylevel.model.message import LazyMessage, properties_of
 from delaylevel.model.position import SourcePartition
 from delaylevel.topics.scan import ALWAYS, PendingRange, Window
 
 from .columns import in_chunks, nullable_schema_of, to_record_batch
+from .horizon import place_of
 from .sampling import expected_messages
 from .snapshot import PendingSnapshot, own_topic
 
@@ -119,10 +120,11 @@ def read_rows(
     schema = nullable_schema_of(name for name in SCHEMA.names if name in wanted)
 
     def batches(item: PendingRange) -> Iterator[pa.RecordBatch]:
-        constants = {"place": _place(snapshot.description, item.source)}
+        constants = {"place": place_of(snapshot.description, item.source)}
+        rule = snapshot.rule(item.source)
         with closing(_selected(snapshot, selection, item, progress)) as found:
             for chunk in in_chunks(found, ROWS_PER_BATCH, BYTES_PER_BATCH):
-                rows = list(compress(chunk, snapshot.pending(item.source, chunk)))
+                rows = list(compress(chunk, rule.pending(chunk)))
                 if rows:
                     yield to_record_batch(rows, item.source, schema, constants)
 
@@ -173,12 +175,6 @@ def _predicate(
         return (properties.get(env.ID) or message.stable_id(source.topic)) == id_
 
     return matches
-
-
-def _place(description: LevelTopicDescription, source: SourcePartition) -> str:
-    level = source.role is Role.LEVEL
-    name = description.levels[source.level].name if level else source.role.value
-    return f"{name} {source.partition}"
 
 
 def row_columns(value: bool) -> list[str]:

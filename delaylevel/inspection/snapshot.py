@@ -22,7 +22,7 @@ from delaylevel.cluster.reader import RECEIVER_QUEUE_SIZE, messages_in_range
 from delaylevel.errors import InvalidInputError, MissingExtraError, NotFoundError
 from delaylevel.model.envelope import TARGET, due_of, is_control
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Role
-from delaylevel.model.message import LazyMessage, RawMessage, properties_of, text_of
+from delaylevel.model.message import LazyMessage, ParkedMessage, RawMessage, properties_of, text_of
 from delaylevel.model.position import EARLIEST, Position, SourcePartition
 from delaylevel.model.topic_name import TopicName
 from delaylevel.topics.members import metadata_of
@@ -42,7 +42,8 @@ from .live import LiveDispatchers
 if TYPE_CHECKING:
     from .released import JournalView
 
-Messages: TypeAlias = Sequence[Observation | LazyMessage]
+Messages: TypeAlias = Sequence[Observation | LazyMessage | ParkedMessage]
+StoredRule: TypeAlias = Callable[[Messages], list[bool]]
 _THREADS = 4
 # Threads that import the same module at once see it half-initialized if the import fails.
 _IMPORTING = Lock()
@@ -54,14 +55,14 @@ class WindowView(Protocol):
     def ranges(self, due: Window) -> list[PendingRange]:
         """Return ranges with all pending messages that are due in a window, and maybe others."""
 
-    def pending(self, source: SourcePartition, messages: Messages) -> list[bool]:
-        """Return which messages of a partition are pending."""
+    def stored(self, source: SourcePartition) -> StoredRule:
+        """Return the function that tells which messages of a partition are not done with."""
 
     def cancelled(self) -> Mapping[int, CancelledIdentities]:
         """Return the cancelled messages of the partitions that have any, by their numbers."""
 
     def exact(self, source: SourcePartition) -> bool:
-        """Return True if :meth:`pending` is exact for a partition, False if the clock decides."""
+        """Return True if :meth:`stored` is exact for a partition, False if the clock decides."""
 
 
 class BrokerWindow:
@@ -99,8 +100,8 @@ class BrokerWindow:
                     found.append(item)
         return found
 
-    def pending(self, source: SourcePartition, messages: Messages) -> list[bool]:
-        return _due_after(messages, self._now_ms)
+    def stored(self, source: SourcePartition) -> StoredRule:
+        return partial(_due_after, time_ms=self._now_ms)
 
     def cancelled(self) -> Mapping[int, CancelledIdentities]:
         return {}
@@ -152,14 +153,15 @@ class TrackerWindow:
             found = list(pool.map(lambda i: self._range(i, since_ms), self._partitions))
         return [item for item in found if item is not None]
 
-    def pending(self, source: SourcePartition, messages: Messages) -> list[bool]:
+    def stored(self, source: SourcePartition) -> StoredRule:
         released = self._released.get(source.partition)
         if released is None:
-            return _due_after(messages, self._released_until_ms[source.partition])
-        return [not one for one in released([(m.ledger, m.entry, m.batch) for m in messages])]
+            return partial(_due_after, time_ms=self._released_until_ms[source.partition])
+        return partial(_not_released, released)
 
     def cancelled(self) -> Mapping[int, CancelledIdentities]:
-        return {index: found for index, found in self._released.items() if found.has_cancelled}
+        found = {index: journal.cancelled for index, journal in self._released.items()}
+        return {index: cancelled for index, cancelled in found.items() if cancelled}
 
     def exact(self, source: SourcePartition) -> bool:
         return source.partition in self._released
@@ -199,6 +201,10 @@ def _longest_stay_ms(description: LevelTopicDescription) -> int:
     """
     finest = description.levels[len(description.levels) - 1]
     return finest.near_due_ms + finest.lead_ms
+
+
+def _not_released(released: JournalView, messages: Messages) -> list[bool]:
+    return [not one for one in released([(m.ledger, m.entry, m.batch) for m in messages])]
 
 
 def _due_after(messages: Messages, time_ms: int) -> list[bool]:
@@ -246,6 +252,11 @@ class _Known(NamedTuple):
 
     positions: frozenset[tuple[int, int, int]]
     read_to: tuple[int, int, int]
+
+    def stored(self, messages: Messages) -> list[bool]:
+        """Return which messages are not done with."""
+        places = [(each.ledger, each.entry, max(each.batch, 0)) for each in messages]
+        return [place in self.positions or place > self.read_to for place in places]
 
 
 class LiveWindow:
@@ -296,13 +307,12 @@ class LiveWindow:
             ranges += self._others.ranges(due)
         return ranges
 
-    def pending(self, source: SourcePartition, messages: Messages) -> list[bool]:
+    def stored(self, source: SourcePartition) -> StoredRule:
         known = self._known.get(source.partition)
         if known is None:
             assert self._others is not None
-            return self._others.pending(source, messages)
-        places = [(each.ledger, each.entry, max(each.batch, 0)) for each in messages]
-        return [place in known.positions or place > known.read_to for place in places]
+            return self._others.stored(source)
+        return known.stored
 
     def cancelled(self) -> Mapping[int, CancelledIdentities]:
         return {} if self._others is None else self._others.cancelled()
@@ -355,6 +365,33 @@ class CountingAdmin(TopicAdmin, Protocol):
 
 
 @dataclass(frozen=True)
+class PartitionRule:
+    """The rule that tells which messages of one partition are pending. It can be pickled.
+
+    Attributes:
+        source: the partition.
+        not_done: what the window view tells of a window partition; None elsewhere.
+        cancelled: as in :class:`PendingSnapshot`.
+    """
+
+    source: SourcePartition
+    not_done: StoredRule | None
+    cancelled: CancelledMessages | None
+
+    def stored(self, messages: Messages) -> list[bool]:
+        """Return which messages and cancellations are not done with."""
+        return [True] * len(messages) if self.not_done is None else self.not_done(messages)
+
+    def pending(self, messages: Messages) -> list[bool]:
+        """Return which messages are pending."""
+        found = self.stored(messages)
+        if self.cancelled is None:
+            return found
+        cancelled = self.cancelled.among(self.source, messages)
+        return [here and not gone for here, gone in zip(found, cancelled, strict=True)]
+
+
+@dataclass(frozen=True)
 class PendingSnapshot:
     """The pending messages of a level topic at one moment.
 
@@ -395,19 +432,10 @@ class PendingSnapshot:
         start = item.start if start is None else start
         return messages_in_range(self.client, item.source.topic, start, item.end, queue=queue)
 
-    def pending(self, source: SourcePartition, messages: Messages) -> list[bool]:
-        """Return which messages of a partition are pending."""
-        found = self._stored(source, messages)
-        if self.cancelled is None:
-            return found
-        cancelled = self.cancelled.among(source, messages)
-        return [here and not gone for here, gone in zip(found, cancelled, strict=True)]
-
-    def _stored(self, source: SourcePartition, messages: Messages) -> list[bool]:
-        """Return which messages and cancellations of a partition are not done with."""
-        if source.role is Role.WINDOW:
-            return self.window.pending(source, messages)
-        return [True] * len(messages)
+    def rule(self, source: SourcePartition) -> PartitionRule:
+        """Return the rule that tells which messages of a partition are pending."""
+        not_done = self.window.stored(source) if source.role is Role.WINDOW else None
+        return PartitionRule(source, not_done, self.cancelled)
 
     def cancellations(
         self, source: SourcePartition, found: Sequence[RawMessage]
@@ -427,12 +455,12 @@ class PendingSnapshot:
         chosen = [
             one for one in found if one.due_ms is not None and is_cancellation(one.properties)
         ]
-        pending = compress(chosen, self._stored(source, chosen)) if chosen else ()
+        pending = compress(chosen, self.rule(source).stored(chosen)) if chosen else ()
         return [one for one in pending if self.target in (None, one.target)]
 
     def select(self, source: SourcePartition, found: Sequence[Observation]) -> list[Observation]:
         """Return the observed messages that are pending, and are for the requested target."""
-        pending = compress(found, self.pending(source, found))
+        pending = compress(found, self.rule(source).pending(found))
         messages = (one for one in pending if not is_control(one.properties))
         return [one for one in messages if self.target in (None, one.target)]
 
@@ -452,11 +480,13 @@ def take_snapshot(
     due: Window = ALWAYS,
     most_journal_records: int | None = None,
     live: LiveDispatchers | None = None,
+    wanted: Callable[[SourcePartition], bool] = lambda _: True,
 ) -> PendingSnapshot:
     """Find the ranges of all pending messages that are due in a window.
 
     ``most_journal_records`` is as for ``TrackerWindow``. ``live`` are the dispatchers to ask, or
-    None to read the window topic. The other arguments are as for ``Inspector``.
+    None to read the window topic. ``wanted`` is a condition for partitions; the others are left
+    out. The other arguments are as for ``Inspector``.
     """
     window: WindowView
     if description.final_window is FinalWindow.TRACKER:
@@ -469,8 +499,8 @@ def take_snapshot(
         window = BrokerWindow(admin, description, targets, now_ms)
     # Levels before the window, in the direction of messages: one that a mover forwards meanwhile is
     # in one of the ranges, or in both.
-    levels = pending_ranges(admin, [description], now_ms, due=due, slack_ms=slack_ms)
-    ranges = [*levels, *window.ranges(due)]
+    levels = pending_ranges(admin, description, now_ms, due=due, wanted=wanted, slack_ms=slack_ms)
+    ranges = [*levels, *(item for item in window.ranges(due) if wanted(item.source))]
     cancelled = None
     if description.cancellable:
         cancelled = CancelledMessages(description, window.cancelled())

@@ -19,7 +19,7 @@ messages may be due at any time: their partition is always read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -94,7 +94,7 @@ def publish_window(
 
 def pending_ranges(
     admin: TopicAdmin,
-    descriptions: Iterable[LevelTopicDescription],
+    description: LevelTopicDescription,
     now_ms: int,
     *,
     due: Window = ALWAYS,
@@ -111,12 +111,11 @@ def pending_ranges(
         due: the window of due times; the ranges may include messages that are due outside of it.
     """
     chosen: list[tuple[SourcePartition, Window]] = []
-    for description in descriptions:
-        for source in source_partitions(description):
-            published = publish_window(description.levels, source, due, slack_ms)
-            # Messages that can only be published in the future do not exist yet.
-            if wanted(source) and (published.from_ms is None or published.from_ms <= now_ms):
-                chosen.append((source, published))
+    for source in source_partitions(description):
+        published = publish_window(description.levels, source, due, slack_ms)
+        # Messages that can only be published in the future do not exist yet.
+        if wanted(source) and (published.from_ms is None or published.from_ms <= now_ms):
+            chosen.append((source, published))
     if not chosen:
         return []
     with ThreadPoolExecutor(min(_THREADS, len(chosen)), "delaylevel-pending") as pool:

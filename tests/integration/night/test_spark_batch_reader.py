@@ -11,15 +11,13 @@ import pytest
 
 pytest.importorskip("pyspark")
 
-from pyspark.sql import functions as F  # noqa: N812
-
 from delaylevel.cluster.connection.settings import Connection
 from delaylevel.cluster.rest.admin import Admin
 from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow, LevelTopicDescription
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.spark_sync import pending
-from delaylevel.spark_sync.arrow_rows import PENDING_SCHEMA
+from delaylevel.spark_sync.arrow_rows import SCHEMA
 from delaylevel.spark_sync.batch_source import BatchOptions, PendingReader
 from delaylevel.spark_sync.options import SyncOptions, connection_options
 from support.world import MakeLevelTopic, RealWorld
@@ -67,7 +65,7 @@ def planned(
     wanted, rest = BatchOptions.split(
         {"levelTopics": description.topic, **connection_options(connection), **options}
     )
-    reader = PendingReader(SyncOptions.parse(rest), wanted, PENDING_SCHEMA)
+    reader = PendingReader(SyncOptions.parse(rest), wanted, SCHEMA)
     return [(item.source.level, item.source.partition) for item in reader.partitions()]
 
 
@@ -79,7 +77,7 @@ def test_every_pending_message_is_read(
 ) -> None:
     description, due = filled
     frame = pending(spark, connection, description.topic)
-    assert frame.schema == PENDING_SCHEMA
+    assert frame.schema == SCHEMA
     rows = {row["properties"].get("hours", "chosen"): row for row in frame.collect()}
     assert rows.keys() == {*due, "chosen"}
     for name, due_ms in due.items():
@@ -93,6 +91,7 @@ def test_every_pending_message_is_read(
         assert row["level"] == (0 if int(name) >= 6 else 1)
         assert row["partition"] == int(name) // (6 if int(name) >= 6 else 2) - 1
         assert row["role"] == "level"
+        assert row["place"] == f"{description.levels[row['level']].name} {row['partition']}"
         position = f"{row['ledger']}:{row['entry']}:{row['batch']}"
         assert row["id"] == f"{row['topic'].removeprefix('persistent://')}:{position}"
         assert row["topic"].endswith(f"-partition-{row['partition']}")
@@ -165,43 +164,11 @@ def test_a_partition_is_read_in_part(
             "dueSlackMs": str(30 * 60_000),
         }
     )
-    reader: Any = PendingReader(SyncOptions.parse(rest), wanted, PENDING_SCHEMA)
+    reader: Any = PendingReader(SyncOptions.parse(rest), wanted, SCHEMA)
     (item,) = reader.partitions()
     assert (item.start.entry, item.end.entry) == (1, 8)
     found = [due for batch in reader.read(item) for due in batch.column("due").to_pylist()]
     assert found == [moment(now + 3 * HOUR)]
-
-
-def test_filters_that_spark_pushes(
-    spark: Any,
-    connection: Connection,
-    filled: tuple[LevelTopicDescription, dict[str, int]],
-) -> None:
-    description, due = filled
-    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
-    options = {
-        "levelTopics": description.targets[0],
-        "pushFilters": "true",
-        "dueSlackMs": "60000",
-        **connection_options(connection),
-    }
-
-    def read(condition: Any) -> tuple[set[str], int]:
-        frame = spark.read.format("delaylevel").options(**options).load().filter(condition)
-        rows = frame.collect()
-        slices = frame.rdd.getNumPartitions()
-        return {row["properties"].get("hours", "chosen") for row in rows}, slices
-
-    due_column = F.col("due")
-    window = (due_column >= F.lit(moment(due["8"]))) & (due_column < F.lit(moment(due["10"])))
-    assert read(window) == ({"8", "9"}, 2)
-    assert read("level = 0 and partition in (1, 2)")[1] == 2
-    assert read("role = 'level' and level > 0") == ({"2", "3", "4", "5"}, 2)
-    assert read("topic like '%-partition-2'")[0] == {*map(str, range(18, 24)), "chosen"}
-    assert read(due_column == F.lit(moment(due["7"]))) == ({"7"}, 2)
-    # Spark evaluates this filter, whatever the reader can do with it.
-    assert read("level = 1 and not (partition = 0) and size > 0")[0] == {"4", "5"}
-    assert read("due is null") == (set(), 5)
 
 
 def test_a_read_while_a_mover_runs(
@@ -228,13 +195,16 @@ def test_a_read_while_a_mover_runs(
     moving.run_once()  # what the first pass has parked in the finer level
     # One DataFrame is one snapshot; a new one shows moved messages with their old IDs.
     assert frame.count() == 23
-    left = {*due, "chosen"} - {"2", "3", "4", "5", "6", "7", "8"}
+    moved = {"2", "3", "4", "5", "6", "7", "8"}
 
     def later() -> list[Any]:
-        found = pending(spark, connection, description.topic, columns=["id", "properties"])
+        found = pending(spark, connection, description.topic, columns=["id", "place", "properties"])
         rows: list[Any] = found.collect()
-        hours = {row["properties"].get("hours", "chosen") for row in rows}
-        return rows if hours == left else []
+        hours = [row["properties"].get("hours", "chosen") for row in rows]
+        in_window = {
+            row["properties"].get("hours") for row in rows if row["place"].startswith("window ")
+        }
+        return rows if (sorted(hours), in_window) == (sorted({*due, "chosen"}), moved) else []
 
     # The broker applies an acknowledgement a moment after it was sent.
     rows = world.eventually(later, "the acknowledgement of what was moved")
@@ -255,7 +225,7 @@ def test_cancelled_messages_are_not_pending(
         producer.cancel(message_id="b", deliver_at=at, partition_key="k")
         producer.cancel(message_id="c", deliver_at=at)  # the wrong key: another partition
     frame = pending(spark, connection, description.topic)
-    assert frame.schema == PENDING_SCHEMA
+    assert frame.schema == SCHEMA
     assert sorted(row["id"] for row in frame.collect()) == ["a", "c"]
     narrow = pending(spark, connection, description.topic, columns=["size"], levels=[0])
     assert [row.asDict() for row in narrow.collect()] == [{"size": 1}] * 2

@@ -23,7 +23,7 @@ from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.position import EARLIEST, source_partitions
 from delaylevel.model.strategy import PartitionStrategy
 from delaylevel.spark_sync import driver as driver_module
-from delaylevel.spark_sync.arrow_rows import PENDING_SCHEMA
+from delaylevel.spark_sync.arrow_rows import SCHEMA
 from delaylevel.spark_sync.driver import Driver, positions_of
 from delaylevel.spark_sync.options import SyncOptions
 from delaylevel.spark_sync.source import DelayLevelStreamReader
@@ -227,9 +227,7 @@ def test_a_run_until_all_is_moved_tells_of_a_level_topic_that_was_given_up(
 ) -> None:
     with MemoryPulsar() as memory:
         here, orders, invoices = two_level_topics(memory, monkeypatch)
-        reader = DelayLevelStreamReader(
-            SyncOptions((), (orders.topic, invoices.topic)), PENDING_SCHEMA
-        )
+        reader = DelayLevelStreamReader(SyncOptions((), (orders.topic, invoices.topic)), SCHEMA)
         start = reader.initialOffset()
         reader.prepareForTriggerAvailableNow()
         here.later.add(invoices.topic)

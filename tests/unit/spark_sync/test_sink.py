@@ -72,7 +72,7 @@ def test_with_at_least_once_a_late_batch_is_routed_by_the_current_time(
         source = source_partitions(description)[0]
         properties = {DUE: str(due_ms), TARGET: description.targets[0]}
         message = ParkedMessage(1, 2, 0, now_ms - 24 * HOUR_MS, "k", "", 0, properties, b"body")
-        batches = to_batches(source, [message], now_ms - planned_ago_ms)
+        batches = to_batches(source, [message], "DAY 0", now_ms - planned_ago_ms)
         writer = DelayLevelStreamWriter(SyncOptions((), (description.topic,)))
         runtime: Any = InMemoryRuntime(memory, description)
         report = writer._forward(runtime, batches).reports[description.topic]

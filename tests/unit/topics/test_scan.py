@@ -85,7 +85,7 @@ class Stored:
 def search(stored: Stored, due: Window = ALWAYS, **options: Any) -> list[PendingRange]:
     admin: Any = stored
     options.setdefault("slack_ms", SLACK)
-    return pending_ranges(admin, [DESCRIPTION], NOW, due=due, **options)
+    return pending_ranges(admin, DESCRIPTION, NOW, due=due, **options)
 
 
 bounds = st.none() | st.integers(NOW - 30 * HOUR, NOW + 40 * HOUR)

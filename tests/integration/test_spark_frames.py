@@ -1,0 +1,67 @@
+"""Tests of what waits as a DataFrame, while a dispatcher releases it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+from delaylevel.cluster.connection.settings import Connection
+from delaylevel.dispatcher import Dispatcher, DispatchSettings
+from delaylevel.model.clock import SystemClock
+from delaylevel.model.level_topic import FinalWindow
+from delaylevel.model.strategy import Levels, PartitionStrategy
+from delaylevel.spark_sync import pending
+from support.background import Serving
+from support.world import RealWorld
+
+pytestmark = [pytest.mark.spark, pytest.mark.broker]
+
+SECOND, MINUTE = 1000, 60_000
+
+
+def test_all_that_waits_and_nothing_that_is_done_with(
+    spark: Any, connection: Connection, world: RealWorld, tmp_path: Path
+) -> None:
+    description = world.level_topic(
+        Levels(PartitionStrategy(partition_by="HOUR", maximum_delay=timedelta(hours=4))),
+        final_window=FinalWindow.TRACKER,
+    )
+    orders = description.targets[0]
+    dispatcher = Dispatcher(
+        world.plain_client, world.admin, [orders], DispatchSettings(directory=tmp_path)
+    )
+    now_ms = SystemClock().now_ms()
+    due = {f"soon-{n}": now_ms + SECOND for n in range(100)}
+    due |= {f"near-{n}": now_ms + 30 * MINUTE + n for n in range(200)}
+    due |= {f"far-{n}": now_ms + 150 * MINUTE + n for n in range(300)}
+    with (
+        Serving(dispatcher),
+        world.client().create_producer(orders, enable_delay_level_topic=True) as producer,
+    ):
+        for name, due_ms in due.items():
+            producer.send_async(b"x" * 9, None, deliver_at=due_ms, message_id=name)
+        producer.flush()
+        world.eventually(lambda: len(world.stored(orders)) == 100, "the release of the first ones")
+        decided = producer.cancel(message_id="near-7", deliver_at=due["near-7"], timeout=30)
+        assert decided.status.value == "cancelled"
+        producer.cancel(message_id="far-7", deliver_at=due["far-7"])
+        frame = pending(spark, connection, orders)
+        rows = frame.select("id", "due", "size", "place", "role").collect()
+        in_window = pending(spark, connection, orders, columns=["id"], roles=["window"]).count()
+    assert Counter(row["id"].split("-")[0] for row in rows) == {"near": 199, "far": 299}
+    assert not {"near-7", "far-7"} & {row["id"] for row in rows}
+    assert {row["id"]: round(row["due"].timestamp() * 1000) for row in rows}.items() <= due.items()
+    assert in_window == 199
+    for row in rows:
+        assert row["size"] == 9
+        if row["id"].startswith("near"):
+            assert row["place"] in ("window 0", "window 1")
+            assert row["role"] == "window"
+        else:
+            assert (row["place"], row["role"]) == ("HOUR 1", "level")
