@@ -44,7 +44,7 @@ from .arrow_rows import SCHEMA
 from .cluster import enter_environment, handle_jvm_sigterm
 from .driver import LOCK_TIMEOUT_S, check_movable
 from .options import FORMAT, SyncSettings, connection_options
-from .reporting import BacklogReader, JobCollector, JobReporter, JobStats, SyncListener
+from .reporting import JobCollector, JobReporter, JobStats, SyncListener, status_reader
 from .session import spark_session
 from .source import DelayLevelDataSource
 from .steps import Steps, apply_steps, local_sort_allowed
@@ -173,7 +173,7 @@ class SparkSyncJob:
                 Admin.from_connection(self._connection, for_service=not self._settings.once)
             )
             self._watches = [(ForeignSubscriptionWatch(admin), item) for item in self.descriptions]
-            backlogs = BacklogReader(admin, self.descriptions)
+            backlogs = status_reader(admin, self.descriptions)
             if self._settings.metrics_port is not None:
                 topics = tuple(item.topic for item in self.descriptions)
                 started = self._ready.is_set

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -15,17 +14,19 @@ from typing import Any
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from delaylevel.cluster.port import TopicAdmin
-from delaylevel.errors import DelayLevelError
 from delaylevel.model.clock import SystemClock
-from delaylevel.model.formatting import format_duration, shell
+from delaylevel.model.formatting import format_duration
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.topics.status import (
-    Backlog,
+    LevelTopicStatus,
+    StatusCache,
     backlog_series,
-    read_stats,
+    parked_levels,
     refused_checks,
     refused_sections,
     refused_series,
+    status,
+    topic_problems,
 )
 from delaylevel.web.reports import (
     DuePeriod,
@@ -66,35 +67,15 @@ class BatchStats:
     report: Mapping[str, Mapping[str, int]]
 
 
-class BacklogReader:
-    """Reader of the level topics' statistics, which requests them at most every few seconds."""
+#: Function that returns the status of the job's level topics; None without an answer.
+Statuses = Callable[[], Mapping[str, LevelTopicStatus] | None]
 
-    def __init__(self, admin: TopicAdmin, descriptions: Sequence[LevelTopicDescription]) -> None:
-        self._admin = admin
-        self._descriptions = descriptions
-        self._clock = SystemClock()
-        self._lock = threading.Lock()
-        self._found: dict[str, Backlog] | None = None
-        self._requested_s = float("-inf")
 
-    def read(self) -> dict[str, Backlog] | None:
-        """Return the backlogs by level topic; None if the broker does not answer."""
-        with self._lock:
-            if time.monotonic() - self._requested_s > BACKLOG_LIFETIME_S:
-                self._found = self._request()
-                self._requested_s = time.monotonic()
-            return self._found
-
-    def _request(self) -> dict[str, Backlog] | None:
-        found = {}
-        for description in self._descriptions:
-            now_ms = self._clock.now_ms()
-            try:
-                stats = read_stats(self._admin, description, as_described=True)
-            except DelayLevelError:
-                return None
-            found[description.topic] = Backlog.of(stats, now_ms)
-        return found
+def status_reader(admin: TopicAdmin, descriptions: Sequence[LevelTopicDescription]) -> Statuses:
+    """Return the function that requests the status of level topics every few seconds at most."""
+    clock = SystemClock()
+    cache = StatusCache(lambda described: status(admin, described, clock.now_ms()))
+    return lambda: cache.read_all(descriptions, BACKLOG_LIFETIME_S)
 
 
 @dataclass
@@ -167,7 +148,7 @@ class SyncListener(StreamingQueryListener):
         query_name: str,
         control_dir: str,
         stats: JobStats,
-        backlogs: BacklogReader,
+        backlogs: Statuses,
         on_progress: Callable[[Any], None] | None = None,
     ) -> None:
         self._query_name = query_name
@@ -204,7 +185,7 @@ class SyncListener(StreamingQueryListener):
             )
             self._stats.add(batch)
             if log.isEnabledFor(logging.INFO):
-                log.info("%s", batch_line(batch, self._backlogs.read()))
+                log.info("%s", batch_line(batch, self._backlogs()))
             if left_out := dropped(progress):
                 log.info("batch %d: %d rows dropped by the steps", progress.batchId, left_out)
         if self._on_progress is not None:
@@ -221,7 +202,7 @@ class SyncListener(StreamingQueryListener):
             log.warning("Spark did not report the end of the query; its last batch may be missing")
 
 
-def batch_line(batch: BatchStats, backlogs: dict[str, Backlog] | None) -> str:
+def batch_line(batch: BatchStats, backlogs: Mapping[str, LevelTopicStatus] | None) -> str:
     """Return the statistics of a batch, and the lag, in one line."""
     parts = [
         f"batch {batch.batch_id}: {batch.rows:,} rows in {format_duration(batch.duration_ms)}",
@@ -247,7 +228,7 @@ def batch_line(batch: BatchStats, backlogs: dict[str, Backlog] | None) -> str:
     if backlogs is None:
         parts.append("lag unknown")
     else:
-        lag_ms = max((item.lag_ms for item in backlogs.values()), default=0)
+        lag_ms = max((item.behind_ms for item in backlogs.values()), default=0)
         parts.append(f"lag {format_duration(lag_ms)}")
     return ", ".join(parts)
 
@@ -263,7 +244,7 @@ class JobCollector:
     def __init__(
         self,
         stats: JobStats,
-        backlogs: BacklogReader,
+        backlogs: Statuses,
         topics: tuple[str, ...],
         reporters: tuple[Reporter, ...] = (),
         refused: Iterable[str] = (),
@@ -279,7 +260,7 @@ class JobCollector:
         with self._stats.lock:
             families = list(self._of_job(self._stats))
         yield from families
-        yield from backlog_series("sync", self._backlogs.read())
+        yield from backlog_series("sync", self._backlogs())
         yield refused_series("sync", self._refused)
 
     def _of_job(self, stats: JobStats) -> Iterator[Any]:
@@ -337,7 +318,7 @@ class JobReporter:
     def __init__(
         self,
         stats: JobStats,
-        backlogs: BacklogReader,
+        backlogs: Statuses,
         descriptions: Sequence[LevelTopicDescription],
         started: Callable[[], bool],
         refused: Mapping[str, str],
@@ -355,7 +336,7 @@ class JobReporter:
         started = self._started()
         text = "held" if started else "not yet: the job starts, or another mover holds them"
         checks = [ProbeCheck("partition locks", started, text)]
-        backlogs = self._backlogs.read()
+        backlogs = self._backlogs()
         for description in self._descriptions:
             name = f"lag of {description.topic}"
             if backlogs is None:
@@ -363,13 +344,13 @@ class JobReporter:
                 checks.append(ProbeCheck(name, False, text))
                 continue
             lead_ms = description.levels.smallest_lead_ms
-            lag_ms = backlogs[description.topic].lag_ms
+            lag_ms = backlogs[description.topic].behind_ms
             text = f"{format_duration(lag_ms)} behind; the lead is {format_duration(lead_ms)}"
             checks.append(ProbeCheck(name, lag_ms < lead_ms, text))
         return checks + refused_checks(self._refused)
 
     def status(self) -> Sequence[StatusSection]:
-        backlogs = self._backlogs.read() or {}
+        backlogs = self._backlogs() or {}
         served = [self._section(each, backlogs.get(each.topic)) for each in self._descriptions]
         return served + refused_sections(self._refused, "Start the job again then.")
 
@@ -380,7 +361,7 @@ class JobReporter:
         pass
 
     def _section(
-        self, description: LevelTopicDescription, backlog: Backlog | None
+        self, description: LevelTopicDescription, at: LevelTopicStatus | None
     ) -> StatusSection:
         with self._stats.lock:
             moved = {
@@ -391,24 +372,12 @@ class JobReporter:
             failures = self._stats.failures
         facts = {f"Messages {outcome}": f"{count:,}" for outcome, count in sorted(moved.items())}
         facts |= {"Failures of the query": f"{failures:,}"}
-        if backlog is None:
+        if at is None:
             text = "The broker does not report the state of the topics"
             remedy = "Check that it runs, and that this host reaches it."
             return StatusSection(description.topic, facts, problems=[ProblemLine(text, remedy)])
-        name = description.name.local
-        problems = []
-        if backlog.lag_ms >= description.levels.smallest_lead_ms:
-            text = f"Hand-offs are {format_duration(backlog.lag_ms)} behind"
-            remedy = f"See the log of this job, and `delaylevel doctor {shell(name)}`."
-            problems.append(ProblemLine(text, remedy))
-        if backlog.held:
-            remedy = "Their target could not be written; the job tries again after each pause."
-            problems.append(ProblemLine(f"{backlog.held:,} entries are held", remedy))
-        if backlog.dead_letters:
-            remedy = f"`delaylevel dlq list {shell(name)}` shows them; replay or discard them."
-            text = f"{backlog.dead_letters:,} entries are dead letters"
-            problems.append(ProblemLine(text, remedy))
-        parked = [DuePeriod(level, entries) for level, entries in backlog.by_level.items()]
-        if backlog.window is not None:
-            parked.append(DuePeriod("window", backlog.window))
+        parked = parked_levels(at)
+        if at.window_entries is not None:
+            parked.append(DuePeriod("window", at.window_entries))
+        problems = topic_problems(at)
         return StatusSection(description.topic, facts, parked=parked, problems=problems)

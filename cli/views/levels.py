@@ -13,7 +13,7 @@ from delaylevel.model.level_topic import ALL, FinalWindow, LevelTopicDescription
 from delaylevel.model.topic_name import TopicName
 from delaylevel.topics.hosts import missing_hosts, summary
 from delaylevel.topics.registry import FoundLevelTopic
-from delaylevel.topics.status import LevelTopicStatus, PartitionStatus, read_stats
+from delaylevel.topics.status import LevelTopicStatus, PartitionStatus, status
 from delaylevel.topics.targets import unsubscribed
 
 from .output import note
@@ -33,7 +33,7 @@ def undelivered(admin: TopicAdmin, at: LevelTopicStatus) -> list[str]:
     None if the role may not read the traces of a mover.
     """
     name = short_name(at.description)
-    rows = (*at.partitions, *at.others)
+    rows = at.rows()
     try:
         return summary(missing_hosts(admin, at.description, rows, name, at.now_ms), name)
     except BrokerError:
@@ -44,8 +44,8 @@ def note_undelivered(admin: TopicAdmin, described: LevelTopicDescription, topic:
     """Print the missing mover and dispatcher on stderr; nothing if that cannot be found out."""
     roles = (Role.LEVEL, Role.WINDOW)
     try:
-        found = read_stats(admin, described, as_described=True, roles=roles).partitions
-        missing = missing_hosts(admin, described, found, topic, SystemClock().now_ms())
+        at = status(admin, described, SystemClock().now_ms(), roles=roles)
+        missing = missing_hosts(admin, described, at.rows(), topic, at.now_ms)
     except BrokerError:
         return  # the result does not depend on it
     for line in summary(missing, topic):

@@ -14,14 +14,14 @@ from delaylevel.dispatcher.stats import OwnerStats, quantile_ms, total_lateness
 from delaylevel.model.formatting import format_duration
 from delaylevel.model.level_topic import LEVEL_SUFFIX, Role
 from delaylevel.mover.service import MoverStats
-from delaylevel.topics.status import LevelTopicStats
+from delaylevel.topics.status import LevelTopicStatus
 
 from .tables import Column, local, render, yellow_if_any
 from .terminal import cut
 
 Owners = Mapping[tuple[str, int], OwnerStats]
 Movers = Mapping[str, MoverStats]
-Members = Mapping[str, LevelTopicStats | None]
+Members = Mapping[str, LevelTopicStatus | None]
 
 _LATE = ("overdue", "behind")
 # What waits now, the totals of this process, and its state. In a narrow terminal, the rest goes.
@@ -128,7 +128,7 @@ def _window(mine: Collection[OwnerStats]) -> dict[str, Any]:
 
 
 def _waiting(
-    mine: Mapping[int, OwnerStats], found: LevelTopicStats | None, now_ms: int
+    mine: Mapping[int, OwnerStats], found: LevelTopicStatus | None, now_ms: int
 ) -> dict[str, Any]:
     """Return what waits in a level topic, by all processes that serve it.
 
@@ -137,7 +137,7 @@ def _waiting(
     """
     if found is None:
         return dict.fromkeys(("pending", "parked", "held", "next_due"))
-    parked, held = found.backlog_entries(Role.LEVEL), found.backlog_entries(Role.HELD)
+    parked, held = found.backlog_entries, found.held_entries
     window = sum(stats.pending + stats.in_flight for stats in mine.values()) + sum(
         item.backlog_entries
         for member in found.of(Role.WINDOW)
@@ -153,11 +153,11 @@ def _waiting(
     }
 
 
-def _next_due(due_ms: int | None, found: LevelTopicStats, now_ms: int) -> str | None:
+def _next_due(due_ms: int | None, found: LevelTopicStatus, now_ms: int) -> str | None:
     """Return when the next message is due; of parked ones, the broker tells the earliest time."""
     if due_ms is not None and due_ms < now_ms - _USUAL_MS:
         return f"overdue {format_duration(now_ms - due_ms)}"
-    behind_ms = found.behind_ms(now_ms)
+    behind_ms = found.behind_ms
     if behind_ms > max(found.description.levels.smallest_lead_ms, _USUAL_BEHIND_MS):
         return f"behind {format_duration(behind_ms)}"
     levels = found.description.levels

@@ -41,9 +41,9 @@ from delaylevel.topics.status import (
     ADDRESS_PROPERTY,
     NAME_PROPERTY,
     REPORTED_ROLES,
-    LevelTopicStats,
+    LevelTopicStatus,
     PartitionStatus,
-    read_stats,
+    status,
     window_stats,
 )
 from delaylevel.topics.targets import require_on_targets
@@ -442,9 +442,10 @@ class Dispatcher:
                 for topic in self._topics
             )
 
-    def member_stats(self, description: LevelTopicDescription) -> LevelTopicStats:
+    def member_stats(self, description: LevelTopicDescription) -> LevelTopicStatus:
         """Request the statistics of the levels, of held messages and of dead letters."""
-        return read_stats(self._admin, description, roles=REPORTED_ROLES)
+        now_ms = self._clock.now_ms()
+        return status(self._admin, description, now_ms, as_described=False, roles=REPORTED_ROLES)
 
     def advertise(self, url: str) -> None:
         """Publish the address of the HTTP service with every partition acquired from now on."""

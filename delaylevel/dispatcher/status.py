@@ -11,8 +11,8 @@ from delaylevel.dispatcher.live.answers import EVERYTHING, LiveQueries, count_be
 from delaylevel.model.clock import Clock, SystemClock
 from delaylevel.model.formatting import format_duration, shell
 from delaylevel.topics.status import (
-    LevelTopicStats,
-    MemberStatsCache,
+    LevelTopicStatus,
+    StatusCache,
     parked_levels,
     refused_checks,
     refused_sections,
@@ -144,7 +144,7 @@ def overdue_ms(stats: OwnerStats, now_ms: int) -> int:
 def problems(
     group: ServedGroup,
     stats: Mapping[int, OwnerStats],
-    found: LevelTopicStats | None,
+    found: LevelTopicStatus | None,
     now_ms: int,
 ) -> list[ProblemLine]:
     """Return the present problems.
@@ -191,7 +191,7 @@ def problems(
         text = f"A message in the window is {format_duration(late_ms)} overdue"
         lines.append(ProblemLine(text, remedy))
     if found is not None:
-        lines += topic_problems(found, now_ms)
+        lines += topic_problems(found)
     return lines
 
 
@@ -202,7 +202,7 @@ class DispatchReporter:
         self._dispatcher = dispatcher
         self._clock = clock or SystemClock()
         self._queries = LiveQueries(dispatcher, self._clock)
-        self._members = MemberStatsCache(lambda described: dispatcher.member_stats(described))
+        self._members = StatusCache(lambda described: dispatcher.member_stats(described))
 
     def alive(self) -> Sequence[ProbeCheck]:
         silent_s = self._dispatcher.silent_s
@@ -253,7 +253,7 @@ class DispatchReporter:
             description.topic,
             facts,
             self._periods(group, now_ms),
-            parked_levels(topic_stats, now_ms),
+            parked_levels(topic_stats),
             _partition_lines(group, stats, now_ms),
             [_minute_line(each) for each in self._dispatcher.history.minutes(description.topic)],
             dict(held),

@@ -28,7 +28,7 @@ from delaylevel.model.delivery import Delivery
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Member, Mover
 from delaylevel.model.topic_name import TopicName
 from delaylevel.topics import members
-from delaylevel.topics.status import LevelTopicStats, LevelTopicStatus, read_stats, status_of
+from delaylevel.topics.status import LevelTopicStatus, status
 
 
 class State(str, enum.Enum):
@@ -206,14 +206,9 @@ class LevelTopicContext:
         return self.admin.namespace_policies(self.description.name.namespace_path)
 
     @cached_property
-    def stats(self) -> LevelTopicStats:
-        """The statistics of its described partitions."""
-        return read_stats(self.admin, self.description, as_described=True)
-
-    @cached_property
     def status(self) -> LevelTopicStatus:
         """Its status."""
-        return status_of(self.stats, self.now_ms)
+        return status(self.admin, self.description, self.now_ms)
 
     @cached_property
     def metadata(self) -> dict[Member, TopicMetadata | None]:

@@ -24,7 +24,7 @@ from delaylevel.model.message import properties_of
 from delaylevel.model.position import Position
 from delaylevel.model.topic_name import TopicName
 from delaylevel.topics.registry import describe
-from delaylevel.topics.status import MemberStats, read_stats
+from delaylevel.topics.status import MemberStats, status
 
 _THREADS = 8
 # The lateness comes from the last messages of the first partitions of business topics.
@@ -90,7 +90,7 @@ def read_flow(
     again, for its pauses.
     """
     description = describe(admin, description.topic)
-    level_topic = read_stats(admin, description)
+    level_topic = status(admin, description, now_ms, as_described=False)
     targets = [TopicName.parse(target) for target in description.targets]
     with ThreadPoolExecutor(_THREADS, "delaylevel-top") as pool:
         found = list(pool.map(lambda target: topic_stats(admin, target) or {}, targets))

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from delaylevel.model.clock import Clock, SystemClock
 from delaylevel.model.formatting import format_duration, shell
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.topics.status import (
-    Backlog,
+    LevelTopicStatus,
     backlog_series,
     parked_levels,
     refused_checks,
@@ -38,11 +37,9 @@ class MoverReporter:
         self,
         movers: MoverService,
         is_reported: Callable[[str], bool] = _nothing,
-        clock: Clock | None = None,
     ) -> None:
         self._movers = movers
         self._is_reported = is_reported
-        self._clock = clock or SystemClock()
         self._members = movers.members
 
     def alive(self) -> Sequence[ProbeCheck]:
@@ -67,15 +64,9 @@ class MoverReporter:
     def served_at(self, url: str) -> None:
         pass
 
-    def backlogs(self) -> dict[str, Backlog] | None:
+    def backlogs(self) -> dict[str, LevelTopicStatus] | None:
         """Return what waits, by level topic; None if the broker does not report it."""
-        found = {}
-        for description in self._movers.descriptions:
-            stats = self._members.read(description)
-            if stats is None:
-                return None
-            found[description.topic] = Backlog.of(stats, self._clock.now_ms())
-        return found
+        return self._members.read_all(self._movers.descriptions)
 
     def _served(self) -> list[tuple[LevelTopicDescription, MoverStats]]:
         """Return the level topics and the statistics of their movers."""
@@ -93,7 +84,7 @@ class MoverReporter:
         if found is None:
             text = "the broker has not reported the backlog: is it reachable?"
             return ProbeCheck(name, False, text)
-        lag_ms = found.behind_ms(self._clock.now_ms())
+        lag_ms = found.behind_ms
         lead_ms = description.levels.smallest_lead_ms
         text = f"{format_duration(lag_ms)} behind; the lead is {format_duration(lead_ms)}"
         return ProbeCheck(name, lag_ms < lead_ms, text)
@@ -113,13 +104,13 @@ class MoverReporter:
             problems.append(ProblemLine(f"The mover fails: {stats.problem}", text))
         if self._is_reported(description.topic):
             return StatusSection(description.topic, facts, problems=problems)
-        now_ms, found = self._clock.now_ms(), self._members.read(description)
+        found = self._members.read(description)
         if found is None:
             remedy = "Check that it runs, and that this host reaches it."
             problems.append(ProblemLine("The broker does not report the topics", remedy))
         else:
-            problems += topic_problems(found, now_ms)
-        parked = parked_levels(found, now_ms)
+            problems += topic_problems(found)
+        parked = parked_levels(found)
         return StatusSection(description.topic, facts, parked=parked, problems=problems)
 
 

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 from delaylevel.cluster.failures import may_pass, translate_errors
@@ -24,7 +23,7 @@ from delaylevel.model.level_topic import LevelTopicDescription, Mover
 from delaylevel.model.position import SourcePartition, source_partitions
 from delaylevel.topics import registry as topics
 from delaylevel.topics.roster import DescriptionCache, Roster
-from delaylevel.topics.status import REPORTED_ROLES, MemberStatsCache, read_stats
+from delaylevel.topics.status import REPORTED_ROLES, LevelTopicStatus, StatusCache, status
 
 from .local import LocalMover
 from .ready import LONGEST_PASS_S, in_threads, trigger_of
@@ -318,10 +317,14 @@ class MoverService:
         self._tasks: dict[str, TopicTask] = {}
         self._started = False
         #: The broker's statistics of level topics.
-        self.members = MemberStatsCache(partial(read_stats, admin, roles=REPORTED_ROLES))
+        self.members = StatusCache(self._status)
         #: The level topics to serve; a service that contains this one has its own here.
         self.roster = Roster(admin, level_topics, lambda description, _: self.add(description))
         self.roster.start()
+
+    def _status(self, description: LevelTopicDescription) -> LevelTopicStatus:
+        now_ms = self._clock.now_ms()
+        return status(self._admin, description, now_ms, as_described=False, roles=REPORTED_ROLES)
 
     @property
     def descriptions(self) -> tuple[LevelTopicDescription, ...]:

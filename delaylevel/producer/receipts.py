@@ -31,6 +31,7 @@ from delaylevel.errors import (
     LevelTopicError,
     NotFoundError,
 )
+from delaylevel.model.clock import SystemClock
 from delaylevel.model.due_time import due_time_ms
 from delaylevel.model.envelope import ID, Envelope, check_id
 from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription, Role
@@ -38,7 +39,7 @@ from delaylevel.model.message import ParkedMessage, parked_message, properties_o
 from delaylevel.model.outcome import Outcome, OutcomeStatus, Receipt, no_outcomes, place_of
 from delaylevel.model.position import EARLIEST
 from delaylevel.model.topic_name import TopicName
-from delaylevel.topics.status import read_stats
+from delaylevel.topics.status import status
 
 from .client_calls import as_client_error, in_client
 
@@ -134,8 +135,10 @@ def waiting_under(
     found: dict[tuple[str, str], Receipt] = {}
     cancelled: set[tuple[str, str]] = set()
     held: dict[tuple[str, str], Outcome] = {}
-    stats = read_stats(admin, description, roles=(Role.LEVEL, Role.WINDOW, Role.HELD))
-    for row in stats.partitions:
+    roles = (Role.LEVEL, Role.WINDOW, Role.HELD)
+    now_ms = SystemClock().now_ms()
+    stats = status(admin, description, now_ms, as_described=False, roles=roles)
+    for row in stats.rows():
         name = TopicName.parse(row.topic)
         last = admin.last_message_id(name) if row.backlog_entries else None
         if last is None:

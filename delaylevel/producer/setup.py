@@ -46,7 +46,7 @@ from delaylevel.model.level_topic import (
 from delaylevel.model.strategy import Levels, PartitionStrategy, as_levels
 from delaylevel.model.topic_name import TopicName
 from delaylevel.topics import hosts, registry
-from delaylevel.topics.status import read_stats
+from delaylevel.topics.status import status
 
 from .checks import DEFAULT_MAX_MESSAGE_SIZE, SMALLEST_MAX_MESSAGE_SIZE
 from .client_calls import PulsarInvalidTopicError
@@ -80,8 +80,8 @@ def missing_hosts(
     Raises:
         BrokerError: the statistics cannot be read.
     """
-    stats = read_stats(admin, description, as_described=True, roles=(Role.LEVEL, Role.WINDOW))
-    found = hosts.missing_hosts(admin, description, stats.partitions, target, now_ms)
+    at = status(admin, description, now_ms, roles=(Role.LEVEL, Role.WINDOW))
+    found = hosts.missing_hosts(admin, description, at.rows(), target, now_ms)
     return {item.kind: item.explanation for item in found}
 
 

@@ -25,7 +25,7 @@ from delaylevel.mover.reporting import MoverCollector, lock_check
 from delaylevel.mover.service import MoverService, check_movable
 from delaylevel.prometheus import Collector
 from delaylevel.topics.roster import Roster
-from delaylevel.topics.status import LevelTopicStats
+from delaylevel.topics.status import LevelTopicStatus
 from delaylevel.web.reports import ProbeCheck
 
 # Time for which the broker's statistics of what waits are used again.
@@ -196,7 +196,7 @@ class LocalService:
             found = {item.topic: item for item in self._dispatcher.descriptions} | found
         return tuple(found[topic] for topic in sorted(found))
 
-    def members(self) -> dict[str, LevelTopicStats | None]:
+    def members(self) -> dict[str, LevelTopicStatus | None]:
         """Return the broker's last statistics by level topic, without waiting for them.
 
         They are requested again after some seconds, while somebody asks; None until then.

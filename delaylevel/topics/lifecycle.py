@@ -39,7 +39,7 @@ from delaylevel.model.topic_name import TopicName
 from . import members
 from .members import metadata_of
 from .registry import describe, list_level_topics
-from .status import LevelTopicStats, pending_entries_in, read_stats
+from .status import LevelTopicStatus, pending_entries_in, status
 from .subscriptions import subscribe
 
 __all__ = [
@@ -388,24 +388,28 @@ class PendingEntries:
         return f"{self.total:,} entries" + (f" ({listed})" if listed else "")
 
 
+def _everything(admin: TopicAdmin, description: LevelTopicDescription) -> LevelTopicStatus:
+    """Return the status with all partitions that exist, described or not: a deletion takes all."""
+    return status(admin, description, SystemClock().now_ms(), as_described=False)
+
+
 def pending_entries(admin: TopicAdmin, description: LevelTopicDescription) -> PendingEntries:
     """Return the entries of a level topic that are not acknowledged; a missing topic has none.
 
     Raises:
         LevelTopicError: the broker does not report a partition, so that its contents are unknown.
     """
-    # All partitions that exist, described or not: a deletion takes them all.
-    stats = read_stats(admin, description)
+    stats = _everything(admin, description)
     for member in stats.members:
         if member.reported and member.unreported:
             raise LevelTopicError(
                 f"the broker reports no statistics of {member.unreported[0].topic}: try again"
             )
     return PendingEntries(
-        parked=stats.backlog_entries(Role.LEVEL),
-        held=stats.backlog_entries(Role.HELD),
-        window=stats.backlog_entries(Role.WINDOW),
-        dead_letters=stats.backlog_entries(Role.DEAD_LETTER),
+        parked=stats.backlog_entries,
+        held=stats.held_entries,
+        window=stats.entries(Role.WINDOW),
+        dead_letters=stats.dead_letter_entries,
     )
 
 
@@ -435,7 +439,7 @@ def delete(
         StillPendingError: entries are pending, and ``discard`` is not their number.
         LevelTopicError: a client is connected; the text names it.
     """
-    connected = _connected(read_stats(admin, description))
+    connected = _connected(_everything(admin, description))
     if connected:
         raise LevelTopicError(
             f"level topic {description.topic} is in use: close producers, and stop mover and "
@@ -475,10 +479,10 @@ def _partitions(admin: OperatorAdmin, description: LevelTopicDescription) -> lis
     return found
 
 
-def _connected(stats: LevelTopicStats) -> list[str]:
+def _connected(stats: LevelTopicStatus) -> list[str]:
     """Return every connected producer and consumer with its partition, sorted."""
     found = set()
-    for row in stats.partitions:
+    for row in stats.rows():
         if row.stats is None:
             continue
         names = [f"producer {name}" for name in row.stats.producers]

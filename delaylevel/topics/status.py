@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from delaylevel.cluster.port import ConsumerStats, PartitionStats, SubscriptionStats, TopicAdmin
@@ -30,7 +30,7 @@ from delaylevel.web.reports import DuePeriod, ProbeCheck, ProblemLine, StatusSec
 
 from .subscriptions import ForeignSubscription, foreign_subscriptions
 
-__all__ = ["LevelTopicStatus", "PartitionStatus", "status", "status_of"]
+__all__ = ["LevelTopicStatus", "PartitionStatus", "status"]
 
 #: Properties of a dispatcher's consumers: its name in the group, and the URL of its HTTP service.
 NAME_PROPERTY = "delaylevel.dispatcher"
@@ -148,64 +148,6 @@ class MemberStats:
         return max(0, now_ms - min(self.hand_offs_ms, default=now_ms))
 
 
-@dataclass(frozen=True)
-class LevelTopicStats:
-    """Statistics of all member topics of a level topic at one moment.
-
-    Attributes:
-        members: its member topics: levels coarse to fine, held, dead letters, window, journal,
-            outcomes.
-    """
-
-    description: LevelTopicDescription
-    members: tuple[MemberStats, ...]
-
-    @property
-    def partitions(self) -> tuple[PartitionStatus, ...]:
-        """The partitions of all member topics."""
-        return tuple(item for member in self.members for item in member.partitions)
-
-    def of(self, role: Role) -> tuple[MemberStats, ...]:
-        """Return the member topics with a role; none if the level topic has no such topic."""
-        return tuple(item for item in self.members if item.member.role is role)
-
-    def backlog_entries(self, role: Role) -> int:
-        """Return the number of entries that are not acknowledged in topics with a role."""
-        return sum(item.backlog_entries for item in self.of(role))
-
-    def behind_ms(self, now_ms: int) -> int:
-        """Return for how long the earliest hand-off is overdue; 0 if none is."""
-        return max(item.behind_ms(now_ms) for item in self.partitions)
-
-
-def read_stats(
-    admin: TopicAdmin,
-    description: LevelTopicDescription,
-    *,
-    as_described: bool = False,
-    roles: Collection[Role] = tuple(Role),
-) -> LevelTopicStats:
-    """Request the statistics of member topics: one request for each, eight at a time.
-
-    A topic that does not exist has partitions without statistics.
-
-    Args:
-        as_described: return exactly the partitions that the description names, and request those
-            that the broker left out one by one. Otherwise return the additional partitions of an
-            unfinished expansion too.
-    """
-
-    def look(member: Member) -> MemberStats:
-        try:
-            return _member_stats(admin, description, member, as_described)
-        except NotFoundError:
-            return _interpreted(description, member, {})
-
-    with ThreadPoolExecutor(_THREADS, "delaylevel-stats") as pool:
-        members = [member for member in description.members() if member.role in roles]
-        return LevelTopicStats(description, tuple(pool.map(look, members)))
-
-
 def window_stats(admin: TopicAdmin, description: LevelTopicDescription) -> MemberStats:
     """Request the statistics of the window topic alone."""
     member = Member(description.window_topic, Role.WINDOW, description.window_partitions)
@@ -278,23 +220,61 @@ class LevelTopicStatus:
     Attributes:
         description: the level topic.
         now_ms: the moment, ms since the epoch.
-        partitions: a row for each partition of each level, coarse to fine.
-        others: a row for each partition of the held topic, dead letters, window, journal and
+        members: its member topics: levels coarse to fine, held, dead letters, window, journal,
             outcomes.
-        problems: missing topics and subscriptions, a line each.
-        foreign: subscriptions of the member topics that are not ours.
     """
 
     description: LevelTopicDescription
     now_ms: int
-    partitions: tuple[PartitionStatus, ...]
-    others: tuple[PartitionStatus, ...]
-    problems: tuple[str, ...]
-    foreign: tuple[ForeignSubscription, ...] = ()
+    members: tuple[MemberStats, ...]
+
+    def of(self, role: Role) -> tuple[MemberStats, ...]:
+        """Return the member topics with a role; none if the level topic has no such topic."""
+        return tuple(item for item in self.members if item.member.role is role)
 
     def rows(self, *roles: Role) -> tuple[PartitionStatus, ...]:
-        """Return the rows of the member topics with one of the roles."""
-        return tuple(row for row in (*self.partitions, *self.others) if row.role in roles)
+        """Return a row for each partition of the member topics with one of the roles; or of all."""
+        wanted = roles or tuple(Role)
+        return tuple(
+            row for item in self.members if item.member.role in wanted for row in item.partitions
+        )
+
+    def entries(self, role: Role) -> int:
+        """Return the number of entries that are not acknowledged in topics with a role."""
+        return sum(item.backlog_entries for item in self.of(role))
+
+    @property
+    def partitions(self) -> tuple[PartitionStatus, ...]:
+        """A row for each partition of each level, coarse to fine."""
+        return self.rows(Role.LEVEL)
+
+    @property
+    def others(self) -> tuple[PartitionStatus, ...]:
+        """A row for each partition of held topic, dead letters, window, journal and outcomes."""
+        return self.rows(*(role for role in Role if role is not Role.LEVEL))
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """Missing topics and subscriptions, a line each."""
+        found = []
+        for row in self.rows():
+            if row.stats is None:
+                found.append(f"{row.topic} does not exist, or the broker reports no statistics")
+            elif row.subscription is None:
+                found.append(
+                    f"{row.topic} has no subscription {SUBSCRIPTION!r}, so nothing keeps the "
+                    "messages that are parked there; create the level topic again to repair it"
+                )
+        return tuple(found)
+
+    @property
+    def foreign(self) -> tuple[ForeignSubscription, ...]:
+        """The subscriptions of the member topics that are not ours."""
+        return tuple(
+            found
+            for item in self.members
+            for found in foreign_subscriptions(item.member, item.broker_stats)
+        )
 
     @property
     def mover_rows(self) -> tuple[PartitionStatus, ...]:
@@ -304,17 +284,17 @@ class LevelTopicStatus:
     @property
     def backlog_entries(self) -> int:
         """Number of entries that are parked in all levels together."""
-        return self._entries(Role.LEVEL)
+        return self.entries(Role.LEVEL)
 
     @property
     def held_entries(self) -> int:
         """Number of entries whose target could not be written."""
-        return self._entries(Role.HELD)
+        return self.entries(Role.HELD)
 
     @property
     def dead_letter_entries(self) -> int:
         """Number of entries that could not be understood."""
-        return self._entries(Role.DEAD_LETTER)
+        return self.entries(Role.DEAD_LETTER)
 
     @property
     def window_entries(self) -> int | None:
@@ -366,55 +346,46 @@ class LevelTopicStatus:
     def _tracked(self, role: Role) -> int | None:
         if self.description.final_window is not FinalWindow.TRACKER:
             return None
-        return self._entries(role)
-
-    def _entries(self, role: Role) -> int:
-        return sum(row.backlog_entries for row in self.rows(role))
+        return self.entries(role)
 
     def _consumers(self, role: Role) -> tuple[str, ...]:
         return tuple(sorted({name for row in self.rows(role) for name in row.consumers}))
 
 
-def status(admin: TopicAdmin, description: LevelTopicDescription, now_ms: int) -> LevelTopicStatus:
+def status(
+    admin: TopicAdmin,
+    description: LevelTopicDescription,
+    now_ms: int,
+    *,
+    as_described: bool = True,
+    roles: Collection[Role] = tuple(Role),
+) -> LevelTopicStatus:
     """Return the status of a level topic; nothing is acknowledged or moved.
 
-    One request for each member topic. Times are as accurate as the producers' clocks.
+    One request for each member topic, eight at a time. A topic that does not exist has partitions
+    without statistics. Times are as accurate as the producers' clocks.
 
     Args:
         description: the level topic, e.g. from :func:`delaylevel.topics.describe`.
         now_ms: the present, ms since the epoch.
+        as_described: return exactly the partitions that the description names, and request those
+            that the broker left out one by one. Otherwise return the additional partitions of an
+            unfinished expansion too.
+        roles: the roles of the member topics; all by default.
+
+    Raises:
+        BrokerError: a topic's statistics cannot be read.
     """
-    return status_of(read_stats(admin, description, as_described=True), now_ms)
 
+    def look(member: Member) -> MemberStats:
+        try:
+            return _member_stats(admin, description, member, as_described)
+        except NotFoundError:
+            return _interpreted(description, member, {})
 
-def status_of(stats: LevelTopicStats, now_ms: int) -> LevelTopicStatus:
-    """Return the status of a level topic whose statistics are read already.
-
-    Args:
-        stats: statistics of the described partitions.
-        now_ms: the moment of the statistics, ms since the epoch.
-    """
-    problems = []
-    for row in stats.partitions:
-        if row.stats is None:
-            problems.append(f"{row.topic} does not exist, or the broker reports no statistics")
-        elif row.subscription is None:
-            problems.append(
-                f"{row.topic} has no subscription {SUBSCRIPTION!r}, so nothing keeps the messages "
-                "that are parked there; create the level topic again to repair it"
-            )
-    return LevelTopicStatus(
-        description=stats.description,
-        now_ms=now_ms,
-        partitions=tuple(row for row in stats.partitions if row.role is Role.LEVEL),
-        others=tuple(row for row in stats.partitions if row.role is not Role.LEVEL),
-        problems=tuple(problems),
-        foreign=tuple(
-            found
-            for item in stats.members
-            for found in foreign_subscriptions(item.member, item.broker_stats)
-        ),
-    )
+    with ThreadPoolExecutor(_THREADS, "delaylevel-stats") as pool:
+        members = [member for member in description.members() if member.role in roles]
+        return LevelTopicStatus(description, now_ms, tuple(pool.map(look, members)))
 
 
 #: Roles of the topics whose statistics are needed.
@@ -423,20 +394,20 @@ REPORTED_ROLES = (Role.LEVEL, Role.HELD, Role.DEAD_LETTER, Role.WINDOW)
 _FRESH_S = 10.0
 
 
-class MemberStatsCache:
-    """Statistics of levels, window, held messages and dead letters, at most some seconds old."""
+class StatusCache:
+    """The status of level topics, at most some seconds old."""
 
-    def __init__(self, read: Callable[[LevelTopicDescription], LevelTopicStats]) -> None:
+    def __init__(self, read: Callable[[LevelTopicDescription], LevelTopicStatus]) -> None:
         self._read = read
         self._requesting = threading.Lock()
         self._lock = threading.Lock()
-        self._found: dict[str, tuple[float, LevelTopicStats | None]] = {}
+        self._found: dict[str, tuple[float, LevelTopicStatus | None]] = {}
         self._awaited: set[str] = set()
 
     def read(
         self, description: LevelTopicDescription, fresh_s: float = _FRESH_S
-    ) -> LevelTopicStats | None:
-        """Return the statistics of a level topic; None if the broker does not report them."""
+    ) -> LevelTopicStatus | None:
+        """Return the status of a level topic; None if the broker does not report it."""
         with self._requesting:
             read_s, found = self._known(description.topic)
             if time.monotonic() - read_s > fresh_s:
@@ -448,8 +419,20 @@ class MemberStatsCache:
                     self._found[description.topic] = time.monotonic(), found
             return found
 
-    def latest(self, description: LevelTopicDescription, fresh_s: float) -> LevelTopicStats | None:
-        """Return the last statistics without waiting; if they are old, a thread requests others."""
+    def read_all(
+        self, descriptions: Iterable[LevelTopicDescription], fresh_s: float = _FRESH_S
+    ) -> dict[str, LevelTopicStatus] | None:
+        """Return the status of level topics by name; None if the broker does not report them."""
+        found = {}
+        for description in descriptions:
+            at = self.read(description, fresh_s)
+            if at is None:
+                return None
+            found[description.topic] = at
+        return found
+
+    def latest(self, description: LevelTopicDescription, fresh_s: float) -> LevelTopicStatus | None:
+        """Return the last status without waiting; if it is old, a thread requests another one."""
         topic = description.topic
         read_s, found = self._known(topic)
         if time.monotonic() - read_s > fresh_s and topic not in self._awaited:
@@ -464,48 +447,23 @@ class MemberStatsCache:
             in_thread(look)
         return found
 
-    def _known(self, topic: str) -> tuple[float, LevelTopicStats | None]:
+    def _known(self, topic: str) -> tuple[float, LevelTopicStatus | None]:
         with self._lock:
             return self._found.get(topic, (float("-inf"), None))
 
 
-@dataclass(frozen=True)
-class Backlog:
-    """Numbers of entries that wait in a level topic, and the lag of its mover."""
-
-    lag_ms: int
-    parked: int
-    held: int
-    dead_letters: int
-    window: int | None = None
-    by_level: Mapping[str, int] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, stats: LevelTopicStats, now_ms: int) -> Backlog:
-        """Derive the numbers from the statistics of a level topic."""
-        tracked = stats.description.final_window is FinalWindow.TRACKER
-        return cls(
-            stats.behind_ms(now_ms),
-            stats.backlog_entries(Role.LEVEL),
-            stats.backlog_entries(Role.HELD),
-            stats.backlog_entries(Role.DEAD_LETTER),
-            stats.backlog_entries(Role.WINDOW) if tracked else None,
-            {level.level_name: level.backlog_entries for level in stats.of(Role.LEVEL)},
-        )
-
-
-def backlog_series(part: str, backlogs: Mapping[str, Backlog] | None) -> Iterator[Any]:
+def backlog_series(part: str, found: Mapping[str, LevelTopicStatus] | None) -> Iterator[Any]:
     """Yield the series of what waits, as ``prometheus_client`` expects.
 
     Args:
-        backlogs: by level topic; None if the broker does not report them.
+        found: by level topic; None if the broker does not report them.
     """
     from prometheus_client import core
 
     yield core.GaugeMetricFamily(
         f"delaylevel_{part}_broker_answers",
         "1 if the broker reported the state of the level topics, 0 if not.",
-        value=0 if backlogs is None else 1,
+        value=0 if found is None else 1,
     )
 
     def gauge(name: str, text: str, *labels: str) -> Any:
@@ -518,14 +476,14 @@ def backlog_series(part: str, backlogs: Mapping[str, Backlog] | None) -> Iterato
     dead = gauge("dead_letter_entries", "Entries that could not be understood.")
     parked = gauge("parked_entries", "Entries that wait in a level.", "level")
     window = gauge("window_entries", "Entries of the window topic that are not all released.")
-    for topic, item in (backlogs or {}).items():
-        lag.add_metric((topic,), item.lag_ms / 1000)
-        held.add_metric((topic,), item.held)
-        dead.add_metric((topic,), item.dead_letters)
-        for level, entries in item.by_level.items():
-            parked.add_metric((topic, level), entries)
-        if item.window is not None:
-            window.add_metric((topic,), item.window)
+    for topic, item in (found or {}).items():
+        lag.add_metric((topic,), item.behind_ms / 1000)
+        held.add_metric((topic,), item.held_entries)
+        dead.add_metric((topic,), item.dead_letter_entries)
+        for member in item.of(Role.LEVEL):
+            parked.add_metric((topic, member.level_name), member.backlog_entries)
+        if item.window_entries is not None:
+            window.add_metric((topic,), item.window_entries)
     yield from (lag, held, dead, parked, window)
 
 
@@ -572,42 +530,43 @@ def refused_sections(
     ]
 
 
-def parked_levels(found: LevelTopicStats | None, now_ms: int) -> list[DuePeriod]:
+def parked_levels(found: LevelTopicStatus | None) -> list[DuePeriod]:
     """Return the number of entries in each level, with the time of the next hand-off."""
-    levels = () if found is None else found.of(Role.LEVEL)
+    if found is None:
+        return []
     periods = []
-    for member in levels:
+    for member in found.of(Role.LEVEL):
         hand_offs_ms = member.hand_offs_ms
         label = member.level_name
         if hand_offs_ms:
-            left_ms = hand_offs_ms[0] - now_ms
+            left_ms = hand_offs_ms[0] - found.now_ms
             label += f", next in {format_duration(left_ms)}" if left_ms > 0 else ", next now"
         periods.append(DuePeriod(label, member.backlog_entries))
     return periods
 
 
-def topic_problems(found: LevelTopicStats, now_ms: int) -> list[ProblemLine]:
+def topic_problems(found: LevelTopicStatus) -> list[ProblemLine]:
     """Return the present problems of the levels, of held messages and of dead letters."""
     name = found.description.name.local
     lines = []
-    parked = found.backlog_entries(Role.LEVEL)
+    parked = found.entries(Role.LEVEL)
     if parked and not any(member.consumers for member in found.of(Role.LEVEL)):
         command = "mover deploy" if found.description.mover is Mover.FUNCTION else "run"
         remedy = f"Start one: `delaylevel {command} {shell(name)}`."
         lines.append(ProblemLine(f"No mover reads the levels; {parked:,} entries wait", remedy))
-    behind_ms = found.behind_ms(now_ms)
+    behind_ms = found.behind_ms
     if behind_ms >= found.description.levels.smallest_lead_ms:
         text = f"Hand-offs are {format_duration(behind_ms)} behind"
         remedy = f"See the mover's log, and `delaylevel doctor {shell(name)}`."
         lines.append(ProblemLine(text, remedy))
-    held = found.backlog_entries(Role.HELD)
+    held = found.entries(Role.HELD)
     if held:
         remedy = (
             f'Their target could not be written. `delaylevel pending {shell(name)} --where "role = '
             "'held'\" -o wide` shows the reasons; the mover tries again after each pause."
         )
         lines.append(ProblemLine(f"{held:,} entries are held", remedy))
-    dead = found.backlog_entries(Role.DEAD_LETTER)
+    dead = found.entries(Role.DEAD_LETTER)
     if dead:
         text = f"{dead:,} entries are dead letters"
         remedy = f"`delaylevel dlq list {shell(name)}` shows them; replay or discard them."

@@ -32,7 +32,7 @@ from delaylevel.model.clock import SystemClock
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
-from delaylevel.topics.status import read_stats
+from delaylevel.topics.status import status
 from support.world import QUIET, eventually
 
 now_ms = SystemClock().now_ms
@@ -299,7 +299,7 @@ class ClusterLoad:
         while not self._stop.wait(0.2):
             with contextlib.suppress(BrokerError):
                 described = topics.describe(self._admin, self.topic("moved"))
-                read_stats(self._admin, described)
+                status(self._admin, described, 0)
                 self.administration.succeeded()
 
     # -- the fault

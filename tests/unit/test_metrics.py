@@ -26,13 +26,12 @@ from delaylevel.model.strategy import PartitionStrategy
 from delaylevel.mover.service import MoverStats
 from delaylevel.run.service import ServiceCollector
 from delaylevel.spark_sync.reporting import (
-    BacklogReader,
     BatchStats,
     JobCollector,
     JobStats,
 )
 from delaylevel.testing import MemoryPulsar
-from delaylevel.topics.status import Backlog, read_stats
+from delaylevel.topics.status import status
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/http.md").read_text(encoding="utf-8")
@@ -73,16 +72,6 @@ def producing(memory: MemoryPulsar) -> Any:
     )
 
 
-class FixedBacklogs(BacklogReader):
-    """Reader that returns given values."""
-
-    def __init__(self) -> None:
-        pass
-
-    def read(self) -> dict[str, Backlog] | None:
-        return {TOPIC: Backlog(2000, 10, 4, 1, 5, {"DAY": 10})}
-
-
 class Dispatching:
     """A fake dispatcher that owns three partitions."""
 
@@ -104,8 +93,9 @@ class Moving:
         with MemoryPulsar() as memory:
             producing(memory)
             self.descriptions = memory.level_topics()
-            found = read_stats(memory.admin, self.descriptions[0])
-        self.members = SimpleNamespace(read=lambda description: found)
+            found = {TOPIC: status(memory.admin, self.descriptions[0], memory.clock.now_ms())}
+        self.members = SimpleNamespace(read_all=lambda descriptions: found)
+        self.found = found
 
     def stats(self) -> dict[str, MoverStats]:
         return {TOPIC: MoverStats("standby", report=ForwardReport(window=3, due=1))}
@@ -130,7 +120,7 @@ def families() -> Iterator[Any]:
         yield from ListenerCollector(app).collect()
     job = JobStats()
     job.add(BatchStats(1, 7, 500, {TOPIC: OUTCOMES}))
-    yield from JobCollector(job, FixedBacklogs(), (TOPIC,), refused=("invoices",)).collect()
+    yield from JobCollector(job, lambda: Moving().found, (TOPIC,), refused=("invoices",)).collect()
     service: Any = Serving()
     yield from ServiceCollector(service).collect()
 

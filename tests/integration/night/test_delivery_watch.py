@@ -11,7 +11,7 @@ from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow
 from delaylevel.model.strategy import Levels
 from delaylevel.producer.setup import missing_hosts
 from delaylevel.topics import hosts
-from delaylevel.topics.status import read_stats
+from delaylevel.topics.status import status
 from support.background import Serving
 from support.world import MakeLevelTopic, RealWorld
 
@@ -54,7 +54,7 @@ def test_dispatcher_that_hangs_is_stale(world: RealWorld, level_topic: MakeLevel
     )
 
     def found(later_ms: int) -> list[str]:
-        rows = read_stats(world.admin, description).partitions
+        rows = status(world.admin, description, 0).rows()
         now_ms = world.clock.now_ms() + later_ms
         missing = hosts.missing_hosts(world.admin, description, rows, "orders", now_ms)
         return [item.line for item in missing if item.kind == "dispatcher"]

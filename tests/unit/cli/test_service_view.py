@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -19,7 +20,7 @@ from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.strategy import Levels
 from delaylevel.mover.service import MoverStats
 from delaylevel.testing import ManualClock, MemoryPulsar
-from delaylevel.topics.status import read_stats
+from delaylevel.topics.status import status
 
 ORDERS = "persistent://public/default/_orders-delay-level"
 LEVEL_TOPIC = LevelTopicDescription(ORDERS, Levels(PartitionStrategy()), ("orders",))
@@ -44,7 +45,7 @@ def members() -> Members:
         for number in range(4):
             producer.send(b"x", deliver_after=timedelta(minutes=30 + 60 * number))
         (description,) = memory.level_topics()
-        return {ORDERS: read_stats(memory.admin, description), OTHERS: None}
+        return {ORDERS: status(memory.admin, description, memory.clock.now_ms()), OTHERS: None}
 
 
 def updated(members: Members, **values: Any) -> ServiceView:
@@ -88,7 +89,10 @@ def test_the_next_due_time(members: Members, values: dict[str, Any], wanted: str
 
 def test_a_mover_that_is_behind_is_shown(members: Members) -> None:
     view = ServiceView()
-    view.update({}, {}, {ORDERS: 0}, members, 10.0, NOW_MS + 2 * 3_600_000)
+    at = members[ORDERS]
+    assert at is not None
+    later = {ORDERS: replace(at, now_ms=NOW_MS + 2 * 3_600_000)}
+    view.update({}, {}, {ORDERS: 0}, later, 10.0, NOW_MS + 2 * 3_600_000)
     assert view.rows[0]["next_due"].startswith("behind 1h05m")
     assert "\x1b[31m" in view.table(80, 20, colour=True)
 

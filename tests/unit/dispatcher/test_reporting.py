@@ -22,7 +22,7 @@ from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.testing import ManualClock, MemoryPulsar
 from delaylevel.topics.registry import create
-from delaylevel.topics.status import read_stats
+from delaylevel.topics.status import status
 from delaylevel.web.application import status_page
 
 T0 = 1_700_000_000_000
@@ -82,7 +82,7 @@ def members() -> Iterator[Any]:
     """Statistics of a level topic on a broker, where nothing waits."""
     with MemoryPulsar() as memory:
         memory.client().subscribe("orders", "app")
-        yield read_stats(memory.admin, create(memory.admin, DESCRIPTION))
+        yield status(memory.admin, create(memory.admin, DESCRIPTION), T0)
 
 
 def failed(reporter: DispatchReporter) -> list[str]:

@@ -55,7 +55,7 @@ from delaylevel.model.level_topic import (
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.testing import ManualClock, MemoryPulsar
-from delaylevel.topics.status import LevelTopicStatus, PartitionStatus
+from delaylevel.topics.status import LevelTopicStatus, MemberStats, PartitionStatus
 
 DAYS = Levels(PartitionStrategy(maximum_delay=timedelta(days=4)))
 TRACKER = LevelTopicDescription(
@@ -100,6 +100,12 @@ def level_row(index: int, *consumers: str) -> PartitionStatus:
     """Return the status of a partition of the first level."""
     topic = TRACKER.level_topic(0).partition(index).full
     return PartitionStatus(topic, Role.LEVEL, 0, "DAY", index, 0, 0, None, None, consumers)
+
+
+def status_with(description: LevelTopicDescription, *rows: PartitionStatus) -> LevelTopicStatus:
+    """Return the status of a level topic with partitions of one member topic."""
+    member = next(each for each in description.members() if each.role is rows[0].role)
+    return LevelTopicStatus(description, NOW, (MemberStats(member, rows),))
 
 
 def problems_of(outcome: CheckResult) -> list[str]:
@@ -177,7 +183,7 @@ def test_the_disk_needs_room_for_twice_the_window(
 ) -> None:
     monkeypatch.setattr(running_checks.shutil, "disk_usage", lambda _: Usage(free, 0, free))
     context = topic_context(TRACKER, ExamOptions(spill_dir=tmp_path))
-    context.__dict__["status"] = LevelTopicStatus(TRACKER, NOW, (), (window_row(window),), ())
+    context.__dict__["status"] = status_with(TRACKER, window_row(window))
     assert bool(running_checks.disk(context).problems) == bad
 
 
@@ -306,13 +312,11 @@ def test_a_broker_that_is_away_is_one_problem_and_not_that_of_every_check() -> N
 
 def test_a_mover_that_reads_only_some_partitions() -> None:
     context = topic_context(BROKER)
-    context.__dict__["status"] = LevelTopicStatus(
-        BROKER, NOW, (level_row(0, "m"), level_row(1)), (), ()
-    )
+    context.__dict__["status"] = status_with(BROKER, level_row(0, "m"), level_row(1))
     assert problems_of(running_checks.mover(context)) == [
         f"no mover reads {BROKER.name.partition(1).full}: 1 of 2 partitions have no consumer"
     ]
-    context.__dict__["status"] = LevelTopicStatus(BROKER, NOW, (level_row(0), level_row(1)), (), ())
+    context.__dict__["status"] = status_with(BROKER, level_row(0), level_row(1))
     assert problems_of(running_checks.mover(context)) == [
         "no mover is connected: 2 of 2 partitions have no consumer"
     ]
@@ -448,7 +452,7 @@ def look(
     )
     stats = PartitionStats(0, {"app": SubscriptionStats(0)})
     context.__dict__["targets"] = {TARGET: {TARGET: stats}, TopicName.parse("gone"): None}
-    context.__dict__["status"] = LevelTopicStatus(description, NOW, (level_row(0, "m"),), (), ())
+    context.__dict__["status"] = status_with(description, level_row(0, "m"))
     return Finding("check", description.topic, _run(check, context))
 
 

@@ -17,6 +17,7 @@ import pytest
 
 from delaylevel import __version__
 from delaylevel.cluster.connection.settings import Connection
+from delaylevel.cluster.port import PartitionStats, SubscriptionStats
 from delaylevel.errors import AdminError, ConfigError, LevelTopicError
 from delaylevel.functions import archive, deployment, health
 from delaylevel.functions.consumer_loop import FunctionSettings
@@ -24,9 +25,15 @@ from delaylevel.functions.deployment import FunctionOptions, function_config
 from delaylevel.functions.mover import client_settings, instance_token, metrics_of
 from delaylevel.functions.relay import RelayReport
 from delaylevel.functions.worker import FunctionsWorker
-from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Mover, Role
+from delaylevel.model.level_topic import (
+    SUBSCRIPTION,
+    FinalWindow,
+    LevelTopicDescription,
+    Mover,
+    Role,
+)
 from delaylevel.model.strategy import Levels, PartitionStrategy
-from delaylevel.topics.status import LevelTopicStatus, PartitionStatus
+from delaylevel.topics.status import LevelTopicStatus, MemberStats, PartitionStatus
 
 ORDERS = "persistent://public/default/orders"
 LEVEL_TOPIC = f"{ORDERS}-delay-level"
@@ -294,11 +301,15 @@ def level(behind_ms: int = 0, consumers: tuple[str, ...] = (), held: int = 0) ->
             oldest_publish_ms=None,
             oldest_hand_off_ms=now - behind_ms if behind_ms else None,
             consumers=consumers,
+            stats=PartitionStats(0, {SUBSCRIPTION: SubscriptionStats(entries)}),
         )
 
-    return LevelTopicStatus(
-        described(), now, (row(Role.LEVEL, 5, 0),), (row(Role.HELD, held, -1),), ()
+    found = {each.role: each for each in reversed(list(described().members()))}
+    members = (
+        MemberStats(found[Role.LEVEL], (row(Role.LEVEL, 5, 0),)),
+        MemberStats(found[Role.HELD], (row(Role.HELD, held, -1),)),
     )
+    return LevelTopicStatus(described(), now, members)
 
 
 def config() -> dict[str, Any]:

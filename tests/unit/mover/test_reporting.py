@@ -14,8 +14,7 @@ from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.mover.reporting import MoverCollector, MoverReporter
 from delaylevel.mover.service import MoverStats
-from delaylevel.testing import ManualClock
-from delaylevel.topics.status import MemberStatsCache
+from delaylevel.topics.status import StatusCache
 from delaylevel.web.application import status_page
 from delaylevel.web.reports import ProblemLine, StatusSection, reporters_of
 
@@ -39,7 +38,7 @@ class Movers:
         self.one = MoverStats()
         self.behind_ms: int | None = 0
         self.held = 0
-        self.members = MemberStatsCache(self.member_stats)
+        self.members = StatusCache(self.member_stats)
 
     def stats(self) -> dict[str, MoverStats]:
         return {DESCRIPTION.topic: self.one}
@@ -49,16 +48,19 @@ class Movers:
             raise BrokerError("no answer")
         return SimpleNamespace(
             description=description,
-            behind_ms=lambda now_ms: self.behind_ms,
-            backlog_entries=lambda role: self.held if role.value == "held" else 0,
+            behind_ms=self.behind_ms,
+            held_entries=self.held,
+            dead_letter_entries=0,
+            window_entries=0,
+            entries=lambda role: self.held if role.value == "held" else 0,
             of=lambda role: (),
         )
 
 
 def reporter(movers: Movers) -> MoverReporter:
     """Return a new reporter, which has read no statistics yet."""
-    movers.members = MemberStatsCache(movers.member_stats)
-    return MoverReporter(movers, clock=ManualClock(T0))  # type: ignore[arg-type]
+    movers.members = StatusCache(movers.member_stats)
+    return MoverReporter(movers)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

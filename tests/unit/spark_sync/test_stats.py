@@ -6,6 +6,7 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterator
+from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,21 +15,21 @@ import pytest
 pytest.importorskip("pyspark")
 
 from delaylevel.errors import AdminError, ConfigError
-from delaylevel.model.level_topic import LevelTopicDescription
+from delaylevel.model.level_topic import LevelTopicDescription, Role
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.prometheus import serve
 from delaylevel.spark_sync import control
 from delaylevel.spark_sync import reporting as stats_module
 from delaylevel.spark_sync.reporting import (
-    BacklogReader,
     BatchStats,
     JobCollector,
     JobReporter,
     JobStats,
     SyncListener,
     batch_line,
+    status_reader,
 )
-from delaylevel.topics.status import Backlog
+from delaylevel.topics.status import LevelTopicStatus, MemberStats, PartitionStatus
 
 TOPIC = "persistent://public/default/orders-delay-level"
 REPORT = {
@@ -36,14 +37,40 @@ REPORT = {
 }
 
 
-class FixedBacklogs(BacklogReader):
-    """Reader that returns given values."""
+NOW = 1_800_000_000_000
+DESCRIPTION = LevelTopicDescription(
+    TOPIC,
+    Levels(
+        [
+            PartitionStrategy(),
+            PartitionStrategy(partition_by="HOUR", maximum_delay=timedelta(days=1)),
+        ]
+    ),
+    ("orders",),
+)
 
-    def __init__(self, backlogs: dict[str, Backlog] | None) -> None:
-        self.backlogs = backlogs
 
-    def read(self) -> dict[str, Backlog] | None:
-        return self.backlogs
+def backlogs(behind_ms: int, *entries: int) -> dict[str, LevelTopicStatus]:
+    """Return a status with entries in the levels, held, dead letters and the window."""
+    found = []
+    for count, member in zip(entries, DESCRIPTION.members(), strict=False):
+        level = DESCRIPTION.levels[member.level].name if member.role is Role.LEVEL else ""
+        late_ms = NOW - behind_ms if member.role is Role.LEVEL else None
+        row = PartitionStatus(
+            TOPIC, member.role, member.level, level, 0, count, 0, None, late_ms, ("mover",)
+        )
+        found.append(MemberStats(member, (row,)))
+    return {TOPIC: LevelTopicStatus(DESCRIPTION, NOW, tuple(found))}
+
+
+class Statuses:
+    """A source of the status that a test sets."""
+
+    def __init__(self, found: dict[str, LevelTopicStatus] | None) -> None:
+        self.found = found
+
+    def __call__(self) -> dict[str, LevelTopicStatus] | None:
+        return self.found
 
 
 def _progress(batch_id: int, rows: int, name: str = "mine") -> Any:
@@ -70,9 +97,9 @@ def seen() -> list[int]:
 
 @pytest.fixture
 def listener(tmp_path: Any, job: JobStats, seen: list[int]) -> SyncListener:
-    backlogs = FixedBacklogs({TOPIC: Backlog(2000, 10, 4, 1)})
+    found = Statuses(backlogs(2000, 10, 0))
     listener = SyncListener(
-        "mine", str(tmp_path), job, backlogs, lambda progress: seen.append(progress.batchId)
+        "mine", str(tmp_path), job, found, lambda progress: seen.append(progress.batchId)
     )
     listener.onQueryStarted(SimpleNamespace(name="mine", runId="run-1"))
     return listener
@@ -134,18 +161,17 @@ def test_a_failed_request_is_not_repeated_at_once(
         requests.append(1)
         raise AdminError("gone", status=500)
 
-    monkeypatch.setattr(stats_module, "read_stats", fail)
-    description = LevelTopicDescription(TOPIC, Levels(PartitionStrategy()), ("orders",))
-    backlogs = BacklogReader(admin=None, descriptions=[description])  # type: ignore[arg-type]
-    assert [backlogs.read() for _ in range(3)] == [None, None, None]
+    monkeypatch.setattr(stats_module, "status", fail)
+    read = status_reader(None, [DESCRIPTION])  # type: ignore[arg-type]
+    assert [read() for _ in range(3)] == [None, None, None]
     assert len(requests) == 1
 
 
 @pytest.fixture
 def scrape(job: JobStats) -> Iterator[Any]:
     pytest.importorskip("prometheus_client")
-    backlogs = FixedBacklogs({TOPIC: Backlog(2000, 10, 4, 1, 5, {"DAY": 7, "HOUR": 3})})
-    with serve(JobCollector(job, backlogs, (TOPIC,)), 0) as port:
+    found = Statuses(backlogs(2000, 7, 3, 4, 1, 5))
+    with serve(JobCollector(job, found, (TOPIC,)), 0) as port:
 
         def read() -> dict[str, float]:
             url = f"http://127.0.0.1:{port}/metrics"
@@ -153,7 +179,7 @@ def scrape(job: JobStats) -> Iterator[Any]:
             pairs = (line.rsplit(" ", 1) for line in text.splitlines() if line[:1] != "#")
             return {name.replace(f'level_topic="{TOPIC}"', "TOPIC"): float(v) for name, v in pairs}
 
-        read.backlogs = backlogs  # type: ignore[attr-defined]
+        read.statuses = found  # type: ignore[attr-defined]
         read.port = port  # type: ignore[attr-defined]
         yield read
 
@@ -187,7 +213,7 @@ def test_statistics_are_served_for_prometheus(scrape: Any, job: JobStats) -> Non
 
 
 def test_series_of_the_broker_are_left_out_if_it_does_not_answer(scrape: Any) -> None:
-    scrape.backlogs.backlogs = None
+    scrape.statuses.found = None
     found = scrape()
     assert found["delaylevel_sync_broker_answers"] == 0
     assert "delaylevel_sync_lag_seconds{TOPIC}" not in found
@@ -196,7 +222,7 @@ def test_series_of_the_broker_are_left_out_if_it_does_not_answer(scrape: Any) ->
 def test_the_error_names_a_port_in_use(scrape: Any, job: JobStats) -> None:
     with (
         pytest.raises(ConfigError, match=f"127.0.0.1:{scrape.port}"),
-        serve(JobCollector(job, FixedBacklogs(None), (TOPIC,)), scrape.port),
+        serve(JobCollector(job, Statuses(None), (TOPIC,)), scrape.port),
     ):
         pass
 
@@ -219,16 +245,15 @@ def test_without_the_extra_the_error_names_it() -> None:
 
 def test_the_job_reports_its_readiness_and_state(job: JobStats) -> None:
     pytest.importorskip("prometheus_client")
-    description = LevelTopicDescription(TOPIC, Levels(PartitionStrategy()), ("orders",))
-    lead_ms = description.levels.smallest_lead_ms
-    backlogs = FixedBacklogs({TOPIC: Backlog(lead_ms - 1, 10, 4, 1, 5, {"DAY": 7, "HOUR": 3})})
+    lead_ms = DESCRIPTION.levels.smallest_lead_ms
+    found = Statuses(backlogs(lead_ms - 1, 7, 3, 4, 1, 5))
     started: list[bool] = []
-    reporter = JobReporter(job, backlogs, [description], lambda: bool(started), {})
+    reporter = JobReporter(job, found, [DESCRIPTION], lambda: bool(started), {})
     assert [check.ok for check in reporter.ready()] == [False, True]
     started.append(True)
     assert all(check.ok for check in reporter.ready())
     (section,) = reporter.status()
-    assert [(each.label, each.messages) for each in section.parked] == [
+    assert [(each.label.partition(",")[0], each.messages) for each in section.parked] == [
         ("DAY", 7),
         ("HOUR", 3),
         ("window", 5),
@@ -237,10 +262,10 @@ def test_the_job_reports_its_readiness_and_state(job: JobStats) -> None:
         "4 entries are held",
         "1 entries are dead letters",
     ]
-    backlogs.backlogs = {TOPIC: Backlog(lead_ms, 10, 0, 0)}
+    found.found = backlogs(lead_ms, 7, 3)
     assert [check.ok for check in reporter.ready()] == [True, False]
     assert "behind" in reporter.status()[0].problems[0].problem
-    backlogs.backlogs = None
+    found.found = None
     assert [check.ok for check in reporter.ready()] == [True, False]
     assert "this host reaches it" in reporter.status()[0].problems[0].remedy
     assert reporter.alive() == ()

@@ -11,7 +11,7 @@ from delaylevel.cluster.port import ConsumerStats, PartitionStats, SubscriptionS
 from delaylevel.model.level_topic import LevelTopicDescription, Mover, Pauses
 from delaylevel.model.position import Position
 from delaylevel.topics.hosts import MissingHost, missing_hosts, summary
-from delaylevel.topics.status import read_stats
+from delaylevel.topics.status import status
 from support.fakes import describe
 
 NOW_MS = 1_800_000_000_000
@@ -41,7 +41,7 @@ def missing(
 ) -> tuple[MissingHost, ...]:
     admin: Any = Reported(levels, window)
     described = description or describe()
-    rows = read_stats(admin, described).partitions
+    rows = status(admin, described, 0, as_described=False).rows()
     return missing_hosts(admin, described, rows, "orders", NOW_MS)
 
 

@@ -15,9 +15,15 @@ from delaylevel.model.strategy import PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.testing import MemoryPulsar
 from delaylevel.topics import lifecycle
-from delaylevel.topics.status import Backlog, read_stats, status, status_of, window_stats
+from delaylevel.topics.status import LevelTopicStatus, backlog_series, status, window_stats
 
 HOUR_MS = 3_600_000
+
+
+def everything(admin: Any, description: LevelTopicDescription) -> LevelTopicStatus:
+    return status(admin, description, 0, as_described=False)
+
+
 DAYS = PartitionStrategy(maximum_delay=timedelta(days=4))
 HOURS = PartitionStrategy(partition_by="HOUR", maximum_delay=timedelta(days=1))
 
@@ -69,7 +75,7 @@ def test_movers_dispatchers_and_producers_are_listed(
     client.subscribe(level.partition(3).full, "another", consumer_name="somebody")
     client.subscribe(window.partition(1).full, SUBSCRIPTION, consumer_name="dispatcher")
     client.create_producer(level.partition(0).full, producer_name="application")
-    stats = read_stats(memory_pulsar.admin, parked)
+    stats = everything(memory_pulsar.admin, parked)
     (_, hour), (found,) = stats.of(Role.LEVEL), stats.of(Role.WINDOW)
     assert (hour.consumers, hour.producers) == ({"mover"}, {"application"})
     assert (hour.owners, found.owners) == ({3: "mover"}, {1: "dispatcher"})
@@ -82,14 +88,19 @@ def test_status_and_metrics_agree(
 ) -> None:
     memory_pulsar.clock.advance(timedelta(hours=26))
     now_ms = memory_pulsar.clock.now_ms()
-    stats = read_stats(memory_pulsar.admin, parked, as_described=True)
     at = status(memory_pulsar.admin, parked, now_ms)
-    assert at == status_of(stats, now_ms)
     assert at.late
-    assert Backlog.of(stats, now_ms) == Backlog(
-        at.behind_ms, 3, 0, 0, at.window_entries, {"DAY": 2, "HOUR": 1}
-    )
-    assert at.behind_ms == stats.behind_ms(now_ms) > 20 * HOUR_MS
+    assert at.behind_ms > 20 * HOUR_MS
+    families = backlog_series("mover", {parked.topic: at})
+    values = {each.name: [sample.value for sample in each.samples] for each in families}
+    assert values == {
+        "delaylevel_mover_broker_answers": [1],
+        "delaylevel_mover_lag_seconds": [at.behind_ms / 1000],
+        "delaylevel_mover_held_entries": [0],
+        "delaylevel_mover_dead_letter_entries": [0],
+        "delaylevel_mover_parked_entries": [2, 1],
+        "delaylevel_mover_window_entries": [at.window_entries],
+    }
 
 
 def test_a_missing_topic_has_partitions_without_statistics(
@@ -97,7 +108,7 @@ def test_a_missing_topic_has_partitions_without_statistics(
 ) -> None:
     memory_pulsar.admin.delete(parked.journal_topic)
     memory_pulsar.admin.delete(parked.window_topic)
-    stats = read_stats(memory_pulsar.admin, parked)
+    stats = everything(memory_pulsar.admin, parked)
     (window,) = stats.of(Role.WINDOW)
     assert window.reported == ()
     assert len(window.unreported) == parked.window_partitions
@@ -116,7 +127,7 @@ def test_only_status_requests_partitions_missing_in_the_bulk_answer(
     assert status(admin, parked, 0).backlog_entries == 3
     assert admin.requests["partition_stats"] == 2
 
-    day = read_stats(admin, parked).members[0]
+    day = everything(admin, parked).members[0]
     assert admin.requests["partition_stats"] == 2
     assert [item.partition for item in day.unreported] == [1, 2]
     with pytest.raises(LevelTopicError, match=f"no statistics of {name.partition(1)}: try again"):
@@ -129,7 +140,7 @@ def test_partitions_beyond_the_description_are_left_out_on_request(
     memory_pulsar.admin.expand(parked.name, 5)
     client = memory_pulsar.client()
     client.create_producer(parked.name.partition(4).full).send(b"")
-    assert read_stats(memory_pulsar.admin, parked).backlog_entries(Role.LEVEL) == 4
-    described = read_stats(memory_pulsar.admin, parked, as_described=True)
-    assert described.backlog_entries(Role.LEVEL) == 3
+    assert everything(memory_pulsar.admin, parked).backlog_entries == 4
+    described = status(memory_pulsar.admin, parked, 0)
+    assert described.backlog_entries == 3
     assert len(described.members[0].partitions) == parked.levels[0].partitions

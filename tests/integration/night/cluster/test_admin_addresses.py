@@ -16,7 +16,7 @@ from delaylevel.doctor.examination import examine
 from delaylevel.errors import BrokerError, BrokerUnreachableError
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.strategy import Levels, PartitionStrategy
-from delaylevel.topics.status import read_stats
+from delaylevel.topics.status import status
 from support.cluster import Cluster
 from support.cluster_load import load_on
 from support.world import RealWorld
@@ -45,7 +45,7 @@ def test_a_level_topic_is_there_when_its_creation_ends(cluster: Cluster, world: 
 def stats(admin: Admin, description: LevelTopicDescription) -> bool:
     """Return True if the statistics of a level topic can be read, False while a broker is away."""
     try:
-        read_stats(admin, description, as_described=True)
+        status(admin, description, 0)
     except BrokerError:
         return False
     return True
