@@ -351,7 +351,7 @@ def query(layout: str, kind: str, rows: int) -> Case:
     rng = np.random.default_rng(1)
     with tempfile.TemporaryDirectory(dir="/var/tmp") as directory:
         store = PendingSegments(
-            directory, budget_bytes=256 << 20, bucket_ms=600_000, precision_ms=1, clock=lambda: T0
+            directory, budget_bytes=256 << 20, bucket_ms=600_000, clock=lambda: T0
         )
         dues = T0 + 5000 + rng.integers(0, 86_400_000, rows)
         values, index = rng.integers(0, 1000, rows), np.arange(rows)

@@ -80,7 +80,7 @@ class DelayQueue:
         Args:
             state: state at the end of the journal, owned by the queue from now on. The open
                 intents in it have to be resolved.
-            segments: empty segments with precision_ms=1, owned by the queue from now on.
+            segments: empty segments, owned by the queue from now on.
             overflow: function that returns further empty segments, for the due messages of a target
                 that takes them slowly; None to keep these in memory.
             releases: times of the last releases, the ``on_release`` of the state.

@@ -72,7 +72,6 @@ class OwnerSegments:
             self._directory,
             budget_bytes=max(self._budget_bytes, _LEAST_BYTES),
             bucket_ms=_bucket_ms(self._description),
-            precision_ms=1,
             clock=self._clock.now_ms,
             writing=TURNS.pause,
         )
@@ -84,7 +83,6 @@ class OwnerSegments:
             None if self._directory is None else self._directory / f"slow-{self._overflows}",
             budget_bytes=_LEAST_BYTES,
             bucket_ms=65_536,
-            precision_ms=1,
             clock=self._clock.now_ms,
         )
 
@@ -104,12 +102,10 @@ class PendingIndex:
         attribute: attribute of the messages for queries; None for the sizes of the stored records.
 
     Raises:
-        InvalidInputError: the segments have another precision than 1 ms, or are not empty.
+        InvalidInputError: the segments are not empty.
     """
 
     def __init__(self, segments: PendingSegments) -> None:
-        if segments._mask != -1:
-            raise InvalidInputError("the segments must have precision_ms=1")
         if len(segments):
             raise InvalidInputError("the segments must be empty")
         self.segments = segments

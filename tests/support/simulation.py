@@ -558,9 +558,7 @@ class Simulation:
         self.offer()
 
     def segments(self, name: str) -> PendingSegments:
-        return PendingSegments(
-            self.directory / name, budget_bytes=1 << 20, precision_ms=1, clock=self.clock.now_ms
-        )
+        return PendingSegments(self.directory / name, budget_bytes=1 << 20, clock=self.clock.now_ms)
 
     def overflow(self) -> PendingSegments:
         """Return segments for messages that wait, unless the disk is full."""

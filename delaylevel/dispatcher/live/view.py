@@ -148,7 +148,7 @@ class QueueView:
         for loose in self._loose:
             if loose.records:
                 rows: Rows = np.array([loose.due_ms, *unpack(loose.positions)], dtype=np.int64)
-                parts.append(PayloadRows(rows, self.attribute.of(loose.records), [], -1))
+                parts.append(PayloadRows(rows, self.attribute.of(loose.records), []))
         self._loose = []
         if parts:
             joined = PayloadRows.join_columns(parts)

@@ -11,7 +11,6 @@ import numpy.typing as npt
 from delaylevel.errors import InvalidInputError
 from delaylevel.structures.rows import (
     DUE,
-    ENTRY,
     LEDGER,
     Int64s,
     Key,
@@ -33,42 +32,39 @@ _MIN_LOADED = 64
 
 
 class PayloadRows:
-    """Rows of (exact due, ledger, entry), shape (3, n), with attributes, shape (n,), and payloads.
+    """Rows of (due, ledger, entry), shape (3, n), with attributes, shape (n,), and payloads.
 
-    Truncated due times are due times & ``mask``; a mask of -1 keeps them exact. Rows that are
-    sorted by (truncated due, ledger, entry) are a cursor.
+    Sorted rows are a cursor.
 
     Args:
         sizes: sizes of the payloads in bytes, shape (n,); None if they are not known yet.
     """
 
-    __slots__ = ("attribute", "mask", "payload_bytes", "payloads", "rows", "sizes")
+    __slots__ = ("attribute", "payload_bytes", "payloads", "rows", "sizes")
 
     def __init__(
         self,
         rows: Rows,
         attribute: Floats,
         payloads: list[bytes],
-        mask: int,
         sizes: Int64s | None = None,
     ) -> None:
         self.rows = rows
         self.attribute = attribute
         self.payloads = payloads
-        self.mask = mask
         self.sizes = payload_sizes(payloads) if sizes is None else sizes
         self.payload_bytes = int(self.sizes.sum())
 
     @classmethod
-    def empty(cls, mask: int) -> PayloadRows:
+    def empty(cls) -> PayloadRows:
         """Return an instance without rows."""
-        return cls(empty_rows(), np.empty(0), [], mask)
+        return cls(empty_rows(), np.empty(0), [])
 
     @classmethod
-    def concatenate(cls, parts: list[PayloadRows], mask: int) -> PayloadRows:
+    def concatenate(cls, parts: list[PayloadRows]) -> PayloadRows:
         """Return the rows of all parts, in the given order."""
         if not parts:
-            return cls.empty(mask)
+            return cls.empty()
         if len(parts) == 1:
             return parts[0]
         payloads: list[bytes] = []
@@ -78,15 +74,14 @@ class PayloadRows:
             np.concatenate([part.rows for part in parts], axis=1),
             np.concatenate([part.attribute for part in parts]),
             payloads,
-            mask,
             np.concatenate([part.sizes for part in parts]),
         )
 
     @classmethod
-    def join(cls, parts: list[PayloadRows], mask: int) -> PayloadRows:
-        """Return the rows of all parts, sorted by (truncated due, ledger, entry)."""
-        whole = cls.concatenate(parts, mask)
-        order = argsort_columns(whole.truncated_due(), whole.rows[LEDGER], whole.rows[ENTRY])
+    def join(cls, parts: list[PayloadRows]) -> PayloadRows:
+        """Return the rows of all parts, sorted by (due, ledger, entry)."""
+        whole = cls.concatenate(parts)
+        order = argsort_columns(*whole.rows)
         return whole if order is None else whole.select(order)
 
     @classmethod
@@ -95,7 +90,7 @@ class PayloadRows:
         rows = np.concatenate([part.rows for part in parts], axis=1)
         order = np.lexsort(rows[::-1])
         attribute = np.concatenate([part.attribute for part in parts])
-        return cls(rows[:, order], attribute[order], [], -1)
+        return cls(rows[:, order], attribute[order], [])
 
     @property
     def count(self) -> int:
@@ -104,41 +99,36 @@ class PayloadRows:
 
     @property
     def first_due(self) -> int:
-        """Truncated due time of the first row, ms."""
-        return self.rows.item(DUE, 0) & self.mask
+        """Due time of the first row, ms."""
+        return self.rows.item(DUE, 0)
 
     @property
     def memory_bytes(self) -> int:
         """Memory in use, in bytes."""
         return self.payload_bytes + ROW_BYTES * len(self.payloads)
 
-    def truncated_due(self) -> Int64s:
-        """Return the truncated due times, shape (n,)."""
-        due: Int64s = self.rows[DUE]
-        return due if self.mask == -1 else due & self.mask
-
     def select(self, index: Int64s) -> PayloadRows:
         """Return the rows at ``index``, in that order."""
         picked = list(map(self.payloads.__getitem__, index.tolist()))
         rows = np.take(self.rows, index, axis=1)
         sizes = self.sizes.take(index)
-        return PayloadRows(rows, self.attribute.take(index), picked, self.mask, sizes)
+        return PayloadRows(rows, self.attribute.take(index), picked, sizes)
 
     def between(self, start: int, stop: int) -> PayloadRows:
         """Return a copy of the rows from ``start`` up to ``stop``."""
         rows, attribute = self.rows[:, start:stop].copy(), self.attribute[start:stop].copy()
         sizes = self.sizes[start:stop].copy()
-        return PayloadRows(rows, attribute, self.payloads[start:stop], self.mask, sizes)
+        return PayloadRows(rows, attribute, self.payloads[start:stop], sizes)
 
     def split_below(self, end: Key) -> tuple[PayloadRows, PayloadRows]:
         """Return the rows below ``end`` and the others; both keep their order."""
-        due, ledger, entry = self.truncated_due(), self.rows[LEDGER], self.rows[ENTRY]
+        due, ledger, entry = self.rows
         below = (due == end[0]) & ((ledger < end[1]) | ((ledger == end[1]) & (entry < end[2])))
         below |= due < end[0]
         if not below.any():
-            return PayloadRows.empty(self.mask), self
+            return PayloadRows.empty(), self
         if below.all():
-            return self, PayloadRows.empty(self.mask)
+            return self, PayloadRows.empty()
         return self.select(np.flatnonzero(below)), self.select(np.flatnonzero(~below))
 
     # -- as a cursor
@@ -151,18 +141,18 @@ class PayloadRows:
         """Return the number of rows below a key."""
         if not self.payloads:
             return 0
-        return find_key((self.truncated_due(), self.rows[LEDGER], self.rows[ENTRY]), key)
+        return find_key(self.rows, key)
 
     def sample_keys(self, stride: int) -> Rows:
         """Return the key of every ``stride``-th row."""
-        return _truncated(self.rows[:, stride - 1 :: stride], self.mask)
+        return self.rows[:, stride - 1 :: stride]
 
     def take(self, count: int) -> PayloadRows:
         """Remove and return the first ``count`` rows, without copying the columns."""
         head = self.payloads[:count]
         del self.payloads[:count]
         sizes, self.sizes = self.sizes[:count], self.sizes[count:]
-        front = PayloadRows(self.rows[:, :count], self.attribute[:count], head, self.mask, sizes)
+        front = PayloadRows(self.rows[:, :count], self.attribute[:count], head, sizes)
         self.rows, self.attribute = self.rows[:, count:], self.attribute[count:]
         self.payload_bytes -= front.payload_bytes
         return front
@@ -173,15 +163,6 @@ def payload_sizes(payloads: Sequence[bytes]) -> Int64s:
     return np.fromiter(map(len, payloads), dtype=np.int64, count=len(payloads))
 
 
-def _truncated(rows: Rows, mask: int) -> Rows:
-    """Return rows with truncated due times; the given rows do not change."""
-    if mask == -1:
-        return rows
-    keys: Rows = rows.copy()
-    keys[DUE] &= mask
-    return keys
-
-
 class FileCursor:
     """Cursor over a run in a file; it keeps the next keys in memory, but no payloads.
 
@@ -189,15 +170,13 @@ class FileCursor:
         taken: index of the first remaining row in the run.
     """
 
-    def __init__(self, file: SegmentFile, run: Run, mask: int) -> None:
+    def __init__(self, file: SegmentFile, run: Run) -> None:
         self.file = file
         self.run = run
-        self._mask = mask
         self.taken = 0
         self._head = 0  # index of the same row in the loaded columns
         file.acquire()
         self._columns = Columns(empty_rows(), np.empty(0))
-        self._keys = self._columns.rows
 
     @property
     def count(self) -> int:
@@ -206,12 +185,12 @@ class FileCursor:
 
     @property
     def first_due(self) -> int:
-        """Truncated due time of the first remaining row, ms."""
+        """Due time of the first remaining row, ms."""
         if not self.taken:
             return self.run.first_key[0]
-        if self._head == self._keys.shape[1]:
+        if self._head == self._columns.rows.shape[1]:
             self.load(_MIN_LOADED)
-        return self._keys.item(DUE, self._head)
+        return self._columns.rows.item(DUE, self._head)
 
     @property
     def memory_bytes(self) -> int:
@@ -229,34 +208,33 @@ class FileCursor:
         Returns:
             The key of the last loaded row; None if all remaining rows are loaded.
         """
-        loaded = self._keys.shape[1] - self._head
+        loaded = self._columns.rows.shape[1] - self._head
         if loaded < min(count, self.count):
             stop = min(self.taken + 2 * count, self.run.rows)
             self._columns = self.file.read_slice(self.run, self.taken, stop)
-            self._keys = _truncated(self._columns.rows, self._mask)
             self._head = 0
             loaded = stop - self.taken
         if loaded == self.count:
             return None
-        due, ledger, entry = self._keys[:, -1].tolist()
+        due, ledger, entry = self._columns.rows[:, -1].tolist()
         return due, ledger, entry
 
     def find(self, key: Key) -> int:
         """Return the number of loaded rows below a key."""
         if key[0] > self.run.max_due:
             return self.count  # the usual case: the key is the start of the next file
-        return find_key(self._keys, key, self._head) - self._head
+        return find_key(self._columns.rows, key, self._head) - self._head
 
     def sample_keys(self, stride: int) -> Rows:
         """Return the key of every ``stride``-th loaded row."""
-        return self._keys[:, self._head + stride - 1 :: stride]
+        return self._columns.rows[:, self._head + stride - 1 :: stride]
 
     def take(self, count: int) -> PayloadRows:
         """Remove and return the first ``count`` rows; read their payloads."""
         start, stop = self._head, self._head + count
         payloads = self.file.read_payloads(self.run, self.taken, self.taken + count)
         rows, attribute = self._columns
-        part = PayloadRows(rows[:, start:stop], attribute[start:stop], payloads, self._mask)
+        part = PayloadRows(rows[:, start:stop], attribute[start:stop], payloads)
         self._head = stop
         self.taken += count
         return part
@@ -277,7 +255,7 @@ def take_lowest(cursors: list[Cursor], want: int, end_due: int) -> tuple[Key, li
     of the keys, take the rows below that key from every cursor, and let the caller sort them.
 
     Args:
-        end_due: exclusive upper bound of truncated due times, ms.
+        end_due: exclusive upper bound of due times, ms.
 
     Returns:
         The key (every remaining row is at or above it), and the sorted rows of each cursor.
@@ -317,15 +295,14 @@ class MemoryRuns:
     merge-trees (O'Neil et al., 1996).
     """
 
-    def __init__(self, mask: int) -> None:
-        self._mask = mask  # truncates due times
+    def __init__(self) -> None:
         self.runs: list[PayloadRows] = []
         self.memory_bytes = 0
 
     def add(self, part: PayloadRows) -> None:
         """Add rows in any order and take ownership of them."""
         self.memory_bytes += part.memory_bytes
-        self.runs.append(PayloadRows.join([part], self._mask))
+        self.runs.append(PayloadRows.join([part]))
         while True:
             level = _size_class(self.runs[-1].count)
             first = len(self.runs) - 1
@@ -333,7 +310,7 @@ class MemoryRuns:
                 first -= 1
             if len(self.runs) - first < _FAN_IN or self.runs[-1].count >= _MAX_MERGED_ROWS:
                 return
-            self.runs[first:] = [PayloadRows.join(self.runs[first:], self._mask)]
+            self.runs[first:] = [PayloadRows.join(self.runs[first:])]
 
     def drop_empty(self) -> None:
         """Drop empty runs, and recompute ``memory_bytes``."""
@@ -342,7 +319,7 @@ class MemoryRuns:
 
     def take_all(self) -> PayloadRows:
         """Remove and return all rows, sorted."""
-        whole = PayloadRows.join(self.runs, self._mask)
+        whole = PayloadRows.join(self.runs)
         self.clear()
         return whole
 
@@ -365,7 +342,7 @@ class DueRows(NamedTuple):
     """Result of ``read_due``: n rows in due order.
 
     Attributes:
-        due_ms: exact due times, ms since the epoch, shape (n,).
+        due_ms: due times, ms since the epoch, shape (n,).
         ledger_ids, entry_ids: positions, shape (n,).
         attribute: attributes, shape (n,).
         payloads: list of n payloads.
@@ -384,7 +361,6 @@ def payload_rows(
     entry_ids: npt.ArrayLike,
     payloads: Sequence[bytes],
     attribute: npt.ArrayLike | None,
-    mask: int,
 ) -> PayloadRows:
     """Return the rows of a call of `PendingSegments.append`, with copies of the arrays."""
     sizes = payload_sizes(payloads)
@@ -400,9 +376,9 @@ def payload_rows(
             "due_ms, ledger_ids, entry_ids, payloads and attribute must have the same length"
         )
     if not sizes.size:
-        return PayloadRows.empty(mask)
+        return PayloadRows.empty()
     if int(np.abs(rows).max()) >= _LIMIT or int(rows[LEDGER:].min()) < 0:
         raise InvalidInputError("due times and positions must be below 2**62, positions at least 0")
     if int(sizes.max()) > _MAX_PAYLOAD_BYTES:
         raise InvalidInputError("a payload must be smaller than 2 GiB")
-    return PayloadRows(rows, values, list(payloads), mask, sizes)
+    return PayloadRows(rows, values, list(payloads), sizes)

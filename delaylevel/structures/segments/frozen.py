@@ -23,7 +23,7 @@ class Range(NamedTuple):
     """Range of a query.
 
     Attributes:
-        start, stop: exact due times, ms since the epoch, [start, stop).
+        start, stop: due times, ms since the epoch, [start, stop).
         attribute_min, attribute_max: attributes, both inclusive.
     """
 
@@ -45,20 +45,14 @@ class Range(NamedTuple):
         """Return whether all due times of the run are in the range."""
         return self.start <= run.min_due and run.max_due < self.stop
 
-    def cut(self, part: Columns, mask: int) -> Columns:
-        """Return the rows that are due in the range."""
-        first, last = self.bounds(part.rows[DUE], mask)
-        rows, attribute = part.rows[:, first:last], part.attribute[first:last]
-        if mask != -1 and first < last:
-            inside = (rows[DUE] >= self.start) & (rows[DUE] < self.stop)
-            rows, attribute = rows[:, inside], attribute[inside]
-        return Columns(rows, attribute)
+    def cut(self, part: Columns) -> Columns:
+        """Return the rows that are due in the range, of rows in due order."""
+        first, last = self.bounds(part.rows[DUE])
+        return Columns(part.rows[:, first:last], part.attribute[first:last])
 
-    def bounds(self, due: Int64s, mask: int) -> tuple[int, int]:
-        """Return the indices [first, last) that enclose all rows due in the range."""
-        truncated = due if mask == -1 else due & mask
-        first = int(truncated.searchsorted(self.start & mask))
-        last = int(truncated.searchsorted((self.stop - 1) & mask, side="right"))
+    def bounds(self, due: Int64s) -> tuple[int, int]:
+        """Return the indices [first, last) of the rows due in the range, of sorted due times."""
+        first, last = due.searchsorted([self.start, self.stop]).tolist()
         return first, max(first, last)
 
     def select(self, attribute: Floats) -> Int64s | None:
@@ -148,7 +142,7 @@ class FrozenSegments:
 
     The thread of the segments makes it, in some microseconds: it takes references to the arrays,
     none of which changes any more, and to the files. Another thread asks the questions, and closes
-    it. All due times are exact (precision_ms=1).
+    it.
 
     Args:
         start, stop: due times, ms since the epoch, [start, stop).
@@ -199,7 +193,7 @@ class FrozenSegments:
     @property
     def most_rows(self) -> int:
         """A number of rows that is not exceeded, without reading any file."""
-        count = sum(self._range.cut(part, -1).attribute.size for part in self._parts)
+        count = sum(self._range.cut(part).attribute.size for part in self._parts)
         return count + sum(run.rows for run in self._runs())
 
     def _runs(self) -> list[Run]:
@@ -211,7 +205,7 @@ class FrozenSegments:
     @property
     def span(self) -> tuple[int, int] | None:
         """Bounds of the due times of all rows, [first, last], ms since the epoch; None without."""
-        cut = [self._range.cut(part, -1).rows[DUE] for part in self._parts]
+        cut = [self._range.cut(part).rows[DUE] for part in self._parts]
         spans = [(int(due[0]), int(due[-1])) for due in cut if due.size]
         spans += [(run.min_due, run.max_due) for run in self._runs()]
         if not spans:
@@ -246,7 +240,7 @@ class FrozenSegments:
         """Return the number of rows due before each edge; errors as for `table`."""
         total = np.zeros(edges_ms.size, dtype=np.int64)
         for part in self._parts:
-            total += self._range.cut(part, -1).rows[DUE].searchsorted(edges_ms)
+            total += self._range.cut(part).rows[DUE].searchsorted(edges_ms)
         for open_run in self._open:
             total += self._counted(open_run.file, open_run.run, open_run.taken, edges_ms)
         for closed in self._files:
@@ -264,16 +258,16 @@ class FrozenSegments:
             whole: Int64s = (edges_ms > run.max_due) * run.rows
             return whole
         due = file.read_due(run)[taken:]
-        low, high = self._range.bounds(due, -1)
+        low, high = self._range.bounds(due)
         return due[low:high].searchsorted(edges_ms)
 
     def _columns(self, wanted: Range, first: int = 0) -> Columns:
         """Collect the rows in the range; the ``first`` leading columns have no contents."""
-        parts = [wanted.cut(part, -1) for part in self._parts]
+        parts = [wanted.cut(part) for part in self._parts]
         for open_run in self._open:
             if wanted.touches(open_run.run):
                 run, taken = open_run.run, open_run.taken
-                parts.append(wanted.cut(open_run.file.read_slice(run, taken, run.rows), -1))
+                parts.append(wanted.cut(open_run.file.read_slice(run, taken, run.rows)))
         chosen = [
             (closed.path, [run for run in closed.runs[: closed.known] if wanted.touches(run)])
             for closed in self._files
@@ -298,7 +292,7 @@ class FrozenSegments:
             target = np.empty((ATTRIBUTE + 1, run.rows), dtype=np.int64)
             file.read_slice_into(run, 0, target[first:])
             return Columns(target[:ATTRIBUTE], target[ATTRIBUTE].view(np.float64))
-        return wanted.cut(file.read_columns(run), -1)
+        return wanted.cut(file.read_columns(run))
 
 
 def _sliced(runs: list[Run]) -> Iterator[list[Run]]:

@@ -36,14 +36,14 @@ class OpenColumns(NamedTuple):
     taken: npt.NDArray[np.bool_]
 
     def remaining(self) -> Int64s:
-        """Return the indices of the rows that were not taken, by exact due time and position."""
+        """Return the indices of the rows that were not taken, by due time and position."""
         index: Int64s = (~self.taken).nonzero()[0]
         due, ledger, entry = self.rows.take(index, axis=1)
         order = argsort_columns(due, ledger, entry)
         return index if order is None else index.take(order)
 
     def ordered(self) -> Columns:
-        """Return the rows that were not taken, by exact due time and position."""
+        """Return the rows that were not taken, by due time and position."""
         index = self.remaining()
         return Columns(self.rows.take(index, axis=1), self.attribute.take(index))
 
@@ -55,8 +55,7 @@ class OpenRows:
     appended behind them.
     """
 
-    def __init__(self, mask: int) -> None:
-        self._mask = mask  # truncates due times
+    def __init__(self) -> None:
         self.clear()
 
     def clear(self) -> None:
@@ -99,7 +98,7 @@ class OpenRows:
         """Remove and return rows, in the order in which they are asked for.
 
         Returns:
-            The rows with exact due times; None if one of them is not here.
+            The rows; None if one of them is not here.
         """
         try:
             found = self._remove_from_index(rows[LEDGER], rows[ENTRY].tolist())
@@ -111,7 +110,7 @@ class OpenRows:
         where = np.array(found, dtype=np.int64)
         self._taken[where] = True
         rows, attribute = self._rows.take(where, axis=1), self._attribute.take(where)
-        part = PayloadRows(rows, attribute, payloads, self._mask, self._sizes.take(where))
+        part = PayloadRows(rows, attribute, payloads, self._sizes.take(where))
         self._left -= len(found)
         self.payload_bytes -= part.payload_bytes
         if not self._left:
@@ -120,12 +119,7 @@ class OpenRows:
 
     def take_after(self, count: int) -> PayloadRows:
         """Remove and return all rows but the ``count`` first to be due, in due order."""
-        columns = self.columns()
-        index = columns.remaining()
-        if self._mask != -1:
-            due, ledger, entry = self._rows.take(index, axis=1)
-            order = argsort_columns(due & self._mask, ledger, entry)
-            index = index if order is None else index.take(order)
+        index = self.columns().remaining()
         part = self.take(self._rows.take(index[count:], axis=1))
         assert part is not None
         return part

@@ -55,7 +55,6 @@ class SpillDirectory:
         self,
         path: Path | None,
         bucket_ms: int,
-        mask: int,
         opener: Callable[[Path], Any],
         budget_bytes: int,
         writing: Callable[[], AbstractContextManager[None]] = nullcontext,
@@ -68,7 +67,6 @@ class SpillDirectory:
         self._path = path
         self._run_bytes = max(_RUN_BYTES[0], min(budget_bytes // 64, _RUN_BYTES[1]))
         self._bucket_ms = bucket_ms
-        self._mask = mask
         self._opener = opener
         self._writing = writing
         self._files: dict[int, SegmentFile] = {}
@@ -90,7 +88,7 @@ class SpillDirectory:
             The index of the first row that was not written, and the error that prevented it. The
             rows from this index on are unchanged.
         """
-        bucket = memory.truncated_due() // self._bucket_ms * self._bucket_ms
+        bucket = memory.rows[DUE] // self._bucket_ms * self._bucket_ms
         while start < memory.count:
             low = int(bucket[start])
             count = int(bucket[start : start + _RUN_ROWS].searchsorted(low, side="right"))
@@ -132,9 +130,7 @@ class SpillDirectory:
     def open(self, low: int, horizon: int) -> list[FileCursor]:
         """Return cursors for the runs of one file that begin by ``horizon``; forget these runs."""
         file = self._files[low]
-        cursors = [
-            FileCursor(file, run, self._mask) for run in file.runs if run.first_key[0] <= horizon
-        ]
+        cursors = [FileCursor(file, run) for run in file.runs if run.first_key[0] <= horizon]
         file.runs = [run for run in file.runs if run.first_key[0] > horizon]
         if not file.runs:
             # The cursors keep the file open; it needs no name any more.
@@ -147,8 +143,11 @@ class SpillDirectory:
 
         The lists grow with later runs, and are replaced when runs are opened.
         """
-        first = start - self._bucket_ms + self._mask
-        found = [file for low, file in self._files.items() if first < low < stop]
+        found = [
+            file
+            for low, file in self._files.items()
+            if start < low + self._bucket_ms and low < stop
+        ]
         return [(file.path, file.runs) for file in found]
 
     def delete(self) -> None:
@@ -181,7 +180,7 @@ def _now_ms() -> int:
 
 
 class PendingSegments:
-    """Payloads by due time, each read once, in the order (truncated due time, ledger, entry).
+    """Payloads by due time, to the millisecond, each read once, in the order of the tracker.
 
     The tracker decides which rows are due, and their order. The payloads lie where they arrived, in
     memory or in files, roughly by due time. Those that are due next are open: they are looked up by
@@ -195,7 +194,6 @@ class PendingSegments:
         *,
         budget_bytes: int = 256 << 20,
         bucket_ms: int = 65_536,
-        precision_ms: int = 1024,
         clock: Callable[[], int] = _now_ms,
         opener: Callable[[Path], Any] = append_to,
         writing: Callable[[], AbstractContextManager[None]] = nullcontext,
@@ -210,20 +208,15 @@ class PendingSegments:
         """
         if budget_bytes < 1 << 20 or bucket_ms < 1:
             raise InvalidInputError("budget_bytes must be at least 1 MiB, bucket_ms at least 1")
-        if precision_ms < 1 or precision_ms & (precision_ms - 1):
-            raise InvalidInputError(f"precision_ms must be a power of two, not {precision_ms}")
         self.directory = None if directory is None else Path(directory)
         self.budget_bytes = budget_bytes if directory is not None else _LIMIT
-        self._mask = -precision_ms
         self._clock = clock
-        self.tracker = TimeBucketTracker(precision_ms, clock)
-        self._spilled = SpillDirectory(
-            self.directory, bucket_ms, self._mask, opener, budget_bytes, writing
-        )
-        self._memory = MemoryRuns(self._mask)
+        self.tracker = TimeBucketTracker(1, clock)
+        self._spilled = SpillDirectory(self.directory, bucket_ms, opener, budget_bytes, writing)
+        self._memory = MemoryRuns()
         self._cursors: list[FileCursor] = []  # the open runs
         # The next rows. All rows below the edge are in the slice, all others elsewhere.
-        self._slice = OpenRows(self._mask)
+        self._slice = OpenRows()
         self._edge: Key = (-_LIMIT, 0, 0)
         self._ahead_bytes = 0  # memory of the open cursors
         self._error: OSError | None = None  # of the last write
@@ -277,7 +270,7 @@ class PendingSegments:
             SpillWriteError: writing fails for another reason, and the budget is used up.
             DamagedSegmentError: a spill file was changed by another program.
         """
-        fresh = payload_rows(due_ms, ledger_ids, entry_ids, payloads, attribute, self._mask)
+        fresh = payload_rows(due_ms, ledger_ids, entry_ids, payloads, attribute)
         if not fresh.count:
             return
         rows = fresh.rows
@@ -314,15 +307,12 @@ class PendingSegments:
             part = self._fetch(rows, now)
             max_rows -= part.count
             parts.append(part)
-        found = PayloadRows.concatenate(parts, self._mask)
+        found = PayloadRows.concatenate(parts)
         due, ledgers, entries = found.rows
         return DueRows(due, ledgers, entries, found.attribute, found.payloads)
 
     def freeze(self, due_from_ms: int, due_to_ms: int) -> FrozenSegments:
-        """Return the rows due in [from, to) as they are now, for another thread, which closes it.
-
-        Segments with a precision of 1 ms only.
-        """
+        """Return the rows due in [from, to) as they are now, for another thread to close."""
         held, slice_ = self._memory.runs, self._slice.columns()
         files = self._spilled.files_between(due_from_ms, due_to_ms)
         return FrozenSegments(due_from_ms, due_to_ms, held, self._cursors, files, slice_)
@@ -358,7 +348,7 @@ class PendingSegments:
                 )
             parts.append(part)
             rows = rows[:, below:]
-        return PayloadRows.concatenate(parts, self._mask)
+        return PayloadRows.concatenate(parts)
 
     def _next_slice(self, now: int) -> None:
         """Open the lowest rows; those that are open now are not pending any more."""

@@ -126,9 +126,7 @@ class World:
     def new_segments(self) -> PendingSegments:
         self.segments += 1
         directory = self.directory / str(self.segments)
-        return PendingSegments(
-            directory, budget_bytes=1 << 20, precision_ms=1, clock=self.clock.now_ms
-        )
+        return PendingSegments(directory, budget_bytes=1 << 20, clock=self.clock.now_ms)
 
     def append(self, record: Record) -> None:
         self.tail.append(encode(record))

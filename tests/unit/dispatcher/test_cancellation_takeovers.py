@@ -28,9 +28,7 @@ class Owner:
         self, directory: Path, journal: list[bytes], clock: ManualClock, *, takes_over: bool = False
     ) -> None:
         self.journal = journal
-        segments = PendingSegments(
-            directory, budget_bytes=1 << 20, precision_ms=1, clock=clock.now_ms
-        )
+        segments = PendingSegments(directory, budget_bytes=1 << 20, clock=clock.now_ms)
         state = JournalState.read(journal, 10_000)
         self.queue = DelayQueue(
             state,

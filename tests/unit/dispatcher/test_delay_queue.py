@@ -45,7 +45,7 @@ class Fixture:
     def __init__(self, directory: Path, state: JournalState | None = None, **options: Any) -> None:
         self.clock = ManualClock(T0)
         self.segments = PendingSegments(
-            directory, precision_ms=1, budget_bytes=1 << 20, clock=self.clock.now_ms, **options
+            directory, budget_bytes=1 << 20, clock=self.clock.now_ms, **options
         )
         self.state = state or JournalState(CAPACITY)
         self.queue = DelayQueue(self.state, self.segments, clock=self.clock)

@@ -125,9 +125,7 @@ class Simulation:
     def start(self) -> None:
         journal = self.journal[self.rng.randint(0, self.snapshot_start()) :]
         self.clock = ManualClock(self.now - self.rng.choice([0, 0, 40]))
-        segments = PendingSegments(
-            self.directory, budget_bytes=1 << 20, precision_ms=1, clock=self.clock.now_ms
-        )
+        segments = PendingSegments(self.directory, budget_bytes=1 << 20, clock=self.clock.now_ms)
         state = JournalState.read(journal, CAPACITY)
         self.delay_queue = DelayQueue(state, segments, clock=self.clock)
         self.check_state(Model(self.journal))

@@ -68,7 +68,6 @@ class Fixture:
     def segments(self, name: str) -> PendingSegments:
         return PendingSegments(
             self.directory / name,
-            precision_ms=1,
             budget_bytes=1 << 20,
             bucket_ms=5_000,
             clock=self.clock.now_ms,

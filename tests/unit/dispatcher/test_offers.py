@@ -47,7 +47,6 @@ def test_a_full_disk_loses_nothing(tmp_path: Path, free: int) -> None:
     clock = ManualClock(T0)
     segments = PendingSegments(
         tmp_path,
-        precision_ms=1,
         budget_bytes=1 << 20,
         bucket_ms=4096,
         clock=clock.now_ms,
@@ -89,7 +88,7 @@ def test_a_full_disk_loses_nothing(tmp_path: Path, free: int) -> None:
 def test_messages_that_wait_are_not_below_the_low_watermark(tmp_path: Path) -> None:
     clock = ManualClock(T0)
     segments = PendingSegments(
-        tmp_path, precision_ms=1, budget_bytes=1 << 20, clock=clock.now_ms, opener=SmallDisk(0)
+        tmp_path, budget_bytes=1 << 20, clock=clock.now_ms, opener=SmallDisk(0)
     )
     queue = DelayQueue(JournalState(100_000), segments, clock=clock)
     offers = OfferQueue(queue, "a window", monotonic=lambda: clock.now_ms() / 1000)

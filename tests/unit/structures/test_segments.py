@@ -38,9 +38,10 @@ def add(store: PendingSegments, dues: Any, first: int = 0, size: int = 100) -> l
     entries = np.arange(first, first + n)
     values = (entries * 7919 % 1000).astype(float)
     payloads = [payload(entry, size) for entry in entries.tolist()]
-    store.append(dues, np.full(n, 5), entries, payloads, values)
-    dues = np.asarray(dues).tolist()
-    return list(zip(dues, [5] * n, entries.tolist(), values.tolist(), payloads, strict=True))
+    ledgers = 9 - entries % 5  # not in the order of the entries
+    store.append(dues, ledgers, entries, payloads, values)
+    columns = [np.asarray(column).tolist() for column in (dues, ledgers, entries, values)]
+    return list(zip(*columns, payloads, strict=True))
 
 
 def drain(store: PendingSegments, now_ms: int, size: int = 1000) -> list[Row]:
@@ -76,15 +77,12 @@ def rows_of(table: pa.Table) -> list[tuple[Any, ...]]:
     return list(zip(*[column.to_pylist() for column in table.columns], strict=True))
 
 
-def in_order(rows: list[Row], precision: int) -> list[Row]:
-    return sorted(rows, key=lambda row: (row[0] & -precision, row[1], row[2]))
+def in_order(rows: list[Row]) -> list[Row]:
+    return sorted(rows, key=lambda row: row[:3])
 
 
-@pytest.mark.parametrize("precision", [1, 1024])
-def test_spilled_rows_are_read_once_in_due_order(tmp_path: Path, precision: int) -> None:
-    store = PendingSegments(
-        tmp_path, budget_bytes=1 << 20, bucket_ms=10_000, precision_ms=precision, clock=lambda: T0
-    )
+def test_spilled_rows_are_read_once_in_due_order(tmp_path: Path) -> None:
+    store = PendingSegments(tmp_path, budget_bytes=1 << 20, bucket_ms=10_000, clock=lambda: T0)
     rng = np.random.default_rng(1)
     rows: list[Row] = []
     for start in range(0, 30_000, 1000):
@@ -95,13 +93,13 @@ def test_spilled_rows_are_read_once_in_due_order(tmp_path: Path, precision: int)
     half = T0 + 300_000
     out = drain(store, half, 777)
     rows += add(store, T0 + rng.integers(1, 600_000, 2000), 30_000)  # some are late
-    late = [row for row in rows[30_000:] if row[0] & -precision <= half]
-    assert drain(store, half) == in_order(late, precision)
-    assert all(row[0] & -precision <= half for row in out)
-    assert out == in_order(out, precision)
+    late = [row for row in rows[30_000:] if row[0] <= half]
+    assert drain(store, half) == in_order(late)
+    assert all(row[0] <= half for row in out)
+    assert out == in_order(out)
     rest = drain(store, T0 + 700_000)
     assert len(out) + len(late) + len(rest) == len(rows) == 32_000
-    assert rest == in_order(rest, precision)
+    assert rest == in_order(rest)
     assert set(out) | set(late) | set(rest) == set(rows)
     assert len(store) == 0
     assert list(tmp_path.iterdir()) == []
@@ -136,7 +134,7 @@ def test_a_full_disk_stops_intake_and_loses_nothing(tmp_path: Path) -> None:
     now[0] += 2000
     rows += add(store, np.full(500, T0 + 11_000), 50_000)
     assert store.state == "open"
-    assert drain(store, T0 + 600_000) == in_order(rows, 1024)
+    assert drain(store, T0 + 600_000) == in_order(rows)
 
 
 def test_a_truncated_file_is_an_error(tmp_path: Path) -> None:
@@ -175,8 +173,6 @@ def test_invalid_input_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         store.append([1 << 62], [1], [1], [b"a"])
     with pytest.raises(InvalidInputError, match="1 MiB"):
         PendingSegments(tmp_path, budget_bytes=1)
-    with pytest.raises(InvalidInputError, match="power of two"):
-        PendingSegments(tmp_path, precision_ms=1000)
     assert len(store) == 0
 
 
@@ -187,14 +183,12 @@ RANGE = st.integers(-10_000, 200_000)
 @given(
     seed=st.integers(0, 1000),
     ranges=st.lists(st.tuples(RANGE, RANGE, st.integers(0, 999), st.integers(0, 999)), max_size=6),
-    precision=st.sampled_from([1, 1024, 1 << 14]),
     min_loaded=st.sampled_from([1, 64]),
 )
 def test_segments_behave_like_a_plain_list(
     tmp_path_factory: pytest.TempPathFactory,
     seed: int,
     ranges: list[tuple[int, int, int, int]],
-    precision: int,
     min_loaded: int,
 ) -> None:
     """Run reads, late rows and queries while many rows are in files."""
@@ -202,18 +196,15 @@ def test_segments_behave_like_a_plain_list(
         patch.object(pending, "_SLICE_ROWS", 100),
         patch.object(cursors, "_MIN_LOADED", min_loaded),
     ):
-        _play(tmp_path_factory.mktemp("spill"), seed, ranges, precision)
+        _play(tmp_path_factory.mktemp("spill"), seed, ranges)
 
 
-def _play(
-    directory: Path, seed: int, ranges: list[tuple[int, int, int, int]], precision: int
-) -> None:
+def _play(directory: Path, seed: int, ranges: list[tuple[int, int, int, int]]) -> None:
     now = [T0]
     store = PendingSegments(
         directory,
         budget_bytes=1 << 20,
         bucket_ms=5000,
-        precision_ms=precision,
         clock=lambda: now[0],
     )
     rng = np.random.default_rng(seed)
@@ -227,15 +218,17 @@ def _play(
         if rng.random() < 0.5:
             now[0] += int(rng.integers(-3000, 30_000))
             most = int(rng.integers(1, 3000))
-            model = in_order(model, precision)
-            due = [row for row in model if row[0] & -precision <= now[0]][:most]
+            model = in_order(model)
+            due = [row for row in model if row[0] <= now[0]][:most]
             got = store.read_due(max_rows=most)
             assert store.memory_bytes <= store.budget_bytes
             store._slice.check()
             store.tracker._check()
             assert list(zip(*[c.tolist() for c in got[:4]], got.payloads, strict=True)) == due
             del model[: len(due)]
-        for start, stop, least, most in ranges if precision == 1 else ():
+        edges = [model[0][0] - T0, model[-1][0] - T0] if model else []
+        exact = [(edge, edge + 1, 0, 999) for edge in edges]  # one due time
+        for start, stop, least, most in (*ranges, *exact):
             for low, high in ((least, most), (-np.inf, np.inf)):
                 rows = sorted(
                     row[:4]
@@ -243,16 +236,14 @@ def _play(
                     if T0 + start <= row[0] < T0 + stop and low <= row[3] <= high
                 )
                 assert rows_of(between(store, T0 + start, T0 + stop, low, high)) == rows
-    assert drain(store, now[0] + 10**6) == in_order(model, precision)
+    assert drain(store, now[0] + 10**6) == in_order(model)
     store.close()
     assert list(store.directory.iterdir()) == []
 
 
 def test_nan_attributes_are_only_in_the_infinite_range(tmp_path: Path) -> None:
     """Read files that have only NaN attributes too."""
-    store = PendingSegments(
-        tmp_path, budget_bytes=1 << 20, bucket_ms=7000, precision_ms=1, clock=lambda: T0
-    )
+    store = PendingSegments(tmp_path, budget_bytes=1 << 20, bucket_ms=7000, clock=lambda: T0)
     index = np.arange(6000)
     values = np.where(index % 10 == 0, np.nan, index).astype(float)
     for part in np.split(index, 12):
@@ -270,7 +261,6 @@ def test_a_query_of_a_truncated_file_is_an_error(tmp_path: Path, start: int, sto
         tmp_path,
         budget_bytes=1 << 20,
         bucket_ms=1 << 40,
-        precision_ms=1,
         clock=lambda: T0,
     )
     for first in range(0, 12_000, 1000):
@@ -293,7 +283,7 @@ def resident():
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith("RssAnon:"))
 
 now = [1_700_000_000_000]
-store = PendingSegments(sys.argv[1], budget_bytes=32 << 20, precision_ms=1, clock=lambda: now[0])
+store = PendingSegments(sys.argv[1], budget_bytes=32 << 20, clock=lambda: now[0])
 rng = np.random.default_rng(1)
 before, most = resident(), 0
 for step in range(200):
@@ -330,14 +320,12 @@ def test_a_large_file_is_read_with_little_memory(
     """Keep only the next rows of each run in memory, for a file of twenty times the budget."""
     monkeypatch.setattr(pending, "_SLICE_ROWS", 500)
     monkeypatch.setattr(pending, "_RUN_ROWS", 2048)
-    store = PendingSegments(
-        tmp_path, budget_bytes=1 << 20, bucket_ms=1 << 40, precision_ms=1, clock=lambda: T0
-    )
+    store = PendingSegments(tmp_path, budget_bytes=1 << 20, bucket_ms=1 << 40, clock=lambda: T0)
     rng = np.random.default_rng(1)
     rows: list[Row] = []
     for start in range(0, 100_000, 5000):
         rows += add(store, T0 + rng.integers(5000, 600_000, 5000), start, size=10)
-    rows = in_order(rows, 1)
+    rows = in_order(rows)
     out: list[Row] = []
     most = 0
     for now in range(T0, T0 + 610_000, 10_000):
@@ -353,9 +341,7 @@ def test_a_large_file_is_read_with_little_memory(
 
 def test_rows_that_arrive_in_reverse_due_order_stay_within_the_budget(tmp_path: Path) -> None:
     """Spill rows that are due before those that were read ahead, if they are too many."""
-    store = PendingSegments(
-        tmp_path, budget_bytes=1 << 20, bucket_ms=4096, precision_ms=1, clock=lambda: T0
-    )
+    store = PendingSegments(tmp_path, budget_bytes=1 << 20, bucket_ms=4096, clock=lambda: T0)
     rows = add(store, np.arange(T0 + 900, T0 + 1000))
     assert drain(store, T0) == []  # reads ahead
     most = 0
@@ -364,4 +350,4 @@ def test_rows_that_arrive_in_reverse_due_order_stay_within_the_budget(tmp_path: 
         most = max(most, store.memory_bytes)
     assert most <= store.budget_bytes
     assert store.disk_bytes > 0
-    assert drain(store, T0 + 2000) == in_order(rows, 1)
+    assert drain(store, T0 + 2000) == in_order(rows)

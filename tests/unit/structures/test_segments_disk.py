@@ -41,7 +41,6 @@ class Fixture:
             directory,
             budget_bytes=1 << 20,
             bucket_ms=bucket_ms,
-            precision_ms=1,
             clock=lambda: self.now_ms,
             **options,
         )
