@@ -18,7 +18,7 @@ export PYSPARK_DRIVER_PYTHON = $(PYSPARK_PYTHON)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo quick test night lint format typecheck wheel wheel-check walk java pytest reference broker broker-stop fetch bench torture versions mutants house compare install clean distclean
+.PHONY: help demo quick test night lint format typecheck wheel wheel-check release walk java pytest reference broker broker-stop fetch bench torture versions pythons constraints mutants house compare install clean distclean
 
 help: ## Show this list
 	@echo "Usage: make TARGET"
@@ -54,6 +54,9 @@ wheel: $(STAMP) ## Build the wheel, in dist/
 
 wheel-check: $(STAMP) ## Build sdist and wheel, check them, and install them in a clean environment
 	$(BIN)/python tools/check_wheel.py
+
+release: $(STAMP) ## Build and check sdist and wheel for others, in dist/; refused while setup.cfg has placeholders
+	$(BIN)/python tools/check_wheel.py --release
 
 # A short run never makes up for the time that the JVM's second compiler takes.
 java: export MAVEN_OPTS := -XX:TieredStopAtLevel=1 $(MAVEN_OPTS)
@@ -116,6 +119,16 @@ versions: $(STAMP) ## Try another version: PULSAR=3.3.6, or WITH="pyspark==4.2.0
 mutants: $(STAMP) ## Break important lines, one at a time, and report which tests notice
 	$(BIN)/python tools/mutants.py $(MUTANTS)
 
+# Each has an environment of its own, in build/.
+pythons: ## Run the selection of `versions` with every Python from 3.10 on that this machine has
+	@set -e; for minor in 10 11 12 13 14; do python=python3.$$minor; \
+		$$python -c '' 2>/dev/null || { echo "$$python: not on this machine"; continue; }; \
+		$(MAKE) --no-print-directory versions VENV=build/$$python PYTHON=$$python; done
+
+# After a green run: what everybody gets from the Makefile. Python 3.10 gets what pip finds for it.
+constraints: $(STAMP) ## Write the versions that are installed to constraints.txt
+	$(BIN)/python -m pip freeze --exclude-editable | sed 's/$$/; python_version >= "3.11"/' > constraints.txt
+
 house: $(STAMP) ## Measure the code: modules, classes, floors of imports, the path of one message
 	@$(BIN)/python tools/house.py
 
@@ -127,13 +140,13 @@ compare: fetch ## Compare with native delays, NATS and RocketMQ; COMPARE="--syst
 install: $(STAMP) ## Create the virtual environment
 
 # Reinstall only when the package's dependencies or configuration have changed.
-$(STAMP): setup.cfg pyproject.toml
+$(STAMP): setup.cfg pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
 		echo "Python 3.10 or later is required, but $(PYTHON) is" \
 			"`$(PYTHON) --version 2>&1`. Use: make PYTHON=/path/to/python3 ..." >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	@echo "Installing the package in $(VENV), with what its development needs: PySpark alone is 400 MB."
-	@$(BIN)/python -m pip install --disable-pip-version-check -e '.[dev]'
+	@$(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt -e '.[dev]'
 	@touch $@
 
 clean: ## Delete build output, but not the virtual environment

@@ -3,10 +3,15 @@
 ``twine check`` must accept both. The wheel must install exactly one top-level name and run
 ``delaylevel --version``. ``import delaylevel`` must not import packages that only some users
 install, and a part that needs an extra must name it.
+
+With ``--release``, the two are also written to ``dist/``, unless something in them is not ready for
+others: addresses of the project that are placeholders, or a version without a date in CHANGELOG.md.
 """
 
 from __future__ import annotations
 
+import argparse
+import re
 import shutil
 import subprocess
 import sys
@@ -47,6 +52,23 @@ print("one top-level name, nothing heavy on import, version", delaylevel.__versi
 """
 
 
+def unfit(metadata: str, changelog: str) -> list[str]:
+    """Return why a package must not be released.
+
+    Args:
+        metadata: the metadata of the wheel.
+        changelog: the text of CHANGELOG.md.
+    """
+    found = re.findall(r"^Project-URL: (\w+), (\S+)$", metadata, re.MULTILINE)
+    wrong = [f"{name} is a placeholder: {url}" for name, url in found if ".example" in url]
+    if not found:
+        wrong.append("no address of the project: project_urls in setup.cfg")
+    version = re.findall(r"^Version: (\S+)$", metadata, re.MULTILINE)[0]
+    if not re.search(rf"^## {re.escape(version)} - \d{{4}}-\d\d-\d\d$", changelog, re.MULTILINE):
+        wrong.append(f"CHANGELOG.md has no date for {version}")
+    return wrong
+
+
 def run(*command: str | Path, cwd: Path) -> str:
     """Run a program and return its output; print the output and exit if it fails."""
     answer = subprocess.run(
@@ -64,6 +86,9 @@ def run(*command: str | Path, cwd: Path) -> str:
 
 def main() -> None:
     """Build and check in a temporary directory, unaffected by the working tree's build/."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--release", action="store_true", help="write both to dist/, if fit")
+    release = parser.parse_args().release
     with tempfile.TemporaryDirectory(prefix="delaylevel-wheel-") as scratch:
         work = Path(scratch)
         tree = work / "tree"
@@ -82,6 +107,12 @@ def main() -> None:
         (wheel,) = (work / "dist").glob("*.whl")
         run(python, "-m", "twine", "check", "--strict", source, wheel, cwd=work)
         print(f"{source.name} and {wheel.name} pass twine check")
+        with zipfile.ZipFile(wheel) as archive:
+            (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+            metadata = archive.read(name).decode()
+        wrong = unfit(metadata, (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"))
+        if release and wrong:
+            sys.exit("not fit for a release:\n  " + "\n  ".join(wrong))
         # setup.cfg lists packages by name. If one is not listed, it is missing only from the wheel.
         packed = {name.removeprefix("delaylevel/") for name in zipfile.ZipFile(wheel).namelist()}
         written = {
@@ -99,6 +130,9 @@ def main() -> None:
         print(wheel.name + ":", run(python, "-I", "-c", PROBE, cwd=work).strip())
         print(run(work / "clean" / "bin" / "delaylevel", "--version", cwd=work).strip())
         run(work / "clean" / "bin" / "delaylevel", "--help", cwd=work)
+        if release:
+            (ROOT / "dist").mkdir(exist_ok=True)
+            print(*(shutil.copy2(path, ROOT / "dist") for path in (source, wheel)), sep="\n")
 
 
 if __name__ == "__main__":

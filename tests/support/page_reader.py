@@ -383,7 +383,7 @@ def _checkout(folder: Path) -> None:
     (folder / ".venv").mkdir()
     for item in Path(sys.prefix).iterdir():
         (folder / ".venv" / item.name).symlink_to(item)
-    for name in ("Makefile", "setup.cfg", "pyproject.toml", "benchmarks"):
+    for name in ("Makefile", "setup.cfg", "pyproject.toml", "constraints.txt", "benchmarks"):
         (folder / name).symlink_to(ROOT / name)
     (folder / ".venv/.installed").unlink(missing_ok=True)
     (folder / ".venv/.installed").touch()
