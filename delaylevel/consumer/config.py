@@ -1,29 +1,27 @@
 """The configuration of an application: its connection, and defaults of producers and listeners.
 
-Loaded for :meth:`Listeners.from_config` only, because Pydantic takes long to import.
+Loaded for :meth:`Listeners.from_config` only: the connection needs Pydantic, which takes long to
+import.
 """
 
 from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import pulsar
-from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
 from delaylevel.cluster import logs
 from delaylevel.cluster.connection.settings import (
     ENVIRONMENT_PREFIX,
     Connection,
     config_path,
-    explain,
     read_config,
 )
 from delaylevel.errors import ConfigError, InvalidInputError
-from delaylevel.model.formatting import parse_delay
 from delaylevel.producer.client import DelayLevelClient
 
 from .retry import Backoff
@@ -38,114 +36,120 @@ _COMPRESSION = {
 }
 _SUBSCRIPTION_TYPES = ("Shared", "Key_Shared", "Failover", "Exclusive")
 _POSITIONS = ("earliest", "latest")
-_TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
+_WORDS = {"true": True, "yes": True, "on": True, "1": True}
+_WORDS |= {"false": False, "no": False, "off": False, "0": False}
 
 
-class _TableSettings(BaseModel):
-    """Settings of one place; those that are not set are None."""
+class _Kind(NamedTuple):
+    """A kind of settings.
 
-    # Strict, so that a number in quotes is noticed. Values may be addresses with credentials.
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", strict=True, hide_input_in_errors=True, allow_inf_nan=False
-    )
-
-    def given(self) -> dict[str, Any]:
-        """Return the settings that are set."""
-        return {name: getattr(self, name) for name in sorted(self.model_fields_set)}
-
-
-class ProducerSettings(_TableSettings):
-    """Defaults of :meth:`.Listeners.create_producer`, the table ``[producer]``.
-
-    Parameters:
-        enable_delay_level_topic: True for producers that accept delayed messages.
-        create_level_topic: False if level topics are not created by producers.
-        compression_type: ``none``, ``lz4``, ``zlib``, ``zstd`` or ``snappy``.
-        batching_enabled, batching_max_messages, batching_max_publish_delay_ms: batches.
-        block_if_queue_full, max_pending_messages, send_timeout_millis: messages in flight.
+    Attributes:
+        check: function that returns the value of a setting in a file, or raises ValueError.
+        read: function that returns the text of an environment variable as a file would have it.
     """
 
-    enable_delay_level_topic: bool | None = None
-    create_level_topic: bool | None = None
-    compression_type: Any = None
-    batching_enabled: bool | None = None
-    batching_max_messages: int | None = None
-    batching_max_publish_delay_ms: int | None = None
-    block_if_queue_full: bool | None = None
-    max_pending_messages: int | None = None
-    send_timeout_millis: int | None = None
-
-    @field_validator("compression_type")
-    @classmethod
-    def _check_compression(cls, value: Any) -> Any:
-        if not isinstance(value, str) or value.lower() not in _COMPRESSION:
-            raise ValueError(f"is one of {', '.join(_COMPRESSION)}")
-        return _COMPRESSION[value.lower()]
-
-    @field_validator(
-        "batching_max_messages",
-        "batching_max_publish_delay_ms",
-        "max_pending_messages",
-        "send_timeout_millis",
-    )
-    @classmethod
-    def _check_count(cls, value: int | None) -> int | None:
-        return _at_least(value, 0)
+    check: Callable[[Any], Any]
+    read: Callable[[str], Any] = str
 
 
-class ListenerSettings(_TableSettings):
-    """Options of :meth:`.Listeners.on`, the tables ``[listeners]`` and ``[listeners.NAME]``.
+def _flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError("must be true or false")
+    return value
 
-    Parameters:
-        subscription: name of the subscription.
-        subscription_type: ``Shared``, ``Key_Shared``, ``Failover`` or ``Exclusive``.
-        retry: delays between attempts, ``["10s", "5m"]``; or false; or a table with ``delays``, or
-            with ``first``, ``longest`` and ``attempts``, each with ``jitter``.
-        deduplicate: True to handle no message twice.
-        concurrency: number of calls of the handler at the same time.
-        batch: largest number of messages of a call.
-        initial_position: ``earliest`` or ``latest``, for a new subscription.
-        receiver_queue_size: number of messages that a consumer fetches ahead.
-    """
 
-    subscription: str | None = None
-    subscription_type: str | None = None
-    retry: Any = None
-    deduplicate: bool | None = None
-    concurrency: int | None = None
-    batch: int | None = None
-    initial_position: str | None = None
-    receiver_queue_size: int | None = None
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError("must be a text")
+    if not value.strip():
+        raise ValueError("must not be empty")
+    return value
 
-    @field_validator("subscription")
-    @classmethod
-    def _check_subscription(cls, value: str | None) -> str | None:
-        if value is not None and not value.strip():
-            raise ValueError("must not be empty")
+
+def _number(text: str) -> Any:
+    try:
+        return int(text)
+    except ValueError:
+        return text
+
+
+def _at_least(least: int) -> _Kind:
+    def check(value: Any) -> int:
+        # Strict, so that a number in quotes is noticed.
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise ValueError("must be a whole number")
+        if value < least:
+            raise ValueError(f"must be at least {least}")
         return value
 
-    @field_validator("subscription_type")
-    @classmethod
-    def _check_type(cls, value: str | None) -> str | None:
-        return _one_of(value, _SUBSCRIPTION_TYPES)
+    return _Kind(check, _number)
 
-    @field_validator("initial_position")
-    @classmethod
-    def _check_position(cls, value: str | None) -> str | None:
-        return _one_of(value, _POSITIONS)
 
-    @field_validator("concurrency", "batch", "receiver_queue_size")
-    @classmethod
-    def _check_count(cls, value: int | None) -> int | None:
-        return _at_least(value, 1)
+def _one_of(allowed: Mapping[str, Any]) -> _Kind:
+    plain = {name.lower().replace("_", ""): value for name, value in allowed.items()}
 
-    @field_validator("retry")
-    @classmethod
-    def _check_retry(cls, value: Any) -> Any:
-        try:
-            return _retry(value)
-        except (InvalidInputError, TypeError) as error:
-            raise ValueError(str(error)) from None
+    def check(value: Any) -> Any:
+        name = value.lower().replace("_", "") if isinstance(value, str) else None
+        if name not in plain:
+            raise ValueError(f"is one of {', '.join(allowed)}")
+        return plain[name]
+
+    return _Kind(check)
+
+
+def _retry(value: Any) -> Any:
+    """Return the value of ``retry`` as `Listeners.on` takes it."""
+    if isinstance(value, (bool, Backoff)):
+        return value
+    try:
+        if isinstance(value, str):
+            return Backoff(value)
+        if isinstance(value, (list, tuple)):
+            return Backoff(*value)
+        if isinstance(value, dict):
+            given = set(value)
+            if {"delays"} <= given <= {"delays", "jitter"}:
+                return Backoff(*value["delays"], jitter=value.get("jitter", 0.0))
+            wanted = {"first", "longest", "attempts"}
+            if wanted <= given <= {*wanted, "factor", "jitter"}:
+                return Backoff.exponential(**value)
+    except (InvalidInputError, TypeError) as error:
+        raise ValueError(str(error)) from None
+    raise ValueError(
+        'is a list of delays such as ["10s", "5m"]; false; or a table with delays, or with first, '
+        "longest and attempts"
+    )
+
+
+def _retry_text(text: str) -> Any:
+    return _WORDS.get(text.lower(), [part.strip() for part in text.split(",")])
+
+
+_FLAG = _Kind(_flag, lambda text: _WORDS.get(text.lower(), text))
+Settings = Mapping[str, _Kind]
+#: The table ``[producer]``: defaults of `Listeners.create_producer`.
+PRODUCER_SETTINGS: Settings = {
+    "enable_delay_level_topic": _FLAG,
+    "create_level_topic": _FLAG,
+    "compression_type": _one_of(_COMPRESSION),
+    "batching_enabled": _FLAG,
+    "batching_max_messages": _at_least(0),
+    "batching_max_publish_delay_ms": _at_least(0),
+    "block_if_queue_full": _FLAG,
+    "max_pending_messages": _at_least(0),
+    "send_timeout_millis": _at_least(0),
+}
+#: The tables ``[listeners]`` and ``[listeners.NAME]``: options of `Listeners.on`.
+LISTENER_SETTINGS: Settings = {
+    "subscription": _Kind(_text),
+    "subscription_type": _one_of({name: name for name in _SUBSCRIPTION_TYPES}),
+    "retry": _Kind(_retry, _retry_text),
+    "deduplicate": _FLAG,
+    "concurrency": _at_least(1),
+    "batch": _at_least(1),
+    "initial_position": _one_of({name: name for name in _POSITIONS}),
+    "receiver_queue_size": _at_least(1),
+}
 
 
 @dataclass(frozen=True)
@@ -207,15 +211,15 @@ class ApplicationConfig:
             loaded,
             {
                 **_checked(
-                    ProducerSettings, _table(contents, _PRODUCER, path), f"[{_PRODUCER}] in {path}"
+                    PRODUCER_SETTINGS, _table(contents, _PRODUCER, path), f"[{_PRODUCER}] in {path}"
                 ),
-                **_variables(_PRODUCER, ProducerSettings, environ),
-                **_checked(ProducerSettings, producer or {}, "the call"),
+                **_variables(_PRODUCER, PRODUCER_SETTINGS, environ),
+                **_checked(PRODUCER_SETTINGS, producer or {}, "the call"),
             },
             {
                 **defaults,
-                **_variables(_LISTENERS, ListenerSettings, environ),
-                **_checked(ListenerSettings, listeners or {}, "the call"),
+                **_variables(_LISTENERS, LISTENER_SETTINGS, environ),
+                **_checked(LISTENER_SETTINGS, listeners or {}, "the call"),
             },
             by_name,
         )
@@ -256,7 +260,7 @@ def _tables(
     table: Mapping[str, Any], path: os.PathLike[str]
 ) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     """Return the options of all listeners, and those of each name."""
-    options = ListenerSettings.model_fields
+    options = LISTENER_SETTINGS
     named = {
         name: value
         for name, value in table.items()
@@ -264,38 +268,35 @@ def _tables(
     }
     common = {name: value for name, value in table.items() if name not in named}
     return (
-        _checked(ListenerSettings, common, f"[{_LISTENERS}] in {path}"),
+        _checked(LISTENER_SETTINGS, common, f"[{_LISTENERS}] in {path}"),
         {
-            name: _checked(ListenerSettings, value, f"[{_LISTENERS}.{name}] in {path}")
+            name: _checked(LISTENER_SETTINGS, value, f"[{_LISTENERS}.{name}] in {path}")
             for name, value in named.items()
         },
     )
 
 
-def _checked(model: type[_TableSettings], values: Mapping[str, Any], place: str) -> dict[str, Any]:
-    """Return settings of one place, checked.
-
-    Raises:
-        ConfigError: an unknown setting, or an invalid value.
-    """
-    known = list(model.model_fields)
-    for name in values:
+def _checked(known: Settings, values: Mapping[str, Any], place: str) -> dict[str, Any]:
+    """Return settings of one place, checked; never with a value in the text of an error."""
+    found, wrong = {}, []
+    for name, value in values.items():
         if name not in known:
             close = difflib.get_close_matches(str(name), known, 1)
             hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(known)}"
             raise ConfigError(f"{name} (from {place}) is not a setting: {hint}")
-    try:
-        return model(**values).given()
-    except ValidationError as error:
-        raise ConfigError(explain(error, dict.fromkeys(values, place), place)) from None
+        try:
+            found[name] = None if value is None else known[name].check(value)
+        except ValueError as error:
+            wrong.append(f"{name} (from {place}): {error}")
+    if wrong:
+        raise ConfigError("; ".join(wrong))
+    return found
 
 
-def _variables(
-    table: str, model: type[_TableSettings], environ: Mapping[str, str]
-) -> dict[str, Any]:
+def _variables(table: str, known: Settings, environ: Mapping[str, str]) -> dict[str, Any]:
     """Return the settings in the environment."""
     prefix = f"{ENVIRONMENT_PREFIX}{table.upper()}_"
-    options = {option.upper(): option for option in model.model_fields}
+    options = {option.upper(): option for option in known}
     found: dict[str, Any] = {}
     for variable, text in sorted(environ.items()):
         if not variable.startswith(prefix) or not text:
@@ -307,66 +308,6 @@ def _variables(
                 f"the environment variable {variable} is not a setting: {prefix} is followed by "
                 f"one of {', '.join(sorted(options))}{single if table == _LISTENERS else ''}"
             )
-        place = f"the environment variable {variable}"
-        found |= _checked(model, {option: _parsed(model, option, text, place)}, place)
+        value = known[option].read(text)
+        found |= _checked(known, {option: value}, f"the environment variable {variable}")
     return found
-
-
-def _parsed(model: type[_TableSettings], option: str, text: str, place: str) -> Any:
-    """Return the value of an environment variable, of the type that a file has."""
-    kind = str(model.model_fields[option].annotation)
-    if "bool" in kind or option == "retry":
-        if text.lower() in _TRUE:
-            return True
-        if text.lower() in _FALSE:
-            return False
-        if option == "retry":
-            return [part.strip() for part in text.split(",")]
-        raise ConfigError(f"{option} (from {place}): must be true or false")
-    if "int" in kind:
-        try:
-            return int(text)
-        except ValueError:
-            raise ConfigError(f"{option} (from {place}): must be a whole number") from None
-    return text
-
-
-def _retry(value: Any) -> Any:
-    """Return the value of ``retry`` as `Listeners.on` takes it."""
-    if value is None or isinstance(value, bool):
-        return value
-    if isinstance(value, str):
-        return Backoff(value)
-    if isinstance(value, (list, tuple)):
-        return Backoff(*value)
-    if isinstance(value, Backoff):
-        return value
-    if isinstance(value, dict):
-        given = set(value)
-        if {"delays"} <= given <= {"delays", "jitter"}:
-            return Backoff(*value["delays"], jitter=value.get("jitter", 0.0))
-        wanted = {"first", "longest", "attempts"}
-        if wanted <= given <= {*wanted, "factor", "jitter"}:
-            for name in ("first", "longest"):
-                parse_delay(value[name], name)
-            return Backoff.exponential(**value)
-    raise InvalidInputError(
-        'is a list of delays such as ["10s", "5m"]; false; or a table with delays, or with first, '
-        "longest and attempts"
-    )
-
-
-def _one_of(value: str | None, allowed: Sequence[str]) -> str | None:
-    plain = {name.lower().replace("_", ""): name for name in allowed}
-    if value is None:
-        return None
-    found = plain.get(value.lower().replace("_", ""))
-    if found is None:
-        raise ValueError(f"is one of {', '.join(allowed)}")
-    return found
-
-
-def _at_least(value: int | None, least: int) -> int | None:
-    if value is not None and value < least:
-        raise ValueError(f"must be at least {least}")
-    return value

@@ -11,27 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from delaylevel.errors import InvalidInputError, MissingExtraError
 
-from .ids import IdLog
-
 if TYPE_CHECKING:
-    from .handled_ids import HandledIds
+    from .handled_ids import HandledIds, TopicIdStore
 
 DEFAULT_CAPACITY = 10_000_000
-
-
-class IdStore(Protocol):
-    """A store that keeps handled IDs over a restart."""
-
-    def open(self, client: Any, topic: str, subscription: str, capacity: int) -> IdLog:
-        """Open the IDs of a subscription.
-
-        Raises:
-            DelayLevelError: the store cannot be used.
-        """
 
 
 @dataclass(frozen=True)
@@ -53,7 +40,7 @@ class Deduplication:
 
     by: Callable[[Any], str | int] | None = None
     capacity: int = DEFAULT_CAPACITY
-    store: IdStore | None = None
+    store: TopicIdStore | None = None
 
     def __post_init__(self) -> None:
         if self.by is not None and not callable(self.by):

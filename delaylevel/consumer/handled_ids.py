@@ -47,7 +47,7 @@ from delaylevel.structures.deduplicator import Deduplicator
 from delaylevel.structures.id_set import Ids
 from delaylevel.topics.members import apply_policies
 
-from .ids import IdLog, InvalidIdError, RememberedIds, key_of
+from .ids import InvalidIdError, key_of
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ class HandledIds:
     """
 
     def __init__(
-        self, by: Callable[[Any], Any] | None, capacity: int, id_log: IdLog | None = None
+        self, by: Callable[[Any], Any] | None, capacity: int, id_log: TopicIdLog | None = None
     ) -> None:
         """Load the stored IDs.
 
@@ -296,7 +296,7 @@ class TopicIdLog:
         # Where the log was read up to, and the number of records since it was rewritten.
         self._read = EARLIEST
         self._records = 0
-        self._memory: RememberedIds
+        self._memory: HandledIds
         # The broker keeps what a durable subscription has not acknowledged. Every process may
         # acknowledge on a Failover subscription.
         self._consumer = client.subscribe(
@@ -310,7 +310,7 @@ class TopicIdLog:
         self._following = threading.Event()
         self._following.set()  # not yet
 
-    def start(self, memory: RememberedIds) -> None:
+    def start(self, memory: HandledIds) -> None:
         """Add all stored IDs to the memory, then follow the log in a thread.
 
         Raises:
@@ -337,7 +337,12 @@ class TopicIdLog:
         atexit.register(self._stop)
 
     def append(self, key: int, saved: Callable[[], object]) -> None:
-        """Send an ID, alone or with others; see `IdLog`."""
+        """Store an ID, alone or with others, then call ``saved``, in any thread and in every case.
+
+        If the topic refuses the ID or does not answer, the message was handled all the same, and
+        would certainly be handled again if it stayed unacknowledged. So ``saved`` is called, the
+        failure is logged, and the ID is stored together with a later one.
+        """
         with self._changed:
             if time.monotonic() < self._retry_s:
                 # The topic refused a moment ago. Later IDs take the refused ones along.

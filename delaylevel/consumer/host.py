@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import pulsar
 
@@ -31,37 +31,16 @@ from delaylevel.model.formatting import exact_duration
 
 from .listener import Listener, Tally
 from .message import ReceivedMessage
-from .retry import Bury, Failure, Handling, Park, Verdict, trace_of
+from .retry import Bury, Handling, Park, Verdict, trace_of
+
+if TYPE_CHECKING:
+    from .retry_publisher import RetryPublisher
 
 log = logging.getLogger(__name__)
 
 # A listener receives no more messages while it has this number of unfinished ones.
 _MOST = 1_000
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
-
-
-class CopyPublisher(Protocol):
-    """The publisher of a listener's retried copies and dead letters."""
-
-    def park(
-        self,
-        message: ReceivedMessage,
-        delay: timedelta,
-        failure: Failure,
-        done: Callable[[Exception | None], None],
-    ) -> None:
-        """Publish a copy for another attempt, and call ``done`` with None or the error."""
-
-    def bury(
-        self,
-        message: ReceivedMessage,
-        failure: Failure,
-        done: Callable[[Exception | None], None],
-    ) -> None:
-        """Publish a dead letter, and call ``done`` with None or the error."""
-
-    def close(self) -> None:
-        """Wait for the confirmations, and close the producers."""
 
 
 class _Failed:
@@ -114,7 +93,7 @@ class Unfinished:
     """
 
     def __init__(
-        self, listener: Listener, publisher: CopyPublisher, clock: Clock, threaded: bool = True
+        self, listener: Listener, publisher: RetryPublisher, clock: Clock, threaded: bool = True
     ) -> None:
         self._listener = listener
         self._publisher = publisher

@@ -8,7 +8,7 @@ import inspect
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pulsar
 from pulsar import ConsumerType
@@ -16,7 +16,10 @@ from pulsar import ConsumerType
 from delaylevel.errors import InvalidInputError
 from delaylevel.model.topic_name import TopicName
 
-from .retry import DEFAULT_BACKOFF, Backoff, HandledMessages, Handling
+from .retry import DEFAULT_BACKOFF, Backoff, Handling
+
+if TYPE_CHECKING:
+    from .handled_ids import HandledIds
 
 #: Upper bounds of the duration histogram, in seconds; one more bucket has the longer ones.
 BOUNDS_S = (
@@ -192,7 +195,7 @@ class Listener:
         # The broker keeps the order within a key or partition for each consumer.
         return 1 if shared else self.concurrency
 
-    def handling(self, handled: HandledMessages | None) -> Handling:
+    def handling(self, handled: HandledIds | None) -> Handling:
         """Return the rules for the messages of this listener."""
         return Handling(self.backoff, self.condition, handled)
 

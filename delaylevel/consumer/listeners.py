@@ -32,13 +32,13 @@ from delaylevel.model.formatting import parse_delay
 from .host import Parts, RunningListener, Unfinished, left_s
 from .listener import Listener, ListenerHealth, listeners_of, name_of
 from .metrics import ListenerCollector
-from .retry import HandledMessages
 from .retry_publisher import RetryPublisher
 from .retry_topics import retry_type
 from .workers import LoopListener, LoopThread, ThreadedListener
 
 if TYPE_CHECKING:
     from .config import ApplicationConfig
+    from .handled_ids import HandledIds
 
 
 log = logging.getLogger(__name__)
@@ -75,7 +75,7 @@ class Started:
     running: RunningListener
     unfinished: Unfinished
     publisher: RetryPublisher
-    handled: HandledMessages | None
+    handled: HandledIds | None
 
     def close(self, until_s: float) -> None:
         """Finish failed messages, and close everything.
@@ -122,7 +122,7 @@ def start_listener(
         stack.callback(publisher.close)
         delays = listener.backoff.delays if listener.backoff is not None else ()
         level_topic = publisher.prepare(max(delays, default=None))
-        handled: HandledMessages | None = None
+        handled: HandledIds | None = None
         if listener.deduplication is not None:
             topic, subscription = listener.business_topic, listener.subscription
             handled = listener.deduplication.open(client, topic, subscription)

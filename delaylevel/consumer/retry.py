@@ -17,13 +17,16 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from delaylevel.errors import InvalidInputError
 from delaylevel.model.clock import duration_ms
 from delaylevel.model.formatting import exact_duration, parse_delay
 
 from .message import ReceivedMessage
+
+if TYPE_CHECKING:
+    from .handled_ids import HandledIds
 
 _MOST_ATTEMPTS = 10_000
 #: Classes of exceptions.
@@ -247,38 +250,6 @@ class Verdict(enum.Enum):
     WAIT = enum.auto()
 
 
-class HandledMessages(Protocol):
-    """The IDs of messages that were handled with success; safe for threads."""
-
-    def begin(self, message: ReceivedMessage, ended: Callable[[], object] | None = None) -> bool:
-        """Claim the ID of a message; return False while another message with it is handled.
-
-        Args:
-            ended: function that is called, in any thread, when the other message ends. Then the
-                host calls :meth:`begin` again.
-        """
-
-    def contains(self, message: ReceivedMessage) -> bool:
-        """Return True if a message with this ID was handled with success."""
-
-    def save(self, message: ReceivedMessage, saved: Callable[[], object] | None = None) -> None:
-        """Store the ID of a handled message, and end its claim.
-
-        Args:
-            saved: function that is called in any thread, maybe before this returns, when the ID is
-                stored. Then the host acknowledges the message.
-        """
-
-    def release(self, message: ReceivedMessage) -> None:
-        """End the claim of a message that was not handled with success; it may have none."""
-
-    def flush(self, timeout_s: float) -> bool:
-        """Wait until every ID is stored; return False if that takes longer, in seconds."""
-
-    def close(self) -> None:
-        """Store what is not stored yet, and release the store."""
-
-
 class Handling:
     """The rules of one listener."""
 
@@ -286,7 +257,7 @@ class Handling:
         self,
         backoff: Backoff | None,
         condition: Callable[[ReceivedMessage], Any] | None = None,
-        handled: HandledMessages | None = None,
+        handled: HandledIds | None = None,
         random: Callable[[], float] = random_numbers.random,
     ) -> None:
         self._backoff = backoff

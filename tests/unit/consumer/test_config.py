@@ -10,7 +10,7 @@ import pulsar
 import pytest
 
 from delaylevel import DelayLevelProducer
-from delaylevel.consumer.config import ApplicationConfig, ListenerSettings
+from delaylevel.consumer.config import LISTENER_SETTINGS, ApplicationConfig
 from delaylevel.consumer.listener import listeners_of
 from delaylevel.consumer.listeners import Listeners
 from delaylevel.consumer.retry import Backoff
@@ -153,7 +153,7 @@ def test_every_setting_of_a_listener_is_an_option_of_a_listener() -> None:
         "initial_position": "latest",
         "receiver_queue_size": 10,
     }
-    assert set(values) == set(ListenerSettings.model_fields)
+    assert set(values) == set(LISTENER_SETTINGS)
     options = ApplicationConfig.load(listeners=values, environ={}).listener("x")
     (found,) = listeners_of(lambda message: None, "orders", "x", options)
     assert (found.concurrency, found.batch, found.backoff) == (2, 3, Backoff("1s"))
