@@ -211,7 +211,7 @@ class OwnProducers(Generic[Item]):
                 if self._cuts or not all(each[1] is SendOutcome.STORED for each in settled):
                     settled = [one for each in settled for one in self._decided(key[0], each)]
                 found += settled
-            refusal = producer.take_refusal()
+            refusal = producer.opener.take_refusal()
             if refusal is not None:
                 self._refused[key] = refusal
             elif producer.is_open:

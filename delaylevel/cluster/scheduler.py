@@ -55,14 +55,6 @@ _GRACE_S = 0.005
 # An additional thread ends after this time without a step.
 _SPARE_S = 5.0
 
-#: Called with the name of a task and the error of its step, which is tried again a second later.
-ErrorHandler = Callable[[str, Exception], None]
-
-
-def log_error(name: str, error: Exception) -> None:
-    """Log the error of a step."""
-    log.error("%s", name, exc_info=error)
-
 
 class Task:
     """A step that is called again and again, never twice at once; `Scheduler.add` makes it."""
@@ -183,27 +175,21 @@ class _Worker(threading.Thread):
 class Scheduler:
     """Calls the steps of tasks on a few threads, which begin with the first task.
 
-    Args:
-        most: limit of threads while steps wait for long; by default none, so that a task waits for
-            no other one. There are never more threads than tasks, apart from the regular ones.
-        on_error: called in a worker after a step has failed; the step is tried again a second
-            later.
+    While steps wait for long, there are more threads, so that a task waits for no other one, but
+    never more than tasks. A step that has failed is tried again a second later.
     """
 
     def __init__(
         self,
         workers: int,
         *,
-        most: int | None = None,
         patience_s: float = _PATIENCE_S,
         name: str = "delaylevel",
-        on_error: ErrorHandler = log_error,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._regular = workers
-        self._most: float = NEVER if most is None else max(most, workers + 1)
+        self._most = NEVER  # limit of threads, once no more can be started
         self._name = name
-        self._on_error = on_error
         self._now_s = now_s
         self._lock = threading.Lock()
         self._ended = threading.Condition(self._lock)  # a step of a task that is being removed
@@ -332,7 +318,7 @@ class Scheduler:
         try:
             return task.step()
         except Exception as error:
-            self._on_error(task.name, error)
+            log.error("%s", task.name, exc_info=error)
             return self._now_s() + _AFTER_ERROR_S
 
     def _guard_s(self, now_s: float) -> float:

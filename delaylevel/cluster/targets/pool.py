@@ -206,7 +206,7 @@ class TargetPool(Generic[Item]):
     def active(self) -> int:
         """Number of messages that get an outcome without a call of ``resume``."""
         producers = self._producers.values()
-        return sum(each.messages for each in producers if not each.waits_for_resume)
+        return sum(each.messages for each in producers if not each.state.waits_for_resume)
 
     def waiting(self) -> list[tuple[TargetKey, TargetProducer[Item]]]:
         """Return the producers with messages without an outcome."""
@@ -219,7 +219,7 @@ class TargetPool(Generic[Item]):
 
     def suspended(self) -> list[TargetKey]:
         """Return the producers that wait until their refusals are recorded."""
-        return [key for key, producer in self._producers.items() if producer.is_suspended]
+        return [key for key, producer in self._producers.items() if producer.state.suspended]
 
     def load(self, topic: str, *, without_lost: bool = False) -> tuple[int, int]:
         """Return number and bytes of a target's messages without an outcome.
@@ -312,7 +312,7 @@ class TargetPool(Generic[Item]):
                     reason = failure
             elif refused and (topic, schema) in refused and not self._is_stalled(topic):
                 del refused[topic, schema]
-        reason = producer.take_refusal() or reason
+        reason = producer.opener.take_refusal() or reason
         if producer.is_stalled:
             reason = f"{producer.messages} messages are not confirmed"
         if reason and self.refusal(topic, schema) is None:
@@ -328,7 +328,7 @@ class TargetPool(Generic[Item]):
         present = self._producers.get(key)
         if present is not None:
             self._looks.keep(key, present.ledgers)
-        recalls = present is not None and present.is_recalling
+        recalls = present is not None and present.state.is_recalling
         look = self._looks.look(key, name, key.partition, key.schema, may_remember=not recalls)
         partitions, limit = look.partitions, look.max_size
         settings = dict(UNBATCHED_SETTINGS if self.numbered else KEY_BATCHED_SETTINGS)

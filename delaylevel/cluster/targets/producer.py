@@ -320,6 +320,7 @@ class TargetProducer(Generic[Item]):
     Attributes:
         messages, size: number and bytes of the messages without an outcome.
         used_s: time of the last message, by the monotonic clock.
+        state, opener, flushes: the state of its messages, its opening, and its flushes.
     """
 
     def __init__(
@@ -336,7 +337,7 @@ class TargetProducer(Generic[Item]):
         self._start = start
         self._now_s = now_s
         self._wake = wake
-        self._opener = Opener(
+        self.opener = Opener(
             open_producer,
             self._take_opened,
             patience_s=patience_s,
@@ -344,14 +345,14 @@ class TargetProducer(Generic[Item]):
             report=self._report,
             now_s=now_s,
         )
-        self._state: SendState[Sent[Item]] = SendState(numbered)
+        self.state: SendState[Sent[Item]] = SendState(numbered)
         self._opened: Opened | None = None
         self._core: Any = None
         self._entries = EntryOutcomes()
         self._reports: deque[Callable[[], None]] = deque()  # from other threads
         self._verification = Verification(start, self._report, now_s)
         self.messages = self.size = 0
-        self._flushes = Flushes(self.flush, self._report, wake, now_s)
+        self.flushes = Flushes(self.flush, self._report, wake, now_s)
         self._liveness = Liveness(now_s)
         self._answers = Answers(self._verification, self._liveness, now_s)
         self.used_s = now_s()
@@ -359,32 +360,17 @@ class TargetProducer(Generic[Item]):
     @property
     def is_open(self) -> bool:
         """True while messages can be passed to the client."""
-        return self._state.is_open
+        return self.state.is_open
 
     @property
     def is_pausing(self) -> bool:
         """True after a failed opening, until it is time for the next one."""
-        return not self.is_open and self._opener.is_pausing
+        return not self.is_open and self.opener.is_pausing
 
     @property
     def opening_s(self) -> float:
         """Time for which it has been opening, in s; infinite if it is not."""
-        return float("inf") if self.is_open else self._opener.opening_s
-
-    @property
-    def is_unclear(self) -> bool:
-        """True while it is unknown which of the earlier messages are stored."""
-        return self._state.is_unclear
-
-    @property
-    def is_recalling(self) -> bool:
-        """True while it asks what became of messages of an earlier process; in any thread."""
-        return self._state.is_recalling
-
-    @property
-    def waits_for_flush(self) -> bool:
-        """True while messages cannot be sent before `poll` takes note of the end of a flush."""
-        return self._flushes.waits
+        return float("inf") if self.is_open else self.opener.opening_s
 
     @property
     def last_number(self) -> int:
@@ -396,14 +382,10 @@ class TargetProducer(Generic[Item]):
         """The ledgers that its topic certainly has; read in any thread."""
         return self._verification.ledgers
 
-    def take_refusal(self) -> str | None:
-        """Return the reason of a refusal since the last call, or why no opening succeeds."""
-        return self._opener.take_refusal()
-
     @property
     def stalled_s(self) -> float:
         """Time since the last sign of life while messages are unconfirmed, in s; otherwise 0."""
-        in_flight = self._state.in_flight
+        in_flight = self.state.in_flight
         return self._liveness.silent_s(in_flight[0].sent_s) if in_flight else 0.0
 
     @property
@@ -418,34 +400,24 @@ class TargetProducer(Generic[Item]):
         That holds for partitions that share a producer, too: the client begins no flush, and so
         ends no batch, while one of them has not confirmed the last flush.
         """
-        return self._state.is_unclear or self._lost_s > RECONNECT_S
+        return self.state.is_unclear or self._lost_s > RECONNECT_S
 
     @property
     def _lost_s(self) -> float:
         """Time without a confirmation and without a connection, in s."""
-        in_flight = self._state.in_flight
+        in_flight = self.state.in_flight
         return self._liveness.lost_s(in_flight[0].sent_s) if in_flight else 0.0
 
     @property
     def age_s(self) -> float:
         """Age of the oldest message without an outcome, in s; 0 without any."""
-        oldest = self._state.oldest
+        oldest = self.state.oldest
         return 0.0 if oldest is None else self._now_s() - oldest.sent_s
-
-    @property
-    def is_suspended(self) -> bool:
-        """True after a refusal with sequence IDs, until `resume`."""
-        return self._state.suspended
-
-    @property
-    def waits_for_resume(self) -> bool:
-        """True if nothing but `resume` lets the messages make progress."""
-        return self._state.waits_for_resume
 
     @property
     def owes_answers(self) -> bool:
         """True if a flush has ended, and callbacks of its messages are about to come."""
-        return self._answers.answered < self._flushes.ended and bool(self._state.in_flight)
+        return self._answers.answered < self.flushes.ended and bool(self.state.in_flight)
 
     def open(self) -> None:
         """Open the producer before the first message."""
@@ -471,7 +443,7 @@ class TargetProducer(Generic[Item]):
         self.messages += 1
         self.size += size
         self.used_s = now_s
-        self._state.add(sent)
+        self.state.unsent.append(sent)
         if self._opened is None:
             self._open()
         else:
@@ -479,7 +451,7 @@ class TargetProducer(Generic[Item]):
 
     def put(self, sent: Sent[Item]) -> None:
         """Send a message together with others, at the next `poll` or flush at the latest."""
-        unsent = self._state.unsent
+        unsent = self.state.unsent
         unsent.append(sent)
         self.messages += 1
         self.size += sent.size
@@ -499,7 +471,7 @@ class TargetProducer(Generic[Item]):
         """
         self.used_s = now_s = self._now_s()
         self.messages += len(payloads)
-        add, total, number = self._state.add, 0, first_number
+        add, total, number = self.state.unsent.append, 0, first_number
         for payload, item in zip(payloads, items, strict=True):
             size = len(payload.value or b"")
             total += size
@@ -512,17 +484,17 @@ class TargetProducer(Generic[Item]):
     def recall(self, item: Item, number: int) -> None:
         """Ask what became of a message that an earlier process may have sent."""
         self.messages += 1
-        self._state.recall(Sent(item, NO_PAYLOAD, {}, None, number, 0, self._now_s()))
+        self.state.recalled.append(Sent(item, NO_PAYLOAD, {}, None, number, 0, self._now_s()))
 
     def flush(self) -> None:
         """End the client's present batch, and have ``wake`` called when all are answered."""
-        if self._opened is not None and self._state.is_open:
+        if self._opened is not None and self.state.is_open:
             self._pass_on()
-            self._flushes.begin(self._opened, self._core, self._entries, self._answers.given)
+            self.flushes.begin(self._opened, self._core, self._entries, self._answers.given)
 
     def resume(self) -> None:
         """Go on after a refusal with sequence IDs, once it is recorded."""
-        self._state.resume()
+        self.state.resume()
         self._pass_on()
         self.flush()
 
@@ -532,23 +504,23 @@ class TargetProducer(Generic[Item]):
         while self._reports:
             self._reports.popleft()()
         shared = self._opened is not None and self._opened.shared
-        self._answers.take(self._state, shared, self._flushes.times)
+        self._answers.take(self.state, shared, self.flushes.times)
         if self.stalled_s > 0 and self._is_connected():
             self._liveness.connected()
         if self._lost_s > max(GIVE_UP_S, self._patience_s) or self.stalled_s > CONNECTED_STALL_S:
             self.give_up()
-        elif self._state.is_open and (
+        elif self.state.is_open and (
             # The client may wait for up to a minute before it looks for the topic again.
             self._lost_s > STALL_S or self._verification.is_outdated(self.used_s)
         ):
             self._verification.run((), self._take_look)
-        if self._state.unverified:
-            self._verification.run(list(self._state.unverified), self._take_verified)
-        if not self._state.is_open:
+        if self.state.unverified:
+            self._verification.run(list(self.state.unverified), self._take_verified)
+        if not self.state.is_open:
             self._replace_producer()
-        elif self._state.unsent:
+        elif self.state.unsent:
             self._pass_on()
-        settled = self._state.settled()
+        settled = self.state.settled()
         if settled:
             self.messages -= sum([sent.count for sent, _, _ in settled])
             self.size -= sum([sent.size for sent, _, _ in settled])
@@ -559,15 +531,15 @@ class TargetProducer(Generic[Item]):
 
     def give_up(self) -> None:
         """Give up the producer, which confirms nothing; the next one is opened by `poll`."""
-        self._state.broken(f"nothing confirmed for {self.stalled_s:.0f} s")
+        self.state.broken(f"nothing confirmed for {self.stalled_s:.0f} s")
 
     def close(self) -> None:
         """Close the producer in the background; messages without an outcome get none."""
-        self._opener.end()
+        self.opener.end()
         while self._reports:  # one of them may be a producer that was just opened
             self._reports.popleft()()
         self._close_producer()
-        self._state.broken("closed")
+        self.state.broken("closed")
 
     def _report(self, work: Callable[[], None]) -> None:
         """Keep work for the next poll; called in any thread."""
@@ -578,10 +550,10 @@ class TargetProducer(Generic[Item]):
 
     def _replace_producer(self) -> None:
         """Close a producer that is given up, and open another one if there is a need."""
-        state = self._state
+        state = self.state
         if self._opened is not None and not state.in_flight:
             self._close_producer()
-        if (reason := self._opener.hopeless) is not None:
+        if (reason := self.opener.hopeless) is not None:
             state.refuse_unsent(reason)
         if state.wants_producer:
             self._open()
@@ -589,11 +561,11 @@ class TargetProducer(Generic[Item]):
     def _open(self) -> None:
         # The last producer is closed when all its messages have answers. Its confirmations have to
         # be verified against the topic that it had.
-        if self._opened is None and not self._state.unverified:
-            self._opener.open()
+        if self._opened is None and not self.state.unverified:
+            self.opener.open()
 
     def _take_opened(self, opened: Opened | OpeningError) -> None:
-        state = self._state
+        state = self.state
         if isinstance(opened, OpeningError):
             if opened.kind is Refusal.GONE:
                 state.gone(opened.reason)
@@ -601,7 +573,7 @@ class TargetProducer(Generic[Item]):
                 state.refuse_unsent(opened.reason)
             return
         if opened.remembered and state.is_recalling:
-            self._opener.close(opened)  # the next one is opened after a look
+            self.opener.close(opened)  # the next one is opened after a look
             return
         self._opened = opened
         self._verification.begin(opened)
@@ -615,15 +587,15 @@ class TargetProducer(Generic[Item]):
 
     def _close_producer(self) -> None:
         opened, self._opened, self._core = self._opened, None, None
-        self._state.is_open = False
+        self.state.is_open = False
         if opened is not None:
-            self._opener.close(opened)
+            self.opener.close(opened)
 
     # -- sending, and the answers
 
     def _pass_on(self) -> None:
         """Pass all messages to the client that may be sent now."""
-        opened, core, state, entries = self._opened, self._core, self._state, self._entries
+        opened, core, state, entries = self._opened, self._core, self.state, self._entries
         answers = self._answers
         if opened is None:
             return
@@ -670,15 +642,15 @@ class TargetProducer(Generic[Item]):
 
     def _take_look(self, _: Sequence[Sent[Item]], received: bool) -> None:
         """Replace a producer that is still without a connection: a broker serves its topic."""
-        if not self._state.is_open:
+        if not self.state.is_open:
             return
         if not received:
-            self._state.unreceived(NO_RECEIVER)
+            self.state.unreceived(NO_RECEIVER)
         elif self._lost_s > STALL_S:
-            self._state.lost()
+            self.state.lost()
 
     def _take_verified(self, messages: Sequence[Sent[Item]], received: bool) -> None:
         if received:
-            self._state.received(len(messages))
+            self.state.received(len(messages))
         else:
-            self._state.unreceived(NO_RECEIVER)
+            self.state.unreceived(NO_RECEIVER)

@@ -287,6 +287,8 @@ class SendState(Generic[Message]):
     Attributes:
         is_open: True while there is a producer that messages may be passed to.
         suspended: True after a refusal with sequence IDs, until `resume`.
+        unsent: messages to pass to the producer, in the order of their sequence IDs.
+        recalled: messages that an earlier process may have sent; they are not sent again here.
     """
 
     def __init__(self, numbered: bool) -> None:
@@ -297,18 +299,18 @@ class SendState(Generic[Message]):
         self.in_flight: deque[Message] = deque()
         self.unverified: deque[Message] = deque()
         self._unclear: deque[Message] = deque()
-        self._recalled: deque[Message] = deque()
+        self.recalled: deque[Message] = deque()
         self._settled: list[Settled] = []
 
     def __len__(self) -> int:
         """Return the number of messages without an outcome."""
         waiting = len(self.unsent) + len(self.in_flight) + len(self.unverified)
-        return waiting + len(self._unclear) + len(self._recalled)
+        return waiting + len(self._unclear) + len(self.recalled)
 
     @property
     def wants_producer(self) -> bool:
         """True if a new producer is needed, to send messages or to ask what is stored."""
-        return not self.is_open and bool(self.unsent or self._unclear or self._recalled)
+        return not self.is_open and bool(self.unsent or self._unclear or self.recalled)
 
     @property
     def waits_for_resume(self) -> bool:
@@ -318,7 +320,7 @@ class SendState(Generic[Message]):
     @property
     def oldest(self) -> Message | None:
         """The oldest message without an outcome, or nearly; None without any."""
-        for queue in (self.unverified, self._recalled, self._unclear, self.in_flight, self.unsent):
+        for queue in (self.unverified, self.recalled, self._unclear, self.in_flight, self.unsent):
             if queue:
                 return queue[0]
         return None
@@ -326,28 +328,12 @@ class SendState(Generic[Message]):
     @property
     def is_unclear(self) -> bool:
         """True while only a new producer can tell which messages are stored."""
-        return bool(self._unclear or self._recalled)
+        return bool(self._unclear or self.recalled)
 
     @property
     def is_recalling(self) -> bool:
         """True while messages of an earlier process have no outcome."""
-        return bool(self._recalled)
-
-    def add(self, item: Message) -> None:
-        """Add a message. With sequence IDs, they rise."""
-        self.unsent.append(item)
-
-    def recall(self, item: Message) -> None:
-        """Add a message that an earlier process may have sent; it is not sent again here."""
-        self._recalled.append(item)
-
-    def take(self) -> Message | None:
-        """Return the next message to pass to the producer; None if there is none now."""
-        if not self.is_open or self.suspended or not self.unsent:
-            return None
-        item = self.unsent.popleft()
-        self.in_flight.append(item)
-        return item
+        return bool(self.recalled)
 
     def rejected(self, reason: str) -> None:
         """Settle the message that was taken last: the client has refused to send it."""
@@ -422,8 +408,8 @@ class SendState(Generic[Message]):
             else:
                 again.append(item)
         self.unsent.extendleft(reversed(again))
-        while self._recalled:
-            item = self._recalled.popleft()
+        while self.recalled:
+            item = self.recalled.popleft()
             if item.number <= last_number:
                 self._settle([item], SendOutcome.STORED)
             else:
@@ -442,7 +428,7 @@ class SendState(Generic[Message]):
 
     def gone(self, reason: str) -> None:
         """Settle all messages without a confirmation: the topic does not exist."""
-        for queue in (self.in_flight, self._unclear, self._recalled, self.unsent):
+        for queue in (self.in_flight, self._unclear, self.recalled, self.unsent):
             self._settle_all(queue, SendOutcome.REFUSED, reason)
         self.is_open = False
 

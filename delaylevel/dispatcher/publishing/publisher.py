@@ -279,7 +279,7 @@ class TargetReadiness:
         producer = self._pool.producer(key)
         if not producer.is_open:
             producer.open()
-        if not producer.is_open or producer.is_unclear or producer.is_lost:
+        if not producer.is_open or producer.is_lost:
             return False
         if not self._limits.has_room(key):
             return False
@@ -441,7 +441,7 @@ class BatchPublisher:
         if self._numbered or self._queue.waiting.targets:
             return False
         return all(
-            producer.is_open and producer.ledgers and not producer.waits_for_flush
+            producer.is_open and producer.ledgers and not producer.flushes.waits
             for _, producer in self._pool.waiting()
         )
 

@@ -8,7 +8,15 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from delaylevel.cluster.scheduler import AT_ONCE, NEVER, LaneTask, Scheduler, Task, TaskQueue
+from delaylevel.cluster.scheduler import (
+    AT_ONCE,
+    NEVER,
+    LaneTask,
+    Scheduler,
+    Task,
+    TaskQueue,
+    _Worker,
+)
 
 TIMEOUT_S = 30
 
@@ -115,7 +123,7 @@ def test_a_removed_task_has_no_further_step() -> None:
 
 @pytest.fixture
 def scheduler() -> Iterator[Scheduler]:
-    scheduler = Scheduler(2, most=6, name="test")
+    scheduler = Scheduler(2, name="test")
     yield scheduler
     scheduler.close()
     assert scheduler.threads == 0
@@ -147,7 +155,17 @@ class Steps:
             assert self.begun.acquire(timeout=TIMEOUT_S)
 
 
-def test_no_more_threads_than_the_limit_are_started(scheduler: Scheduler) -> None:
+def test_steps_wait_for_each_other_if_no_more_threads_can_be_started(
+    scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, left = _Worker.start, iter(range(6))
+
+    def start_few(worker: _Worker) -> None:
+        if next(left, None) is None:
+            raise RuntimeError("can't start new thread")
+        start(worker)
+
+    monkeypatch.setattr(_Worker, "start", start_few)
     blocked = [Steps() for _ in range(20)]
     for each in blocked:
         each.go_on.clear()
@@ -185,12 +203,9 @@ def test_removing_waits_for_the_running_step(scheduler: Scheduler) -> None:
     assert not steps.begun.acquire(blocking=False)
 
 
-def test_an_error_is_reported_and_the_step_tried_again() -> None:
-    reported: list[tuple[str, str]] = []
+def test_an_error_is_reported_and_the_step_tried_again(caplog: pytest.LogCaptureFixture) -> None:
     now_s = 0.0
-    scheduler = Scheduler(
-        1, on_error=lambda name, error: reported.append((name, str(error))), now_s=lambda: now_s
-    )
+    scheduler = Scheduler(1, now_s=lambda: now_s)
     tries = threading.Semaphore(0)
 
     def step() -> float:
@@ -203,7 +218,8 @@ def test_an_error_is_reported_and_the_step_tried_again() -> None:
     task.wake()
     assert tries.acquire(timeout=TIMEOUT_S)
     scheduler.close()
-    assert set(reported) == {("failing", "no disk")}
+    assert {record.getMessage() for record in caplog.records} == {"failing"}
+    assert "ValueError: no disk" in caplog.text
 
 
 class Mover:

@@ -15,20 +15,28 @@ class Item:
     maybe_stored: bool = False
 
 
+def take(state: SendState[Item]) -> Item | None:
+    """Take the next message for the producer, as its owner does; None if there is none now."""
+    if not state.is_open or state.suspended or not state.unsent:
+        return None
+    state.in_flight.append(state.unsent.popleft())
+    return state.in_flight[-1]
+
+
 def lost(numbered: bool) -> SendState[Item]:
     """Return the state after a producer with two messages was lost; a third was not sent."""
     state: SendState[Item] = SendState(numbered)
     state.opened(-1)
     for number in (1, 2):
-        state.add(Item(number))
-        state.take()
-    state.add(Item(3))
+        state.unsent.append(Item(number))
+        take(state)
+    state.unsent.append(Item(3))
     state.lost()
     return state
 
 
 def taken(state: SendState[Item]) -> list[int]:
-    return [item.number for item in iter(state.take, None)]
+    return [item.number for item in iter(lambda: take(state), None)]
 
 
 def test_messages_of_a_lost_producer_are_sent_again_before_later_ones() -> None:
