@@ -191,6 +191,13 @@ SIZE_ATTRIBUTE, DELAY_ATTRIBUTE = "size", "delay"
 _SETTINGS = ("on_missing_target", "attribute", "expire_after_ms", "expired")
 _BY_TARGET = ("paused", "resumed")
 
+#: Bytes of the broker's limit that producers leave free in each parked message, for everything that
+#: may be added to it: our properties at their longest (IDs of 512 characters of 4 bytes, the reason
+#: of a dead letter), the copy of a listener, and the client's encoding.
+RESERVE = 12 * 1024
+#: Longest full name of a target or member topic, in UTF-8 bytes: the reserve has room for several.
+LONGEST_NAME = 600
+
 DEFAULT_HOLD_PAUSE_MS = 30_000
 DEFAULT_WINDOW_PARTITIONS = 4
 # A dispatcher has separate producers for each of them.
@@ -281,6 +288,7 @@ class LevelTopicDescription:
             their own; 0 for any time.
         expired: the treatment of messages that would be released later.
         pauses: the targets to which nothing is released now.
+        reserve: bytes that producers leave free in each parked message.
     """
 
     topic: str
@@ -296,6 +304,7 @@ class LevelTopicDescription:
     expire_after_ms: int = 0
     expired: Expired = Expired.DROP
     pauses: Pauses = NO_PAUSES
+    reserve: int = RESERVE
 
     def __post_init__(self) -> None:
         if self.hold_pause_ms < 1:
@@ -404,7 +413,9 @@ class LevelTopicDescription:
         """Return the description as one versioned JSON value."""
         value: dict[str, Any] = {
             "version": FORMAT,
-            **self.levels.to_json(),
+            **self._with_topics(self.levels),
+            "topics": self._other_topics(),
+            "reserve": self.reserve,
             "targets": list(self.targets),
             "mover": self.mover.value,
             "final_window": self.final_window.value,
@@ -414,7 +425,7 @@ class LevelTopicDescription:
         if self.on_missing_target is not MissingTarget.HOLD:
             value["on_missing_target"] = self.on_missing_target.value
         if self.former:
-            value["former"] = [levels.to_json() for levels in self.former]
+            value["former"] = [self._with_topics(levels) for levels in self.former]
         if self.attribute != SIZE_ATTRIBUTE:
             value["attribute"] = self.attribute
         if self.expire_after_ms:
@@ -423,6 +434,27 @@ class LevelTopicDescription:
             value["expired"] = self.expired.value
         value.update(self.pauses.to_json())
         return json.dumps(value, sort_keys=True, separators=(",", ":"))
+
+    def _with_topics(self, levels: Levels) -> dict[str, Any]:
+        """Return a list of levels as it is stored: with the topic of each, and its partitions."""
+        value = levels.to_json()
+        for stored, level in zip(value["levels"], levels, strict=True):
+            stored["topic"] = self.name.with_suffix(level.suffix).full
+            stored["partitions"] = level.partitions
+        return value
+
+    def _other_topics(self) -> dict[str, str]:
+        """Return the names of the member topics that are no levels, by their roles."""
+        others = (member for member in self.members() if member.role is not Role.LEVEL)
+        return {member.role.value: member.topic.full for member in others}
+
+    def _check_topics(self, value: Mapping[str, Any]) -> None:
+        """Raise ValueError unless the stored names and partitions are those of this version."""
+        own = self._with_topics(self.levels)["levels"]
+        stored = [{name: item[name] for name in own[0]} for item in value["levels"]]
+        others = self._other_topics()
+        if stored != own or {name: value["topics"].get(name) for name in others} != others:
+            raise ValueError(f"it names {stored} and {value['topics']}, not {own} and {others}")
 
     @classmethod
     def from_json(cls, topic: str, text: str) -> LevelTopicDescription:
@@ -447,7 +479,7 @@ class LevelTopicDescription:
             added = [
                 key[len(TARGET_PREFIX) :] for key in properties if key.startswith(TARGET_PREFIX)
             ]
-            return cls(
+            found = cls(
                 topic=topic,
                 levels=Levels.from_json(value),
                 targets=(*targets, *added),
@@ -461,11 +493,14 @@ class LevelTopicDescription:
                 expire_after_ms=int(value.get("expire_after_ms", 0)),
                 expired=Expired(value.get("expired", "drop")),
                 pauses=Pauses.from_json(value),
+                reserve=int(value["reserve"]),
             )
+            found._check_topics(value)
         except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
             raise LevelTopicError(
                 f"the description of level topic {topic} cannot be read: {error!r}"
             ) from error
+        return found
 
     def to_properties(self) -> dict[str, str]:
         """Return the properties to add to the level topic."""

@@ -16,9 +16,7 @@ from delaylevel.cluster.client_parts.cores import MessageBuilder, check_message
 from delaylevel.cluster.schemas import bytes_schema
 from delaylevel.errors import MessageTooLargeError
 from delaylevel.model import envelope as env
-from delaylevel.model.due_time import LATEST_DUE_MS
-from delaylevel.model.envelope import SchemaRef
-from delaylevel.model.level_topic import LevelTopicDescription
+from delaylevel.model.level_topic import LONGEST_NAME, LevelTopicDescription
 from delaylevel.model.retries import REAL_SUBSCRIPTION
 
 _BYTES = bytes_schema()
@@ -76,18 +74,11 @@ SMALLEST_MAX_MESSAGE_SIZE = 16 * 1024
 # Bytes that one key, property name or value needs in addition to its text: tags and lengths of
 # the client's encoding (protobuf).
 _FRAMING = 16
-# Sequence ID, event time, sizes and flags of a message in a batch.
-_METADATA = 128
-# Ledger, entry and index in the batch, with separators.
-_LONGEST_POSITION = len(":9223372036854775807:9223372036854775807:1023")
-_LONGEST_ATTEMPT = len("4294967295")
 # What compression can add to a payload that it cannot compress: LZ4 adds the most, 1 byte in 255.
 _INCOMPRESSIBLE = 255
-# What a listener adds to a copy for a further attempt, without the names of topics: the name of the
-# subscription several times, IDs, positions and counters.
-_RETRY = 2048
-# A partition's number, at most 5 digits.
-_LONGEST_PARTITION = len("-partition-99999")
+# The part of the reserve for what a listener adds to a copy for a further attempt: the name of the
+# subscription several times, names of topics, IDs, positions and counters.
+_RETRY = 2048 + 3 * LONGEST_NAME
 # The fast path is for messages with few and short properties, where the limit leaves room for them
 # without counting.
 _FEW = 64
@@ -99,24 +90,20 @@ class PulsarMessageTooLargeError(MessageTooLargeError, pulsar.MessageTooBig):
 
 
 class SizeLimit:
-    """The largest size of a message that is parked in one level topic for one target.
+    """The largest size of a message that is parked in one level topic.
 
     A level topic's message is published again at each hop, with more properties and perhaps without
     compression. It may be held, become a dead letter, be rescheduled or retried by a listener, and
     each adds more. The client writes the properties of a batched message into the payload, to which
-    the broker's limit applies. So the limit is for the uncompressed payload, keys and properties
-    together, less a reserve for everything that may be added later, whatever the message has now.
+    the broker's limit applies. So the limit is for the uncompressed payload, keys and the
+    application's properties together, less the level topic's reserve for everything else.
 
     Args:
         description: the level topic.
-        target: full name of the business topic.
-        schema: the schema of the payloads; None for plain bytes.
         max_message_size: the broker's ``maxMessageSize``, in bytes.
-        compression: the name of the compression of the producer; None without one. A payload that
-            cannot be compressed grows.
 
     Attributes:
-        reserve: bytes for what hops add.
+        reserve: bytes for what hops add, and for a payload that cannot be compressed.
         bytes: the largest size of a message with its keys and application's properties.
         short_body: payloads up to this number of bytes fit, if keys and properties are few and
             short; -1 if every message must be checked.
@@ -126,37 +113,9 @@ class SizeLimit:
     few = _FEW
 
     def __init__(
-        self,
-        description: LevelTopicDescription,
-        target: str,
-        schema: SchemaRef | None,
-        max_message_size: int = DEFAULT_MAX_MESSAGE_SIZE,
-        compression: str | None = None,
+        self, description: LevelTopicDescription, max_message_size: int = DEFAULT_MAX_MESSAGE_SIZE
     ) -> None:
-        names = [member.topic.full for member in description.members()]
-        longest = max(map(_bytes, names)) + _LONGEST_PARTITION
-        # An ID that a hop adds is the position where the message was stored first.
-        added_id = longest + _LONGEST_POSITION
-        added = {
-            env.DUE: len(str(LATEST_DUE_MS)),
-            env.TARGET: _bytes(target),
-            env.ID: added_id,
-            env.SCHEMA: _bytes(str(schema)) if schema is not None else 0,
-            env.COMPRESSION: _bytes(compression or ""),
-            env.ATTEMPT: _LONGEST_ATTEMPT,
-            env.REASON: env.LONGEST_REASON + longest + _bytes(target),
-            env.SOURCE: added_id,
-            env.EXPIRES: len(str(LATEST_DUE_MS)),
-            env.REPLACES: added_id,
-        }
-        self._reserved = added
-        self._retry = _RETRY + 3 * _bytes(target)
-        self.reserve = _METADATA + sum(
-            _bytes(name) + value + 2 * _FRAMING for name, value in added.items()
-        )
-        if compression is not None:
-            self.reserve += max_message_size // _INCOMPRESSIBLE + _FRAMING
-        self.reserve += self._retry
+        self.reserve = description.reserve + max_message_size // _INCOMPRESSIBLE
         self._max_message_size = max_message_size
         self.bytes = max_message_size - self.reserve
         # Half of the limit for the payload, and a quarter for properties of 4 bytes a character.
@@ -185,15 +144,10 @@ class SizeLimit:
             if key:
                 size += _bytes(key) + _FRAMING
         for name, value in (properties or {}).items():
-            reserved = self._reserved.get(name)
-            if reserved is None:
+            if not name.startswith(env.PREFIX):
                 size += _bytes(name) + _bytes(value) + 2 * _FRAMING
-            else:
-                # A replacement has the ID once more, as the one that it replaces.
-                excess = max(0, _bytes(value) - reserved)
-                size += 2 * excess if name == env.ID else excess
         if properties and REAL_SUBSCRIPTION in properties:
-            size -= self._retry  # a listener's copy, for which this part was reserved
+            size -= _RETRY  # a listener's copy
         if size <= self.bytes:
             return
         raise PulsarMessageTooLargeError(

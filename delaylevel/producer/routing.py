@@ -123,7 +123,7 @@ class Routing:
         self._clock = clock
         self._compression = compression
         self._max_message_size = max_message_size
-        self.size_limit = SizeLimit(description, target, schema, max_message_size, compression)
+        self.size_limit = SizeLimit(description, max_message_size)
         self._short_body = self.size_limit.short_body
         self._short_text = self.size_limit.short_text
         self._router = Router(description.levels)

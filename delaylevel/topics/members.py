@@ -30,6 +30,7 @@ from delaylevel.errors import (
 )
 from delaylevel.model.formatting import exact_duration
 from delaylevel.model.level_topic import (
+    LONGEST_NAME,
     MEMBER_PROPERTY,
     PLAN_PROPERTY,
     FinalWindow,
@@ -95,11 +96,21 @@ def check_names(description: LevelTopicDescription) -> None:
             "name the topic itself"
         )
     own = {member.topic.full for member in description.members()}
+    longest = max((*own, *description.targets), key=_length)
+    if _length(longest) > LONGEST_NAME:
+        raise InvalidInputError(
+            f"topic {longest} has a name of {_length(longest)} bytes: a target or member topic may "
+            f"have {LONGEST_NAME}, because messages carry such names with them; shorten it"
+        )
     for target in description.targets:
         if TopicName.parse(target).without_partition.full in own:
             raise InvalidInputError(
                 f"{target} is part of the level topic {description.topic} and cannot be its target"
             )
+
+
+def _length(name: str) -> int:
+    return len(name.encode())
 
 
 # Policies pass through a system topic, which the broker creates at first use. A topic that another

@@ -77,8 +77,10 @@ def _described(description: LevelTopicDescription) -> dict[str, Any]:
         "final_window": description.final_window.value,
         "targets": list(description.targets),
         "window_partitions": description.window_partitions,
+        "window_topic": description.window_topic.full if description.cancellable else None,
         "maximum_ms": description.levels.maximum_ms,
         "smallest_lead_ms": description.levels.smallest_lead_ms,
+        "reserve": description.reserve,
         "levels": [
             {
                 "topic": description.level_topic(level.index).full,
@@ -87,10 +89,6 @@ def _described(description: LevelTopicDescription) -> dict[str, Any]:
                 "lead_ms": level.lead_ms,
             }
             for level in description.levels
-        ],
-        "members": [
-            {"topic": member.topic.full, "role": member.role.value, "partitions": member.partitions}
-            for member in description.members()
         ],
     }
 
@@ -227,14 +225,7 @@ def _outcome_answer(case: Case) -> Any:
 
 
 def _size_answer(case: Case) -> Any:
-    schema = SchemaRef.parse(case["schema"]) if case["schema"] else None
-    return SizeLimit(
-        _described_as(case["level_topic"]),
-        case["target"],
-        schema,
-        case["max_message_size"],
-        case["compression"],
-    ).bytes
+    return SizeLimit(_described_as(case["level_topic"]), case["max_message_size"]).bytes
 
 
 _PYTHON_NAMES = {"send_timeout_ms": "send_timeout_millis"}

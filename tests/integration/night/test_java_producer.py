@@ -301,7 +301,9 @@ def test_what_python_refuses_is_refused(
     refused(send(at=1), "INVALID_DELAY", "both given")
     refused(send(afterMs=-1), "INVALID_DELAY", "negative")
     refused(send(id=""), "INVALID_INPUT", "1 to 512 characters")
-    refused(send(afterMs=3 * 86_400_000 + 90_000), "DELAY_TOO_LONG", "3d1m", "(3d)", "was not sent")
+    refused(
+        send(afterMs=3 * 86_400_000 + 90_000), "DELAY_TOO_LONG", "PT72H1M", "(PT72H)", "not sent"
+    )
     refused(send(value=b64(bytes(5_242_000))), "MESSAGE_TOO_LARGE", "maxMessageSize")
     assert "stored" in send(value=b64(bytes(5_000_000)))
     # Not parked, so nothing is lost on the way.

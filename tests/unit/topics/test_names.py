@@ -6,6 +6,7 @@ import pytest
 
 from delaylevel import topics
 from delaylevel.errors import InvalidInputError
+from delaylevel.model.level_topic import LONGEST_NAME
 from delaylevel.testing import MemoryPulsar
 from support.fakes import describe
 
@@ -43,3 +44,16 @@ def test_other_names_are_usable(name: str) -> None:
     memory = MemoryPulsar()
     wanted = describe(topic=f"_{name}-delay-level", targets=(name,))
     assert topics.create(memory.admin, wanted) == wanted
+
+
+def test_a_name_without_room_in_messages_is_refused() -> None:
+    memory = MemoryPulsar()
+    base = len("persistent://public/default/")
+    fits = describe(targets=("t" * (LONGEST_NAME - base),))
+    assert topics.create(memory.admin, fits) == fits
+    for changes in (
+        {"targets": ("t" * (LONGEST_NAME - base + 1),)},
+        {"topic": "l" * (LONGEST_NAME - base - len("-window-log") + 1)},
+    ):
+        with pytest.raises(InvalidInputError, match=r"may have 600, .* shorten it"):
+            topics.create(memory.admin, describe(**changes))

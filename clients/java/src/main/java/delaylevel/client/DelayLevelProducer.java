@@ -88,7 +88,7 @@ public final class DelayLevelProducer<T> implements AutoCloseable {
         this.settings = settings;
         this.business = business;
         room = new Semaphore(options.maxPendingMessages);
-        routing = routing(description);
+        routing = new Routing(description, options.maxMessageSize);
         if (settings.timeoutIsLong()) {
             LOG.log(Level.WARNING, "sendTimeout={0} ms is above the lead of level topic {1}: a "
                     + "message that waits in the client for longer than the lead can be handed off "
@@ -531,15 +531,6 @@ public final class DelayLevelProducer<T> implements AutoCloseable {
 
     // -- the description
 
-    private Routing routing(Description description) {
-        return new Routing(
-                description,
-                target,
-                reference,
-                settings.compressionName(),
-                options.maxMessageSize);
-    }
-
     private void refreshIfOld() {
         if (System.nanoTime() - readNs >= REFRESH_EVERY_NS && refreshing.compareAndSet(false, true)) {
             CompletableFuture.runAsync(this::refresh, executor)
@@ -588,7 +579,7 @@ public final class DelayLevelProducer<T> implements AutoCloseable {
                     + "producer", known.topic());
         } else if (!found.levels().equals(known.levels())) {
             LOG.log(Level.INFO, "level topic {0} was expanded", known.topic());
-            routing = routing(found);
+            routing = new Routing(found, options.maxMessageSize);
         }
     }
 

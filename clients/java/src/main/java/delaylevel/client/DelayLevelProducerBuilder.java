@@ -218,7 +218,7 @@ public final class DelayLevelProducerBuilder<T> {
                     "sendTimeout=" + timeout + " ms cannot be combined with a delay-level topic: a "
                             + "message that waits in the client without a limit ends up behind "
                             + "younger ones in its partition and is handed off too late; set it to "
-                            + "at most the lead (" + Description.exactDuration(lead) + ")");
+                            + "at most the lead (" + Duration.ofMillis(lead) + ")");
         }
         return new Settings(
                 batching && !description.byFunction(),

@@ -3,9 +3,7 @@ package delaylevel.client;
 import delaylevel.client.DelayLevelException.Reason;
 import java.nio.charset.StandardCharsets;
 import java.util.ArrayList;
-import java.util.Collection;
 import java.util.List;
-import java.util.Locale;
 import java.util.Map;
 import java.util.Set;
 import java.util.TreeSet;
@@ -18,7 +16,9 @@ record Description(
         Set<String> targets,
         boolean byFunction,
         boolean tracker,
+        String windowTopic,
         int windowPartitions,
+        int reserve,
         List<Levels> former) {
     static final String DESCRIPTION = "delaylevel.description";
     static final String PLAN = "delaylevel.plan";
@@ -28,26 +28,8 @@ record Description(
     /** The format of descriptions; later ones are refused. */
     private static final long FORMAT = 1;
 
-    private static final long LONGEST_MS = 36_500L * 86_400_000;
-    private static final Map<Long, String> UNITS =
-            Map.of(
-                    60_000L, "minute",
-                    3_600_000L, "hour",
-                    86_400_000L, "day",
-                    30 * 86_400_000L, "month",
-                    365 * 86_400_000L, "year");
-
     /** One level; durations in ms. */
-    record Level(long unitMs, long maximumMs, long leadMs) {
-        int partitions() {
-            return (int) ((maximumMs + unitMs - 1) / unitMs - 1);
-        }
-
-        String suffix() {
-            String name = UNITS.getOrDefault(unitMs, exactDuration(unitMs));
-            return "-" + name.toLowerCase(Locale.ROOT);
-        }
-    }
+    record Level(String topic, int partitions, long unitMs, long maximumMs, long leadMs) {}
 
     /** A list of levels, from coarse to fine. */
     record Levels(boolean recirculate, List<Level> list) {
@@ -59,9 +41,6 @@ record Description(
             return list.stream().mapToLong(Level::leadMs).min().orElseThrow();
         }
     }
-
-    /** One of the topics of a level topic. */
-    record Member(TopicName topic, String role, int partitions) {}
 
     /**
      * Reads the properties of a level topic; null if they have no description.
@@ -80,7 +59,7 @@ record Description(
                 throw error;
             }
             throw damaged(topic, error);
-        } catch (ClassCastException | IllegalArgumentException | ArithmeticException error) {
+        } catch (ClassCastException | IllegalArgumentException error) {
             throw damaged(topic, error);
         }
     }
@@ -105,23 +84,21 @@ record Description(
                 targets.add(TopicName.parse(added).toString());
             }
         }
-        long window = number(value, "window_partitions", 1, 64);
-        number(value, "hold_pause_ms", 1, Long.MAX_VALUE);
-        if (value.containsKey("on_missing_target")) {
-            choice(value, "on_missing_target", "hold", "dead-letter", "drop");
-        }
-        require(!targets.isEmpty(), "there are no targets");
         List<Levels> former = new ArrayList<>();
         if (value.get("former") instanceof List<?> lists) {
             lists.forEach(each -> former.add(levels((Map<?, ?>) each)));
         }
+        boolean tracker = choice(value, "final_window", "tracker", "broker");
+        Map<?, ?> topics = (Map<?, ?>) required(value, "topics");
         return new Description(
                 topic,
                 levels(value),
                 targets,
-                choice(value, "mover", "service", "function").equals("function"),
-                choice(value, "final_window", "broker", "tracker").equals("tracker"),
-                (int) window,
+                choice(value, "mover", "function", "service"),
+                tracker,
+                tracker ? (String) required(topics, "window") : null,
+                (int) number(value, "window_partitions"),
+                (int) number(value, "reserve"),
                 former);
     }
 
@@ -143,67 +120,39 @@ record Description(
         List<Level> found = new ArrayList<>();
         for (Object item : (List<?>) required(value, "levels")) {
             Map<?, ?> level = (Map<?, ?>) item;
-            long unit = number(level, "unit_ms", 100, LONGEST_MS);
-            long maximum = number(level, "maximum_ms", unit + 1, LONGEST_MS);
-            found.add(new Level(unit, maximum, number(level, "lead_ms", 1, unit - 1)));
+            found.add(new Level(
+                    (String) required(level, "topic"),
+                    (int) number(level, "partitions"),
+                    number(level, "unit_ms"),
+                    number(level, "maximum_ms"),
+                    number(level, "lead_ms")));
         }
         require(!found.isEmpty(), "there are no levels");
-        for (int i = 1; i < found.size(); i++) {
-            long coarser = found.get(i - 1).unitMs();
-            require(found.get(i).unitMs() < coarser, "levels must go from coarse to fine");
-            require(found.get(i).maximumMs() >= coarser, "there is a gap between levels");
-        }
-        String overflow = choice(value, "overflow", "reject", "recirculate");
-        return new Levels(overflow.equals("recirculate"), found);
+        return new Levels(choice(value, "overflow", "recirculate", "reject"), found);
     }
 
     private static Object required(Map<?, ?> value, String name) {
-        require(value.containsKey(name), name + " is missing");
+        require(value.get(name) != null, name + " is missing");
         return value.get(name);
     }
 
-    private static String choice(Map<?, ?> value, String name, String... choices) {
+    /** Returns true for one word, false for the other. */
+    private static boolean choice(Map<?, ?> value, String name, String one, String other) {
         Object found = required(value, name);
-        require(List.of(choices).contains(found), name + " is " + found);
-        return (String) found;
+        require(found.equals(one) || found.equals(other), name + " is " + found);
+        return found.equals(one);
     }
 
-    private static long number(Map<?, ?> value, String name, long least, long most) {
-        Object found = required(value, name);
-        require(found instanceof Long, name + " is " + found + ", not a whole number");
-        long number = (Long) found;
-        require(number >= least && number <= most, name + " is " + number);
-        return number;
+    private static long number(Map<?, ?> value, String name) {
+        require(required(value, name) instanceof Long number && number > 0,
+                name + " is " + value.get(name));
+        return (Long) value.get(name);
     }
 
     private static void require(boolean condition, String message) {
         if (!condition) {
             throw new IllegalArgumentException(message);
         }
-    }
-
-    TopicName levelTopic(int level) {
-        return level == 0 ? topic : topic.withSuffix(levels.list().get(level).suffix());
-    }
-
-    TopicName windowTopic() {
-        return topic.withSuffix("-window");
-    }
-
-    /** Returns all topics: levels from coarse to fine, then the others. */
-    Collection<Member> members() {
-        List<Member> found = new ArrayList<>();
-        for (int i = 0; i < levels.list().size(); i++) {
-            found.add(new Member(levelTopic(i), "level", levels.list().get(i).partitions()));
-        }
-        found.add(new Member(topic.withSuffix("-held"), "held", 1));
-        found.add(new Member(topic.withSuffix("-DLQ"), "dead-letter", 1));
-        if (tracker) {
-            found.add(new Member(windowTopic(), "window", windowPartitions));
-            found.add(new Member(topic.withSuffix("-window-log"), "log", windowPartitions));
-            found.add(new Member(topic.withSuffix("-outcomes"), "outcomes", 1));
-        }
-        return found;
     }
 
     /** Refuses a business topic that is not a target. */
@@ -239,19 +188,5 @@ record Description(
                             + "'broker', so the broker releases them, and it cannot take one back; "
                             + "create a level topic with final window 'tracker'; nothing was sent");
         }
-    }
-
-    /** Writes a duration without rounding: 3d, 1h30m, 250ms. */
-    static String exactDuration(long ms) {
-        long[] sizes = {86_400_000, 3_600_000, 60_000, 1000, 1};
-        String[] names = {"d", "h", "m", "s", "ms"};
-        StringBuilder found = new StringBuilder();
-        for (int i = 0; i < sizes.length; i++) {
-            if (ms >= sizes[i]) {
-                found.append(ms / sizes[i]).append(names[i]);
-                ms %= sizes[i];
-            }
-        }
-        return found.isEmpty() ? "0s" : found.toString();
     }
 }

@@ -2,6 +2,7 @@ package delaylevel.client;
 
 import delaylevel.client.DelayLevelException.Reason;
 import java.nio.charset.StandardCharsets;
+import java.time.Duration;
 import java.util.List;
 import java.util.Map;
 import java.util.concurrent.ThreadLocalRandom;
@@ -31,47 +32,19 @@ final class Routing {
     final Description description;
     final int sizeLimit;
     private final int reserve;
-    private final int longestId;
     private final int maxMessageSize;
     private final Description.Level[] levels;
     private final AtomicLong unkeyed;
 
-    Routing(
-            Description description,
-            String target,
-            String schema,
-            String compression,
-            int maxMessageSize) {
+    Routing(Description description, int maxMessageSize) {
         this.description = description;
         this.maxMessageSize = maxMessageSize;
         levels = description.levels().list().toArray(new Description.Level[0]);
         int windows = description.windowPartitions();
         unkeyed = new AtomicLong((long) ThreadLocalRandom.current().nextInt(windows) * RUN);
-        int longest = 0;
-        for (Description.Member member : description.members()) {
-            longest = Math.max(longest, bytes(member.topic().toString()));
-        }
-        longest += "-partition-99999".length();
-        longestId = longest + ":9223372036854775807:9223372036854775807:1023".length();
-        int added = 128;
-        added += 2048 + 3 * bytes(target);
-        added += added(Envelope.DUE, 15) + added(Envelope.EXPIRES, 15);
-        added += added(Envelope.ATTEMPT, 10);
-        added += added(Envelope.TARGET, bytes(target));
-        added += added(Envelope.ID, longestId) + added(Envelope.PREFIX + "source", longestId);
-        added += added(Envelope.REPLACES, longestId);
-        added += added(Envelope.SCHEMA, schema == null ? 0 : bytes(schema));
-        added += added(Envelope.COMPRESSION, compression == null ? 0 : bytes(compression));
-        added += added(Envelope.PREFIX + "reason", 1024 + longest + bytes(target));
-        if (compression != null) {
-            added += maxMessageSize / 255 + FRAMING;
-        }
-        reserve = added;
+        // LZ4 adds the most to a payload that it cannot compress, 1 byte in 255.
+        reserve = description.reserve() + maxMessageSize / 255;
         sizeLimit = maxMessageSize - reserve;
-    }
-
-    private static int added(String name, int value) {
-        return bytes(name) + value + 2 * FRAMING;
     }
 
     private static int bytes(String text) {
@@ -120,8 +93,8 @@ final class Routing {
         if (remaining > maximum && !description.levels().recirculate()) {
             throw new DelayLevelException(
                     Reason.DELAY_TOO_LONG,
-                    "a delay of " + Description.exactDuration(remaining) + " is beyond the longest "
-                            + "level (" + Description.exactDuration(maximum) + "): expand the level "
+                    "a delay of " + Duration.ofMillis(remaining) + " is beyond the longest "
+                            + "level (" + Duration.ofMillis(maximum) + "): expand the level "
                             + "topic (`delaylevel levels expand`), or create one whose overflow is "
                             + "'recirculate'; the message was not sent");
         }
@@ -147,10 +120,8 @@ final class Routing {
 
     /** Returns the full name of the partition for a parked message. */
     String topicOf(Route route) {
-        TopicName topic = route.level == WINDOW
-                ? description.windowTopic()
-                : description.levelTopic(route.level);
-        return topic.partition(route.partition).toString();
+        String topic = route.level == WINDOW ? description.windowTopic() : levels[route.level].topic();
+        return topic + "-partition-" + route.partition;
     }
 
     /** Refuses a message that later hops could not send. */
@@ -163,13 +134,8 @@ final class Routing {
             size += orderingKey.length + FRAMING;
         }
         for (Map.Entry<String, String> each : properties.entrySet()) {
-            if (each.getKey().equals(Envelope.ID)) {
-                // A replacement has the ID once more, as the one that it replaces.
-                size += 2 * Math.max(0, bytes(each.getValue()) - longestId);
-            } else if (each.getKey().equals(Envelope.REPLACES)) {
-                size += Math.max(0, bytes(each.getValue()) - longestId);
-            } else if (!each.getKey().startsWith(Envelope.PREFIX)) {
-                size += added(each.getKey(), bytes(each.getValue()));
+            if (!each.getKey().startsWith(Envelope.PREFIX)) {
+                size += bytes(each.getKey()) + bytes(each.getValue()) + 2 * FRAMING;
             }
         }
         if (size > sizeLimit) {

@@ -25,10 +25,12 @@ import org.junit.jupiter.api.Test;
 class AdminRestTest {
     private static final TopicName TOPIC = TopicName.parse("a/b/_ü-delay-level");
     private static final String LEVELS =
-            "\"levels\":[{\"unit_ms\":1000,\"maximum_ms\":5000,\"lead_ms\":250}]";
+            "\"levels\":[{\"topic\":\"persistent://a/b/x\",\"partitions\":4,"
+                    + "\"unit_ms\":1000,\"maximum_ms\":5000,\"lead_ms\":250}]";
     private static final String DESCRIPTION = "{\"version\":1,\"overflow\":\"reject\"," + LEVELS
             + ",\"targets\":[\"persistent://a/b/ü\"],\"mover\":\"service\",\"final_window\":"
-            + "\"tracker\",\"hold_pause_ms\":1,\"window_partitions\":4}";
+            + "\"tracker\",\"topics\":{\"window\":\"persistent://a/b/w\"},\"reserve\":9,"
+            + "\"window_partitions\":4}";
 
     private record Answer(int status, String body, String location) {}
 
@@ -117,7 +119,7 @@ class AdminRestTest {
 
     @Test
     void aDamagedDescriptionIsRefused() {
-        for (String text : List.of("{", "[]", "7", "", DESCRIPTION.replace("250", "1000"),
+        for (String text : List.of("{", "[]", "7", "", DESCRIPTION.replace("250", "0"),
                 DESCRIPTION.replace("1000", "1e3"), DESCRIPTION.replace("persistent://a", "http://a"))) {
             answer(200, withProperties(Map.of(Description.DESCRIPTION, text)));
             refused(Reason.LEVEL_TOPIC, "cannot be read");

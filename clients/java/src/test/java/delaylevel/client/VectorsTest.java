@@ -105,19 +105,13 @@ class VectorsTest {
             return null;
         }
         List<Object> levels = new ArrayList<>();
-        for (int i = 0; i < found.levels().list().size(); i++) {
-            Description.Level level = found.levels().list().get(i);
+        for (Description.Level level : found.levels().list()) {
             levels.add(Map.of(
-                    "topic", found.levelTopic(i).toString(),
+                    "topic", level.topic(),
                     "partitions", big(level.partitions()),
-                    "unit_ms", big(level.unitMs()),
-                    "lead_ms", big(level.leadMs())));
+                    "unit_ms", level.unitMs(),
+                    "lead_ms", level.leadMs()));
         }
-        List<Object> members = new ArrayList<>();
-        found.members().forEach(member -> members.add(Map.of(
-                "topic", member.topic().toString(),
-                "role", member.role(),
-                "partitions", big(member.partitions()))));
         Map<String, Object> answer = new LinkedHashMap<>();
         answer.put("overflow", found.levels().recirculate() ? "recirculate" : "reject");
         answer.put("mover", found.byFunction() ? "function" : "service");
@@ -127,7 +121,8 @@ class VectorsTest {
         answer.put("maximum_ms", big(found.levels().maximumMs()));
         answer.put("smallest_lead_ms", big(found.levels().smallestLeadMs()));
         answer.put("levels", levels);
-        answer.put("members", members);
+        answer.put("window_topic", found.windowTopic());
+        answer.put("reserve", big(found.reserve()));
         return answer;
     }
 
@@ -144,12 +139,7 @@ class VectorsTest {
 
     private Routing routing(Map<?, ?> question) {
         Long limit = (Long) question.get("max_message_size");
-        return new Routing(
-                named(question),
-                text(question, "target"),
-                text(question, "schema"),
-                text(question, "compression"),
-                limit == null ? 5_242_880 : limit.intValue());
+        return new Routing(named(question), limit == null ? 5_242_880 : limit.intValue());
     }
 
     private Object route(Map<?, ?> question) {
