@@ -47,7 +47,7 @@ from .options import FORMAT, SyncSettings, connection_options
 from .reporting import JobCollector, JobReporter, JobStats, SyncListener, status_reader
 from .session import spark_session
 from .source import DelayLevelDataSource
-from .steps import Steps, apply_steps, local_sort_allowed
+from .steps import Steps, apply_steps, cause_of, local_sort_allowed, place_of_failure
 
 log = logging.getLogger(__name__)
 
@@ -58,10 +58,9 @@ _STOP_SLACK_S = 5.0
 _FIRST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 30.0
 
+# The class of errors for values that an expression cannot convert or compute.
+_DATA_ERROR = "SQLSTATE: 22"
 _OUR_ERROR = re.compile(r"(delaylevel|_pulsar)\.\S+")
-# The last line of a Python traceback, not of a Java stack trace.
-_NOT_PYTHON = r"(?!(org|java|scala|py4j|at|Caused)\b)"
-_PYTHON_ERROR = re.compile(_NOT_PYTHON + r"[A-Za-z_][\w.]*(Error|Exception)\b")
 
 # Raised in Spark's Python processes; they reach this process as text.
 _FATAL = (
@@ -212,17 +211,22 @@ class SparkSyncJob:
                 self._run_query(spark, listener)
                 return
             except StreamingQueryException as error:
+                log.debug("the query failed", exc_info=True)
                 _raise_if_fatal(error)
+                cause, is_ours = _explained(error)
                 if self._settings.once:
-                    raise BrokerError(f"the query failed: {_first_cause(error)}") from error
+                    # Without Spark's text, which has the plan, the offsets and a Java stack.
+                    if self._steps is None or is_ours:
+                        raise BrokerError(f"the query failed{cause}") from None
+                    raise StepsError(f"the steps failed{cause}") from None
                 self.stats.add_failure()
                 if time.monotonic() - started > 2 * _LONGEST_PAUSE_S:
                     pause_s = _FIRST_PAUSE_S
                 found = next(filter(None, map(explainer.rules, self.descriptions)), "")
                 why = f". The cluster does not allow what it needs: {found}" if found else ""
                 self._warning.failed(
-                    f"the query failed ({_first_cause(error)}); it starts again from its "
-                    f"checkpoint after a pause{why}"
+                    f"the query failed{cause}. It starts again from its checkpoint after a "
+                    f"pause{why}"
                 )
                 self._stop.wait(pause_s)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
@@ -357,14 +361,15 @@ def _raise_if_fatal(error: PySparkException) -> None:
     for kind in _FATAL:
         marker = f"delaylevel.errors.{kind.__name__}: "
         if marker in text:
-            raise kind(text.split(marker, 1)[1].split("\n", 1)[0]) from error
+            raise kind(text.split(marker, 1)[1].split("\n", 1)[0]) from None
 
 
-def _first_cause(error: BaseException) -> str:
-    """Return the line of a Spark error with the error in Python, or its first line."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    for pattern in (_OUR_ERROR, _PYTHON_ERROR):
-        for line in reversed(lines):
-            if pattern.match(line):
-                return line
-    return lines[0] if lines else type(error).__name__
+def _explained(error: PySparkException) -> tuple[str, bool]:
+    """Return where a query failed and why, and False if it failed in the steps."""
+    lines = str(error).splitlines()
+    ours = next((line.strip() for line in reversed(lines) if _OUR_ERROR.match(line.strip())), None)
+    if ours is not None:
+        return f": {ours}", True
+    where = place_of_failure(lines)
+    in_steps = bool(where) or _DATA_ERROR in str(error)
+    return f"{where}: {cause_of(error)}", not in_steps

@@ -100,6 +100,8 @@ def spark_session(connection: Connection, settings: SyncSettings) -> SparkSessio
     builder = SparkSession.Builder()
     for name, value in values.items():
         builder = builder.config(name, value)
+    # PySpark logs every error that it raises, as JSON.
+    logging.getLogger("SQLQueryContextLogger").disabled = True
     # At INFO, Py4J logs every event that Spark delivers.
     logging.getLogger("py4j").setLevel(max(logging.WARNING, logging.getLogger("py4j").level))
     start_java(values)

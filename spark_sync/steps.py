@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import os
+import re
 import sys
-from collections.abc import Callable, Iterator
+import traceback
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from inspect import getfile
 from operator import lt
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.errors import AnalysisException
+from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from delaylevel.errors import ConfigError, StepsError
 
 from .arrow_rows import REQUIRED, SCHEMA
+from .cluster import FOLDER
+
+log = logging.getLogger(__name__)
 
 Steps = Callable[[DataFrame], DataFrame]
 
@@ -82,7 +89,12 @@ def apply_steps(frame: DataFrame, steps: Steps) -> DataFrame:
     Raises:
         StepsError: the result of the steps cannot be forwarded.
     """
-    result: Any = steps(frame)
+    try:
+        result: Any = steps(frame)
+    except Exception as error:
+        log.debug("the steps failed", exc_info=True)
+        where = place_of_failure(traceback.format_tb(error.__traceback__))
+        raise StepsError(f"the steps failed{where}: {cause_of(error)}") from None
     if not isinstance(result, DataFrame):
         raise StepsError(
             f"the steps return a {type(result).__name__}: they take a DataFrame and return one"
@@ -101,8 +113,48 @@ def apply_steps(frame: DataFrame, steps: Steps) -> DataFrame:
             plan, jvm.streaming.OutputMode.Append()
         )
     except AnalysisException as error:
-        raise StepsError(f"the steps cannot run on a stream: {error}") from error
+        raise StepsError(f"the steps cannot run on a stream: {cause_of(error)}") from None
     return result.repartition("topic").sortWithinPartitions(*POSITION)
+
+
+_FRAME = re.compile(r'\s*File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<name>\S+)')
+# Code that is not the user's: here, and on an executor, where the paths are others.
+_OURS = tuple(os.path.dirname(file) + os.sep for file in (getfile(StepsError), __file__))
+_LIBRARIES = re.compile(
+    rf"[/\\](pyspark|py4j|({FOLDER}|site-packages)[/\\]delaylevel)[/\\.]|<frozen "
+)
+# The last line of a Python traceback, not of a Java stack trace.
+_PYTHON_ERROR = re.compile(
+    r"(?!(org|java|scala|py4j|pyspark|at|Caused)\b)[A-Za-z_][\w.]*(Error|Exception)\b"
+)
+_ENDED = "terminated with exception: "
+_CODES = re.compile(r"( SQLSTATE: \w+)+;?.*$")
+
+
+def place_of_failure(lines: Iterable[str]) -> str:
+    """Return `` at line 8 of steps.py, in fits`` for the innermost line of the user's own code.
+
+    It is empty if there is none among the lines of a traceback.
+    """
+    found = ""
+    for line in lines:
+        frame = _FRAME.match(line)
+        if frame is None or frame["file"].startswith(_OURS) or _LIBRARIES.search(frame["file"]):
+            continue
+        found = f" at line {frame['line']} of {frame['file']}, in {frame['name']}"
+    return found
+
+
+def cause_of(error: BaseException) -> str:
+    """Return an error in one line, without the text that Spark adds to it."""
+    lines = str(error).strip().splitlines()
+    if not isinstance(error, PySparkException):
+        return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    for line in reversed(lines):
+        if _PYTHON_ERROR.match(line):
+            return line.strip()
+    first = lines[0] if lines else type(error).__name__
+    return _CODES.sub("", first.partition(_ENDED)[2] or first)
 
 
 @contextmanager

@@ -16,12 +16,14 @@ from delaylevel.errors import (
     BrokerError,
     BrokerUnreachableError,
     LevelTopicError,
+    StepsError,
     UpgradeRequiredError,
 )
 from delaylevel.model.topic_name import TopicName
 from delaylevel.spark_sync import SparkSyncJob, SyncSettings
 from delaylevel.spark_sync import job as job_module
 from delaylevel.spark_sync.job import _raise_if_fatal
+from delaylevel.spark_sync.steps import apply_steps
 from delaylevel.testing import MemoryPulsar
 
 
@@ -101,3 +103,62 @@ def test_a_level_topic_that_cannot_be_used_ends_the_job(kind: type[LevelTopicErr
     with pytest.raises(kind, match=r"^it uses 'cancel'$") as caught:
         _raise_if_fatal(PySparkException(text))
     assert type(caught.value) is kind
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            "[STREAM_FAILED] Query [id = 1] terminated with exception: [PYTHON_EXCEPTION]"
+            " An exception was thrown from the Python worker: Traceback (most recent call last):\n"
+            '  File "/x/site-packages/pyspark/worker.py", line 5, in main\n    process()\n'
+            '  File "/srv/billing/steps.py", line 8, in fits\n    return int(value)\n'
+            "           ^^^^^^^^^^\nValueError: invalid literal 'a-1'\n SQLSTATE: 38000\n"
+            "=== Streaming Query ===\nIdentifier: x\nLogical Plan:\n+- Filter",
+            "the steps failed at line 8 of /srv/billing/steps.py, in fits: ValueError: invalid "
+            "literal 'a-1'",
+        ),
+        (
+            "[STREAM_FAILED] Query [id = 1] terminated with exception: [CAST_INVALID_INPUT] The "
+            "value 'a-1' cannot be cast to \"INT\". SQLSTATE: 22018\n== SQL ==\ncast(x)\n",
+            "the steps failed: [CAST_INVALID_INPUT] The value 'a-1' cannot be cast to \"INT\".",
+        ),
+        (
+            "[STREAM_FAILED] Query [id = 1] terminated with exception: Job aborted\nat org",
+            "the query failed: Job aborted",
+        ),
+        (
+            "[STREAM_FAILED] Query\nTraceback:\n"
+            '  File "/x/delaylevel/cluster/port.py", line 5, in read\n'
+            "delaylevel.errors.BrokerUnreachableError: no answer\n SQLSTATE: 38000\n",
+            "the query failed: delaylevel.errors.BrokerUnreachableError: no answer",
+        ),
+    ],
+)
+def test_a_failed_query_is_explained_in_one_line(
+    text: str, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: object) -> None:
+        raise StreamingQueryException(text)
+
+    job = job_for_two(UpgradeRequiredError("it is in format 2"), monkeypatch)
+    monkeypatch.setattr(job, "_steps", lambda frame: frame)
+    monkeypatch.setattr(SparkSyncJob, "_run_query", fail)
+    with pytest.raises((BrokerError, StepsError)) as caught:
+        job.run()
+    assert str(caught.value) == expected
+    assert caught.value.__cause__ is None
+    assert caught.value.__suppress_context__
+
+
+def test_a_failure_of_the_steps_names_their_line() -> None:
+    def steps(frame: Any) -> Any:
+        return frame / 0
+
+    with pytest.raises(StepsError) as caught:
+        apply_steps(1, steps)  # type: ignore[arg-type]
+    line = steps.__code__.co_firstlineno + 1
+    assert str(caught.value) == (
+        f"the steps failed at line {line} of {__file__}, in steps: "
+        "ZeroDivisionError: division by zero"
+    )

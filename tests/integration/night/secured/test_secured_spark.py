@@ -226,7 +226,7 @@ def test_a_job_recovers_from_wrong_and_expired_tokens(
         )
         for number, (spoil, reason) in enumerate(wrong):
             seen, body = len(said()), b"spoilt %d" % number
-            failed = re.compile(f"the query failed .*{reason}")
+            failed = re.compile(f"the query failed.*{reason}")
             spoil()
             eventually(
                 lambda seen=seen, failed=failed: failed.search(said(), seen), reason, PATIENCE_S
