@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import sys
 import time
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+import platformdirs
 
 from delaylevel.cli.views.live import LiveRegion, Starting, first_unmet, live_region
 from delaylevel.cli.views.output import note
@@ -21,11 +24,11 @@ from delaylevel.model.topic_name import parse_namespace
 
 from . import options
 from .command import examples, pass_connection, settings_of
-from .dispatcher import dispatch_settings, tune_interpreter
 from .mover import MoverStates
 from .service import refused_lines, serve_metrics, serving_lines
 
 if TYPE_CHECKING:
+    from delaylevel.dispatcher import DispatchSettings
     from delaylevel.mover.service import MoverStats
     from delaylevel.run import LocalService
 
@@ -78,10 +81,40 @@ def run(
         raise ConfigError("give topics, or --namespace to serve all level topics of a namespace")
     if namespace is not None:
         parse_namespace(namespace)
+    settings, metrics = dispatch_settings(**fields), (metrics_port, metrics_address)
+    serve(
+        connection,
+        topics,
+        settings,
+        metrics,
+        namespace=namespace,
+        once=once,
+        trigger_ms=trigger_ms,
+    )
+
+
+def serve(
+    connection: Connection,
+    topics: tuple[str, ...],
+    settings: DispatchSettings,
+    metrics: tuple[int | None, str],
+    *,
+    namespace: str | None = None,
+    moves: bool = True,
+    once: bool = False,
+    trigger_ms: int | None = None,
+) -> None:
+    """Run the mover and the dispatcher of level topics until they are stopped.
+
+    Args:
+        metrics: port and address of the HTTP service; None for no port, and no service.
+        moves: False to run the dispatcher alone.
+        once: True to end when everything that is ready or due is done.
+    """
     from delaylevel.cluster.rest.admin import Admin
     from delaylevel.run import LocalService
 
-    tune_interpreter()
+    _tune_interpreter()
     with contextlib.ExitStack() as stack:
         # Attempts on what others own fail all the time, and the client would log each of them
         # with -v. The service logs the events that matter.
@@ -93,18 +126,18 @@ def run(
             open_client,
             admin,
             topics,
-            dispatch_settings(**fields),
+            settings,
             namespace=namespace,
             trigger_ms=trigger_ms,
+            moves=moves,
         )
-
         stack.callback(service.close)
-
         stop_on_signals(service.stop)
-        if metrics_port is not None:
+        port, address = metrics
+        if port is not None:
             from delaylevel.run.service import ServiceCollector
 
-            serve_metrics(stack, ServiceCollector(service), metrics_port, metrics_address)
+            serve_metrics(stack, ServiceCollector(service), port, address)
         if once:
             report = service.run_once()
             note(f"{report.moved.total:,} messages moved, {report.released:,} released.")
@@ -113,7 +146,7 @@ def run(
         with live_region(keep=True) as region:
             start = Starting(
                 region,
-                f"mover and dispatcher for {served}",
+                f"{'mover and dispatcher' if moves else 'dispatcher'} for {served}",
                 lambda: first_unmet(service.start_checks()),
                 lambda: [*_serving(service, namespace), "Ctrl-C ends it."],
             )
@@ -121,6 +154,30 @@ def run(
             with start:
                 service.run(progress.show)
         progress.end()
+
+
+def _tune_interpreter() -> None:
+    """Prepare the interpreter for a dispatcher."""
+    # The publishing thread must not wait the default 5 ms for its turn in the interpreter.
+    sys.setswitchinterval(0.001)
+    # Messages are freed without the garbage collector, which would look at all of them, and at all
+    # modules, many times a second.
+    gc.freeze()
+    gc.set_threshold(100_000)
+
+
+def dispatch_settings(
+    memory: int, remember: int, spill_dir: Path | None, **fields: Any
+) -> DispatchSettings:
+    """Return the settings of a dispatcher from the values of `options.dispatching`."""
+    from delaylevel.dispatcher import DispatchSettings
+
+    return DispatchSettings(
+        directory=spill_dir or Path(platformdirs.user_state_dir("delaylevel")) / "dispatch",
+        memory_bytes=memory << 20,
+        remember=remember + remember % 2,
+        **fields,
+    )
 
 
 def _serving(service: LocalService, namespace: str | None) -> list[str]:
@@ -172,7 +229,8 @@ class _Progress:
         """Print the totals."""
         self._update()
         moved, released = self._view.counts
-        note(f"{moved:,} messages moved, {released:,} released.")
+        mover = f"{moved:,} messages moved, " if self._service.movers else ""
+        note(f"{mover}{released:,} {'' if mover else 'messages '}released.")
 
     def _movers(self) -> dict[str, MoverStats]:
         return {

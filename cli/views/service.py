@@ -6,7 +6,7 @@ A module of its own, because it needs the dispatcher's extra: the commands load 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -184,24 +184,3 @@ def _line(row: Mapping[str, Any]) -> str:
     if row["held"]:
         parts.append(f"{row['held']:,} held")
     return "; ".join(parts)
-
-
-def released_line(found: Iterable[OwnerStats], released: int, rate: int, now_ms: int) -> str:
-    """Return the state of a dispatcher in one line.
-
-    Args:
-        rate: number of messages released in the last second.
-    """
-    mine = list(found)
-    recovering = sum(stats.state == "recovering" for stats in mine)
-    dues = [stats.next_due_ms for stats in mine if stats.next_due_ms is not None]
-    late_ms, held = _window(mine)["p99_ms"], sum(sum(stats.held.values()) for stats in mine)
-    line = f"{len(mine)} partitions"
-    line += f" ({recovering} recovering)" if recovering else ""
-    line += f" · {sum(stats.pending for stats in mine):,} in the window"
-    if dues:
-        line += f", next in {format_duration(max(0, min(dues) - now_ms))}"
-    line += f" · {rate:,}/s · since the start: {released:,} released"
-    line += f", p99 {format_duration(late_ms)} late" if late_ms else ""
-    line += f", {held:,} held" if held else ""
-    return line

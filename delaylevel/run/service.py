@@ -14,7 +14,7 @@ from delaylevel.cluster.failures import translate_errors
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.scheduler import Lanes
 from delaylevel.dispatcher import Dispatcher, DispatchSettings
-from delaylevel.dispatcher.service import partition_owners
+from delaylevel.dispatcher.service import check_dispatched, partition_owners
 from delaylevel.dispatcher.stats import OwnerStats
 from delaylevel.dispatcher.status import DispatchCollector, start_checks
 from delaylevel.errors import BrokerError, InvalidInputError
@@ -128,9 +128,10 @@ class LocalService:
         settings: settings of the dispatcher.
         namespace: ``tenant/namespace`` whose level topics are all served, also later ones.
         trigger_ms: time between two passes of a mover, in ms; by default a fifth of the lead.
+        moves: False to leave moving to others, and to refuse level topics without a window.
 
     Attributes:
-        movers: the service that moves, as a tuple.
+        movers: the service that moves, as a tuple; empty if it does not move.
 
     Raises:
         LevelTopicError: none of the level topics can be served: it is missing, or a Function moves
@@ -147,9 +148,11 @@ class LocalService:
         *,
         namespace: str | None = None,
         trigger_ms: int | None = None,
+        moves: bool = True,
     ) -> None:
         self._admin = admin
         self._settings = settings
+        self._moves = moves
         self._open_client = open_client
         self._dispatcher: Dispatcher | None = None
         self._stopping = threading.Event()
@@ -175,7 +178,7 @@ class LocalService:
         except BaseException:
             self._closing.close()
             raise
-        self.movers = (self._movers,)
+        self.movers = (self._movers,) if moves else ()
 
     @property
     def dispatchers(self) -> tuple[Dispatcher, ...]:
@@ -312,16 +315,18 @@ class LocalService:
             InvalidInputError: effectively-once delivery with the final window ``broker``.
         """
         self._check(description)
-        if named:
+        if not self._moves:
+            check_dispatched(description)
+        elif named:
             check_movable(description)
         descriptions = None
         if description.final_window is FinalWindow.TRACKER:
             self._dispatching().add(description.topic)
             descriptions = self._dispatching().descriptions_of(description.topic)
-        if description.mover is not Mover.FUNCTION:
+        if self._moves and description.mover is not Mover.FUNCTION:
             # Both read the description every few seconds, so they share it.
             self._movers.add(description, descriptions)
-        elif description.final_window is FinalWindow.TRACKER:
+        elif self._moves and descriptions is not None:
             log.info("%s is moved by a Function; its window is served here", description.topic)
 
     def _dispatching(self) -> Dispatcher:

@@ -11,7 +11,7 @@ import pytest
 
 from delaylevel import PartitionStrategy
 from delaylevel.cli.service import serving_lines
-from delaylevel.cli.views.service import Members, ServiceView, released_line
+from delaylevel.cli.views.service import Members, ServiceView
 from delaylevel.cli.views.terminal import cells
 from delaylevel.dispatcher.service import ServedGroup
 from delaylevel.dispatcher.stats import LATENESS_BOUNDS_MS, OwnerStats
@@ -113,15 +113,6 @@ def test_the_table_fits_a_terminal(members: Members) -> None:
     assert len(small) == 2
     assert small[-1] == "and 2 more"
     assert max(map(len, small)) <= 40
-
-
-def test_a_dispatcher_alone_has_one_line() -> None:
-    found = [owner(pending=7, next_due_ms=9_000), owner(state="recovering")]
-    line = released_line(found, 1_500, 20, 4_000)
-    assert line == (
-        "2 partitions (1 recovering) · 7 in the window, next in 5.0s · 20/s · "
-        "since the start: 1,500 released, p99 25ms late"
-    )
 
 
 def test_the_table_has_levels_and_window_partitions() -> None:
