@@ -273,8 +273,8 @@ class Sqlite:
         key = "primary key (due, ledger, entry)"
         self.db.execute(f"create table m (due, ledger, entry, a, body, {key}) without rowid")
 
-    def append(self, dues: Any, ledgers: Any, entries: Any, bodies: Any, values: Any) -> None:
-        columns = [column.tolist() for column in (dues, ledgers, entries, values)]
+    def append(self, rows: Any, bodies: Any, values: Any) -> None:
+        columns = [column.tolist() for column in (*rows, values)]
         self.db.execute("begin")
         self.db.executemany("insert into m values (?,?,?,?,?)", zip(*columns, bodies, strict=True))
         self.db.execute("commit")
@@ -309,9 +309,9 @@ def segments(layout: str, kind: str, rows: int) -> Case:
             found = reading(store.read_due, until_ms, size)
             if not ours:
                 return len(found)
-            ticks = found.due_ms & -1024
-            assert not ticks.size or (last <= ticks[0] and (ticks[1:] >= ticks[:-1]).all())
-            last = int(ticks[-1]) if ticks.size else last
+            dues = found.rows[0]
+            assert not dues.size or (last <= dues[0] and (dues[1:] >= dues[:-1]).all())
+            last = int(dues[-1]) if dues.size else last
             return len(found.payloads)
 
         with Peak() as peak:
@@ -323,8 +323,8 @@ def segments(layout: str, kind: str, rows: int) -> Case:
                     dues = T0 + 5000 + rng.integers(0, 86_400_000, size)
                 else:  # 1 to 10 minutes ahead, at 50,000 messages per second
                     dues = T0 + 60_000 + start // 50 + rng.integers(0, 540_000, size)
-                parts = (dues, index // 50_000, index % 50_000, [bytes(b) for b in bodies])
-                writing(store.append, *parts, dues % 997)
+                places = np.array([dues, index // 50_000, index % 50_000])
+                writing(store.append, places, [bytes(b) for b in bodies], dues % 997)
                 if live:
                     now[0] += 20
                     pending = max(pending, start + size - taken)
@@ -368,7 +368,7 @@ def query(layout: str, kind: str, rows: int) -> Case:
                 part = slice(at, at + 20_000)
                 places = index[part] // 50_000, index[part] % 50_000
                 payloads = [bytes(34)] * dues[part].size
-                store.append(dues[part], *places, payloads, values[part])
+                store.append(np.array([dues[part], *places]), payloads, values[part])
         all_rows, average, size = Timer(), Timer(), 0
         for step in range(15):
             start = T0 + 5000 + int(86_400_000 * (0.05 + 0.06 * step))

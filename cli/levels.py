@@ -52,7 +52,6 @@ from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.topics import lifecycle
 from delaylevel.topics import registry as topics
-from delaylevel.topics.lifecycle import set_attribute
 from delaylevel.topics.status import status
 from delaylevel.topics.targets import keep
 
@@ -313,14 +312,11 @@ def delete(
 @options.output
 @pass_settings
 def set_(
-    settings: Settings,
+    program: Settings,
     topic: str,
-    on_missing_target: MissingTarget | None,
-    expire_after_ms: int | None,
-    expired: Expired | None,
-    attribute: str | None,
     keep_target: bool,
     output: str,
+    **settings: Any,
 ) -> None:
     """Change settings of TOPIC's level topic.
 
@@ -328,23 +324,13 @@ def set_(
     Function when it is restarted. Dispatchers apply --attribute when they are started again.
     --keep-target is for TOPIC itself, or for all business topics if TOPIC is a level topic.
     """
-    expiry = expire_after_ms is not None or expired is not None
-    others = on_missing_target is not None or attribute is not None
-    if not (expiry or others or keep_target):
+    if not keep_target and all(each is None for each in settings.values()):
         raise InvalidInputError(
             "nothing to change: give --on-missing-target, --expire-after, --expired, --attribute "
             "or --keep-target"
         )
-    with Admin.from_connection(settings.connection()) as admin:
-        after = topics.describe(admin, topic, search=True)
-        if on_missing_target is not None:
-            after = lifecycle.set_on_missing_target(admin, after.topic, on_missing_target)
-        if attribute is not None:
-            after = set_attribute(admin, after.topic, attribute)
-        if expiry:
-            after = lifecycle.set_expiry(
-                admin, after.topic, expire_after_ms=expire_after_ms, expired=expired
-            )
+    with Admin.from_connection(program.connection()) as admin:
+        after = lifecycle.change_settings(admin, topic, **settings)
         if keep_target:
             full = TopicName.parse(topic).full
             for name in (full,) if full in after.targets else after.targets:

@@ -17,7 +17,7 @@ from delaylevel.dispatcher.journal.records import ENTRY_BITS, unpack
 from delaylevel.errors import DelayLevelError, InvalidInputError
 from delaylevel.model.clock import Clock
 from delaylevel.model.level_topic import LevelTopicDescription, Spread
-from delaylevel.structures.rows import DUE, ENTRY, LEDGER, Int64s, Rows
+from delaylevel.structures.rows import DUE, Int64s, Rows
 from delaylevel.structures.segments.pending import PendingSegments
 from delaylevel.structures.tracker import TimeBucketTracker
 
@@ -153,7 +153,6 @@ class PendingIndex:
             force: True for records that were in memory before; the budget does not refuse them.
 
         Raises:
-            InvalidInputError: a record cannot be stored.
             SpillWriteError: the disk is full or fails, and the memory budget is used up.
         """
         if attribute is None and self.attribute is not None:
@@ -161,7 +160,7 @@ class PendingIndex:
         payloads = [
             each[STORED] if len(each) == PACKED_FIELDS else packed(each) for each in records
         ]
-        self.segments.append(rows[DUE], rows[LEDGER], rows[ENTRY], payloads, attribute, force=force)
+        self.segments.append(rows, payloads, attribute, force=force)
         self.last_due_ms = max(self.last_due_ms, int(rows[DUE].max()))
         self._changed = True
 
@@ -196,8 +195,8 @@ class PendingIndex:
                 f"tracker and segments disagree on the messages due at {now_ms}; none of them was "
                 "released: start again from the journal, and report this as a defect"
             )
-        positions = found.ledger_ids << ENTRY_BITS | found.entry_ids
-        return found.due_ms, positions, list(map(unpacked, found.payloads))
+        due_ms, ledgers, entries = found.rows
+        return due_ms, ledgers << ENTRY_BITS | entries, list(map(unpacked, found.payloads))
 
 
 def paused_key(key: TargetKey) -> TargetKey:

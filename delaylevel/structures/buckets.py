@@ -551,36 +551,6 @@ class BucketStore:
         self._buckets[0].low = _LOWEST_DUE
         self._index_buckets()
 
-    def check(self) -> None:
-        """Check the invariants of the class."""
-        lows = [b.low for b in self._buckets]
-        assert lows == sorted(set(lows)) == self._lows.tolist()
-        assert lows[0] == _LOWEST_DUE
-        for bucket, high in zip(self._buckets, [*lows[1:], None], strict=True):
-            total = 0
-            for chunk in bucket.chunks:
-                rows = self._codec.decode(chunk)
-                info = chunk_info(chunk)
-                total += rows.shape[1]
-                assert 0 < rows.shape[1] == info.rows <= CHUNK_ROWS
-                assert sort_rows(rows, BY_POSITION) is rows
-                assert (rows[DUE] == self._codec.decode_due(chunk)).all()
-                assert info.min_due == rows[DUE].min() >= bucket.low
-                assert info.max_due == rows[DUE].max()
-                assert high is None or info.max_due < high
-                assert chunk_key(chunk) == tuple(sort_rows(rows)[:, 0].tolist())
-                assert info[5:7] == tuple(rows[1:, 0].tolist())
-                assert info[7:9] == tuple(rows[1:, -1].tolist())
-            assert total == bucket.packed
-            assert bucket.keys is None or bucket.keys == [chunk_key(c) for c in bucket.chunks]
-            assert bucket.keys is None or bucket.keys == sorted(bucket.keys)
-            tail = bucket.tail()[DUE]
-            assert tail.size == bucket.tail_rows < CHUNK_ROWS
-            assert not tail.size or bucket.tail_due == tail.min() >= bucket.low
-            assert not tail.size or high is None or tail.max() < high
-        assert self._loose == sum(b.tail_rows for b in self._buckets)
-        assert self.rows == self._loose + sum(b.packed for b in self._buckets)
-
 
 def _overlap(info: Int64s) -> int:
     """Return the maximum number of rows in chunks that cover the same due time.

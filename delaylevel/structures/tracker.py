@@ -162,16 +162,6 @@ class NearRows:
         del self._runs[_MAX_RUNS // 2 :]
         self._runs.append(sort_rows(np.concatenate(small, axis=1)))
 
-    def check(self) -> None:
-        """Check the invariants of the class."""
-        assert self.rows == sum(part.shape[1] for part in self.parts())
-        for part in self.parts():
-            assert sort_rows(part) is part
-        assert find_key(self._slice, self._edge) == self._slice.shape[1]
-        for run in self._runs:
-            assert run.shape[1]
-            assert find_key(run, self._edge) == 0
-
 
 #: Rows that single adds collect before they are sorted into their buckets.
 _STAGE_ROWS = 4096
@@ -463,14 +453,6 @@ class TimeBucketTracker:
             rows = rows[:, ~near]
         if rows.shape[1]:
             self._store.add(rows)
-
-    def _check(self) -> None:
-        """Check every invariant of the structure; O(rows), for tests."""
-        self._near.check()
-        self._store.check()
-        for rows in self._near.parts():
-            assert not (rows[DUE] & ~self._mask).any()
-        assert 0 <= self._staged < _STAGE_ROWS * _ROW.size
 
 
 def _column(values: npt.ArrayLike, name: str, least: int) -> Int64s:

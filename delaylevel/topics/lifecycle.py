@@ -45,6 +45,7 @@ from .subscriptions import subscribe
 __all__ = [
     "Orphan",
     "PendingEntries",
+    "change_settings",
     "delete",
     "expand",
     "longer_levels",
@@ -52,57 +53,47 @@ __all__ = [
     "pause",
     "pending_entries",
     "resume",
-    "set_expiry",
-    "set_on_missing_target",
 ]
 
 
-def set_on_missing_target(
-    admin: TopicAdmin, topic: str, policy: MissingTarget
-) -> LevelTopicDescription:
-    """Set the policy for messages whose business topic does not exist at hand-off.
-
-    The Spark job and the dispatcher apply it within seconds, a Function when it is restarted. It
-    applies to messages that are already held at their next retry.
-
-    Args:
-        topic: the level topic, or a topic that :func:`delaylevel.topics.describe` finds it by.
-
-    Returns:
-        The description with the policy.
-    """
-    return change(admin, topic, lambda described: replace(described, on_missing_target=policy))
-
-
-def set_expiry(
+def change_settings(
     admin: TopicAdmin,
     topic: str,
     *,
+    on_missing_target: MissingTarget | None = None,
     expire_after_ms: int | None = None,
     expired: Expired | None = None,
+    attribute: str | None = None,
 ) -> LevelTopicDescription:
-    """Set the default expiry of messages without their own, and the treatment of expired ones.
+    """Change settings of a level topic; None for no change.
 
-    The Spark job and the dispatcher apply it within seconds, a Function when it is restarted; to
-    messages that are parked already, too.
+    The Spark job and the dispatcher apply them within seconds, a Function when it is restarted; to
+    messages that are parked already, too, and to held ones at their next retry. A dispatcher
+    applies an attribute to the window partitions that it acquires afterwards.
 
     Args:
         topic: the level topic, or a topic that :func:`delaylevel.topics.describe` finds it by.
-        expire_after_ms: longest time from due time to release, ms; 0 for any; None for no change.
-        expired: treatment of the messages; None for no change.
+        on_missing_target: policy for messages whose business topic does not exist at hand-off.
+        expire_after_ms: longest time from due time to release of messages without their own expiry,
+            ms; 0 for any.
+        expired: treatment of expired messages.
+        attribute: attribute by which live queries select pending messages: ``size``, ``delay``, or
+            the name of a property.
 
     Returns:
-        The description with the expiry.
+        The description with the settings.
 
     Raises:
-        InvalidInputError: the time is negative.
+        InvalidInputError: a time is negative, or the attribute has no name, or too long a name.
     """
-
-    def changed(described: LevelTopicDescription) -> LevelTopicDescription:
-        after_ms = described.expire_after_ms if expire_after_ms is None else expire_after_ms
-        return replace(described, expire_after_ms=after_ms, expired=expired or described.expired)
-
-    return change(admin, topic, changed)
+    given = {
+        "on_missing_target": on_missing_target,
+        "expire_after_ms": expire_after_ms,
+        "expired": expired,
+        "attribute": attribute,
+    }
+    settings: dict[str, Any] = {name: each for name, each in given.items() if each is not None}
+    return change(admin, topic, lambda described: replace(described, **settings))
 
 
 def pause(admin: TopicAdmin, topic: str, target: str | None, clock: Clock) -> LevelTopicDescription:
@@ -210,24 +201,6 @@ def _target(described: LevelTopicDescription, target: str | None) -> str:
     full = TopicName.parse(target).full
     described.check_target(full)
     return full
-
-
-def set_attribute(admin: TopicAdmin, topic: str, attribute: str) -> LevelTopicDescription:
-    """Set the attribute by which live queries select pending messages.
-
-    A dispatcher applies it to the window partitions that it acquires afterwards.
-
-    Args:
-        topic: the level topic, or a topic that :func:`delaylevel.topics.describe` finds it by.
-        attribute: ``size``, ``delay``, or the name of a property.
-
-    Returns:
-        The description with the attribute.
-
-    Raises:
-        InvalidInputError: the attribute has no name, or too long a name.
-    """
-    return change(admin, topic, lambda described: replace(described, attribute=attribute))
 
 
 def longer_levels(

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
-from delaylevel.errors import InvalidInputError
 from delaylevel.structures.rows import (
     DUE,
-    LEDGER,
     Int64s,
     Key,
     Rows,
@@ -332,53 +329,3 @@ class MemoryRuns:
 def _size_class(rows: int) -> int:
     """Return half the binary logarithm: sizes of one class differ by a factor of at most four."""
     return rows.bit_length() // 2
-
-
-_LIMIT = 1 << 62
-_MAX_PAYLOAD_BYTES = (1 << 31) - 1  # Arrow's offsets have 32 bits
-
-
-class DueRows(NamedTuple):
-    """Result of ``read_due``: n rows in due order.
-
-    Attributes:
-        due_ms: due times, ms since the epoch, shape (n,).
-        ledger_ids, entry_ids: positions, shape (n,).
-        attribute: attributes, shape (n,).
-        payloads: list of n payloads.
-    """
-
-    due_ms: Int64s
-    ledger_ids: Int64s
-    entry_ids: Int64s
-    attribute: Floats
-    payloads: list[bytes]
-
-
-def payload_rows(
-    due_ms: npt.ArrayLike,
-    ledger_ids: npt.ArrayLike,
-    entry_ids: npt.ArrayLike,
-    payloads: Sequence[bytes],
-    attribute: npt.ArrayLike | None,
-) -> PayloadRows:
-    """Return the rows of a call of `PendingSegments.append`, with copies of the arrays."""
-    sizes = payload_sizes(payloads)
-    try:
-        rows: Rows = np.array([due_ms, ledger_ids, entry_ids], dtype=np.int64)
-        values = np.array(sizes if attribute is None else attribute, dtype=np.float64)
-    except (TypeError, ValueError, OverflowError):
-        raise InvalidInputError(
-            "due_ms, ledger_ids and entry_ids must be integers, all of the same length"
-        ) from None
-    if rows.shape != (3, sizes.size) or values.shape != sizes.shape:
-        raise InvalidInputError(
-            "due_ms, ledger_ids, entry_ids, payloads and attribute must have the same length"
-        )
-    if not sizes.size:
-        return PayloadRows.empty()
-    if int(np.abs(rows).max()) >= _LIMIT or int(rows[LEDGER:].min()) < 0:
-        raise InvalidInputError("due times and positions must be below 2**62, positions at least 0")
-    if int(sizes.max()) > _MAX_PAYLOAD_BYTES:
-        raise InvalidInputError("a payload must be smaller than 2 GiB")
-    return PayloadRows(rows, values, list(payloads), sizes)

@@ -171,14 +171,3 @@ class OpenRows:
         if bool((ledger == first).all()) and entries:
             return list(map(index[first].pop, entries))
         return [index[one].pop(other) for one, other in zip(ledger.tolist(), entries, strict=True)]
-
-    def check(self) -> None:
-        """Check the invariants of the class; for tests."""
-        n = len(self._payloads)
-        left = (~self._taken[:n]).nonzero()[0]
-        assert left.size == self._left == sum(map(len, self._index.values()))
-        assert self.payload_bytes == sum(map(len, self._payloads))
-        assert not self._taken[n:].any()
-        for each in left.tolist():
-            ledger, entry = self._rows[LEDGER:, each].tolist()
-            assert self._index[ledger][entry] == each

@@ -9,16 +9,17 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
-import numpy.typing as npt
+import numpy as np
 
 from delaylevel.errors import DelayLevelError, InvalidInputError
 from delaylevel.structures.rows import DUE, LEDGER, Key, Rows, find_key
 from delaylevel.structures.tracker import TimeBucketTracker
 
-from .cursors import Cursor, DueRows, FileCursor, MemoryRuns, PayloadRows, payload_rows, take_lowest
+from .cursors import Cursor, FileCursor, MemoryRuns, PayloadRows, payload_sizes, take_lowest
 from .file import (
     Columns,
     DamagedSegmentError,
+    Floats,
     Run,
     SegmentFile,
     SpillError,
@@ -35,7 +36,6 @@ from .opened import OPEN_ROW_BYTES, OpenRows
 
 __all__ = [
     "DamagedSegmentError",
-    "DueRows",
     "PendingSegments",
     "SpillError",
     "SpillFullError",
@@ -248,20 +248,19 @@ class PendingSegments:
 
     def append(
         self,
-        due_ms: npt.ArrayLike,
-        ledger_ids: npt.ArrayLike,
-        entry_ids: npt.ArrayLike,
+        rows: Rows,
         payloads: Sequence[bytes],
-        attribute: npt.ArrayLike | None = None,
+        attribute: Floats | None = None,
         *,
         force: bool = False,
     ) -> None:
-        """Add rows in any order: all of them, or none.
+        """Add rows in any order, with their payloads: all of them, or none.
 
         A full disk never refuses a single row for its size alone: it counts as at most half of the
         budget.
 
         Args:
+            attribute: numbers, shape (n,); None for the sizes of the payloads.
             force: True for rows that take no further memory, because the caller has kept them in
                 memory: they may exceed the budget.
 
@@ -270,10 +269,12 @@ class PendingSegments:
             SpillWriteError: writing fails for another reason, and the budget is used up.
             DamagedSegmentError: a spill file was changed by another program.
         """
-        fresh = payload_rows(due_ms, ledger_ids, entry_ids, payloads, attribute)
-        if not fresh.count:
+        if not payloads:
             return
-        rows = fresh.rows
+        sizes = payload_sizes(payloads)
+        numbers = np.array(sizes if attribute is None else attribute, dtype=np.float64)
+        rows = rows.copy()  # the caller may change its arrays
+        fresh = PayloadRows(rows, numbers, list(payloads), sizes)
         cost = fresh.memory_bytes
         reading = self._ahead_bytes + self._slice.memory_bytes
         # Half of what is left, because a spill needs memory to sort and write the rows.
@@ -292,7 +293,7 @@ class PendingSegments:
             self._memory.add(far)
         self.tracker.put(rows)
 
-    def read_due(self, now_ms: int | None = None, max_rows: int = 1000) -> DueRows:
+    def read_due(self, now_ms: int | None = None, max_rows: int = 1000) -> PayloadRows:
         """Remove and return due rows in due order.
 
         Raises:
@@ -307,9 +308,7 @@ class PendingSegments:
             part = self._fetch(rows, now)
             max_rows -= part.count
             parts.append(part)
-        found = PayloadRows.concatenate(parts)
-        due, ledgers, entries = found.rows
-        return DueRows(due, ledgers, entries, found.attribute, found.payloads)
+        return PayloadRows.concatenate(parts)
 
     def freeze(self, due_from_ms: int, due_to_ms: int) -> FrozenSegments:
         """Return the rows due in [from, to) as they are now, for another thread to close."""

@@ -28,7 +28,7 @@ from delaylevel.model.topic_name import TopicName
 from delaylevel.mover.dead_letters import replay
 from delaylevel.mover.drain import drain
 from delaylevel.testing import MemoryPulsar
-from delaylevel.topics.lifecycle import pause, resume, set_expiry, set_on_missing_target
+from delaylevel.topics.lifecycle import change_settings, pause, resume
 
 FEATURES = (
     *("retry", "held", "replayed", "rescheduled", "cancelled"),
@@ -439,12 +439,14 @@ class Story:
         self.bury()
 
     def bury(self) -> None:
-        set_on_missing_target(self.admin, self.description.topic, MissingTarget.DEAD_LETTER)
+        change_settings(
+            self.admin, self.description.topic, on_missing_target=MissingTarget.DEAD_LETTER
+        )
         self.gone()
         self.memory.advance(FAR + timedelta(minutes=1))
         self.back()
         assert self.letters == 1
-        set_on_missing_target(self.admin, self.description.topic, MissingTarget.HOLD)
+        change_settings(self.admin, self.description.topic, on_missing_target=MissingTarget.HOLD)
 
     # -- what happens to it
 
@@ -550,13 +552,13 @@ class Story:
         self.producer().cancel(self.cancelled)
 
     def expiry(self) -> None:
-        set_expiry(self.admin, self.description.topic, expire_after_ms=3_600_000)
+        change_settings(self.admin, self.description.topic, expire_after_ms=3_600_000)
 
     def dead_letters(self) -> None:
-        set_expiry(self.admin, self.description.topic, expired=Expired.DEAD_LETTER)
+        change_settings(self.admin, self.description.topic, expired=Expired.DEAD_LETTER)
 
     def dropping(self) -> None:
-        set_on_missing_target(self.admin, self.description.topic, MissingTarget.DROP)
+        change_settings(self.admin, self.description.topic, on_missing_target=MissingTarget.DROP)
 
     def pause(self) -> None:
         pause(self.admin, self.description.topic, None, self.clock)

@@ -23,6 +23,7 @@ from delaylevel.structures.segments.pending import (
     SpillFullError,
 )
 from support.fakes import SmallDisk
+from support.invariants import check_opened, check_tracker
 from support.seeds import examples
 
 T0 = 1_700_000_000_000
@@ -39,7 +40,7 @@ def add(store: PendingSegments, dues: Any, first: int = 0, size: int = 100) -> l
     values = (entries * 7919 % 1000).astype(float)
     payloads = [payload(entry, size) for entry in entries.tolist()]
     ledgers = 9 - entries % 5  # not in the order of the entries
-    store.append(dues, ledgers, entries, payloads, values)
+    store.append(np.array([dues, ledgers, entries], dtype=np.int64), payloads, values)
     columns = [np.asarray(column).tolist() for column in (dues, ledgers, entries, values)]
     return list(zip(*columns, payloads, strict=True))
 
@@ -50,7 +51,7 @@ def drain(store: PendingSegments, now_ms: int, size: int = 1000) -> list[Row]:
         got = store.read_due(now_ms, size)
         if not got.payloads:
             return out
-        columns = [column.tolist() for column in got[:4]]
+        columns = [column.tolist() for column in (*got.rows, got.attribute)]
         out += zip(*columns, got.payloads, strict=True)
 
 
@@ -159,21 +160,9 @@ def test_files_of_an_earlier_process_are_deleted(tmp_path: Path) -> None:
     assert len(store) == 0
 
 
-def test_invalid_input_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = PendingSegments(tmp_path)
-    with monkeypatch.context() as patched:
-        patched.setattr(cursors, "_MAX_PAYLOAD_BYTES", 3)
-        with pytest.raises(InvalidInputError, match="2 GiB"):
-            store.append([T0, T0], [1, 1], [1, 2], [b"abc", b"abcd"])
-    with pytest.raises(InvalidInputError, match="same length"):
-        store.append([T0], [1, 2], [1, 2], [b"a", b"b"])
-    with pytest.raises(InvalidInputError, match="same length"):
-        store.append([T0], [1], [1], [b"a", b"b"])
-    with pytest.raises(InvalidInputError, match="below"):
-        store.append([1 << 62], [1], [1], [b"a"])
+def test_a_budget_below_one_mebibyte_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidInputError, match="1 MiB"):
         PendingSegments(tmp_path, budget_bytes=1)
-    assert len(store) == 0
 
 
 RANGE = st.integers(-10_000, 200_000)
@@ -222,9 +211,12 @@ def _play(directory: Path, seed: int, ranges: list[tuple[int, int, int, int]]) -
             due = [row for row in model if row[0] <= now[0]][:most]
             got = store.read_due(max_rows=most)
             assert store.memory_bytes <= store.budget_bytes
-            store._slice.check()
-            store.tracker._check()
-            assert list(zip(*[c.tolist() for c in got[:4]], got.payloads, strict=True)) == due
+            check_opened(store._slice)
+            check_tracker(store.tracker)
+            assert (
+                list(zip(*got.rows.tolist(), got.attribute.tolist(), got.payloads, strict=True))
+                == due
+            )
             del model[: len(due)]
         edges = [model[0][0] - T0, model[-1][0] - T0] if model else []
         exact = [(edge, edge + 1, 0, 999) for edge in edges]  # one due time
@@ -247,7 +239,8 @@ def test_nan_attributes_are_only_in_the_infinite_range(tmp_path: Path) -> None:
     index = np.arange(6000)
     values = np.where(index % 10 == 0, np.nan, index).astype(float)
     for part in np.split(index, 12):
-        store.append(T0 + 1 + part * 10, part * 0, part, [bytes(400)] * part.size, values[part])
+        rows = np.array([T0 + 1 + part * 10, part * 0, part])
+        store.append(rows, [bytes(400)] * part.size, values[part])
     assert store.disk_bytes > 0
     assert between(store, T0, T0 + 100_000)["entry_id"].to_pylist() == index.tolist()
     numbers = between(store, T0, T0 + 100_000, 0)["entry_id"].to_pylist()
@@ -289,7 +282,8 @@ before, most = resident(), 0
 for step in range(200):
     index = np.arange(step * 500, step * 500 + 500)
     payloads = [bytes(1024) for _ in range(500)]
-    store.append(now[0] + rng.integers(5000, 30_000, 500), index // 50_000, index, payloads)
+    dues = now[0] + rng.integers(5000, 30_000, 500)
+    store.append(np.array([dues, index // 50_000, index]), payloads)
     now[0] += 100
     while store.read_due(max_rows=500).payloads:
         pass

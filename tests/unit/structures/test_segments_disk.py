@@ -49,7 +49,7 @@ class Fixture:
         entries = np.arange(self.entries, self.entries + count)
         payloads = [b"%d" % entry + bytes(200) for entry in entries.tolist()]
         dues = T0 + due_ms + entries * 7919 % 100_000
-        self.store.append(dues, np.full(count, 5), entries, payloads)
+        self.store.append(np.array([dues, np.full(count, 5), entries]), payloads)
         self.entries += count
 
     def add_until(self, state: str) -> None:
@@ -197,18 +197,19 @@ def test_a_row_that_exceeds_the_budget_comes_through_a_full_disk(tmp_path: Path)
     fix.add_until_refused()
     big = bytes(3 << 20)
     with pytest.raises(SpillFullError):
-        fix.store.append([T0], [6], [0], [big])
+        fix.store.append(np.array([[T0], [6], [0]]), [big])
     assert len(fix.store.read_due(T0 + 1_000_000, 3 * fix.entries // 4).payloads) > 1000
-    fix.store.append([T0], [6], [0], [big])
+    fix.store.append(np.array([[T0], [6], [0]]), [big])
     with pytest.raises(SpillFullError):  # not a second one
-        fix.store.append([T0], [6], [1], [big])
+        fix.store.append(np.array([[T0], [6], [1]]), [big])
     assert fix.store.read_due(T0, 10).payloads == [big]
 
 
 def test_rows_that_are_in_memory_anyway_are_not_refused(tmp_path: Path) -> None:
     fix = Fixture(tmp_path, opener=SmallDisk(0))
     fix.add_until_refused()
-    fix.store.append([T0] * 2, [6] * 2, [0, 1], [bytes(100_000)] * 2, force=True)
+    rows = np.array([[T0] * 2, [6] * 2, [0, 1]])
+    fix.store.append(rows, [bytes(100_000)] * 2, force=True)
     assert len(fix.store.read_due(T0, 10).payloads) == 2
 
 

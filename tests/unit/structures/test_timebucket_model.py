@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from delaylevel.structures import buckets, tracker
 from delaylevel.structures.tracker import TimeBucketTracker
+from support.invariants import check_tracker
 from support.seeds import examples
 
 T0 = 1_700_000_000_000
@@ -112,7 +113,7 @@ class TrackerMachine(RuleBasedStateMachine):
     def agrees(self) -> None:
         if hasattr(self, "tracker"):
             assert len(self.tracker) == len(self.model)
-            self.tracker._check()
+            check_tracker(self.tracker)
 
 
 TestTrackerMachine = TrackerMachine.TestCase

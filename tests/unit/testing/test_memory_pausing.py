@@ -11,7 +11,7 @@ from pulsar import ConsumerType
 from delaylevel.errors import InvalidDelayError
 from delaylevel.model.level_topic import Expired
 from delaylevel.testing import ManualClock, MemoryPulsar
-from delaylevel.topics.lifecycle import pause, resume, set_expiry
+from delaylevel.topics.lifecycle import change_settings, pause, resume
 
 NOON_MS = int(datetime(2026, 3, 1, 12, tzinfo=timezone.utc).timestamp() * 1000)
 HOUR, MINUTE = timedelta(hours=1), timedelta(minutes=1)
@@ -61,7 +61,7 @@ def test_a_pause_and_its_end() -> None:
 @pytest.mark.parametrize("policy", Expired)
 def test_messages_expire(final_window: str, policy: Expired) -> None:
     bench = Bench(final_window)
-    set_expiry(bench.memory.admin, bench.topic, expire_after_ms=10 * 60_000, expired=policy)
+    change_settings(bench.memory.admin, bench.topic, expire_after_ms=10 * 60_000, expired=policy)
     bench.send(b"by default", 50 * HOUR)
     bench.send(b"its own", 50 * HOUR, expires_after=MINUTE)
     bench.send(b"kept", 50 * HOUR, expires_at=NOON_MS + 30 * 24 * 3_600_000)

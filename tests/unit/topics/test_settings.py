@@ -27,14 +27,12 @@ from delaylevel.model.level_topic import (
 from delaylevel.model.topic_name import TopicName
 from delaylevel.testing import ManualClock, MemoryPulsar
 from delaylevel.topics.lifecycle import (
+    change_settings,
     delete,
     expand,
     longer_levels,
     pause,
     resume,
-    set_attribute,
-    set_expiry,
-    set_on_missing_target,
 )
 from delaylevel.topics.status import status
 from delaylevel.topics.subscriptions import read_foreign_subscriptions
@@ -82,10 +80,12 @@ def test_applications_may_follow_the_outcomes(memory: MemoryPulsar) -> None:
 
 
 CHANGES: dict[str, Callable[[TopicAdmin], object]] = {
-    "missing target": lambda admin: set_on_missing_target(admin, WANTED.topic, MissingTarget.DROP),
-    "expiry": lambda admin: set_expiry(admin, WANTED.topic, expire_after_ms=7),
-    "expired": lambda admin: set_expiry(admin, WANTED.topic, expired=Expired.DEAD_LETTER),
-    "attribute": lambda admin: set_attribute(admin, WANTED.topic, "amount"),
+    "missing target": lambda admin: change_settings(
+        admin, WANTED.topic, on_missing_target=MissingTarget.DROP
+    ),
+    "expiry": lambda admin: change_settings(admin, WANTED.topic, expire_after_ms=7),
+    "expired": lambda admin: change_settings(admin, WANTED.topic, expired=Expired.DEAD_LETTER),
+    "attribute": lambda admin: change_settings(admin, WANTED.topic, attribute="amount"),
     "pause": lambda admin: pause(admin, WANTED.topic, "orders", CLOCK),
     "pause of all": lambda admin: pause(admin, WANTED.topic, None, CLOCK),
     "resume": lambda admin: resume(admin, WANTED.topic, "old", CLOCK, 500),
@@ -131,22 +131,24 @@ def test_no_change_takes_back_one_that_was_made_meanwhile(
 #: Two changes of each setting, to different values.
 CONTRARY: dict[str, tuple[Callable[[TopicAdmin], object], Callable[[TopicAdmin], object]]] = {
     "missing target": (
-        lambda admin: set_on_missing_target(admin, WANTED.topic, MissingTarget.DROP),
-        lambda admin: set_on_missing_target(admin, WANTED.topic, MissingTarget.DEAD_LETTER),
+        lambda admin: change_settings(admin, WANTED.topic, on_missing_target=MissingTarget.DROP),
+        lambda admin: change_settings(
+            admin, WANTED.topic, on_missing_target=MissingTarget.DEAD_LETTER
+        ),
     ),
     "expiry": (
-        lambda admin: set_expiry(admin, WANTED.topic, expire_after_ms=7),
-        lambda admin: set_expiry(admin, WANTED.topic, expire_after_ms=9),
+        lambda admin: change_settings(admin, WANTED.topic, expire_after_ms=7),
+        lambda admin: change_settings(admin, WANTED.topic, expire_after_ms=9),
     ),
     "expiry and treatment": (
-        lambda admin: set_expiry(admin, WANTED.topic, expire_after_ms=7),
-        lambda admin: set_expiry(
+        lambda admin: change_settings(admin, WANTED.topic, expire_after_ms=7),
+        lambda admin: change_settings(
             admin, WANTED.topic, expire_after_ms=9, expired=Expired.DEAD_LETTER
         ),
     ),
     "attribute": (
-        lambda admin: set_attribute(admin, WANTED.topic, "amount"),
-        lambda admin: set_attribute(admin, WANTED.topic, "weight"),
+        lambda admin: change_settings(admin, WANTED.topic, attribute="amount"),
+        lambda admin: change_settings(admin, WANTED.topic, attribute="weight"),
     ),
     "pause": (
         lambda admin: resume(admin, WANTED.topic, "old", CLOCK, 500),
@@ -248,7 +250,7 @@ def test_a_later_format_refuses_every_use(memory: MemoryPulsar) -> None:
         lambda: topics.find(memory.admin, WANTED.topic),
         lambda: topics.describe(memory.admin, WANTED.topic),
         lambda: topics.create(memory.admin, WANTED),
-        lambda: set_on_missing_target(memory.admin, WANTED.topic, MissingTarget.DROP),
+        lambda: change_settings(memory.admin, WANTED.topic, on_missing_target=MissingTarget.DROP),
         lambda: memory.client().create_producer(
             "orders",
             enable_delay_level_topic=True,
