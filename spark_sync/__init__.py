@@ -1,4 +1,4 @@
-"""The Spark sync job: a mover, and the data source and sink that it consists of."""
+"""The Spark sync job: a mover, and the data source and sink for Spark."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from delaylevel.errors import MissingExtraError
 if TYPE_CHECKING:
     from .cluster import Executors
     from .job import SparkSyncJob, default_checkpoint
-    from .options import SyncSettings
+    from .options import SyncSettings, connection_options
     from .source import DelayLevelDataSource, pending
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "Executors",
     "SparkSyncJob",
     "SyncSettings",
+    "connection_options",
     "default_checkpoint",
     "pending",
 ]
@@ -27,6 +28,7 @@ _MODULES = {
     "Executors": "cluster",
     "SparkSyncJob": "job",
     "SyncSettings": "options",
+    "connection_options": "options",
     "default_checkpoint": "job",
     "pending": "source",
 }

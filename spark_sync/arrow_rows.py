@@ -99,10 +99,10 @@ def from_batch(batch: pa.RecordBatch) -> Iterator[tuple[SourcePartition, ParkedM
             f"the rows lack {', '.join(missing)}: keep every column of the source, and change only "
             "due"
         )
-    fields = (_values(batch, name) for name in _MESSAGE)
+    fields = (_filled(batch, name) for name in _MESSAGE)
     messages = map(ParkedMessage._make, zip(*fields, strict=True))
-    due = _values(batch, "due")
-    routed_at = _values(batch, "routed_at")
+    due = values_of(batch, "due")
+    routed_at = values_of(batch, "routed_at")
     for source, message, due_ms, now_ms in zip(
         _sources(batch), messages, due, routed_at, strict=True
     ):
@@ -126,12 +126,19 @@ def _sources(batch: pa.RecordBatch) -> list[SourcePartition]:
     return [found[code] for code in codes]
 
 
-def _values(batch: pa.RecordBatch, name: str) -> list[Any]:
-    """Return a column as Python values; times in ms."""
+def _filled(batch: pa.RecordBatch, name: str) -> list[Any]:
+    """Return a column as the values of a field of ParkedMessage."""
+    absent = _ABSENT.get(name)
+    values = values_of(batch, name)
+    return values if absent is None else [absent if one is None else one for one in values]
+
+
+def values_of(batch: pa.RecordBatch, name: str) -> list[Any]:
+    """Return a column as Python values: times in ms, properties as dicts."""
     column = batch.column(name)
     if pa.types.is_timestamp(column.type):
         column = column.cast(pa.timestamp("ms", tz="UTC"), safe=False).cast(pa.int64())
-    if name in _ABSENT:
-        column = column.fill_null(_ABSENT[name])
     values: list[Any] = column.to_pylist()
-    return list(map(dict, values)) if name == "properties" else values
+    if pa.types.is_map(column.type):
+        return [None if one is None else dict(one) for one in values]
+    return values

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -114,13 +114,7 @@ class SyncOptions:
         Raises:
             ConfigError: an option is unknown, missing, or has an unusable value.
         """
-        names = (*_CONNECTION, *_READING, _FORWARD, _CONTROL)
-        given, rest = split_options(options, names)
-        unknown = [name for name in rest if name.lower() not in _SPARKS_OWN]
-        if unknown:
-            raise ConfigError(
-                f"unknown option {unknown[0]!r}; there are {', '.join(sorted(names))}"
-            )
+        given = _known_options(options, (*_CONNECTION, *_READING, _FORWARD, _CONTROL))
         check_mover_delivery(given.get("delivery", Delivery.AT_LEAST_ONCE.value))
         topics = [part.strip() for part in given.get("levelTopics", "").split(",") if part.strip()]
         if not topics:
@@ -132,9 +126,7 @@ class SyncOptions:
         except DelayLevelError as error:
             raise ConfigError(f"option levelTopics: {error}") from error
         return cls(
-            connection=tuple(
-                sorted((_CONNECTION[name], given[name]) for name in given if name in _CONNECTION)
-            ),
+            connection=_connection(given),
             level_topics=level_topics,
             starting_offsets=_starting_offsets(given.get("startingOffsets", "subscription")),
             max_offsets_per_trigger=_positive(given, "maxOffsetsPerTrigger"),
@@ -143,6 +135,43 @@ class SyncOptions:
             forward=boolean_option(given, _FORWARD, False),
             control_dir=given.get(_CONTROL, ""),
         )
+
+
+@dataclass(frozen=True)
+class WriteOptions:
+    """Parsed options of the batch sink.
+
+    Attributes:
+        connection: as in :class:`SyncOptions`.
+        target: the business topic of rows that name none; empty for none.
+        level_topic: the level topic; None for the business topic's own.
+    """
+
+    connection: tuple[tuple[str, str], ...]
+    target: str
+    level_topic: str | None
+
+    @classmethod
+    def parse(cls, options: Mapping[str, str]) -> WriteOptions:
+        """Parse the options of ``.option(…)``; names are not case-sensitive.
+
+        Raises:
+            ConfigError: an option is unknown.
+        """
+        given = _known_options(options, (*_CONNECTION, "target", "levelTopic"))
+        return cls(_connection(given), given.get("target", ""), given.get("levelTopic"))
+
+
+def _known_options(options: Mapping[str, str], names: Sequence[str]) -> dict[str, str]:
+    given, rest = split_options(options, names)
+    unknown = [name for name in rest if name.lower() not in _SPARKS_OWN]
+    if unknown:
+        raise ConfigError(f"unknown option {unknown[0]!r}; there are {', '.join(sorted(names))}")
+    return given
+
+
+def _connection(given: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    return tuple(sorted((_CONNECTION[name], given[name]) for name in given if name in _CONNECTION))
 
 
 def connection_options(connection: Connection) -> dict[str, str]:

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from functools import cached_property
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
@@ -17,6 +18,7 @@ from pyspark.sql.datasource import (
     DataSourceStreamArrowWriter,
     DataSourceStreamReader,
     DataSourceStreamWriter,
+    DataSourceWriter,
     InputPartition,
     WriterCommitMessage,
 )
@@ -40,6 +42,7 @@ from delaylevel.topics.registry import describe
 
 from . import control
 from .arrow_rows import SCHEMA, from_batch, to_batches
+from .batch_sink import ScheduleWriter
 from .batch_source import BatchOptions, PendingReader, check_columns, check_schema
 from .driver import Driver, Offset
 from .forwarding import (
@@ -51,7 +54,7 @@ from .forwarding import (
     messages_only,
     read_reports,
 )
-from .options import FORMAT, SyncOptions, connection_options
+from .options import FORMAT, SyncOptions, WriteOptions, connection_options
 from .runtime import InputRange, Runtime, runtime
 from .steps import DuplicateCheck
 
@@ -126,21 +129,27 @@ class DelayLevelStreamWriter(DataSourceStreamArrowWriter):
 
 
 class DelayLevelDataSource(DataSource):
-    """``spark.readStream``, ``writeStream`` and ``spark.read`` with ``format("delaylevel")``.
+    """``readStream``, ``writeStream``, ``read`` and ``write`` with ``format("delaylevel")``.
 
     Options: ``levelTopics`` (names, with commas), ``serviceUrl``, ``adminUrl``, ``tokenFile``,
     ``tls…``, ``startingOffsets`` (``subscription``, ``earliest`` or JSON), ``maxOffsetsPerTrigger``
     (messages, the earliest due first), ``failOnDataLoss``, ``pollTimeoutMs``. The columns are
     those of :data:`delaylevel.spark_sync.arrow_rows.SCHEMA`, or those given to
-    ``.schema(…)``. A batch read has further options: see `batch_source.BatchOptions`.
+    ``.schema(…)``. A batch read has further options: see `batch_source.BatchOptions`. A batch
+    write has its own: see `options.WriteOptions`, and `batch_sink.COLUMNS` for its columns.
 
     Register it once: ``spark.dataSource.register(DelayLevelDataSource)``.
     """
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
-        self._batch, rest = BatchOptions.split(options)
-        self._parsed = SyncOptions.parse(rest)
+        self._given = dict(options)
+
+    @cached_property
+    def _reading(self) -> tuple[BatchOptions, SyncOptions]:
+        """The options of everything but a batch write."""
+        batch, rest = BatchOptions.split(self._given)
+        return batch, SyncOptions.parse(rest)
 
     @classmethod
     def name(cls) -> str:
@@ -149,23 +158,31 @@ class DelayLevelDataSource(DataSource):
 
     def schema(self) -> StructType:
         """Return the schema of the rows; a reader may select columns of it."""
-        return FORWARDED_SCHEMA if self._parsed.forward else SCHEMA
+        return FORWARDED_SCHEMA if self._reading[1].forward else SCHEMA
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return the batch reader."""
-        if self._parsed.forward:
+        batch, options = self._reading
+        if options.forward:
             raise ConfigError("forwardInSource is an option of the job's own stream")
-        return PendingReader(self._parsed, self._batch, schema)
+        return PendingReader(options, batch, schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        """Return the batch writer."""
+        if overwrite:
+            raise ConfigError('messages cannot be overwritten: write with mode("append")')
+        return ScheduleWriter(WriteOptions.parse(self._given), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         """Return the streaming reader."""
-        if self._batch != BatchOptions():
+        batch, options = self._reading
+        if batch != BatchOptions():
             raise ConfigError("dueFrom and the like are options of spark.read, not of a stream")
-        return DelayLevelStreamReader(self._parsed, schema)
+        return DelayLevelStreamReader(options, schema)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
         """Return the streaming writer."""
-        return DelayLevelStreamWriter(self._parsed)
+        return DelayLevelStreamWriter(self._reading[1])
 
 
 class DelayLevelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):

@@ -41,7 +41,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     ),
     "consumer": ("producer", "topics", "cluster", "structures", "model"),
     "functions": ("mover", "topics", "cluster", "model"),
-    "spark_sync": ("inspection", "mover", "topics", "cluster", "model"),
+    "spark_sync": ("inspection", "mover", "producer", "topics", "cluster", "model"),
     "broker": ("cluster",),
     "testing": (
         *("run", "broker", "consumer", "dispatcher", "mover", "producer", "topics"),
