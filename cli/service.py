@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from delaylevel.mover.service import MoverStats
     from delaylevel.prometheus import Collector
     from delaylevel.spark_sync import SparkSyncJob
+    from delaylevel.web.reports import Actions
 
 _SERVED = (
     Column("topic", head="LEVEL TOPIC"),
@@ -28,12 +29,17 @@ _SERVED = (
 
 
 def serve_metrics(
-    stack: contextlib.ExitStack, collector: Collector, port: int, address: str
+    stack: contextlib.ExitStack,
+    collector: Collector,
+    port: int,
+    address: str,
+    actions: Actions | None = None,
 ) -> None:
     """Serve metrics, probes and the status page until the stack is closed; print the addresses."""
     from delaylevel.prometheus import serve
 
-    for line in _addresses(stack.enter_context(serve(collector, port, address)), address):
+    served = stack.enter_context(serve(collector, port, address, actions))
+    for line in _addresses(served, address):
         note(line)
 
 

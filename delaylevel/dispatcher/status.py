@@ -10,6 +10,7 @@ from delaylevel.dispatcher.cancelling.decisions import CANCELLED, TOO_LATE, UNKN
 from delaylevel.dispatcher.live.answers import EVERYTHING, LiveQueries, count_between, incomplete
 from delaylevel.model.clock import Clock, SystemClock
 from delaylevel.model.formatting import format_duration, shell
+from delaylevel.model.level_topic import ALL
 from delaylevel.topics.status import (
     LevelTopicStatus,
     StatusCache,
@@ -249,6 +250,9 @@ class DispatchReporter:
             ),
             "Targets": _listed(description.targets),
         }
+        paused = dict(description.pauses.paused)
+        if paused:
+            facts["Paused"] = "all targets" if ALL in paused else _listed([*paused])
         return StatusSection(
             description.topic,
             facts,

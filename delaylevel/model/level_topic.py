@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import json
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -539,6 +539,16 @@ class LevelTopicDescription:
         """
         text = properties.get(DESCRIPTION_PROPERTY)
         return None if text is None else cls._read(topic, text, properties)
+
+
+def named_in(
+    descriptions: Sequence[LevelTopicDescription], name: str
+) -> LevelTopicDescription | None:
+    """Return the level topic with a full name, else the first one with this target; else None."""
+    for each in descriptions:
+        if name == each.topic:
+            return each
+    return next((each for each in descriptions if name in each.targets), None)
 
 
 def _apply_settings(value: dict[str, Any], properties: Mapping[str, str]) -> None:

@@ -31,7 +31,7 @@ THREADS = 8
 PROBE_THREADS = 2
 #: Number of open connections. A new one takes the place of the oldest.
 CONNECTIONS = 64
-#: Limits of a request, in bytes. No endpoint reads a body.
+#: Limits of a request, in bytes.
 HEADER_BYTES = 16 << 10
 BODY_BYTES = 4 << 10
 #: Time in which a request must be complete, and in which its answer must be read, in s.
@@ -47,19 +47,23 @@ _VERSIONS = ("HTTP/1.1", "HTTP/1.0")
 
 
 class Request(NamedTuple):
-    """A request without its body.
+    """A request.
 
     Attributes:
         method: ``GET``, ``HEAD`` ...
         path: the decoded path.
         query: the part of the URL after the question mark, not decoded.
         headers: the headers, by their names in lower case.
+        body: the body of a POST; that of another method is not read.
+        client: the address from which the connection came.
     """
 
     method: str
     path: str
     query: str
     headers: Mapping[str, str]
+    body: bytes = b""
+    client: str = ""
 
 
 class Response(NamedTuple):
@@ -177,12 +181,13 @@ class HttpServer:
             raise
         writer.transport.set_write_buffer_limits(0)  # drain() waits for all of an answer
         try:
-            answer = await asyncio.wait_for(self._read(reader), REQUEST_S)
+            answer = await asyncio.wait_for(_read(reader), REQUEST_S)
             head_only = False
             if isinstance(answer, Request):
                 head_only = answer.method == "HEAD"
                 self._mark(answering=True)
-                answer = await self._answer(answer)
+                client = str(writer.get_extra_info("peername", ("",))[0])
+                answer = await self._answer(answer._replace(client=client))
             writer.write(_encoded(answer, head_only))
             await asyncio.wait_for(writer.drain(), ANSWER_S)
             self._mark(answering=False)
@@ -193,14 +198,6 @@ class HttpServer:
         finally:
             writer.transport.abort()
 
-    async def _read(self, reader: asyncio.StreamReader) -> Request | Response:
-        """Return the next request, or the refusal of what is none."""
-        try:
-            head = await reader.readuntil(b"\r\n\r\n")
-        except asyncio.LimitOverrunError:
-            return _refusal(431, f"a request has at most {HEADER_BYTES} bytes")
-        return _parsed(head.decode("latin-1"))
-
     async def _answer(self, request: Request) -> Response:
         threads = self._probe_threads if request.path in self._probes else self._threads
         try:
@@ -208,6 +205,19 @@ class HttpServer:
         except Exception:
             log.exception("the answer to an HTTP request failed")
             return _refusal(500, "the answer failed; the log of this process has why")
+
+
+async def _read(reader: asyncio.StreamReader) -> Request | Response:
+    """Return the next request, or the refusal of what is none."""
+    try:
+        head = await reader.readuntil(b"\r\n\r\n")
+    except asyncio.LimitOverrunError:
+        return _refusal(431, f"a request has at most {HEADER_BYTES} bytes")
+    request = _parsed(head.decode("latin-1"))
+    if isinstance(request, Request) and request.method == "POST":
+        length = int(request.headers.get("content-length", "0"))
+        return request._replace(body=await reader.readexactly(length))
+    return request
 
 
 def _parsed(head: str) -> Request | Response:

@@ -21,6 +21,7 @@ from delaylevel.dispatcher.owner_task import OwnerTask
 from delaylevel.dispatcher.service import Dispatcher, ServedGroup
 from delaylevel.errors import InvalidInputError
 from delaylevel.model.clock import Clock
+from delaylevel.model.level_topic import named_in
 from delaylevel.model.topic_name import TopicName
 from delaylevel.structures.rows import Int64s
 from delaylevel.web.reports import LiveAnswer, QueryRefusedError
@@ -136,11 +137,9 @@ class LiveQueries:
             full = TopicName.parse(name).full
         except InvalidInputError as error:
             raise QueryRefusedError(str(error)) from None
+        found = named_in([group.description for group in groups], full)
         for group in groups:
-            if full == group.description.topic:
-                return group
-        for group in groups:
-            if full in group.description.targets:
+            if group.description is found:
                 return group
         raise QueryRefusedError(f"{full[:200]} is not served here, only {_names(groups)}", 404)
 

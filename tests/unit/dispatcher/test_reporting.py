@@ -23,7 +23,7 @@ from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.testing import ManualClock, MemoryPulsar
 from delaylevel.topics.registry import create
 from delaylevel.topics.status import status
-from delaylevel.web.application import status_page
+from delaylevel.web.pages import status_page
 
 T0 = 1_700_000_000_000
 TOPIC = "persistent://public/default/_orders-delay-level"

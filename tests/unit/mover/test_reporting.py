@@ -15,7 +15,7 @@ from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.mover.reporting import MoverCollector, MoverReporter
 from delaylevel.mover.service import MoverStats
 from delaylevel.topics.status import StatusCache
-from delaylevel.web.application import status_page
+from delaylevel.web.pages import status_page
 from delaylevel.web.reports import ProblemLine, StatusSection, reporters_of
 
 T0 = 1_700_000_000_000

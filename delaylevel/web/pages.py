@@ -1,0 +1,360 @@
+"""The pages of the HTTP service: plain HTML without scripts or external files."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime, timezone
+from html import escape
+from typing import Any
+
+from delaylevel import __version__
+
+from .reports import (
+    ActionReport,
+    ActionTopic,
+    DuePeriod,
+    MinuteLine,
+    PartitionLine,
+    ProbeCheck,
+    ProblemLine,
+    StatusSection,
+)
+
+_COMMAND = re.compile(r"`([^`]+)`")
+#: Time after which a browser loads the page again, in s.
+REFRESH_S = 5
+# Sizes of a chart in units of its view box, which the browser scales to the width of the screen.
+_WIDTH, _ROW, _LABEL, _NUMBER = 400, 24, 150, 66
+_HEIGHT, _AXIS = 90, 16
+
+# Shorter times are the age of the statistics.
+_OVERDUE_MS = 2_000
+
+_STYLE = """
+:root { color-scheme: light dark; --line: #d8dde3; --soft: #667085; --bar: #2f6fde;
+  --bad: #c4320a; --good: #12805c; --back: #ffffff; --page: #f4f6f8; --text: #1d2433; }
+@media (prefers-color-scheme: dark) { :root { --line: #343b47; --soft: #98a2b3; --bar: #6c9dff;
+  --bad: #ff8a65; --good: #4cc38a; --back: #1b2028; --page: #12161c; --text: #e6e9ef; } }
+* { box-sizing: border-box; }
+body { margin: 0; padding: 12px; background: var(--page); color: var(--text);
+  font: 15px/1.45 system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif; }
+main { max-width: 960px; margin: 0 auto; }
+h1 { font-size: 20px; margin: 4px 0 12px; }
+h2 { font-size: 17px; margin: 0 0 8px; overflow-wrap: anywhere; }
+h3 { font-size: 14px; margin: 16px 0 6px; color: var(--soft); font-weight: 600; }
+section { background: var(--back); border: 1px solid var(--line); border-radius: 8px;
+  padding: 14px; margin: 0 0 14px; }
+.badge { display: inline-block; padding: 1px 9px; border-radius: 10px; font-size: 13px;
+  color: var(--back); background: var(--good); vertical-align: middle; }
+.badge.bad { background: var(--bad); }
+dl { display: grid; grid-template-columns: max-content 1fr; gap: 2px 14px; margin: 0; }
+dt { color: var(--soft); } dd { margin: 0; overflow-wrap: anywhere; }
+ul { margin: 0; padding: 0; list-style: none; }
+li.problem { border-left: 3px solid var(--bad); padding: 2px 0 2px 10px; margin: 8px 0 0; }
+li.problem:first-child { margin-top: 0; }
+li.problem span { display: block; color: var(--soft); overflow-wrap: anywhere; }
+.scroll { overflow-x: auto; }
+table { border-collapse: collapse; width: 100%; font-size: 14px; }
+th { text-align: left; color: var(--soft); font-weight: 600; }
+th, td { padding: 3px 12px 3px 0; border-bottom: 1px solid var(--line); white-space: nowrap; }
+td.wrap { white-space: normal; overflow-wrap: anywhere; }
+.number { text-align: right; font-variant-numeric: tabular-nums; }
+.bad { color: var(--bad); } .badge.bad { color: var(--back); } .soft { color: var(--soft); }
+svg { display: block; width: 100%; max-width: 480px; height: auto; }
+code { font-family: ui-monospace, Menlo, Consolas, "DejaVu Sans Mono", monospace; font-size: 13px; }
+svg text { fill: var(--text); font-size: 12px; } svg .soft { fill: var(--soft); }
+svg rect { fill: var(--bar); } svg rect.bad { fill: var(--bad); }
+svg line { stroke: var(--line); }
+footer { color: var(--soft); font-size: 13px; }
+footer a { color: inherit; }
+"""
+
+
+def status_page(
+    sections: Sequence[StatusSection], checks: Sequence[ProbeCheck], *, can_act: bool = False
+) -> str:
+    """Return the status page.
+
+    Args:
+        sections: the level topics of the process; those with the same title become one.
+        checks: the conditions of its readiness.
+        can_act: True to link the page of actions.
+    """
+    ready = all(check.ok for check in checks)
+    kind, word = ("badge", "ready") if ready else ("badge bad", "not ready")
+    body = [f'<h1>delaylevel <span class="{kind}">{word}</span></h1>']
+    failed = [
+        ProblemLine(f"Not ready: {check.name}", check.text) for check in checks if not check.ok
+    ]
+    if failed:
+        body.append(f"<section>{''.join(_problems(failed))}</section>")
+    body += map(_section, _joined(sections))
+    if not sections:
+        body.append("<section>This process serves metrics only: see /metrics.</section>")
+    actions = '<a href="/actions">actions</a> · ' if can_act else ""
+    body.append(
+        f"<footer>delaylevel {escape(__version__)} · refreshed every {REFRESH_S} s · {actions}"
+        '<a href="/metrics">metrics</a> · <a href="/readyz">readiness</a> · '
+        '<a href="/healthz">health</a></footer>'
+    )
+    return _document(word, body, f'<meta http-equiv="refresh" content="{REFRESH_S}">')
+
+
+def action_page(
+    topics: Sequence[ActionTopic],
+    report: ActionReport | None = None,
+    given: Mapping[str, str] | None = None,
+) -> str:
+    """Return the page of actions. It is not refreshed while somebody fills it in.
+
+    Args:
+        topics: the level topics that can be acted on.
+        report: the outcome of the action that was just performed.
+        given: the fields of its form, which stay filled in.
+    """
+    body = ['<h1>delaylevel <span class="badge">actions</span></h1>']
+    given = given or {}
+    if report is not None:
+        kind = "" if report.status == 200 else ' class="bad"'
+        body.append(f'<section role="status"><p{kind}><b>{escape(report.text)}</b></p>')
+        body += [_message(row, given.get("topic", "")) for row in report.rows]
+        body.append("</section>")
+    for each in topics:
+        body += _action_forms(each, given if given.get("topic") == each.topic else {})
+    if not topics:
+        body.append("<section>No level topic with the window `tracker` is served here.</section>")
+    body.append('<footer><a href="/">status</a> · <a href="/actions">actions</a></footer>')
+    return _document("actions", body)
+
+
+def _document(title: str, body: Iterable[str], head: str = "") -> str:
+    return (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f'{head}<link rel="icon" href="data:,"><title>delaylevel: {title}</title>'
+        f"<style>{_STYLE}</style></head><body><main>{''.join(body)}</main></body></html>\n"
+    )
+
+
+def _action_forms(topic: ActionTopic, given: Mapping[str, str]) -> Iterator[str]:
+    """Yield the forms of one level topic."""
+    start = (
+        '<form method="post" action="/actions/find">'
+        f'<input type="hidden" name="topic" value="{escape(topic.topic)}">'
+        f'<label>Target <select name="target"><option value="">all targets</option>'
+    )
+    for name in topic.targets:
+        chosen = " selected" if given.get("target") == name else ""
+        start += f'<option value="{escape(name)}"{chosen}>{escape(_short(name))}</option>'
+    start += "</select></label>"
+    paused = [
+        f"{'all targets' if name == '*' else escape(_short(name))} since {_instant(since)}"
+        for name, since in topic.paused.items()
+    ]
+    state = f'<p class="bad">Paused: {"; ".join(paused)}</p>' if paused else ""
+    yield f"<section><h2>{escape(topic.topic)}</h2><h3>Deliveries</h3>{state}{start}"
+    yield '<label>Release what waits over <input name="spread" placeholder="10m" size="5"></label>'
+    yield _buttons(("resume", "Resume"), ("pause", "Pause"))
+    yield f"</form><h3>One message</h3>{start}"
+    for name, label in (("id", "ID"), ("key", "or key")):
+        value = escape(given.get(name, ""))
+        yield f'<label>{label} <input name="{name}" value="{value}" autocomplete="off"></label>'
+    yield _buttons(("find", "Find"), ("cancel", "Cancel"), ("fire", "Fire now"))
+    yield "</form></section>"
+
+
+def _buttons(*actions: tuple[str, str]) -> str:
+    found = (
+        f'<button formaction="/actions/{action}">{label}</button>' for action, label in actions
+    )
+    return f"<span>{''.join(found)}</span>"
+
+
+def _message(row: Mapping[str, Any], topic: str) -> str:
+    """Return one message of an outcome, with buttons if it waits."""
+    facts = {
+        name.removesuffix("_ms").replace("_", " "): _instant(value)
+        if name.endswith("_ms")
+        else str(value)
+        for name, value in row.items()
+        if value is not None and name != "receipt"
+    }
+    buttons = ""
+    if "receipt" in row and "outcome" not in row:
+        buttons = (
+            '<form method="post" action="/actions/cancel">'
+            f'<input type="hidden" name="topic" value="{escape(topic)}">'
+            f'<input type="hidden" name="receipt" value="{escape(row["receipt"])}">'
+            f"{_buttons(('cancel', 'Cancel'), ('fire', 'Fire now'))}</form>"
+        )
+    return f'<div class="message">{"".join(_pairs(facts))}{buttons}</div>'
+
+
+def _short(topic: str) -> str:
+    return topic.removeprefix("persistent://public/default/")
+
+
+def _instant(ms: int) -> str:
+    found = datetime.fromtimestamp(ms / 1000, timezone.utc)
+    return found.strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def _joined(sections: Sequence[StatusSection]) -> list[StatusSection]:
+    """Join the sections with the same title, in the order of the first ones."""
+    found: dict[str, StatusSection] = {}
+    for each in sections:
+        one = found.get(each.title)
+        if one is None:
+            found[each.title] = each
+            continue
+        found[each.title] = StatusSection(
+            each.title,
+            {**one.facts, **each.facts},
+            one.periods or each.periods,
+            one.parked or each.parked,
+            one.partitions or each.partitions,
+            one.minutes or each.minutes,
+            one.held or each.held,
+            [*one.problems, *each.problems],
+        )
+    return list(found.values())
+
+
+def _section(section: StatusSection) -> str:
+    return "".join(
+        (
+            f"<section><h2>{escape(section.title)}</h2>",
+            *_problems(section.problems),
+            *_part("Due in the window", _bars(section.periods)),
+            *_part("Parked in levels (entries)", _bars(section.parked)),
+            *_part("Releases of the last minutes, and their lateness", _minutes(section.minutes)),
+            *_part("Window partitions", _partitions(section.partitions)),
+            *_part("Held since the takeover", _held(section)),
+            *_part("Facts", _pairs(section.facts)),
+            "</section>",
+        )
+    )
+
+
+def _part(title: str, contents: Iterable[str]) -> Iterator[str]:
+    found = "".join(contents)
+    if found:
+        yield f"<h3>{escape(title)}</h3>{found}"
+
+
+def _problems(problems: Sequence[ProblemLine]) -> Iterator[str]:
+    if problems:
+        yield "<ul>"
+        for problem, remedy in problems:
+            text = _COMMAND.sub(r"<code>\1</code>", escape(remedy))
+            yield f'<li class="problem">{escape(problem)}<span>{text}</span></li>'
+        yield "</ul>"
+
+
+def _bars(periods: Sequence[DuePeriod]) -> Iterator[str]:
+    """Yield a chart with a horizontal bar for each period."""
+    if not periods:
+        return
+    most = max(1, *(period.messages for period in periods))
+    height = _ROW * len(periods)
+    text = ", ".join(f"{period.label}: {period.messages:,}" for period in periods)
+    yield f'<svg viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="{escape(text)}">'
+    for row, period in enumerate(periods):
+        middle = row * _ROW + _ROW / 2
+        width = (_WIDTH - _LABEL - _NUMBER) * period.messages / most
+        kind = ' class="bad"' if period.late else ""
+        if period.messages:
+            yield (
+                f'<rect x="{_LABEL}" y="{middle - 7:.0f}" width="{max(width, 1.5):.1f}" '
+                f'height="14" rx="2"{kind}/>'
+            )
+        yield f'<text x="0" y="{middle + 4:.0f}">{escape(period.label)}</text>'
+        at = _LABEL + max(width, 1.5) + 6
+        yield f'<text class="soft" x="{at:.1f}" y="{middle + 4:.0f}">{period.messages:,}</text>'
+    yield "</svg>"
+
+
+def _minutes(minutes: Sequence[MinuteLine]) -> Iterator[str]:
+    """Yield a chart of the releases, and the lateness of the last minutes as text."""
+    if not minutes:
+        return
+    most = max(1, *(minute.released for minute in minutes))
+    step = _WIDTH / max(15, len(minutes))
+    text = f"{sum(minute.released for minute in minutes):,} messages released"
+    yield f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{text}">'
+    base = _HEIGHT - _AXIS
+    yield f'<line x1="0" y1="{base}" x2="{_WIDTH}" y2="{base}"/>'
+    for number, minute in enumerate(minutes):
+        high = (base - 14) * minute.released / most
+        left = number * step
+        if minute.released:
+            yield (
+                f'<rect x="{left + 1:.1f}" y="{base - max(high, 1):.1f}" '
+                f'width="{step - 3:.1f}" height="{max(high, 1):.1f}" rx="1"/>'
+            )
+    yield f'<text class="soft" x="0" y="11">{most:,} released in a minute</text>'
+    first, last = minutes[0], minutes[-1]
+    yield f'<text class="soft" x="0" y="{_HEIGHT - 3}">{_clock(first.start_ms)}</text>'
+    yield (
+        f'<text class="soft" x="{len(minutes) * step:.1f}" y="{_HEIGHT - 3}" text-anchor="end">'
+        f"{_clock(last.start_ms) if len(minutes) > 2 else ''}</text></svg>"
+    )
+    yield '<div class="scroll"><table><tr><th>Minute (UTC)</th><th class="number">Released</th>'
+    yield '<th class="number">Median</th><th class="number">99 % within</th></tr>'
+    for minute in [each for each in minutes if each.released][-5:][::-1]:
+        yield (
+            f'<tr><td>{_clock(minute.start_ms)}</td><td class="number">{minute.released:,}</td>'
+            f'<td class="number">{_late(minute.p50_ms)}</td>'
+            f'<td class="number">{_late(minute.p99_ms)}</td></tr>'
+        )
+    yield "</table></div>"
+
+
+def _partitions(partitions: Sequence[PartitionLine]) -> Iterator[str]:
+    if not partitions:
+        return
+    yield '<div class="scroll"><table><tr><th class="number">Nr.</th><th>State</th>'
+    yield '<th class="number">In the window</th><th class="number">Overdue</th><th>Owner</th></tr>'
+    for line in partitions:
+        state = line.state or ("elsewhere" if line.owner else "no owner")
+        bad = ' class="bad"' if state not in ("releasing", "elsewhere") else ""
+        pending = f"{line.pending:,}" if line.here else ""
+        overdue = _late(line.overdue_ms) if line.overdue_ms >= _OVERDUE_MS else ""
+        here = ' <span class="soft">(this process)</span>' if line.here else ""
+        yield (
+            f'<tr><td class="number">{line.partition}</td><td{bad}>{escape(state)}</td>'
+            f'<td class="number">{pending}</td><td class="number">{overdue}</td>'
+            f'<td class="wrap">{escape(line.owner)}{here}</td></tr>'
+        )
+    yield "</table></div>"
+
+
+def _held(section: StatusSection) -> Iterator[str]:
+    if section.held:
+        yield '<div class="scroll"><table><tr><th class="number">Messages</th><th>Target</th></tr>'
+        for target, count in section.held.items():
+            number = f'<td class="number">{count:,}</td>'
+            yield f'<tr>{number}<td class="wrap">{escape(target)}</td></tr>'
+        yield "</table></div>"
+
+
+def _pairs(facts: Mapping[str, str]) -> Iterator[str]:
+    if facts:
+        yield "<dl>"
+        for name, value in facts.items():
+            yield f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>"
+        yield "</dl>"
+
+
+def _clock(ms: int) -> str:
+    minutes = ms // 60_000
+    return f"{minutes // 60 % 24:02d}:{minutes % 60:02d}"
+
+
+def _late(ms: int | None) -> str:
+    if ms is None:
+        return ""
+    if ms < 1_000:
+        return f"{ms} ms"
+    return f"{ms / 1_000:.3g} s" if ms < 60_000 else f"{ms / 60_000:.3g} min"
