@@ -11,6 +11,7 @@ from delaylevel.dispatcher.live.answers import EVERYTHING, LiveQueries, count_be
 from delaylevel.model.clock import Clock, SystemClock
 from delaylevel.model.formatting import format_duration, shell
 from delaylevel.model.level_topic import ALL
+from delaylevel.model.topic_name import TopicName
 from delaylevel.topics.status import (
     LevelTopicStatus,
     StatusCache,
@@ -309,7 +310,7 @@ def _minute_line(minute: ReleasedMinute) -> MinuteLine:
 
 def _listed(names: Sequence[str]) -> str:
     more = f" and {len(names) - _TARGETS:,} more" if len(names) > _TARGETS else ""
-    return ", ".join(names[:_TARGETS]) + more
+    return ", ".join(TopicName.parse(name).short for name in names[:_TARGETS]) + more
 
 
 def start_checks(group: ServedGroup) -> tuple[ProbeCheck, ProbeCheck]:

@@ -42,9 +42,9 @@ _TEXTS = {
     "unknown": "No such message has arrived",
 }
 _FIRED = {
-    "accepted": "The message was stored again, due now, and the cancellation of the old one, too",
+    "accepted": "The message is delivered now. A dispatcher takes the old copy back when it is due",
     "cancelled": "The message is delivered now",
-    "too late": "The old message was released already, and its copy is delivered, too",
+    "too late": "The message was released already, and is delivered again",
 }
 _VIEW = ("id", "key", "target", "due_ms", "place", "size")
 _FIELDS = {

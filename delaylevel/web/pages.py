@@ -58,7 +58,7 @@ li.problem span { display: block; color: var(--soft); overflow-wrap: anywhere; }
 table { border-collapse: collapse; width: 100%; font-size: 14px; }
 th { text-align: left; color: var(--soft); font-weight: 600; }
 th, td { padding: 3px 12px 3px 0; border-bottom: 1px solid var(--line); white-space: nowrap; }
-td.wrap { white-space: normal; overflow-wrap: anywhere; }
+td.wrap { white-space: normal; overflow-wrap: break-word; min-width: 9em; }
 .number { text-align: right; font-variant-numeric: tabular-nums; }
 .bad { color: var(--bad); } .badge.bad { color: var(--back); } .soft { color: var(--soft); }
 svg { display: block; width: 100%; max-width: 480px; height: auto; }
@@ -66,6 +66,17 @@ code { font-family: ui-monospace, Menlo, Consolas, "DejaVu Sans Mono", monospace
 svg text { fill: var(--text); font-size: 12px; } svg .soft { fill: var(--soft); }
 svg rect { fill: var(--bar); } svg rect.bad { fill: var(--bad); }
 svg line { stroke: var(--line); }
+form { display: flex; flex-wrap: wrap; gap: 8px 14px; align-items: center; }
+label, form span { display: flex; flex-wrap: wrap; gap: 4px 8px; align-items: center;
+  max-width: 100%; }
+input, select, button { font: inherit; font-size: 16px; padding: 6px 10px; max-width: 100%;
+  color: inherit; background: var(--page); border: 1px solid var(--line); border-radius: 6px; }
+button { background: var(--bar); border-color: var(--bar); color: var(--back); cursor: pointer; }
+button[formaction$="cancel"], button[formaction$="pause"] { background: var(--bad);
+  border-color: var(--bad); }
+p { margin: 0 0 8px; overflow-wrap: anywhere; }
+.message { border-left: 3px solid var(--line); padding: 0 0 0 10px; margin: 12px 0 0; }
+.message form { margin: 8px 0 0; }
 footer { color: var(--soft); font-size: 13px; }
 footer a { color: inherit; }
 """
@@ -111,7 +122,7 @@ def action_page(
     Args:
         topics: the level topics that can be acted on.
         report: the outcome of the action that was just performed.
-        given: the fields of its form, which stay filled in.
+        given: the fields of its form; those that name a message stay filled in.
     """
     body = ['<h1>delaylevel <span class="badge">actions</span></h1>']
     given = given or {}
@@ -139,29 +150,36 @@ def _document(title: str, body: Iterable[str], head: str = "") -> str:
 
 def _action_forms(topic: ActionTopic, given: Mapping[str, str]) -> Iterator[str]:
     """Yield the forms of one level topic."""
-    start = (
-        '<form method="post" action="/actions/find">'
-        f'<input type="hidden" name="topic" value="{escape(topic.topic)}">'
-        f'<label>Target <select name="target"><option value="">all targets</option>'
-    )
-    for name in topic.targets:
-        chosen = " selected" if given.get("target") == name else ""
-        start += f'<option value="{escape(name)}"{chosen}>{escape(_short(name))}</option>'
-    start += "</select></label>"
     paused = [
         f"{'all targets' if name == '*' else escape(_short(name))} since {_instant(since)}"
         for name, since in topic.paused.items()
     ]
     state = f'<p class="bad">Paused: {"; ".join(paused)}</p>' if paused else ""
-    yield f"<section><h2>{escape(topic.topic)}</h2><h3>Deliveries</h3>{state}{start}"
+    yield f"<section><h2>{escape(topic.topic)}</h2><h3>Deliveries</h3>{state}"
+    yield _form_start(topic, "")
     yield '<label>Release what waits over <input name="spread" placeholder="10m" size="5"></label>'
     yield _buttons(("resume", "Resume"), ("pause", "Pause"))
-    yield f"</form><h3>One message</h3>{start}"
+    yield "</form><h3>One message</h3>"
+    yield _form_start(topic, given.get("target", "") if {"id", "key"} & given.keys() else "")
     for name, label in (("id", "ID"), ("key", "or key")):
         value = escape(given.get(name, ""))
         yield f'<label>{label} <input name="{name}" value="{value}" autocomplete="off"></label>'
     yield _buttons(("find", "Find"), ("cancel", "Cancel"), ("fire", "Fire now"))
     yield "</form></section>"
+
+
+def _form_start(topic: ActionTopic, chosen: str) -> str:
+    options = "".join(
+        f'<option value="{escape(name)}"{" selected" if name == chosen else ""}>'
+        f"{escape(_short(name))}</option>"
+        for name in topic.targets
+    )
+    return (
+        '<form method="post" action="/actions/find">'
+        f'<input type="hidden" name="topic" value="{escape(topic.topic)}">'
+        '<label>Target <select name="target"><option value="">all targets</option>'
+        f"{options}</select></label>"
+    )
 
 
 def _buttons(*actions: tuple[str, str]) -> str:
@@ -228,7 +246,9 @@ def _section(section: StatusSection) -> str:
             *_problems(section.problems),
             *_part("Due in the window", _bars(section.periods)),
             *_part("Parked in levels (entries)", _bars(section.parked)),
-            *_part("Releases of the last minutes, and their lateness", _minutes(section.minutes)),
+            *_part(
+                "Releases of the last minutes (UTC), and their lateness", _minutes(section.minutes)
+            ),
             *_part("Window partitions", _partitions(section.partitions)),
             *_part("Held since the takeover", _held(section)),
             *_part("Facts", _pairs(section.facts)),
@@ -300,7 +320,7 @@ def _minutes(minutes: Sequence[MinuteLine]) -> Iterator[str]:
         f'<text class="soft" x="{len(minutes) * step:.1f}" y="{_HEIGHT - 3}" text-anchor="end">'
         f"{_clock(last.start_ms) if len(minutes) > 2 else ''}</text></svg>"
     )
-    yield '<div class="scroll"><table><tr><th>Minute (UTC)</th><th class="number">Released</th>'
+    yield '<div class="scroll"><table><tr><th>Minute</th><th class="number">Released</th>'
     yield '<th class="number">Median</th><th class="number">99 % within</th></tr>'
     for minute in [each for each in minutes if each.released][-5:][::-1]:
         yield (
@@ -315,16 +335,17 @@ def _partitions(partitions: Sequence[PartitionLine]) -> Iterator[str]:
     if not partitions:
         return
     yield '<div class="scroll"><table><tr><th class="number">Nr.</th><th>State</th>'
-    yield '<th class="number">In the window</th><th class="number">Overdue</th><th>Owner</th></tr>'
+    yield '<th class="number">Waiting</th><th>Owner</th></tr>'
     for line in partitions:
         state = line.state or ("elsewhere" if line.owner else "no owner")
         bad = ' class="bad"' if state not in ("releasing", "elsewhere") else ""
         pending = f"{line.pending:,}" if line.here else ""
-        overdue = _late(line.overdue_ms) if line.overdue_ms >= _OVERDUE_MS else ""
+        if line.overdue_ms >= _OVERDUE_MS:
+            state, bad = f"{state}, {_late(line.overdue_ms)} overdue", ' class="bad"'
         here = ' <span class="soft">(this process)</span>' if line.here else ""
         yield (
             f'<tr><td class="number">{line.partition}</td><td{bad}>{escape(state)}</td>'
-            f'<td class="number">{pending}</td><td class="number">{overdue}</td>'
+            f'<td class="number">{pending}</td>'
             f'<td class="wrap">{escape(line.owner)}{here}</td></tr>'
         )
     yield "</table></div>"
