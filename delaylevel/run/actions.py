@@ -1,10 +1,10 @@
-"""What a person may change in a running service over HTTP: deliveries, and single messages."""
+"""Actions on a running service over HTTP: pause and resume deliveries, cancel and fire messages."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from datetime import timedelta
 from functools import partial
 from itertools import islice
@@ -23,6 +23,7 @@ from delaylevel.model.topic_name import TopicName
 from delaylevel.producer.client import DelayLevelClient
 from delaylevel.producer.receipts import check_cancellable
 from delaylevel.topics import lifecycle
+from delaylevel.topics.registry import describe
 from delaylevel.web.reports import ActionReport, ActionTopic, QueryRefusedError
 
 if TYPE_CHECKING:
@@ -33,8 +34,6 @@ OUTCOME_S = 3.0
 # The longest search, in s, and the number of messages that are shown.
 _SEARCH_S = 20.0
 _SHOWN = 50
-# The service itself sees a change of pauses some seconds later, in s.
-_SEEN_S = 10.0
 _TEXTS = {
     "accepted": "The cancellation is stored. A dispatcher decides when the message is nearly due",
     "cancelled": "The message is cancelled",
@@ -78,7 +77,6 @@ class ServiceActions:
         self._open_inspector = open_inspector
         self._open_client = open_client
         self._clock = clock or SystemClock()
-        self._changed: dict[str, tuple[float, LevelTopicDescription]] = {}
 
     @classmethod
     def connect(
@@ -97,13 +95,11 @@ class ServiceActions:
         )
 
     def topics(self) -> Sequence[ActionTopic]:
-        since_s = time.monotonic() - _SEEN_S
-        changed = {topic: one for topic, (at_s, one) in self._changed.items() if at_s > since_s}
-        return [
-            ActionTopic(each.topic, each.targets, dict(changed.get(each.topic, each).pauses.paused))
-            for each in self._descriptions()
-            if each.cancellable
-        ]
+        served = [each for each in self._descriptions() if each.cancellable]
+        # The service itself reads the pauses rarely while nothing is due.
+        with suppress(DelayLevelError):
+            served = [describe(self._admin, each.topic) for each in served]
+        return [ActionTopic(one.topic, one.targets, dict(one.pauses.paused)) for one in served]
 
     def act(self, action: str, parameters: Mapping[str, str]) -> ActionReport:
         try:
@@ -130,7 +126,6 @@ class ServiceActions:
         else:
             spread_ms = duration_ms(_duration(parameters.get("spread", "0s")))
             after = lifecycle.resume(self._admin, topic, target, self._clock, spread_ms)
-        self._changed[topic] = (time.monotonic(), after)
         rows = [
             {"target": "all targets" if name == ALL else name, "paused_since_ms": since}
             for name, since in after.pauses.paused

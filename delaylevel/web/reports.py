@@ -223,7 +223,7 @@ class ActionReport(NamedTuple):
 
 
 class Actions(Protocol):
-    """What a person may change over HTTP. Several threads read, and one at a time acts."""
+    """Changes that a person may make. Several threads read, and one at a time acts."""
 
     def topics(self) -> Sequence[ActionTopic]:
         """Return the level topics that can be acted on."""
