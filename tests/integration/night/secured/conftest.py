@@ -46,7 +46,8 @@ UNIT = timedelta(milliseconds=500)
 LIFETIME_S = 20
 BRIEF = Levels(PartitionStrategy(partition_by=UNIT, maximum_delay=4 * UNIT))
 
-# With the final window `tracker`, by the role of a member topic; None for the target.
+# With the final window `tracker`, by the role of a member topic; None for the target. The deployer
+# gets the state of a Function, and deletes it.
 PRIVILEGES: dict[str, dict[Role | None, str]] = {
     "sender": {None: "produce", Role.LEVEL: "produce", Role.WINDOW: "produce"},
     "mover": {
@@ -61,10 +62,30 @@ PRIVILEGES: dict[str, dict[Role | None, str]] = {
         Role.HELD: "produce",
         Role.DEAD_LETTER: "produce",
         Role.LEVEL: "produce",
+        Role.OUTCOMES: "consume,produce",
         None: "produce",
     },
     "application": {None: "consume"},
+    "listener": {None: "consume", Role.LEVEL: "produce", Role.WINDOW: "produce"},
+    "looking": {
+        None: "consume",
+        Role.LEVEL: "consume",
+        Role.HELD: "consume",
+        Role.WINDOW: "consume",
+        Role.JOURNAL: "consume",
+    },
+    "acting": {
+        None: "consume,produce",
+        Role.LEVEL: "consume,produce",
+        Role.HELD: "consume",
+        Role.WINDOW: "consume,produce",
+        Role.JOURNAL: "consume",
+        Role.OUTCOMES: "consume",
+    },
+    "deployer": dict.fromkeys(Role, "consume"),
 }
+# Of a listener, on the topics of its subscription, by their suffix.
+OWN_TOPICS = {"RETRY": "consume,produce", "DLQ": "consume,produce", "handled": "consume,produce"}
 
 
 class Secured:
@@ -245,6 +266,12 @@ def make_roles(secured: Secured, make_roles_on: Callable[..., Roles]) -> Callabl
 def privileges() -> dict[str, dict[Role | None, str]]:
     """The grants of docs/security.md to each role, with the final window ``tracker``."""
     return {role: dict(granted) for role, granted in PRIVILEGES.items()}
+
+
+@pytest.fixture
+def own_topics() -> dict[str, str]:
+    """The grants of docs/security.md to a listener on its own topics, by their suffix."""
+    return dict(OWN_TOPICS)
 
 
 @pytest.fixture

@@ -34,7 +34,25 @@ from support.world import QUIET, quiet_client
 
 TOPIC = "persistent://public/default/secured"
 # The table of docs/security.md; None is the business topic.
-COLUMNS = (None, Role.LEVEL, Role.HELD, Role.DEAD_LETTER, Role.WINDOW, Role.JOURNAL)
+COLUMNS = (
+    None,
+    Role.LEVEL,
+    Role.HELD,
+    Role.DEAD_LETTER,
+    Role.WINDOW,
+    Role.JOURNAL,
+    Role.OUTCOMES,
+)
+ROWS = {
+    "producer": "sender",
+    "mover: `mover run`, Spark job, Function": "mover",
+    "dispatcher": "dispatcher",
+    "consumer": "application",
+    "listener with retries": "listener",
+    "commands that look: `pending list`, `horizon`": "looking",
+    "commands that act: `pending cancel`, `reschedule`, `fire`": "acting",
+    "operator of the Function: `mover deploy`, `status`, `logs`, `delete`": "deployer",
+}
 
 
 def publish(connection: Connection) -> None:
@@ -234,21 +252,30 @@ def test_inspection_needs_only_consume(secured: Any) -> None:
 
 
 def test_the_grants_are_those_of_the_documentation(
-    privileges: Mapping[str, Mapping[Role | None, str]],
+    privileges: Mapping[str, Mapping[Role | None, str]], own_topics: Mapping[str, str]
 ) -> None:
     text = (Path(__file__).parents[4] / "docs" / "security.md").read_text()
-    table = text[text.index("| role | business topic |") :].split("\n\n")[0].splitlines()
-    documented = {}
+    table = text[text.index("| process | business topic |") :].split("\n\n")[0].splitlines()
+    rows = {}
     for line in table[2:]:
         name, *cells = [cell.strip() for cell in line.strip("|").split("|")]
-        granted = dict(zip(COLUMNS, cells, strict=True))
-        documented[name] = {
-            what: granted[what].replace(", ", ",") for what in granted if granted[what]
-        }
-    assert documented.pop("producer") == privileges["sender"]
-    assert documented.pop("application (consumer)") == privileges["application"]
-    assert documented.pop("mover") == privileges["mover"]
-    assert documented.pop("dispatcher") == privileges["dispatcher"]
+        granted = zip(COLUMNS, cells, strict=True)
+        rows[name] = {what: actions.replace(", ", ",") for what, actions in granted if actions}
+    assert rows.pop("producer that waits for outcomes") == {
+        **rows["producer"],
+        Role.OUTCOMES: "consume",
+    }
+    both = {
+        "mover": rows["mover: `mover run`, Spark job, Function"],
+        "dispatcher": rows["dispatcher"],
+    }
+    alone = rows.pop("`delaylevel run`: both")
+    for what in COLUMNS:
+        actions = {action for each in both for action in each.get(what, "").split(",")}
+        assert alone.get(what, "") == ",".join(sorted(actions - {""})), what
+    assert rows == {title: privileges[role] for title, role in ROWS.items()}
+    for suffix, actions in own_topics.items():
+        assert f"`…-{suffix}`: {actions.replace(',', ', ')}" in " ".join(text.split())
 
 
 def test_each_role_needs_its_own_topics_only(

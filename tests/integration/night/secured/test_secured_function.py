@@ -14,7 +14,7 @@ import pytest
 
 from delaylevel.dispatcher import Dispatcher, DispatchSettings
 from delaylevel.functions import deployment
-from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow, Mover, Role
+from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow, Mover
 from delaylevel.model.topic_name import TopicName
 from delaylevel.topics import status as levelstatus
 from support.background import Serving
@@ -32,10 +32,6 @@ BROKER = {
     "authenticationRefreshCheckSeconds": 1,
 }
 PATIENCE_S = 120
-
-
-# The rights needed to deploy, to get the status and to delete.
-DEPLOYER = dict.fromkeys(Role, "consume")
 
 
 def commands(secured: Any) -> list[tuple[str, bytes]]:
@@ -102,7 +98,7 @@ def test_a_function_with_its_own_token_has_the_least_privileges(
         owner._rest.put(log_topic.rest_path)  # only an existing topic can be granted
         roles.grant_on(owner, log_topic, "mover", "produce")
         roles.grant_on(owner, log_topic, "deployer", "consume")
-    roles.grant("deployer", DEPLOYER)
+    roles.grant("deployer", privileges["deployer"])
     deployer = secured.token_of("deployer")
     token = renewed(secured, "mover", tmp_path / "mover.token")
     token.renew()

@@ -1,0 +1,119 @@
+"""Tests of the rights of a listener, and of commands that look at messages or act on them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator, Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from delaylevel.cli.main import cli
+from delaylevel.consumer import Deduplication, Listeners, TopicIdStore
+from delaylevel.consumer.retry_topics import RetryTopics, prepare
+from delaylevel.dispatcher import Dispatcher, DispatchSettings
+from delaylevel.model.strategy import Levels, PartitionStrategy
+from delaylevel.model.topic_name import TopicName
+from delaylevel.mover.service import MoverService
+from support.background import Serving
+
+pytestmark = pytest.mark.broker
+
+
+@pytest.fixture
+def served(roles: Any, tmp_path: Path) -> Iterator[None]:
+    """A mover and a dispatcher for the level topic, each with its own role."""
+    name = roles.description.topic
+    settings = DispatchSettings(directory=tmp_path / "spill")
+    with (
+        contextlib.closing(roles.client("mover")) as moving,
+        contextlib.closing(roles.client("dispatcher")) as dispatching,
+        roles.admin("mover") as mover,
+        roles.admin("dispatcher") as dispatcher,
+        Serving(MoverService(moving, mover, [name], trigger_ms=100)),
+        Serving(Dispatcher(dispatching, dispatcher, [name], settings)),
+    ):
+        yield
+
+
+def test_a_listener_needs_its_own_topics_only(
+    roles: Any, own_topics: dict[str, str], served: None, eventually: Callable[..., Any]
+) -> None:
+    target, handled = roles.target, []
+    with roles.owner() as owner:
+        retry = prepare(owner, RetryTopics.of(target, "billing")).targets[-1]
+        owner.create_partitioned(TopicName.parse(f"{target}-billing-handled"), 1)
+        for suffix, actions in own_topics.items():
+            topic = TopicName.parse(f"{target}-billing-{suffix}")
+            roles.grant_on(owner, topic, "listener", actions)
+        # It is a target of the level topic.
+        roles.grant_on(owner, TopicName.parse(retry), "dispatcher", "produce")
+    with contextlib.closing(roles.client("listener")) as client:
+        app = Listeners(client)
+
+        @app.on(
+            target,
+            subscription="billing",
+            initial_position="earliest",
+            retry=["1s"],
+            deduplicate=Deduplication(store=TopicIdStore()),
+        )
+        def bill(message: Any) -> None:
+            handled.append((message.data, message.attempt))
+            if message.data == b"bad" or message.attempt == 1:
+                raise ConnectionError("the bank does not answer")
+
+        with Serving(app), contextlib.closing(roles.client("sender")) as sender:
+            producer = sender.create_producer(target)
+            producer.send(b"good")
+            producer.send(b"bad")
+            wanted = {(body, attempt) for body in (b"good", b"bad") for attempt in (1, 2)}
+            eventually(lambda: set(handled) == wanted, "two attempts of each", seconds=90)
+            (stats,) = [each.stats for each in app.listeners]
+            eventually(lambda: stats.counts().dead == 1, "the dead letter", seconds=60)
+    assert len(handled) == len(wanted)
+
+
+def test_looking_and_acting_need_what_the_page_says(
+    make_roles: Callable[..., Any], privileges: Mapping[str, Any], tmp_path: Path
+) -> None:
+    pytest.importorskip("duckdb")
+    roles = make_roles(Levels(PartitionStrategy(maximum_delay=timedelta(days=5))))
+    for role in ("sender", "looking", "acting"):
+        roles.grant(role, privileges[role])
+
+    def run(role: str, *words: str) -> Any:
+        token = tmp_path / f"{role}.token"
+        token.write_text(roles.secured.token_of(role))
+        where = [*roles.secured.words(), "--token-file", str(token)]
+        return CliRunner().invoke(cli, [*where, *words])
+
+    def ids(role: str) -> set[str]:
+        done = run(role, "pending", "list", roles.target, "-o", "jsonl")
+        assert done.exit_code == 0, done.output
+        return {json.loads(line)["id"] for line in done.stdout.splitlines()}
+
+    with contextlib.closing(roles.client("sender")) as sender:
+        producer = sender.create_producer(roles.target, enable_delay_level_topic=True)
+        for name in ("first", "second", "third"):
+            producer.send(b"x", deliver_after=timedelta(days=3), message_id=name)
+        producer.close()
+    assert ids("looking") == {"first", "second", "third"}
+    done = run("looking", "horizon", roles.target)
+    assert (done.exit_code, "3 pending" in done.output) == (0, True), done.output
+    assert run("looking", "pending", "cancel", roles.target, "first").exit_code == 1
+    assert ids("looking") == {"first", "second", "third"}
+    for words in (
+        ("cancel", roles.target, "first"),
+        ("reschedule", roles.target, "second", "--at", "+4d"),
+        ("fire", roles.target, "third"),
+    ):
+        done = run("acting", "pending", *words)
+        assert (done.exit_code, "accepted" in done.output) == (0, True), done.output
+    assert not {"first", "second", "third"} & ids("acting")
+    done = run("acting", "pending", "outcome", roles.target)
+    assert done.exit_code == 0, done.output
