@@ -116,12 +116,3 @@ def test_links_lead_somewhere(page: Path) -> None:
 def _anchors(page: Path) -> set[str]:
     titles = TITLE.findall(FENCE.sub("", page.read_text(encoding="utf-8")))
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_lines_end_at_120_columns(page: Path) -> None:
-    lines = FENCE.sub("", page.read_text(encoding="utf-8")).splitlines()
-    # Tables and long words cannot be wrapped.
-    assert not [
-        line for line in lines if len(line) > 120 and "|" not in line and " " in line.strip()
-    ]

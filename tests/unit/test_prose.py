@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from support.pages import FENCE
+
 ROOT = Path(__file__).parents[2]
 PRODUCT = ("delaylevel", "functions", "spark_sync", "cli")
 TOOLS = ("benchmarks", "tools")
@@ -99,3 +101,15 @@ def test_no_phrase_is_stilted(top: str) -> None:
             if BANNED.search(line):
                 found.append(f"{path.relative_to(ROOT)}:{number}: {line.strip()}")
     assert sorted(set(found)) == []
+
+
+@pytest.mark.parametrize("page", files(*PAGES, suffix=".md"), ids=lambda page: page.name)
+def test_lines_of_a_page_end_at_120_columns(page: Path) -> None:
+    lines = FENCE.sub("", page.read_text(encoding="utf-8")).splitlines()
+    # Tables and single words cannot be wrapped.
+    long = [line for line in lines if len(line) > 120 and "|" not in line and " " in line.strip()]
+    assert long == []
+
+
+def test_there_are_at_most_26_pages() -> None:
+    assert len(list((ROOT / "docs").glob("*.md"))) <= 26

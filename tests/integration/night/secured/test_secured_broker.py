@@ -265,10 +265,7 @@ def test_the_grants_are_those_of_the_documentation(
         **rows["producer"],
         Role.OUTCOMES: "consume",
     }
-    both = {
-        "mover": rows["mover: `mover run`, Spark job, Function"],
-        "dispatcher": rows["dispatcher"],
-    }
+    both = [rows["mover: `mover run`, Spark job, Function"], rows["dispatcher"]]
     alone = rows.pop("`delaylevel run`: both")
     for what in COLUMNS:
         actions = {action for each in both for action in each.get(what, "").split(",")}
