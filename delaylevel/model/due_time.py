@@ -197,7 +197,8 @@ def reason_if_expired(
         due_ms, own_ms: as for `expires_at_ms`.
     """
     at_ms = expires_at_ms(description, due_ms, own_ms)
-    return expired_reason(at_ms) if 0 < at_ms <= now_ms else None
+    # It is not released before it is due, also if it is handed on earlier.
+    return expired_reason(at_ms) if 0 < at_ms <= max(now_ms, due_ms) else None
 
 
 def expired_reason(at_ms: int) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from delaylevel.cluster.port import SchemaVersion
+from delaylevel.cluster.rest.admin import Admin
 from delaylevel.cluster.schemas import registered_reference
 from delaylevel.errors import (
+    BrokerError,
     DelayLevelError,
     DelayTooLongError,
     EnvelopeError,
@@ -23,6 +27,7 @@ from delaylevel.errors import (
     UpgradeRequiredError,
 )
 from delaylevel.model import envelope as env
+from delaylevel.model.due_time import expires_at_ms, reason_if_expired
 from delaylevel.model.envelope import Envelope, SchemaRef
 from delaylevel.model.level_topic import (
     LevelTopicDescription,
@@ -33,8 +38,11 @@ from delaylevel.model.outcome import Outcome, Receipt, cancellation
 from delaylevel.model.router import Hop, Router
 from delaylevel.model.topic_name import TopicName
 from delaylevel.producer.checks import SizeLimit
+from delaylevel.producer.level_topic_cache import LevelTopicCache
 from delaylevel.producer.routing import WINDOW, Routing
 from delaylevel.producer.setup import level_producer_settings, window_producer_settings
+from delaylevel.topics import registry
+from support.scripted_http import Answer, Server, reply
 
 Case = dict[str, Any]
 
@@ -53,6 +61,7 @@ _REFUSALS: tuple[tuple[type[Exception], str], ...] = (
     (UpgradeRequiredError, "upgrade-required"),
     (LevelTopicError, "level-topic"),
     (InvalidInputError, "invalid-input"),
+    (BrokerError, "admin"),
 )
 
 
@@ -96,6 +105,75 @@ def _described(description: LevelTopicDescription) -> dict[str, Any]:
 def _description_answer(case: Case) -> Any:
     found = LevelTopicDescription.from_properties(case["topic"], case["properties"])
     return None if found is None else _described(found)
+
+
+def _search_answer(case: Case) -> Any:
+    """Find the level topic of a business topic by the properties of those of default names."""
+    target = TopicName.parse(case["topic"]).full
+    paths = {TopicName.parse(name).rest_path: found for name, found in case["answers"].items()}
+
+    def give(_: str, path: str) -> Answer:
+        found = paths.get(path.removeprefix("/admin/v2/").removesuffix(PARTITIONS))
+        return reply(404, {}) if found is None else reply(200, {"properties": found, **_FOUR})
+
+    with contextlib.closing(Server()) as server, contextlib.closing(Admin(server.url)) as admin:
+        server.answer = give
+        name = registry.default_name(admin, target, case["level_namespace"])
+        found = registry.find(admin, name)
+    if found is None:
+        raise LevelTopicError("it does not exist, or is not finished")
+    found.check_target(target)
+    return found.topic
+
+
+def _admin_answer(case: Case) -> Any:
+    """Read a description through the admin interface, whose answers the case has."""
+    left = list(case["answers"])
+
+    def give(*_: str) -> Answer:
+        answer = left.pop(0) if left else {"status": 404, "body": ""}
+        headers = {"Location": answer["location"]} if "location" in answer else {}
+        return answer["status"], headers, answer["body"].encode()
+
+    with contextlib.closing(Server()) as server, contextlib.closing(Admin(server.url)) as admin:
+        server.answer = give
+        found = registry.find(admin, case["topic"])
+        requests = [path for _, path, *_ in server.seen][: len(case["answers"])]
+    if found is None:
+        raise LevelTopicError("it does not exist, or is not finished")
+    return {"maximum_ms": found.levels.maximum_ms, "requests": requests}
+
+
+def _replacement_answer(case: Case) -> Any:
+    """Read a description again, and tell which one is used from then on."""
+    known = _described_as(case["known"])
+    times = itertools.count(0.0, 61.0)
+    routing = Routing(known, known.targets[0], None, _FixedClock(0))
+    (found,) = (each for each in VECTORS["descriptions"] if each["name"] == case["found"])
+
+    def describe() -> LevelTopicDescription | None:
+        return LevelTopicDescription.from_properties(known.topic, found["properties"])
+
+    cache = LevelTopicCache(routing, describe, now_s=lambda: next(times))
+    return "found" if cache.refresh_after_refusal() else "known"
+
+
+def _expiry_answer(case: Case) -> Any:
+    description = _described_as("days and hours")
+    routing = Routing(description, description.targets[0], None, _FixedClock(case["now"]))
+    route = routing.route(case["due"], None, None, "order-1", expires_at=case["expires"])
+    return (route.properties or {}).get(env.EXPIRES)
+
+
+def _release_answer(case: Case) -> Any:
+    description = replace(_described_as("days"), expire_after_ms=case["expire_after_ms"])
+    properties = {env.DUE: str(case["due"]), env.TARGET: "orders"}
+    if case["expires"] is not None:
+        properties[env.EXPIRES] = str(case["expires"])
+    read = Envelope.read(properties)
+    if reason_if_expired(description, read.due_ms, read.expires_ms, case["now"]) is None:
+        return None
+    return expires_at_ms(description, read.due_ms, read.expires_ms)
 
 
 def _name_answer(case: Case) -> Any:
@@ -228,6 +306,8 @@ def _size_answer(case: Case) -> Any:
     return SizeLimit(_described_as(case["level_topic"]), case["max_message_size"]).bytes
 
 
+PARTITIONS = "/partitions?checkAllowAutoCreation=false"
+_FOUR = {"partitions": 4}
 _PYTHON_NAMES = {"send_timeout_ms": "send_timeout_millis"}
 
 
@@ -266,6 +346,11 @@ ANSWERS: dict[str, Callable[[Case], Any]] = {
     "cancellations": _cancellation_answer,
     "receipts": _receipt_answer,
     "outcomes": _outcome_answer,
+    "searches": _search_answer,
+    "answers": _admin_answer,
+    "replacements": _replacement_answer,
+    "expiries": _expiry_answer,
+    "releases": _release_answer,
     "sizes": _size_answer,
     "settings": _setting_answer,
 }

@@ -129,10 +129,11 @@ class ExpiryCheck:
         if not description.expire_after_ms and not any(map(_EXPIRES, messages)):
             return {}
         now_ms = self._clock.now_ms()
-        times = (
-            expires_at_ms(description, message.due_ms, message.expires_ms) for message in messages
-        )
-        expired = {index: at_ms for index, at_ms in enumerate(times) if 0 < at_ms <= now_ms}
+        expired: dict[int, int] = {}
+        for index, message in enumerate(messages):
+            at_ms = expires_at_ms(description, message.due_ms, message.expires_ms)
+            if 0 < at_ms <= max(now_ms, message.due_ms):
+                expired[index] = at_ms
         if expired and self._numbered:
             # Its release has a higher sequence ID, so the broker drops what the other one sends.
             for index in np.flatnonzero(self._queue.reopened(batch)).tolist():

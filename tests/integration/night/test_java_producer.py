@@ -11,6 +11,7 @@ import contextlib
 import json
 import shutil
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import timedelta
@@ -28,7 +29,7 @@ from delaylevel.cluster.connection.settings import Connection
 from delaylevel.cluster.rest.admin import Admin
 from delaylevel.dispatcher import Dispatcher, DispatchSettings
 from delaylevel.model.clock import SystemClock
-from delaylevel.model.envelope import DUE, ID, KIND, TARGET
+from delaylevel.model.envelope import DUE, EXPIRES, ID, KIND, REPLACES, TARGET
 from delaylevel.model.level_topic import (
     DESCRIPTION_PROPERTY,
     FinalWindow,
@@ -37,7 +38,7 @@ from delaylevel.model.level_topic import (
     default_level_topic,
 )
 from delaylevel.model.message import ParkedMessage
-from delaylevel.model.outcome import PAYLOAD, Receipt, cancellation
+from delaylevel.model.outcome import OUTCOME, PAYLOAD, Receipt, cancellation
 from delaylevel.model.strategy import Levels, PartitionBy, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.mover.local import LocalMover
@@ -416,6 +417,50 @@ def test_java_schedules_and_cancels_and_its_receipts_are_those_of_python(
     foreign = replace(parked, target=world.topic("other"))
     refused(cancel(receipt=str(foreign)), "INVALID_INPUT", "and this producer sends to")
     refused(session("schedule", name="cancels", schema="bytes", value=None), "INVALID_DELAY")
+
+
+def test_java_reschedules_and_its_messages_expire(
+    session: JavaSession,
+    world: RealWorld,
+    level_topic: Callable[..., LevelTopicDescription],
+    delivering: Callable[..., contextlib.AbstractContextManager[None]],
+) -> None:
+    description = level_topic(SECONDS, "orders")
+    orders = world.topic("orders")
+    session("subscribe", name=orders, topic=orders, schema="bytes")
+    session.open("moves", orders)
+
+    def call(command: str, value: bytes, after_ms: int, **values: Any) -> dict[str, Any]:
+        given = {"name": "moves", "schema": "bytes", "value": b64(value), "afterMs": after_ms}
+        return session(command, **given, **values)
+
+    first = call("schedule", b"first", 3000)["receipt"]
+    moved = call("reschedule", b"second", 1500, receipt=first, expiresAfterMs=60_000)
+    assert moved["status"] == "ACCEPTED"
+    old, new = Receipt.parse(first), Receipt.parse(moved["receipt"])
+    assert new.place is not None
+    (stored,) = world.stored(new.place[0])
+    assert stored.properties[REPLACES] == old.id != new.id
+    assert stored.properties[EXPIRES] == str(new.due_ms + 60_000)
+    same = call("reschedule", b"x", 1500, receipt=first, id=old.id)
+    refused(same, "INVALID_INPUT", "would be a copy")
+    refused(call("send", b"x", 1500, expiresAfterMs=0), "INVALID_DELAY", "never be released")
+    refused(call("send", b"x", 0, expiresAfterMs=9), "INVALID_DELAY", "for delayed messages")
+    assert "stored" in call("send", b"expires", 300, expiresAfterMs=1)
+    time.sleep(1)  # nothing is there to deliver it on time
+    with delivering(description):
+        received = session("receive", name=orders)
+        assert base64.b64decode(received["data"]) == b"second"
+        world.eventually(
+            lambda: outcomes_of(world, description) == {old.id: "cancelled"}, "the outcome"
+        )
+    assert world.stored(orders)[1:] == []
+
+
+def outcomes_of(world: RealWorld, description: LevelTopicDescription) -> dict[str, str]:
+    """Return the outcomes of all cancellations, by ID."""
+    found = world.stored(description.outcomes_topic.full)
+    return {each.properties[ID]: each.properties[OUTCOME] for each in found}
 
 
 def test_java_cannot_cancel_with_the_final_window_of_the_broker(

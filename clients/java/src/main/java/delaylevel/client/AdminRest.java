@@ -16,6 +16,8 @@ import java.util.function.Supplier;
 
 /** The part of the admin REST interface that a producer needs: it only reads. */
 final class AdminRest {
+    static final String PREFIX = "/admin/v2/persistent/";
+    static final String PARTITIONS = "/partitions?checkAllowAutoCreation=false";
     private static final Duration PATIENCE = Duration.ofSeconds(30);
     private static final int HOPS = 5;
 
@@ -97,8 +99,7 @@ final class AdminRest {
     }
 
     private Map<String, String> properties(TopicName topic) {
-        String path = "/admin/v2/persistent/" + topic.path() + "/partitions";
-        Map<?, ?> answer = ask(path + "?checkAllowAutoCreation=false");
+        Map<?, ?> answer = ask(PREFIX + topic.path() + PARTITIONS);
         if (answer == null) {
             return null;
         }

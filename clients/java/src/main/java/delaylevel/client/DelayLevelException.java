@@ -24,8 +24,10 @@ public class DelayLevelException extends RuntimeException {
         TARGET_NOT_ALLOWED,
         /** An admin interface that refuses, or does not answer. */
         ADMIN,
-        /** A parked message that cannot be understood. */
-        ENVELOPE
+        /** A record that cannot be understood. */
+        ENVELOPE,
+        /** A reschedule that has stored the new message, but could not cancel the old one. */
+        NOT_CANCELLED
     }
 
     private final Reason reason;

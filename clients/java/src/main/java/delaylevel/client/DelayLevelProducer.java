@@ -2,6 +2,7 @@ package delaylevel.client;
 
 import delaylevel.client.DelayLevelException.Reason;
 import delaylevel.client.DelayLevelProducerBuilder.Settings;
+import delaylevel.client.DelayedMessage.Rescheduled;
 import delaylevel.client.Routing.Route;
 import java.lang.System.Logger;
 import java.lang.System.Logger.Level;
@@ -168,27 +169,35 @@ public final class DelayLevelProducer<T> implements AutoCloseable {
      * {@code TOO_LATE} at once. To cancel twice does no harm.
      */
     public CompletableFuture<CancelOutcome> cancelAsync(Receipt receipt) {
-        String topic = levelTopic();
-        if (!receipt.target().equals(target) || !receipt.levelTopic().equals(topic)) {
-            return CompletableFuture.failedFuture(new DelayLevelException(
-                    Reason.INVALID_INPUT,
-                    "the receipt is that of a message for " + receipt.target() + " in level topic "
-                            + receipt.levelTopic() + ", and this producer sends to " + target
-                            + " through " + topic + ": use a producer of the receipt's topics; "
-                            + "nothing was sent"));
+        try {
+            checkOwn(receipt);
+        } catch (DelayLevelException error) {
+            return CompletableFuture.failedFuture(error);
         }
         PulsarClientException full = takeRoom();
         if (full != null) {
             return CompletableFuture.failedFuture(full);
         }
-        return CompletableFuture.completedFuture(routing.description)
-                .thenAccept(Description::checkCancellable)
-                .thenCompose(done -> receipt.sentDirectly()
-                        ? CompletableFuture.completedFuture(CancelOutcome.of(
-                                CancelOutcome.Status.TOO_LATE, receipt, SENT_DIRECTLY))
-                        : sendCancellation(receipt).thenApply(stored -> CancelOutcome.of(
-                                CancelOutcome.Status.ACCEPTED, receipt, "")))
-                .whenComplete((outcome, error) -> room.release());
+        CompletableFuture<CancelOutcome> sent = receipt.sentDirectly()
+                ? CompletableFuture.completedFuture(CancelOutcome.of(
+                        CancelOutcome.Status.TOO_LATE, receipt, SENT_DIRECTLY))
+                : sendCancellation(receipt).thenApply(stored -> CancelOutcome.of(
+                        CancelOutcome.Status.ACCEPTED, receipt, ""));
+        return sent.whenComplete((outcome, error) -> room.release());
+    }
+
+    /** Refuses the receipt of a message of another producer, and one that nobody can cancel. */
+    private void checkOwn(Receipt receipt) {
+        String topic = levelTopic();
+        if (!receipt.target().equals(target) || !receipt.levelTopic().equals(topic)) {
+            throw new DelayLevelException(
+                    Reason.INVALID_INPUT,
+                    "the receipt is that of a message for " + receipt.target() + " in level topic "
+                            + receipt.levelTopic() + ", and this producer sends to " + target
+                            + " through " + topic + ": use a producer of the receipt's topics; "
+                            + "nothing was sent");
+        }
+        routing.description.checkCancellable();
     }
 
     /** Cancels the message of a receipt that is given as text. */
@@ -244,7 +253,7 @@ public final class DelayLevelProducer<T> implements AutoCloseable {
             Route route =
                     now.cancellationRoute(receipt.dueMs(), nowMs, receipt.key(), receipt.id());
             Map<String, String> all =
-                    Envelope.cancellation(receipt.dueMs(), target, receipt.id()).parked(Map.of());
+                    Envelope.cancellation(receipt.dueMs(), target, receipt.id());
             return partition(now, route, false).send(producer -> {
                 TypedMessageBuilder<byte[]> builder =
                         producer.newMessage().value(CANCELLATION).properties(all);
@@ -279,6 +288,36 @@ public final class DelayLevelProducer<T> implements AutoCloseable {
         return sendAsync(message, id, place).thenApply(stored -> place.receipt(id, stored));
     }
 
+    CompletableFuture<Rescheduled> rescheduleAsync(DelayedMessage<T> message, Receipt old) {
+        try {
+            checkOwn(old);
+            if (old.id().equals(message.messageId)) {
+                throw new DelayLevelException(
+                        Reason.INVALID_INPUT,
+                        "messageId is that of the message to replace: the new message would be a copy "
+                                + "of it, and be cancelled with it. Leave it out, or give another "
+                                + "one; nothing was sent");
+            }
+        } catch (DelayLevelException error) {
+            return CompletableFuture.failedFuture(error);
+        }
+        message.replaces = old.id();
+        // Not in a thread of the client: cancelling may wait for room.
+        return scheduleAsync(message).thenComposeAsync(
+                stored -> cancelAsync(old).handle((outcome, error) -> {
+                    if (error != null) {
+                        throw new DelayLevelException(
+                                Reason.NOT_CANCELLED,
+                                "the cancellation of message " + old.id() + " was not confirmed ("
+                                        + error + "): cancel it again, twice does no harm. The new "
+                                        + "message is stored; its receipt is " + stored,
+                                error);
+                    }
+                    return new Rescheduled(stored, outcome);
+                }),
+                executor);
+    }
+
     /** The place of a scheduled message, filled in when it is sent. */
     private final class Place {
         private long dueMs;
@@ -303,9 +342,11 @@ public final class DelayLevelProducer<T> implements AutoCloseable {
     private CompletableFuture<MessageId> sendAsync(
             DelayedMessage<T> message, String id, Place place) {
         long dueMs;
+        long expiresMs;
         try {
             long nowMs = options.clock.millis();
             dueMs = message.dueMs(nowMs);
+            expiresMs = message.expiresMs(dueMs, nowMs);
             if (id != null) {
                 Envelope.checkId(id);
             }
@@ -319,7 +360,7 @@ public final class DelayLevelProducer<T> implements AutoCloseable {
         if (full != null) {
             return CompletableFuture.failedFuture(full);
         }
-        return retried(() -> sendDue(message, id, dueMs, place))
+        return retried(() -> sendDue(message, id, dueMs, expiresMs, place))
                 .whenComplete((stored, error) -> room.release());
     }
 
@@ -359,7 +400,7 @@ public final class DelayLevelProducer<T> implements AutoCloseable {
     }
 
     private CompletableFuture<MessageId> sendDue(
-            DelayedMessage<T> message, String id, long dueMs, Place place) {
+            DelayedMessage<T> message, String id, long dueMs, long expiresMs, Place place) {
         if (dueMs == 0) {
             Map<String, String> all = Envelope.undelayed(message.properties, id, target);
             return sendToBusiness(message, all, 0);
@@ -377,8 +418,8 @@ public final class DelayLevelProducer<T> implements AutoCloseable {
         // The Python client cannot decompress an empty payload, and drops the message.
         boolean compressed = payload != null && payload.body != null && payload.body.length > 0;
         String compression = compressed ? settings.compressionName() : null;
-        Envelope envelope =
-                new Envelope(dueMs, target, id, reference, 0, compression);
+        Envelope envelope = new Envelope(
+                dueMs, target, id, reference, compression, expiresMs, message.replaces);
         if (route.level() == Routing.BUSINESS) {
             Map<String, String> all = envelope.delivered(message.properties);
             return sendToBusiness(message, all, route.deliverAtMs());

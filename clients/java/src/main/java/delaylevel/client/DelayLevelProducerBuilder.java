@@ -172,7 +172,6 @@ public final class DelayLevelProducerBuilder<T> {
                 : HttpClient.newBuilder().connectTimeout(Duration.ofSeconds(10)).build();
         AdminRest admin = new AdminRest(http, adminUrl, adminToken);
         Description description = find(admin, target);
-        description.checkTarget(target.toString());
         Settings settings = settings(description);
         Producer<T> business = settings.applyTo(client.newProducer(schema), true)
                 .topic(target.toString())
@@ -187,7 +186,7 @@ public final class DelayLevelProducerBuilder<T> {
         }
     }
 
-    private Description find(AdminRest admin, TopicName target) {
+    Description find(AdminRest admin, TopicName target) {
         TopicName name;
         if (levelTopic != null) {
             name = TopicName.parse(levelTopic);
@@ -203,6 +202,7 @@ public final class DelayLevelProducerBuilder<T> {
                     "level topic " + name + " does not exist: create it with `delaylevel levels "
                             + "create " + target + "`");
         }
+        found.checkTarget(target.toString());
         return found;
     }
 

@@ -32,6 +32,9 @@ public final class DelayedMessage<T> {
     String messageId;
     private Long deliverAtMs;
     private Duration deliverAfter;
+    private Long expiresAtMs;
+    private Duration expiresAfter;
+    String replaces;
 
     DelayedMessage(DelayLevelProducer<T> producer) {
         this.producer = producer;
@@ -113,6 +116,23 @@ public final class DelayedMessage<T> {
         return this;
     }
 
+    /** Sets the time, ms since the epoch, from which the message is not released any more. */
+    public DelayedMessage<T> expiresAt(long ms) {
+        expiresAtMs = ms;
+        return this;
+    }
+
+    /** Sets the time from which the message is not released any more. */
+    public DelayedMessage<T> expiresAt(Instant instant) {
+        return expiresAt(instant.toEpochMilli());
+    }
+
+    /** Sets the time from due time to expiry. */
+    public DelayedMessage<T> expiresAfter(Duration time) {
+        expiresAfter = time;
+        return this;
+    }
+
     /** Sends the message; the future fails if it was refused or could not be stored. */
     public CompletableFuture<MessageId> sendAsync() {
         return producer.sendAsync(this);
@@ -154,6 +174,38 @@ public final class DelayedMessage<T> {
         return DelayLevelProducer.await(sent);
     }
 
+    /**
+     * Sends the message in the place of a scheduled one: it is stored first, and then the old one is
+     * cancelled. At least one of the two is delivered; if the outcome is TOO_LATE, both are. The
+     * message has an ID of its own.
+     */
+    public CompletableFuture<Rescheduled> rescheduleAsync(Receipt old) {
+        return producer.rescheduleAsync(this, old);
+    }
+
+    /**
+     * Sends the message in the place of a scheduled one, and waits until both records are stored.
+     *
+     * @throws DelayLevelException the message was refused; or, with the reason NOT_CANCELLED and the
+     *     new receipt in the text, it is stored and the old one may not be cancelled
+     * @throws PulsarClientException the message could not be stored
+     */
+    public Rescheduled reschedule(Receipt old) throws PulsarClientException {
+        CompletableFuture<Rescheduled> sent = rescheduleAsync(old);
+        if (!sent.isDone()) {
+            producer.flushAsync(); // do not wait for a batch to fill
+        }
+        return DelayLevelProducer.await(sent);
+    }
+
+    /**
+     * The result of a reschedule.
+     *
+     * @param receipt the receipt of the new message
+     * @param outcome the outcome of the cancellation of the old one
+     */
+    public record Rescheduled(Receipt receipt, CancelOutcome outcome) {}
+
     /** Returns true if the message has a due time or a delay, even if these are zero. */
     boolean hasDelay() {
         return deliverAtMs != null || deliverAfter != null;
@@ -185,6 +237,21 @@ public final class DelayedMessage<T> {
         long due = nowMs + deliverAfter.toMillis() + (rounded ? 1 : 0);
         Envelope.checkDue(due);
         return due;
+    }
+
+    /** Returns the expiry in ms; 0 for none. */
+    long expiresMs(long dueMs, long nowMs) {
+        if (expiresAtMs == null && expiresAfter == null) {
+            return 0;
+        }
+        if (expiresAtMs != null && expiresAfter != null) {
+            throw Envelope.invalidDelay(
+                    "expiresAt and expiresAfter are both given: give one of them; the message was not "
+                            + "sent");
+        }
+        long expires = expiresAtMs != null ? expiresAtMs : dueMs + expiresAfter.toMillis();
+        Envelope.checkExpiry(expires, dueMs, nowMs);
+        return expires;
     }
 
     /**

@@ -114,7 +114,7 @@ public final class Session {
         String name = text(command, "name");
         switch (text(command, "do")) {
             case "open" -> open(command, name, answer);
-            case "send", "schedule" -> send(command, producers.get(name), answer);
+            case "send", "schedule", "reschedule" -> send(command, producers.get(name), answer);
             case "send-plain" -> sendPlain(command, plain.get(name));
             case "open-plain" -> plain.put(name, client.newProducer(schema(command))
                     .topic(text(command, "topic"))
@@ -185,7 +185,15 @@ public final class Session {
         if (command.containsKey("afterMs")) {
             message.deliverAfter(Duration.ofMillis(number(command, "afterMs")));
         }
-        if (command.get("do").equals("schedule")) {
+        if (command.containsKey("expiresAfterMs")) {
+            message.expiresAfter(Duration.ofMillis(number(command, "expiresAfterMs")));
+        }
+        if (command.get("do").equals("reschedule")) {
+            DelayedMessage.Rescheduled done =
+                    message.reschedule(Receipt.parse(text(command, "receipt")));
+            answer.put("receipt", done.receipt().toString());
+            answer.put("status", done.outcome().status().name());
+        } else if (command.get("do").equals("schedule")) {
             answer.put("receipt", message.schedule().toString());
         } else {
             answer.put("stored", message.send().toString());
