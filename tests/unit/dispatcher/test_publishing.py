@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from delaylevel.cluster.targets.pool import TargetKey
+from delaylevel.dispatcher.publishing.sending import ExpiryCheck
 from delaylevel.model import envelope as env
+from delaylevel.testing import ManualClock
+from support.fakes import describe
 from support.simulation import TARGETS, Simulation
 
 ORDERS, INVOICES = TARGETS
@@ -218,6 +223,13 @@ def test_a_message_expires_in_the_millisecond_of_its_expiry(
     answer(run, ORDERS)
     assert run.broker.topics[ORDERS].delivered[1:] == (["x"] if left_ms else [])
     assert held(run) == []
+
+
+def test_what_expires_at_its_due_time_expires_also_where_it_is_released_early() -> None:
+    messages = [SimpleNamespace(due_ms=1_000, expires_ms=each) for each in (0, 999, 1_000, 1_001)]
+    early = ManualClock(990)
+    check = ExpiryCheck(cast(Any, None), describe, early, numbered=False)
+    assert check.expired(cast(Any, SimpleNamespace(messages=messages))) == {1: 999, 2: 1_000}
 
 
 @pytest.mark.parametrize("takeovers", [1, 2])
