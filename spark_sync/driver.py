@@ -18,11 +18,12 @@ from delaylevel.cluster.failures import is_admin_away, translate_errors
 from delaylevel.cluster.locks import PartitionLock
 from delaylevel.cluster.logs import RepeatedWarning
 from delaylevel.cluster.reader import LostRange, find_lost_range, read_range
+from delaylevel.cluster.threads import in_parallel
 from delaylevel.errors import AlreadyRunningError, BrokerError, DataLossError, LevelTopicError
 from delaylevel.model.clock import Clock, SteadyClock, SystemClock
 from delaylevel.model.level_topic import LevelTopicDescription, Mover
 from delaylevel.model.position import EARLIEST, Position, SourcePartition, source_partitions
-from delaylevel.mover.ready import NextChecks, ReadyRange, ReadySearch, in_threads
+from delaylevel.mover.ready import NextChecks, ReadyRange, ReadySearch
 
 from .options import SyncOptions
 from .runtime import InputRange, Runtime, runtime
@@ -152,7 +153,7 @@ class Driver:
             for topic, source in self._sources.items()
             if topic in positions and self._next_checks[topic] <= now_ms
         ]
-        found = in_threads(
+        found = in_parallel(
             lambda source: self._try_search(source, positions[source.topic], now_ms), due
         )
         skipped: dict[str, Position] = {}

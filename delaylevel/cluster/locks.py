@@ -16,6 +16,7 @@ from typing import Any
 
 import pulsar
 
+from delaylevel.cluster.threads import in_parallel
 from delaylevel.errors import AlreadyRunningError, BrokerError, DelayLevelError, LevelTopicError
 from delaylevel.model.level_topic import SUBSCRIPTION
 from delaylevel.model.position import EARLIEST, Position, SourcePartition
@@ -57,11 +58,8 @@ class PartitionLock:
             first, rest = sources[:_FEW], sources[_FEW:]
             for source in first:
                 subscribe(source)
-            if rest:
-                # While one of several brokers is away, each attempt may take some tenths of a
-                # second.
-                with ThreadPoolExecutor(_THREADS, "delaylevel-lock") as threads:
-                    list(threads.map(subscribe, rest))
+            # While one of several brokers is away, each attempt may take some tenths of a second.
+            in_parallel(subscribe, rest)
         except DelayLevelError:
             self.close()
             raise
@@ -72,11 +70,8 @@ class PartitionLock:
         def start(source: SourcePartition) -> Position:
             return self._admin.mark_delete_position(source.name, SUBSCRIPTION).next_entry
 
-        if len(sources) <= _FEW:
-            return {source.topic: start(source) for source in sources}
-        with ThreadPoolExecutor(_THREADS, "delaylevel-lock") as threads:
-            names = [source.topic for source in sources]
-            return dict(zip(names, threads.map(start, sources), strict=True))
+        names = [source.topic for source in sources]
+        return dict(zip(names, in_parallel(start, sources), strict=True))
 
     def acknowledge(self, source: SourcePartition, end: Position) -> None:
         """Acknowledge everything before ``end``, cumulatively.

@@ -10,8 +10,10 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
 from types import FrameType
+from typing import TypeVar
 
 log = logging.getLogger(__name__)
 
@@ -70,6 +72,20 @@ def _take_turns() -> None:
             _waiting.popleft()
             if not _waiting:
                 return
+
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+# The broker would only queue more requests, and each may hold a connection.
+_AT_ONCE = 8
+
+
+def in_parallel(request: Callable[[Item], Result], items: Collection[Item]) -> list[Result]:
+    """Return the results of requests, in the order of the items; the threads end with the call."""
+    if len(items) < 2:
+        return [request(item) for item in items]
+    with ThreadPoolExecutor(min(_AT_ONCE, len(items)), "delaylevel-parallel") as threads:
+        return list(threads.map(request, items))
 
 
 def at_once(work: Callable[[], None]) -> None:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from delaylevel.cluster.connection.settings import Connection
 from delaylevel.cluster.port import (
@@ -22,6 +21,7 @@ from delaylevel.cluster.port import (
 from delaylevel.cluster.rest.admin import Admin
 from delaylevel.cluster.rules import Facts, read
 from delaylevel.cluster.targets.receivers import topic_stats
+from delaylevel.cluster.threads import in_parallel
 from delaylevel.errors import NotFoundError, PermissionDeniedError
 from delaylevel.model.clock import Clock
 from delaylevel.model.delivery import Delivery
@@ -127,11 +127,6 @@ class Finding:
         return tuple(dict.fromkeys(problem.remedy for problem in found))
 
 
-_THREADS = 8
-T = TypeVar("T")
-R = TypeVar("R")
-
-
 @dataclass(frozen=True)
 class ExamOptions:
     """Facts that the cluster does not know.
@@ -183,11 +178,6 @@ class ClusterContext:
         major, minor, patch = map(int, numbers.groups())
         return major, minor, patch
 
-    def in_parallel(self, request: Callable[[T], R], items: Iterable[T]) -> list[R]:
-        """Return the results of a request for each item, in the order of the items."""
-        with ThreadPoolExecutor(_THREADS, "delaylevel-doctor") as pool:
-            return list(pool.map(request, items))
-
 
 class LevelTopicContext:
     """Facts about one level topic."""
@@ -213,9 +203,8 @@ class LevelTopicContext:
     @cached_property
     def metadata(self) -> dict[Member, TopicMetadata | None]:
         """Partitions and properties of every member topic; None for a missing one."""
-        found = self.cluster.in_parallel(
-            lambda member: members.metadata_of(self.admin, member.topic), self.members
-        )
+        topics = [member.topic for member in self.members]
+        found = in_parallel(partial(members.metadata_of, self.admin), topics)
         return dict(zip(self.members, found, strict=True))
 
     @cached_property
@@ -227,7 +216,7 @@ class LevelTopicContext:
     def targets(self) -> dict[TopicName, dict[TopicName, PartitionStats] | None]:
         """The statistics of every target's partitions; None for a missing target."""
         names = [TopicName.parse(target) for target in self.description.targets]
-        found = self.cluster.in_parallel(lambda name: topic_stats(self.admin, name), names)
+        found = in_parallel(partial(topic_stats, self.admin), names)
         return dict(zip(names, found, strict=True))
 
     @cached_property
@@ -250,7 +239,7 @@ class LevelTopicContext:
         """The policies of those topics and of all targets; None if only the broker's apply."""
         there = [name for name, stats in self.targets.items() if stats is not None]
         names = list(dict.fromkeys([*self.broker_delays, *there]))
-        found = self.cluster.in_parallel(self._delay_policy, names)
+        found = in_parallel(self._delay_policy, names)
         return dict(zip(names, found, strict=True))
 
     def _delay_policy(self, topic: TopicName) -> DelayedDelivery | None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 
+from delaylevel.cluster.threads import in_parallel
 from delaylevel.errors import DelayLevelError
 from delaylevel.model.formatting import format_duration, format_instant, shell
 from delaylevel.model.level_topic import ALL, SUBSCRIPTION, FinalWindow, Mover, Role
@@ -141,7 +142,7 @@ def producer_clocks(context: LevelTopicContext) -> CheckResult:
         name = TopicName.parse(row.topic)
         return context.admin.message_id_at(name, until_ms + 1) is not None
 
-    found = zip(context.cluster.in_parallel(is_ahead, rows), rows, strict=True)
+    found = zip(in_parallel(is_ahead, rows), rows, strict=True)
     wrong = [row.topic for ahead, row in found if ahead]
     if not wrong:
         return CheckResult()
@@ -202,7 +203,7 @@ def holes(context: LevelTopicContext) -> CheckResult:
             if name in cursors
         ]
 
-    found = chain.from_iterable(context.cluster.in_parallel(count, watched.items()))
+    found = chain.from_iterable(in_parallel(count, watched.items()))
     counts = sorted(found, reverse=True)
     remedy = "look for a consumer that keeps messages for long without acknowledging them"
     if context.description.final_window is FinalWindow.BROKER:

@@ -9,6 +9,7 @@ from delaylevel.cluster import logs, trials
 from delaylevel.cluster.rules import Rule, violations
 from delaylevel.cluster.rules import notes as rule_notes
 from delaylevel.cluster.targets.receivers import topic_stats
+from delaylevel.cluster.threads import in_parallel
 from delaylevel.cluster.trials import Trial
 from delaylevel.errors import BrokerError, PermissionDeniedError
 from delaylevel.model.delivery import Delivery
@@ -275,7 +276,7 @@ def openings(context: LevelTopicContext) -> CheckResult:
     wanted = _trials(context)
     opening = connection.open_client(operation_timeout_seconds=patience_s, logger=logs.silent())
     with closing(opening) as client:
-        failures = context.cluster.in_parallel(lambda trial: trial.failure(client), wanted)
+        failures = in_parallel(lambda trial: trial.failure(client), wanted)
     problems, denied = [], []
     for trial, failure in zip(wanted, failures, strict=True):
         if failure in _DENIED:
@@ -312,7 +313,6 @@ def _trials(context: LevelTopicContext) -> list[Trial]:
             return []
         return [trials.trial_of_target(min(found, key=str))] if found else []
 
-    in_parallel = context.cluster.in_parallel
     found = in_parallel(of_member, context.members) + in_parallel(of_target, description.targets)
     return [trial for each in found for trial in each]
 

@@ -7,7 +7,6 @@ messages of each business topic.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -17,6 +16,7 @@ from typing import Any
 from delaylevel.cluster.port import PartitionStats, TopicAdmin
 from delaylevel.cluster.reader import messages_in_range
 from delaylevel.cluster.targets.receivers import topic_stats
+from delaylevel.cluster.threads import in_parallel
 from delaylevel.errors import NotFoundError
 from delaylevel.model.envelope import due_of
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Role
@@ -26,7 +26,6 @@ from delaylevel.model.topic_name import TopicName
 from delaylevel.topics.registry import describe
 from delaylevel.topics.status import MemberStats, status
 
-_THREADS = 8
 # The lateness comes from the last messages of the first partitions of business topics.
 _LAST_MESSAGES = 20
 _MOST_PARTITIONS = 16
@@ -92,11 +91,10 @@ def read_flow(
     description = describe(admin, description.topic)
     level_topic = status(admin, description, now_ms, as_described=False)
     targets = [TopicName.parse(target) for target in description.targets]
-    with ThreadPoolExecutor(_THREADS, "delaylevel-top") as pool:
-        found = list(pool.map(lambda target: topic_stats(admin, target) or {}, targets))
-        partitions = [partition for stats in found for partition in stats][:_MOST_PARTITIONS]
-        late = chain.from_iterable(pool.map(partial(_lateness, admin, client), partitions))
-        late_ms = tuple(sorted(late))
+    found = in_parallel(lambda target: topic_stats(admin, target) or {}, targets)
+    partitions = [partition for stats in found for partition in stats][:_MOST_PARTITIONS]
+    late = chain.from_iterable(in_parallel(partial(_lateness, admin, client), partitions))
+    late_ms = tuple(sorted(late))
     window = [_stage(member, now_ms) for member in level_topic.of(Role.WINDOW)]
     if description.final_window is FinalWindow.BROKER:
         window = [_broker_window(found)]

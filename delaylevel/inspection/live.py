@@ -12,13 +12,13 @@ import logging
 import os
 import socket
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 from urllib.parse import urlencode, urlsplit
 
 import urllib3
 
 from delaylevel.cluster.port import ConsumerStats, TopicAdmin
+from delaylevel.cluster.threads import in_parallel
 from delaylevel.errors import BrokerError
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.topics.status import ADDRESS_PROPERTY, NAME_PROPERTY, window_stats
@@ -27,7 +27,7 @@ from delaylevel.web.reports import TOKEN_VARIABLE
 log = logging.getLogger(__name__)
 
 _TIMEOUT = urllib3.Timeout(connect=1.0, read=10.0)
-_THREADS = 8
+_POOLS = 8
 #: Longest answer that is read, in bytes; it is far above that of a dispatcher.
 _MOST_BYTES = 64 << 20
 _WILDCARDS = ("0.0.0.0", "::")
@@ -91,13 +91,8 @@ class LiveDispatchers:
         given = {name: value for name, value in values.items() if value is not None}
         query = urlencode({"topic": self._description.topic, **given})
         distinct = sorted(set(addresses.values()))
-        with (
-            urllib3.PoolManager(num_pools=_THREADS, retries=False, timeout=_TIMEOUT) as pool,
-            ThreadPoolExecutor(_THREADS, "delaylevel-live") as threads,
-        ):
-            results = list(
-                threads.map(lambda each: self._request(pool, each, question, query), distinct)
-            )
+        with urllib3.PoolManager(num_pools=_POOLS, retries=False, timeout=_TIMEOUT) as pool:
+            results = in_parallel(lambda each: self._request(pool, each, question, query), distinct)
         answers, refusals = [], {}
         owners: dict[int, Mapping[str, Any]] = {}
         for address, result in zip(distinct, results, strict=True):

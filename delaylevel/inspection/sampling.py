@@ -15,12 +15,12 @@ standard error.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
 from delaylevel.cluster.reader import EntryRange, choose_places
+from delaylevel.cluster.threads import in_parallel
 from delaylevel.model.delivery import LARGEST_BATCH
 from delaylevel.model.envelope import COMPRESSION
 from delaylevel.model.level_topic import Role
@@ -31,7 +31,6 @@ from delaylevel.topics.scan import PendingRange
 from .distribution import Observation, SampledDistribution
 from .snapshot import PendingSnapshot, observe, own_topic
 
-_THREADS = 8
 # Number of sampled entries in all partitions together, and the largest number in one.
 _ENTRIES = 110
 _MOST_ENTRIES = 24
@@ -54,21 +53,18 @@ def sample(snapshot: PendingSnapshot) -> list[SampledDistribution]:
     ranges = snapshot.ranges
     if not ranges:
         return []
-    with ThreadPoolExecutor(min(_THREADS, len(ranges)), "delaylevel-sample") as pool:
-        samplers = [
-            _RangeSampler(snapshot, item, *size)
-            for item, size in zip(ranges, _sizes(pool, snapshot), strict=True)
-        ]
-        small = _small(samplers)
-        large = [sampler for sampler in samplers if sampler not in small]
-        # The first sample of a range shows the size of its entries, and so which to sample next.
-        list(pool.map(lambda sampler: sampler.sample(0), large))
-        most = max(1, min(_MOST_ENTRIES, _ENTRIES // len(ranges)))
-        work = [(sampler, number) for sampler in large for number in sampler.further_entries(most)]
-        list(pool.map(lambda one: one[0].sample(one[1]), work))
-        found = list(
-            pool.map(lambda one: one.count() if one in small else one.estimate(), samplers)
-        )
+    samplers = [
+        _RangeSampler(snapshot, item, *size)
+        for item, size in zip(ranges, _sizes(snapshot), strict=True)
+    ]
+    small = _small(samplers)
+    large = [sampler for sampler in samplers if sampler not in small]
+    # The first sample of a range shows the size of its entries, and so which to sample next.
+    in_parallel(lambda sampler: sampler.sample(0), large)
+    most = max(1, min(_MOST_ENTRIES, _ENTRIES // len(ranges)))
+    work = [(sampler, number) for sampler in large for number in sampler.further_entries(most)]
+    in_parallel(lambda one: one[0].sample(one[1]), work)
+    found = in_parallel(lambda one: one.count() if one in small else one.estimate(), samplers)
     _add_errors(samplers, found)
     return found
 
@@ -98,18 +94,13 @@ def _add_errors(samplers: Sequence[_RangeSampler], found: Sequence[SampledDistri
 
 def expected_messages(snapshot: PendingSnapshot) -> int:
     """Return the approximate number of messages in all ranges; 0 if the broker does not know it."""
-    if not snapshot.ranges:
-        return 0
-    with ThreadPoolExecutor(min(_THREADS, len(snapshot.ranges)), "delaylevel-expected") as pool:
-        sizes = list(_sizes(pool, snapshot))
+    sizes = list(_sizes(snapshot))
     if any(mean is None and len(entries) for entries, mean, _ in sizes):
         return 0
     return round(sum(len(entries) * (mean or 0.0) for entries, mean, _ in sizes))
 
 
-def _sizes(
-    pool: ThreadPoolExecutor, snapshot: PendingSnapshot
-) -> Iterator[tuple[EntryRange, float | None, bool]]:
+def _sizes(snapshot: PendingSnapshot) -> Iterator[tuple[EntryRange, float | None, bool]]:
     """Yield the entries of each range, and the mean number of messages in one if it is known.
 
     The last part is True if it is the mean of exactly these entries.
@@ -118,9 +109,9 @@ def _sizes(
     # Messages before entries: a message that is published in between must not raise the mean.
     messages: dict[TopicName, int] = {}
     topics = {item.source.name.without_partition for item in snapshot.ranges}
-    for found in pool.map(admin.messages_in, topics):
+    for found in in_parallel(admin.messages_in, topics):
         messages.update(found)
-    contents = pool.map(lambda item: admin.contents(item.source.name), snapshot.ranges)
+    contents = in_parallel(lambda item: admin.contents(item.source.name), snapshot.ranges)
     for item, (ledgers, added) in zip(snapshot.ranges, contents, strict=True):
         entries = EntryRange(ledgers, item.start, item.end)
         count = messages.get(item.source.name, 0)

@@ -10,7 +10,6 @@ What was stored after a dispatcher's last look is read from the topic as well.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import compress, pairwise
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 from delaylevel.cluster.port import LedgerInfo, TopicAdmin
 from delaylevel.cluster.reader import RECEIVER_QUEUE_SIZE, messages_in_range
+from delaylevel.cluster.threads import in_parallel
 from delaylevel.errors import InvalidInputError, MissingExtraError, NotFoundError
 from delaylevel.model.envelope import TARGET, due_of, is_control
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Role
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
 
 Messages: TypeAlias = Sequence[Observation | LazyMessage | ParkedMessage]
 StoredRule: TypeAlias = Callable[[Messages], list[bool]]
-_THREADS = 4
 # Threads that import the same module at once see it half-initialized if the import fails.
 _IMPORTING = Lock()
 
@@ -146,11 +145,10 @@ class TrackerWindow:
             since_ms = due.from_ms - _longest_stay_ms(self._description)
             if since_ms > self._now_ms:
                 return []
-        with ThreadPoolExecutor(_THREADS, "delaylevel-window") as pool:
-            # Journals are read before ranges: a message that is released in between is still
-            # shown, and one that was released earlier is not.
-            list(pool.map(self._read_journal, self._partitions))
-            found = list(pool.map(lambda i: self._range(i, since_ms), self._partitions))
+        # Journals are read before ranges: a message that is released in between is still shown,
+        # and one that was released earlier is not.
+        in_parallel(self._read_journal, self._partitions)
+        found = in_parallel(lambda i: self._range(i, since_ms), self._partitions)
         return [item for item in found if item is not None]
 
     def stored(self, source: SourcePartition) -> StoredRule:

@@ -18,6 +18,7 @@ from delaylevel.cluster.locks import PartitionLock
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.reader import read_range
 from delaylevel.cluster.targets.pool import TargetClients
+from delaylevel.cluster.threads import in_parallel
 from delaylevel.errors import BrokerError
 from delaylevel.model.clock import Clock, SteadyClock, SystemClock
 from delaylevel.model.delivery import ForwardReport
@@ -29,7 +30,7 @@ from delaylevel.topics.roster import RESTING_S, DescriptionCache
 from delaylevel.topics.subscriptions import ForeignSubscriptionWatch
 
 from .forwarder import Forwarder
-from .ready import NextChecks, ReadyBound, ReadyQueue, ReadyRange, ReadySearch, in_threads
+from .ready import NextChecks, ReadyBound, ReadyQueue, ReadyRange, ReadySearch
 
 #: Kind of this mover in the names of its consumers.
 KIND = "local"
@@ -185,7 +186,7 @@ class LocalMover:
             for source in self._sources
             if now_ms >= self.next_check_ms(source) and source.topic not in self._ready
         ]
-        for item in in_threads(partial(self._search, now_ms, lead_ms), due):
+        for item in in_parallel(partial(self._search, now_ms, lead_ms), due):
             if isinstance(item, BrokerError):
                 failure = failure or item
             elif item.bound.end > self._next[item.source.topic]:

@@ -22,11 +22,10 @@ import heapq
 import logging
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 from delaylevel.cluster.failures import is_admin_away, translate_errors
 from delaylevel.cluster.logs import RepeatedWarning
@@ -42,30 +41,11 @@ from delaylevel.model.topic_name import TopicName
 #: :func:`delaylevel.cluster.reader.entry_times` does for a partition.
 EntryTimes: TypeAlias = Callable[[Position, Position], Sequence[tuple[Position, int]]]
 
-# Number of searches to run in parallel; the broker would only queue more of them.
-_THREADS = 8
-
 # The search checks this number of entries directly behind a bound, and ever fewer further on: a
 # shorter run of wrong times hides nothing, a longer one hardly ever.
 _CLOSE = 16
 # Runs of wrong times that one search passes; the next search continues from there.
 _ROUNDS = 8
-
-
-T = TypeVar("T")
-
-
-def in_threads(
-    search: Callable[[SourcePartition], T], sources: Sequence[SourcePartition]
-) -> list[T]:
-    """Return the results of a search in each partition, in their order.
-
-    The threads live for this call only: a mover at rest has none.
-    """
-    if len(sources) < 2:
-        return [search(source) for source in sources]
-    with ThreadPoolExecutor(min(_THREADS, len(sources)), "delaylevel-search") as threads:
-        return list(threads.map(search, sources))
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from delaylevel.cluster.logs import RepeatedWarning
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.rules import Explainer
 from delaylevel.cluster.scheduler import AT_ONCE, NEVER, Lanes, LaneTask
+from delaylevel.cluster.threads import in_parallel
 from delaylevel.errors import AlreadyRunningError, BrokerError, LevelTopicError, NotFoundError
 from delaylevel.model.clock import Clock, SystemClock
 from delaylevel.model.delivery import ForwardReport
@@ -26,7 +27,7 @@ from delaylevel.topics.roster import DescriptionCache, Roster
 from delaylevel.topics.status import REPORTED_ROLES, LevelTopicStatus, StatusCache, status
 
 from .local import LocalMover
-from .ready import LONGEST_PASS_S, in_threads, trigger_of
+from .ready import LONGEST_PASS_S, trigger_of
 
 log = logging.getLogger(__name__)
 
@@ -441,5 +442,5 @@ class MoverService:
             with suppress(NotFoundError):
                 self._admin.last_message_id(source.name)
 
-        in_threads(look, source_partitions(description))
+        in_parallel(look, source_partitions(description))
         return description

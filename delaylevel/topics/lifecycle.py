@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 from delaylevel.cluster.locks import closed_to_producers
 from delaylevel.cluster.port import OperatorAdmin, TopicAdmin
+from delaylevel.cluster.threads import in_parallel
 from delaylevel.errors import (
     ConflictError,
     InvalidInputError,
@@ -492,7 +493,6 @@ def _some(names: Sequence[str], most: int = 5) -> str:
     return listed if len(names) <= most else f"{listed} and {len(names) - most} more"
 
 
-_THREADS = 8
 # Time in which the first message may create the business topic of a new level topic.
 _NEW_MS = 600_000
 
@@ -570,8 +570,7 @@ def _strays(admin: TopicAdmin, namespace: str) -> Iterable[Orphan]:
     """Yield member topics whose level topic does not exist."""
     names = admin.list_partitioned_topics(namespace)
     full = {name.full for name in names}
-    with ThreadPoolExecutor(_THREADS) as pool:
-        found = list(pool.map(lambda name: metadata_of(admin, name), names))
+    found = in_parallel(partial(metadata_of, admin), names)
     for name, metadata in zip(names, found, strict=True):
         owner = metadata.properties.get(MEMBER_PROPERTY) if metadata is not None else None
         if owner is None or owner == name.full or owner in full:

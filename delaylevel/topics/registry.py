@@ -12,6 +12,7 @@ from typing import NamedTuple
 from delaylevel.cluster import rules
 from delaylevel.cluster.failures import may_pass
 from delaylevel.cluster.port import BrokerSettings, NamespacePolicies, TopicAdmin, TopicMetadata
+from delaylevel.cluster.threads import in_parallel
 from delaylevel.errors import (
     AdminError,
     BrokerError,
@@ -387,8 +388,7 @@ def serving_level_topics(admin: TopicAdmin, business_topic: TopicName) -> list[s
             return None
 
     others = [name for name in namespaces if name != business_topic.namespace_path]
-    with ThreadPoolExecutor(_THREADS) as pool:
-        return [name for name in pool.map(look, others) if name is not None]
+    return [name for name in in_parallel(look, others) if name is not None]
 
 
 def list_level_topics(admin: TopicAdmin, namespace: str) -> list[FoundLevelTopic]:
@@ -422,10 +422,7 @@ def level_topics_of(admin: TopicAdmin, names: Sequence[TopicName]) -> list[Found
             return FoundLevelTopic(name.full, None, str(error), needs_upgrade)
         return FoundLevelTopic(name.full, described, None if described else _UNFINISHED)
 
-    if not names:
-        return []
-    with ThreadPoolExecutor(_THREADS) as pool:
-        return [found for found in pool.map(look, names) if found is not None]
+    return [found for found in in_parallel(look, names) if found is not None]
 
 
 def notes(admin: TopicAdmin, description: LevelTopicDescription) -> tuple[str, ...]:

@@ -20,10 +20,10 @@ messages may be due at any time: their partition is always read.
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from delaylevel.cluster.port import TopicAdmin
+from delaylevel.cluster.threads import in_parallel
 from delaylevel.errors import NotFoundError
 from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription, Role
 from delaylevel.model.position import EARLIEST, Position, SourcePartition, source_partitions
@@ -32,7 +32,6 @@ from delaylevel.model.topic_name import TopicName
 
 # Enough for a clock in a wrong time zone and an outage overnight.
 DEFAULT_SLACK_MS = 86_400_000
-_THREADS = 8
 
 
 @dataclass(frozen=True)
@@ -116,17 +115,14 @@ def pending_ranges(
         # Messages that can only be published in the future do not exist yet.
         if wanted(source) and (published.from_ms is None or published.from_ms <= now_ms):
             chosen.append((source, published))
-    if not chosen:
-        return []
-    with ThreadPoolExecutor(min(_THREADS, len(chosen)), "delaylevel-pending") as pool:
-        starts = list(pool.map(lambda item: pending_start(admin, item[0].name), chosen))
-        found = list(
-            pool.map(
-                lambda item, start: published_range(admin, item[0], item[1], start, now_ms),
-                chosen,
-                starts,
-            )
-        )
+    # All starts before all ends: a message that moves on in between is in one of its partitions.
+    starts = in_parallel(lambda item: pending_start(admin, item[0].name), chosen)
+
+    def find(item: tuple[tuple[SourcePartition, Window], Position]) -> PendingRange:
+        (source, published), start = item
+        return published_range(admin, source, published, start, now_ms)
+
+    found = in_parallel(find, list(zip(chosen, starts, strict=True)))
     return [item for item in found if item.start < item.end]
 
 

@@ -9,12 +9,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 from delaylevel.cluster.port import ConsumerStats, PartitionStats, SubscriptionStats, TopicAdmin
-from delaylevel.cluster.threads import in_thread
+from delaylevel.cluster.threads import in_parallel, in_thread
 from delaylevel.errors import DelayLevelError, NotFoundError
 from delaylevel.model.formatting import format_duration, shell
 from delaylevel.model.level_topic import (
@@ -35,8 +34,6 @@ __all__ = ["LevelTopicStatus", "PartitionStatus", "status"]
 #: Properties of a dispatcher's consumers: its name in the group, and the URL of its HTTP service.
 NAME_PROPERTY = "delaylevel.dispatcher"
 ADDRESS_PROPERTY = "delaylevel.http"
-
-_THREADS = 8
 
 
 @dataclass(frozen=True)
@@ -383,9 +380,8 @@ def status(
         except NotFoundError:
             return _interpreted(description, member, {})
 
-    with ThreadPoolExecutor(_THREADS, "delaylevel-stats") as pool:
-        members = [member for member in description.members() if member.role in roles]
-        return LevelTopicStatus(description, now_ms, tuple(pool.map(look, members)))
+    members = [member for member in description.members() if member.role in roles]
+    return LevelTopicStatus(description, now_ms, tuple(in_parallel(look, members)))
 
 
 #: Roles of the topics whose statistics are needed.

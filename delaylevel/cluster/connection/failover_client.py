@@ -14,7 +14,6 @@ import socket
 import ssl
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
@@ -22,7 +21,7 @@ from urllib.parse import urlsplit
 import pulsar
 
 from delaylevel.cluster.failures import close_quietly
-from delaylevel.cluster.threads import in_thread
+from delaylevel.cluster.threads import in_parallel, in_thread
 
 log = logging.getLogger(__name__)
 
@@ -97,9 +96,8 @@ class FailoverClient:
         with self._lock:
             if self._clients[-1] is not failed:
                 return True  # another thread has done it
-            with ThreadPoolExecutor(len(self._hosts), "delaylevel-hosts") as threads:
-                ask = partial(self._answers, secure=self._scheme == "pulsar+ssl")
-                found = list(threads.map(ask, self._hosts))
+            ask = partial(self._answers, secure=self._scheme == "pulsar+ssl")
+            found = in_parallel(ask, self._hosts)
             present = tuple(
                 host for host, answers in zip(self._hosts, found, strict=True) if answers
             )

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any
@@ -29,6 +28,7 @@ from delaylevel.cluster.port import (
     TopicMetadata,
     TopicPolicies,
 )
+from delaylevel.cluster.threads import in_parallel
 from delaylevel.errors import (
     AdminError,
     BrokerError,
@@ -52,7 +52,6 @@ _ALL_S = 5.0
 # After a request for all partitions that took longer, they are asked one by one for this time.
 _ONE_BY_ONE_S = 30.0
 _ONE_S = 10.0
-_THREADS = 8
 
 
 class PartitionReports:
@@ -117,8 +116,7 @@ class PartitionReports:
             except BrokerError as error:
                 return error
 
-        with ThreadPoolExecutor(_THREADS, "delaylevel-partitions") as threads:
-            answers = dict(zip(partitions, threads.map(ask, partitions), strict=True))
+        answers = dict(zip(partitions, in_parallel(ask, partitions), strict=True))
         for answer in answers.values():
             if isinstance(answer, BrokerError):
                 raise answer
