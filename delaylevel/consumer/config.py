@@ -41,12 +41,7 @@ _WORDS |= {"false": False, "no": False, "off": False, "0": False}
 
 
 class _Kind(NamedTuple):
-    """A kind of settings.
-
-    Attributes:
-        check: function that returns the value of a setting in a file, or raises ValueError.
-        read: function that returns the text of an environment variable as a file would have it.
-    """
+    """A kind of settings."""
 
     check: Callable[[Any], Any]
     read: Callable[[str], Any] = str
@@ -154,14 +149,7 @@ LISTENER_SETTINGS: Settings = {
 
 @dataclass(frozen=True)
 class ApplicationConfig:
-    """The settings of an application with listeners.
-
-    Attributes:
-        connection: the cluster.
-        producer: default arguments of ``create_producer``.
-        listeners: default options of listeners.
-        by_name: options of single listeners, by the name of the listener.
-    """
+    """The settings of an application with listeners."""
 
     connection: Connection
     producer: Mapping[str, Any] = field(default_factory=dict)
@@ -187,14 +175,7 @@ class ApplicationConfig:
         of all listeners.
 
         Args:
-            config_file: the configuration file.
-            producer: defaults of producers, by the names of the table ``[producer]``.
-            listeners: defaults of listeners, by the names of the table ``[listeners]``.
             environ: the environment.
-            connection: arguments of :meth:`.Connection.load`.
-
-        Raises:
-            ConfigError: a value or file is invalid; the text names its source.
         """
         known = Connection.model_fields.keys() - {"origin"}
         unknown = connection.keys() - known
@@ -225,27 +206,15 @@ class ApplicationConfig:
         )
 
     def listener(self, name: str) -> dict[str, Any]:
-        """Return the options of a listener.
-
-        Args:
-            name: name of the listener.
-        """
+        """Return the options of a listener."""
         return {**self.listeners, **self.by_name.get(name, {})}
 
     def open_client(self) -> DelayLevelClient:
-        """Return a new client; it logs warnings to stderr. The caller closes it.
-
-        Raises:
-            ConfigError: the token file cannot be read now, or is empty.
-        """
+        """Return a new client; it logs warnings to stderr. The caller closes it."""
         return DelayLevelClient.from_connection(self.connection, logger=logs.to_stderr())
 
     def unused_names(self, names: Sequence[str]) -> list[str]:
-        """Return the names that have settings, but no listener.
-
-        Args:
-            names: names of the listeners.
-        """
+        """Return the names that have settings, but no listener."""
         return sorted(f"[{_LISTENERS}.{name}]" for name in self.by_name if name not in names)
 
 

@@ -44,26 +44,21 @@ _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
 
 
 class _Failed:
-    """A message whose attempt failed.
-
-    Attributes:
-        message: the message.
-        consumer: the consumer that received it.
-        decision: the decision about it.
-        due_ms: time of the next attempt, ms since the epoch; 0 for a dead letter.
-        pauses: number of unsuccessful calls of the publisher.
-        asked: True while the publisher has not answered.
-    """
+    """A message whose attempt failed."""
 
     __slots__ = ("asked", "consumer", "decision", "due_ms", "message", "pauses")
 
     def __init__(
-        self, message: ReceivedMessage, consumer: Any, decision: Park | Bury, due_ms: int
+        self,
+        message: ReceivedMessage,
+        consumer: Any,
+        decision: Park | Bury,
+        due_ms: int,  # 0 for a dead letter
     ) -> None:
         self.message = message
         self.consumer = consumer
         self.decision = decision
-        self.due_ms = due_ms
+        self.due_ms = due_ms  # 0 for a dead letter
         self.pauses = 0
         self.asked = False
 
@@ -86,9 +81,6 @@ class Unfinished:
     """The unfinished messages of one listener.
 
     Args:
-        listener: the listener.
-        publisher: publisher of copies and dead letters.
-        clock: source of the time from which a delay counts.
         threaded: False if a host calls :meth:`work` itself.
     """
 
@@ -165,11 +157,7 @@ class Unfinished:
         return True
 
     def close(self, until_s: float) -> None:
-        """Finish what can be finished, and end the thread.
-
-        Args:
-            until_s: time to stop waiting, by ``time.monotonic()``.
-        """
+        """Finish what can be finished, and end the thread."""
         self._stopping = True
         if not self._threaded:
             until_s = 0.0
@@ -309,14 +297,7 @@ BATCH_S = 0.1
 
 
 class Parts(NamedTuple):
-    """The parts of a listener that its threads share.
-
-    Attributes:
-        listener: the listener.
-        handling: the rules for its messages.
-        unfinished: takes over what is not acknowledged at once.
-        clock: source of the time of receipt.
-    """
+    """The parts of a listener that its threads share."""
 
     listener: Listener
     handling: Handling
@@ -350,11 +331,7 @@ class Parts(NamedTuple):
         consumer.acknowledge(message.raw)
 
     def succeeded(self, messages: Iterable[ReceivedMessage], consumer: Any, tally: Tally) -> None:
-        """Save the IDs of handled messages, then acknowledge them.
-
-        Raises:
-            Exception: an acknowledgement failed, of a consumer that was closed. All IDs are saved.
-        """
+        """Save the IDs of handled messages, then acknowledge them."""
         thread = threading.get_ident()
         failures: list[Exception] = []
 
@@ -410,11 +387,7 @@ class RunningListener(Protocol):
     listener: Listener
 
     def start(self) -> None:
-        """Subscribe, and receive messages.
-
-        Raises:
-            pulsar.PulsarException: a subscription cannot be opened.
-        """
+        """Subscribe, and receive messages."""
 
     @property
     def alive(self) -> bool:
@@ -428,11 +401,7 @@ class RunningListener(Protocol):
         """Receive no more messages."""
 
     def join(self, until_s: float) -> bool:
-        """Wait for running handlers; return True if all of them have ended.
-
-        Args:
-            until_s: time to stop waiting, by ``time.monotonic()``.
-        """
+        """Wait for running handlers; return True if all of them have ended."""
 
     @property
     def running(self) -> int:
@@ -448,11 +417,7 @@ def left_s(until_s: float) -> float:
 
 
 def refuse_awaitable(returned: Any) -> None:
-    """Refuse the result of a function that should have been a coroutine function.
-
-    Raises:
-        TypeError: nothing would await the result.
-    """
+    """Refuse the result of a function that should have been a coroutine function."""
     if inspect.isawaitable(returned):
         if inspect.iscoroutine(returned):
             returned.close()
@@ -480,13 +445,7 @@ _CLOSE_S = 5.0
 
 
 class Subscribed:
-    """A consumer, shared by threads, that is opened again when it fails.
-
-    Args:
-        subscribe: function that returns a new consumer.
-        what: text for the log.
-        stopping: event that ends all waiting.
-    """
+    """A consumer, shared by threads, that is opened again when it fails."""
 
     def __init__(self, subscribe: Callable[[], Any], what: str, stopping: threading.Event) -> None:
         self._subscribe = subscribe
@@ -505,11 +464,7 @@ class Subscribed:
         return consumer is not None and bool(consumer.is_connected())
 
     def start(self) -> None:
-        """Open the consumer for the first time; leave it to :meth:`get` if the failure may pass.
-
-        Raises:
-            pulsar.PulsarException: the subscription cannot be opened.
-        """
+        """Open the consumer for the first time; leave it to :meth:`get` if the failure may pass."""
         try:
             self._consumer = self._subscribe()
         except _PASSING as error:
@@ -603,12 +558,6 @@ class ReceivingThreads:
     """The threads that receive the messages of one listener.
 
     A subclass fills ``sources`` and ``threads``.
-
-    Attributes:
-        listener: the listener.
-        sources: the consumers.
-        threads: the threads that receive from them.
-        stopping: event that ends the threads.
     """
 
     def __init__(self, listener: Listener) -> None:
@@ -630,11 +579,7 @@ class ReceivingThreads:
         return found
 
     def start(self) -> None:
-        """Subscribe, and start the threads.
-
-        Raises:
-            pulsar.PulsarException: a subscription cannot be opened.
-        """
+        """Subscribe, and start the threads."""
         for source in self.sources:
             source.start()
         for thread in self.threads:
@@ -655,11 +600,7 @@ class ReceivingThreads:
         self.stopping.set()
 
     def join(self, until_s: float) -> bool:
-        """Wait for the threads; return True if all of them have ended.
-
-        Args:
-            until_s: time to stop waiting, by ``time.monotonic()``.
-        """
+        """Wait for the threads; return True if all of them have ended."""
         started = [thread for thread in self.threads if thread.ident is not None]
         for thread in started:
             thread.join(left_s(until_s))

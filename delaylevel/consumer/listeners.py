@@ -63,14 +63,7 @@ _LEAST_S = 1.0
 
 @dataclass(frozen=True)
 class Started:
-    """A listener that receives messages, and what it needs.
-
-    Attributes:
-        running: its threads or tasks.
-        unfinished: its messages that are not acknowledged yet.
-        publisher: publisher of its retried copies and dead letters.
-        handled: IDs of handled messages; None without deduplication.
-    """
+    """A listener that receives messages, and what it needs."""
 
     running: RunningListener
     unfinished: Unfinished
@@ -78,11 +71,7 @@ class Started:
     handled: HandledIds | None
 
     def close(self, until_s: float) -> None:
-        """Finish failed messages, and close everything.
-
-        Args:
-            until_s: time to stop waiting, by ``time.monotonic()``.
-        """
+        """Finish failed messages, and close everything."""
         handled = self.handled
         with ExitStack() as stack:  # backwards
             stack.callback(self.running.close)
@@ -107,16 +96,7 @@ def host_of(client: Any) -> Host | None:
 def start_listener(
     listener: Listener, client: Any, clock: Clock, loop: asyncio.AbstractEventLoop | None
 ) -> Started:
-    """Start a listener.
-
-    Args:
-        client: the application's client.
-        clock: source of the time of receipt.
-        loop: event loop for a coroutine; None if the client is the host.
-
-    Raises:
-        DelayLevelError, pulsar.PulsarException: the listener cannot work. Nothing is left open.
-    """
+    """Start a listener."""
     with ExitStack() as stack:
         publisher = RetryPublisher(client, listener.topic, listener.subscription)
         stack.callback(publisher.close)
@@ -153,14 +133,7 @@ def start_listener(
 def subscribe_to(
     listener: Listener, client: Any, topic: str, kind: Any, *, earliest: bool = False
 ) -> Callable[[int], Any]:
-    """Return a function that returns a new consumer, given its number from 0.
-
-    Args:
-        client: the application's client.
-        topic: the topic of the listener, or its retry topic.
-        kind: the client's type of the subscription.
-        earliest: True to receive messages from before the first consumer in any case.
-    """
+    """Return a function that returns a new consumer, given its number from 0."""
     options = dict(listener.options)
     if listener.is_coroutine:
         wanted = 2 * listener.concurrency * listener.batch
@@ -539,11 +512,7 @@ _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
 def split_target(target: str) -> tuple[str, str]:
-    """Return module and name of ``module:name``; the name is empty if it is left out.
-
-    Raises:
-        ConfigError: it is not of this form.
-    """
+    """Return module and name of ``module:name``; the name is empty if it is left out."""
     module, colon, name = target.partition(":")
     if target.endswith(".py") or "/" in target or os.sep in target:
         dotted = ".".join(Path(module).with_suffix("").parts).strip("./\\")
@@ -560,12 +529,6 @@ def load(target: str, folder: str | os.PathLike[str] = ".") -> Listeners:
     Args:
         target: ``module:name``. The name is that of a :class:`Listeners`, or of a function without
             arguments that returns one; it may be left out if the module has only one.
-        folder: folder that is searched first.
-
-    Raises:
-        ConfigError: there is no such module or name, the name is something else, or the import
-            failed; the text has the place of the failure.
-        DelayLevelError: a listener is wrong.
     """
     module_name, name = split_target(target)
     path = str(Path(folder).absolute())
@@ -596,11 +559,7 @@ def load(target: str, folder: str | os.PathLike[str] = ".") -> Listeners:
 
 
 def source_folder(target: str, folder: str | os.PathLike[str] = ".") -> Path:
-    """Return the folder of the sources of a module's topmost package, without importing it.
-
-    Raises:
-        ConfigError: there is no such module.
-    """
+    """Return the folder of the sources of a module's topmost package, without importing it."""
     module_name, _ = split_target(target)
     path = str(Path(folder).absolute())
     if path not in sys.path:

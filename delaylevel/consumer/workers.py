@@ -62,15 +62,7 @@ def _receive_batch(
 
 
 class Worker(threading.Thread):
-    """A thread that receives messages and calls the handler.
-
-    Args:
-        parts: the listener and what its threads share.
-        subscribed: the consumer, maybe shared with other threads.
-        locks: locks of all calls of the handler; a caller holds one.
-        index: index of this thread's own lock.
-        stopping: event that ends the thread.
-    """
+    """A thread that receives messages and calls the handler."""
 
     def __init__(
         self,
@@ -184,12 +176,7 @@ class Worker(threading.Thread):
         return verdict
 
     def _call(self, argument: Any, count: int) -> BaseException | None:
-        """Call the handler, and return its error; None if it succeeded.
-
-        Args:
-            argument: the message, or the list of messages.
-            count: number of the messages.
-        """
+        """Call the handler, and return its error; None if it succeeded."""
         tally = self._tally
         tally.in_progress = count
         start_s = perf_counter()
@@ -250,12 +237,7 @@ class Worker(threading.Thread):
 
 
 class ThreadedListener(ReceivingThreads):
-    """The threads of one listener, which call its handler.
-
-    Args:
-        parts: the listener and what its threads share.
-        subscribe: functions that return a new consumer.
-    """
+    """The threads of one listener, which call its handler."""
 
     def __init__(self, parts: Parts, subscribe: Subscribe) -> None:
         super().__init__(parts.listener)
@@ -317,14 +299,7 @@ class _Call(NamedTuple):
 
 
 class Feeder(threading.Thread):
-    """A thread that receives messages for the loop.
-
-    Args:
-        parts: the listener and what its threads share.
-        subscribed: the consumer.
-        tasks: the tasks that get the messages.
-        stopping: event that ends the thread.
-    """
+    """A thread that receives messages for the loop."""
 
     def __init__(
         self, parts: Parts, subscribed: Subscribed, tasks: Tasks, stopping: threading.Event
@@ -371,13 +346,7 @@ class Feeder(threading.Thread):
 
 
 class Tasks:
-    """The calls of the handler of one listener, as tasks of an event loop.
-
-    Args:
-        parts: the listener and what its threads share.
-        loop: the event loop.
-        stopping: event after which no more calls start.
-    """
+    """The calls of the handler of one listener, as tasks of an event loop."""
 
     def __init__(
         self, parts: Parts, loop: asyncio.AbstractEventLoop, stopping: threading.Event
@@ -514,13 +483,7 @@ class Tasks:
 
 
 class LoopListener(ReceivingThreads):
-    """The tasks of one listener, and the threads that receive their messages.
-
-    Args:
-        parts: the listener and what its threads share.
-        subscribe: functions that return a new consumer.
-        loop: the event loop.
-    """
+    """The tasks of one listener, and the threads that receive their messages."""
 
     def __init__(self, parts: Parts, subscribe: Subscribe, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(parts.listener)
@@ -531,11 +494,7 @@ class LoopListener(ReceivingThreads):
         ]
 
     def join(self, until_s: float) -> bool:
-        """Wait for running handlers; return True if all of them have ended.
-
-        Args:
-            until_s: time to stop waiting, by ``time.monotonic()``.
-        """
+        """Wait for running handlers; return True if all of them have ended."""
         ended = super().join(until_s)
         self._tasks.wait(until_s)
         return ended and not self.running
