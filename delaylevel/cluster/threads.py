@@ -44,34 +44,56 @@ def in_thread(work: Callable[[], None]) -> None:
         raise
 
 
-_waiting: deque[Callable[[], None]] = deque()  # the first one is running
-_turns = threading.Lock()
+class InTurn:
+    """Slow work in one thread for all of it, in the order of the calls; thread-safe.
 
+    The thread lives as long as there is work.
+    """
 
-def in_turn(work: Callable[[], None]) -> None:
-    """Run work that is not urgent in one thread for all of it, in the order of the calls."""
-    with _turns:
-        _waiting.append(work)
-        if len(_waiting) > 1:
-            return
-    try:
-        in_thread(_take_turns)
-    except RuntimeError:
-        with _turns:
-            _waiting.clear()
-        raise
+    def __init__(self, start: Starter = in_thread) -> None:
+        self._start = start
+        self._changed = threading.Condition()
+        self._waiting: deque[Callable[[], None]] = deque()
+        self._working = False
 
-
-def _take_turns() -> None:
-    while True:
-        try:
-            _waiting[0]()
-        except Exception:
-            log.exception("work in the background")
-        with _turns:
-            _waiting.popleft()
-            if not _waiting:
+    def add(self, work: Callable[[], None]) -> None:
+        """Run work after all that was given before; an exception of it is logged."""
+        with self._changed:
+            self._waiting.append(work)
+            if self._working:
                 return
+            self._working = True
+        try:
+            self._start(self._run)
+        except RuntimeError:  # no thread can be started
+            with self._changed:
+                # What others have added meanwhile stays, for the thread of the next call.
+                self._working = False
+                self._waiting.remove(work)
+                self._changed.notify_all()
+            raise
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until there is no work; return False if that takes too long."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._working, seconds)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                if not self._waiting:
+                    self._working = False
+                    self._changed.notify_all()
+                    return
+                work = self._waiting.popleft()
+            try:
+                work()
+            except Exception:
+                log.exception("work in the background")
+
+
+#: Runs work that is not urgent, in one thread of the process.
+in_turn: Starter = InTurn().add
 
 
 Item = TypeVar("Item")

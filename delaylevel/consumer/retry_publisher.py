@@ -6,7 +6,6 @@ import hashlib
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from functools import partial
@@ -25,7 +24,7 @@ from delaylevel.cluster.publisher import (
     open_producer,
 )
 from delaylevel.cluster.schemas import EncodedSchema, registered_reference
-from delaylevel.cluster.threads import Starter, at_once, in_thread
+from delaylevel.cluster.threads import InTurn, Starter, at_once, in_thread
 from delaylevel.errors import MessageTooLargeError, UnsupportedOptionError
 from delaylevel.model import envelope as env
 from delaylevel.model import retries
@@ -303,53 +302,6 @@ def _reference(version: SchemaVersion) -> SchemaRef:
     return SchemaRef.of(version.type, version.definition)
 
 
-class SlowWork:
-    """Work that waits for the broker, given by threads that must not wait.
-
-    The thread lives as long as there is work.
-    """
-
-    def __init__(self, start: Starter = in_thread) -> None:
-        self._start = start
-        self._changed = threading.Condition(threading.RLock())
-        self._waiting: deque[Callable[[], None]] = deque()
-        self._working = False
-
-    def add(self, work: Callable[[], None]) -> None:
-        """Run work after all that was given before; an exception of it is logged."""
-        with self._changed:
-            self._waiting.append(work)
-            if self._working:
-                return
-            self._working = True
-        try:
-            self._start(self._run)
-        except RuntimeError:  # no thread can be started
-            with self._changed:
-                self._working = False
-                self._waiting.remove(work)
-                self._changed.notify_all()
-            raise
-
-    def wait(self, seconds: float) -> bool:
-        """Wait until there is no work; return False if that takes too long."""
-        with self._changed:
-            return self._changed.wait_for(lambda: not self._working, seconds)
-
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                if not self._waiting:
-                    self._working = False
-                    self._changed.notify_all()
-                    return
-                work = self._waiting.popleft()
-            try:
-                work()
-            except Exception:
-                log.exception("work in the background failed")
-
-
 class _Copy(NamedTuple):
     """A message on its way to its next attempt."""
 
@@ -389,8 +341,8 @@ class RetryPublisher:
         self._lock = threading.RLock()
         self._producers: RetryProducers | None = None
         self._letters: DeadLetterTopic | None = None
-        self._opening = SlowWork(start)
-        self._burying = SlowWork(start)
+        self._opening = InTurn(start)
+        self._burying = InTurn(start)
         self._closed = False
 
     def prepare(self, longest: timedelta | None = None) -> LevelTopicDescription:

@@ -61,7 +61,49 @@ def _receive_batch(
     return batch
 
 
-class Worker(threading.Thread):
+class _Receiver(threading.Thread):
+    """A thread that receives messages, from a consumer that is opened again when it fails."""
+
+    def __init__(
+        self, name: str, parts: Parts, subscribed: Subscribed, stopping: threading.Event
+    ) -> None:
+        super().__init__(name=f"delaylevel-{name}", daemon=True)
+        self._parts = parts
+        self._subscribed = subscribed
+        self._stopping = stopping
+        self._tally = parts.listener.stats.tally()
+
+    def run(self) -> None:
+        """Receive messages until the listener stops."""
+        while not self._stopping.is_set():
+            consumer = self._subscribed.get()
+            if consumer is None:
+                return
+            try:
+                self._receive(consumer)
+            except pulsar.PulsarException as error:
+                self._subscribed.fail(consumer, error)
+            except Exception as error:
+                log.exception("%s: unexpected failure", self._parts.listener)
+                self._subscribed.fail(consumer, error)
+
+    def _receive(self, consumer: Any) -> None:
+        """Receive the messages of a consumer, until it is replaced."""
+        raise NotImplementedError
+
+    def _idle(self, consumer: Any) -> bool:
+        """Check the connection; return False if the consumer is not the current one any more."""
+        self._subscribed.check(consumer)
+        return self._subscribed.get() is consumer
+
+    def _wait_for_room(self) -> None:
+        """Wait until there are fewer unfinished messages, or the listener stops."""
+        unfinished = self._parts.unfinished
+        while unfinished.full and not self._stopping.is_set():
+            unfinished.wait_for_room(WAIT_S)
+
+
+class Worker(_Receiver):
     """A thread that receives messages and calls the handler."""
 
     def __init__(
@@ -72,14 +114,10 @@ class Worker(threading.Thread):
         index: int,
         stopping: threading.Event,
     ) -> None:
-        super().__init__(name=f"delaylevel-{parts.listener.name}-{index}", daemon=True)
-        self._parts = parts
+        super().__init__(f"{parts.listener.name}-{index}", parts, subscribed, stopping)
         self._listener, self._handling, self._unfinished, _ = parts
         self._handler = parts.listener.handler
-        self._subscribed = subscribed
         self._locks = locks
-        self._stopping = stopping
-        self._tally = parts.listener.stats.tally()
         self._lock = locks[index]
         self._handles_all = parts.handling.handles_all
 
@@ -88,24 +126,15 @@ class Worker(threading.Thread):
         """True during a call of the handler."""
         return bool(self._tally.in_progress)
 
-    def run(self) -> None:
-        """Receive messages until the listener stops."""
-        receive_all = self._receive if self._listener.batch == 1 else self._receive_batches
-        while not self._stopping.is_set():
-            consumer = self._subscribed.get()
-            if consumer is None:
-                return
-            try:
-                receive_all(consumer)
-            except pulsar.PulsarException as error:
-                self._subscribed.fail(consumer, error)
-            except Exception as error:
-                log.exception("%s: unexpected failure", self._listener)
-                self._subscribed.fail(consumer, error)
+    def _receive(self, consumer: Any) -> None:
+        if self._listener.batch == 1:
+            self._receive_single(consumer)
+        else:
+            self._receive_batches(consumer)
 
     # -- single messages
 
-    def _receive(self, consumer: Any) -> None:
+    def _receive_single(self, consumer: Any) -> None:
         """Handle the messages of a consumer one by one, until it is replaced."""
         # This loop costs each message time, so everything that it calls is looked up once.
         stopped, receive, now_ms = self._stopping.is_set, consumer.receive, self._parts.clock.now_ms
@@ -123,16 +152,6 @@ class Worker(threading.Thread):
             handle(ReceivedMessage(raw, topic, subscription, now_ms()), consumer)
             if unfinished.count >= most:
                 self._wait_for_room()
-
-    def _idle(self, consumer: Any) -> bool:
-        """Check the connection; return False if the consumer is not the current one any more."""
-        self._subscribed.check(consumer)
-        return self._subscribed.get() is consumer
-
-    def _wait_for_room(self) -> None:
-        """Wait until there are fewer unfinished messages, or the listener stops."""
-        while self._unfinished.full and not self._stopping.is_set():
-            self._unfinished.wait_for_room(WAIT_S)
 
     def _handle_one(self, message: ReceivedMessage, consumer: Any) -> None:
         """Handle one message, and acknowledge it or leave it to the unfinished ones."""
@@ -298,34 +317,16 @@ class _Call(NamedTuple):
     consumer: Any
 
 
-class Feeder(threading.Thread):
+class Feeder(_Receiver):
     """A thread that receives messages for the loop."""
 
     def __init__(
         self, parts: Parts, subscribed: Subscribed, tasks: Tasks, stopping: threading.Event
     ) -> None:
-        super().__init__(name=f"delaylevel-{parts.listener.name}", daemon=True)
-        self._parts = parts
-        self._subscribed = subscribed
+        super().__init__(parts.listener.name, parts, subscribed, stopping)
         self._tasks = tasks
-        self._stopping = stopping
-        self._tally = parts.listener.stats.tally()
         #: Consumer that failed in the loop, and the error.
         self.failure: tuple[Any, BaseException] | None = None
-
-    def run(self) -> None:
-        """Receive messages until the listener stops."""
-        while not self._stopping.is_set():
-            consumer = self._subscribed.get()
-            if consumer is None:
-                return
-            try:
-                self._receive(consumer)
-            except pulsar.PulsarException as error:
-                self._subscribed.fail(consumer, error)
-            except Exception as error:
-                log.exception("%s: unexpected failure", self._parts.listener)
-                self._subscribed.fail(consumer, error)
 
     def _receive(self, consumer: Any) -> None:
         """Pass the messages of a consumer to the loop, until it is replaced."""
@@ -335,14 +336,12 @@ class Feeder(threading.Thread):
                 self._subscribed.fail(*failure)
             messages = _receive_batch(consumer, self._parts, self._tally)
             if not messages:
-                self._subscribed.check(consumer)
-                if self._subscribed.get() is not consumer:
+                if not self._idle(consumer):
                     return
                 continue
             if not self._tasks.put(_Call(messages, self, consumer)):
                 return  # stopping: the messages stay unacknowledged
-            while self._parts.unfinished.full and not self._stopping.is_set():
-                self._parts.unfinished.wait_for_room(WAIT_S)
+            self._wait_for_room()
 
 
 class Tasks:
