@@ -401,15 +401,23 @@ def _types(facts: Facts) -> Iterator[Violation]:
 
 
 def _limit(
-    attribute: str, need: str, words: str, command: str, setting: str
-) -> Callable[[Facts], Iterator[Violation]]:
-    """Return the function that finds violations of a limit of the clients of a topic.
+    name: str,
+    policy: str,
+    option: str,
+    setting: str,
+    attribute: str,
+    *,
+    words: str,
+    need: str,
+    ours: str,
+    targets: str = "",
+) -> Rule:
+    """Return the rule for a limit of the clients of a topic.
 
     Args:
+        option: the option with which ``pulsar-admin namespaces`` sets the policy.
         need: the attribute of `Need`; empty for 1.
-        command: the subcommand of ``pulsar-admin namespaces`` without the namespace.
     """
-    name, option = command.split()
 
     def find(facts: Facts) -> Iterator[Violation]:
         broker = getattr(facts.broker, attribute)
@@ -423,7 +431,7 @@ def _limit(
                 yield Violation(
                     f"{member.topic} allows {limit} of its {words} ({place}), and needs at least "
                     f"{needed}",
-                    _lifting(facts, f"{name} {facts.path} {option} 0"),
+                    _lifting(facts, f"{policy} {facts.path} {option} 0"),
                 )
         if need != "producers":
             return
@@ -440,7 +448,7 @@ def _limit(
                     f"set-max-producers {target} -p 0`",
                 )
 
-    return find
+    return Rule(name, policy, setting, ours, targets, True, find)
 
 
 def _encryption(facts: Facts) -> Iterator[Violation]:
@@ -586,65 +594,46 @@ RULES: tuple[Rule, ...] = (
         True,
         _types,
     ),
-    Rule(
+    _limit(
         "number of producers",
         "set-max-producers-per-topic",
+        "-p",
         "maxProducersPerTopic",
-        "one for each process that sends, each mover and each dispatcher",
-        "2 or more: the application's and ours",
-        True,
-        _limit(
-            "max_producers",
-            "producers",
-            "producers",
-            "set-max-producers-per-topic -p",
-            "maxProducersPerTopic",
-        ),
+        "max_producers",
+        words="producers",
+        need="producers",
+        ours="one for each process that sends, each mover and each dispatcher",
+        targets="2 or more: the application's and ours",
     ),
-    Rule(
+    _limit(
         "number of consumers",
         "set-max-consumers-per-topic",
+        "-c",
         "maxConsumersPerTopic",
-        "a lock, and a reader for each mover, dispatcher and query",
-        "",
-        True,
-        _limit(
-            "max_consumers",
-            "consumers",
-            "consumers",
-            "set-max-consumers-per-topic -c",
-            "maxConsumersPerTopic",
-        ),
+        "max_consumers",
+        words="consumers",
+        need="consumers",
+        ours="a lock, and a reader for each mover, dispatcher and query",
     ),
-    Rule(
+    _limit(
         "consumers of a subscription",
         "set-max-consumers-per-subscription",
+        "-c",
         "maxConsumersPerSubscription",
-        "one for each instance of a Function; otherwise 1",
-        "",
-        True,
-        _limit(
-            "max_consumers_per_subscription",
-            "",
-            "consumers of a subscription",
-            "set-max-consumers-per-subscription -c",
-            "maxConsumersPerSubscription",
-        ),
+        "max_consumers_per_subscription",
+        words="consumers of a subscription",
+        need="",
+        ours="one for each instance of a Function; otherwise 1",
     ),
-    Rule(
+    _limit(
         "number of subscriptions",
         "set-max-subscriptions-per-topic",
+        "-m",
         "maxSubscriptionsPerTopic",
-        "one, and one for each reader",
-        "",
-        True,
-        _limit(
-            "max_subscriptions",
-            "subscriptions",
-            "subscriptions",
-            "set-max-subscriptions-per-topic -m",
-            "maxSubscriptionsPerTopic",
-        ),
+        "max_subscriptions",
+        words="subscriptions",
+        need="subscriptions",
+        ours="one, and one for each reader",
     ),
     Rule(
         "encryption",

@@ -56,12 +56,6 @@ class Window:
             self.before_ms is None or time_ms < self.before_ms
         )
 
-    def intersect(self, other: Window) -> Window:
-        """Return the times that are in both."""
-        lower = [time for time in (self.from_ms, other.from_ms) if time is not None]
-        upper = [time for time in (self.before_ms, other.before_ms) if time is not None]
-        return Window(max(lower, default=None), min(upper, default=None))
-
 
 ALWAYS = Window()
 
