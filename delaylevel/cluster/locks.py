@@ -82,6 +82,7 @@ class PartitionLock:
         if end == EARLIEST or end.entry < 1:
             return
         self._consumers[source.topic].acknowledge_cumulative(
+            # Without a batch index: the entry before, as a whole.
             pulsar.MessageId(-1, end.ledger, end.entry - 1, -1)
         )
 
@@ -94,6 +95,7 @@ class PartitionLock:
     @property
     def connected(self) -> bool:
         """True if every consumer is connected; the client reconnects by itself."""
+        # While one of them is not, another mover may have taken its partition.
         return all(consumer.is_connected() for consumer in self._consumers.values())
 
     def merge(self, other: PartitionLock) -> None:
@@ -114,7 +116,7 @@ class PartitionLock:
                 SUBSCRIPTION,
                 consumer_type=pulsar.ConsumerType.Exclusive,
                 initial_position=pulsar.InitialPosition.Earliest,
-                receiver_queue_size=0,
+                receiver_queue_size=0,  # it only locks; readers read the messages
                 consumer_name=name,
                 properties=dict(self._properties),
             )

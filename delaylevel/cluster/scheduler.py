@@ -100,7 +100,7 @@ class TaskQueue:
         """Number of steps that are running."""
         return len(self._running)
 
-    def make_ready(self, task: Task, now_s: float) -> bool:
+    def make_ready(self, task: Task) -> bool:
         """Let a step be called soon; return False if that changes nothing now."""
         if task.removed or task.is_ready:
             return False
@@ -108,6 +108,7 @@ class TaskQueue:
             task.woken = True
             return False
         task.is_ready, task.due_s = True, NEVER
+        # Its earlier time stays in the heap: it is passed over there, as it is not `due_s`.
         self._ready.append(task)
         return True
 
@@ -129,7 +130,7 @@ class TaskQueue:
         del self._running[task]
         if task.woken or until_s <= now_s:
             task.woken = False
-            self.make_ready(task, now_s)
+            self.make_ready(task)
         elif until_s < NEVER and not task.removed:
             task.due_s = until_s
             heappush(self._times, (until_s, next(self._order), task))
@@ -146,6 +147,7 @@ class TaskQueue:
         """The time from which on one more step may run."""
         if len(self._running) < self._most_running:
             return 0.0
+        # Steps that have run for longer than the patience wait for something, and do not count.
         last = islice(reversed(self._running.values()), self._most_running - 1, None)
         return next(last) + self._patience_s
 
@@ -154,7 +156,7 @@ class TaskQueue:
         while times and times[0][0] <= now_s:
             due_s, _, task = heappop(times)
             if task.due_s == due_s:
-                self.make_ready(task, now_s)
+                self.make_ready(task)
 
 
 class _Worker(threading.Thread):
@@ -245,9 +247,8 @@ class Scheduler:
 
     def _wake(self, task: Task) -> None:
         with self._lock:
-            now_s = self._now_s()
-            if self._queue.make_ready(task, now_s):
-                self._provide(now_s)
+            if self._queue.make_ready(task):
+                self._provide(self._now_s())
 
     def _provide(self, now_s: float) -> None:
         """Make sure that a thread looks in time at what is there to do."""
@@ -301,6 +302,7 @@ class Scheduler:
                         break
                     continue
                 self._latest, self._begun_s = task, now_s
+                # The step may take long: another thread has to come for what else is there to do.
                 self._provide(now_s)
                 self._lock.release()
                 try:
@@ -386,10 +388,6 @@ class LaneTask:
         self._task = lane.task(step, name)
         self._lock = threading.Lock()
         self._ended = False
-
-    def start(self) -> None:
-        """Call the first step soon."""
-        self.wake()
 
     def wake(self) -> None:
         """Call the step soon; thread-safe."""

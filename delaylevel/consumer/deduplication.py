@@ -102,5 +102,5 @@ class Deduplication:
             ) from error
         log = None
         if self.store is not None:
-            log = self.store.open(client, topic, subscription, self.capacity)
+            log = self.store.open(client, topic, subscription)
         return HandledIds(self.by, self.capacity, log)

@@ -262,7 +262,7 @@ class TopicIdStore:
     def __repr__(self) -> str:
         return f"TopicIdStore({self.topic!r})"
 
-    def open(self, client: Any, topic: str, subscription: str, capacity: int) -> TopicIdLog:
+    def open(self, client: Any, topic: str, subscription: str) -> TopicIdLog:
         """Create the topic if it is missing, and open it.
 
         Raises:

@@ -387,7 +387,7 @@ class FetcherTask:
 
     def start(self) -> None:
         """Start to read."""
-        self._task.start()
+        self._task.wake()
 
     def stop(self) -> None:
         """Stop reading, and close the reader."""

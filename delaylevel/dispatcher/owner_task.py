@@ -91,7 +91,7 @@ class OwnerTask:
 
     def start(self) -> None:
         """Begin to take over the partition."""
-        self._task.start()
+        self._task.wake()
 
     def ask(self, question: QueueQuestion[Any]) -> None:
         """Pass a question to the owner, which answers it soon."""

@@ -113,7 +113,7 @@ class TopicTask:
     def start(self, lanes: Lanes) -> None:
         """Begin to serve, in the threads of the process."""
         self._task = LaneTask(self._step, lanes.slow, f"mover {self.description.topic}")
-        self._task.start()
+        self._task.wake()
 
     def stop(self) -> None:
         """Request the end after the current messages; safe in a signal handler."""

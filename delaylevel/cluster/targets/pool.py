@@ -64,6 +64,7 @@ class TargetClients:
         with self._lock:
             if target not in self._by_target:
                 turn = len(self._by_target) % self._most
+                # The first targets have a client each, later ones share them.
                 if turn == len(self._clients):
                     self._clients.append(self._make())
                 self._by_target[target] = self._clients[turn]
@@ -310,6 +311,7 @@ class TargetPool(Generic[Item]):
             if outcome is not stored:
                 if failure not in MESSAGE_REFUSALS and failure != NOT_STORED:
                     reason = failure
+            # The topic takes messages again, unless that was only one of its partitions.
             elif refused and (topic, schema) in refused and not self._is_stalled(topic):
                 del refused[topic, schema]
         reason = producer.opener.take_refusal() or reason

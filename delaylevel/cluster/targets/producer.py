@@ -222,6 +222,7 @@ class Answers:
     def _take_apart(self, state: SendState[Sent[Any]]) -> None:
         """Process confirmations behind a message without an answer."""
         self._apart_s = self._now_s()
+        # Only confirmations of ledgers that are not known have to wait for a look at the topic.
         for verified in (True, False):
             found = [
                 sent
@@ -236,6 +237,7 @@ class Answers:
         """Process the failure of the oldest message in flight."""
         self.answered += 1
         if reason in MESSAGE_REFUSALS and not state.numbered:
+            # `rejected` settles the newest message, and this one is the oldest.
             state.in_flight.rotate(-1)
             state.rejected(reason)
             return
@@ -275,7 +277,7 @@ class Flushes:
     def begin(self, opened: Opened, core: Any, entries: EntryOutcomes, given: int) -> None:
         """End the batches of a producer, unless that was done for these messages already."""
         if self._begun == given:
-            return
+            return  # no message has come since the last flush
         if opened.shared and self._present is opened:
             self.waits = True
             return
@@ -551,6 +553,7 @@ class TargetProducer(Generic[Item]):
     def _replace_producer(self) -> None:
         """Close a producer that is given up, and open another one if there is a need."""
         state = self.state
+        # While messages are in flight, answers may still come, and say more than "unknown".
         if self._opened is not None and not state.in_flight:
             self._close_producer()
         if (reason := self.opener.hopeless) is not None:
@@ -606,7 +609,7 @@ class TargetProducer(Generic[Item]):
         limit = opened.max_size
         send = None if core is None else core.send_async
         while unsent and not state.suspended:
-            # What `SendState.take` does, without a call for each message.
+            # The queues are used without a call of `SendState` for each message.
             sent = unsent.popleft()
             if limit is not None and sent.exceeds(limit):
                 in_flight.append(sent)

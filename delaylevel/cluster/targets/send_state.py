@@ -407,6 +407,7 @@ class SendState(Generic[Message]):
                 self._settle([item], SendOutcome.STORED)
             else:
                 again.append(item)
+        # In front of all others, in their order: sequence IDs must never go back.
         self.unsent.extendleft(reversed(again))
         while self.recalled:
             item = self.recalled.popleft()
@@ -456,6 +457,7 @@ class SendState(Generic[Message]):
 
     def _refuse(self, items: list[Message], reason: str) -> None:
         """Settle messages that are not sent; earlier producers may have stored some of them."""
+        # In runs, so that outcomes come in the order of the messages.
         for maybe_stored, group in groupby(items, key=lambda item: item.maybe_stored):
             outcome = SendOutcome.UNKNOWN if maybe_stored else SendOutcome.REFUSED
             self._settle(list(group), outcome, reason)
@@ -469,5 +471,6 @@ class SendState(Generic[Message]):
         # This is what Settled(...) does, without a call in Python for each message.
         new = tuple.__new__
         self._settled += [new(Settled, (item, outcome, reason)) for item in items]
+        # A later sequence ID would make the refused message look stored after a crash.
         if items and outcome is SendOutcome.REFUSED and self.numbered:
             self.suspended = True

@@ -34,7 +34,7 @@ class Queue:
         return task
 
     def wake(self, task: Task) -> None:
-        self.queue.make_ready(task, self.now_s)
+        self.queue.make_ready(task)
 
     def take(self) -> Task | None:
         return self.queue.take(self.now_s)
