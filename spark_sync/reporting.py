@@ -21,6 +21,7 @@ from delaylevel.topics.status import (
     LevelTopicStatus,
     StatusCache,
     backlog_series,
+    lag_check,
     parked_levels,
     refused_checks,
     refused_sections,
@@ -30,7 +31,6 @@ from delaylevel.topics.status import (
 )
 from delaylevel.web.reports import (
     DuePeriod,
-    LiveAnswer,
     ProbeCheck,
     ProblemLine,
     Reporter,
@@ -307,7 +307,7 @@ class JobCollector:
         )
 
 
-class JobReporter:
+class JobReporter(Reporter):
     """Reporter of a Spark job, for probes and status page. It has no window to query.
 
     Args:
@@ -329,36 +329,19 @@ class JobReporter:
         self._started = started
         self._refused = refused
 
-    def alive(self) -> Sequence[ProbeCheck]:
-        return ()
-
     def ready(self) -> Sequence[ProbeCheck]:
         started = self._started()
         text = "held" if started else "not yet: the job starts, or another mover holds them"
         checks = [ProbeCheck("partition locks", started, text)]
-        backlogs = self._backlogs()
-        for description in self._descriptions:
-            name = f"lag of {description.topic}"
-            if backlogs is None:
-                text = "the broker has not reported the backlog: is it reachable?"
-                checks.append(ProbeCheck(name, False, text))
-                continue
-            lead_ms = description.levels.smallest_lead_ms
-            lag_ms = backlogs[description.topic].behind_ms
-            text = f"{format_duration(lag_ms)} behind; the lead is {format_duration(lead_ms)}"
-            checks.append(ProbeCheck(name, lag_ms < lead_ms, text))
+        backlogs = self._backlogs() or {}
+        for each in self._descriptions:
+            checks.append(lag_check(f"lag of {each.topic}", each, backlogs.get(each.topic)))
         return checks + refused_checks(self._refused)
 
     def status(self) -> Sequence[StatusSection]:
         backlogs = self._backlogs() or {}
         served = [self._section(each, backlogs.get(each.topic)) for each in self._descriptions]
         return served + refused_sections(self._refused, "Start the job again then.")
-
-    def answer(self, question: str, parameters: Mapping[str, str]) -> LiveAnswer | None:
-        return None
-
-    def served_at(self, url: str) -> None:
-        pass
 
     def _section(
         self, description: LevelTopicDescription, at: LevelTopicStatus | None

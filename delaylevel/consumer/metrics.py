@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, Protocol
 
-from delaylevel.web.reports import LiveAnswer, ProbeCheck, ProblemLine, StatusSection
+from delaylevel.web.reports import ProbeCheck, ProblemLine, Reporter, StatusSection
 
 from .listener import BOUNDS_S, Listener, ListenerHealth
 
@@ -96,7 +96,7 @@ class ListenerCollector:
         yield subscribed
 
 
-class ListenerReporter:
+class ListenerReporter(Reporter):
     """Reporter of listeners, for probes and status page. It has no window to query."""
 
     def __init__(self, app: ReportingApp) -> None:
@@ -119,12 +119,6 @@ class ListenerReporter:
 
     def status(self) -> Sequence[StatusSection]:
         return [_section(listener, state) for listener, state in self._states()]
-
-    def answer(self, question: str, parameters: Mapping[str, str]) -> LiveAnswer | None:
-        return None
-
-    def served_at(self, url: str) -> None:
-        pass
 
     def _states(self) -> list[tuple[Listener, ListenerHealth | None]]:
         health = self._app.health()

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from delaylevel.model.formatting import format_duration, shell
+from delaylevel.model.formatting import shell
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.topics.status import (
     LevelTopicStatus,
     backlog_series,
+    lag_check,
     parked_levels,
     refused_checks,
     refused_sections,
     refused_series,
     topic_problems,
 )
-from delaylevel.web.reports import LiveAnswer, ProbeCheck, ProblemLine, StatusSection
+from delaylevel.web.reports import ProbeCheck, ProblemLine, Reporter, StatusSection
 
 from .service import STATES, MoverService, MoverStats
 
@@ -25,7 +26,7 @@ def _nothing(topic: str) -> bool:
     return False
 
 
-class MoverReporter:
+class MoverReporter(Reporter):
     """Reporter of movers, for probes and status page. It has no window to query.
 
     Args:
@@ -42,27 +43,19 @@ class MoverReporter:
         self._is_reported = is_reported
         self._members = movers.members
 
-    def alive(self) -> Sequence[ProbeCheck]:
-        return ()
-
     def ready(self) -> Sequence[ProbeCheck]:
         checks = []
         for description, stats in self._served():
             checks.append(lock_check(description, stats))
             if stats.state == "moving":
-                checks.append(self._lag(description))
+                name = f"hand-offs of {description.topic}"
+                checks.append(lag_check(name, description, self._members.read(description)))
         roster = self._movers.roster
         return checks + refused_checks(roster.refused, roster.named_refused)
 
     def status(self) -> Sequence[StatusSection]:
         served = [self._section(*each) for each in self._served()]
         return served + refused_sections(self._movers.roster.refused)
-
-    def answer(self, question: str, parameters: Mapping[str, str]) -> LiveAnswer | None:
-        return None
-
-    def served_at(self, url: str) -> None:
-        pass
 
     def backlogs(self) -> dict[str, LevelTopicStatus] | None:
         """Return what waits, by level topic; None if the broker does not report it."""
@@ -76,18 +69,6 @@ class MoverReporter:
             for description in self._movers.descriptions
             if description.topic in stats
         ]
-
-    def _lag(self, description: LevelTopicDescription) -> ProbeCheck:
-        """Check that no hand-off is overdue for longer than the lead."""
-        name = f"hand-offs of {description.topic}"
-        found = self._members.read(description)
-        if found is None:
-            text = "the broker has not reported the backlog: is it reachable?"
-            return ProbeCheck(name, False, text)
-        lag_ms = found.behind_ms
-        lead_ms = description.levels.smallest_lead_ms
-        text = f"{format_duration(lag_ms)} behind; the lead is {format_duration(lead_ms)}"
-        return ProbeCheck(name, lag_ms < lead_ms, text)
 
     def _section(self, description: LevelTopicDescription, stats: MoverStats) -> StatusSection:
         facts = {"Mover": f"on standby for {stats.holder}" if stats.holder else stats.state}

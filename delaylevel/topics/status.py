@@ -483,6 +483,18 @@ def backlog_series(part: str, found: Mapping[str, LevelTopicStatus] | None) -> I
     yield from (lag, held, dead, parked, window)
 
 
+def lag_check(
+    name: str, description: LevelTopicDescription, at: LevelTopicStatus | None
+) -> ProbeCheck:
+    """Check that no hand-off is overdue for longer than the lead."""
+    if at is None:
+        text = "the broker has not reported the backlog: is it reachable?"
+        return ProbeCheck(name, False, text)
+    lead_ms = description.levels.smallest_lead_ms
+    text = f"{format_duration(at.behind_ms)} behind; the lead is {format_duration(lead_ms)}"
+    return ProbeCheck(name, at.behind_ms < lead_ms, text)
+
+
 def refused_checks(
     refused: Mapping[str, str], named: Collection[str] | None = None
 ) -> list[ProbeCheck]:

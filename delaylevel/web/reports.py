@@ -166,7 +166,7 @@ class Reporter(Protocol):
 
     def alive(self) -> Sequence[ProbeCheck]:
         """Return the conditions without which the process should be restarted."""
-        ...
+        return ()
 
     def ready(self) -> Sequence[ProbeCheck]:
         """Return the conditions without which the process does not do its work."""
@@ -186,11 +186,11 @@ class Reporter(Protocol):
         Raises:
             QueryRefusedError: the query cannot be answered.
         """
-        ...
+        return None
 
     def served_at(self, url: str) -> None:
         """Take note of the address at which the process answers."""
-        ...
+        return
 
 
 class ActionTopic(NamedTuple):
