@@ -486,7 +486,8 @@ class Listeners:
         if subscribe is None or inspect.iscoroutinefunction(subscribe):
             raise InvalidInputError(
                 f"listeners need a delaylevel.DelayLevelClient, not {type(self.client).__name__}; "
-                "it serves coroutines, too"
+                "it serves coroutines, too. A client of delaylevel.asyncio has one: "
+                "client.synchronous()"
             )
 
 

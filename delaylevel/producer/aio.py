@@ -51,6 +51,7 @@ from .checks import DEFAULT_MAX_MESSAGE_SIZE, have_usual_types
 from .client import (
     OWN_OPTIONS,
     BaseClient,
+    DelayLevelClient,
     admin_for,
     prepare_wrapped,
     remember,
@@ -322,8 +323,11 @@ class AsyncScheduling(BaseProducer):
             await self._lane(route).send(PAYLOAD, self._arguments(route, wanted.key or None))
         if wait is None:
             return accepted(wanted)
-        ended, _ = await asyncio.wait([asyncio.wrap_future(wait.future)], timeout=timeout_s)
-        outcome = next(iter(ended)).result() if ended else None
+        outcome = wait.result(0.0)
+        if outcome is None and wait.threaded:
+            found = asyncio.wrap_future(wait.future)
+            ended, _ = await asyncio.wait([found], timeout=timeout_s)
+            outcome = found.result() if ended else None
         return outcome or accepted(wanted, wait.reason)
 
     async def _cancelling(self, wanted: Receipt) -> Route:
@@ -675,6 +679,12 @@ class AsyncDelayLevelClient(BaseClient, pulsar.asyncio.Client):
                 with contextlib.suppress(pulsar.asyncio.PulsarException):
                     await close(plain_of(business, self))
                 raise
+
+    def synchronous(self) -> DelayLevelClient:
+        """Return a client for threads, with the connections of this one; close only this one."""
+        made: DelayLevelClient = DelayLevelClient.__new__(DelayLevelClient)
+        made.__dict__.update(self.__dict__, _consumers=[], _delaylevel_own_admin=None)
+        return made
 
     async def close(self) -> None:
         """Close the client with its producers, consumers and admin connections."""

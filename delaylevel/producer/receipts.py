@@ -631,6 +631,11 @@ class Wait:
         self.reason = ""
         self._watch = watch
 
+    @property
+    def threaded(self) -> bool:
+        """False if an outcome is there at once, or not at all."""
+        return self._watch.threaded
+
     def begin(self) -> None:
         """Begin to wait, before the cancellation is sent; see :meth:`OutcomeWatch.expect`."""
         self._watch.expect(self)
@@ -638,7 +643,7 @@ class Wait:
     def result(self, timeout_s: float) -> Outcome | None:
         """Return the outcome; None if it does not come in time."""
         self._watch.read_available()
-        if not self._watch.threaded:
+        if not self.threaded:
             timeout_s = 0.0
         try:
             return self.future.result(timeout_s)

@@ -31,6 +31,7 @@ from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow, LevelTopicDe
 from delaylevel.model.position import SourcePartition, source_partitions
 from delaylevel.model.topic_name import TopicName
 from delaylevel.mover.local import LocalMover
+from delaylevel.testing.memory.aio import MemoryAsyncClient
 from delaylevel.testing.memory.broker import Broker, Partition
 from delaylevel.testing.memory.client import MemoryClient
 from delaylevel.testing.memory.dispatcher import MemoryDispatcher
@@ -212,7 +213,7 @@ class Listening:
                     return end.value
                 if self._loop is None:
                     self._loop = asyncio.new_event_loop()
-                task = self._loop.create_task(called)
+                task = self._loop.create_task(_contained(called))
                 self._loop.run_until_complete(asyncio.wait({task}))
                 resume = _resume(steps, task)
         finally:
@@ -233,7 +234,7 @@ class Listening:
                     called = resume()
                 except StopIteration as end:
                     return end.value
-                task = asyncio.get_running_loop().create_task(called)
+                task = asyncio.get_running_loop().create_task(_contained(called))
                 try:
                     await asyncio.wait({task})
                 except asyncio.CancelledError:  # of the test, not of the handler
@@ -263,6 +264,8 @@ class Listening:
         self._busy = True
 
 
+# Steps of the event loop: a send or an acknowledgement takes a few.
+_STEPS = 100
 Resume = Callable[[], Coroutine[Any, Any, Any]]
 
 
@@ -275,10 +278,27 @@ def _resume(steps: Step, task: asyncio.Task[Any]) -> Resume:
     """Return a function that continues after a coroutine with its result or error."""
     if task.cancelled():
         return lambda: steps.throw(asyncio.CancelledError())
-    error = task.exception()
+    failure = task.exception()
+    result, error = (None, failure) if failure is not None else task.result()
     if error is not None:
         return lambda: steps.throw(error)
-    return lambda: steps.send(task.result())
+    return lambda: steps.send(result)
+
+
+async def _contained(
+    called: Coroutine[Any, Any, Any],
+) -> tuple[Any, SystemExit | None]:
+    """Return the result of a coroutine, or its SystemExit, which would end the event loop."""
+    try:
+        return await called, None
+    except SystemExit as error:
+        return None, error
+
+
+async def _tasks_run() -> None:
+    """Let tasks continue that have a message now, as far as they get without waiting."""
+    for _ in range(_STEPS):
+        await asyncio.sleep(0)
 
 
 def _has_loop() -> bool:
@@ -347,7 +367,7 @@ class MemoryPulsar:
         self._rules = StrictRules(self._broker)
         self._broker.retention = retention
         self.admin = MemoryAdmin(self._broker)
-        self._clients: list[MemoryClient] = []
+        self._clients: list[MemoryClient | MemoryAsyncClient] = []
         self._running: list[_Movers] = []  # during `advance`
         self._listening = Listening(self._rules.expect_id)
         self._apps: list[tuple[Listeners, Any, Clock]] = []  # with what they had before
@@ -362,6 +382,26 @@ class MemoryPulsar:
         """
         client = _client(self._broker, self.admin, clock or self.clock)
         client._delaylevel_host = self._listening.host
+        self._clients.append(client)
+        return client
+
+    def asyncio_client(self, clock: Clock | None = None) -> MemoryAsyncClient:
+        """Return a client for asyncio: a ``delaylevel.asyncio.DelayLevelClient``.
+
+        Any thread may create it; use it in one event loop.
+
+        Args:
+            clock: clock of the client's machine, to simulate a wrong clock.
+        """
+        clock = clock or self.clock
+        client = MemoryAsyncClient(
+            "pulsar://memory",
+            admin=self.admin,
+            clock=clock,
+            memory=self._broker,
+            publish_clock=clock,
+        )
+        client._delaylevel_threads = self.client(clock)
         self._clients.append(client)
         return client
 
@@ -412,7 +452,7 @@ class MemoryPulsar:
         Raises:
             InvalidInputError, AlreadyRunningError: as for :meth:`advance`.
         """
-        report: ForwardReport = await self._listening.drive_async(self._advance(delta))
+        report: ForwardReport = await self._listening.drive_async(self._advance(delta, _tasks_run))
         self._check_rules()
         return report
 
@@ -446,7 +486,9 @@ class MemoryPulsar:
         app.client, app.clock = self.client(), self.clock
         app.start()
 
-    def _advance(self, delta: timedelta) -> Step:
+    def _advance(
+        self, delta: timedelta, let_tasks_run: Callable[[], Coroutine[Any, Any, Any]] | None = None
+    ) -> Step:
         check_duration(delta)
         target_ms = self.clock.now_ms() + duration_ms(delta)
         with ExitStack() as stack:
@@ -457,6 +499,10 @@ class MemoryPulsar:
                 movers.run_once()
                 if (yield from self._listening.handle_all()):
                     continue  # the handlers may have sent something that is due now
+                if let_tasks_run is not None and self._broker.asyncio_woken:
+                    self._broker.asyncio_woken = False
+                    yield let_tasks_run()
+                    continue
                 now_ms = self.clock.now_ms()
                 if now_ms >= target_ms:
                     return movers.report

@@ -77,7 +77,10 @@ def embedded_broker():
 def test_the_tests_of_a_page_pass(page: Path, tmp_path: Path, connection: Connection) -> None:
     for match in BLOCK.finditer(page.read_text(encoding="utf-8")):
         name, _, _ = match["code"].partition("\n")
-        if match["options"].strip() == "pytest":
+        kind, _, needed = match["options"].strip().partition(" needs-")
+        if needed:
+            pytest.importorskip(needed)
+        if kind == "pytest":
             path = tmp_path / name.removeprefix("# ")
             path.parent.mkdir(exist_ok=True)
             path.write_text(match["code"], encoding="utf-8")

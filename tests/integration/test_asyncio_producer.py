@@ -14,10 +14,12 @@ import pulsar
 import pulsar.asyncio
 import pytest
 
-from delaylevel.asyncio import DelayLevelProducer, wrap
+from delaylevel.asyncio import DelayLevelClient, DelayLevelProducer, Inspector, wrap
 from delaylevel.cluster.connection.settings import Connection
+from delaylevel.consumer import Listeners, ReceivedMessage
 from delaylevel.errors import InvalidInputError
 from delaylevel.model.level_topic import default_level_topic
+from delaylevel.model.outcome import OutcomeStatus
 from support.asyncio_producer import HOURS, LONG, LONGER, LONGEST, orders, producer_of  # noqa: F401
 from support.world import QUIET, RealWorld, Stored
 
@@ -204,3 +206,31 @@ async def pulsar_client(connection: Connection) -> AsyncIterator[pulsar.asyncio.
         yield client
     finally:
         await client.close()
+
+
+def test_the_client_for_threads_has_the_same_connections(
+    connection: Connection, orders: str
+) -> None:
+    async def test() -> None:
+        async with DelayLevelClient.from_connection(connection) as client:
+            producer = await client.create_producer(orders, enable_delay_level_topic=True)
+            receipt = await producer.schedule(b"later", deliver_after=LONG, partition_key="k")
+            look = await Inspector.open(client, orders)
+            assert [row.id for row in await look.rows()] == [receipt.id]
+            handled = asyncio.Event()
+            app = Listeners(client.synchronous())
+
+            @app.on(orders, subscription="app")
+            async def handle(message: ReceivedMessage) -> None:
+                if message.data == b"now":
+                    handled.set()
+
+            async with app:
+                await producer.send(b"now")
+                await asyncio.wait_for(handled.wait(), 30)
+            outcome = await producer.cancel(receipt)
+            assert outcome.status is OutcomeStatus.ACCEPTED
+            assert await look.rows() == []
+            assert (await look.horizon()).messages == 0
+
+    asyncio.run(test())

@@ -13,6 +13,7 @@ import pulsar
 import pulsar.asyncio
 
 from . import CLIENT, PRODUCER
+from .cores import has_core
 
 # Bound here: an application may replace ``pulsar.asyncio.Client`` with our own client.
 ASYNCIO_CREATE_PRODUCER = pulsar.asyncio.Client.create_producer
@@ -52,6 +53,8 @@ async def open_producer(client: Any, topic: str, **settings: Any) -> Any:
     The client's own call forgets a producer whose creation ends after the call was cancelled; it
     stays connected. If the event loop is closed by then, the process dies.
     """
+    if not has_core(client):
+        return await client.create_producer(topic, **settings)
     core = _GuardedCore(client._client)
     try:
         return await ASYNCIO_CREATE_PRODUCER(SimpleNamespace(_client=core), topic, **settings)
@@ -102,6 +105,8 @@ class _GuardedCore:
 
 def plain_producer(producer: pulsar.asyncio.Producer, client: Any) -> Any:
     """Return a producer for threads, with the core and schema of an asyncio one."""
+    if not has_core(client):
+        return producer._plain
     plain = PRODUCER.__new__(PRODUCER)
     plain._producer, plain._schema = producer._producer, producer._schema
     plain._client = client._client
@@ -127,6 +132,8 @@ def reading_client(client: pulsar.asyncio.Client) -> Any:
 
     It is not to be closed.
     """
+    if not has_core(client):
+        return client._delaylevel_plain
     plain = CLIENT.__new__(CLIENT)
     plain._client, plain._consumers = client._client, []
     return plain

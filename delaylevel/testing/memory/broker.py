@@ -156,6 +156,7 @@ class Broker:
         self.retention = True  # of all topics
         self.changes = 0  # counts changes of partitioned topics and their properties
         self.timed_tasks: list[TimedTask] = []
+        self.asyncio_woken = False  # a coroutine that waited has a message
         self.watchers: list[Watcher] = [self._count_down]
         self.events_left: int | None = None  # until the process under test ends
         self._entries_per_ledger = entries_per_ledger

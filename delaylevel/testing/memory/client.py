@@ -20,7 +20,7 @@ from delaylevel.model.topic_name import TopicName
 from delaylevel.producer.client import DelayLevelClient
 
 from .broker import Broker
-from .core import NOTHING_TO_RECEIVE, Core, Received, connect_all
+from .core import NOTHING_TO_RECEIVE, Core, Received, Waiting, asyncio_form, connect_all
 from .log import NO_POSITION, Entry, message_id
 from .producer import MemoryProducer, ProducerCore
 
@@ -153,8 +153,13 @@ class ConsumerCore(Core):
         self._links = connect_all(
             ConsumerLink(broker, name, options, self._name) for name in self._partitions
         )
+        self._waiting = Waiting(broker, self._next, self._next_available_ms)
         if options["message_listener"]:
             broker.timed_tasks.append(self)
+
+    def receive_async(self, callback: Callable[..., None]) -> None:
+        """Call back with the next message, once there is one."""
+        self._waiting.add(callback, closed=self._closed)
 
     def subscription_name(self) -> str:
         return str(self._options["subscription_name"])
@@ -238,6 +243,7 @@ class ConsumerCore(Core):
     def shutdown(self) -> None:
         """Disconnect if still connected; other consumers receive the unacknowledged messages."""
         super().shutdown()
+        self._waiting.close()
         self._broker.run_due_tasks()
 
     def disconnect(self) -> None:
@@ -250,8 +256,9 @@ class ConsumerCore(Core):
 
     def next_event_ms(self) -> int | None:
         """Return the time from which the listener may have a message, ms; None for never."""
-        if self._paused:
-            return None
+        return None if self._paused else self._next_available_ms()
+
+    def _next_available_ms(self) -> int | None:
         times = [link.subscription.next_event_ms() for link in self._links]
         now_ms = self._broker.clock.now_ms()
         return min((time for time in times if time is not None and time > now_ms), default=None)
@@ -320,6 +327,12 @@ class ReaderCore(Core):
             partition.consumers.append(self)
         self._next: dict[TopicName, Position] = {}
         self._start_at(start)
+        # What is stored can be read at once.
+        self._waiting = Waiting(broker, self._take, lambda: None)
+
+    def read_next_async(self, callback: Callable[..., None]) -> None:
+        """Call back with the next message, once there is one."""
+        self._waiting.add(callback, closed=self._closed)
 
     def reconnect(self) -> None:
         """Connect again; this recreates deleted partitions."""
@@ -336,13 +349,24 @@ class ReaderCore(Core):
         """
         self._check_open()
         with self._broker.lock:
-            for name in self._partitions:
-                found = self._find(name)
-                if found is not None:
-                    entry, index, number = found
-                    self._next[name] = entry.message_position(index).next
-                    return Received(name, entry, index, 0, number)
-        raise pulsar.Timeout(NOTHING_TO_RECEIVE)
+            found = self._take()
+        if found is None:
+            raise pulsar.Timeout(NOTHING_TO_RECEIVE)
+        return found
+
+    def _take(self) -> Received | None:
+        for name in self._partitions:
+            found = self._find(name)
+            if found is not None:
+                entry, index, number = found
+                self._next[name] = entry.message_position(index).next
+                return Received(name, entry, index, 0, number)
+        return None
+
+    def shutdown(self) -> None:
+        """Disconnect if still connected."""
+        super().shutdown()
+        self._waiting.close()
 
     def has_message_available(self) -> bool:
         """Return whether there is an unread message."""
@@ -427,6 +451,9 @@ class _ClientCore:
         self.lock = threading.RLock()
         self.arguments: dict[str, Any] = {}
 
+    def __getattr__(self, name: str) -> Any:
+        return asyncio_form(self, name)
+
     def create_producer(self, topic: str, configuration: Any) -> Any:
         return self._open(lambda: ProducerCore(self._broker, topic, self.arguments, self._clock))
 
@@ -484,7 +511,7 @@ class _ClientCore:
         return item
 
 
-class _PlainMemoryClient(pulsar.Client):
+class PlainMemoryClient(pulsar.Client):
     """Replacement of ``pulsar.Client`` as the base class of DelayLevelClient."""
 
     def __init__(
@@ -546,14 +573,13 @@ class _PlainMemoryClient(pulsar.Client):
         )
 
 
-class MemoryClient(DelayLevelClient, _PlainMemoryClient):
+class MemoryClient(DelayLevelClient, PlainMemoryClient):
     """An in-memory :class:`delaylevel.DelayLevelClient`, and therefore a ``pulsar.Client``.
 
     :meth:`delaylevel.testing.MemoryPulsar.client` creates it. Pulsar's own Python code checks and
     encodes arguments and payloads; the level below it keeps them in memory. Not supported, and
     refused: topic patterns, table views, reader listeners, dead-letter policies, timeouts of
-    unacknowledged messages, acknowledgement by batch index, compaction, and encryption. There is
-    no asyncio client.
+    unacknowledged messages, acknowledgement by batch index, compaction, and encryption.
     """
 
     # Set by `MemoryPulsar`: it calls the handlers of listeners itself, without threads.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import _pulsar
@@ -88,6 +89,87 @@ class Received:
         """Return None: encryption is not supported."""
 
 
+# The calls of ``pulsar.asyncio`` whose callback gets a value with the result.
+_WITH_VALUE = ("get_last_message_id", "has_message_available", "get_topic_partitions")
+
+
+def asyncio_form(core: Any, name: str) -> Any:
+    """Return the form of a call of a core that ``pulsar.asyncio`` uses.
+
+    Its last argument is a callback, and nothing waits.
+
+    Raises:
+        AttributeError: the core has no such call.
+    """
+    call, _, rest = name.rpartition("_async")
+    if not call or rest or call.startswith("_"):
+        raise AttributeError(f"{type(core).__name__!r} object has no attribute {name!r}")
+    function = getattr(core, call)
+
+    def run(*arguments: Any) -> None:
+        *given, callback = arguments
+        value, result = None, pulsar.Result.Ok
+        try:
+            value = function(*given)
+        except pulsar.PulsarException as error:
+            result = getattr(pulsar.Result, type(error).__name__, pulsar.Result.UnknownError)
+        callback(result, value) if call in _WITH_VALUE else callback(result)
+
+    return run
+
+
+class Waiting:
+    """Coroutines that wait for the messages of a consumer or reader, in the order of their calls.
+
+    Args:
+        take: function that returns the next message; None if there is none now.
+        next_ms: function that returns the next time at which there may be one; None for never.
+    """
+
+    def __init__(
+        self,
+        broker: Broker,
+        take: Callable[[], Received | None],
+        next_ms: Callable[[], int | None],
+    ) -> None:
+        self._broker = broker
+        self._take = take
+        self._callbacks: deque[Callable[..., None]] = deque()
+        self.next_event_ms = next_ms
+
+    def add(self, callback: Callable[..., None], *, closed: bool) -> None:
+        """Wait for a message; ``callback(result, message)`` is called once."""
+        if closed:
+            callback(pulsar.Result.AlreadyClosed, None)
+            return
+        if not self._callbacks:
+            self._broker.timed_tasks.append(self)
+        self._callbacks.append(callback)
+        self._broker.run_due_tasks()
+
+    def run_due(self) -> bool:
+        """Give the messages that are there; return whether there was any."""
+        given = False
+        while self._callbacks:
+            with self._broker.lock:
+                message = self._take()
+            if message is None:
+                break
+            given = self._broker.asyncio_woken = True
+            self._callbacks.popleft()(pulsar.Result.Ok, message)
+        if given and not self._callbacks:
+            self._broker.timed_tasks.remove(self)
+        return given
+
+    def close(self) -> None:
+        """End the waits."""
+        callbacks, self._callbacks = self._callbacks, deque()
+        if callbacks:
+            self._broker.timed_tasks.remove(self)
+        for callback in callbacks:
+            callback(pulsar.Result.AlreadyClosed, None)
+
+
 LinkT = TypeVar("LinkT", bound=Link)
 
 
@@ -105,6 +187,9 @@ class Core:
         self._topic = TopicName.parse(topics[0]).full if len(topics) == 1 else ""
         self._options = options
         self._closed = False
+
+    def __getattr__(self, name: str) -> Any:
+        return asyncio_form(self, name)
 
     def topic(self) -> str:
         """Return the full name of the topic; empty for several topics."""

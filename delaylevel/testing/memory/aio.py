@@ -1,0 +1,115 @@
+"""The asyncio client of the in-memory Pulsar: the synchronous one, for a running event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeVar
+
+import pulsar
+import pulsar.asyncio
+
+from delaylevel.model.clock import Clock
+from delaylevel.producer.aio import AsyncDelayLevelClient
+
+from .broker import Broker
+from .client import MemoryClient, PlainMemoryClient
+
+T = TypeVar("T")
+
+_SEND = inspect.signature(pulsar.asyncio.Producer.send)
+
+
+class MemoryAsyncProducer(pulsar.asyncio.Producer):
+    """A ``pulsar.asyncio.Producer`` that keeps messages in memory."""
+
+    def __init__(self, plain: Any) -> None:
+        super().__init__(plain._producer, plain._schema)
+        self._plain = plain
+
+    async def send(self, content: Any, *args: Any, **kwargs: Any) -> Any:
+        """Publish a message, and return its ID; arguments as in ``pulsar.asyncio``."""
+        done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+        def stored(result: Any, message_id: Any) -> None:
+            if result == pulsar.Result.Ok:
+                done.get_loop().call_soon_threadsafe(done.set_result, message_id)
+            else:
+                error = pulsar.asyncio.PulsarException(result)
+                done.get_loop().call_soon_threadsafe(done.set_exception, error)
+
+        given = _SEND.bind(self, content, *args, **kwargs).arguments
+        arguments = {name: value for name, value in given.items() if value is not None}
+        del arguments["self"]
+        content = arguments.pop("content", None)
+        self._plain.send_async(content, stored, **arguments)
+        # Nobody fills the batch while the sender waits.
+        self._plain.flush()
+        found = await done
+        return pulsar.MessageId(
+            found.partition(), found.ledger_id(), found.entry_id(), found.batch_index()
+        )
+
+
+class _PlainMemoryAsyncClient(pulsar.asyncio.Client):
+    """Replacement of ``pulsar.asyncio.Client`` as the base class of our asyncio client."""
+
+    def __init__(
+        self,
+        service_url: str,
+        *,
+        memory: Broker,
+        publish_clock: Clock,
+        tls_validate_hostname: bool = True,
+    ) -> None:
+        # pulsar.asyncio.Client.__init__ is not called, because it would create a C++ client.
+        self._delaylevel_plain = PlainMemoryClient(
+            service_url, memory=memory, publish_clock=publish_clock
+        )
+        self._client = self._delaylevel_plain._client
+
+    async def create_producer(self, topic: str, *args: Any, **kwargs: Any) -> Any:
+        create = self._delaylevel_plain.create_producer
+        kwargs.setdefault("batching_enabled", True)  # unlike that of the synchronous client
+        return MemoryAsyncProducer(_in_asyncio(partial(create, topic, *args, **kwargs)))
+
+    async def subscribe(self, topic: Any, subscription_name: str, *args: Any, **kwargs: Any) -> Any:
+        if kwargs.pop("is_pattern_topic", False):
+            raise pulsar.asyncio.PulsarException(
+                pulsar.Result.OperationNotSupported, "subscribe to topics by name"
+            )
+        subscribe = self._delaylevel_plain.subscribe
+        plain: Any = _in_asyncio(partial(subscribe, topic, subscription_name, *args, **kwargs))
+        return pulsar.asyncio.Consumer(plain._consumer, plain._schema)
+
+    async def create_reader(self, topic: str, start_message_id: Any, **kwargs: Any) -> Any:
+        create = self._delaylevel_plain.create_reader
+        plain: Any = _in_asyncio(partial(create, topic, start_message_id, **kwargs))
+        return pulsar.asyncio.Reader(plain._reader, plain._schema)
+
+
+def _in_asyncio(call: Callable[[], T]) -> T:
+    try:
+        return call()
+    except pulsar.PulsarException as error:
+        result = getattr(pulsar.Result, type(error).__name__, pulsar.Result.UnknownError)
+        raise pulsar.asyncio.PulsarException(result, str(error)) from None
+
+
+class MemoryAsyncClient(AsyncDelayLevelClient, _PlainMemoryAsyncClient):
+    """An in-memory ``delaylevel.asyncio.DelayLevelClient``.
+
+    :meth:`delaylevel.testing.MemoryPulsar.asyncio_client` creates it. What :class:`.MemoryClient`
+    refuses is refused here, too. ``receive`` and ``read_next`` wait, for a message that another
+    task sends, or for :meth:`~delaylevel.testing.MemoryPulsar.advance_async`.
+    """
+
+    _delaylevel_in_memory = True
+    # Set by `MemoryPulsar`.
+    _delaylevel_threads: MemoryClient
+
+    def synchronous(self) -> MemoryClient:
+        """Return the client for threads that belongs to this one."""
+        return self._delaylevel_threads

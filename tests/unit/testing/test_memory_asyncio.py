@@ -1,0 +1,203 @@
+"""Tests of the asyncio clients of the in-memory Pulsar."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from datetime import timedelta
+from typing import Any
+
+import pulsar
+import pulsar.asyncio
+import pytest
+
+import delaylevel.asyncio
+from delaylevel.consumer import Listeners, ReceivedMessage
+from delaylevel.inspection import Selection
+from delaylevel.model.outcome import OutcomeStatus
+from delaylevel.testing import MemoryPulsar
+
+DAY, MINUTE = timedelta(days=1), timedelta(minutes=1)
+
+
+def run(coroutine: Coroutine[Any, Any, None]) -> None:
+    """Run a test in an event loop, for a limited time."""
+    asyncio.run(asyncio.wait_for(coroutine, 20))
+
+
+def test_a_delayed_message_is_received_in_time() -> None:
+    async def scenario() -> None:
+        with MemoryPulsar() as memory:
+            async with memory.asyncio_client() as client:
+                assert isinstance(client, delaylevel.asyncio.DelayLevelClient)
+                consumer = await client.subscribe("orders", "billing")
+                producer = await client.create_producer("orders", enable_delay_level_topic=True)
+                stored = await producer.send(b"later", deliver_after=3 * DAY)
+                assert isinstance(stored, pulsar.MessageId)
+                await producer.send(b"now", properties={"a": "b"}, partition_key="k")
+                first = await consumer.receive()
+                assert (first.data(), first.properties()["a"]) == (b"now", "b")
+                await consumer.acknowledge(first)
+                waiting = asyncio.ensure_future(consumer.receive())
+                await memory.advance_async(3 * DAY - MINUTE)
+                assert not waiting.done()
+                await memory.advance_async(MINUTE)
+                message = await waiting
+                assert message.data() == b"later"
+                await consumer.acknowledge_cumulative(message)
+                await producer.flush()
+                await producer.close()
+                await consumer.close()
+                with pytest.raises(pulsar.asyncio.PulsarException):
+                    await consumer.receive()
+
+    run(scenario())
+
+
+def test_a_task_that_waits_for_messages_runs_at_their_times() -> None:
+    """The messages that it sends meanwhile are delivered within the same advance."""
+
+    async def scenario() -> None:
+        with MemoryPulsar() as memory:
+            client = memory.asyncio_client()
+            consumer = await client.subscribe("orders", "billing", pulsar.ConsumerType.Shared)
+            producer = await client.create_producer("orders", enable_delay_level_topic=True)
+            seen: list[tuple[bytes, int]] = []
+
+            async def work() -> None:
+                while True:
+                    message = await consumer.receive()
+                    seen.append((message.data(), memory.clock.now_ms() - begin_ms))
+                    await consumer.acknowledge(message)
+                    if len(seen) < 4:
+                        await producer.send(b"%d" % len(seen), deliver_after=DAY)
+
+            begin_ms = memory.clock.now_ms()
+            task = asyncio.ensure_future(work())
+            await producer.send(b"0", deliver_after=DAY)
+            await memory.advance_async(10 * DAY)
+            task.cancel()
+            day_ms = 86_400_000
+            assert seen == [(b"%d" % n, (n + 1) * day_ms) for n in range(4)]
+            await client.close()
+
+    run(scenario())
+
+
+def test_schedule_cancel_and_reschedule() -> None:
+    async def scenario() -> None:
+        with MemoryPulsar() as memory:
+            client = memory.asyncio_client()
+            producer = await client.create_producer("orders", enable_delay_level_topic=True)
+            first = await producer.schedule(b"1", deliver_after=MINUTE, partition_key="k")
+            second = await producer.schedule(b"2", deliver_after=3 * DAY)
+            assert (await producer.cancel(first, timeout=5)).status is OutcomeStatus.ACCEPTED
+            moved = await producer.reschedule(second, deliver_after=2 * DAY)
+            await memory.advance_async(timedelta(0))
+            outcome = await producer.outcome(first)
+            assert outcome is not None
+            assert outcome.status is OutcomeStatus.CANCELLED
+            assert moved.receipt.id != second.id
+            await memory.advance_async(2 * DAY)
+            assert [one.data for one in memory.delivered("orders")] == [b"2"]
+            await memory.advance_async(2 * DAY)
+            assert len(memory.delivered("orders")) == 1
+
+    run(scenario())
+
+
+def test_many_sends_at_once_are_all_stored() -> None:
+    async def scenario() -> None:
+        with MemoryPulsar() as memory:
+            client = memory.asyncio_client()
+            producer = await client.create_producer("orders", enable_delay_level_topic=True)
+            sends = [producer.send(b"%d" % n, deliver_after=n * MINUTE) for n in range(200)]
+            assert len({str(one) for one in await asyncio.gather(*sends)}) == 200
+            await memory.advance_async(timedelta(hours=4))
+            assert sorted(int(one.data or b"") for one in memory.delivered("orders")) == [
+                *range(200)
+            ]
+
+    run(scenario())
+
+
+def test_a_reader_waits_too() -> None:
+    async def scenario() -> None:
+        with MemoryPulsar() as memory:
+            client = memory.asyncio_client()
+            reader = await client.create_reader("orders", pulsar.MessageId.earliest)
+            plain = await client.create_producer("orders")
+            assert not await reader.has_message_available()
+            waiting = asyncio.ensure_future(reader.read_next())
+            await asyncio.sleep(0)
+            await plain.send(b"x")
+            assert (await waiting).data() == b"x"
+            assert await client.get_topic_partitions("orders") == [
+                "persistent://public/default/orders"
+            ]
+            await reader.close()
+
+    run(scenario())
+
+
+def test_errors_are_those_of_pulsar_asyncio() -> None:
+    async def scenario() -> None:
+        with MemoryPulsar() as memory:
+            client = memory.asyncio_client()
+            await client.subscribe("orders", "one")
+            with pytest.raises(pulsar.asyncio.PulsarException, match="ConsumerBusy"):
+                await client.subscribe("orders", "one")
+            plain = await client.create_producer("orders")
+            with pytest.raises(pulsar.asyncio.PulsarException, match="MessageTooBig"):
+                await plain.send(b"x" * (6 << 20))
+            wrapped = await delaylevel.asyncio.wrap(plain, client, plain_producer=True)
+            await wrapped.send(b"x", deliver_after=DAY)
+            assert len(memory.pending("orders")) == 1
+            await client.close()
+            with pytest.raises(pulsar.asyncio.PulsarException, match="AlreadyClosed"):
+                await client.create_producer("orders")
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("in_loop", [False, True])
+def test_system_exit_in_a_coroutine_is_a_failed_attempt(in_loop: bool) -> None:
+    with MemoryPulsar() as memory:
+        app = Listeners(memory.client())
+
+        @app.on("orders", subscription="billing", retry=False)
+        async def bill(message: ReceivedMessage) -> None:
+            raise SystemExit(1)
+
+        memory.client().create_producer("orders").send(b"x")
+        if in_loop:
+            asyncio.run(memory.advance_async(timedelta(0)))
+        else:
+            memory.advance(timedelta(0))
+        (dead,) = memory.delivered("orders-billing-DLQ")
+        assert dead.properties["delaylevel.reason"] == "attempt 1 failed: SystemExit: 1"
+
+
+def test_what_is_pending() -> None:
+    pytest.importorskip("duckdb")
+
+    async def scenario() -> None:
+        with MemoryPulsar() as memory:
+            async with memory.asyncio_client() as client:
+                producer = await client.create_producer("orders", enable_delay_level_topic=True)
+                for number in range(4):
+                    await producer.send(
+                        b"x" * number,
+                        deliver_after=3 * DAY + number * MINUTE,
+                        message_id=f"m{number}",
+                    )
+                look = await delaylevel.asyncio.Inspector.open(client, "orders")
+                assert [row.id for row in await look.rows(limit=3)] == ["m0", "m1", "m2"]
+                assert [row.size for row in await look.find("m3")] == [3]
+                assert len(await look.table(Selection(where="size > 1"))) == 2
+                assert (await look.average("size")).total == 6
+                assert [bar.messages for bar in await look.histogram("place")] == [4]
+                assert (await look.horizon()).messages == 4
+                assert (await look.flow()).topic == memory.level_topics()[0].topic
+
+    run(scenario())
