@@ -36,7 +36,7 @@ from delaylevel.model.level_topic import Role
 
 from . import options
 from .command import Settings, examples, pass_settings
-from .inspection import inspector, note_delivery, reading, screen, target_option
+from .inspection import Reading, inspector, note_delivery, screen, target_option
 
 
 def horizon_view(found: Horizon) -> dict[str, Any]:
@@ -226,7 +226,7 @@ def horizon(
     """
     if plot is not None:
         check_plot(plot)  # before a read that may take minutes
-    with inspector(settings, topic, target=target) as look, reading() as bar:
+    with inspector(settings, topic, target=target) as look, Reading() as bar:
         found = look.horizon(exact=exact, tell=bar.tell, expect=bar.expect)
         bar.close()
         note_delivery(look, topic)

@@ -58,8 +58,8 @@ def note_delivery(look: Inspector, topic: str) -> None:
     note_undelivered(look.admin, look.description, topic)
 
 
-class Reading:
-    """Progress of a read on stderr: a bar if the number of messages is known, else a count.
+class Reading(contextlib.ExitStack):
+    """Progress of a long read on stderr: a bar if the number of messages is known, else a count.
 
     Nothing is drawn if stderr is not a terminal, or for a read that ends at once.
     """
@@ -67,8 +67,8 @@ class Reading:
     _LEAST = 20_000
 
     def __init__(self) -> None:
-        self._drawing = contextlib.ExitStack()
-        self._region = self._drawing.enter_context(live_region())
+        super().__init__()
+        self._region = self.enter_context(live_region())
         self._progress = ProgressLine(self._region, "Read", None)
 
     def expect(self, messages: int) -> None:
@@ -79,15 +79,6 @@ class Reading:
     def tell(self, messages: int) -> None:
         """Add a number of messages that were read."""
         self._progress.update(messages)
-
-    def close(self) -> None:
-        """Close the region and erase the line."""
-        self._drawing.close()
-
-
-def reading() -> contextlib.closing[Reading]:
-    """Show the progress of a long read in a ``with`` block; see :class:`Reading`."""
-    return contextlib.closing(Reading())
 
 
 def screen() -> tuple[int, bool]:
@@ -158,7 +149,7 @@ def query(
     selection = Selection(Window(from_ms, before_ms), **conditions)
     token = None if live_token_file is None else live_token_file.read_text("utf-8").strip()
     chosen = {"target": target, "slack_ms": slack_ms, "live": live, "live_token": token}
-    with inspector(settings, topic, **chosen) as look, reading() as shown:
+    with inspector(settings, topic, **chosen) as look, Reading() as shown:
         yield look, selection, shown
         refusals = {} if look.live is None else look.live.refusals
         for address, reason in refusals.items():

@@ -14,10 +14,11 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from delaylevel.cluster.connection.local_brokers import DIRECTORIES, FIRST_PULSAR_VERSION
+from delaylevel.cluster.connection.local_brokers import DIRECTORIES
 from delaylevel.errors import InvalidInputError, PrerequisiteError
 
-PULSAR_VERSION = FIRST_PULSAR_VERSION
+#: Version of the server unless another one is chosen.
+PULSAR_VERSION = "4.0.8"
 MINIMUM_JAVA = 17
 _OLDEST = (3, 0, 0)  # earlier servers have other options at the start
 _VERSION = re.compile(r"(\d{1,4})\.(\d{1,4})\.(\d{1,4})(?:[.-][A-Za-z0-9][A-Za-z0-9.-]{0,40})?")

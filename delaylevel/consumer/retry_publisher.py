@@ -212,11 +212,7 @@ class RetryProducers:
         self._lock = threading.RLock()
         self._declared: dict[SchemaKey, Declared] = {NO_SCHEMA: _BYTES}
         self._by_reference: dict[SchemaRef | None, Any] = {}
-        self._opened: dict[SchemaKey, Any] = {}
-
-    def get(self, key: SchemaKey) -> Any | None:
-        """Return the producer for a schema; None if it is not open."""
-        return self._opened.get(key)
+        self.opened: dict[SchemaKey, Any] = {}
 
     def latest(self, topic: TopicName) -> SchemaKey:
         """Return the schema with which new messages of a topic are most likely encoded."""
@@ -240,7 +236,7 @@ class RetryProducers:
                     **options,
                 )
                 self._by_reference[declared.reference] = producer
-            self._opened[key] = producer
+            self.opened[key] = producer
             return producer
 
     def declare(self, key: SchemaKey) -> Declared:
@@ -261,7 +257,7 @@ class RetryProducers:
         with self._lock:
             producers = list(self._by_reference.values())
             self._by_reference.clear()
-            self._opened.clear()
+            self.opened.clear()
             return producers
 
     def _declare(self, key: SchemaKey) -> Declared:
@@ -378,7 +374,7 @@ class RetryPublisher:
                 self._bury_instead(copy, fields.properties[env.UNREADABLE])
                 return
             producers = self._producers
-            producer = None if producers is None else producers.get(copy.schema)
+            producer = None if producers is None else producers.opened.get(copy.schema)
             if producer is None:
                 self._opening.add(lambda: self._open_and_send(copy))
             else:

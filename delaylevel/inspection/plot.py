@@ -32,24 +32,14 @@ def save_plot(found: Horizon, path: Path) -> None:
 
     An existing file is replaced.
     """
-    figure = _figure(path, 4.5)
-    _draw(figure.add_subplot(), found)
-    _save(figure, path)
-
-
-def _figure(path: Path, height: float) -> Any:
-    """Return an empty figure, 10 inches wide, to save to a file."""
     check_plot(path)
     # Not pyplot, which would look for a display and keep every figure in memory.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(10, height), layout="constrained")
+    figure = Figure(figsize=(10, 4.5), layout="constrained")  # inches
     FigureCanvasAgg(figure)
-    return figure
-
-
-def _save(figure: Any, path: Path) -> None:
+    _draw(figure.add_subplot(), found)
     try:
         figure.savefig(path, format=path.suffix.lower()[1:], dpi=120)
     except OSError as error:

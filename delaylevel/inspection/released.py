@@ -21,11 +21,7 @@ from delaylevel.structures.deduplicator import Deduplicator
 from delaylevel.topics.scan import pending_start
 
 RawPosition = tuple[int, int, int]  # ledger, entry, batch index (-1 for an unbatched entry)
-
-
 _ATTEMPTS = 4
-
-
 # Snapshots with very many IDs take too long to read for an estimate.
 _LIMITED_BYTES = 8 << 20
 

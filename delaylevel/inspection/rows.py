@@ -28,11 +28,7 @@ if TYPE_CHECKING:
 from .selection import ReadProgress, Selection, read_in_parallel, without_cancelled
 
 ROWS_PER_BATCH = 4000
-
-
 BYTES_PER_BATCH = 4 * 1024 * 1024
-
-
 SCHEMA = nullable_schema_of(
     (
         "due_ms",

@@ -41,17 +41,9 @@ class Selection:
 
 
 T = TypeVar("T")
-
-
 S = TypeVar("S")
-
-
 _THREADS = 4
-
-
 _QUEUED_RESULTS = 8
-
-
 _POLL_S = 0.2
 
 

@@ -223,18 +223,14 @@ class Roster:
         # with the times at which they are looked at again: full names.
         self._members: dict[str, frozenset[str]] = {}
         self._others: dict[str, float] = {}
-        self._refused: dict[str, DelayLevelError] = {}
+        #: The error of each level topic that cannot be served now, by its name.
+        self.errors: dict[str, DelayLevelError] = {}
         self._warning = RepeatedWarning(log, f"level topics of {namespace}")
-
-    @property
-    def errors(self) -> Mapping[str, DelayLevelError]:
-        """The error of each level topic that cannot be served now, by its name."""
-        return self._refused.copy()
 
     @property
     def refused(self) -> Mapping[str, str]:
         """The reason for each level topic that cannot be served now, by its name."""
-        return {name: str(error) for name, error in self.errors.items()}
+        return {name: str(error) for name, error in self.errors.copy().items()}
 
     @property
     def named_refused(self) -> Mapping[str, str]:
@@ -250,12 +246,10 @@ class Roster:
         """
         self._look_s = self._now_s() + _LOOK_S
         self._look_at_named(frozenset())
-        if self._names and len(self._refused) == len(self._names):
-            raise next(iter(self._refused.values()))
+        if self._names and len(self.errors) == len(self._names):
+            raise next(iter(self.errors.values()))
         if self._namespace is not None:
-            served = frozenset(
-                self._found[name] for name in self._found if name not in self._refused
-            )
+            served = frozenset(self._found[name] for name in self._found if name not in self.errors)
             self._look_at_namespace(served)
 
     def look(self, served: Iterable[str]) -> Sequence[str]:
@@ -282,17 +276,17 @@ class Roster:
     def refuse(self, name: str, error: DelayLevelError) -> None:
         """Note that a level topic cannot be served now."""
         name = next((given for given, topic in self._found.items() if topic == name), name)
-        if str(self._refused.get(name)) != str(error):
+        if str(self.errors.get(name)) != str(error):
             log.warning("level topic %s is not served: %s", name, error)
-        self._refused[name] = error
+        self.errors[name] = error
 
     def forget(self, name: str) -> None:
         """Stop trying to serve a level topic that was not named."""
-        self._refused.pop(name, None)
+        self.errors.pop(name, None)
 
     def _look_at_named(self, served: frozenset[str]) -> None:
         """Look at those that were named, and at those that were given up since."""
-        more = () if self._namespace is not None else tuple(self._refused)
+        more = () if self._namespace is not None else tuple(self.errors)
         now = set(served)
         searching = self._now_s() >= self._search_s
         if searching:
@@ -301,7 +295,7 @@ class Roster:
             if self._found.get(name, name) in now:
                 continue
             with self._trying(name):
-                known = self._refused.get(name)
+                known = self.errors.get(name)
                 if known is not None and not searching and not may_pass(known):
                     topic = TopicName.parse(name).without_partition
                     if not registry.without_search(self._admin, topic):
@@ -331,7 +325,7 @@ class Roster:
                 self._members[item.topic] = frozenset(
                     member.topic.full for member in item.description.members()
                 )
-        for gone in [name for name in self._refused if name not in (*self._names, *found)]:
+        for gone in [name for name in self.errors if name not in (*self._names, *found)]:
             self.forget(gone)
         return sorted(served - {name.full for name in names})
 
@@ -360,5 +354,5 @@ class Roster:
         except (BrokerError, InvalidInputError) as error:
             self.refuse(name, error)
             return
-        if self._refused.pop(name, None) is not None:
+        if self.errors.pop(name, None) is not None:
             log.info("level topic %s is served now", name)

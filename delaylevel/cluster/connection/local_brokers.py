@@ -23,8 +23,6 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 # The XDG layout on every system: Pulsar's start script fails on the blank in "Application Support",
 # the standard directory on macOS.
 DIRECTORIES = Unix("delaylevel")
-#: Version of the server of instances whose data name none: from before there was a choice.
-FIRST_PULSAR_VERSION = "4.0.8"
 
 _FILE = "instance.json"
 # With the data, which only this version of the server and later ones can read.
@@ -108,9 +106,9 @@ def save_instance(directory: Path, saved: SavedInstance) -> None:
 def load_version(directory: Path) -> str | None:
     """Return the version of the server that wrote the data; None if there are no data."""
     try:
-        return (directory / _VERSION_FILE).read_text("utf-8").strip() or FIRST_PULSAR_VERSION
-    except OSError:
-        return FIRST_PULSAR_VERSION if (directory / "data").is_dir() else None
+        return (directory / _VERSION_FILE).read_text("utf-8").strip()
+    except FileNotFoundError:
+        return None
 
 
 def save_version(directory: Path, version: str) -> None:
