@@ -90,6 +90,8 @@ def main() -> None:
     add("--burst", action="store_true", help="one due time for all messages")
     add("--keys", type=int, default=0, help="number of message keys (default: no keys)")
     add("--dispatchers", type=int, default=1, help="number of dispatcher processes (default: 1)")
+    text = "number of processes of each dispatcher (default: %(default)s)"
+    add("--processes", type=int, default=1, help=text)
     text = "number of messages due within the run; the others are due 10 to 40 minutes later"
     add("--soon", type=int, default=0, help=f"{text} (default: all)")
     add("--no-restart", action="store_true", help="kill no dispatcher")
@@ -108,7 +110,7 @@ def main() -> None:
                 if side in CANCELLABLE:
                     load = replace(load, keys=load.keys or 1000, half=side == CANCELLABLE[1])
                 restart = not (rate or options.burst or options.no_restart)
-                row = run(side, load, restart, options.dispatchers)
+                row = run(side, load, restart, (options.dispatchers, options.processes))
                 if row is not None:
                     rows.append(row)
                     note(str(row))
@@ -193,7 +195,7 @@ class Load:
         return found
 
 
-def run(side: str, load: Load, restart: bool, dispatchers: int) -> Case | None:
+def run(side: str, load: Load, restart: bool, dispatchers: tuple[int, int]) -> Case | None:
     """Measure one side on its own broker; return None if the side is not installed."""
     if side == "nats":
         return measure_nats(load, restart)
@@ -207,12 +209,16 @@ def measure(
     side: str,
     load: Load,
     restart: bool,
-    dispatchers: int,
+    dispatchers: tuple[int, int],
     connection: Connection,
     broker: psutil.Process,
     directory: Path,
 ) -> Case:
-    """Publish, restart, wait for the first due time, and compare arrivals with due times."""
+    """Publish, restart, wait for the first due time, and compare arrivals with due times.
+
+    Args:
+        dispatchers: number of dispatchers, and of the processes of each.
+    """
     admin = Admin.from_connection(connection)
     native, deduplicated = side == "native", "deduplicated" in side
     window = FinalWindow.BROKER if native else FinalWindow.TRACKER
@@ -232,10 +238,13 @@ def measure(
 
         def start() -> None:
             delivery = "effectively-once" if deduplicated else "at-least-once"
-            for number in range(0 if native else dispatchers):
+            for number in range(0 if native else dispatchers[0]):
                 spill = directory / f"spill-{number}"
-                started.append(DispatcherProcess(connection, TOPIC, delivery, spill))
-                stack.callback(started[-1].process.kill)
+                one = DispatcherProcess(
+                    connection, TOPIC, delivery, spill, processes=dispatchers[1]
+                )
+                started.append(one)
+                stack.callback(one.kill)
 
         start()
         begin_ms = round((time.time() + load.prepare_s) * 1000)
@@ -264,7 +273,7 @@ def measure(
                 note(f"{side}: cancelled in {time.monotonic() - began:.1f} s")
                 wait(lambda: decided(started) >= load.count - load.kept, 60 + load.prepare_s)
                 figures["decided_s"] = round(time.monotonic() - began, 1)
-                figures["pending_mib"] = memory([d.process.pid for d in started])[0] >> 20
+                figures["pending_mib"] = memory([pid for d in started for pid in d.pids()])[0] >> 20
         if started and restart:
             for dispatcher in started:
                 dispatcher.kill()
@@ -274,7 +283,7 @@ def measure(
             wait(lambda: sum(d.releasing() for d in started) == described.window_partitions, 120)
             restart_s = time.monotonic() - again
         sleep_until(side, begin_ms, restart_s)
-        own = [dispatcher.process.pid for dispatcher in started]
+        own = [pid for dispatcher in started for pid in dispatcher.pids()]
         with watched({"broker": [broker.pid], "dispatcher": own}) as usage:
             arrivals = answer.get(timeout=load.limit_s)
         reader.join()

@@ -60,7 +60,7 @@ def main() -> None:
     with broker_with_defaults() as (connection, _, directory), contextlib.ExitStack() as stack:
         publish(connection, TOPIC, [], STRATEGY)  # creates the level topic
         dispatcher = DispatcherProcess(connection, TOPIC, "at-least-once", directory)
-        stack.callback(dispatcher.process.kill)
+        stack.callback(dispatcher.kill)
         later = (first_ms + chosen.randrange(_SPREAD_MS) for _ in range(options.messages))
         publish(connection, TOPIC, later, STRATEGY)
         wait(lambda: dispatcher.pending() >= options.messages, 200)
@@ -74,7 +74,7 @@ def main() -> None:
             url = dispatcher.url.removesuffix("/metrics")
             values = (url, begin_ms, first_ms, options.seconds, queries)
             _, asked = in_process(ask, *values)
-            with watched({"dispatcher": [dispatcher.process.pid]}) as usage:
+            with watched({"dispatcher": dispatcher.pids()}) as usage:
                 row = arrivals.get(timeout=options.seconds + 180)
             reader.join()
             note(f"dispatcher: {usage['dispatcher'][0]:.1f} s of processor time")

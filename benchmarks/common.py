@@ -216,9 +216,11 @@ class DispatcherProcess:
         delivery: str,
         directory: Path,
         command: tuple[str, ...] = ("dispatcher", "run"),
+        processes: int = 1,
     ) -> None:
         urls = ("--service-url", connection.service_url, "--admin-url", connection.admin_url)
         options = ("--delivery", delivery, "--metrics-port", "0", "--spill-dir", str(directory))
+        options += ("--processes", str(processes))
         self.process = subprocess.Popen(
             [sys.executable, "-m", "delaylevel", *urls, *command, topic, *options],
             stderr=subprocess.PIPE,
@@ -249,8 +251,14 @@ class DispatcherProcess:
 
     def kill(self) -> None:
         """Kill it (-9)."""
-        self.process.kill()
+        for each in self.pids():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                psutil.Process(each).kill()
         self.process.wait()
+
+    def pids(self) -> list[int]:
+        """Return the identifiers of its processes."""
+        return [self.process.pid, *(c.pid for c in psutil.Process(self.process.pid).children())]
 
 
 def in_process(target: Callable[..., None], *values: Any) -> tuple[Any, Any]:

@@ -48,6 +48,7 @@ def run(
     topics: tuple[str, ...],
     metrics_port: int | None,
     metrics_address: str,
+    processes: int,
     **fields: Any,
 ) -> None:
     """Run a dispatcher for level topics.
@@ -58,7 +59,7 @@ def run(
     --spill-dir names another. SIGTERM or Ctrl-C ends it when the current batches are published.
     """
     metrics = (metrics_port, metrics_address)
-    serve(connection, topics, dispatch_settings(**fields), metrics, moves=False)
+    serve(connection, topics, dispatch_settings(**fields), metrics, processes, moves=False)
 
 
 @examples("delaylevel dispatcher status orders", "delaylevel dispatcher status orders -o json")

@@ -227,6 +227,15 @@ def dispatching(function: Function) -> Function:
     """Add the options of a dispatcher; ``dispatch_settings`` takes their values."""
     for decorate in (
         click.option(
+            "--processes",
+            type=click.IntRange(0, 64),
+            envvar="DELAYLEVEL_PROCESSES",
+            metavar="NUMBER",
+            default=1,
+            help="Number of dispatcher processes that share the window partitions; 0 for one for "
+            "each usable core.",
+        ),
+        click.option(
             "--dispatcher-name",
             "name",
             metavar="NAME",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import sys
 import time
 from functools import partial
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import platformdirs
 
+from delaylevel.cli.views import logs as own_logs
 from delaylevel.cli.views.live import LiveRegion, Starting, first_unmet, live_region
 from delaylevel.cli.views.output import note
 from delaylevel.cli.views.terminal import has_colour
@@ -64,6 +64,7 @@ def run(
     trigger_ms: int | None,
     metrics_port: int | None,
     metrics_address: str,
+    processes: int,
     **fields: Any,
 ) -> None:
     """Move and release the messages of level topics.
@@ -87,6 +88,7 @@ def run(
         topics,
         settings,
         metrics,
+        processes,
         namespace=namespace,
         once=once,
         trigger_ms=trigger_ms,
@@ -98,6 +100,7 @@ def serve(
     topics: tuple[str, ...],
     settings: DispatchSettings,
     metrics: tuple[int | None, str],
+    count: int,
     *,
     namespace: str | None = None,
     moves: bool = True,
@@ -108,13 +111,15 @@ def serve(
 
     Args:
         metrics: port and address of the HTTP service; None for no port, and no service.
+        count: number of processes; 0 for one for each usable core.
         moves: False to run the dispatcher alone.
         once: True to end when everything that is ready or due is done.
     """
     from delaylevel.cluster.rest.admin import Admin
-    from delaylevel.run import LocalService
+    from delaylevel.dispatcher.processes import Processes, tune_interpreter
+    from delaylevel.run.service import LocalService, further_process
 
-    _tune_interpreter()
+    tune_interpreter()
     with contextlib.ExitStack() as stack:
         # Attempts on what others own fail all the time, and the client would log each of them
         # with -v. The service logs the events that matter.
@@ -122,6 +127,7 @@ def serve(
         logger = logs.for_verbosity(verbosity if verbosity > 1 else 0)
         open_client = partial(connection.open_service_client, logger=logger)
         admin = stack.enter_context(Admin.from_connection(connection, for_service=not once))
+        opener = partial(further_process, connection, topics, settings, namespace, own_logs.again())
         service = LocalService(
             open_client,
             admin,
@@ -130,6 +136,7 @@ def serve(
             namespace=namespace,
             trigger_ms=trigger_ms,
             moves=moves,
+            processes=None if once or count == 1 else Processes(opener, count),
         )
         stack.callback(service.close)
         stop_on_signals(service.stop)
@@ -158,16 +165,6 @@ def serve(
             with start:
                 service.run(progress.show)
         progress.end()
-
-
-def _tune_interpreter() -> None:
-    """Prepare the interpreter for a dispatcher."""
-    # The publishing thread must not wait the default 5 ms for its turn in the interpreter.
-    sys.setswitchinterval(0.001)
-    # Messages are freed without the garbage collector, which would look at all of them, and at all
-    # modules, many times a second.
-    gc.freeze()
-    gc.set_threshold(100_000)
 
 
 def dispatch_settings(

@@ -113,5 +113,5 @@ def _levels(
 def _window(group: ServedGroup | None) -> str | None:
     if group is None:
         return None
-    held = len(group.owners)
+    held = len(group.stats)
     return f"{held} of {group.description.window_partitions} partitions" if held else "standby"

@@ -168,6 +168,8 @@ def _own_environment(
     for name in list(os.environ):
         if name.startswith("DELAYLEVEL_") and not name.startswith("DELAYLEVEL_TEST_"):
             monkeypatch.delenv(name)
+    # One process for each dispatcher: several are the subject of tests of their own.
+    monkeypatch.setenv("DELAYLEVEL_PROCESSES", "1")
     for name in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL"):  # of the make that runs the tests
         monkeypatch.delenv(name, raising=False)
     nowhere = tmp_path_factory.getbasetemp() / "home"

@@ -8,7 +8,9 @@ import logging
 import sys
 import threading
 import traceback
+from collections.abc import Callable
 from datetime import datetime, timezone
+from functools import partial
 from types import TracebackType
 
 import click
@@ -80,6 +82,11 @@ def configure(log_format: str, level: int) -> None:
     if _json:
         sys.excepthook = _log_crash
         threading.excepthook = _log_crash_of_thread
+
+
+def again() -> Callable[[], None]:
+    """Return a function that configures the log of a new interpreter like this one's."""
+    return partial(configure, FORMATS[_json], logging.getLogger().level)
 
 
 def is_json() -> bool:

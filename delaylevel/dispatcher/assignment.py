@@ -81,17 +81,28 @@ class Reassignment:
     probe: tuple[int, ...] = ()
 
 
-def assign(group: GroupState, me: str, mine: Collection[int], partitions: int) -> Reassignment:
+def share_of(members: Collection[str], me: str, partitions: int) -> int:
+    """Return the number of partitions of one member."""
+    rank = sorted(members).index(me)
+    return partitions // len(members) + (rank < partitions % len(members))
+
+
+def assign(
+    group: GroupState,
+    me: str,
+    mine: Collection[int],
+    partitions: int,
+    joining: Collection[str] = (),
+) -> Reassignment:
     """Return the changes that give every member an equal share, with the fewest moves.
 
     Args:
         me: name of this dispatcher.
         mine: partitions that this dispatcher owns.
         partitions: number of window partitions.
+        joining: names of dispatchers that are about to be members; their shares are left to them.
     """
-    members = sorted({*group.members, me})
-    rank = members.index(me)
-    share = partitions // len(members) + (rank < partitions % len(members))
+    share = share_of({*group.members, *joining, me}, me, partitions)
     owned = sorted(mine)
     if len(owned) > share:
         return Reassignment(revoke=tuple(owned[share:]))
@@ -104,11 +115,13 @@ def assign(group: GroupState, me: str, mine: Collection[int], partitions: int) -
     )
 
 
-class Membership:
-    """The membership of this process in the dispatchers of one level topic.
+def default_name() -> str:
+    """Return a name for a dispatcher, from host and process."""
+    return f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:6]}"
 
-    Its name is derived from host and process if none is given.
-    """
+
+class Membership:
+    """The membership of this process in the dispatchers of one level topic."""
 
     def __init__(
         self,
@@ -116,10 +129,10 @@ class Membership:
         admin: TopicAdmin,
         description: LevelTopicDescription,
         delivery: Delivery,
-        name: str | None = None,
+        name: str,
     ) -> None:
         self._delivery = delivery.value
-        self.name = name or f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:6]}"
+        self.name = name
         self._client = client
         self._admin = admin
         self._reader: Any = None  # until the group is read
@@ -144,13 +157,13 @@ class Membership:
             return GroupState(tuple(members), *self._each_owner())
         return GroupState(tuple(members), owners)
 
-    def is_alone(self) -> bool:
-        """Return True if no other dispatcher is in the group; it was entered before.
+    def is_still(self, members: Collection[str]) -> bool:
+        """Return True if the group has the same members as before; it was entered before.
 
         Raises:
             BrokerError: the journal topic cannot be read.
         """
-        return self._read_members().keys() == {self.name}
+        return self._read_members().keys() == set(members)
 
     def _enter(self) -> None:
         self._check(self._read_members())

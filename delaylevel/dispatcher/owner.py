@@ -343,6 +343,7 @@ class DispatchSettings:
         cancel_grace_ms: time after its due time until which the message of a cancellation is
             waited for, in ms; then the outcome is ``unknown``.
         name: name of this dispatcher in its group; derived from host and process if None.
+        processes: names of all dispatchers of the same command, if it has several processes.
     """
 
     directory: Path
@@ -352,6 +353,7 @@ class DispatchSettings:
     remember: int = 2_000_000
     cancel_grace_ms: int = 60_000
     name: str | None = None
+    processes: tuple[str, ...] = ()
 
 
 class QueueQuestion(Generic[Answer]):

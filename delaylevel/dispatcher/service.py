@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,14 @@ from delaylevel.errors import (
 from delaylevel.model.clock import Clock, SteadyClock, SystemClock
 from delaylevel.model.delivery import Delivery
 from delaylevel.model.formatting import exact_duration, format_instant
-from delaylevel.model.level_topic import ALL, NO_PAUSES, FinalWindow, LevelTopicDescription, Pauses
+from delaylevel.model.level_topic import (
+    ALL,
+    DEFAULT_WINDOW_PARTITIONS,
+    NO_PAUSES,
+    FinalWindow,
+    LevelTopicDescription,
+    Pauses,
+)
 from delaylevel.structures.segments.file import make_spill_folder
 from delaylevel.topics import registry as topics
 from delaylevel.topics.roster import RESTING_S, DescriptionCache, Roster
@@ -48,17 +56,18 @@ from delaylevel.topics.status import (
 )
 from delaylevel.topics.targets import require_on_targets
 
-from .assignment import GroupState, Membership, assign, window_sources
+from .assignment import GroupState, Membership, assign, default_name, share_of, window_sources
 from .owner import DispatchSettings, PartitionOwner
 from .owner_task import FAILURES, OwnerTask
+from .processes import JOINING_S, Processes
 from .stats import OwnerStats, ReleaseHistory
 
 log = logging.getLogger(__name__)
 
 _LOOK_S = 1.0
-# Time between two looks at a group whose only member has all partitions. All that can happen there
-# is that another one joins. With many level topics, the time is longer, so that the looks at all of
-# them together do not cost more.
+# Time between two looks at a group without other commands, in which each process has its share. All
+# that can happen there is that another one joins. With many level topics, the time is longer, so
+# that the looks at all of them together do not cost more.
 _ALONE_S = 3.0
 _LOOKS_PER_S = 2
 _LONGEST_ALONE_S = 15.0
@@ -70,6 +79,10 @@ _RETRY_S = 2.0
 _ALL = -1
 
 
+#: Name of the logger of pauses, which is quiet in all processes of a command but one.
+PAUSES = f"{__name__}.pauses"
+
+
 class PauseLog:
     """The pauses that were logged, so that each begin and end is logged once."""
 
@@ -78,6 +91,7 @@ class PauseLog:
 
     def note(self, description: LevelTopicDescription) -> bool:
         """Log what has changed; return True if anything has."""
+        pauses = logging.getLogger(PAUSES)
         before, now = self._known, description.pauses
         if now == before:
             return False
@@ -85,7 +99,7 @@ class PauseLog:
         paused, resumed = dict(now.paused), dict(now.resumed)
         for name, since_ms in now.paused:
             if (name, since_ms) not in before.paused:
-                log.warning(
+                pauses.warning(
                     "%s: due messages for %s wait: paused since %s; `delaylevel levels resume` "
                     "ends it",
                     description.topic,
@@ -96,7 +110,7 @@ class PauseLog:
             if name not in paused:
                 spread = resumed.get(name)
                 over = f" over {exact_duration(spread.length_ms)}" if spread else ""
-                log.info(
+                pauses.info(
                     "%s: the pause of %s is over; what waits is released%s",
                     description.topic,
                     _words(name),
@@ -115,6 +129,7 @@ class ServedTopic:
         failures: texts of the present failures, by partition; -1 for that of the level topic.
         task: the task that looks at the level topic.
         looked_s: monotonic time of its last look, in s.
+        processes: names of all processes of this command; empty for one process.
         given_up: the reason why another version has to serve the level topic.
     """
 
@@ -135,6 +150,7 @@ class ServedTopic:
     task: Task | None = None
     looked_s: float = field(default_factory=time.monotonic)
     given_up: UpgradeRequiredError | None = None
+    processes: tuple[str, ...] = ()
 
     @property
     def description(self) -> LevelTopicDescription:
@@ -149,9 +165,12 @@ class ServedTopic:
 
     @property
     def is_alone(self) -> bool:
-        """True if this process is the only member of the group, and has all partitions."""
-        alone = self.group is not None and self.group.members == (self.membership.name,)
-        return alone and len(self.owners) == self.description.window_partitions
+        """True if all members are processes of this command, and this one has its share."""
+        me = self.membership.name
+        if self.group is None or {*self.group.members} != {me, *self.processes}:
+            return False
+        share = share_of(self.group.members, me, self.description.window_partitions)
+        return len(self.owners) == share
 
     def watch_pauses(self) -> None:
         """Log pauses that have begun or ended, and let the owners look at them at once."""
@@ -259,7 +278,9 @@ class ServedGroup:
         group: the group, as the broker last described it; None before that.
         age_s: time since then, in s.
         owners: the owners in this process, by partition.
+        stats: statistics of the partitions of this process and of those it watches, by partition.
         problem: a failure to serve it or one of its partitions; empty for none.
+        starting: number of further processes that are starting.
     """
 
     description: LevelTopicDescription
@@ -267,7 +288,9 @@ class ServedGroup:
     group: GroupState | None
     age_s: float
     owners: Mapping[int, OwnerTask]
+    stats: Mapping[int, OwnerStats]
     problem: str = ""
+    starting: int = 0
 
 
 class Dispatcher:
@@ -284,6 +307,7 @@ class Dispatcher:
             :class:`delaylevel.DelayLevelClient` makes more of its kind, and all targets share the
             connection of any other client.
         lanes: schedulers of the process, which are not closed here; its own ones by default.
+        processes: further processes that share the work, started and watched by this one.
 
     Attributes:
         history: the releases of the last minutes.
@@ -303,8 +327,13 @@ class Dispatcher:
         clock: Clock | None = None,
         target_client: Callable[[], Any] | None = None,
         lanes: Lanes | None = None,
+        processes: Processes | None = None,
     ) -> None:
         self._client = client
+        self.processes = processes
+        self._names: tuple[str, ...] = settings.processes
+        self._name = settings.name or default_name()
+        self._begun_s = time.monotonic()
         # The clients of targets are closed after the producers, which close in the background.
         self._opened = ExitStack()
         target_client = target_client or getattr(client, "another", None)
@@ -344,22 +373,28 @@ class Dispatcher:
             return next(found, None)
 
     def stats(self) -> Mapping[tuple[str, int], OwnerStats]:
-        """Return the statistics of this process's window partitions, by (level topic, index)."""
+        """Return the statistics of window partitions, by (level topic, index).
+
+        They are those of this process, and of further processes that it watches.
+        """
         with self._lock:
             owners = {
                 (topic.description.topic, index): owner
                 for topic in self._topics
                 for index, owner in topic.owners.items()
             }
-        return {key: owner.stats.now() for key, owner in owners.items()}
+        others = {} if self.processes is None else self.processes.stats()
+        return others | {key: owner.stats.now() for key, owner in owners.items()}
 
     def released(self) -> Counter[str]:
-        """Return the number of messages that this process has released, by level topic.
+        """Return the number of messages that were released here, by level topic.
 
-        It includes those from window partitions that were given back since.
+        It includes those from window partitions that were given back since, and those of further
+        processes.
         """
+        total = Counter[str]() if self.processes is None else self.processes.released()
         with self._lock:
-            total = self._released.copy()
+            total += self._released
             for topic in self._topics:
                 for owner in topic.owners.values():
                     total[topic.description.topic] += owner.stats.now().released
@@ -385,6 +420,11 @@ class Dispatcher:
             self._begin(topic)
 
     @property
+    def name(self) -> str:
+        """The name of this process in the groups of its level topics."""
+        return self._name
+
+    @property
     def refused(self) -> Mapping[str, str]:
         """The reason for each level topic that cannot be served now, by its name."""
         return self._roster.refused
@@ -407,7 +447,7 @@ class Dispatcher:
         """Return a level topic, whose group of dispatchers is entered when it is read."""
         settings = self._settings
         membership = Membership(
-            self._client, self._admin, description, settings.delivery, settings.name
+            self._client, self._admin, description, settings.delivery, self._name
         )
         read = topics.DescriptionReader(self._admin, description.topic)
 
@@ -418,17 +458,24 @@ class Dispatcher:
 
         descriptions = DescriptionCache(read_again, description)
         warning = RepeatedWarning(log, description.topic)
-        return ServedTopic(descriptions, membership, warning, self._explainer)
+        return ServedTopic(
+            descriptions, membership, warning, self._explainer, processes=self._names
+        )
 
     @property
     def silent_s(self) -> float:
-        """Time since this process last looked at all its level topics, in s."""
+        """Time since one of the processes last looked at all its level topics, in s."""
         with self._lock:
             looked_s = min((topic.looked_s for topic in self._topics), default=self._looked_s)
-        return time.monotonic() - min(looked_s, self._looked_s)
+        silent_s = time.monotonic() - min(looked_s, self._looked_s)
+        return silent_s if self.processes is None else max(silent_s, self.processes.silent_s)
 
     def groups(self) -> tuple[ServedGroup, ...]:
         """Return the level topics that are served, with the owners of their partitions."""
+        stats: dict[str, dict[int, OwnerStats]] = {}
+        for (level_topic, index), each in sorted(self.stats().items(), key=itemgetter(0)):
+            stats.setdefault(level_topic, {})[index] = each
+        starting = 0 if self.processes is None else self.processes.starting
         with self._lock:
             return tuple(
                 ServedGroup(
@@ -437,7 +484,9 @@ class Dispatcher:
                     topic.group,
                     time.monotonic() - topic.group_s,
                     dict(topic.owners),
+                    stats.get(topic.description.topic, {}),
                     topic.problem,
+                    starting,
                 )
                 for topic in self._topics
             )
@@ -450,6 +499,8 @@ class Dispatcher:
     def advertise(self, url: str) -> None:
         """Publish the address of the HTTP service with every partition acquired from now on."""
         self._advertised = {ADDRESS_PROPERTY: url}
+        if self.processes is not None:
+            self.processes.url = url
 
     def run(self, tick: Callable[[], None] | None = None) -> None:
         """Serve until `stop` is called; then give up all partitions.
@@ -463,6 +514,9 @@ class Dispatcher:
         try:
             make_spill_folder(self._directory, shared=self._settings.directory)
             self._is_running = True
+            self._begun_s = time.monotonic()
+            if self.processes is not None:
+                self._start_processes(self.processes)
             for topic in self._topics:
                 self._begin(topic)
             while not self._stopping.is_set():
@@ -472,12 +526,16 @@ class Dispatcher:
                         self.remove(topic.description.topic)
                         self._roster.refuse(topic.description.topic, topic.given_up)
                 self._roster.look(each.topic for each in self.descriptions)
+                if self.processes is not None:
+                    self.processes.look()
                 self.history.look(self.stats())
                 self._looked_s = time.monotonic()
                 if tick is not None:
                     tick()
                 self._stopping.wait(_LOOK_S)
         finally:
+            if self.processes is not None:
+                self.processes.request_stop()
             for topic in self._topics:
                 self._end(topic)
             self._revoke([(topic, index) for topic in self._topics for index in topic.owners])
@@ -487,10 +545,19 @@ class Dispatcher:
                 self._own_lanes.close()
             self._opened.close()
             shutil.rmtree(self._directory, ignore_errors=True)
+            if self.processes is not None:
+                self.processes.join()
 
     def stop(self) -> None:
         """Request the end of `run`; safe in a signal handler and from any thread."""
         self._stopping.set()
+
+    def _start_processes(self, processes: Processes) -> None:
+        windows = (topic.description.window_partitions for topic in self._topics)
+        names = processes.start(self._name, max(windows, default=DEFAULT_WINDOW_PARTITIONS))
+        self._names = names if len(names) > 1 else ()
+        for topic in self._topics:
+            topic.processes = self._names
 
     def _begin(self, topic: ServedTopic) -> None:
         """Look at a level topic now and then: a task, so that none waits for another's broker."""
@@ -544,7 +611,9 @@ class Dispatcher:
             topic.descriptions.current(topic.resting_s)
             topic.watch_pauses()
             if topic.is_alone:
-                if now >= topic.group_s + self._alone_s and topic.membership.is_alone():
+                assert topic.group is not None
+                members = topic.group.members
+                if now >= topic.group_s + self._alone_s and topic.membership.is_still(members):
                     topic.group_s = time.monotonic()
                 if now < topic.group_s + self._alone_s:
                     return
@@ -563,6 +632,7 @@ class Dispatcher:
             topic.membership.name,
             topic.owners.keys(),
             topic.description.window_partitions,
+            topic.processes if now < self._begun_s + JOINING_S else (),
         )
         self._revoke([(topic, index) for index in moves.revoke])
         wanted = list(moves.acquire)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from delaylevel.dispatcher.cancelling.decisions import CANCELLED, TOO_LATE, UNKNOWN
-from delaylevel.dispatcher.live.answers import EVERYTHING, LiveQueries, count_between, incomplete
+from delaylevel.dispatcher.live.answers import LiveQueries, incomplete
 from delaylevel.model.clock import Clock, SystemClock
 from delaylevel.model.formatting import format_duration, shell
 from delaylevel.model.level_topic import ALL
@@ -22,12 +24,14 @@ from delaylevel.topics.status import (
     topic_problems,
 )
 from delaylevel.web.reports import (
+    DISPATCHER,
     DuePeriod,
     LiveAnswer,
     MinuteLine,
     PartitionLine,
     ProbeCheck,
     ProblemLine,
+    QueryRefusedError,
     StatusSection,
 )
 
@@ -145,7 +149,6 @@ def overdue_ms(stats: OwnerStats, now_ms: int) -> int:
 
 def problems(
     group: ServedGroup,
-    stats: Mapping[int, OwnerStats],
     found: LevelTopicStatus | None,
     now_ms: int,
 ) -> list[ProblemLine]:
@@ -153,7 +156,6 @@ def problems(
 
     Args:
         group: the level topic and its owners.
-        stats: statistics of the partitions of this process, by partition.
         found: statistics of the levels, of held messages and of dead letters; None if the broker
             does not report them.
         now_ms: the present time, ms since the epoch.
@@ -170,21 +172,21 @@ def problems(
         unowned = [
             index
             for index in range(description.window_partitions)
-            if index not in group.owners and index not in group.group.owners
+            if index not in group.stats and index not in group.group.owners
         ]
         if unowned:
             numbers = ", ".join(map(str, unowned))
             text = f"No dispatcher owns window partition {numbers}"
             remedy = "It is acquired within seconds; otherwise the log of this process has why."
             lines.append(ProblemLine(text, remedy))
-    for index, each in stats.items():
+    for index, each in group.stats.items():
         if each.state == "disk full":
             remedy = "Free some space in the spill directory, or start more dispatchers."
             lines.append(ProblemLine(f"Partition {index}: the spill disk is full", remedy))
         elif each.state == "disk error":
             remedy = "Check the disk and the permissions of the spill directory."
             lines.append(ProblemLine(f"Partition {index}: the spill disk fails", remedy))
-    late_ms = max((overdue_ms(each, now_ms) for each in stats.values()), default=0)
+    late_ms = max((overdue_ms(each, now_ms) for each in group.stats.values()), default=0)
     if late_ms >= description.levels.smallest_lead_ms:
         remedy = (
             "Its target may be throttled or slow: compare its publish rate with the number of "
@@ -224,7 +226,14 @@ class DispatchReporter:
         return served + refused_sections(self._dispatcher.refused)
 
     def answer(self, question: str, parameters: Mapping[str, str]) -> LiveAnswer:
-        return self._queries.answer(question, parameters)
+        name, processes = parameters.get(DISPATCHER), self._dispatcher.processes
+        parameters = {key: value for key, value in parameters.items() if key != DISPATCHER}
+        if name in (None, self._dispatcher.name):
+            return self._queries.answer(question, parameters)
+        answer = None if processes is None else processes.answer(name, question, parameters)
+        if answer is None:
+            raise QueryRefusedError(f"there is no dispatcher {name[:200]} here", 404)
+        return answer
 
     def served_at(self, url: str) -> None:
         self._dispatcher.advertise(url)
@@ -232,7 +241,7 @@ class DispatchReporter:
     def _section(self, group: ServedGroup) -> StatusSection:
         """Return the status of one level topic."""
         now_ms, description = self._clock.now_ms(), group.description
-        stats = {index: owner.stats.now() for index, owner in sorted(group.owners.items())}
+        stats = group.stats
         held: Counter[str] = Counter()
         for each in stats.values():
             held.update(each.held)
@@ -259,22 +268,25 @@ class DispatchReporter:
             facts,
             self._periods(group, now_ms),
             parked_levels(topic_stats),
-            _partition_lines(group, stats, now_ms),
+            _partition_lines(group, now_ms),
             [_minute_line(each) for each in self._dispatcher.history.minutes(description.topic)],
             dict(held),
-            problems(group, stats, topic_stats, now_ms),
+            problems(group, topic_stats, now_ms),
         )
 
     def _periods(self, group: ServedGroup, now_ms: int) -> Sequence[DuePeriod]:
-        """Count the messages of this process by the time until they are due."""
-        with self._queries.look(group, EVERYTHING) as live:
-            if not live.views:
-                return ()
-            try:
-                counts = count_between(live, [now_ms + ms for ms, _ in _PERIODS])
-            except FileNotFoundError:
-                return ()  # a file was used up meanwhile; the next page has the counts
-            never = sum(view.cancelled + view.cancellations for view in live.views.values())
+        """Count the messages by the time until they are due, in all processes of the command."""
+        edges = ",".join(str(now_ms + ms) for ms, _ in _PERIODS)
+        question = "counts", {"topic": group.description.topic, "edges": edges}
+        processes = self._dispatcher.processes
+        answers = [] if processes is None else processes.ask(*question)
+        with suppress(QueryRefusedError):  # it has no partition that can be asked
+            answers.append(self._queries.answer(*question))
+        if not answers:
+            return ()
+        found = [json.loads(answer.body) for answer in answers]
+        counts = [sum(each) for each in zip(*(answer["counts"] for answer in found), strict=True)]
+        never = sum(answer["cancelled"] + answer["cancellations"] for answer in found)
         labels = [*(label for _, label in _PERIODS), "later"]
         periods = [
             DuePeriod(label, count, late=label == _PERIODS[0][1])
@@ -285,13 +297,11 @@ class DispatchReporter:
         return periods
 
 
-def _partition_lines(
-    group: ServedGroup, stats: Mapping[int, OwnerStats], now_ms: int
-) -> list[PartitionLine]:
+def _partition_lines(group: ServedGroup, now_ms: int) -> list[PartitionLine]:
     owners = dict(group.group.owners) if group.group is not None else {}
     lines = []
     for index in range(group.description.window_partitions):
-        own = stats.get(index)
+        own = group.stats.get(index)
         if own is None:
             lines.append(PartitionLine(index, owners.get(index, ""), False))
             continue
@@ -334,15 +344,17 @@ def _locks(group: ServedGroup) -> ProbeCheck:
         why = f": {group.problem}" if group.problem else ""
         text = f"no dispatcher owns partition {', '.join(unowned)} yet{why}"
         return ProbeCheck(name, False, text)
-    held = len(group.owners)
+    held = len(group.stats)
     text = f"{held} of {count} here, the others elsewhere" if held < count else f"all {count} here"
     return ProbeCheck(name, True, text if held else f"on standby: all {count} elsewhere")
 
 
 def _caught_up(group: ServedGroup) -> ProbeCheck:
-    """Check that the partitions of this process have read all that was stored at the takeover."""
-    reasons = {index: incomplete(owner) for index, owner in sorted(group.owners.items())}
+    """Check that the partitions here have read all that was stored at the takeover."""
+    reasons = {index: incomplete(stats) for index, stats in group.stats.items()}
     found = [f"partition {index}: {why}" for index, why in reasons.items() if why]
+    if group.starting:
+        found.append(f"{group.starting} of the processes here are starting")
     text = "; ".join(found) or "all partitions here"
     return ProbeCheck(f"caught up with {group.description.topic}", not found, text)
 
@@ -350,7 +362,7 @@ def _caught_up(group: ServedGroup) -> ProbeCheck:
 def _lag(group: ServedGroup, now_ms: int) -> ProbeCheck:
     """Check that no message is overdue for longer than the lead."""
     lead_ms = group.description.levels.smallest_lead_ms
-    lag_ms = max([0, *(overdue_ms(owner.stats.now(), now_ms) for owner in group.owners.values())])
+    lag_ms = max([0, *(overdue_ms(each, now_ms) for each in group.stats.values())])
     ok = lag_ms < lead_ms + _STATS_MS
     text = f"{format_duration(lag_ms)} behind; the lead is {format_duration(lead_ms)}"
     return ProbeCheck(f"lag of {group.description.topic}", ok, text)

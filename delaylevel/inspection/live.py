@@ -22,7 +22,7 @@ from delaylevel.cluster.threads import in_parallel
 from delaylevel.errors import BrokerError
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.topics.status import ADDRESS_PROPERTY, NAME_PROPERTY, window_stats
-from delaylevel.web.reports import TOKEN_VARIABLE
+from delaylevel.web.reports import DISPATCHER, TOKEN_VARIABLE
 
 log = logging.getLogger(__name__)
 
@@ -91,7 +91,8 @@ class LiveDispatchers:
         given = {name: value for name, value in values.items() if value is not None}
         query = urlencode({"topic": self._description.topic, **given})
         distinct = sorted(set(addresses.values()))
-        with urllib3.PoolManager(num_pools=_POOLS, retries=False, timeout=_TIMEOUT) as pool:
+        # Several processes of one command answer at one address.
+        with urllib3.PoolManager(_POOLS, maxsize=_POOLS, retries=False, timeout=_TIMEOUT) as pool:
             results = in_parallel(lambda each: self._request(pool, each, question, query), distinct)
         answers, refusals = [], {}
         owners: dict[int, Mapping[str, Any]] = {}
@@ -113,7 +114,7 @@ class LiveDispatchers:
     ) -> Mapping[str, Any] | str:
         """Return the answer of one dispatcher, or why there is none."""
         headers = {} if self._token is None else {"Authorization": f"Bearer {self._token}"}
-        url = f"{address.url}/{question}?{query}"
+        url = f"{address.url}/{question}?{query}&{urlencode({DISPATCHER: address.name})}"
         try:
             answer = pool.request("GET", url, headers=headers, preload_content=False)
             with answer:

@@ -7,14 +7,19 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
+from delaylevel.cluster.connection.settings import Connection
 from delaylevel.cluster.failures import translate_errors
+from delaylevel.cluster.logs import silent
 from delaylevel.cluster.port import TopicAdmin
+from delaylevel.cluster.rest.admin import Admin
 from delaylevel.cluster.scheduler import Lanes
 from delaylevel.dispatcher import Dispatcher, DispatchSettings
-from delaylevel.dispatcher.service import check_dispatched, partition_owners
+from delaylevel.dispatcher.processes import Processes
+from delaylevel.dispatcher.service import PAUSES, check_dispatched, partition_owners
 from delaylevel.dispatcher.stats import OwnerStats
 from delaylevel.dispatcher.status import DispatchCollector, start_checks
 from delaylevel.errors import BrokerError, InvalidInputError
@@ -24,9 +29,9 @@ from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Mov
 from delaylevel.mover.reporting import MoverCollector, lock_check
 from delaylevel.mover.service import MoverService, check_movable
 from delaylevel.prometheus import Collector
-from delaylevel.topics.roster import Roster
+from delaylevel.topics import roster
 from delaylevel.topics.status import LevelTopicStatus
-from delaylevel.web.reports import ProbeCheck
+from delaylevel.web.reports import ProbeCheck, Reporter, reporters_of
 
 # Time for which the broker's statistics of what waits are used again.
 _MEMBERS_S = 1.0
@@ -129,6 +134,7 @@ class LocalService:
         namespace: ``tenant/namespace`` whose level topics are all served, also later ones.
         trigger_ms: time between two passes of a mover, in ms; by default a fifth of the lead.
         moves: False to leave moving to others, and to refuse level topics without a window.
+        processes: further processes of the dispatcher.
 
     Attributes:
         movers: the service that moves, as a tuple; empty if it does not move.
@@ -149,10 +155,12 @@ class LocalService:
         namespace: str | None = None,
         trigger_ms: int | None = None,
         moves: bool = True,
+        processes: Processes | None = None,
     ) -> None:
         self._admin = admin
         self._settings = settings
         self._moves = moves
+        self._processes = processes
         self._open_client = open_client
         self._dispatcher: Dispatcher | None = None
         self._stopping = threading.Event()
@@ -169,7 +177,7 @@ class LocalService:
                     target_client=open_client,
                     lanes=self._lanes,
                 )
-                self._roster = self._movers.roster = Roster(
+                self._roster = self._movers.roster = roster.Roster(
                     admin, level_topics, self._serve, namespace
                 )
                 self._roster.start()
@@ -340,6 +348,7 @@ class LocalService:
                 self._settings,
                 target_client=self._open_client,
                 lanes=self._lanes,
+                processes=self._processes,
             )
         return self._dispatcher
 
@@ -367,3 +376,32 @@ class ServiceCollector:
         """Yield every series."""
         for collector in self._collectors:
             yield from collector.collect()
+
+
+def further_process(
+    connection: Connection,
+    level_topics: Sequence[str],
+    settings: DispatchSettings,
+    namespace: str | None,
+    configure: Callable[[], object],
+    name: str,
+    names: Sequence[str],
+) -> tuple[LocalService, Sequence[Reporter]]:
+    """Open the dispatcher of a further process; with the last two arguments an :data:`.Opener`.
+
+    Args:
+        configure: function that prepares the log of a new interpreter.
+    """
+    configure()
+    # The first process tells what is not served, and what is paused.
+    for quiet in (roster.__name__, PAUSES):
+        logging.getLogger(quiet).setLevel(logging.CRITICAL)
+    service = LocalService(
+        partial(connection.open_service_client, logger=silent()),
+        Admin.from_connection(connection, for_service=True),
+        level_topics,
+        replace(settings, name=name, processes=tuple(names)),
+        namespace=namespace,
+        moves=False,
+    )
+    return service, reporters_of(ServiceCollector(service))

@@ -10,6 +10,8 @@ from delaylevel.errors import ConfigError, DelayLevelError
 
 #: Environment variable with the token of live queries, for both sides.
 TOKEN_VARIABLE = "DELAYLEVEL_LIVE_TOKEN"
+#: Parameter of a live query: the dispatcher that is asked, if several answer at one address.
+DISPATCHER = "dispatcher"
 #: Environment variable with the token of actions; a process without it takes none.
 ACTION_TOKEN_VARIABLE = "DELAYLEVEL_ACTION_TOKEN"
 

@@ -17,8 +17,8 @@ import pyarrow.compute as pc
 from delaylevel.dispatcher.delay_queue import DelayQueue
 from delaylevel.dispatcher.journal.records import ENTRY_BITS, unpack
 from delaylevel.dispatcher.owner import QueueQuestion
-from delaylevel.dispatcher.owner_task import OwnerTask
 from delaylevel.dispatcher.service import Dispatcher, ServedGroup
+from delaylevel.dispatcher.stats import OwnerStats
 from delaylevel.errors import InvalidInputError
 from delaylevel.model.clock import Clock
 from delaylevel.model.level_topic import named_in
@@ -38,8 +38,6 @@ _ATTEMPTS = 5
 #: A search for the first rows of many cuts the range into pieces, a few times.
 _NARROWINGS, _PIECES = 6, 16
 _FIRST_MS, _LAST_MS = 1, 1 << 53
-#: Every message with a readable due time.
-EVERYTHING = DueRange(_FIRST_MS, _LAST_MS)
 _RANGE = ("topic", "attribute", "from", "to", "min", "max")
 #: The values of a row: the position is that in the window partition.
 COLUMNS = ("due_ms", "partition", "ledger", "entry", "batch", "attribute")
@@ -96,7 +94,7 @@ class LiveQueries:
         asked: dict[int, QueueQuestion[QueueView]] = {}
         try:
             for index, owner in sorted(group.owners.items()):
-                reason = incomplete(owner)
+                reason = incomplete(owner.stats.now())
                 if reason:
                     missing[index] = reason
                     continue
@@ -296,9 +294,8 @@ def _before(views: Sequence[QueueView], edges_ms: Int64s) -> Int64s:
     return total
 
 
-def incomplete(owner: OwnerTask) -> str:
+def incomplete(stats: OwnerStats) -> str:
     """Return why the delay queue of an owner has not all pending messages; empty if it has."""
-    stats = owner.stats.now()
     if stats.state != "releasing":
         return f"its state is {stats.state!r}"
     return "" if stats.caught_up else "it is not caught up"

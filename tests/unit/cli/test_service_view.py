@@ -116,13 +116,13 @@ def test_the_table_fits_a_terminal(members: Members) -> None:
 
 
 def test_the_table_has_levels_and_window_partitions() -> None:
-    group = ServedGroup(LEVEL_TOPIC, "a", None, 0.0, {0: None, 1: None})  # type: ignore[dict-item]
+    group = ServedGroup(LEVEL_TOPIC, "a", None, 0.0, {}, {0: OwnerStats(), 1: OwnerStats()})
     head, row = serving_lines([LEVEL_TOPIC], {ORDERS: MoverStats("moving")}, [group])
     assert head.split() == ["LEVEL", "TOPIC", "TARGETS", "LEVELS", "WINDOW"]
     assert " ".join(row.split()) == "_orders-delay-level orders 29 partitions 2 of 4 partitions"
     assert len(row) <= 80
     standby = MoverStats("standby", "delaylevel-run@host:1")
-    none = ServedGroup(LEVEL_TOPIC, "a", None, 0.0, {})
+    none = ServedGroup(LEVEL_TOPIC, "a", None, 0.0, {}, {})
     (_, row) = serving_lines([LEVEL_TOPIC], {ORDERS: standby}, [none])
     assert row.split()[-4:] == ["standby", "for", "delaylevel-run@host:1", "standby"]
     (_, row) = serving_lines([LEVEL_TOPIC], {ORDERS: None}, [])

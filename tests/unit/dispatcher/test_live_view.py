@@ -270,7 +270,7 @@ class Dispatching:
         description = LevelTopicDescription(
             TOPIC, Levels(PartitionStrategy()), ("orders",), attribute=attribute
         )
-        self.found = [ServedGroup(description, "me:1", None, 0, owners)]
+        self.found = [ServedGroup(description, "me:1", None, 0, owners, {})]
 
     @property
     def refused(self) -> dict[str, str]:

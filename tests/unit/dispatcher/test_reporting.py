@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -45,6 +46,8 @@ class Dispatching:
     """A fake dispatcher that owns two of four partitions."""
 
     def __init__(self) -> None:
+        self.name = "a"
+        self.processes: Any = None
         self.owners: dict[int, Any] = {0: Owner(), 1: Owner()}
         self.group: GroupState | None = GroupState(("a", "b"), OWNERS)
         self.age_s = 1.0
@@ -59,7 +62,8 @@ class Dispatching:
         return {}
 
     def groups(self) -> tuple[ServedGroup, ...]:
-        return (ServedGroup(DESCRIPTION, "a", self.group, self.age_s, self.owners),)
+        stats = {index: owner.stats.now() for index, owner in self.owners.items()}
+        return (ServedGroup(DESCRIPTION, "a", self.group, self.age_s, self.owners, stats),)
 
     def member_stats(self, description: LevelTopicDescription) -> Any:
         if self.members is None:
@@ -134,7 +138,7 @@ def test_problems_have_remedies(dispatcher: Dispatching, members: Any) -> None:
     def found(stats: dict[int, OwnerStats], members: Any = members) -> str:
         return " / ".join(
             f"{each.problem} -> {each.remedy}"
-            for each in problems(dispatcher.groups()[0], stats, members, T0)
+            for each in problems(replace(dispatcher.groups()[0], stats=stats), members, T0)
         )
 
     assert found({0: OwnerStats("releasing")}) == ""

@@ -167,7 +167,7 @@ def test_a_level_topic_whose_broker_does_not_answer_keeps_no_other_from_being_se
 
     def serve(name: str) -> None:
         description = describe(topic=name, final_window=FinalWindow.TRACKER)
-        membership: Any = SimpleNamespace(close=lambda: given_up.append(name))
+        membership: Any = SimpleNamespace(name="a", close=lambda: given_up.append(name))
         warning = RepeatedWarning(logging.getLogger(), name)
         topic = ServedTopic(DescriptionCache(UNUSED, description), membership, warning, UNUSED)
         dispatcher._topics.append(topic)
