@@ -176,15 +176,17 @@ class WebApplication:
         action = request.path.rpartition("/")[2]
         if not self._acting.acquire(timeout=_ACTION_WAIT_S):
             raise QueryRefusedError("another action is being performed: try again", 503)
+        what = (action, parameters, user, request.client)
         try:
             report = self._actions.act(action, parameters)
+        except Exception:
+            log.warning("action %s %r by %r from %s failed", *what)
+            raise
         finally:
             self._acting.release()
         outcomes = [f"{row.get('id')} {row['outcome']}" for row in report.rows if "outcome" in row]
-        log.warning(
-            "action %s %r by %r from %s: %s %r %s",
-            *(action, parameters, user, request.client, report.status, report.text, outcomes),
-        )
+        line = "action %s %r by %r from %s: %s %r %s"
+        log.warning(line, *what, report.status, report.text, outcomes)
         if "text/html" in request.headers.get("accept", ""):
             page = action_page(self._actions.topics(), report, parameters)
             return report.status, LiveAnswer(_PAGE, page.encode())

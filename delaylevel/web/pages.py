@@ -194,7 +194,7 @@ def _message(row: Mapping[str, Any], topic: str) -> str:
     facts = {
         name.removesuffix("_ms").replace("_", " "): _instant(value)
         if name.endswith("_ms")
-        else str(value)
+        else _short(str(value))
         for name, value in row.items()
         if value is not None and name != "receipt"
     }
