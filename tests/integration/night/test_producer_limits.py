@@ -87,8 +87,8 @@ def test_the_largest_message_passes_every_hop(world: RealWorld, orders: str) -> 
     for aside in (held, dead):
         copy = world.plain_client.create_producer(aside.place.topic, batching_enabled=True)
         copy.send(body, aside.properties, found.key, found.ordering_key, event_timestamp=2**60)
-    assert [message.value for message in world.stored(held.topic)] == [body]
-    assert [message.value for message in world.stored(dead.topic)] == [body]
+    assert [message.value for message in world.stored(held.place.topic)] == [body]
+    assert [message.value for message in world.stored(dead.place.topic)] == [body]
 
 
 # -- messages without a callback

@@ -319,7 +319,7 @@ MAX = 5 << 20
 def test_a_copy_without_room_for_the_error_leaves_it_out(retries: RetryWorld) -> None:
     retries.levels()
     publisher, again = retries.publisher(), retries.subscribe(RETRY)
-    more = 1_000  # than a parked message may have: it was sent without a delay
+    more = 2_500  # than a parked message may have: it was sent without a delay
     limit = publisher._producers.get(("", -1))._cache.routing.size_limit.bytes  # type: ignore[union-attr, arg-type]
     message = first(retries, b"x" * (limit + more))
     with retries.serving():
