@@ -245,7 +245,7 @@ class Role(str, enum.Enum):
     HELD = "held"
     DEAD_LETTER = "dead-letter"
     WINDOW = "window"
-    JOURNAL = "log"  # the stored name is older
+    JOURNAL = "journal"
     OUTCOMES = "outcomes"
 
 

@@ -81,7 +81,7 @@ def test_a_level_topic_with_the_other_default_name_is_within_reach_and_used(
     earlier = world.topic("orders-eu-delay-level")
     description = _park(world, dl_client, delay_level_topic=earlier)
     assert _received(world, "orders-.*", 3) == {b"now", b"soon", b"later"}
-    every = {"level", "held", "dead-letter", "window", "log", "outcomes"}
+    every = {"level", "held", "dead-letter", "window", "journal", "outcomes"}
     assert _topics_with(world, description) == every
     # Without a name, producers and commands find it.
     assert _park(world, dl_client) == description
