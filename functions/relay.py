@@ -2,7 +2,7 @@
 
 A broker keeps a range for every gap between acknowledgements, drops ranges beyond 10,000, and then
 delivers those messages again. So a confirmed message waits for its acknowledgement while too many
-messages before it are not confirmed (`AckOrder`).
+messages before it are not confirmed (`take_confirmed`).
 
 The Spark job reads a range, forwards it, and acknowledges up to its end. Here, messages arrive
 from a Shared subscription when the broker's timer releases them, so each is tracked until its own
@@ -14,10 +14,10 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any
 
 import pulsar
 
@@ -61,50 +61,25 @@ class Item:
 MOST_GAPS = 32
 
 
-class _Slot(Protocol):
-    """A message that is not acknowledged yet."""
+def take_confirmed(items: deque[Item], most_gaps: int = MOST_GAPS) -> list[Item]:
+    """Remove and return the messages of a partition that may be acknowledged now.
 
-    confirmed: bool
-    given_back: bool
-
-
-_SlotT = TypeVar("_SlotT", bound=_Slot)
-
-
-class AckOrder(Generic[_SlotT]):
-    """The unacknowledged messages of one source partition, in the order of their arrival.
+    At most ``most_gaps`` messages without an outcome are before one that is acknowledged. The cost
+    is proportional to these numbers.
 
     Args:
-        most_gaps: limit of unconfirmed messages before one that is acknowledged.
+        items: the messages that are not acknowledged, in the order of their arrival.
     """
-
-    def __init__(self, most_gaps: int = MOST_GAPS) -> None:
-        self._most_gaps = most_gaps
-        self._slots: deque[_SlotT] = deque()
-
-    def __len__(self) -> int:
-        return len(self._slots)
-
-    def add(self, slot: _SlotT) -> None:
-        """Add a message that has just arrived."""
-        self._slots.append(slot)
-
-    def take_confirmed(self) -> list[_SlotT]:
-        """Remove and return the messages that may be acknowledged now.
-
-        The cost is proportional to the number of these, plus ``most_gaps``.
-        """
-        slots = self._slots
-        found: list[_SlotT] = []
-        gaps: list[_SlotT] = []
-        while slots and len(gaps) < self._most_gaps:
-            slot = slots.popleft()
-            if slot.confirmed:
-                found.append(slot)
-            elif not slot.given_back:
-                gaps.append(slot)
-        slots.extendleft(reversed(gaps))
-        return found
+    found: list[Item] = []
+    gaps: list[Item] = []
+    while items and len(gaps) < most_gaps:
+        item = items.popleft()
+        if item.confirmed:
+            found.append(item)
+        elif not item.given_back:
+            gaps.append(item)
+    items.extendleft(reversed(gaps))
+    return found
 
 
 # Some seconds of an instance's work, in each of two generations of about 10 MB.
@@ -330,7 +305,7 @@ class Relay:
             now_s=now_s,
         )
         self._targets = self._carrier.targets
-        self._orders: dict[str, AckOrder[Item]] = {}
+        self._orders: defaultdict[str, deque[Item]] = defaultdict(deque)
         self._pending: set[tuple[str, int, int, int]] = set()
         self._acknowledged = RecentIds()
         self.in_flight = self.unacknowledged = 0
@@ -373,10 +348,7 @@ class Relay:
             self._acknowledge(item)
             return
         self._pending.add(place)
-        order = self._orders.get(source)
-        if order is None:
-            order = self._orders[source] = AckOrder()
-        order.add(item)
+        self._orders[source].append(item)
         self.in_flight += 1
         self.unacknowledged += 1
         self._bytes += len(message.value or b"")
@@ -424,9 +396,8 @@ class Relay:
             self._carrier.flush()
         self._limit_slow_targets()
         for order in self._orders.values():
-            if order:
-                for item in order.take_confirmed():
-                    self._acknowledge(item)
+            for item in take_confirmed(order):
+                self._acknowledge(item)
         self.unacknowledged = sum(len(order) for order in self._orders.values())
 
     def take_report(self) -> RelayReport:

@@ -61,6 +61,14 @@ class RetryTopics:
         retry = retries.retry_topic(name.full, subscription)
         return cls(name, subscription, retry, retries.dead_letter_topic(name.full, subscription))
 
+    @classmethod
+    def owning(cls, metadata: TopicMetadata | None) -> RetryTopics | None:
+        """Return the topics to which one of them belongs, by its metadata; None for another one."""
+        owner = {} if metadata is None else metadata.properties
+        if retries.OWNER_TOPIC not in owner or retries.OWNER_SUBSCRIPTION not in owner:
+            return None
+        return cls.of(owner[retries.OWNER_TOPIC], owner[retries.OWNER_SUBSCRIPTION])
+
     @property
     def owner(self) -> dict[str, str]:
         """The properties of these topics that name the subscription."""
@@ -173,10 +181,10 @@ def find_dead_letters(
         if not name.local.endswith(retries.DEAD_LETTER_SUFFIX):
             return None
         metadata = members.metadata_of(admin, name)
-        owner = {} if metadata is None else metadata.properties
-        if retries.OWNER_TOPIC not in owner or retries.OWNER_SUBSCRIPTION not in owner:
+        found = RetryTopics.owning(metadata)
+        if found is None:
             return None
-        topics = RetryTopics.of(owner[retries.OWNER_TOPIC], owner[retries.OWNER_SUBSCRIPTION])
+        topics = found
     else:
         topics = RetryTopics.of(topic, subscription)
         metadata = members.metadata_of(admin, topics.dead_letter)
@@ -186,8 +194,8 @@ def find_dead_letters(
                 f"{topics.dead_letter} does not exist. It is created when a listener with retries "
                 "starts"
             )
-        owner = metadata.properties
-    description = find_level_topic(admin, topics.topic, owner.get(retries.OWNER_LEVEL_TOPIC))
+    level_topic = None if metadata is None else metadata.properties.get(retries.OWNER_LEVEL_TOPIC)
+    description = find_level_topic(admin, topics.topic, level_topic)
     if description is None:
         raise LevelTopicError(
             f"{topics.topic} has no level topic any more: create one with `delaylevel levels "
@@ -209,11 +217,9 @@ def subscriptions_with_dead_letters(
     for name in map(TopicName.parse, description.targets):
         if not name.local.endswith(retries.RETRY_SUFFIX):
             continue
-        metadata = members.metadata_of(admin, name)
-        owner = {} if metadata is None else metadata.properties
-        if retries.OWNER_TOPIC not in owner or retries.OWNER_SUBSCRIPTION not in owner:
+        topics = RetryTopics.owning(members.metadata_of(admin, name))
+        if topics is None:
             continue
-        topics = RetryTopics.of(owner[retries.OWNER_TOPIC], owner[retries.OWNER_SUBSCRIPTION])
         with suppress(NotFoundError):
             stats = admin.partitioned_stats(topics.dead_letter)
             if entries := sum(map(pending_entries_in, stats.values())):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -17,7 +18,7 @@ from delaylevel.cluster.targets.pool import TargetClients
 from delaylevel.cluster.targets.receivers import NO_RECEIVER
 from delaylevel.errors import BrokerUnreachableError, UpgradeRequiredError
 from delaylevel.functions import relay as relay_module
-from delaylevel.functions.relay import SLOW, SLOW_S, AckOrder, RecentIds, Relay
+from delaylevel.functions.relay import SLOW, SLOW_S, Item, RecentIds, Relay, take_confirmed
 from delaylevel.model.envelope import (
     ATTEMPT,
     COMPRESSION,
@@ -1024,38 +1025,28 @@ def test_a_level_that_does_not_answer_gets_messages_again_once_it_does(world: Re
     assert relay.in_flight == 0
 
 
-@dataclass
-class Slot:
-    number: int
-    confirmed: bool = False
-    given_back: bool = False
-
-
 @given(st.lists(st.tuples(st.integers(0, 300), st.booleans()), max_size=200), st.integers(1, 8))
 def test_acknowledgements_leave_few_holes_and_skip_no_message(
     steps: list[tuple[int, bool]], most: int
 ) -> None:
-    order: AckOrder[Slot] = AckOrder(most)
-    slots = [Slot(number) for number in range(301)]
-    for slot in slots:
-        order.add(slot)
+    slots = [Item("orders", number, None, ("orders", 7, number, -1)) for number in range(301)]
+    order = deque(slots)
     taken: list[int] = []
     for number, give_back in steps:
         # A redelivery of a message that was given back gets another slot.
         if not (slots[number].confirmed or slots[number].given_back):
             slots[number].given_back = give_back
             slots[number].confirmed = not give_back
-        for found in order.take_confirmed():
-            assert isinstance(found, Slot)
+        for found in take_confirmed(order, most):
             assert found.confirmed
-            taken.append(found.number)
+            taken.append(found.message_id)
         if taken:
             open_before = [s for s in slots[: max(taken)] if not (s.confirmed or s.given_back)]
-            assert len(open_before) < most or max(taken) <= open_before[most - 1].number
+            assert len(open_before) < most or max(taken) <= open_before[most - 1].message_id
     for slot in slots:
         slot.confirmed = slot.confirmed or not slot.given_back
-    taken += [found.number for found in order.take_confirmed() if isinstance(found, Slot)]
-    assert sorted(taken) == [slot.number for slot in slots if slot.confirmed]
+    taken += [found.message_id for found in take_confirmed(order, most)]
+    assert sorted(taken) == [slot.message_id for slot in slots if slot.confirmed]
     assert len(order) == 0
 
 
