@@ -16,10 +16,10 @@ from typing import Any
 import pulsar
 
 from delaylevel.cluster.client_parts.cores import consumer_core
-from delaylevel.cluster.failures import error_name, missing_subscription
+from delaylevel.cluster.failures import close_quietly, error_name, missing_subscription
 from delaylevel.cluster.logs import RepeatedWarning
 from delaylevel.cluster.port import TopicAdmin
-from delaylevel.cluster.targets.pool import TargetClients, close_anyway
+from delaylevel.cluster.targets.pool import TargetClients
 from delaylevel.errors import BrokerError, ConfigError, DelayLevelError, LevelTopicError
 from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription, Mover, Role
 from delaylevel.topics import registry as topics
@@ -205,13 +205,13 @@ class ConsumerLoop:
         )
         try:
             while replaces:
-                close_anyway(replaces.pop(), "consumer")
+                close_quietly(replaces.pop(), "consumer")
             log.info("moving %s (%s)", description.topic, description.levels)
             self._watch.look(description)
             self._receive(consumer, relay, description)
         finally:
             relay.close()
-            close_anyway(consumer, "consumer")
+            close_quietly(consumer, "consumer")
             if self._targets is not None:
                 self._targets.close()
 

@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from delaylevel.cluster.failures import MESSAGE_REFUSALS, error_name
+from delaylevel.cluster.failures import MESSAGE_REFUSALS, close_quietly
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.publisher import (
     KEY_BATCHED_SETTINGS,
@@ -76,7 +76,7 @@ class TargetClients:
             clients, self._clients = self._clients, []
             self._by_target.clear()
         for client in clients:
-            self._start(partial(close_anyway, client, "client"))
+            self._start(partial(close_quietly, client, "client"))
 
 
 @contextmanager
@@ -96,14 +96,6 @@ def clients_of_targets(
         yield clients.of
     finally:
         clients.close()
-
-
-def close_anyway(resource: Any, kind: str) -> None:
-    """Close a client or consumer; ignore a failure."""
-    try:
-        resource.close()
-    except Exception as error:  # the worker may be closing it too
-        log.debug("closing a %s: %s", kind, error_name(error))
 
 
 Item = TypeVar("Item")
