@@ -6,7 +6,7 @@ import importlib
 import os
 from typing import TYPE_CHECKING, Any
 
-from delaylevel.errors import DelayLevelError, MissingExtraError
+from delaylevel.errors import DelayLevelError, from_extra
 
 if TYPE_CHECKING:
     from delaylevel.consumer.listeners import Listeners
@@ -67,14 +67,8 @@ def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         raise AttributeError(f"module 'delaylevel' has no attribute {name!r}")
     module, extra = _LAZY[name]
-    try:
+    with from_extra(extra, f"delaylevel.{name} needs"):
         value = getattr(importlib.import_module(module), name)
-    except ModuleNotFoundError as error:
-        if extra is None or (error.name or "").partition(".")[0] == "delaylevel":
-            raise
-        raise MissingExtraError(
-            f"delaylevel.{name} needs {error.name}: pip install 'delaylevel[{extra}]'"
-        ) from error
     globals()[name] = value
     return value
 

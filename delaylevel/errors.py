@@ -7,6 +7,9 @@ that a message mentions are also attributes of the error.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class DelayLevelError(Exception):
     """Root of all errors that this package raises on purpose."""
@@ -80,6 +83,23 @@ class UnknownTargetError(EnvelopeError):
 
 class MissingExtraError(DelayLevelError, ImportError):
     """A name whose optional dependency is not installed."""
+
+
+@contextmanager
+def from_extra(extra: str | None, what: str) -> Iterator[None]:
+    """Name the extra that is missing if an import fails in a ``with`` block.
+
+    Args:
+        extra: the extra; None if the import needs none.
+        what: begin of the text, e.g. ``plots need``.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if extra is None or (error.name or "").partition(".")[0] == "delaylevel":
+            raise
+        text = f"{what} {error.name}: pip install 'delaylevel[{extra}]'"
+        raise MissingExtraError(text, name=error.name) from error
 
 
 class ConfigError(InvalidInputError):

@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
-from delaylevel.errors import MissingExtraError
+from delaylevel.errors import from_extra
 
 if TYPE_CHECKING:
     from delaylevel.web.reports import Actions
@@ -48,13 +48,9 @@ def serve(
         MissingExtraError: ``prometheus_client`` is not installed.
         ConfigError: the address or port is not available, or the token of actions is too weak.
     """
-    try:
+    with from_extra("metrics", "metrics need"):
         from prometheus_client import CollectorRegistry
         from prometheus_client.exposition import choose_encoder
-    except ModuleNotFoundError as error:
-        raise MissingExtraError(
-            "metrics need prometheus_client: pip install 'delaylevel[metrics]'"
-        ) from error
     from delaylevel.web.application import PROBES, WebApplication
     from delaylevel.web.reports import LiveAnswer, reporters_of, tokens
     from delaylevel.web.server import HttpServer

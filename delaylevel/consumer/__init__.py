@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from delaylevel.errors import MissingExtraError
+from delaylevel.errors import from_extra
 
 if TYPE_CHECKING:
     from .deduplication import Deduplication
@@ -50,14 +50,8 @@ def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         raise AttributeError(f"module 'delaylevel.consumer' has no attribute {name!r}")
     module, extra = _LAZY[name]
-    try:
+    with from_extra(extra, f"delaylevel.consumer.{name} needs"):
         value = getattr(importlib.import_module(f".{module}", __name__), name)
-    except ModuleNotFoundError as error:
-        if extra is None or (error.name or "").partition(".")[0] == "delaylevel":
-            raise
-        raise MissingExtraError(
-            f"delaylevel.consumer.{name} needs {error.name}: pip install 'delaylevel[{extra}]'"
-        ) from error
     globals()[name] = value
     return value
 

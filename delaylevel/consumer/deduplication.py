@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from delaylevel.errors import InvalidInputError, MissingExtraError
+from delaylevel.errors import InvalidInputError, from_extra
 
 if TYPE_CHECKING:
     from .handled_ids import HandledIds, TopicIdStore
@@ -92,14 +92,8 @@ class Deduplication:
             MissingExtraError: numpy or pyroaring is not installed.
                 DelayLevelError: the store cannot be used; the text says why.
         """
-        try:
+        with from_extra("window", "deduplication needs"):
             from .handled_ids import HandledIds
-        except ModuleNotFoundError as error:
-            if (error.name or "").partition(".")[0] == "delaylevel":
-                raise
-            raise MissingExtraError(
-                f"deduplication needs {error.name}: pip install 'delaylevel[window]'"
-            ) from error
         log = None
         if self.store is not None:
             log = self.store.open(client, topic, subscription)

@@ -4,17 +4,11 @@ Several `Dispatcher` processes share the window partitions. A `PartitionOwner` s
 and the `journal` records its progress.
 """
 
-from delaylevel.errors import MissingExtraError
+from delaylevel.errors import from_extra
 
-try:
+with from_extra("window", "a dispatcher needs"):
     from .owner import DispatchSettings
     from .service import Dispatcher
     from .stats import OwnerStats
-except ModuleNotFoundError as error:
-    if (error.name or "").startswith("delaylevel"):
-        raise
-    raise MissingExtraError(
-        f"a dispatcher needs {error.name}: pip install 'delaylevel[window]'", name=error.name
-    ) from error
 
 __all__ = ["DispatchSettings", "Dispatcher", "OwnerStats"]

@@ -10,18 +10,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
-from delaylevel.errors import MissingExtraError
+from delaylevel.errors import from_extra
 from delaylevel.model.envelope import ID, TARGET
 from delaylevel.model.level_topic import Role
 from delaylevel.model.message import LazyMessage, ParkedMessage
 from delaylevel.model.position import SourcePartition
 
-try:
+with from_extra("inspect", "rows of pending messages need"):
     import pyarrow as pa
-except ModuleNotFoundError as error:
-    raise MissingExtraError(
-        f"rows of pending messages need {error.name}: pip install 'delaylevel[inspect]'"
-    ) from error
 
 
 Message: TypeAlias = ParkedMessage | LazyMessage

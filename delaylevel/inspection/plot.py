@@ -6,7 +6,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from delaylevel.errors import DelayLevelError, InvalidInputError, MissingExtraError
+from delaylevel.errors import DelayLevelError, InvalidInputError, from_extra
 
 from .horizon import Horizon, bucket_length_ms, comparable_buckets, period_name
 
@@ -19,12 +19,8 @@ def check_plot(path: Path) -> None:
         raise InvalidInputError(f"{path} is neither .png nor .svg: use one of these endings")
     if not path.absolute().parent.is_dir():
         raise InvalidInputError(f"{path.absolute().parent} is no folder: create it first")
-    try:
+    with from_extra("inspect", "plots need"):
         import matplotlib  # noqa: F401
-    except ModuleNotFoundError as error:
-        raise MissingExtraError(
-            f"plots need {error.name}: pip install 'delaylevel[inspect]'"
-        ) from error
 
 
 def save_plot(found: Horizon, path: Path) -> None:

@@ -17,19 +17,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from delaylevel.errors import InvalidInputError, MissingExtraError
+from delaylevel.errors import InvalidInputError, from_extra
 from delaylevel.model.message import NUMBER_PATTERN
 
 from .rows import ORDER, SCHEMA
 from .selection import Selection
 
-try:
+with from_extra("inspect", "queries about pending messages need"):
     import duckdb
     import pyarrow as pa
-except ModuleNotFoundError as error:
-    raise MissingExtraError(
-        f"queries about pending messages need {error.name}: pip install 'delaylevel[inspect]'"
-    ) from error
 
 # Function from a selection and the names of columns to a schema and a stream of rows. It ignores
 # the selection's SQL condition.
