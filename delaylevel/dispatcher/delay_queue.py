@@ -31,7 +31,7 @@ from delaylevel.structures.id_set import RemovableIds
 from delaylevel.structures.rows import DUE, ENTRY, LEDGER, Int64s, Rows
 from delaylevel.structures.segments.pending import PendingSegments, SpillWriteError
 
-from .intents import BatchesInFlight, IdColumns, UnresolvedIntents, ids_of, new_intent
+from .intents import BatchesInFlight, IdColumns, UnresolvedIntents, ids_of, joined_ids, new_intent
 from .pending import PendingIndex, WaitingQueues
 from .positions import Mask, OpenPositions, id_columns, save_ids, unseen_ids
 from .record import Cancellation, Columns, DueBatch, FetchedBatch, OfferResult, as_plain, joined
@@ -273,20 +273,26 @@ class DelayQueue:
         Raises:
             InvalidInputError: the batch is not launched, or ``held`` is not part of it.
         """
-        batch = self._in_flight.get(number)
-        columns = self._in_flight.launched.get(number)
-        if columns is None:
-            raise InvalidInputError(f"batch {number} was not launched before it was published")
+        batch, columns = self._launched(number)
         held_positions = np.asarray(held, dtype=np.int64)
         if held_positions.size and not np.isin(held_positions, batch.positions).all():
             raise InvalidInputError(f"a held position is not in batch {number}")
         record: Released | Commit = Released(batch.positions, *columns, held_positions)
         if number in self.state.open_intents:
             record = Commit(number, held_positions)
-        self.state.apply(record)
-        self._in_flight.remove(number)
-        self._open.discard(batch.positions)
-        self._forget(columns)
+        self._release(record, [number], batch.positions, columns)
+        return record
+
+    def commit_all(self, numbers: Sequence[int]) -> Released:
+        """Release launched batches without sequence IDs, none of whose messages may come back.
+
+        The record is one for all of them, and costs as much as a message. Otherwise as `commit`.
+        """
+        batches, columns = zip(*map(self._launched, numbers), strict=True)
+        positions = np.concatenate([batch.positions for batch in batches])
+        ids = joined_ids(columns)
+        record = Released(positions, *ids, positions[:0])
+        self._release(record, numbers, positions, ids)
         return record
 
     def refuse(self, positions: Int64s) -> Refused:
@@ -401,6 +407,26 @@ class DelayQueue:
             )
         self._in_flight.launched[batch.number] = columns
         self._sent_until_ms = max(self._sent_until_ms, int(batch.due_ms.max()))
+
+    def _launched(self, number: int) -> tuple[DueBatch, IdColumns]:
+        """Return a batch that is launched, and its IDs."""
+        batch, columns = self._in_flight.get(number), self._in_flight.launched.get(number)
+        if columns is None:
+            raise InvalidInputError(f"batch {number} was not launched before it was published")
+        return batch, columns
+
+    def _release(
+        self,
+        record: Released | Commit,
+        numbers: Iterable[int],
+        positions: Int64s,
+        columns: IdColumns,
+    ) -> None:
+        self.state.apply(record)
+        for number in numbers:
+            self._in_flight.remove(number)
+        self._open.discard(positions)
+        self._forget(columns)
 
     def _forget(self, columns: IdColumns) -> None:
         """Forget released messages."""

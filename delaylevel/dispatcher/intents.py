@@ -14,7 +14,7 @@ from delaylevel.dispatcher.journal.state import JournalState
 from delaylevel.errors import InvalidInputError
 from delaylevel.structures.rows import Int64s
 
-from .positions import Mask, id_columns, to_array
+from .positions import Mask, id_columns, joined_keys, to_array
 from .record import DueBatch, MessageRecord
 
 
@@ -29,8 +29,20 @@ class IdColumns(NamedTuple):
 def ids_of(batch: DueBatch) -> IdColumns:
     """Return the IDs of a batch."""
     keys, key_index, ids = id_columns(batch.records, None)
-    small = key_index.astype(np.uint16 if len(keys) < 1 << 16 else np.uint32)
-    return IdColumns(tuple(keys), small, ids)
+    return IdColumns(tuple(keys), _small(key_index, len(keys)), ids)
+
+
+def joined_ids(parts: Sequence[IdColumns]) -> IdColumns:
+    """Return the IDs of several batches."""
+    if len(parts) == 1:
+        return parts[0]
+    keys, key_index = joined_keys((each.keys, each.key_index) for each in parts)
+    ids = np.concatenate([each.ids for each in parts])
+    return IdColumns(tuple(keys), _small(key_index, len(keys)), ids)
+
+
+def _small(key_index: npt.NDArray[np.integer], keys: int) -> npt.NDArray[np.integer]:
+    return key_index.astype(np.uint16 if keys < 1 << 16 else np.uint32)
 
 
 def new_intent(

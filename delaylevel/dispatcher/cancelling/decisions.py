@@ -91,12 +91,13 @@ class RecentReleases:
     """The release times of the last messages, by ID; it is the ``on_release`` of a journal state.
 
     Attributes:
-        at_ms: time of the next releases, ms since the epoch; None for now.
+        at_ms: time of the next releases, ms since the epoch; None for now. An array has one for
+            each message.
         now_ms: function that returns the present time, ms since the epoch.
     """
 
     def __init__(self, now_ms: Callable[[], int], most: int = _MESSAGES) -> None:
-        self.at_ms: int | None = None
+        self.at_ms: int | Int64s | None = None
         self.now_ms = now_ms
         self._most = most
         self._size = 0

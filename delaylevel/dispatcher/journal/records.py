@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TypeAlias, overload
@@ -12,7 +12,7 @@ from typing import TypeAlias, overload
 import numpy as np
 import numpy.typing as npt
 
-from delaylevel.dispatcher.positions import Mask, joined_keys
+from delaylevel.dispatcher.positions import Mask
 from delaylevel.errors import DelayLevelError, InvalidInputError
 from delaylevel.model.position import Position
 from delaylevel.structures.rows import Int64s
@@ -241,20 +241,6 @@ class Released(_Record):
 
     def __post_init__(self) -> None:
         _check_columns(self.positions, self.id_keys, self.key_index, self.ids)
-
-    @classmethod
-    def joined(cls, records: Sequence[Released]) -> Released:
-        """Return one record with the effect of several: a record costs as much as a message."""
-        if len(records) == 1:
-            return records[0]
-        keys, key_index = joined_keys((each.id_keys, each.key_index) for each in records)
-        return cls(
-            np.concatenate([each.positions for each in records]),
-            tuple(keys),
-            _small(key_index),
-            np.concatenate([each.ids for each in records]),
-            np.concatenate([each.held for each in records]),
-        )
 
 
 def _check_columns(

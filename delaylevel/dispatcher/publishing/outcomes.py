@@ -14,7 +14,7 @@ import numpy as np
 from delaylevel.cluster.targets.pool import TargetPool
 from delaylevel.cluster.targets.send_state import SendOutcome, Sent
 from delaylevel.dispatcher.delay_queue import DelayQueue
-from delaylevel.dispatcher.journal.records import DispositionKind, LowWatermark, Released
+from delaylevel.dispatcher.journal.records import DispositionKind, LowWatermark
 from delaylevel.dispatcher.journal.topic import Journal
 from delaylevel.dispatcher.stats import SharedOwnerStats
 from delaylevel.dispatcher.turns import PUBLISHING, TURNS
@@ -224,22 +224,25 @@ class FlightOutcomes:
         Raises:
             BrokerError: an earlier record was not confirmed.
         """
-        released: list[Released] = []
+        plain: list[Flight] = []
         if self._late_ms:
             self._stats.released(np.array(self._late_ms))
             self._late_ms = []
         for flight in self._confirmed:
             if flight.counted:
                 self._dispose(flight)
+            if not (self._numbered or flight.may_return):
+                plain.append(flight)
+                continue
             held = flight.batch.positions[flight.may_return].tolist()
             self._queue.releases.at_ms = flight.confirmed_ms
-            record = self._queue.commit(flight.batch.number, held)
-            if isinstance(record, Released):
-                released.append(record)
-            else:
-                self._journal.append_soon(record)
-        if released:
-            self._journal.append_soon(Released.joined(released))
+            self._journal.append_soon(self._queue.commit(flight.batch.number, held))
+        if plain:
+            self._queue.releases.at_ms = np.repeat(
+                [flight.confirmed_ms for flight in plain], [len(flight.batch) for flight in plain]
+            )
+            numbers = [flight.batch.number for flight in plain]
+            self._journal.append_soon(self._queue.commit_all(numbers))
         self._queue.releases.at_ms = None
         self._confirmed = []
         self.uncommitted = 0

@@ -300,15 +300,7 @@ class PendingSegments:
             DamagedSegmentError: a spill file is truncated or missing.
         """
         now = self._clock() if now_ms is None else now_ms
-        parts: list[PayloadRows] = []
-        while max_rows > 0:
-            rows = self.tracker.take(max_rows, now)
-            if not rows.shape[1]:
-                break
-            part = self._fetch(rows, now)
-            max_rows -= part.count
-            parts.append(part)
-        return PayloadRows.concatenate(parts)
+        return self._fetch(self.tracker.take(max_rows, now), now)
 
     def freeze(self, due_from_ms: int, due_to_ms: int) -> FrozenSegments:
         """Return the rows due in [from, to) as they are now, for another thread to close."""

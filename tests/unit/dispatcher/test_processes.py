@@ -148,6 +148,7 @@ def test_one_that_hangs_is_killed_and_started_again(
 ) -> None:
     before = pid(further)
     os.kill(before, signal.SIGSTOP)
+    os.waitid(os.P_PID, before, os.WSTOPPED | os.WNOWAIT)
     monkeypatch.setattr(processes, "HUNG_S", 0.0)
     monkeypatch.setattr(processes, "_ANSWER_S", 0.1)
     assert further.ask("counts", {}) == []
