@@ -107,7 +107,11 @@ def in_parallel(request: Callable[[Item], Result], items: Collection[Item]) -> l
     if len(items) < 2:
         return [request(item) for item in items]
     with ThreadPoolExecutor(min(_AT_ONCE, len(items)), "delaylevel-parallel") as threads:
-        return list(threads.map(request, items))
+        try:
+            results = threads.map(request, items)
+        except RuntimeError:  # the process ends, and starts no more threads
+            results = map(request, items)
+        return list(results)
 
 
 def at_once(work: Callable[[], None]) -> None:

@@ -127,240 +127,6 @@ def asyncio_errors() -> Iterator[None]:
             raise pulsar.asyncio.PulsarException(result, str(error)) from error
 
 
-class AsyncScheduling(BaseProducer):
-    """The calls of the asyncio producer that concern messages by receipt.
-
-    Arguments, results and errors are those of :class:`delaylevel.DelayLevelProducer`.
-    """
-
-    async def schedule(
-        self,
-        content: Any,
-        properties: dict[str, str] | None = None,
-        partition_key: str | None = None,
-        ordering_key: str | None = None,
-        event_timestamp: int | None = None,
-        deliver_at: int | datetime | None = None,
-        deliver_after: timedelta | None = None,
-        *,
-        message_id: str | None = None,
-        expires_at: int | datetime | None = None,
-        expires_after: timedelta | None = None,
-        spread: timedelta | None = None,
-        replace: bool = False,
-        timeout: timedelta | float | None = None,
-    ) -> Receipt:
-        """Publish a delayed message, and return its receipt once it is stored.
-
-        See :meth:`delaylevel.DelayLevelProducer.schedule`.
-        """
-        check_scheduled(deliver_at, deliver_after)
-        kept = (partition_key, ordering_key, event_timestamp)
-        expiry = envelope_options(expires_at, expires_after, spread)
-        due = (deliver_at, deliver_after)
-        if not replace:
-            own_id = new_id() if message_id is None else check_id(message_id)
-            return await self._store(content, properties, *due, own_id, kept, expiry)
-        own_id, timeout_s = versioned_id(message_id), seconds_of(timeout)
-        self._enter_loop()
-        self._check_open()
-        with asyncio_errors():
-            async with AsyncExitStack() as stack:
-                found, outcomes = await in_thread(partial(self._waiting_under, message_id))
-                routes = [await self._cancelling(old) for old in found]
-                expecting = [self._expecting(old, timeout_s) for old in found]
-                waits = [await stack.enter_async_context(each) for each in expecting]
-                new = await self._store(content, properties, *due, own_id, kept, expiry)
-                for old, route, wait in zip(found, routes, waits, strict=True):
-                    outcomes.append(await self._cancel(old, route, wait, timeout_s, new))
-                return replaced(new, outcomes)
-
-    async def cancel(
-        self,
-        receipt: Receipt | str | None = None,
-        *,
-        message_id: str | None = None,
-        deliver_at: int | datetime | None = None,
-        partition_key: str | None = None,
-        timeout: timedelta | float | None = None,
-    ) -> Outcome:
-        """Cancel a scheduled message; see :meth:`delaylevel.DelayLevelProducer.cancel`."""
-        wanted = self._wanted(receipt, message_id, deliver_at, partition_key)
-        timeout_s = seconds_of(timeout)
-        self._enter_loop()
-        self._check_open()
-        with asyncio_errors():
-            self._check_cancellable()
-            if wanted.sent_directly:
-                return too_late(wanted)
-            if not timeout_s:
-                return await self._cancel(wanted, await self._cancelling(wanted))
-            async with self._expecting(wanted, timeout_s) as wait:
-                route = await self._cancelling(wanted)
-                return await self._cancel(wanted, route, wait, timeout_s)
-
-    async def reschedule(
-        self,
-        receipt: Receipt | str,
-        content: Any = None,
-        properties: dict[str, str] | None = None,
-        partition_key: str | None = None,
-        ordering_key: str | None = None,
-        event_timestamp: int | None = None,
-        deliver_at: int | datetime | None = None,
-        deliver_after: timedelta | None = None,
-        *,
-        message_id: str | None = None,
-        expires_at: int | datetime | None = None,
-        expires_after: timedelta | None = None,
-        timeout: timedelta | float | None = None,
-    ) -> Rescheduled:
-        """Replace a scheduled message; see :meth:`delaylevel.DelayLevelProducer.reschedule`."""
-        wanted = self._wanted(receipt)
-        timeout_s = seconds_of(timeout)
-        own_id = replacement_id(wanted, message_id, partition_key)
-        self._enter_loop()
-        self._check_open()
-        due_ms = self._due_again(deliver_at, deliver_after)
-        expires_ms = self._expiry_again(expires_at, expires_after, due_ms)
-        given = content is not None
-        if not given:
-            check_read_back(wanted, properties, partition_key, ordering_key, event_timestamp)
-        with asyncio_errors():
-            self._check_cancellable()
-            route = await self._cancelling(wanted)
-            async with self._expecting(wanted, timeout_s) as wait:
-                if given:
-                    key = (wanted.key or None) if partition_key is None else partition_key
-                    kept = (key, ordering_key, event_timestamp)
-                    envelope = {"replaces": wanted.id, "expires_at": expires_ms or None}
-                    new = await self._store(
-                        content, properties, due_ms, None, own_id, kept, envelope
-                    )
-                else:
-                    new = await self._store_again(wanted, due_ms, own_id, expires_ms)
-                if wanted.sent_directly:
-                    return Rescheduled(new, too_late(wanted))
-                return Rescheduled(new, await self._cancel(wanted, route, wait, timeout_s, new))
-
-    async def fire_now(
-        self,
-        receipt: Receipt | str,
-        content: Any = None,
-        *,
-        timeout: timedelta | float | None = None,
-    ) -> Rescheduled:
-        """Deliver a scheduled message now; see :meth:`delaylevel.DelayLevelProducer.fire_now`."""
-        now_ms = self._clock.now_ms()
-        return await self.reschedule(receipt, content, deliver_at=now_ms, timeout=timeout)
-
-    async def outcome(self, receipt: Receipt | str) -> Outcome | None:
-        """Return the decision about a cancelled message; None if there is none (any more).
-
-        See :meth:`delaylevel.DelayLevelProducer.outcome`.
-        """
-        wanted = self._wanted(receipt)
-        self._enter_loop()
-        self._check_open()
-        with asyncio_errors():
-            return await in_thread(partial(self._stored_outcome, wanted))
-
-    async def _store(
-        self,
-        content: Any,
-        properties: dict[str, str] | None,
-        deliver_at: int | datetime | None,
-        deliver_after: timedelta | None,
-        message_id: str,
-        kept: tuple[str | None, str | None, int | None],
-        envelope: dict[str, Any] | None = None,
-    ) -> Receipt:
-        """Send a message, and return its receipt once it is stored."""
-        sent = await self._send(
-            content, properties, deliver_at, deliver_after, message_id, kept, _NONE_GIVEN, envelope
-        )
-        route, due_ms, stored = sent
-        return self._receipt(message_id, due_ms, kept[0], route, stored)
-
-    async def _store_again(
-        self, old: Receipt, due_ms: int, message_id: str, expires_ms: int
-    ) -> Receipt:
-        """Send a parked message with another due time, and return its receipt."""
-        message, envelope = await in_thread(partial(self._read_back, old))
-        if message.value is None:
-            raise InvalidInputError(
-                f"message {old.id!r} has a null value, which pulsar.asyncio cannot send: use "
-                "delaylevel.DelayLevelClient, or give the payload; nothing was sent"
-            )
-        again = partial(self._parked_again, message, envelope, due_ms, message_id, expires_ms)
-        route, arguments = await self._refreshing(again)
-        stored = await self._lane(route).send(message.value, arguments)
-        return self._receipt(message_id, due_ms, message.key, route, stored)
-
-    @asynccontextmanager
-    async def _expecting(self, wanted: Receipt, timeout_s: float) -> AsyncIterator[Wait | None]:
-        """Expect the outcome of a cancellation that is sent in the block; None not to wait."""
-        if not timeout_s:
-            yield None
-            return
-        wait = Wait(self._outcomes(), wanted)
-        try:
-            await in_thread(wait.begin)
-            yield wait
-        finally:
-            wait.forget()
-
-    async def _cancel(
-        self,
-        wanted: Receipt,
-        route: Route,
-        wait: Wait | None = None,
-        timeout_s: float = 0.0,
-        new: Receipt | None = None,
-    ) -> Outcome:
-        """Send a cancellation, and wait for its outcome."""
-        with explained(wanted, new):
-            await self._lane(route).send(PAYLOAD, self._arguments(route, wanted.key or None))
-        if wait is None:
-            return accepted(wanted)
-        outcome = wait.result(0.0)
-        if outcome is None and wait.threaded:
-            found = asyncio.wrap_future(wait.future)
-            ended, _ = await asyncio.wait([found], timeout=timeout_s)
-            outcome = found.result() if ended else None
-        return outcome or accepted(wanted, wait.reason)
-
-    async def _cancelling(self, wanted: Receipt) -> Route:
-        return await self._refreshing(partial(self._cancellation, wanted))
-
-    # -- of the producer
-
-    async def _send(
-        self,
-        content: Any,
-        properties: dict[str, str] | None,
-        deliver_at: int | datetime | None,
-        deliver_after: timedelta | None,
-        message_id: str | None,
-        kept: tuple[str | None, str | None, int | None],
-        not_parkable: tuple[int | None, list[str] | None, bool | None],
-        envelope: dict[str, Any] | None = None,
-    ) -> tuple[Route, int, Any]:
-        raise NotImplementedError
-
-    async def _refreshing(self, rule: Callable[[], T]) -> T:
-        raise NotImplementedError
-
-    def _lane(self, route: Route) -> Lane:
-        raise NotImplementedError
-
-    def _enter_loop(self) -> None:
-        raise NotImplementedError
-
-    def _check_open(self) -> None:
-        raise NotImplementedError
-
-
 # Time without a connection after which a close does not wait for it any longer, in s. A topic that
 # moves to another broker is back after a moment.
 _AWAY_S = 1.0
@@ -369,7 +135,7 @@ _CLIENT_TIMEOUT_MS = 30_000
 _NONE_GIVEN = (None, None, None)
 
 
-class AsyncDelayLevelProducer(AsyncScheduling):
+class AsyncDelayLevelProducer(BaseProducer):
     """Asyncio twin of :class:`delaylevel.DelayLevelProducer`, as ``pulsar.asyncio.Producer``.
 
     Its public name is ``delaylevel.asyncio.DelayLevelProducer``.
@@ -607,6 +373,208 @@ class AsyncDelayLevelProducer(AsyncScheduling):
             settings = self._settings_for(route)
             lane = self._lanes[key] = Lane(self._partition(route), settings, self._mailbox)
         return lane
+
+    # -- messages by receipt
+
+    async def schedule(
+        self,
+        content: Any,
+        properties: dict[str, str] | None = None,
+        partition_key: str | None = None,
+        ordering_key: str | None = None,
+        event_timestamp: int | None = None,
+        deliver_at: int | datetime | None = None,
+        deliver_after: timedelta | None = None,
+        *,
+        message_id: str | None = None,
+        expires_at: int | datetime | None = None,
+        expires_after: timedelta | None = None,
+        spread: timedelta | None = None,
+        replace: bool = False,
+        timeout: timedelta | float | None = None,
+    ) -> Receipt:
+        """Publish a delayed message, and return its receipt once it is stored.
+
+        See :meth:`delaylevel.DelayLevelProducer.schedule`.
+        """
+        check_scheduled(deliver_at, deliver_after)
+        kept = (partition_key, ordering_key, event_timestamp)
+        expiry = envelope_options(expires_at, expires_after, spread)
+        due = (deliver_at, deliver_after)
+        if not replace:
+            own_id = new_id() if message_id is None else check_id(message_id)
+            return await self._store(content, properties, *due, own_id, kept, expiry)
+        own_id, timeout_s = versioned_id(message_id), seconds_of(timeout)
+        self._enter_loop()
+        self._check_open()
+        with asyncio_errors():
+            async with AsyncExitStack() as stack:
+                found, outcomes = await in_thread(partial(self._waiting_under, message_id))
+                routes = [await self._cancelling(old) for old in found]
+                expecting = [self._expecting(old, timeout_s) for old in found]
+                waits = [await stack.enter_async_context(each) for each in expecting]
+                new = await self._store(content, properties, *due, own_id, kept, expiry)
+                for old, route, wait in zip(found, routes, waits, strict=True):
+                    outcomes.append(await self._cancel(old, route, wait, timeout_s, new))
+                return replaced(new, outcomes)
+
+    async def cancel(
+        self,
+        receipt: Receipt | str | None = None,
+        *,
+        message_id: str | None = None,
+        deliver_at: int | datetime | None = None,
+        partition_key: str | None = None,
+        timeout: timedelta | float | None = None,
+    ) -> Outcome:
+        """Cancel a scheduled message; see :meth:`delaylevel.DelayLevelProducer.cancel`."""
+        wanted = self._wanted(receipt, message_id, deliver_at, partition_key)
+        timeout_s = seconds_of(timeout)
+        self._enter_loop()
+        self._check_open()
+        with asyncio_errors():
+            self._check_cancellable()
+            if wanted.sent_directly:
+                return too_late(wanted)
+            if not timeout_s:
+                return await self._cancel(wanted, await self._cancelling(wanted))
+            async with self._expecting(wanted, timeout_s) as wait:
+                route = await self._cancelling(wanted)
+                return await self._cancel(wanted, route, wait, timeout_s)
+
+    async def reschedule(
+        self,
+        receipt: Receipt | str,
+        content: Any = None,
+        properties: dict[str, str] | None = None,
+        partition_key: str | None = None,
+        ordering_key: str | None = None,
+        event_timestamp: int | None = None,
+        deliver_at: int | datetime | None = None,
+        deliver_after: timedelta | None = None,
+        *,
+        message_id: str | None = None,
+        expires_at: int | datetime | None = None,
+        expires_after: timedelta | None = None,
+        timeout: timedelta | float | None = None,
+    ) -> Rescheduled:
+        """Replace a scheduled message; see :meth:`delaylevel.DelayLevelProducer.reschedule`."""
+        wanted = self._wanted(receipt)
+        timeout_s = seconds_of(timeout)
+        own_id = replacement_id(wanted, message_id, partition_key)
+        self._enter_loop()
+        self._check_open()
+        due_ms = self._due_again(deliver_at, deliver_after)
+        expires_ms = self._expiry_again(expires_at, expires_after, due_ms)
+        given = content is not None
+        if not given:
+            check_read_back(wanted, properties, partition_key, ordering_key, event_timestamp)
+        with asyncio_errors():
+            self._check_cancellable()
+            route = await self._cancelling(wanted)
+            async with self._expecting(wanted, timeout_s) as wait:
+                if given:
+                    key = (wanted.key or None) if partition_key is None else partition_key
+                    kept = (key, ordering_key, event_timestamp)
+                    envelope = {"replaces": wanted.id, "expires_at": expires_ms or None}
+                    new = await self._store(
+                        content, properties, due_ms, None, own_id, kept, envelope
+                    )
+                else:
+                    new = await self._store_again(wanted, due_ms, own_id, expires_ms)
+                if wanted.sent_directly:
+                    return Rescheduled(new, too_late(wanted))
+                return Rescheduled(new, await self._cancel(wanted, route, wait, timeout_s, new))
+
+    async def fire_now(
+        self,
+        receipt: Receipt | str,
+        content: Any = None,
+        *,
+        timeout: timedelta | float | None = None,
+    ) -> Rescheduled:
+        """Deliver a scheduled message now; see :meth:`delaylevel.DelayLevelProducer.fire_now`."""
+        now_ms = self._clock.now_ms()
+        return await self.reschedule(receipt, content, deliver_at=now_ms, timeout=timeout)
+
+    async def outcome(self, receipt: Receipt | str) -> Outcome | None:
+        """Return the decision about a cancelled message; None if there is none (any more).
+
+        See :meth:`delaylevel.DelayLevelProducer.outcome`.
+        """
+        wanted = self._wanted(receipt)
+        self._enter_loop()
+        self._check_open()
+        with asyncio_errors():
+            return await in_thread(partial(self._stored_outcome, wanted))
+
+    async def _store(
+        self,
+        content: Any,
+        properties: dict[str, str] | None,
+        deliver_at: int | datetime | None,
+        deliver_after: timedelta | None,
+        message_id: str,
+        kept: tuple[str | None, str | None, int | None],
+        envelope: dict[str, Any] | None = None,
+    ) -> Receipt:
+        """Send a message, and return its receipt once it is stored."""
+        sent = await self._send(
+            content, properties, deliver_at, deliver_after, message_id, kept, _NONE_GIVEN, envelope
+        )
+        route, due_ms, stored = sent
+        return self._receipt(message_id, due_ms, kept[0], route, stored)
+
+    async def _store_again(
+        self, old: Receipt, due_ms: int, message_id: str, expires_ms: int
+    ) -> Receipt:
+        """Send a parked message with another due time, and return its receipt."""
+        message, envelope = await in_thread(partial(self._read_back, old))
+        if message.value is None:
+            raise InvalidInputError(
+                f"message {old.id!r} has a null value, which pulsar.asyncio cannot send: use "
+                "delaylevel.DelayLevelClient, or give the payload; nothing was sent"
+            )
+        again = partial(self._parked_again, message, envelope, due_ms, message_id, expires_ms)
+        route, arguments = await self._refreshing(again)
+        stored = await self._lane(route).send(message.value, arguments)
+        return self._receipt(message_id, due_ms, message.key, route, stored)
+
+    @asynccontextmanager
+    async def _expecting(self, wanted: Receipt, timeout_s: float) -> AsyncIterator[Wait | None]:
+        """Expect the outcome of a cancellation that is sent in the block; None not to wait."""
+        if not timeout_s:
+            yield None
+            return
+        wait = Wait(self._outcomes(), wanted)
+        try:
+            await in_thread(wait.begin)
+            yield wait
+        finally:
+            wait.forget()
+
+    async def _cancel(
+        self,
+        wanted: Receipt,
+        route: Route,
+        wait: Wait | None = None,
+        timeout_s: float = 0.0,
+        new: Receipt | None = None,
+    ) -> Outcome:
+        """Send a cancellation, and wait for its outcome."""
+        with explained(wanted, new):
+            await self._lane(route).send(PAYLOAD, self._arguments(route, wanted.key or None))
+        if wait is None:
+            return accepted(wanted)
+        outcome = wait.result(0.0)
+        if outcome is None and wait.threaded:
+            found = asyncio.wrap_future(wait.future)
+            ended, _ = await asyncio.wait([found], timeout=timeout_s)
+            outcome = found.result() if ended else None
+        return outcome or accepted(wanted, wait.reason)
+
+    async def _cancelling(self, wanted: Receipt) -> Route:
+        return await self._refreshing(partial(self._cancellation, wanted))
 
 
 class AsyncDelayLevelClient(BaseClient, pulsar.asyncio.Client):

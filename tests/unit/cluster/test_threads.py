@@ -96,3 +96,22 @@ def test_work_that_is_not_urgent_is_done_in_one_thread(caplog: pytest.LogCapture
     again = threading.Event()
     in_turn(again.set)
     assert again.wait(30)
+
+
+AT_THE_END = """
+import threading
+from delaylevel.cluster.threads import in_parallel, in_thread
+
+def work():
+    threading.main_thread().join()
+    print(in_parallel(lambda item: 2 * item, [1, 2, 3]), flush=True)
+
+in_thread(work)
+"""
+
+
+def test_requests_at_the_end_of_the_process_need_no_threads() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", AT_THE_END], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert (done.stdout, done.stderr) == ("[2, 4, 6]\n", "")
