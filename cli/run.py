@@ -228,7 +228,7 @@ class _Progress:
 
     def end(self) -> None:
         """Print the totals."""
-        self._update()
+        self._update(ends=True)
         moved, released = self._view.counts
         mover = f"{moved:,} messages moved, " if self._service.movers else ""
         note(f"{mover}{released:,} {'' if mover else 'messages '}released.")
@@ -238,7 +238,7 @@ class _Progress:
             topic: stats for each in self._service.movers for topic, stats in each.stats().items()
         }
 
-    def _update(self) -> None:
+    def _update(self, *, ends: bool = False) -> None:
         owners = {
             key: stats for each in self._service.dispatchers for key, stats in each.stats().items()
         }
@@ -248,5 +248,6 @@ class _Progress:
             for topic, count in each.released().items()
         }
         now_ms = time.time_ns() // 1_000_000
-        members = self._service.members()
+        # They request others in the background, where the end of the process would stop them.
+        members = {} if ends else self._service.members()
         self._view.update(self._movers(), owners, releases, members, time.monotonic(), now_ms)

@@ -183,6 +183,7 @@ def test_a_person_acts_over_http(
     assert token not in said(process)
     process.terminate()
     assert end(process) == 0, said(process)
+    assert "Traceback" not in said(process)
 
 
 def test_further_processes_share_the_window_and_end_with_it(

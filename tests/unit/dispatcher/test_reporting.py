@@ -19,7 +19,7 @@ from delaylevel.dispatcher.stats import (
 )
 from delaylevel.dispatcher.status import DispatchReporter, problems
 from delaylevel.errors import BrokerError
-from delaylevel.model.level_topic import LevelTopicDescription
+from delaylevel.model.level_topic import LevelTopicDescription, Pauses
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.testing import ManualClock, MemoryPulsar
 from delaylevel.topics.registry import create
@@ -48,6 +48,7 @@ class Dispatching:
     def __init__(self) -> None:
         self.name = "a"
         self.processes: Any = None
+        self.description = DESCRIPTION
         self.owners: dict[int, Any] = {0: Owner(), 1: Owner()}
         self.group: GroupState | None = GroupState(("a", "b"), OWNERS)
         self.age_s = 1.0
@@ -63,7 +64,7 @@ class Dispatching:
 
     def groups(self) -> tuple[ServedGroup, ...]:
         stats = {index: owner.stats.now() for index, owner in self.owners.items()}
-        return (ServedGroup(DESCRIPTION, "a", self.group, self.age_s, self.owners, stats),)
+        return (ServedGroup(self.description, "a", self.group, self.age_s, self.owners, stats),)
 
     def member_stats(self, description: LevelTopicDescription) -> Any:
         if self.members is None:
@@ -150,6 +151,19 @@ def test_problems_have_remedies(dispatcher: Dispatching, members: Any) -> None:
     assert "this host reaches it" in found({}, None)
     dispatcher.group = GroupState(("a",), {0: "a@x", 1: "a@x"})
     assert "partition 2, 3" in found({})
+
+
+def test_the_page_tells_what_is_paused(dispatcher: Dispatching, reporter: DispatchReporter) -> None:
+    def paused() -> str | None:
+        (section,) = reporter.status()
+        return section.facts.get("Paused")
+
+    assert paused() is None
+    (target,) = DESCRIPTION.targets
+    dispatcher.description = replace(DESCRIPTION, pauses=Pauses().pause(target, T0))
+    assert paused() == "orders"
+    dispatcher.description = replace(DESCRIPTION, pauses=Pauses().pause("*", T0))
+    assert paused() == "all targets"
 
 
 def test_the_page_shows_everything_and_escapes_it(
