@@ -41,7 +41,7 @@ record TopicName(String tenant, String namespace, String local) {
         if (levelNamespace == null || levelNamespace.equals(tenant + "/" + namespace)) {
             return List.of(
                     new TopicName(tenant, namespace, "_" + local + "-delay-level"),
-                    withSuffix("-delay-level"));
+                    new TopicName(tenant, namespace, local + "-delay-level"));
         }
         String[] parts = levelNamespace.split("/", -1);
         if (parts.length != 2 || List.of(parts).contains("")) {
@@ -51,14 +51,6 @@ record TopicName(String tenant, String namespace, String local) {
         }
         String origin = tenant + "." + namespace + "." + local;
         return List.of(new TopicName(parts[0], parts[1], "_" + origin + "-delay-level"));
-    }
-
-    TopicName withSuffix(String suffix) {
-        return new TopicName(tenant, namespace, local + suffix);
-    }
-
-    TopicName partition(int index) {
-        return withSuffix("-partition-" + index);
     }
 
     /** Returns tenant/namespace/topic, percent-encoded. */

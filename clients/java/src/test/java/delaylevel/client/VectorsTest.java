@@ -23,7 +23,7 @@ import org.junit.jupiter.api.DynamicNode;
 import org.junit.jupiter.api.DynamicTest;
 import org.junit.jupiter.api.TestFactory;
 
-/** The test cases of the wire format, which a tool makes from the Python code. */
+/** The test cases of the wire format, but for those of readers. */
 class VectorsTest {
     private static final Set<String> OF_READERS = Set.of("envelopes", "releases");
 
