@@ -78,9 +78,6 @@ class PartitionCount:
 
     Attributes:
         level: the name of the level; ``window``, ``held`` and ``dead-letter`` for those topics.
-        partition: its index.
-        from_producer: number of messages from the producer wrapper.
-        from_mover: number of messages from a mover.
     """
 
     level: str
@@ -94,11 +91,7 @@ class Snapshot:
     """Progress of the demonstration.
 
     Attributes:
-        phase: the current activity, in words.
-        total: number of messages in all.
-        sent, delivered: numbers of messages so far.
         pending: numbers of waiting entries, by (name of the level, partition).
-        elapsed_s: seconds since the first message.
         late_ms: the lateness of the last messages, ms, newest last.
     """
 
@@ -116,13 +109,8 @@ class DemoResult:
     """Result of the demonstration.
 
     Attributes:
-        sent: number of messages sent.
-        lost, duplicated, damaged: numbers of missing, repeated and changed messages.
-        early: number of messages that arrived before they were due.
         undelayed: number of messages sent straight to a business topic, because they were due.
-        partitions: numbers of messages in each partition.
         late_ms: the lateness of all messages, ms, sorted; negative for early ones.
-        seconds: time from the first message to the last.
     """
 
     sent: int
@@ -166,11 +154,6 @@ def run(
         connection: a cluster for this demonstration alone: it uses the topics ``demo-*`` of
             ``public/default``.
         checkpoint: the folder of the Spark job's checkpoint; the window's files are next to it.
-        messages: number of messages to send.
-        show: function to call with the progress about twice a second.
-
-    Raises:
-        BrokerError: the job failed, or the broker refused messages.
     """
     with ExitStack() as stack:
         logger = logs.silent()

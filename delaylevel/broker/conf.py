@@ -30,7 +30,6 @@ def archive_path(home: Path, java: str) -> Path:
     """Return the path of the archive of a server; it need not exist.
 
     Args:
-        home: directory of the server.
         java: path of the ``java`` program; another build of Java has another archive.
     """
     program = Path(os.path.realpath(java))
@@ -40,12 +39,7 @@ def archive_path(home: Path, java: str) -> Path:
 
 
 def archive_reading(archive: Path, log_conf: Path) -> dict[str, str]:
-    """Return the environment with which an instance uses an archive; empty if there is none.
-
-    Args:
-        archive: path of the archive.
-        log_conf: path of the log configuration of the instance.
-    """
+    """Return the environment with which an instance uses an archive; empty if there is none."""
     option = f"-XX:SharedArchiveFile={archive}"
     return _environment(archive, log_conf, option) if archive.is_file() else {}
 
@@ -54,7 +48,6 @@ def archive_writing(archive: Path, log_conf: Path, target: Path) -> dict[str, st
     """Return the environment with which an instance writes an archive when it is stopped.
 
     Args:
-        archive, log_conf: as for :func:`archive_reading`.
         target: path to which the JVM writes; the caller moves the complete file.
     """
     return _environment(archive, log_conf, f"-XX:ArchiveClassesAtExit={target}")
@@ -113,10 +106,7 @@ def write_conf(
     silently.
 
     Args:
-        home: the directory of the server.
         folder: the ``conf`` folder of the instance, which is replaced.
-        service_port, web_port: the ports for clients and for the admin REST interface.
-        overrides: settings by name.
     """
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(home / "conf", folder)

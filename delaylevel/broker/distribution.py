@@ -32,11 +32,7 @@ Report = Callable[[str], None]
 
 
 def release_of(version: str) -> tuple[int, int, int]:
-    """Return major, minor and patch number of a server's version, which can be compared.
-
-    Raises:
-        InvalidInputError: it is not the full version of a server that can be started here.
-    """
+    """Return major, minor and patch number of a server's version, which can be compared."""
     match = _VERSION.fullmatch(version)
     if match is None:
         raise InvalidInputError(
@@ -104,9 +100,7 @@ def make_once(home: Path, is_made: Callable[[], bool], make: Callable[[], None])
     """Make a server, or something for it, once even if several processes call this.
 
     Args:
-        home: directory of the server; it need not exist.
         is_made: function that returns True if there is nothing to do.
-        make: function that makes it; one process at a time calls it.
     """
     if is_made():
         return
@@ -129,11 +123,7 @@ def _fetch(home: Path, report: Report, version: str) -> None:
 
 
 def java() -> str:
-    """Return the path of the ``java`` program in ``JAVA_HOME`` or, without it, on the PATH.
-
-    Raises:
-        PrerequisiteError: Java is missing or too old.
-    """
+    """Return the path of the ``java`` program in ``JAVA_HOME`` or, without it, on the PATH."""
     remedy = (
         f"Install Java {MINIMUM_JAVA} or later (Debian and Ubuntu: apt install "
         f"openjdk-{MINIMUM_JAVA}-jre-headless; macOS: brew install openjdk@{MINIMUM_JAVA}), "

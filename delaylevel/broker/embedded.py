@@ -106,20 +106,7 @@ def wait_ready(
     log_file: Path,
     timeout_seconds: float,
 ) -> None:
-    """Poll the admin REST interface until all required parts of the broker respond.
-
-    Args:
-        admin_url: URL of the admin REST interface.
-        functions: True to wait for the functions worker too.
-        token: token for a broker that requires one.
-        exit_code: function that returns the exit code of the broker's process, None while it runs.
-        log_file: output of the broker since this start.
-        timeout_seconds: maximum total wait, seconds.
-
-    Raises:
-        RegistrationLoopError: its storage node registers in an endless loop; start it again.
-        NotReadyError: the process ended, or the timeout passed.
-    """
+    """Poll the admin REST interface until all required parts of the broker respond."""
     # `health` responds before the namespaces and the functions worker do.
     pending = ["/admin/v2/brokers/health", "/admin/v2/namespaces/public/default"]
     if functions:
@@ -499,17 +486,6 @@ def prepare(report: Report = lambda message: None, version: str = PULSAR_VERSION
 
     The archive is made once for each build of Java, by one start in a temporary directory. Without
     it, a server starts as well.
-
-    Args:
-        report: function that receives lines about the progress.
-        version: the full version of the server.
-
-    Returns:
-        The directory of the server.
-
-    Raises:
-        InvalidInputError: this is not a version of a server that can be started here.
-        PrerequisiteError: Java or Maven is missing, or Maven cannot fetch the server.
     """
     home = fetch(report, version)
     archive = archive_path(home, java())

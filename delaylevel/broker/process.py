@@ -23,16 +23,7 @@ _STOPPED = {b"T", b"t", b"Z", b"X"}
 
 
 def end(pid: int, marker: str, *, timeout_seconds: float) -> bool:
-    """End our process with SIGTERM, after the timeout with SIGKILL.
-
-    Args:
-        pid: the process ID.
-        marker: text that only our process has in its command line.
-        timeout_seconds: maximum wait after SIGTERM, seconds.
-
-    Returns:
-        True if SIGTERM was enough.
-    """
+    """End our process with SIGTERM, after the timeout with SIGKILL; True if that was not needed."""
     if _signal(pid, marker, signal.SIGTERM) and _wait_ended(pid, marker, timeout_seconds):
         return True
     return not kill(pid, marker)
