@@ -54,7 +54,6 @@ class GroupState:
     """The members of a group of dispatchers, and the partitions that they own.
 
     Attributes:
-        members: names of the running dispatchers, sorted.
         owners: name of each window partition's consumer, by index; those without are missing.
         unknown: window partitions whose broker does not answer. Until another one takes over,
             nobody can acquire them, and it is not known if they have an owner.
@@ -70,8 +69,6 @@ class Reassignment:
     """The changes that a dispatcher makes to its partitions.
 
     Attributes:
-        revoke: partitions to give up.
-        acquire: free partitions to acquire.
         probe: partitions of other members. If a dispatcher tries to acquire one, the broker checks
             whether the owner is alive.
     """
@@ -97,9 +94,6 @@ def assign(
     """Return the changes that give every member an equal share, with the fewest moves.
 
     Args:
-        me: name of this dispatcher.
-        mine: partitions that this dispatcher owns.
-        partitions: number of window partitions.
         joining: names of dispatchers that are about to be members; their shares are left to them.
     """
     share = share_of({*group.members, *joining, me}, me, partitions)
@@ -143,7 +137,6 @@ class Membership:
         """Enter the group, and read its members and the owners from the broker's statistics.
 
         Raises:
-            BrokerError: the journal topic cannot be read.
             LevelTopicError: members have another delivery guarantee; the group is not entered.
         """
         if self._reader is None:
@@ -158,11 +151,7 @@ class Membership:
         return GroupState(tuple(members), owners)
 
     def is_still(self, members: Collection[str]) -> bool:
-        """Return True if the group has the same members as before; it was entered before.
-
-        Raises:
-            BrokerError: the journal topic cannot be read.
-        """
+        """Return True if the group has the same members as before; it was entered before."""
         return self._read_members().keys() == set(members)
 
     def _enter(self) -> None:
@@ -198,11 +187,7 @@ class Membership:
         return {name: delivery for delivery, _, name in found}
 
     def _each_owner(self) -> tuple[dict[int, str], frozenset[int]]:
-        """Return the owners of the window partitions that are served, and the other partitions.
-
-        Raises:
-            BrokerUnreachableError: no partition is served.
-        """
+        """Return the owners of the window partitions that are served, and the other partitions."""
         owners: dict[int, str] = {}
         unknown: list[int] = []
         partitions = self._description.window_partitions

@@ -57,11 +57,7 @@ class DelayQueue:
     Not thread-safe.
 
     Attributes:
-        state: the state of the journal.
         pending: the pending messages; ``pending.segments`` answers queries about them.
-        waiting: due messages whose targets are not ready.
-        cancelling: the cancellations, and the cancelled messages.
-        releases: times of the last releases.
     """
 
     def __init__(
@@ -83,14 +79,10 @@ class DelayQueue:
             segments: empty segments, owned by the queue from now on.
             overflow: function that returns further empty segments, for the due messages of a target
                 that takes them slowly; None to keep these in memory.
-            releases: times of the last releases, the ``on_release`` of the state.
             grace_ms: time after its due time until which the message of a cancellation is waited
                 for, ms.
             unclear_until_ms: due time up to which an earlier owner may have sent messages, ms since
                 the epoch; 0 if there was none.
-
-        Raises:
-            InvalidInputError: the segments have another precision, or are not empty.
         """
         self.state = state
         self.pending = PendingIndex(segments)
@@ -138,8 +130,6 @@ class DelayQueue:
             fetched: messages in any order. Successive calls follow the order of the topic.
 
         Raises:
-            InvalidInputError: columns differ in length, a position cannot be packed, or a record
-                cannot be stored.
             SpillWriteError: the disk is full or fails, and the memory budget is used up.
         """
         rows = fetched.rows()
@@ -169,10 +159,6 @@ class DelayQueue:
         """Return messages that are due, and put them in flight; None if there are none.
 
         After many cancelled ones, it leaves the next ones to the next call.
-
-        Args:
-            now_ms: latest due time to return, ms since the epoch.
-            max_messages: maximum number of messages.
 
         Raises:
             DamagedSegmentError: a spill file is gone. Start again from the journal.
@@ -245,15 +231,10 @@ class DelayQueue:
         """Launch a batch with sequence IDs; return its intent, to be confirmed before it is sent.
 
         Args:
-            batch: batch from ``advance``.
             targets: name and first sequence ID of each target. The first ID is at least that in
                 ``state.sequences``, or 1 for a new target.
             target_index: index of each message's target, or ``len(targets)`` for a message that
                 will be set aside, shape (n,).
-
-        Raises:
-            InvalidInputError: the batch already has an intent, a sequence ID was used before, or a
-                target has an unresolved intent.
         """
         self._in_flight.get(batch.number)
         unresolved = self._unresolved.targets
@@ -269,9 +250,6 @@ class DelayQueue:
 
         Args:
             held: packed positions of the messages that were set aside and may come back.
-
-        Raises:
-            InvalidInputError: the batch is not launched, or ``held`` is not part of it.
         """
         batch, columns = self._launched(number)
         held_positions = np.asarray(held, dtype=np.int64)
@@ -296,11 +274,7 @@ class DelayQueue:
         return record
 
     def refuse(self, positions: Int64s) -> Refused:
-        """Return the record of messages that will be set aside, to be confirmed before they are.
-
-        Args:
-            positions: packed positions of messages in flight, shape (k,).
-        """
+        """Return the record of messages that will be set aside, to be confirmed before they are."""
         record = Refused(positions)
         self.state.apply(record)
         return record
@@ -332,11 +306,7 @@ class DelayQueue:
         """Close an intent from before the takeover. The messages not stored are pending again.
 
         Args:
-            number: number of an intent that was open at the start.
             stored: which of its messages the broker has stored, shape (n,).
-
-        Raises:
-            InvalidInputError: there is no such intent, or the shape differs.
         """
         intent = self.state.open_intents.get(number)
         resolved, again = self._unresolved.resolve(number, stored)
@@ -439,8 +409,6 @@ class Accepted(NamedTuple):
 
     Attributes:
         batches: number of fetched batches that were completed.
-        tracked: number of messages that are pending now.
-        duplicates: number of copies that were left out.
     """
 
     batches: int
@@ -481,8 +449,6 @@ class OfferQueue:
 
     Args:
         queue: the delay queue, which may use up its memory budget.
-        name: name of the window partition, for the log.
-        monotonic: function that returns a monotonic time, in s.
 
     Attributes:
         refusal: the error of the last attempt; None if no batch waits.

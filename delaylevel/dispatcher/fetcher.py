@@ -63,21 +63,14 @@ class Fetcher:
     when there are some.
 
     Args:
-        topic: full name of the window partition.
-        start: first position to read.
         end: last position that was stored at the takeover; None for an empty partition.
-        record: recorder of the partition's messages.
         put: function that is called with each `FetchedBatch`, with `CaughtUp` once, with `EntryEnd`
             when no further message is stored, or with the error that ended the reading.
         unnumbered: function that stores those messages as dead letters whose batch index is above
             LAST_INDEX. If it raises a BrokerError, it is called again.
-        clock: clock of the due times.
         rank: rank among the partitions that have not caught up; the lowest is read first.
-        now_s: the monotonic clock, in seconds.
 
     Attributes:
-        topic: as the argument.
-        put: as the argument.
         wake: function that is called in any thread when there may be something to gather again.
     """
 
@@ -372,11 +365,7 @@ class Fetcher:
 
 
 class FetcherTask:
-    """Task that reads a window partition until it is stopped.
-
-    Args:
-        lanes: schedulers of the process.
-    """
+    """Task that reads a window partition until it is stopped."""
 
     def __init__(self, fetcher: Fetcher, lanes: Lanes) -> None:
         self._fetcher = fetcher

@@ -57,10 +57,6 @@ def new_intent(
     Args:
         state: state of the journal; it is not changed.
         unresolved: names of the targets with intents from before the takeover.
-
-    Raises:
-        InvalidInputError: the batch already has an intent, a sequence ID was used before, or a
-            target has an unresolved intent.
     """
     if batch.number in state.open_intents:
         raise InvalidInputError(f"batch {batch.number} already has an intent")
@@ -81,14 +77,7 @@ def new_intent(
 
 
 class BatchesInFlight:
-    """The batches in flight, by number.
-
-    Args:
-        next_number: number of the next batch.
-
-    Attributes:
-        launched: IDs of the batches that are being published, by number.
-    """
+    """The batches in flight, by number."""
 
     def __init__(self, next_number: int) -> None:
         self._batches: dict[int, DueBatch] = {}
@@ -115,11 +104,7 @@ class BatchesInFlight:
         return batch
 
     def get(self, number: int) -> DueBatch:
-        """Return a batch.
-
-        Raises:
-            InvalidInputError: it is missing.
-        """
+        """Return a batch in flight."""
         batch = self._batches.get(number)
         if batch is None:
             raise InvalidInputError(f"there is no batch {number} in flight")
@@ -143,9 +128,6 @@ class BatchesInFlight:
 
 class UnresolvedIntents:
     """The open intents of an earlier owner, and those of their messages that were read again.
-
-    Args:
-        state: the state of the journal at the takeover.
 
     Attributes:
         withheld: packed positions in the intents that are not released.
@@ -195,15 +177,11 @@ class UnresolvedIntents:
         """Close an intent.
 
         Args:
-            number: number of an intent that was open at the takeover.
             stored: which of its messages the broker has stored, shape (n,).
 
         Returns:
             The record; due times, packed positions and records of the messages that are pending
             again.
-
-        Raises:
-            InvalidInputError: there is no such intent, or the shape differs.
         """
         intent = self._intents.get(number)
         if intent is None:
@@ -236,11 +214,7 @@ class UnresolvedIntents:
         return due_ms, positions, [record for _, record in again]
 
     def reopened(self, positions: Int64s) -> Mask:
-        """Return which messages an earlier owner may have sent, or may still send, shape (n,).
-
-        Args:
-            positions: packed positions of messages that are pending again or in flight, shape (n,).
-        """
+        """Return which messages an earlier owner may have sent, or may still send, shape (n,)."""
         found = np.zeros(positions.size, dtype=np.bool_)
         for intent in self._reopened:
             found |= np.isin(positions, intent.positions)

@@ -84,9 +84,6 @@ Answer = TypeVar("Answer")
 class OwnerAgenda:
     """Times of the next work of an owner, without its checkpoints.
 
-    Args:
-        now_s: the monotonic clock, in seconds.
-
     Attributes:
         caught_up: True if due messages are published.
     """
@@ -183,12 +180,7 @@ def open_queue(
     description: LevelTopicDescription,
     clock: Clock,
 ) -> DelayQueue:
-    """Return a delay queue without messages, with the state at the end of the journal.
-
-    Raises:
-        BrokerError: the journal cannot be read or claimed.
-        DamagedJournalError: a record of it was changed.
-    """
+    """Return a delay queue without messages, with the state at the end of the journal."""
     releases = RecentReleases(lambda: journal.read_ms)
     state = JournalState.read(journal.read(), settings.remember, releases)
     is_first = journal.is_new
@@ -237,11 +229,7 @@ class WindowAcknowledgement:
         self.entry_end = pack(end.ledger_id, end.entry_id)
 
     def write_watermark(self) -> None:
-        """Write the low watermark to the journal if it has moved.
-
-        Raises:
-            BrokerError: an earlier record was not confirmed.
-        """
+        """Write the low watermark to the journal if it has moved."""
         record = self._queue.checkpoint()
         if record is not None:
             self._record = self._journal.append_soon(record)
@@ -410,23 +398,11 @@ class PartitionOwner:
     and `tidy_up`. At the end come `drain` until nothing is in flight, and `finish`.
 
     Args:
-        descriptions: description of the level topic.
         lock: lock on the window and the journal partition; closed at the end.
         directory: directory for spill files, which nothing else may use; None for no files.
         client_of: function that returns the ``pulsar.Client`` for a target; always ``client`` if
             None.
-        stats: statistics to keep; by default new ones.
-        events: queue of events; by default a new one.
         start: function that runs slow work.
-        now_s: the monotonic clock, in seconds.
-
-    Attributes:
-        partition: index of the window partition.
-        topic: full name of the window partition.
-        stats: statistics of the window partition.
-        events: queue of the events that `take_in` processes.
-        agenda: times of the next work, after `take_over`.
-        next_checkpoint_s: monotonic time of the next checkpoint, in s, after `take_over`.
     """
 
     def __init__(
@@ -469,15 +445,8 @@ class PartitionOwner:
     def take_over(self, opened: contextlib.ExitStack) -> Fetcher:
         """Open everything, and resolve what the last owner left open.
 
-        Args:
-            opened: stack that closes what was opened.
-
         Returns:
             The fetcher, whose batches come as events once it is opened.
-
-        Raises:
-            BrokerError: the journal cannot be read or written.
-            SpillError: the directory cannot be used.
         """
         self._open(opened)
         self._recover()
@@ -616,9 +585,6 @@ class PartitionOwner:
 
         Returns:
             The shortest time until the next call, in s.
-
-        Raises:
-            DelayLevelError: the partition has to be given up.
         """
         if not self._caught_up:
             return 0.0

@@ -42,12 +42,9 @@ class OwnerTask:
 
     Args:
         owner: an owner that has not taken over; closed at the end.
-        clock: clock of the due times.
-        lanes: schedulers of the process.
         on_end: function that is called in any thread after the partition was given up.
 
     Attributes:
-        owner: as the argument.
         failure: the error that ended it; None while it runs and after a stop.
     """
 

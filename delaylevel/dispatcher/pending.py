@@ -50,7 +50,6 @@ class OwnerSegments:
 
     Args:
         directory: directory for spill files, which nothing else may use; None for no files.
-        budget_bytes: memory limit of the pending messages, in bytes.
     """
 
     def __init__(
@@ -97,12 +96,8 @@ class PendingIndex:
     """Records that wait for their due time; they come out in the order (due time, position).
 
     Attributes:
-        segments: the records, which also answer queries by due time and attribute.
         last_due_ms: highest due time so far, ms since the epoch.
         attribute: attribute of the messages for queries; None for the sizes of the stored records.
-
-    Raises:
-        InvalidInputError: the segments are not empty.
     """
 
     def __init__(self, segments: PendingSegments) -> None:
@@ -148,7 +143,6 @@ class PendingIndex:
 
         Args:
             rows: due times, ledger IDs and entry IDs, shape (3, n), n > 0.
-            records: list of n records.
             attribute: numbers, shape (n,); None for those of the attribute of this instance.
             force: True for records that were in memory before; the budget does not refuse them.
 
@@ -165,13 +159,7 @@ class PendingIndex:
         self._changed = True
 
     def put_again(self, due_ms: Int64s, positions: Int64s, records: list[MessageRecord]) -> None:
-        """Add records that were in memory; the budget does not refuse them.
-
-        Args:
-            due_ms: due times, shape (n,).
-            positions: packed positions, shape (n,).
-            records: list of n plain tuples; may be empty.
-        """
+        """Add records that were in memory; the budget does not refuse them."""
         if records:
             rows: Rows = np.array([due_ms, *unpack(positions)], dtype=np.int64)
             self.put(rows, records, None, force=True)
@@ -179,12 +167,7 @@ class PendingIndex:
     def take(self, now_ms: int, count: int) -> tuple[Int64s, Int64s, list[MessageRecord]]:
         """Remove messages that are due; return their due times, packed positions and records.
 
-        Args:
-            now_ms: latest due time, ms since the epoch.
-            count: maximum number of messages.
-
         Raises:
-            DamagedSegmentError: a spill file is gone.
             DelayLevelError: the tracker has a message that the segments do not have.
         """
         self._changed = True
@@ -211,7 +194,6 @@ class PauseGate:
     """The decision which due messages wait for the end of a pause.
 
     Args:
-        description: function that returns the latest description of the level topic.
         waiting: function that returns the number of messages in a queue.
     """
 
@@ -236,11 +218,7 @@ class PauseGate:
         return not self.is_paused(key.topic) and not self._waiting(paused_key(key))
 
     def waits(self, batch: DueBatch, key: TargetKey) -> Int64s:
-        """Return the indices of the messages of a batch that have to wait, ascending.
-
-        Args:
-            key: the target of all of them.
-        """
+        """Return the indices of the messages of a batch that have to wait, ascending."""
         size = len(batch)
         if self.is_paused(key.topic):
             return np.arange(size)
@@ -265,11 +243,7 @@ class PauseGate:
         return spread.next_ms(self._waiting(key), self._released_ms.get(key, 0))
 
     def count(self, key: TargetKey) -> int:
-        """Return the number of messages that may leave a queue now.
-
-        Args:
-            key: key of the queue.
-        """
+        """Return the number of messages that may leave a queue now."""
         left = self._waiting(key)
         if self.is_paused(key.topic) or not left:
             self._released_ms.pop(key, None)
@@ -296,7 +270,6 @@ class WaitingQueue:
 
     Args:
         overflow: function that returns empty segments; None to keep everything in memory.
-        attribute: attribute of the messages for live queries.
     """
 
     def __init__(
@@ -334,11 +307,7 @@ class WaitingQueue:
         return None if self._rest is None else self._rest.next_due_ms
 
     def put(self, batch: DueBatch) -> None:
-        """Add messages: all of them, or none.
-
-        Raises:
-            SpillFullError: the disk is full.
-        """
+        """Add messages: all of them, or none."""
         full = self._count >= _IN_MEMORY or self._bytes >= _BYTES_IN_MEMORY
         if self._overflow is None or not (full or self._rest):
             self._batches.append((batch.due_ms, batch.positions, batch.records))
@@ -362,14 +331,7 @@ class WaitingQueue:
         return self._rest
 
     def take(self, count: int) -> Columns:
-        """Remove the first messages; return due times, packed positions and records.
-
-        Args:
-            count: maximum number of messages, at least 1.
-
-        Raises:
-            DamagedSegmentError: a spill file is gone.
-        """
+        """Remove the first messages; return due times, packed positions and records."""
         if not self._batches:
             assert self._rest is not None
             # All are due, whatever the clock says now.
@@ -401,9 +363,6 @@ class WaitingQueues:
 
     Args:
         overflow: function that returns empty segments; None to keep everything in memory.
-
-    Attributes:
-        attribute: attribute of the messages for live queries.
     """
 
     def __init__(self, clock: Clock, overflow: Callable[[], PendingSegments] | None) -> None:
@@ -459,11 +418,7 @@ class WaitingQueues:
         return 0 if queue is None else len(queue)
 
     def put(self, target: TargetKey, batch: DueBatch) -> None:
-        """Add messages: all of them, or none.
-
-        Raises:
-            SpillError: the disk is full, or cannot be written.
-        """
+        """Add messages: all of them, or none."""
         queue = self._queues.get(target)
         if queue is None:
             queue = WaitingQueue(self._clock, self._overflow, self.attribute)
@@ -471,14 +426,7 @@ class WaitingQueues:
         queue.put(batch)
 
     def take(self, target: TargetKey, count: int) -> Columns:
-        """Remove the first messages of a target; return due times, packed positions and records.
-
-        Args:
-            count: maximum number of messages, at least 1.
-
-        Raises:
-            DamagedSegmentError: a spill file is gone.
-        """
+        """Remove the first messages of a target; return due times, packed positions and records."""
         queue = self._queues[target]
         taken = queue.take(count)
         if not len(queue):

@@ -103,13 +103,7 @@ def save_ids(
     key_index: npt.NDArray[np.integer],
     ids: Int64s,
 ) -> None:
-    """Remember IDs in their order, except those of the key ``""``.
-
-    Args:
-        keys: distinct keys.
-        key_index: index of each ID's key, shape (n,).
-        ids: IDs, shape (n,).
-    """
+    """Remember IDs in their order, except those of the key ``""``."""
     _apply(memory.save, memory.save_all, keys, key_index, ids)
 
 
@@ -217,9 +211,6 @@ def to_array(positions: Int64s) -> array[int]:
 
 class OpenPositions:
     """Positions that were offered and are not released.
-
-    Args:
-        low_watermark: packed position below which everything is released.
 
     Attributes:
         last_offered: highest packed position that was offered, or everything below is released.

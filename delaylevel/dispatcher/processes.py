@@ -97,8 +97,6 @@ class ProcessReport:
     """The partitions of another process, and its releases.
 
     Attributes:
-        stats: statistics of its window partitions, by (level topic, index).
-        released: number of messages that it has released, by level topic.
         silent_s: time since it last looked at all its level topics, in s.
     """
 
@@ -187,7 +185,6 @@ class Processes:
         """Start them; return the names of all processes.
 
         Args:
-            name: name of this process in the group.
             most: largest number of window partitions: more processes would have nothing to do.
         """
         further = range(2, min(self._count, most) + 1)
@@ -266,11 +263,7 @@ class Processes:
         return found
 
     def answer(self, name: str, question: str, parameters: Mapping[str, str]) -> LiveAnswer | None:
-        """Return the answer of one process to a live query; None if there is no such process.
-
-        Raises:
-            QueryRefusedError: it cannot be answered.
-        """
+        """Return the answer of one process to a live query; None if there is no such process."""
         child = self._children.get(name)
         if child is None:
             return None

@@ -119,10 +119,7 @@ class PackedRecord(NamedTuple):
 
     Attributes:
         id_key, id: identity among copies.
-        due_ms: due time, ms since the epoch.
         stored: the stored form, which `unpacked` reads.
-        size: size of the payload, in bytes.
-        properties: the application's properties.
     """
 
     id_key: str
@@ -168,7 +165,6 @@ def packed_extended(
     """Return the stored form of a message with further fields.
 
     Args:
-        kind: number of its kind.
         number: number of its ID without its key, below 2**63.
         fields: the ID if the application gave it, otherwise None; key, ordering key, event time,
             the application's properties, and the time at which it expires or 0.
@@ -178,11 +174,7 @@ def packed_extended(
 
 
 def packed(record: tuple[Any, ...]) -> bytes:
-    """Return the stored form of any record.
-
-    Raises:
-        InvalidInputError: the record has values that cannot be marshalled.
-    """
+    """Return the stored form of any record."""
     if len(record) == PACKED_FIELDS:
         stored: bytes = record[STORED]
         return stored
@@ -255,12 +247,10 @@ class WindowMessage(NamedTuple):
 
     Attributes:
         id_key, id: identity among copies; a message with an empty key has none.
-        due_ms: due time, ms since the epoch.
         target: full name of the business topic; empty for a dead letter.
         schema: ``TYPE:digest`` of the payload, or empty.
         attempt: number of refusals by the target so far.
         message_id: the ``delaylevel.id``.
-        key, ordering_key, event_ms, value: fields of the message as they were sent.
         properties: all properties of the published message.
         compression: compression of the message's producer, or empty.
         expires_ms: time from which the message is not released, ms since the epoch; 0 for none.
@@ -302,10 +292,6 @@ class Cancellation(NamedTuple):
     Attributes:
         id_key, id: identity of the message that is cancelled.
         due_ms: due time of that message, ms since the epoch.
-        target: full name of its business topic.
-        message_id: its ``delaylevel.id``.
-        key: its partition key; empty for none.
-        kind: the kind of the record.
     """
 
     id_key: str
@@ -387,13 +373,7 @@ class Recorder:
     the first message of their kind, and are taken from a table.
 
     Args:
-        descriptions: description of the level topic.
-        topic: full name of the window partition.
         last_stored: function that returns the position of the last message in the partition.
-        now_s: the monotonic clock of ``descriptions``, in seconds.
-
-    Attributes:
-        cancellations: number of cancellations so far.
     """
 
     def __init__(
@@ -420,7 +400,6 @@ class Recorder:
         """Return the fields of the record of a message of the client's core; None as for a call.
 
         Args:
-            message: message object of the client's native core.
             ledger, entry, batch: its position; batch is -1 for an unbatched entry.
         """
         found = self.packed(message, ledger, entry, batch)
@@ -542,11 +521,7 @@ class Recorder:
         return self._descriptions.is_current()
 
     def refresh(self) -> None:
-        """Read the description again, for messages with a target that it does not have.
-
-        Raises:
-            BrokerError: it cannot be read; the messages have to wait.
-        """
+        """Read the description again, for messages with a target that it does not have."""
         last = self._last_stored()
         stored_s = self._now_s()
         self._descriptions.refresh(stored_s)
@@ -571,9 +546,7 @@ class FetchedBatch:
     """Messages from the window topic, as columns of equal length.
 
     Attributes:
-        ledger_ids: ledger IDs of the positions.
         entry_ids: entry << 10 | batch index (0 if not batched).
-        due_ms: exact due times, ms since the epoch.
         records: tuples of values that ``marshal`` can write, which come out as plain tuples. The
             first two values are (id_key, id); a message with the key ``""`` has no copies.
         attribute: a number for each message, for queries about pending messages; None for the size
@@ -593,11 +566,7 @@ class FetchedBatch:
         return len(self.records)
 
     def rows(self) -> Rows:
-        """Return due times, ledger IDs and entry IDs, shape (3, n).
-
-        Raises:
-            InvalidInputError: the columns differ in length, or hold something else.
-        """
+        """Return due times, ledger IDs and entry IDs, shape (3, n)."""
         try:
             rows: Rows = np.array([self.due_ms, self.ledger_ids, self.entry_ids], dtype=np.int64)
         except (TypeError, ValueError, OverflowError):
@@ -632,9 +601,7 @@ class OfferResult(NamedTuple):
     """Counts of fetched messages by outcome; the other messages were already pending.
 
     Attributes:
-        tracked: messages that are pending now.
         duplicates: copies of a message that is pending or was released.
-        released: messages that were already released.
     """
 
     tracked: int
@@ -647,7 +614,6 @@ class DueBatch:
     """Messages that are due, in the order (due time, position).
 
     Attributes:
-        number: number of the batch and of its intent.
         due_ms: due times, ms since the epoch, shape (n,).
         positions: packed positions, shape (n,).
     """
@@ -669,11 +635,7 @@ class DueBatch:
 
 
 def joined(parts: Sequence[Columns]) -> Columns:
-    """Return successive messages as one part.
-
-    Args:
-        parts: at least one part.
-    """
+    """Return successive messages as one part."""
     if len(parts) == 1:
         return parts[0]
     return (

@@ -124,11 +124,8 @@ class ServedTopic:
     """A level topic that is served, and the partitions of it that this process owns.
 
     Attributes:
-        explainer: source of the texts of errors.
         lost: partitions whose owner here has failed since the group was read.
         failures: texts of the present failures, by partition; -1 for that of the level topic.
-        task: the task that looks at the level topic.
-        looked_s: monotonic time of its last look, in s.
         processes: names of all processes of this command; empty for one process.
         given_up: the reason why another version has to serve the level topic.
     """
@@ -211,15 +208,7 @@ class ServedTopic:
 
 
 def served(admin: TopicAdmin, name: str, *, search: bool = False) -> LevelTopicDescription:
-    """Return the description of a level topic that a dispatcher can serve.
-
-    Args:
-        name: name of the level topic or of its business topic.
-        search: as for :func:`delaylevel.topics.describe`.
-
-    Raises:
-        LevelTopicError: it is missing, or its final window is not ``tracker``.
-    """
+    """Return the description of a level topic that a dispatcher can serve."""
     description = topics.describe(admin, name, search=search)
     check_dispatched(description)
     return description
@@ -236,11 +225,7 @@ def check_dispatched(description: LevelTopicDescription) -> None:
 
 
 def partition_owners(admin: TopicAdmin, name: str) -> tuple[PartitionStatus, ...]:
-    """Return the owner and the backlog of each window partition, by index.
-
-    Raises:
-        LevelTopicError: as for `served`.
-    """
+    """Return the owner and the backlog of each window partition, by index."""
     return window_stats(admin, served(admin, name, search=True)).reported
 
 
@@ -273,11 +258,8 @@ class ServedGroup:
     """A level topic that this process serves, and the owners of its window partitions.
 
     Attributes:
-        description: the level topic.
-        name: name of this dispatcher in the group.
         group: the group, as the broker last described it; None before that.
         age_s: time since then, in s.
-        owners: the owners in this process, by partition.
         stats: statistics of the partitions of this process and of those it watches, by partition.
         problem: a failure to serve it or one of its partitions; empty for none.
         starting: number of further processes that are starting.

@@ -157,10 +157,6 @@ def total_lateness(stats: Iterable[OwnerStats]) -> npt.NDArray[np.int64]:
 def quantile_ms(lateness: npt.NDArray[np.int64], share: float) -> int | None:
     """Return a quantile of a lateness histogram, rounded up to a bound; None if it is empty.
 
-    Args:
-        lateness: counts as in `OwnerStats`, shape (bounds + 1,).
-        share: share of the messages, e.g. 0.99.
-
     Returns:
         The lateness in ms; one more than the last bound if it is larger.
     """
@@ -177,7 +173,6 @@ class ReleasedMinute(NamedTuple):
     """Releases of one minute.
 
     Attributes:
-        start_ms: beginning of the minute, ms since the epoch.
         lateness: counts by lateness, as in `OwnerStats`.
     """
 

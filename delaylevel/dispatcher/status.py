@@ -155,10 +155,8 @@ def problems(
     """Return the present problems.
 
     Args:
-        group: the level topic and its owners.
         found: statistics of the levels, of held messages and of dead letters; None if the broker
             does not report them.
-        now_ms: the present time, ms since the epoch.
     """
     description = group.description
     lines: list[ProblemLine] = []

@@ -70,10 +70,6 @@ class RankedTurn(ContextDecorator):
     """Context manager and decorator that holds a lock; it may be used again.
 
     Owners take turns at every look at their messages, so this is no generator.
-
-    Args:
-        turns: the lock.
-        rank: rank of the thread.
     """
 
     def __init__(self, turns: Turns, rank: int) -> None:

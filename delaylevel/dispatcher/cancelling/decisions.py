@@ -75,10 +75,7 @@ class _Block(NamedTuple):
     """Messages that were released one after another.
 
     Attributes:
-        keys: distinct keys.
         key_index: index of each message's key, shape (n,).
-        ids: ID of each message, shape (n,).
-        at_ms: time of each release, ms since the epoch, shape (n,).
     """
 
     keys: Sequence[str]
@@ -93,7 +90,6 @@ class RecentReleases:
     Attributes:
         at_ms: time of the next releases, ms since the epoch; None for now. An array has one for
             each message.
-        now_ms: function that returns the present time, ms since the epoch.
     """
 
     def __init__(self, now_ms: Callable[[], int], most: int = _MESSAGES) -> None:
@@ -199,7 +195,6 @@ class Request:
         waited: True if it has waited for its message until its time was over.
         read_ms: time up to which everything that was stored is known to be read, ms since the
             epoch; 0 if that is not known.
-        deadline_ms: time until which it waits for its message, ms since the epoch.
     """
 
     cancellation: Cancellation
@@ -220,9 +215,7 @@ class CancelDecision(NamedTuple):
     Attributes:
         outcome: ``cancelled``, ``too late`` or ``unknown``.
         position: packed position of the cancellation; None if another decision follows for it.
-        decided_ms: time of the decision, ms since the epoch.
         released_ms: time of the release, ms since the epoch; None if it is not known.
-        reason: further explanation, or empty.
     """
 
     cancellation: Cancellation
@@ -237,15 +230,10 @@ class Cancellations:
     """The cancellations of one window partition.
 
     Args:
-        state: the state of the journal.
-        pending_ids: IDs of the messages that are pending or in flight.
         launched: IDs of the batches that are being published, by number.
-        releases: times of the last releases.
-        grace_ms: time after its due time until which a message is waited for, ms.
 
     Attributes:
         early: IDs for which cancellations wait among the pending messages.
-        rows: number of cancellations among the pending messages.
         revoked: number of cancelled messages that are still among the pending or waiting ones.
     """
 
@@ -341,7 +329,6 @@ class Cancellations:
         """Decide on everything that was added.
 
         Args:
-            now_ms: current time, ms since the epoch.
             until: packed position above that of all messages.
 
         Returns:

@@ -59,11 +59,7 @@ _EXPIRE_EVERY_S = 600.0
 
 
 def expire_outcomes(admin: TopicAdmin, description: LevelTopicDescription) -> None:
-    """Delete old outcomes of a level topic.
-
-    Raises:
-        BrokerError: the broker refuses, or does not answer.
-    """
+    """Delete old outcomes of a level topic."""
     admin.expire_messages(description.outcomes_topic.partition(0), SUBSCRIPTION, RETENTION_S)
 
 
@@ -143,11 +139,7 @@ class OutcomeTopic:
         self._decided += ((record, decision) for decision in decisions)
 
     def send(self, stored: int) -> None:
-        """Send what the journal allows, and again what was not confirmed.
-
-        Args:
-            stored: number of records that the journal has confirmed.
-        """
+        """Send what the journal allows, and again what was not confirmed."""
         ready: list[CancelDecision] = []
         if self._again and self._now_s() >= self._again_s:
             ready, self._again = self._again, []
@@ -187,7 +179,6 @@ class _Proof:
     """The question for the last stored message, asked in the background.
 
     Attributes:
-        asked_ms: time of the question, ms since the epoch.
         last: position of the last message that is stored then; None for none.
         failed: True if there is no answer.
         answered: True if the others are valid.
@@ -204,7 +195,6 @@ class CancellationDesk:
 
     Args:
         client: a ``pulsar.Client`` for our own topics; it is not closed here.
-        source: the window partition.
         start, wake: as for :class:`~delaylevel.cluster.targets.producer.TargetProducer`.
     """
 
@@ -263,9 +253,6 @@ class CancellationDesk:
 
         Args:
             everything_offered: True if the delay queue has everything that was read.
-
-        Raises:
-            BrokerError: an earlier record was not confirmed.
         """
         if self._cancelling.undecided:
             self._decide()

@@ -56,14 +56,9 @@ class CancellationQueue:
     """The cancellations of a delay queue.
 
     Args:
-        state: the state of the journal.
         pending: the pending messages, which include cancellations that wait.
-        pending_ids: IDs of the messages that are pending or in flight.
         open_positions: positions of these messages, and of the cancellations.
         unresolved: intents of an earlier owner.
-        in_flight: the batches in flight, which number the intents.
-        releases: times of the last releases.
-        grace_ms, unclear_until_ms: as for the delay queue.
     """
 
     def __init__(
@@ -212,21 +207,13 @@ class CancellationQueue:
         return records, decisions
 
     def postpone(self, decisions: Sequence[CancelDecision], until_ms: int) -> None:
-        """Decide on cancellations again later: their outcomes cannot be published now.
-
-        Args:
-            until_ms: time of the next decision, ms since the epoch.
-        """
+        """Decide on cancellations again later: their outcomes cannot be published now."""
         again = [each for each in decisions if each.position is not None]
         self._cancellations.wait_for([each.cancellation for each in again])
         self._keep([(each.cancellation, each.position, until_ms) for each in again])
 
     def answered(self, positions: Int64s) -> Answered:
-        """Return the record of cancellations whose outcomes are stored, and release them.
-
-        Args:
-            positions: packed positions of the cancellations, shape (k,).
-        """
+        """Return the record of cancellations whose outcomes are stored, and release them."""
         record = Answered(positions)
         self._state.apply(record)
         self._open.discard(positions)
@@ -238,7 +225,6 @@ class CancellationQueue:
         """Return the record of messages that are not published, to precede their commit.
 
         Args:
-            number: number of a launched batch.
             index: indices of the messages in the batch, shape (k,).
         """
         keys, key_index, ids = self._in_flight.launched[number]
@@ -254,7 +240,6 @@ class CancellationQueue:
         came. So these messages do not expire before they are released.
 
         Args:
-            number: number of an unresolved intent.
             stored: which of its messages the broker has stored, shape (n,).
 
         Returns:

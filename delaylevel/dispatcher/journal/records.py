@@ -146,11 +146,7 @@ def framed(kind: int, body: bytes) -> bytes:
 
 
 def unframed(data: bytes) -> tuple[int, Reader]:
-    """Return the kind and the body of a record.
-
-    Raises:
-        DamagedJournalError: the bytes are not a record, were changed, or have another version.
-    """
+    """Return the kind and the body of a record."""
     if len(data) < _FRAME.size or not data.startswith(_MAGIC):
         raise DamagedJournalError(
             f"these {len(data)} bytes are not a journal record; another program wrote to this topic"
@@ -226,7 +222,6 @@ class Released(_Record):
     """Batches without intents, all of whose messages are published, set aside or dropped.
 
     Attributes:
-        positions: packed positions, shape (n,).
         id_keys: distinct keys of the IDs; ``""`` for IDs that are not remembered.
         key_index: index of each message's key, shape (n,).
         ids: ID of each message, shape (n,).
@@ -264,7 +259,6 @@ class Intent(_Record):
     """The messages of a batch that is about to be published with sequence IDs.
 
     Attributes:
-        number: number of the batch.
         positions: packed positions in the order of sending, shape (n,).
         id_keys, key_index, ids: as in a `Released`; remembered once the messages are released.
         targets: name and first sequence ID of each target's producer. Within a target the
@@ -327,7 +321,6 @@ class Commit(_Record):
     """The confirmation of all messages of an intent.
 
     Attributes:
-        number: number of the intent.
         held: packed positions of the messages whose IDs are not remembered, because they are dead
             letters and may be replayed, shape (k,).
     """
@@ -401,7 +394,6 @@ class Disposition(_Record):
     others, the Released or Commit record follows.
 
     Attributes:
-        kind: the reason.
         id_keys, key_index, ids: IDs of the messages, as in a `Released`.
         until: packed position above that of all messages, if they are cancelled; otherwise 0. Their
             IDs are kept until the low watermark is there.
@@ -490,11 +482,7 @@ def encode(record: Record) -> bytes:
 
 
 def decode(data: bytes) -> Record:
-    """Return the record from its bytes.
-
-    Raises:
-        DamagedJournalError: the bytes are not a record, or were changed.
-    """
+    """Return the record from its bytes, or raise DamagedJournalError."""
     kind, reader = unframed(data)
     try:
         if kind == _RELEASED:

@@ -113,11 +113,7 @@ class CancelledIds:
 
 
 class Dispositions:
-    """The sum of the Disposition records of a journal.
-
-    Attributes:
-        cancelled: IDs of cancelled messages.
-    """
+    """The sum of the Disposition records of a journal."""
 
     def __init__(self, capacity: int) -> None:
         """Begin without records.
@@ -143,9 +139,6 @@ class Dispositions:
         """Return True if a message is cancelled.
 
         Args:
-            message_id: its ``delaylevel.id``.
-            target: full name of its business topic.
-            key: its partition key; empty for none.
             attempt: number of its refusals by the target.
         """
         id_key, number = identity(message_id, target, key, attempt)
@@ -187,13 +180,11 @@ class JournalState:
         low_watermark: packed position below which everything is released.
         released: packed positions of the released messages from the low watermark on.
         memory: IDs of the released messages, without those of dead letters.
-        open_intents: intents without a commit or resolved record, by number.
         next_number: lowest number above those of all intents.
         sequences: next sequence ID by target name.
         refused: packed positions of messages that are set aside, until they are released.
         paused: paused targets whose messages wait, and due time up to which messages may have been
             sent to them, ms since the epoch.
-        dispositions: IDs of messages that are not published.
         on_release: function that is called with the keys, key index and IDs of the messages that
             a Released or Commit record releases; None for none. Those of a Resolved record may
             have been released long before.
@@ -204,9 +195,6 @@ class JournalState:
 
         Args:
             capacity: maximum number of IDs that ``memory`` keeps for one key; even, at least 2.
-
-        Raises:
-            InvalidInputError: the capacity is odd or below 2.
         """
         self.low_watermark = 0
         self.released = BitMap64()
@@ -236,10 +224,6 @@ class JournalState:
         Args:
             records: bytes of each record, in order, from the journal's first record or any record
                 before a complete snapshot.
-            on_release: as the attribute.
-
-        Raises:
-            DamagedJournalError: a record was changed.
         """
         state = cls(capacity)
         state.on_release = on_release
@@ -299,11 +283,7 @@ class JournalState:
             self._pass(record.positions)
 
     def is_released(self, positions: Int64s) -> Mask:
-        """Return which positions are released, shape (n,).
-
-        Args:
-            positions: packed positions in any order, shape (n,).
-        """
+        """Return which positions are released, shape (n,)."""
         released: Mask = positions < self.low_watermark
         ask = np.flatnonzero(~released & (positions <= self._highest))
         if ask.size and self.released:

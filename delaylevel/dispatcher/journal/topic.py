@@ -131,9 +131,6 @@ class Journal:
         size_bytes: bytes written since the last snapshot; before the first one, bytes read too.
         stored: number of records that are stored and count, with all before them.
         read_ms: publish time of the record that was read last, ms since the epoch.
-
-    Raises:
-        BrokerError: the partition cannot be opened.
     """
 
     def __init__(
@@ -167,11 +164,7 @@ class Journal:
             raise BrokerError(f"cannot open the journal {source.topic} ({error.name})") from error
 
     def read(self) -> Iterator[bytes]:
-        """Yield the bytes of every record that counts and is not acknowledged, oldest first.
-
-        Raises:
-            BrokerError: the last ones were not delivered.
-        """
+        """Yield the bytes of every record that counts and is not acknowledged, oldest first."""
         self._order = RecordOrder()
         last = self._admin.last_message_id(self._source.name)
         mark = self._mark()
@@ -191,7 +184,6 @@ class Journal:
 
         Raises:
             LostOwnershipError: another dispatcher has written meanwhile.
-            BrokerError: the claim was not confirmed.
         """
         before, now = self._order.last, self._now()
         sent = self._write(self._producer.send, claim(self._owner, before))
@@ -209,7 +201,6 @@ class Journal:
 
         Raises:
             LostOwnershipError: another dispatcher has claimed the journal.
-            BrokerError: a record was not confirmed.
         """
         self._write_through(encode(record))
 
@@ -342,9 +333,6 @@ class Journal:
         """Yield record and publish time of each entry behind one, to the last.
 
         The record is None if it does not count, and for a claim.
-
-        Raises:
-            BrokerError: the last ones were not delivered.
         """
         position = None
         start = EARLIEST if after == EARLIEST else after.next_entry

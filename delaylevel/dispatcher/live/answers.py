@@ -49,9 +49,6 @@ class LiveView(NamedTuple):
     """The messages of one level topic in this process at one moment.
 
     Attributes:
-        group: the level topic.
-        attribute: name of the attribute.
-        views: the messages of each partition, by its number.
         missing: reasons why partitions of this process are left out, by their number.
     """
 
@@ -74,11 +71,7 @@ class LiveQueries:
         }
 
     def answer(self, question: str, parameters: Mapping[str, str]) -> LiveAnswer:
-        """Answer a live query.
-
-        Raises:
-            QueryRefusedError: the query cannot be answered.
-        """
+        """Answer a live query."""
         for _ in range(_ATTEMPTS):
             try:
                 return self._questions[question](parameters)
@@ -252,11 +245,7 @@ class LiveQueries:
 
 
 def count_between(live: LiveView, edges: Sequence[int]) -> list[int]:
-    """Return the numbers of messages due before the first edge, between edges, and from the last.
-
-    Args:
-        edges: ascending times, ms since the epoch.
-    """
+    """Return the numbers of messages due before, between and from ascending edges, in ms."""
     times: Int64s = np.array([*edges, _LAST_MS], dtype=np.int64)
     before = _before(list(live.views.values()), times)
     found: list[int] = np.diff(before, prepend=0).tolist()

@@ -67,13 +67,10 @@ class QueueView:
     due time, and so is a cancellation that waits for its message.
 
     Attributes:
-        attribute: the attribute of the messages.
-        cancelled: number of cancelled messages.
         cancellations: number of cancellations that wait for their message.
         read_to: packed position of the last message that was read; all before it are known.
 
     Args:
-        delay_queue: the queue.
         wanted: the range; rows outside it may be left out.
     """
 

@@ -106,9 +106,6 @@ class EarlierIntents:
 class FlightOutcomes:
     """The flights, until they are released.
 
-    Args:
-        numbered: True if the messages have sequence IDs.
-
     Attributes:
         flights: flights with messages that have no outcome.
         uncommitted: number of messages that are confirmed, and have no commit yet.
@@ -169,22 +166,14 @@ class FlightOutcomes:
                 self._finish(flight)
 
     def take_refused(self, refused: list[tuple[Flight, int]]) -> None:
-        """Process messages that were refused instead of sent, which the journal knows.
-
-        Args:
-            refused: flight and index of each message.
-        """
+        """Process messages that were refused instead of sent, which the journal knows."""
         for flight in dict.fromkeys(flight for flight, _ in refused):
             if not flight.left:
                 self._finish(flight)
 
     @TURNS.take(PUBLISHING)
     def process(self) -> None:
-        """Process the outcomes of messages that were sent.
-
-        Raises:
-            BrokerError: a record was not confirmed, or messages could not be set aside.
-        """
+        """Process the outcomes of messages that were sent."""
         refused: list[tuple[Flight, int]] = []
         done: list[Flight] = []
         stored: list[Sent[PoolItem]] = []
@@ -219,11 +208,7 @@ class FlightOutcomes:
             self.write_commits()
 
     def write_commits(self) -> None:
-        """Write the commits of flights that are completely confirmed, and count the messages.
-
-        Raises:
-            BrokerError: an earlier record was not confirmed.
-        """
+        """Write the commits of flights that are completely confirmed, and count the messages."""
         plain: list[Flight] = []
         if self._late_ms:
             self._stats.released(np.array(self._late_ms))

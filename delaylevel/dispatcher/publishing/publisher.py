@@ -199,14 +199,7 @@ class BatchPlacement:
 
 
 class Admitted(NamedTuple):
-    """The parts of a batch; None for those without messages.
-
-    Attributes:
-        ready: messages that may be published.
-        waiting: messages that wait for the end of a pause.
-        expired: messages that are not published any more.
-        reasons: reason of each expired message, by index in its part.
-    """
+    """The parts of a batch; None for those without messages."""
 
     ready: DueBatch | None
     waiting: DueBatch | None = None
@@ -215,12 +208,7 @@ class Admitted(NamedTuple):
 
 
 class Admission:
-    """The step of a due batch before its target is looked at.
-
-    Args:
-        gate: the decision about paused targets.
-        expiry: the decision which messages have expired.
-    """
+    """The step of a due batch before its target is looked at."""
 
     def __init__(self, delay_queue: DelayQueue, gate: PauseGate, expiry: ExpiryCheck) -> None:
         self._queue = delay_queue
@@ -231,7 +219,6 @@ class Admission:
         """Divide a batch.
 
         Args:
-            key: the target of all its messages.
             waited: True if the messages have waited for the end of a pause.
         """
         expired = self._expiry.expired(batch)
@@ -252,7 +239,6 @@ class TargetReadiness:
 
     Args:
         partitions: partition of each message, with deduplication; None without.
-        gate: the decision about paused targets.
     """
 
     def __init__(
@@ -335,9 +321,7 @@ class BatchPublisher:
     """Publisher of batches: it writes their intents and commits, and sets refused messages aside.
 
     Args:
-        pool: the producers of the targets.
         partitions: partition of each message, with deduplication; None without.
-        description: function that returns the latest description of the level topic.
     """
 
     def __init__(
@@ -481,9 +465,6 @@ class BatchPublisher:
         """Launch the messages of a batch.
 
         Messages of targets that are not ready wait in the delay queue.
-
-        Raises:
-            BrokerError: the journal does not confirm, or messages could not be set aside.
         """
         flights: list[Flight] = []
         for key, part in self._divider.by_target(batch):
@@ -500,11 +481,7 @@ class BatchPublisher:
         self._outcomes.take_refused(self._sender.take_refused())
 
     def warm_up(self) -> None:
-        """After idle times, open the targets of the next messages, and prove the ownership.
-
-        Raises:
-            BrokerError: a record of the journal was not confirmed.
-        """
+        """After idle times, open the targets of the next messages, and prove the ownership."""
         now_ms, next_ms = self._clock.now_ms(), self.next_warm_up_ms
         if next_ms is None or now_ms < next_ms:
             return
@@ -530,11 +507,7 @@ class BatchPublisher:
         self._pool.producer(key).open()
 
     def publish_waiting(self) -> None:
-        """Publish messages that have waited for their targets, as far as these are ready now.
-
-        Raises:
-            BrokerError: as for `publish`.
-        """
+        """Publish messages that have waited for their targets, as far as these are ready now."""
         if self._sender.prepared and not self._queue.waiting.targets:
             self.send_prepared()  # now, and not after the next ones are prepared
         flights: list[Flight] = []

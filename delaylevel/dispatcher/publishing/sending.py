@@ -105,7 +105,6 @@ class ExpiryCheck:
     """The decision which due messages have expired.
 
     Args:
-        description: function that returns the latest description of the level topic.
         numbered: True if the messages have sequence IDs. Then a message that an earlier owner may
             still send does not expire: it would be released all the same.
     """
@@ -145,13 +144,10 @@ class FlightSender:
     """Sender of the messages of flights, after their intents if they have sequence IDs.
 
     Args:
-        expiry: the decision which messages have expired.
-        numbered: True if the messages have sequence IDs.
         has_room_aside: function that returns True if further messages may be set aside.
 
     Attributes:
         prepared: number of due messages that are launched and not sent.
-        sent_ms: time of the last send, ms since the epoch; 0 before the first one.
     """
 
     def __init__(
@@ -187,9 +183,6 @@ class FlightSender:
         """Send flights, with sequence IDs once their intents are confirmed.
 
         If these are many messages, a later call of `send_prepared` sends them, without a wait.
-
-        Raises:
-            BrokerError: a record of the journal was not confirmed.
         """
         if self._queue.state.paused:
             self._end_pauses(flights)
@@ -206,11 +199,7 @@ class FlightSender:
         self.send_prepared()
 
     def send_prepared(self) -> None:
-        """Send what is launched, as far as the journal has confirmed the intents.
-
-        Raises:
-            BrokerError: the journal does not confirm that this process may still publish.
-        """
+        """Send what is launched, as far as the journal has confirmed the intents."""
         if not self._unsent:
             return
         self._journal.check()
@@ -224,11 +213,7 @@ class FlightSender:
             self._sent_s, self.sent_ms = self._now_s(), self._clock.now_ms()
 
     def prove_soon(self, until_ms: int) -> None:
-        """Let the journal confirm a record before a message is due, so that this one need not wait.
-
-        Args:
-            until_ms: its due time, ms since the epoch.
-        """
+        """Let the journal confirm a record before a message is due, so that it need not wait."""
         left_s = max(until_ms - self._clock.now_ms(), 0) / 1000
         if self._journal.proof_age_s + left_s > _PROOF_S:
             self._journal.append_soon(LowWatermark(self._queue.state.low_watermark))
@@ -324,11 +309,7 @@ class FlightSender:
         return kept
 
     def _refuse(self, refused: list[tuple[Flight, dict[int, str]]]) -> None:
-        """Refuse messages without sending them: reasons by index.
-
-        Raises:
-            BrokerError: this was not confirmed by the journal, with deduplication.
-        """
+        """Refuse messages without sending them: reasons by index."""
         for flight, reasons in refused:
             flight.refused.update(reasons)
             flight.left -= len(reasons)

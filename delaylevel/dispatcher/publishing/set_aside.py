@@ -76,8 +76,6 @@ class SetAsideTopics(Generic[Owner]):
 
         Args:
             owner: value that `confirmed` yields once for each message that was sent.
-            messages: the messages of a batch.
-            refused: reasons by index in the batch.
 
         Returns:
             The number of messages that were sent; counter (held, dead or dropped) and key there of
