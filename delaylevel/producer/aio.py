@@ -95,7 +95,6 @@ async def check_message_arguments(
 
     Args:
         schema, content, properties, kept: as in :func:`.plain_checks.check_message_arguments`.
-        sequence_id, replication_clusters, disable_replication: as the application gave them.
     """
     disabled = False if disable_replication is None else disable_replication
     if have_usual_types(properties, kept, (sequence_id, replication_clusters, disabled)):
@@ -222,7 +221,6 @@ class AsyncDelayLevelProducer(BaseProducer):
         Args:
             kept: partition key, ordering key and event time.
             not_parkable: values of the options in ``NOT_PARKABLE``.
-            envelope: further arguments of :meth:`Routing.route`.
         """
         if content is None:
             raise InvalidInputError(
@@ -324,11 +322,7 @@ class AsyncDelayLevelProducer(BaseProducer):
             )
 
     def _enter_loop(self) -> None:
-        """Use the running event loop, unless another one is at work for this producer.
-
-        Raises:
-            InvalidInputError: messages of another event loop are under way.
-        """
+        """Use the running event loop, unless another one is at work for this producer."""
         loop = asyncio.get_running_loop()
         if loop is self._loop:
             return

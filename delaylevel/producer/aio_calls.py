@@ -63,8 +63,6 @@ class Sent(Awaited):
     """Callback of one message for which a coroutine waits.
 
     Attributes:
-        future: the message ID.
-        error: the exception for a message that was not sent.
         withdrawn: True once nobody waits.
     """
 
@@ -119,12 +117,7 @@ class Lane:
     """One partition of a level or window topic, as an event loop uses it: room, and small batches.
 
     Args:
-        partition: the producer of the partition.
         settings: its arguments of ``create_producer``.
-        mailbox: that of the event loop.
-
-    Attributes:
-        in_flight: number of messages for whose outcomes coroutines wait.
     """
 
     def __init__(
@@ -233,9 +226,6 @@ class Room:
 
     Since asyncio continues tasks in the order in which their futures were set, those who entered
     keep their order.
-
-    Args:
-        places: their number.
     """
 
     def __init__(self, places: int) -> None:
@@ -366,11 +356,7 @@ async def in_thread(function: Callable[[], T]) -> T:
 
 
 class SharedCall:
-    """A blocking function that runs in a thread, once for all coroutines that wait for its start.
-
-    Args:
-        function: the function; it takes no arguments.
-    """
+    """A blocking function that a thread runs once for all coroutines that wait for its start."""
 
     def __init__(self, function: Callable[[], Any]) -> None:
         self._function = function

@@ -99,7 +99,6 @@ class SizeLimit:
     application's properties together, less the level topic's reserve for everything else.
 
     Args:
-        description: the level topic.
         max_message_size: the broker's ``maxMessageSize``, in bytes.
 
     Attributes:
@@ -130,15 +129,7 @@ class SizeLimit:
         partition_key: str | None,
         ordering_key: str | None,
     ) -> None:
-        """Raise an error if a message is too large to be parked.
-
-        Args:
-            body: the encoded payload; None for a null value.
-            properties: properties of the message in the level topic.
-
-        Raises:
-            MessageTooLargeError: the message is too large; the text says what to do.
-        """
+        """Raise an error if a message is too large to be parked."""
         size = len(body or b"")
         for key in (partition_key, ordering_key):
             if key:
@@ -179,7 +170,6 @@ def check_message_arguments(
     left out for the usual types.
 
     Args:
-        schema: the schema of the producer.
         content, properties: as the application gave them.
         kept: partition key, ordering key and event time.
         not_parkable: sequence ID, replication clusters and the flag to disable replication.
@@ -198,12 +188,7 @@ def check_message_arguments(
 
 
 def check_encoded(schema: Any, content: Any) -> bytes | None:
-    """Return the encoded payload; raise the exception of ``pulsar.Producer.send`` for a wrong one.
-
-    Args:
-        schema: the schema of the producer.
-        content: the payload; None for a null value.
-    """
+    """Return the encoded payload; for a wrong one, raise what ``pulsar.Producer.send`` raises."""
     if content is None:
         return None
     body = schema.encode(content)

@@ -88,7 +88,6 @@ def check_pair(producer: Any, client: Any) -> None:
     """Refuse a producer that cannot be wrapped, or that the client did not create.
 
     Raises:
-        InvalidInputError: an argument is of another kind, or the two are of different clusters.
         pulsar.AlreadyClosed: the producer is closed.
     """
     if isinstance(producer, BaseProducer):
@@ -124,16 +123,10 @@ def options_of(
     """Return the options of a producer as far as they are known.
 
     Args:
-        producer: a plain producer.
         given: options that the application stated; they replace those that were read.
-        admin: the admin interface, or None.
 
     Returns:
         The options by name, and True if others are assumed to be off.
-
-    Raises:
-        UnsupportedOptionError: the producer was created with an option that delayed messages
-            cannot keep, whatever was stated.
     """
     topic = TopicName.parse(producer.topic())
     remembered = getattr(producer, _ATTRIBUTE, None)
@@ -525,9 +518,7 @@ def prepare_wrapped(
     """Return the setup for a producer that exists, and True if options of it are assumed.
 
     Args:
-        topic: its business topic.
         given: its options as far as the application stated them, by name.
-        admin, partitions_of, clock, choice: as for :func:`.setup.prepare`.
     """
     options, is_assumed = options_of(producer, given, admin)
     options = {"block_if_queue_full": True, **options}

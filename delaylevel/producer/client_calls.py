@@ -260,9 +260,6 @@ class PartitionOpener:
     thread, because its ``create_producer`` may do more. A client without the C++ core, such as the
     in-memory one, has nothing to wait for and is called directly.
 
-    Args:
-        create_producer: the client's method.
-
     Attributes:
         start: runner of the slow work that belongs to an opening.
     """
@@ -312,9 +309,6 @@ class GroupCommit:
 
     The client's ``flush_async`` would do without this, but it keeps the interpreter while it waits
     for the producer, whose threads may wait for the interpreter.
-
-    Args:
-        producer: the producer.
     """
 
     def __init__(self, producer: Any) -> None:

@@ -37,9 +37,7 @@ class LevelTopicCache:
     current one. Several threads may use the cache.
 
     Args:
-        routing: the routing by the current description; replaced when that changes.
         describe: function that reads the description again; None without admin access.
-        now_s: the monotonic clock, in seconds.
         waits: False to let a refusal reach the caller, which calls `refresh_after_refusal` in a
             thread.
     """

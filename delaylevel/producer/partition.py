@@ -60,7 +60,6 @@ class WaitingMessage:
     Attributes:
         body: the encoded payload; None for a null value.
         callback: as for ``pulsar.Producer.send_async``.
-        arguments: the other arguments of ``pulsar.Producer.send_async``, by name.
         deadline_s: time at which it fails, in seconds of the queue's clock.
     """
 
@@ -202,7 +201,6 @@ class Opening:
     """The steps that open the producer of a partition.
 
     Attributes:
-        topic: function that returns the partition's name.
         check: function that raises LevelTopicError if the level topic was deleted; it may be slow.
             None without admin access.
         open: function that opens a producer for a topic without waiting.
@@ -233,9 +231,6 @@ class PartitionProducer:
     """Producer of one level or window partition. Several threads may use it.
 
     Args:
-        opening: the steps that open it.
-        settings: arguments of ``create_producer``.
-        now_s: the monotonic clock, in seconds.
         closed: True to refuse every message.
         waits: False if callers are in an event loop: they never wait, also not for room.
     """
@@ -267,12 +262,7 @@ class PartitionProducer:
         at_exit.wait_for(self)
 
     def send(self, body: bytes | None, arguments: Mapping[str, Any]) -> Any:
-        """Send a message, wait until it is stored, and return its ID.
-
-        Raises:
-            LevelTopicError: the level topic was deleted.
-            pulsar.PulsarException: as for ``pulsar.Producer.send``.
-        """
+        """Send a message, wait until it is stored, and return its ID."""
         message = Confirmation()
         with interruptible():
             if not self.give(body, message, arguments):
@@ -288,8 +278,6 @@ class PartitionProducer:
 
         Args:
             body: the encoded payload; None for a null value.
-            callback: as for ``pulsar.Producer.send_async``.
-            arguments: the other arguments of ``pulsar.Producer.send_async``, by name.
         """
         self.give(body, callback, arguments)
 
@@ -335,11 +323,7 @@ class PartitionProducer:
             done(None)
 
     def flush(self) -> None:
-        """Wait until the messages that the client has are stored.
-
-        Raises:
-            pulsar.PulsarException: as for ``pulsar.Producer.flush``.
-        """
+        """Wait until the messages that the client has are stored."""
         producer = self._producer
         if producer is not None:
             producer.flush()

@@ -55,10 +55,6 @@ class CallbacklessMessages:
     queue or the memory is full, fails by its own callback only.
 
     Several threads may use it.
-
-    Attributes:
-        callback: the callback for these messages.
-        sent: a function that counts a message after it was given to the client.
     """
 
     def __init__(self) -> None:
@@ -400,7 +396,6 @@ class DelayLevelProducer(Scheduling):
         """Raise the error for messages without a callback, or else the given one.
 
         Args:
-            failure: the first failure of a producer, or None.
             sent: number of messages without a callback whose outcomes must be known.
         """
         self._callbackless.wait(sent)

@@ -80,8 +80,6 @@ def replacement_id(old: Receipt, message_id: str | None, key: str | None) -> str
     about one of them, released or cancelled, it has decided about both.
 
     Args:
-        old: the receipt of the old message.
-        message_id: ID given by the application, or None.
         key: the key that is given for the new message; None for that of the old one.
 
     Raises:
@@ -102,9 +100,6 @@ def versioned_id(message_id: str | None) -> str:
     """Return the ID of a message that replaces what waits under an application's ID.
 
     It is a new one each time: under the ID alone, the message would be a copy of those before it.
-
-    Raises:
-        InvalidInputError: no ID is given, or it is too long.
     """
     if message_id is None:
         raise InvalidInputError(
@@ -127,9 +122,6 @@ def waiting_under(
     Returns:
         The receipts of messages that can be cancelled and are not yet; and outcomes for those that
         are held, and cannot be cancelled.
-
-    Raises:
-        BrokerError: something could not be read.
     """
     names = re.compile(re.escape(message_id) + "(~[0-9a-f]{12})?")
     found: dict[tuple[str, str], Receipt] = {}
@@ -196,10 +188,8 @@ def receipt_for(
     """Return the receipt of a message that was stored.
 
     Args:
-        own_id, due_ms, target, level_topic, key: as in :class:`~delaylevel.Receipt`.
         parked_in: full name of the partition where the message waits; None if it went straight to
             its business topic.
-        stored: the message ID that the client returned.
     """
     topic = parked_in
     if topic is None:
@@ -215,7 +205,6 @@ def check_read_back(receipt: Receipt, *given: object) -> None:
     """Raise InvalidInputError if contents of a new message are given, but not its payload.
 
     Args:
-        receipt: that of the old message.
         given: properties, keys and event time as given; None for those that were not.
     """
     if any(value is not None for value in given):
@@ -237,12 +226,6 @@ def wanted_message(
 
     Args:
         receipt: the receipt or its text; None if the message is named by its ID.
-        message_id, deliver_at, partition_key: as in :meth:`~delaylevel.DelayLevelProducer.cancel`.
-        target, level_topic: full names of the producer's own business topic and level topic.
-
-    Raises:
-        InvalidInputError: nothing or too much is given, or the receipt is damaged, or it is that of
-            a message of another producer.
     """
     if receipt is None:
         if message_id is None or deliver_at is None:
@@ -281,7 +264,6 @@ def check_cancellable(description: LevelTopicDescription, has_admin: bool) -> No
 
     Args:
         description: the description of the level topic, as far as the producer can read it.
-        has_admin: False if the producer has no admin access.
     """
     topic = description.topic
     if not has_admin:
@@ -298,11 +280,7 @@ def check_cancellable(description: LevelTopicDescription, has_admin: bool) -> No
 
 
 def seconds_of(timeout: timedelta | float | None) -> float:
-    """Return a timeout in seconds; 0 for none.
-
-    Raises:
-        InvalidInputError: it is negative or of another type.
-    """
+    """Return a timeout in seconds; 0 for none."""
     if timeout is None:
         return 0.0
     if isinstance(timeout, timedelta):
@@ -343,11 +321,7 @@ def explained(receipt: Receipt, new: Receipt | None = None) -> Iterator[None]:
     """Raise the failure to send a cancellation with an explanation.
 
     Args:
-        receipt: that of the message to cancel.
         new: that of the message that was stored to replace it; None without one.
-
-    Raises:
-        CancellationFailedError: the client's error, explained.
     """
     try:
         yield
@@ -381,14 +355,6 @@ def read_back(client: Any, receipt: Receipt) -> tuple[ParkedMessage, Envelope]:
     """Return the stored message of a receipt.
 
     The broker keeps it until the mover or dispatcher has acknowledged everything of its ledger.
-
-    Args:
-        client: a ``pulsar.Client``.
-        receipt: that of the message.
-
-    Raises:
-        InvalidInputError: the message is not there any more, or the receipt does not tell where.
-        pulsar.PulsarException: the partition cannot be read.
     """
     if receipt.sent_directly:
         raise InvalidInputError(
@@ -441,13 +407,8 @@ class OutcomeWatch:
 
     Args:
         client: a ``pulsar.Client``; it is not closed here.
-        admin: the admin interface.
-        partition: the partition of the outcomes topic.
         threaded: False for a client that has nothing to wait for.
         idle_s: time without a wait after which the reader is closed, in s.
-
-    Attributes:
-        threaded: as given.
     """
 
     def __init__(
@@ -478,10 +439,6 @@ class OutcomeWatch:
         """Begin to wait for an outcome that is published from now on.
 
         Without the outcomes topic, the wait ends at once, with the reason.
-
-        Raises:
-            pulsar.PulsarException: the outcomes topic cannot be read.
-            BrokerError: the admin interface refused.
         """
         try:
             last = self._admin.last_message_id(self._partition)
@@ -611,10 +568,6 @@ class OutcomeWatch:
 class Wait:
     """One call that waits for an outcome.
 
-    Args:
-        watch: the watch that it belongs to.
-        receipt: that of the message.
-
     Attributes:
         future: the outcome; None if the watch was closed.
         after: ledger and entry of the last record before the wait, which is not for it.
@@ -667,15 +620,6 @@ def stored_outcome(
 
     The last one counts. A later cancellation with a wrong key or due time ends as unknown, which
     says nothing about the message if another outcome does.
-
-    Args:
-        client: a ``pulsar.Client``.
-        admin: the admin interface.
-        partition: the partition of the outcomes topic.
-        receipt: that of the message.
-
-    Raises:
-        LevelTopicError: the outcomes topic does not exist.
     """
     try:
         last = admin.last_message_id(partition)

@@ -75,7 +75,6 @@ class Route(NamedTuple):
         level: the level's index; ``BUSINESS`` (-1) for the business topic itself, ``WINDOW`` (-2)
             for the window topic.
         partition: the partition of the level or window topic; -1 for the business topic.
-        properties: all properties of the message; None for none.
         deliver_at_ms: time until which the broker itself delays the message, ms; None for no
             delay.
     """
@@ -95,15 +94,9 @@ class Routing:
     """The routing rule of one producer, for one state of the level topic.
 
     Args:
-        description: the level topic.
-        target: full name of the business topic.
         schema: the schema of the payloads; None for plain bytes.
-        clock: the producer's clock.
         compression: the name of the compression of the producer; None without one.
         max_message_size: the broker's ``maxMessageSize``, in bytes.
-
-    Attributes:
-        size_limit: the largest size of a parked message.
     """
 
     def __init__(
@@ -157,16 +150,8 @@ class Routing:
         Args:
             deliver_at, deliver_after: as in :func:`~delaylevel.model.due_time.due_time_ms`.
             properties: properties of the application; any ``delaylevel.*`` is left out.
-            message_id: the application's own ID, or None.
-            partition_key: the message's key, or None.
-            replaces: ID of the message that this one replaces, or None.
             expires_at, expires_after: as in :func:`~delaylevel.model.due_time.expiry_ms`.
-            spread: longest random time to add to the due time, or None.
             unsupported: values of the ``NOT_PARKABLE`` options of send.
-
-        Raises:
-            InvalidDelayError, DelayTooLongError, UnsupportedOptionError: the message must not be
-                sent.
         """
         now_ms = self._clock.now_ms()
         due_ms = due_time_ms(deliver_at, deliver_after, now_ms)
@@ -204,11 +189,7 @@ class Routing:
         A message that was sent without an ID is named only together with the place where it was
         found: without a key, only that tells the window partition.
 
-        Args:
-            wanted: the receipt of the message.
-
         Raises:
-            DelayTooLongError: no message can have this due time.
             InvalidInputError: the ID is one that a hop has made, and the place is not given.
         """
         due_ms, message_id = wanted.due_ms, wanted.id
@@ -243,16 +224,10 @@ class Routing:
         encoded payload under its schema.
 
         Args:
-            due_ms: the new due time, ms since the epoch.
             original: envelope of the parked message.
             application: its properties without ours.
-            message_id: ID of the new message.
-            partition_key: its key; empty for none.
             expires_ms: its expiry, ms since the epoch; 0 for one as long after its due time as
                 that of the parked message. A message that is due now does not expire then.
-
-        Raises:
-            DelayTooLongError: the message must not be sent.
         """
         now_ms = self._clock.now_ms()
         if not expires_ms:
@@ -277,14 +252,7 @@ class Routing:
         now_ms: int,
         window: Callable[[], int],
     ) -> Route:
-        """Return the route into our own topics: a level, or else the window, also if it is due.
-
-        Args:
-            decision: the router's decision.
-            properties: properties of the parked message.
-            now_ms: the time of the decision, ms since the epoch.
-            window: function that returns the partition of the window.
-        """
+        """Return the route into our own topics: a level, or else the window, also if it is due."""
         if decision.hop is not Hop.PARK:
             return Route(WINDOW, window(), properties, None)
         hand_off_ms = None
@@ -306,18 +274,9 @@ class Routing:
 
         Nearly every message takes this path, so it avoids calls and intermediate objects.
 
-        Args:
-            deliver_at, deliver_after, properties, message_id, partition_key: as in :meth:`route`.
-            ordering_key: the message's ordering key, or None.
-            size: length of the payload, in bytes.
-
         Returns:
             Level, partition and properties of the :class:`Route`; None if :meth:`route` must
             decide, or if the message may be too large to be parked.
-
-        Raises:
-            InvalidDelayError, InvalidInputError: as for :meth:`route`.
-            TypeError: a key is not a string.
         """
         if not self._by_service or size > self._short_body:
             return None

@@ -164,8 +164,6 @@ class BaseProducer:
         """Return the receipt of a message that was stored.
 
         Args:
-            message_id, due_ms, key: ID, due time (ms since the epoch) and key of the message.
-            route: its route.
             stored: the ID that the client returned.
         """
         topic = self._cache.routing.topic_of(route) if route.parked else None
@@ -220,12 +218,7 @@ class BaseProducer:
         """Return the route of a message that was read back, and the arguments of its message.
 
         Args:
-            due_ms: the new due time, ms since the epoch.
-            message_id: the new ID.
             expires_ms: the new expiry, ms since the epoch; 0 for none.
-
-        Raises:
-            MessageTooLargeError: the message is too large for later hops.
         """
         application = application_properties(message.properties)
         route = self._cache.routed(

@@ -70,15 +70,8 @@ def missing_hosts(
 ) -> dict[str, str]:
     """Return a text for a mover and for a dispatcher that is missing; see `topics.hosts`.
 
-    Args:
-        target: the business topic.
-        now_ms: the present, ms since the epoch.
-
     Returns:
         The texts by kind, ``mover`` or ``dispatcher``.
-
-    Raises:
-        BrokerError: the statistics cannot be read.
     """
     at = status(admin, description, now_ms, roles=(Role.LEVEL, Role.WINDOW))
     found = hosts.missing_hosts(admin, description, at.rows(), target, now_ms)
@@ -90,10 +83,7 @@ class DeliveryWatch:
     """The checks of one level topic for one process.
 
     Attributes:
-        admin: the admin interface.
-        description: the level topic.
         target: the business topic of its first producer.
-        clock: the machine's clock.
         users: the producers, each by an object that lives as long as it.
     """
 
@@ -129,9 +119,6 @@ class DeliveryWatches:
     """All checks of a process, in one thread that does not keep it alive.
 
     The thread ends when no producer with a level topic is left.
-
-    Args:
-        first_check_s: pause before the first check of a level topic, s.
     """
 
     def __init__(self, first_check_s: float = FIRST_CHECK_S) -> None:
@@ -209,11 +196,7 @@ WATCHES = DeliveryWatches()
 
 
 class PartitionCounts:
-    """Numbers of partitions of topics, as the Pulsar client reports them.
-
-    Args:
-        partitions_of: the client's ``get_topic_partitions``.
-    """
+    """Numbers of partitions of topics, as the Pulsar client reports them."""
 
     def __init__(self, partitions_of: Callable[[str], Sequence[str]]) -> None:
         self._partitions_of = partitions_of
@@ -226,10 +209,6 @@ class PartitionCounts:
 
         Args:
             wanted: the description according to the producer's arguments.
-            names: the names to look for, that of a new level topic first.
-
-        Raises:
-            LevelTopicError: none exists with these levels, or several do.
         """
         candidates = [replace(wanted, topic=name) for name in names]
         found: list[LevelTopicDescription] = []
@@ -328,11 +307,7 @@ def given_options(
     """Return the arguments that were passed to ``create_producer`` by name, without the topic.
 
     Args:
-        function: the plain client's method.
         ours: names of our own arguments, which a misspelt name may mean.
-
-    Raises:
-        TypeError: an argument is unknown; the text tells the nearest name.
     """
     signature = inspect.signature(function)
     own = list(signature.parameters)[2:]
@@ -346,11 +321,7 @@ def given_options(
 
 
 def check_producer_options(options: Mapping[str, Any]) -> None:
-    """Refuse given options of ``create_producer`` that would not affect delayed messages.
-
-    Raises:
-        UnsupportedOptionError: an option is refused; the text names the reason and the remedy.
-    """
+    """Refuse given options of ``create_producer`` that would not affect delayed messages."""
     for name, reason in _REFUSED.items():
         if options.get(name):
             raise UnsupportedOptionError(
@@ -379,9 +350,6 @@ def level_producer_settings(
     """Return the arguments for producers of level topics, derived from the application's own.
 
     With a warning for the application, or None.
-
-    Raises:
-        UnsupportedOptionError: the send timeout is 0 or negative.
     """
     settings: dict[str, Any] = {name: options[name] for name in _KEPT if name in options}
     settings |= OWN_SEQUENCE_SETTINGS
@@ -418,10 +386,6 @@ def window_producer_settings(
     """Return the arguments for producers of the window topic, derived from those of the levels.
 
     The broker delays nothing in the window topic, so batches are possible with a Function, too.
-
-    Args:
-        level_settings: the arguments for producers of levels.
-        options: the application's own arguments, by name.
     """
     return {**level_settings, "batching_enabled": _batches(options or {})}
 
@@ -438,12 +402,7 @@ class ProducerSetup(NamedTuple):
     """The level topic of one producer, and the settings for it.
 
     Attributes:
-        description: the level topic.
-        target: full name of the business topic.
-        level_settings: arguments for the producers of level topics.
-        clock: source of the time at which a message is sent.
         describe: function that reads the description again; None without admin access.
-        warning: a warning for the application, or None.
         max_message_size: the broker's ``maxMessageSize``, in bytes.
         window_settings: arguments for the producers of the window topic; None for those of the
             levels, batched.
@@ -453,9 +412,7 @@ class ProducerSetup(NamedTuple):
         registered: function that returns the versions of the business topic's schema; None without
             admin access.
         reference: the schema of the payloads, once the business topic is open; None for bytes.
-        admin: the admin interface, or None.
         reading: a ``pulsar.Client`` for readers, which only blocks threads that call it.
-        schema: the schema of the application's own producer, once this is open.
     """
 
     description: LevelTopicDescription
@@ -479,9 +436,6 @@ class ProducerSetup(NamedTuple):
 
         The application's own producer is opened first: if the broker refuses that, nothing is
         left behind, and its schema is registered.
-
-        Args:
-            schema: the schema of the application's own producer.
         """
         description = self.description if self.create is None else self.create()
         if self.watch is not None:
@@ -543,12 +497,7 @@ def prepare(
     Nothing is created or changed on the broker: :meth:`ProducerSetup.created` does that.
 
     Args:
-        topic: the business topic.
         options: arguments of ``pulsar.Client.create_producer`` that were given, by name.
-        admin: the admin interface, or None.
-        partitions_of: the client's ``get_topic_partitions``.
-        clock: source of the time at which a message is sent.
-        choice: the level topic that the application wants.
     """
     check_producer_options(options)
     choice.check()
