@@ -41,9 +41,6 @@ class StepDetector:
 
     A step is a correction of the wall clock, forward or back. A machine that was suspended looks
     the same, because its monotonic clock stops meanwhile.
-
-    Args:
-        clock: the clock to watch.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -125,11 +122,7 @@ def duration_ms(value: timedelta) -> int:
 
 
 def instant_ms(value: datetime) -> int:
-    """Return an aware datetime as milliseconds since the epoch, rounded up.
-
-    Raises:
-        ValueError: the datetime is naive.
-    """
+    """Return an aware datetime as milliseconds since the epoch, rounded up."""
     if value.tzinfo is None or value.utcoffset() is None:
         raise ValueError(f"{value.isoformat()} has no time zone")
     return duration_ms(value - _EPOCH)

@@ -64,10 +64,7 @@ class ForwardReport:
         """Count messages.
 
         Args:
-            counter: the name of a counter.
             key: key in that counter; None for one that is a number.
-            late_ms: the largest lateness at hand-off.
-            number: number of messages.
         """
         if key is None:
             setattr(self, counter, getattr(self, counter) + number)

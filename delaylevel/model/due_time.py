@@ -26,11 +26,6 @@ def due_time_ms(
         deliver_at: due time in milliseconds since the epoch (as in ``pulsar.Producer``) or as an
             aware datetime; 0 and None for no delay. A past time is valid: the message is due now.
         deliver_after: delay from now; zero and None for no delay.
-        now_ms: the present time, milliseconds since the epoch, UTC.
-
-    Raises:
-        InvalidDelayError: both are given, or the value is negative, naive, of another type, or so
-            far off that its unit must be wrong.
     """
     if deliver_at is not None and deliver_after is not None:
         raise InvalidDelayError(
@@ -45,15 +40,7 @@ def due_time_ms(
 
 
 def spread_ms_of(spread: timedelta | None, due_ms: int | None) -> int:
-    """Return the longest random time that is added to a due time, ms; 0 for none.
-
-    Args:
-        spread: that time, or None.
-        due_ms: due time of the message, ms since the epoch; None for none.
-
-    Raises:
-        InvalidDelayError: it is negative or no timedelta, or the message has no due time.
-    """
+    """Return the longest random time that is added to a due time, ms; 0 for none."""
     if spread is None:
         return 0
     latest_ms = _from_delay(spread, due_ms or 0, "spread")
@@ -73,11 +60,6 @@ def expiry_ms(
     Args:
         expires_at: that time in milliseconds since the epoch, or as an aware datetime.
         expires_after: the time from due time to expiry, instead of ``expires_at``.
-        due_ms: due time of the message, ms since the epoch; None for none.
-
-    Raises:
-        InvalidDelayError: both are given, the message has no due time, or it would expire before it
-            is due.
     """
     if expires_at is None and expires_after is None:
         return 0
@@ -165,7 +147,6 @@ def expires_at_ms(description: LevelTopicDescription, due_ms: int, own_ms: int) 
     """Return the time from which a message is not released any more, ms; 0 for never.
 
     Args:
-        due_ms: due time of the message, ms since the epoch.
         own_ms: expiry that its producer gave, ms since the epoch; 0 for none.
     """
     if own_ms or not description.expire_after_ms:
@@ -181,7 +162,6 @@ def moved_expiry_ms(own_ms: int, due_ms: int, new_due_ms: int, now_ms: int) -> i
 
     Args:
         own_ms: expiry that its producer gave, ms since the epoch; 0 for none.
-        due_ms, new_due_ms: its due times, ms since the epoch.
     """
     if new_due_ms <= now_ms or own_ms == NEVER_MS:
         return NEVER_MS
@@ -191,11 +171,7 @@ def moved_expiry_ms(own_ms: int, due_ms: int, new_due_ms: int, now_ms: int) -> i
 def reason_if_expired(
     description: LevelTopicDescription, due_ms: int, own_ms: int, now_ms: int
 ) -> str | None:
-    """Return the reason of a message that has expired; None if it has not.
-
-    Args:
-        due_ms, own_ms: as for `expires_at_ms`.
-    """
+    """Return the reason of a message that has expired; None if it has not."""
     at_ms = expires_at_ms(description, due_ms, own_ms)
     # It is not released before it is due, also if it is handed on earlier.
     return expired_reason(at_ms) if 0 < at_ms <= max(now_ms, due_ms) else None

@@ -98,7 +98,6 @@ class Envelope(NamedTuple):
     """The due time, target and identity of a parked message, or of a control record.
 
     Attributes:
-        due_ms: due time, milliseconds since the epoch, UTC.
         target: full name of the business topic.
         id: the stable identity; None until the first hop adds it.
         schema: the schema of the payload; None for plain bytes.
@@ -185,11 +184,7 @@ class Envelope(NamedTuple):
         return properties
 
     def parked_again_properties(self, properties: Mapping[str, str]) -> dict[str, str]:
-        """Return all properties of a message that is parked again, in another member topic.
-
-        Args:
-            properties: all properties of the message in its current topic.
-        """
+        """Return all properties of a message that is parked again, in another member topic."""
         if self.attempt or self.id is None:
             return self.parked_properties(application_properties(properties))
         return {**properties, ID: self.id}
@@ -253,11 +248,7 @@ def bounded_reason(reason: str) -> str:
 
 
 def check_id(value: str) -> str:
-    """Return an application's own message ID if it is valid.
-
-    Raises:
-        InvalidInputError: it is not a string, empty, or longer than 512 characters.
-    """
+    """Return an application's own message ID; refuse one that is empty or too long."""
     if not isinstance(value, str):
         raise InvalidInputError(f"a message ID is a string, not {type(value).__name__}: {value!r}")
     if not 0 < len(value) <= LONGEST_ID:

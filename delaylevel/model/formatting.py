@@ -76,20 +76,13 @@ def parse_iso(text: str) -> datetime:
     """Read a time in ISO-8601 with any number of decimals, and ``Z`` for UTC.
 
     Python 3.10 reads only three or six decimals, and brokers leave out zeros at the end.
-
-    Raises:
-        ValueError: it is no such time.
     """
     text = re.sub(r"[Zz]$", "+00:00", text.strip())
     return datetime.fromisoformat(_DECIMALS.sub(lambda found: f".{found[1]:0<6.6}", text))
 
 
 def parse_duration(text: str) -> timedelta:
-    """Parse a duration such as ``90s``, ``15m``, ``2h``, ``1h30m``, ``250ms`` or ``3d``.
-
-    Raises:
-        ValueError: the text is not a duration.
-    """
+    """Parse a duration such as ``90s``, ``15m``, ``2h``, ``1h30m``, ``250ms`` or ``3d``."""
     compact = text.strip().lower()
     parts = _DURATION.findall(compact)
     if not parts or "".join(number + unit for number, unit in parts) != compact:
@@ -105,9 +98,6 @@ def parse_delay(value: timedelta | str, name: str) -> timedelta:
 
     Args:
         name: name of the delay in the message of the error.
-
-    Raises:
-        InvalidInputError: it is neither, or negative.
     """
     if isinstance(value, str):
         try:

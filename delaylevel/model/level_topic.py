@@ -552,11 +552,7 @@ def named_in(
 
 
 def _apply_settings(value: dict[str, Any], properties: Mapping[str, str]) -> None:
-    """Override members of a parsed description with the settings in properties.
-
-    Raises:
-        ValueError: a setting is damaged.
-    """
+    """Override members of a parsed description with the settings in properties."""
     for key, text in properties.items():
         if not key.startswith(SETTING_PREFIX):
             continue
@@ -577,7 +573,6 @@ def _check_format(topic: str, version: object) -> None:
 
     Raises:
         UpgradeRequiredError: it is a later one.
-        ValueError: it is no format.
     """
     if not isinstance(version, int) or isinstance(version, bool) or version < 1:
         raise ValueError(f"version is {version!r}, not the number of a format")

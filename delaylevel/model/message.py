@@ -64,11 +64,7 @@ def properties_of(message: Any) -> dict[str, str]:
 
 
 def readable_fields(message: Any) -> tuple[str, str, dict[str, str]]:
-    """Return the key, ordering key and marked properties of a message with unreadable fields.
-
-    Args:
-        message: a message object of the client's native core.
-    """
+    """Return the key, ordering key and marked properties of a message with unreadable fields."""
     raw: dict[str, bytes] = {}
 
     def text(name: str, read: Callable[[], str]) -> str:
@@ -184,10 +180,8 @@ class LazyMessage(NamedTuple):
     The properties that are no attributes here are those of :class:`ParkedMessage`.
 
     Attributes:
-        message: a message object of the client's native core.
         ledger, entry, batch: its position; batch is -1 for an unbatched entry.
         due_ms: the due time, ms since the epoch; None if it cannot be read.
-        properties: all properties, ours included.
     """
 
     message: Any
@@ -297,9 +291,6 @@ def batch_size(message_id: Any) -> int:
     """Return the number of messages in the entry of a batched message.
 
     The client has it only in the serialized id: field 6 of Pulsar's ``MessageIdData``.
-
-    Args:
-        message_id: a message id of the client or of its native core.
 
     Returns:
         The size; 0 if the id does not carry it.

@@ -29,13 +29,7 @@ PAYLOAD = b"cancel"
 
 
 def cancellation(due_ms: int, target: str, message_id: str) -> Envelope:
-    """Return the envelope of a cancellation.
-
-    Args:
-        due_ms: due time of the message, ms since the epoch.
-        target: full name of the message's business topic.
-        message_id: ID of the message.
-    """
+    """Return the envelope of a cancellation."""
     return Envelope(due_ms, target, message_id, kind=CANCEL)
 
 

@@ -30,11 +30,7 @@ class Position:
 
     @classmethod
     def parse(cls, text: str) -> Position:
-        """Parse ``ledger:entry`` or ``ledger:entry:batch``.
-
-        Raises:
-            InvalidInputError: the text has another form.
-        """
+        """Parse ``ledger:entry`` or ``ledger:entry:batch``."""
         match = _TEXT.fullmatch(text)
         if not match:
             raise InvalidInputError(
@@ -81,12 +77,9 @@ class SourcePartition:
     """A partition that a mover reads from its oldest message onwards.
 
     Attributes:
-        level_topic: the full name of the level topic that it belongs to.
-        topic: the full name of the partition.
         role: LEVEL or HELD.
         level: the level whose lead a message read here has used up. For the held topic this is
             the finest level, because a held message had already passed all levels.
-        partition: its index.
         hand_off_after_ms: time from the publish time of a message until it is ready, ms.
         takes_longer: True if messages may be due later than the partition's number implies: it is
             the last partition of its level, or was the last before an expansion.

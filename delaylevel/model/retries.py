@@ -63,7 +63,6 @@ def replayed_properties(properties: Mapping[str, str], other_target: bool) -> di
     Those of any other message are returned unchanged.
 
     Args:
-        properties: all properties of the dead letter.
         other_target: True if it goes to a topic that is not the retry topic.
     """
     if ATTEMPTS not in properties:

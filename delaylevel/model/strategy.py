@@ -180,11 +180,8 @@ class Level:
 
     Attributes:
         index: its index in the list, 0 for the coarsest.
-        unit_ms, maximum_ms, lead_ms: as in :class:`PartitionStrategy`.
         tolerance_ms: tolerance for the broker's tick and clocks: 2 s, or a tenth of the unit.
-        partitions: number of partitions of its topic.
         suffix: suffix of its topic's name after that of the level topic; empty for the coarsest.
-        name: the name of its unit.
     """
 
     index: int
@@ -343,9 +340,7 @@ def fitting_levels(
     """Yield the lists of levels, as (unit, maximum delay), with at most ``limit`` partitions each.
 
     Args:
-        maximum: the longest delay.
         units: the possible units, from coarse to fine.
-        limit: largest number of partitions of a level.
     """
     for count in range(1, len(units) + 1):
         for chosen in combinations(units, count):

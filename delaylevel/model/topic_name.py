@@ -24,11 +24,7 @@ class TopicName:
 
     @classmethod
     def parse(cls, topic: str) -> TopicName:
-        """Parse ``orders`` (in ``public/default``), ``tenant/ns/orders`` or a full topic name.
-
-        Raises:
-            InvalidInputError: the name is not persistent, or has too many or empty parts.
-        """
+        """Parse ``orders`` (in ``public/default``), ``tenant/ns/orders`` or a full topic name."""
         scheme, separator, rest = topic.partition("://")
         if not separator:
             rest = topic
@@ -111,11 +107,7 @@ class TopicName:
 
 
 def parse_namespace(namespace: str) -> tuple[str, str]:
-    """Return tenant and namespace of ``tenant/namespace``.
-
-    Raises:
-        InvalidInputError: the text has another form.
-    """
+    """Return tenant and namespace of ``tenant/namespace``."""
     parts = namespace.split("/")
     if len(parts) != 2 or not all(parts):
         raise InvalidInputError(f"{namespace!r} is not a namespace: write tenant/namespace")

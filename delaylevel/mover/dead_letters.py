@@ -253,11 +253,7 @@ def _mended(
     target: str | None,
     due_ms: int | None,
 ) -> ParkedMessage:
-    """Return the message of a dead letter for a replay.
-
-    Raises:
-        EnvelopeError: it cannot be read, or not be changed.
-    """
+    """Return the message of a dead letter for a replay."""
     mended = letter.mended(target, due_ms)
     envelope = open_envelope(description, source.topic, mended)
     if envelope.kind is not None and not (target is None and due_ms is None):

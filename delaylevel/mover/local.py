@@ -60,9 +60,6 @@ class LocalMover:
         postponed: partitions that have failed and are served after the others: see `ReadyQueue`. A
             mover that replaces this one after a failure should get them.
         made_progress: True if the last pass has acknowledged something.
-
-    Raises:
-        AlreadyRunningError: another mover has the level topic.
     """
 
     def __init__(

@@ -66,9 +66,6 @@ class NextChecks:
     These times are computed from publish times, so they are times of the wall clock. When it steps,
     all of them are discarded: a time that was computed by a clock that is ahead could be weeks too
     late, and a clock that was set back reaches it too late.
-
-    Attributes:
-        stepped: True if the wall clock had stepped at the start of the present pass.
     """
 
     def __init__(self, clock: Clock) -> None:

@@ -375,9 +375,6 @@ class MoverService:
         Returns:
             The numbers of messages, by outcome. A message that passes several levels is counted at
             each.
-
-        Raises:
-            AlreadyRunningError: another mover has a level topic.
         """
         total = ForwardReport()
         failure: BrokerError | None = None

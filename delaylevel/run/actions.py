@@ -58,7 +58,6 @@ class ServiceActions:
     """The actions of a process on the level topics that it serves; see `delaylevel.web.reports`.
 
     Args:
-        admin: the cluster.
         descriptions: function that returns the level topics that the process serves.
         open_inspector: function that returns a new `Inspector`, given a level topic and ``target``.
         open_client: function that returns a new client for the producers of targets.

@@ -315,13 +315,7 @@ class LocalService:
             self._remove(gone)
 
     def _serve(self, description: LevelTopicDescription, named: bool) -> None:
-        """Serve a level topic. Of one that a Function moves, only the window is served.
-
-        Raises:
-            LevelTopicError: it was named, and a Function moves its messages; or as for
-                :class:`Dispatcher`.
-            InvalidInputError: effectively-once delivery with the final window ``broker``.
-        """
+        """Serve a level topic. Of one that a Function moves, only the window is served."""
         self._check(description)
         if not self._moves:
             check_dispatched(description)

@@ -60,8 +60,6 @@ class WebApplication:
 
     Args:
         metrics: function that returns the metrics, given the ``Accept`` header.
-        reporters: the parts of the process.
-        address: address on which the process listens.
         token: token of live queries and of the status page; empty for none. Without a token, only
             clients on this machine may ask, and only if no other machine can reach the address.
         actions: what a person may change; None for nothing.

@@ -89,8 +89,6 @@ def status_page(
 
     Args:
         sections: the level topics of the process; those with the same title become one.
-        checks: the conditions of its readiness.
-        can_act: True to link the page of actions.
     """
     ready = all(check.ok for check in checks)
     kind, word = ("badge", "ready") if ready else ("badge bad", "not ready")
@@ -120,8 +118,6 @@ def action_page(
     """Return the page of actions. It is not refreshed while somebody fills it in.
 
     Args:
-        topics: the level topics that can be acted on.
-        report: the outcome of the action that was just performed.
         given: the fields of its form; those that name a message stay filled in.
     """
     body = ['<h1>delaylevel <span class="badge">actions</span></h1>']

@@ -21,11 +21,7 @@ LEAST_TOKEN = 16
 
 
 def tokens(environment: Mapping[str, str]) -> tuple[str, str]:
-    """Return the tokens of live queries and of actions; empty for none.
-
-    Raises:
-        ConfigError: the token of actions is short, or that of live queries.
-    """
+    """Return the tokens of live queries and of actions; empty for none."""
     live = environment.get(TOKEN_VARIABLE, "").strip()
     acting = environment.get(ACTION_TOKEN_VARIABLE, "").strip()
     if acting and len(acting) < LEAST_TOKEN:
@@ -60,7 +56,6 @@ class ProbeCheck(NamedTuple):
 
     Attributes:
         name: the condition: ``partition locks``, ``caught up``, ``lag`` ...
-        ok: True if it is met.
         text: the observation; with the remedy if the condition is not met.
     """
 
@@ -87,11 +82,8 @@ class PartitionLine(NamedTuple):
     """One partition of the status page.
 
     Attributes:
-        partition: its number.
         owner: name of the owner; empty without one.
-        here: True if this process owns it.
         state: its state in this process; empty if another process owns it.
-        pending: number of pending messages in this process.
         overdue_ms: time since the earliest due time of these, ms.
     """
 
@@ -107,8 +99,6 @@ class MinuteLine(NamedTuple):
     """Releases of one minute.
 
     Attributes:
-        start_ms: the beginning of the minute, ms since the epoch.
-        released: number of released messages.
         p50_ms, p99_ms: quantiles of their lateness, rounded up to a bound of the histogram, ms;
             None without messages.
     """
@@ -131,14 +121,10 @@ class StatusSection:
     """The state of one level topic in this process.
 
     Attributes:
-        title: full name of the level topic.
         facts: further facts, by label.
         periods: messages in the window by the time until they are due.
         parked: entries of each level, with the time of the next hand-off.
-        partitions: the partitions, with their owners.
-        minutes: the releases of the last minutes, oldest first.
         held: number of messages that were held, by target.
-        problems: the present problems.
     """
 
     title: str
@@ -152,12 +138,7 @@ class StatusSection:
 
 
 class LiveAnswer(NamedTuple):
-    """The answer to a live query.
-
-    Attributes:
-        content_type: type of the body.
-        body: the bytes of the answer.
-    """
+    """The answer to a live query."""
 
     content_type: str
     body: bytes
@@ -183,10 +164,6 @@ class Reporter(Protocol):
 
         Args:
             question: ``pending``, ``average`` or ``counts``.
-            parameters: the parameters of the URL.
-
-        Raises:
-            QueryRefusedError: the query cannot be answered.
         """
         return None
 
@@ -199,8 +176,6 @@ class ActionTopic(NamedTuple):
     """A level topic on the page of actions.
 
     Attributes:
-        topic: its full name.
-        targets: full names of its business topics.
         paused: begin of each pause, ms since the epoch, by target; ``*`` for all targets.
     """
 
@@ -215,7 +190,6 @@ class ActionReport(NamedTuple):
     Attributes:
         status: 200 if it is done; 400 for a wrong request, 404 if nothing matches, 409 if the state
             does not allow it, 503 if it may succeed later.
-        text: what happened, in a sentence.
         rows: the messages; one with a ``receipt`` can be named by it.
     """
 
@@ -236,7 +210,6 @@ class Actions(Protocol):
 
         Args:
             action: one of ``ACTIONS``.
-            parameters: the fields of the request, without empty ones.
         """
         ...
 

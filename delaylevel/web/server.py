@@ -50,12 +50,10 @@ class Request(NamedTuple):
     """A request.
 
     Attributes:
-        method: ``GET``, ``HEAD`` ...
         path: the decoded path.
         query: the part of the URL after the question mark, not decoded.
         headers: the headers, by their names in lower case.
         body: the body of a POST; that of another method is not read.
-        client: the address from which the connection came.
     """
 
     method: str
@@ -67,13 +65,7 @@ class Request(NamedTuple):
 
 
 class Response(NamedTuple):
-    """An answer.
-
-    Attributes:
-        status: the status code.
-        body: the bytes of the answer.
-        headers: names and values of the headers, without those of the connection.
-    """
+    """An answer."""
 
     status: int
     body: bytes
@@ -88,15 +80,11 @@ class HttpServer:
 
     Args:
         application: function that answers a request; it is called in the server's threads.
-        address: address of the interface to listen on.
         port: TCP port; 0 for any free one.
         probes: the paths whose answers no other ones delay.
 
     Attributes:
         port: the port in use.
-
-    Raises:
-        ConfigError: the address or the port is not available.
     """
 
     def __init__(
