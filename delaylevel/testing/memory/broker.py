@@ -139,11 +139,7 @@ class Partition:
 
 
 class Broker:
-    """State of a cluster, guarded by one lock.
-
-    Args:
-        entries_per_ledger: maximum number of entries of a ledger.
-    """
+    """State of a cluster, guarded by one lock."""
 
     def __init__(self, clock: ManualClock, entries_per_ledger: int) -> None:
         self.clock = clock
@@ -168,12 +164,7 @@ class Broker:
     # -- topics
 
     def partition_names(self, topic: str) -> list[TopicName]:
-        """Return the partitions of a topic, or the topic itself if it is not partitioned.
-
-        Raises:
-            pulsar.InvalidTopicName: the name is not that of a persistent topic.
-            pulsar.TopicNotFound: the namespace does not exist.
-        """
+        """Return the partitions of a topic, or the topic itself if it is not partitioned."""
         try:
             name = TopicName.parse(topic)
         except InvalidInputError as error:
@@ -186,11 +177,7 @@ class Broker:
         return [name.partition(index) for index in range(metadata.partitions)]
 
     def partition(self, name: TopicName) -> Partition:
-        """Return a partition for a new connection; create it if it does not exist.
-
-        Raises:
-            pulsar.TopicNotFound: the partitioned topic has no such partition.
-        """
+        """Return a partition for a new connection; create it if it does not exist."""
         found = self.partitions.get(name)
         if found is None:
             if name.without_partition in self.partitioned:
@@ -199,11 +186,7 @@ class Broker:
         return found
 
     def existing(self, name: TopicName) -> Partition:
-        """Return an existing partition.
-
-        Raises:
-            NotFoundError: the partition does not exist.
-        """
+        """Return an existing partition; raise NotFoundError for one that does not exist."""
         found = self.partitions.get(name)
         if found is None:
             raise not_found(f"topic {name}")
@@ -237,12 +220,7 @@ class Broker:
                 self._add(name.partition(index))
 
     def expand(self, name: TopicName, partitions: int) -> None:
-        """Add partitions to a partitioned topic, with its subscriptions.
-
-        Raises:
-            NotFoundError: the topic does not exist.
-            AdminError: the topic has more partitions.
-        """
+        """Add partitions to a partitioned topic, with its subscriptions."""
         metadata = self.partitioned.get(name)
         if metadata is None:
             raise not_found(f"partitioned topic {name}")
@@ -261,12 +239,7 @@ class Broker:
                 added.subscribe(subscription, earliest=True)
 
     def delete(self, name: TopicName, *, force: bool) -> None:
-        """Delete a topic. Connected clients reconnect, which recreates it.
-
-        Raises:
-            NotFoundError: the topic does not exist.
-            ConflictError: clients are connected, and ``force`` is False.
-        """
+        """Delete a topic. Connected clients reconnect, which recreates it."""
         metadata = self.partitioned.get(name)
         names = [name] if metadata is None else self.partition_names(name.full)
         doomed = [self.existing(name) for name in names]
@@ -292,11 +265,7 @@ class Broker:
         return added
 
     def policies_of(self, namespace: str) -> NamespacePolicies:
-        """Return the policies of a namespace.
-
-        Raises:
-            NotFoundError: the namespace does not exist.
-        """
+        """Return the policies of a namespace."""
         if namespace not in self.namespaces:
             raise not_found(f"namespace {namespace}")
         return self.namespaces[namespace]
@@ -308,11 +277,7 @@ class Broker:
     # -- schemas
 
     def register_schema(self, name: TopicName, schema: Any) -> int | None:
-        """Return the version of a ``pulsar.schema.Schema``; register it if it is new.
-
-        Raises:
-            pulsar.IncompatibleSchema: the schema is not compatible with that of the topic.
-        """
+        """Return the version of a ``pulsar.schema.Schema``; register it if it is new."""
         schema_type, definition = type_and_definition(schema)
         if schema_type in UNTYPED:
             return None
@@ -326,11 +291,7 @@ class Broker:
         return version
 
     def check_consumer_schema(self, partition: Partition, schema: Any) -> None:
-        """Check the schema of a consumer; register it if the topic is unused and has no schema.
-
-        Raises:
-            pulsar.IncompatibleSchema: the topic has an incompatible schema, or data without one.
-        """
+        """Check the schema of a consumer; register it if the topic is unused and has no schema."""
         schema_type, definition = type_and_definition(schema)
         if schema_type in UNTYPED:
             return
@@ -353,11 +314,7 @@ class Broker:
         publish_ms: int,
         deliver_at_ms: int | None,
     ) -> Entry:
-        """Store an entry.
-
-        Raises:
-            pulsar.TopicTerminated: the topic is terminated.
-        """
+        """Store an entry."""
         self.check_alive()
         partition = self.partition(name)
         if partition.terminated:
@@ -375,11 +332,7 @@ class Broker:
         return entry
 
     def check_alive(self) -> None:
-        """Refuse everything to a process that has ended.
-
-        Raises:
-            Crashed: the process under test has ended.
-        """
+        """Refuse everything to a process that has ended."""
         if self.events_left == 0:
             raise Crashed
 

@@ -84,7 +84,6 @@ class ConsumerLink:
         """Acknowledge one message, and its entry if all messages of the entry are acknowledged.
 
         Args:
-            number: number of the entry.
             index: batch index of the message; -1 for the whole entry.
             size: number of messages in the batch; 0 for the whole entry.
         """
@@ -131,11 +130,7 @@ class ConsumerLink:
         return message_id(entries[-1].last_position if entries else NO_POSITION)
 
     def unsubscribe(self) -> None:
-        """Delete the subscription.
-
-        Raises:
-            pulsar.ConsumerBusy: it has other consumers.
-        """
+        """Delete the subscription."""
         if len(self.subscription.consumers) > 1:
             raise pulsar.ConsumerBusy("Pulsar error: ConsumerBusy")
         del self._partition.subscriptions[self._options["subscription_name"]]
@@ -168,11 +163,7 @@ class ConsumerCore(Core):
         return self._name
 
     def receive(self, timeout_millis: int | None = None) -> Received:
-        """Return the next message.
-
-        Raises:
-            pulsar.Timeout: no message is available now.
-        """
+        """Return the next message; raise ``pulsar.Timeout`` at once if there is none."""
         self._check_open()
         if self._options["message_listener"]:
             raise pulsar.InvalidConfiguration("Pulsar error: InvalidConfiguration")
@@ -293,7 +284,6 @@ class ConsumerCore(Core):
         """Apply an action to the entry of a message or message ID.
 
         Args:
-            message: a message or message ID.
             action: function of the link, the entry's number, the batch index and the batch size.
         """
         stored = message.message_id() if isinstance(message, Received) else message
@@ -342,11 +332,7 @@ class ReaderCore(Core):
                 partition.consumers.append(self)
 
     def read_next(self, timeout_millis: int | None = None) -> Received:
-        """Return the next message.
-
-        Raises:
-            pulsar.Timeout: no message is available now.
-        """
+        """Return the next message; raise ``pulsar.Timeout`` at once if there is none."""
         self._check_open()
         with self._broker.lock:
             found = self._take()

@@ -97,9 +97,6 @@ def asyncio_form(core: Any, name: str) -> Any:
     """Return the form of a call of a core that ``pulsar.asyncio`` uses.
 
     Its last argument is a callback, and nothing waits.
-
-    Raises:
-        AttributeError: the core has no such call.
     """
     call, _, rest = name.rpartition("_async")
     if not call or rest or call.startswith("_"):
@@ -177,7 +174,6 @@ class Core:
     """Replacement of a C++ object below the Python code of ``pulsar``, with the same methods.
 
     Args:
-        topics: names of one or more topics, as given by the application.
         options: all arguments of the call that created the object, by name.
     """
 

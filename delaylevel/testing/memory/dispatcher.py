@@ -46,7 +46,6 @@ class ReleasedMessages:
     """The released messages of one window partition, as its journal says.
 
     Args:
-        partition: index of the window partition.
         sent: packed positions of further messages.
     """
 
@@ -67,12 +66,7 @@ class ReleasedMessages:
         self._state = JournalState.read(counting(entries))
 
     def contains(self, position: Position, envelope: Envelope, key: str) -> bool:
-        """Return True if a message was released, or if it is a copy of one that was.
-
-        Args:
-            position: position of the message in the window partition.
-            key: its partition key; empty for none.
-        """
+        """Return True if a message was released, or if it is a copy of one that was."""
         packed = pack_message(position)
         if packed in self._sent or self._state.is_released(np.array([packed]))[0]:
             return True
@@ -91,8 +85,6 @@ class MemoryDispatcher:
 
     Args:
         client: an in-memory client, which stays open.
-        admin: admin interface of the same Pulsar.
-        description: description of a level topic with a tracker.
 
     Raises:
         AlreadyRunningError: another dispatcher has a window partition.
@@ -155,11 +147,7 @@ class MemoryDispatcher:
         return min((time for time in times if time is not None), default=None)
 
     def sent_positions(self, index: int) -> set[int]:
-        """Return the packed positions of messages that were sent, but have no commit yet.
-
-        Args:
-            index: index of the window partition.
-        """
+        """Return the packed positions of messages that were sent, but have no commit yet."""
         return self._partitions[index].sent_positions()
 
     def close(self) -> None:
@@ -288,9 +276,6 @@ class _StepTime:
     """Monotonic time by a manual clock.
 
     No two calls return the same time, as with a real clock: the order of events is known from it.
-
-    Attributes:
-        steady: the dispatcher's clock.
     """
 
     def __init__(self, clock: ManualClock) -> None:

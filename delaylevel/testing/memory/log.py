@@ -25,10 +25,8 @@ class StoredMessage:
 
     Attributes:
         value: the payload; None for a null value.
-        properties: all properties.
         key, ordering_key: the keys; empty without one.
         event_ms: the application's event time, ms since the epoch; 0 without one.
-        producer: name of its producer.
         schema_version: version of its schema; None for plain bytes.
     """
 
@@ -46,11 +44,8 @@ class Entry:
     """An entry of a ledger; all times are ms since the epoch.
 
     Attributes:
-        ledger, entry: its position.
-        messages: one message, or those of a batch.
         batched: True for a batch, even of one message.
         publish_ms: publish time by the producer's clock; of a batch, that of its first message.
-        stored_ms: time at which the broker stored it.
         deliver_at_ms: delivery time for Shared and Key_Shared subscriptions, or None.
     """
 
@@ -92,11 +87,8 @@ class Log:
 
     Args:
         new_ledger: function that returns the ID of a new ledger; IDs ascend in the whole cluster.
-        entries_per_ledger: maximum number of entries of a ledger.
 
     Attributes:
-        ledgers: ID and number of entries of each ledger.
-        messages, size_bytes: number of messages, and bytes of their payloads.
         erased: numbers of the entries that no subscription needs any more. Nobody can read them.
     """
 
@@ -214,8 +206,6 @@ class Subscription:
     """State of one subscription; entries have the numbers of the log, from 0.
 
     Args:
-        log: log of the partition.
-        start: number of the first entry of the subscription.
         acknowledged: function that is called with the numbers of entries that were acknowledged.
     """
 
@@ -235,11 +225,7 @@ class Subscription:
     # -- consumers
 
     def connect(self, consumer: Subscriber, kind: ConsumerType) -> None:
-        """Add a consumer.
-
-        Raises:
-            pulsar.ConsumerBusy: another consumer has exclusive access or another type.
-        """
+        """Add a consumer."""
         if self.consumers and (kind != self.kind or kind == ConsumerType.Exclusive):
             raise pulsar.ConsumerBusy("Pulsar error: ConsumerBusy")
         if not self.consumers:

@@ -29,7 +29,6 @@ class OutgoingMessage(NamedTuple):
     """A message to send: the result of Pulsar's own builder, and values that it hides.
 
     Attributes:
-        built: the ``_pulsar.Message``.
         sequence_id: sequence ID given by the application; None for the next.
         deliver_at_ms: delivery time, given or computed from a delay, ms since the epoch; or None.
     """
@@ -53,8 +52,6 @@ class ProducerLink:
 
     Args:
         index: number of the partition; -1 if the producer has only this topic.
-        options: all arguments of ``create_producer``, by name.
-        clock: clock of the client's machine.
     """
 
     def __init__(
