@@ -151,11 +151,7 @@ class NewTargets:
             self._read_again()
 
     def check(self) -> None:
-        """Read the description in the background if it is time; hosts call it regularly.
-
-        Raises:
-            UpgradeRequiredError: the level topic is described in a later format.
-        """
+        """Read the description in the background if it is time; hosts call it regularly."""
         if self._refusal is not None:
             raise self._refusal
         if self._now_s() >= self._check_at_s:
@@ -249,7 +245,6 @@ class RelayReport(ForwardReport):
         given_back: counts of messages that the broker delivers again, by reason.
         duplicates: count of messages that were delivered again while in flight, or afterwards.
         lag_total_ms: sum of the times from a message's hand-off time to its arrival.
-        lag_max_ms: the longest of these times.
     """
 
     given_back: Counter[str] = field(default_factory=Counter)
@@ -269,7 +264,6 @@ class Relay:
     Not thread-safe.
 
     Attributes:
-        in_flight: number of messages that are sent and not confirmed.
         unacknowledged: number of messages that are neither acknowledged nor given back.
     """
 
@@ -375,11 +369,7 @@ class Relay:
             self._route(item, decide=True)
 
     def poll(self) -> None:
-        """Acknowledge messages that are confirmed, and set aside those that were refused.
-
-        Raises:
-            UpgradeRequiredError: the level topic is described in a later format.
-        """
+        """Acknowledge messages that are confirmed, and set aside those that were refused."""
         self._known.check()
         self._route_decidable()
         for item in self._known.take_given_up():

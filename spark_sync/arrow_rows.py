@@ -75,8 +75,6 @@ def to_batches(
     """Yield the messages of one partition as Arrow record batches.
 
     Args:
-        place: the name of the partition for people.
-        now_ms: the time by which all of them are routed, ms since the epoch.
         schema: columns of ``SCHEMA``, with any nullability.
     """
     # Spark compares the schema of each batch with this one, field by field.
@@ -89,9 +87,6 @@ def from_batch(batch: pa.RecordBatch) -> Iterator[tuple[SourcePartition, ParkedM
     """Yield (source, message, routing time in ms) for each row of a record batch.
 
     A ``due`` that a user's steps have changed replaces the one in the envelope.
-
-    Raises:
-        ValueError: a column that the message needs is missing.
     """
     missing = [name for name in REQUIRED if name not in batch.schema.names]
     if missing:

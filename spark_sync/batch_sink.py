@@ -66,12 +66,7 @@ class ScheduleWriter(DataSourceArrowWriter):
                 producers.of(options.target)  # report what is wrong before any row is sent
 
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
-        """Send the rows of one task and wait for their confirmations.
-
-        Raises:
-            InvalidInputError: a row cannot be sent; the text names it.
-            UnconfirmedMessagesError: messages were not stored.
-        """
+        """Send the rows of one task and wait for their confirmations."""
         count = 0
         with _Producers(self._options) as producers:
             for batch in iterator:

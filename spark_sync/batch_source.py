@@ -60,11 +60,7 @@ class BatchOptions:
 
     @classmethod
     def split(cls, options: Mapping[str, str]) -> tuple[BatchOptions, dict[str, str]]:
-        """Split off the options of a batch read; names are not case-sensitive.
-
-        Raises:
-            ConfigError: an option has an unusable value.
-        """
+        """Split off the options of a batch read; names are not case-sensitive."""
         given, rest = split_options(options, _OPTIONS)
         slack = given.get("dueSlackMs", str(DEFAULT_SLACK_MS)).strip()
         if not slack.isdecimal():
@@ -95,7 +91,6 @@ class PendingRange(InputRange):
     """The part of a partition that one task reads, and what is pending of it.
 
     Attributes:
-        place: the partition's name for people.
         rule: the rule that tells which messages are pending.
     """
 

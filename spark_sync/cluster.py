@@ -58,9 +58,6 @@ def pack(folder: Path, extra: Iterable[str] = ()) -> Path:
 
     Returns:
         The path of a zip file whose name contains a digest of its contents.
-
-    Raises:
-        ConfigError: a distribution is not installed.
     """
     files = dict(installed.project_files(_OWN_PARTS))
     for name in distributions((*ROOTS, *extra)):
@@ -138,9 +135,6 @@ def cluster_conf(executors: Executors, conf: Mapping[str, str]) -> dict[str, str
     """Return the Spark settings that give executors their packages and their Python.
 
     Archives and a Python path among the user's own settings (``conf``) are kept.
-
-    Raises:
-        ConfigError: a package to ship is not installed.
     """
     found: dict[str, str] = {}
     if executors.python and os.sep in executors.python:
@@ -163,9 +157,6 @@ def python_environment(executors: Executors) -> dict[str, str]:
 
     Spark starts the Python processes of source and sink on the driver's machine by the same name
     as on executors. That name must lead to this Python here, and to theirs there.
-
-    Raises:
-        ConfigError: this Python has another name.
     """
     name = executors.python_name
     folder = Path(sys.executable).parent
@@ -217,7 +208,6 @@ def submit_command(
     It sets the environment variables that the job needs, except for the token.
 
     Args:
-        master, executors, conf: as in the job's settings.
         arguments: arguments of ``delaylevel``: ``mover run TOPIC …``; never a token.
     """
     settings = dict(conf)

@@ -75,11 +75,7 @@ _LONGEST_PAUSE_MS = 30_000
 
 
 class Driver:
-    """State of the streaming source on the driver: partition locks, and the next searches.
-
-    Args:
-        clock: the driver's clock.
-    """
+    """State of the streaming source on the driver: partition locks, and the next searches."""
 
     def __init__(self, options: SyncOptions, clock: Clock | None = None) -> None:
         self._options = options

@@ -67,11 +67,7 @@ class TaskForwarders:
         return _CLOCK.now_ms()
 
     def flush(self) -> Reports:
-        """Wait until everything is confirmed; return the reports by level topic.
-
-        Raises:
-            BrokerError: one of our own topics cannot be written.
-        """
+        """Wait until everything is confirmed; return the reports by level topic."""
         return merged((topic, forwarder.flush()) for topic, forwarder in self._used.items())
 
     def __enter__(self) -> TaskForwarders:
@@ -110,9 +106,6 @@ def messages_only(options: SyncOptions, part: InputRange) -> Iterator[ParkedMess
 
     A user's steps see no control records, so they cannot lose or change one. Where the final window
     allows none, such a record becomes a dead letter like any message that cannot be read.
-
-    Raises:
-        BrokerError: one of our own topics cannot be written; the batch is not committed.
     """
     here, source = runtime(options), part.source
     if here.describe(source.level_topic).final_window is not FinalWindow.TRACKER:

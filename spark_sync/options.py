@@ -86,7 +86,6 @@ class SyncOptions:
 
     Attributes:
         connection: settings for :meth:`delaylevel.config.Connection.load`, never a token.
-        level_topics: full names of the level topics to move.
         starting_offsets: start of a new query: ``"subscription"``, ``"earliest"``, or (partition,
             position) pairs.
         max_offsets_per_trigger: maximum number of messages in a batch, over all partitions; None
@@ -109,11 +108,7 @@ class SyncOptions:
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> SyncOptions:
-        """Parse the options of ``.option(…)``; names are not case-sensitive.
-
-        Raises:
-            ConfigError: an option is unknown, missing, or has an unusable value.
-        """
+        """Parse the options of ``.option(…)``; names are not case-sensitive."""
         given = _known_options(options, (*_CONNECTION, *_READING, _FORWARD, _CONTROL))
         check_mover_delivery(given.get("delivery", Delivery.AT_LEAST_ONCE.value))
         topics = [part.strip() for part in given.get("levelTopics", "").split(",") if part.strip()]
@@ -142,7 +137,6 @@ class WriteOptions:
     """Parsed options of the batch sink.
 
     Attributes:
-        connection: as in :class:`SyncOptions`.
         target: the business topic of rows that name none; empty for none.
         level_topic: the level topic; None for the business topic's own.
     """
@@ -153,11 +147,7 @@ class WriteOptions:
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> WriteOptions:
-        """Parse the options of ``.option(…)``; names are not case-sensitive.
-
-        Raises:
-            ConfigError: an option is unknown.
-        """
+        """Parse the options of ``.option(…)``; names are not case-sensitive."""
         given = _known_options(options, (*_CONNECTION, "target", "levelTopic"))
         return cls(_connection(given), given.get("target", ""), given.get("levelTopic"))
 
@@ -200,11 +190,7 @@ def split_options(
 
 
 def boolean_option(given: Mapping[str, str], name: str, default: bool) -> bool:
-    """Return the value of an option that is true or false.
-
-    Raises:
-        ConfigError: the value is neither.
-    """
+    """Return the value of an option that is true or false."""
     text = given.get(name, str(default)).strip().lower()
     if text not in ("true", "false"):
         raise ConfigError(f"option {name} is {text!r}: it is true or false")

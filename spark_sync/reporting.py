@@ -55,7 +55,6 @@ class BatchStats:
 
     Attributes:
         batch_id: Spark's number of the batch.
-        rows: number of rows read.
         duration_ms: time from the search for ready messages to the commit, ms.
         report: numbers of messages by level topic and outcome (``OUTCOMES``), and ``latest_ms``,
             the largest lateness at hand-off in ms; empty if the sink left no report.
@@ -83,16 +82,12 @@ class JobStats:
     """Sums over a job since its start. Read and change every attribute under ``lock``.
 
     Attributes:
-        batches: number of batches that moved messages.
         rows: number of rows that they read.
         messages: number of messages by (level topic, outcome).
-        batch_ms: total duration of these batches, ms.
         latest_ms: the largest lateness at hand-off in the last batch, ms, by level topic.
         lateness: number of batches with a largest lateness within each of `LATENESS_BOUNDS_MS`,
             and above the last, by level topic. Only batches that handed off messages count.
-        lateness_ms: the sum of these lateness values, ms, by level topic.
         failures: number of times that the query failed and was started again.
-        last: the last batch that moved messages.
     """
 
     batches: int = 0
@@ -137,9 +132,7 @@ class SyncListener(StreamingQueryListener):
     """Listener to the query of one job.
 
     Args:
-        query_name: the name of the query; other queries of the session are ignored.
         control_dir: the folder of the sink's reports.
-        backlogs: the source of the job's lag.
         on_progress: function to call with each ``StreamingQueryProgress``, in a thread of Spark.
     """
 
@@ -234,12 +227,7 @@ def batch_line(batch: BatchStats, backlogs: Mapping[str, LevelTopicStatus] | Non
 
 
 class JobCollector:
-    """Prometheus collector of a job's statistics, with all series of a topic from the start.
-
-    Args:
-        reporters: what else the HTTP service tells about the job.
-        refused: level topics that cannot be served.
-    """
+    """Prometheus collector of a job's statistics, with all series of a topic from the start."""
 
     def __init__(
         self,
@@ -312,7 +300,6 @@ class JobReporter(Reporter):
 
     Args:
         started: function that returns True once the job has its locks and Spark is warm.
-        refused: reasons of level topics that cannot be served.
     """
 
     def __init__(

@@ -70,11 +70,7 @@ class Runtime:
         return self._cache(level_topic).known()
 
     def refreshed(self, level_topic: str) -> LevelTopicDescription:
-        """Return a description whose reading began in this task, for targets that may be new.
-
-        Raises:
-            BrokerError: the description cannot be read.
-        """
+        """Return a description whose reading began in this task, for targets that may be new."""
         return self._cache(level_topic).refresh(self._task_s)
 
     def forwarder(self, level_topic: str) -> Forwarder:
@@ -130,8 +126,6 @@ class InputRange(InputPartition):
     """The part of a source partition that one task reads.
 
     Attributes:
-        source: the partition.
-        start: the first position.
         end: the first position after the range.
         now_ms: the time of the plan, ms since the epoch: the ``routed_at`` of the messages.
     """

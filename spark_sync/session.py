@@ -26,11 +26,7 @@ _NO_PROBLEM = re.compile(r"WARNING: Using incubator modules: jdk\.incubator\.vec
 
 
 def start_java(conf: Mapping[str, str]) -> None:
-    """Start Spark's Java process with the settings of a session, unless it runs.
-
-    Raises:
-        PySparkRuntimeError: it ended; its reason is on stderr.
-    """
+    """Start Spark's Java process with the settings of a session, unless it runs."""
     if SparkContext._gateway is not None or "PYSPARK_GATEWAY_PORT" in os.environ:
         return
     settings = SparkConf()
@@ -76,9 +72,6 @@ def spark_session(connection: Connection, settings: SyncSettings) -> SparkSessio
     """Create a Spark session with the settings of the job.
 
     A token goes to Python workers in their environment.
-
-    Raises:
-        ConfigError: a package for executors is not installed, or this Python has another name.
     """
     conf = {**settings.spark_conf}
     if is_local(settings.master):

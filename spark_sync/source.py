@@ -80,12 +80,7 @@ class DelayLevelStreamWriter(DataSourceStreamArrowWriter):
         self._options = options
 
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
-        """Forward the rows of one task and wait for their confirmations.
-
-        Raises:
-            BrokerError: one of our own topics cannot be written; the batch is not committed.
-            StepsError: a row appeared twice.
-        """
+        """Forward the rows of one task and wait for their confirmations."""
         if self._options.forward:
             return TaskReport(read_reports(iterator))
         here = runtime(self._options)

@@ -60,11 +60,7 @@ _STATEFUL = {
 
 
 def load_steps(name: str) -> Steps:
-    """Import the function ``package.module:function``; also find modules of the current folder.
-
-    Raises:
-        ConfigError: there is no such function.
-    """
+    """Import the function ``package.module:function``; also find modules of the current folder."""
     module_name, separator, function_name = name.partition(":")
     if not (separator and module_name and function_name):
         raise ConfigError(f"steps {name!r}: write package.module:function")
@@ -85,9 +81,6 @@ def apply_steps(frame: DataFrame, steps: Steps) -> DataFrame:
 
     If they may move rows into other tasks, rows are grouped by their source partition again and
     sorted: then the sink detects every second copy of a row.
-
-    Raises:
-        StepsError: the result of the steps cannot be forwarded.
     """
     try:
         result: Any = steps(frame)
@@ -190,11 +183,7 @@ class DuplicateCheck:
         self._seen: dict[str, set[tuple[int, int, int]]] = {}
 
     def check(self, batch: pa.RecordBatch) -> None:
-        """Check the rows of a record batch, before any of them is forwarded.
-
-        Raises:
-            StepsError: a position appeared twice.
-        """
+        """Check the rows of a record batch, before any of them is forwarded."""
         topics = batch.column("topic")
         rows = batch.select(list(POSITION[1:]))
         names = topics.unique().to_pylist()
