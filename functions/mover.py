@@ -157,11 +157,9 @@ def _token_reader(settings: FunctionSettings, context: Any) -> Callable[[], str 
 
 
 def metrics_of(report: RelayReport, in_flight: int) -> dict[str, float]:
-    """Return the user metrics of about one second.
-
-    The worker keeps the sum and the number of a metric's values. The sum of a metric that ends in
-    ``_total`` is a count; a metric that ends in ``_max`` has one value for each second with events.
-    """
+    """Return the user metrics of about one second."""
+    # The worker keeps the sum and the number of a metric's values. The sum of a metric that ends in
+    # `_total` is a count; a metric that ends in `_max` has one value for each second with events.
     if not (report.total or report.given_back or report.duplicates):
         return {}
     found = {

@@ -402,10 +402,8 @@ class Relay:
     # -- slow targets
 
     def _limit_slow_targets(self) -> None:
-        """Find the targets that are slow, and what each of them may have in flight.
-
-        Messages beyond that are in flight already: they do not count against the limits.
-        """
+        """Find the targets that are slow, and what each of them may have in flight."""
+        # Messages beyond that are in flight already: they do not count against the limits.
         self._excess = self._excess_bytes = 0
         if self.unacknowledged > SCARCE:
             self._targets.give_up_stalled()

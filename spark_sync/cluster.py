@@ -153,11 +153,9 @@ def cluster_conf(executors: Executors, conf: Mapping[str, str]) -> dict[str, str
 
 
 def python_environment(executors: Executors) -> dict[str, str]:
-    """Return the environment in which the driver finds its own Python by the executors' name.
-
-    Spark starts the Python processes of source and sink on the driver's machine by the same name
-    as on executors. That name must lead to this Python here, and to theirs there.
-    """
+    """Return the environment in which the driver finds its own Python by the executors' name."""
+    # Spark starts the Python processes of source and sink on the driver's machine by the same name
+    # as on executors. That name must lead to this Python here, and to theirs there.
     name = executors.python_name
     folder = Path(sys.executable).parent
     if not (folder / name).exists():
@@ -187,10 +185,8 @@ def enter_environment(spark: Any, connection: Connection) -> None:
 
 
 def _hide_environments(spark: Any) -> None:
-    """Keep the environment of Python workers out of logs at DEBUG.
-
-    On this side, Py4J logs every value that goes to the JVM.
-    """
+    """Keep the environment of Python workers out of logs at DEBUG."""
+    # On this side, Py4J logs every value that goes to the JVM.
     py4j = logging.getLogger("py4j")
     if py4j.isEnabledFor(logging.DEBUG):
         py4j.setLevel(logging.INFO)

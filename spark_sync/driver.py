@@ -176,13 +176,10 @@ class Driver:
         return make_offset(now_ms, {**positions, **new}, skipped)
 
     def input_ranges(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
-        """Return the messages between two offsets, as a range for each partition.
-
-        Spark starts a task for each, in this order: the earliest due first.
-
-        If there are none (in the first batch of a run), return some empty ranges: they start the
-        Python workers and their connections before a message has to wait for them.
-        """
+        """Return the messages between two offsets, as a range for each partition."""
+        # Spark starts a task for each, in this order: the earliest due first.
+        # If there are none (in the first batch of a run), return some empty ranges: they start the
+        # Python workers and their connections before a message has to wait for them.
         now_ms = int(end["now_ms"])
         starts = {**positions_of(start), **skipped_of(end)}
         found: list[InputRange] = []
@@ -253,11 +250,9 @@ class Driver:
             return error
 
     def _report(self, found: Mapping[str, object]) -> None:
-        """Warn of partitions that are left out of batches; end the query if none is left.
-
-        Partitions that are not due have not failed. A run that ends when nothing is ready must not
-        leave anything out.
-        """
+        """Warn of partitions that are left out of batches; end the query if none is left."""
+        # Partitions that are not due have not failed. A run that ends when nothing is ready must
+        # not leave anything out.
         failures = [error for error in found.values() if isinstance(error, BrokerError)]
         for topic, outcome in found.items():
             pause_ms = self._pauses_ms.pop(topic, _FIRST_PAUSE_MS // 2)
@@ -303,11 +298,9 @@ class Driver:
     def _earliest_due_first(
         self, ready: Sequence[ReadyRange], positions: Mapping[str, Position], max_messages: int
     ) -> dict[str, Position]:
-        """Return the ends of the partitions' ranges, for a limited number of messages in all.
-
-        Messages are counted by reading them: the broker does not report how many a batched entry
-        contains.
-        """
+        """Return the ends of the partitions' ranges, for a limited number of messages in all."""
+        # Messages are counted by reading them: the broker does not report how many a batched entry
+        # contains.
         ends: dict[str, Position] = {}
         left = max_messages
         for item in sorted(ready, key=attrgetter("due_ms")):
@@ -354,10 +347,8 @@ class Driver:
             self._warnings[topic].over()
 
     def _give_up(self, topic: str, error: BrokerError) -> None:
-        """Stop moving the messages of a level topic; its messages stay where they are.
-
-        Its positions stay in the offsets, so that it continues there when it can be served again.
-        """
+        """Stop moving the messages of a level topic; its messages stay where they are."""
+        # Its positions stay in the offsets, so that it continues there when it can be served again.
         warning = self._warnings.setdefault(topic, RepeatedWarning(log, f"level topic {topic}"))
         warning.failed(f"it is not served, but the others are: {error}")
         self._given_up[topic] = error

@@ -59,11 +59,9 @@ class TaskForwarders:
 
     @staticmethod
     def earliest_routing_ms() -> int:
-        """Return the earliest time by which a message may be routed now, in ms since the epoch.
-
-        It is the current time, not the time of the plan: in a batch that takes long, or that is
-        replayed after an outage, a message would be parked for a delay that it no longer has.
-        """
+        """Return the earliest time by which a message may be routed now, in ms since the epoch."""
+        # It is the current time, not the time of the plan: in a batch that takes long, or that is
+        # replayed after an outage, a message would be parked for a delay that it no longer has.
         return _CLOCK.now_ms()
 
     def flush(self) -> Reports:
@@ -102,11 +100,9 @@ def forward_input(options: SyncOptions, part: InputRange) -> Iterator[pa.RecordB
 
 
 def messages_only(options: SyncOptions, part: InputRange) -> Iterator[ParkedMessage]:
-    """Yield the messages of a range, and forward the control records among them.
-
-    A user's steps see no control records, so they cannot lose or change one. Where the final window
-    allows none, such a record becomes a dead letter like any message that cannot be read.
-    """
+    """Yield the messages of a range, and forward the control records among them."""
+    # A user's steps see no control records, so they cannot lose or change one. Where the final
+    # window allows none, such a record becomes a dead letter like any message that cannot be read.
     here, source = runtime(options), part.source
     if here.describe(source.level_topic).final_window is not FinalWindow.TRACKER:
         yield from part.read(options)

@@ -311,11 +311,9 @@ class SparkSyncJob:
             watch.look(description)
 
     def _is_stopped(self, query: Any) -> bool:
-        """Request that the source stops; return whether it has stopped.
-
-        After the request, no further batch begins. Wait for the current batch, and then, for a
-        limited time, for the next trigger: there the source acknowledges and releases its locks.
-        """
+        """Request that the source stops; return whether it has stopped."""
+        # After the request, no further batch begins. Wait for the current batch, and then, for a
+        # limited time, for the next trigger: there the source acknowledges and releases its locks.
         if self._stop_requested_s is None:
             control.request_stop(self._control_dir)
             self._stop_requested_s = time.monotonic()
@@ -341,10 +339,8 @@ def default_checkpoint(
 
 
 def _check_unlocked(admin: Admin, description: LevelTopicDescription) -> None:
-    """Raise AlreadyRunningError if another mover runs, before Spark starts.
-
-    The query itself acquires the locks. A killed mover keeps its locks for some seconds.
-    """
+    """Raise AlreadyRunningError if another mover runs, before Spark starts."""
+    # The query itself acquires the locks. A killed mover keeps its locks for some seconds.
     deadline = time.monotonic() + LOCK_TIMEOUT_S
     first = source_partitions(description)[0]
     while owner := describe_owner(admin, first):

@@ -69,10 +69,8 @@ _DEFAULTS = {
 
 
 def spark_session(connection: Connection, settings: SyncSettings) -> SparkSession:
-    """Create a Spark session with the settings of the job.
-
-    A token goes to Python workers in their environment.
-    """
+    """Create a Spark session with the settings of the job."""
+    # A token goes to Python workers in their environment.
     conf = {**settings.spark_conf}
     if is_local(settings.master):
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)

@@ -205,11 +205,9 @@ class DelayLevelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         return self._on_driver().initial_offset()
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802
-        """Return the end of the ready messages; ``start`` if no message is ready.
-
-        Spark calls this only after it has logged the batch that ends at ``start`` as complete, so
-        acknowledge that batch here: an idle job would otherwise leave it unacknowledged.
-        """
+        """Return the end of the ready messages; ``start`` if no message is ready."""
+        # Spark calls this only after it has logged the batch that ends at `start` as complete, so
+        # acknowledge that batch here: an idle job would otherwise leave it unacknowledged.
         folder = self._options.control_dir
         if self._ended or control.is_stopped(folder):
             return start

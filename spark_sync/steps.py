@@ -77,11 +77,9 @@ def load_steps(name: str) -> Steps:
 
 
 def apply_steps(frame: DataFrame, steps: Steps) -> DataFrame:
-    """Append a user's steps to the source.
-
-    If they may move rows into other tasks, rows are grouped by their source partition again and
-    sorted: then the sink detects every second copy of a row.
-    """
+    """Append a user's steps to the source."""
+    # If they may move rows into other tasks, rows are grouped by their source partition again and
+    # sorted: then the sink detects every second copy of a row.
     try:
         result: Any = steps(frame)
     except Exception as error:
@@ -152,11 +150,9 @@ def cause_of(error: BaseException) -> str:
 
 @contextmanager
 def local_sort_allowed(spark: SparkSession) -> Iterator[None]:
-    """Allow a query that sorts the rows of each task.
-
-    Spark can run it, but refuses it: its check does not distinguish a sort within partitions from
-    a sort of the whole stream.
-    """
+    """Allow a query that sorts the rows of each task."""
+    # Spark can run it, but refuses it: its check does not distinguish a sort within partitions from
+    # a sort of the whole stream.
     before = spark.conf.get(_CHECK)
     spark.conf.set(_CHECK, "false")
     try:

@@ -318,10 +318,8 @@ class DelayQueue:
         return resolved
 
     def reopen(self, number: int) -> None:
-        """Let the messages of an intent be pending again although they may have been sent.
-
-        The intent stays open until they are released again, so that none of them expires.
-        """
+        """Let the messages of an intent be pending again although they may have been sent."""
+        # The intent stays open until they are released again, so that none of them expires.
         self.pending.put_again(*self._unresolved.reopen(number))
 
     def low_watermark(self) -> int:
@@ -500,11 +498,9 @@ class OfferQueue:
         return self._offer_waiting()
 
     def _offer_waiting(self) -> Accepted:
-        """Offer the first batches until one message is refused.
-
-        After a refusal, start with a single message and double the size of the pieces, so that an
-        attempt costs little more than what it brings in.
-        """
+        """Offer the first batches until one message is refused."""
+        # After a refusal, start with a single message and double the size of the pieces, so that an
+        # attempt costs little more than what it brings in.
         batches = tracked = duplicates = 0
         size, growing = (len(self._waiting[0]), False) if self.refusal is None else (1, True)
         while self._waiting:

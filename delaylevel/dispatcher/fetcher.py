@@ -300,12 +300,11 @@ class Fetcher:
     def _in_order(self, taken: list[Any]) -> list[Any]:
         """Return messages without repetitions; refuse them if their order is wrong.
 
-        What is read counts as complete up to the last position. If its connection breaks while the
-        client passes a message on, it may receive this message again.
-
         Raises:
             BrokerError: the order is wrong; everything is read again.
         """
+        # What is read counts as complete up to the last position. If its connection breaks while
+        # the client passes a message on, it may receive this message again.
         positions = [self._behind, *zip(*positions_of(taken), strict=True)]
         if all(map(lt, positions, positions[1:])):
             return taken

@@ -544,10 +544,8 @@ class PartitionOwner:
         return make(self.events.put, unnumbered, self._clock, self.partition, now_s=self._now_s)
 
     def _set_aside_unnumbered(self, messages: Sequence[tuple[Any, Position]]) -> None:
-        """Store messages as dead letters whose batch index is too high; while they are read.
-
-        They are not in the journal. An owner that reads their entry again stores them again.
-        """
+        """Store messages as dead letters whose batch index is too high; while they are read."""
+        # They are not in the journal. An owner that reads their entry again stores them again.
         letters: list[Outgoing] = []
         for message, at in messages:
             parked = parked_message(message, at.ledger, at.entry, at.batch)

@@ -80,11 +80,9 @@ _ENTRY_MASK, _BATCH_MASK = (1 << 25) - 1, (1 << 10) - 1
 
 
 def with_key(number: int, key: str) -> int:
-    """Return the number of an ID together with a partition key: the key moves it.
-
-    So one ID on several keys is several numbers, and those of one key stay as close together as
-    without it. Two messages of different keys share a number as rarely as two random IDs.
-    """
+    """Return the number of an ID together with a partition key: the key moves it."""
+    # So one ID on several keys is several numbers, and those of one key stay as close together as
+    # without it. Two messages of different keys share a number as rarely as two random IDs.
     return (number + _offset(key)) & _NUMBER_MASK if key else number
 
 
@@ -304,14 +302,12 @@ class Cancellation(NamedTuple):
 
 
 def identity(message_id: str, target: str, key: str, attempt: int = 0) -> tuple[str, int]:
-    """Return the key and the number under which a message is remembered.
-
-    Its ID, target and partition key identify it. An ID that is spelled as the product spells
-    positions is packed into the number without loss. For any other ID, the number is 63 bits of its
-    BLAKE2b hash: the probability that two of ten million IDs share a number is below 1 in 100,000.
-    The attempt is part of the key, because a message that was refused and comes back is not a copy
-    of itself.
-    """
+    """Return the key and the number under which a message is remembered."""
+    # Its ID, target and partition key identify it. An ID that is spelled as the product spells
+    # positions is packed into the number without loss. For any other ID, the number is 63 bits of
+    # its BLAKE2b hash: the probability that two of ten million IDs share a number is below 1 in
+    # 100,000. The attempt is part of the key, because a message that was refused and comes back is
+    # not a copy of itself.
     id_key, number = _id_number(message_id, target, attempt)
     return id_key, with_key(number, key)
 
@@ -472,11 +468,9 @@ class Recorder:
         return tuple(found)
 
     def __call__(self, message: ParkedMessage) -> WindowMessage | Cancellation | None:
-        """Return the record of a message; None if :meth:`refresh` has to be called first.
-
-        A flood of messages with unknown targets needs few reads: one read decides about everything
-        that was stored before it.
-        """
+        """Return the record of a message; None if :meth:`refresh` has to be called first."""
+        # A flood of messages with unknown targets needs few reads: one read decides about
+        # everything that was stored before it.
         try:
             envelope = hop.open_envelope(self._descriptions.latest(), self._topic, message)
         except UnknownTargetError:

@@ -190,11 +190,9 @@ class Envelope(NamedTuple):
         return {**properties, ID: self.id}
 
     def delivered_properties(self, application: Mapping[str, str]) -> dict[str, str]:
-        """Return all properties of the business message: the application's, and ours.
-
-        The target tells that the ID is that of this message. Without it, or with another one, a
-        producer has forwarded the properties of a message that it had received.
-        """
+        """Return all properties of the business message: the application's, and ours."""
+        # The target tells that the ID is that of this message. Without it, or with another one, a
+        # producer has forwarded the properties of a message that it had received.
         properties = {**application, DUE: str(self.due_ms)}
         if self.id is not None:
             properties[TARGET], properties[ID] = self.target, self.id
@@ -225,20 +223,17 @@ def is_control(properties: Mapping[str, str]) -> bool:
 
 
 def compression_of(properties: Mapping[str, str]) -> str | None:
-    """Return the compression of a parked message's producer; None without one.
-
-    A name that this version does not know counts as none: it must not make a message a dead letter.
-    """
+    """Return the compression of a parked message's producer; None without one."""
+    # A name that this version does not know counts as none: it must not make a message a dead
+    # letter.
     name = properties.get(COMPRESSION)
     return name if name in COMPRESSIONS else None
 
 
 def application_properties(properties: Mapping[str, str]) -> dict[str, str]:
-    """Return the properties without ``delaylevel.*``.
-
-    A consumer that forwards a received message with its properties sends a new message, which must
-    not keep the old ID and due time.
-    """
+    """Return the properties without ``delaylevel.*``."""
+    # A consumer that forwards a received message with its properties sends a new message, which
+    # must not keep the old ID and due time.
     return {key: value for key, value in properties.items() if not key.startswith(PREFIX)}
 
 

@@ -41,12 +41,11 @@ def format_duration(ms: int | float) -> str:
 def exact_duration(ms: int) -> str:
     """Write a duration without rounding, as an option takes it: ``3d``, ``1h30m``, ``250ms``.
 
-    Level topics are named after their units in this form, so it must not change. Messages that
-    compare configured durations use it too: rounded, two of them could look the same.
-
     Args:
         ms: the duration in milliseconds; may be negative.
     """
+    # Level topics are named after their units in this form, so it must not change. Messages that
+    # compare configured durations use it too: rounded, two of them could look the same.
     if ms < 0:
         return "-" + exact_duration(-ms)
     if ms == 0:
@@ -73,10 +72,8 @@ def format_instant(ms: int) -> str:
 
 
 def parse_iso(text: str) -> datetime:
-    """Read a time in ISO-8601 with any number of decimals, and ``Z`` for UTC.
-
-    Python 3.10 reads only three or six decimals, and brokers leave out zeros at the end.
-    """
+    """Read a time in ISO-8601 with any number of decimals, and ``Z`` for UTC."""
+    # Python 3.10 reads only three or six decimals, and brokers leave out zeros at the end.
     text = re.sub(r"[Zz]$", "+00:00", text.strip())
     return datetime.fromisoformat(_DECIMALS.sub(lambda found: f".{found[1]:0<6.6}", text))
 

@@ -65,10 +65,8 @@ class Carried(Sent[Item]):
         self.reason = ""
 
     def join(self, first: Sent[Item]) -> bool:
-        """Let the first message of the entry stand for this one, if its host cannot tell them.
-
-        A host without items reads all of them again if one is not stored.
-        """
+        """Let the first message of the entry stand for this one, if its host cannot tell them."""
+        # A host without items reads all of them again if one is not stored.
         if self.item is not None or not self.place.is_ours:
             return False
         assert isinstance(first, Carried)

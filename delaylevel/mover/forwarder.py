@@ -149,11 +149,9 @@ class Forwarder:
         return report
 
     def close_targets(self) -> None:
-        """Close the producers of business topics.
-
-        A connected producer would create a topic again that an operator deletes by force, so none
-        stays open while there is nothing to send.
-        """
+        """Close the producers of business topics."""
+        # A connected producer would create a topic again that an operator deletes by force, so none
+        # stays open while there is nothing to send.
         self._carrier.targets.close()
         self._background.join()
 

@@ -163,11 +163,9 @@ def set_aside(
     reason: str,
     now_ms: int,
 ) -> Placed:
-    """Return the place of a message whose target cannot be written now, for this reason.
-
-    A message that is too large becomes a dead letter, whatever the policy: it would be refused
-    again and again.
-    """
+    """Return the place of a message whose target cannot be written now, for this reason."""
+    # A message that is too large becomes a dead letter, whatever the policy: it would be refused
+    # again and again.
     if is_too_large(reason):
         return too_large(description, message, envelope, envelope.target)
     if is_expired(reason):
@@ -201,13 +199,12 @@ def too_large(
 ) -> Placed:
     """Return the place of a message that a topic refuses because of its size.
 
-    It keeps its envelope, so that it can be replayed once the limit is raised. It may be too large
-    for the dead-letter topic, too: see :mod:`delaylevel.cluster.own_producers`.
-
     Args:
         topic: full name of the topic that refused it: its target, or a topic of our own, where a
             message has more properties.
     """
+    # It keeps its envelope, so that it can be replayed once the limit is raised. It may be too
+    # large for the dead-letter topic, too: see `delaylevel.cluster.own_producers`.
     return _readable_dead_letter(description, message, envelope, f"too large for {topic}")
 
 

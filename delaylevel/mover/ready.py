@@ -101,13 +101,12 @@ def ready_bound(
 ) -> ReadyBound:
     """Return the bound up to which a partition may be read; look at few of its entries.
 
-    Messages behind an open transaction are not ready: readers do not get them, and the mover would
-    acknowledge them unread.
-
     Args:
         lead_ms: the level topic's shortest lead in ms. A time that is off by more than half of it
             counts as wrong; the other half is left to the mover's own pace.
     """
+    # Messages behind an open transaction are not ready: readers do not get them, and the mover
+    # would acknowledge them unread.
     last = admin.last_message_id(source.name)
     if last is None or last.next_entry <= start:
         # A message that is published from now on is not ready sooner (save for its clock's skew).
@@ -162,11 +161,9 @@ def _readable_bound(
 def _search(
     entries: _NumberedEntries, source: SourcePartition, now_ms: int, slack_ms: int
 ) -> ReadyBound:
-    """Search from the start without the broker, and pass entries with wrong times.
-
-    The broker searches from the first entry that it still has. If the time of that one is wrong,
-    the broker finds nothing ready until that time has passed.
-    """
+    """Search from the start without the broker, and pass entries with wrong times."""
+    # The broker searches from the first entry that it still has. If the time of that one is wrong,
+    # the broker finds nothing ready until that time has passed.
     ready_until_ms = source.ready_until_ms(now_ms)
     low, wrong = 0, False  # everything before low is read
     for _ in range(_ROUNDS):
@@ -222,11 +219,9 @@ class _NumberedEntries:
         return self._count
 
     def position(self, number: int) -> Position:
-        """Return the front of entry ``number``; for the length itself, the end of the last entry.
-
-        The front of a ledger is given as the end of the ledger before: an acknowledgement needs an
-        entry that exists.
-        """
+        """Return the front of entry ``number``; for the length, the end of the last entry."""
+        # The front of a ledger is given as the end of the ledger before: an acknowledgement needs
+        # an entry that exists.
         return self._start if number == 0 else self._entries.position(number - 1).next_entry
 
     def time(self, number: int) -> int:
@@ -362,11 +357,10 @@ class ReadyQueue:
         return self._ranges.pop(heapq.heappop(self._heap)[-1])
 
     def fail(self, topic: str, now_s: float) -> None:
-        """Discard all ranges, and serve a partition after the others, until `succeed` or `forgive`.
-
-        A partition that cannot be handed off is the most urgent one before long, and would keep all
-        others waiting. If the failure was that of another one, that one fails next, and is last.
-        """
+        """Discard all ranges; serve a partition after the others, until `succeed` or `forgive`."""
+        # A partition that cannot be handed off is the most urgent one before long, and would keep
+        # all others waiting. If the failure was that of another one, that one fails next, and is
+        # last.
         self.clear()
         last_s = max(self.postponed.values(), default=now_s)
         self.postponed[topic] = max(now_s, last_s + 0.001)

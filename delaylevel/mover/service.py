@@ -427,11 +427,9 @@ class MoverService:
         )
 
     def _served(self, topic: str) -> LevelTopicDescription:
-        """Return the description of a level topic once the broker serves its source partitions.
-
-        While a broker fails over, the client would block, and make growing pauses between its
-        attempts. Here, requests fail at once, so the mover notices the end within two seconds.
-        """
+        """Return the description of a level topic once the broker serves its source partitions."""
+        # While a broker fails over, the client would block, and make growing pauses between its
+        # attempts. Here, requests fail at once, so the mover notices the end within two seconds.
         description = movable(self._admin, topic)
 
         # Not by the statistics of a whole topic: a broker waits for the one that is away, for 30 s.

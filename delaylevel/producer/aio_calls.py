@@ -196,11 +196,9 @@ class Lane:
                 raise failure
 
     def flush_soon(self) -> None:
-        """Flush the messages of this step of the event loop, after a flush that is under way.
-
-        A message alone would wait for a batch to fill, for ``batching_max_publish_delay_ms``. While
-        many are in flight, batches fill, and a flush would only make them smaller.
-        """
+        """Flush the messages of this step of the event loop, after a flush that is under way."""
+        # A message alone would wait for a batch to fill, for `batching_max_publish_delay_ms`. While
+        # many are in flight, batches fill, and a flush would only make them smaller.
         if not self._batches:
             return
         if self._flushing:
@@ -288,12 +286,10 @@ async def wait_for_all(*calls: Awaitable[None]) -> None:
 
 
 async def flush(producer: Any) -> None:
-    """Flush a producer as ``pulsar.asyncio.Producer.flush`` does, without its deadlock.
-
-    The client's ``flush_async`` waits for a lock while it holds Python's global lock. The client's
-    own thread takes these two in the other order when the time of a batch is over: then the
-    process hangs. The synchronous call releases the global lock first.
-    """
+    """Flush a producer as ``pulsar.asyncio.Producer.flush`` does, without its deadlock."""
+    # The client's `flush_async` waits for a lock while it holds Python's global lock. The client's
+    # own thread takes these two in the other order when the time of a batch is over: then the
+    # process hangs. The synchronous call releases the global lock first.
     await _without_callback(producer.flush)
 
 
@@ -303,11 +299,9 @@ async def close(producer: Any) -> None:
 
 
 async def close_client(client: pulsar.asyncio.Client) -> None:
-    """Close a client as ``pulsar.asyncio.Client.close`` does, and let the process end afterwards.
-
-    The client's own call ends while the client's thread still runs Python code. If the program ends
-    then, one process in ten aborts.
-    """
+    """Close a client as ``pulsar.asyncio.Client.close`` does, so that the process can end."""
+    # The client's own call ends while the client's thread still runs Python code. If the program
+    # ends then, one process in ten aborts.
     await _without_callback(blocking_close(client))
 
 
@@ -325,11 +319,9 @@ def _guarded(call: Callable[[], None]) -> None:
 
 
 async def in_thread(function: Callable[[], T]) -> T:
-    """Call a blocking function in a thread of its own, and return its result.
-
-    Unlike the threads of ``asyncio.to_thread``, this one does not delay the end of the event loop,
-    for example while the admin interface does not answer.
-    """
+    """Call a blocking function in a thread of its own, and return its result."""
+    # Unlike the threads of `asyncio.to_thread`, this one does not delay the end of the event loop,
+    # for example while the admin interface does not answer.
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
 

@@ -166,14 +166,13 @@ def check_message_arguments(
 ) -> None:
     """Raise the exception of ``pulsar.Producer.send`` for arguments of a wrong type.
 
-    Times are left out: ours may also be datetimes. The plain client builds a whole message; this is
-    left out for the usual types.
-
     Args:
         content, properties: as the application gave them.
         kept: partition key, ordering key and event time.
         not_parkable: sequence ID, replication clusters and the flag to disable replication.
     """
+    # Times are left out: ours may also be datetimes. The plain client builds a whole message; this
+    # is left out for the usual types.
     if have_usual_types(properties, kept, not_parkable):
         return
     partition_key, ordering_key, event_timestamp = kept

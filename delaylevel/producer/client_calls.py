@@ -57,10 +57,8 @@ _TRANSIENT = TRANSIENT_FAILURES - {"AlreadyClosed", "Interrupted"}  # the client
 
 
 def is_transient(result: Any) -> bool:
-    """Return True if opening a producer may succeed later without a change of the topic.
-
-    A result without a name is internal to the client, which uses it for "try again".
-    """
+    """Return True if opening a producer may succeed later without a change of the topic."""
+    # A result without a name is internal to the client, which uses it for "try again".
     return result.name not in pulsar.Result.__members__ or result.name in _TRANSIENT
 
 

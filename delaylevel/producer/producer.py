@@ -85,11 +85,9 @@ class CallbacklessMessages:
         return self._outcomes() < self.number_sent()
 
     def wait(self, sent: int) -> None:
-        """Wait for the outcomes of a number of messages, for a limited time; call it after a flush.
-
-        The client takes messages from its queue before it calls back. A flush in that moment finds
-        nothing to wait for.
-        """
+        """Wait for the outcomes of some messages, for a limited time; call it after a flush."""
+        # The client takes messages from its queue before it calls back. A flush in that moment
+        # finds nothing to wait for.
         deadline = time.monotonic() + _PATIENCE_S
         while self._outcomes() < sent and time.monotonic() < deadline:
             time.sleep(_POLL_S)

@@ -64,20 +64,14 @@ _SENT_DIRECTLY = "it was due when it was sent, and went straight to its topic"
 
 
 def new_id() -> str:
-    """Return an ID for a message whose application gives none.
-
-    A position is not enough: if the connection breaks before a confirmation, the client sends the
-    message again, and the broker stores it twice. Both copies must have the ID of the receipt.
-    """
+    """Return an ID for a message whose application gives none."""
+    # A position is not enough: if the connection breaks before a confirmation, the client sends the
+    # message again, and the broker stores it twice. Both copies must have the ID of the receipt.
     return uuid.uuid4().hex
 
 
 def replacement_id(old: Receipt, message_id: str | None, key: str | None) -> str:
     """Return the ID of the message that replaces another one.
-
-    Under the ID and key of the old message, the new one would be a copy of it. The two take
-    different ways, so that either can be the first in the window: whatever the dispatcher decides
-    about one of them, released or cancelled, it has decided about both.
 
     Args:
         key: the key that is given for the new message; None for that of the old one.
@@ -85,6 +79,9 @@ def replacement_id(old: Receipt, message_id: str | None, key: str | None) -> str
     Raises:
         InvalidInputError: the new message would be a copy of the old one.
     """
+    # Under the ID and key of the old message, the new one would be a copy of it. The two take
+    # different ways, so that either can be the first in the window: whatever the dispatcher decides
+    # about one of them, released or cancelled, it has decided about both.
     if message_id is None:
         return new_id()
     if check_id(message_id) == old.id and (old.key if key is None else key) == old.key:
@@ -97,10 +94,8 @@ def replacement_id(old: Receipt, message_id: str | None, key: str | None) -> str
 
 
 def versioned_id(message_id: str | None) -> str:
-    """Return the ID of a message that replaces what waits under an application's ID.
-
-    It is a new one each time: under the ID alone, the message would be a copy of those before it.
-    """
+    """Return the ID of a message that replaces what waits under an application's ID."""
+    # It is a new one each time: under the ID alone, the message would be a copy of those before it.
     if message_id is None:
         raise InvalidInputError(
             "replace=True replaces what waits under an ID: give message_id=…; nothing was sent"
@@ -352,10 +347,8 @@ _REMEDY = "give the new message's body=; nothing was sent"
 
 
 def read_back(client: Any, receipt: Receipt) -> tuple[ParkedMessage, Envelope]:
-    """Return the stored message of a receipt.
-
-    The broker keeps it until the mover or dispatcher has acknowledged everything of its ledger.
-    """
+    """Return the stored message of a receipt."""
+    # The broker keeps it until the mover or dispatcher has acknowledged everything of its ledger.
     if receipt.sent_directly:
         raise InvalidInputError(
             f"message {receipt.id!r} was due when it was sent, and went straight to "
@@ -616,11 +609,9 @@ class Wait:
 def stored_outcome(
     client: Any, admin: TopicAdmin, partition: TopicName, receipt: Receipt
 ) -> Outcome | None:
-    """Return the outcome that the outcomes topic holds; None if it holds none.
-
-    The last one counts. A later cancellation with a wrong key or due time ends as unknown, which
-    says nothing about the message if another outcome does.
-    """
+    """Return the outcome that the outcomes topic holds; None if it holds none."""
+    # The last one counts. A later cancellation with a wrong key or due time ends as unknown, which
+    # says nothing about the message if another outcome does.
     try:
         last = admin.last_message_id(partition)
     except NotFoundError as error:

@@ -186,12 +186,11 @@ class Routing:
     def route_cancellation(self, wanted: Receipt) -> Route:
         """Route a cancellation as its message, but never to the business topic.
 
-        A message that was sent without an ID is named only together with the place where it was
-        found: without a key, only that tells the window partition.
-
         Raises:
             InvalidInputError: the ID is one that a hop has made, and the place is not given.
         """
+        # A message that was sent without an ID is named only together with the place where it was
+        # found: without a key, only that tells the window partition.
         due_ms, message_id = wanted.due_ms, wanted.id
         properties = cancellation(due_ms, self._target, message_id).parked_properties({})
         if wanted.place is not None:
@@ -220,15 +219,14 @@ class Routing:
     ) -> Route:
         """Route the encoded payload of a parked message with a new due time, in its stead.
 
-        It goes to the window even if it is due, because only the dispatcher can publish an
-        encoded payload under its schema.
-
         Args:
             original: envelope of the parked message.
             application: its properties without ours.
             expires_ms: its expiry, ms since the epoch; 0 for one as long after its due time as
                 that of the parked message. A message that is due now does not expire then.
         """
+        # It goes to the window even if it is due, because only the dispatcher can publish an
+        # encoded payload under its schema.
         now_ms = self._clock.now_ms()
         if not expires_ms:
             expires_ms = moved_expiry_ms(original.expires_ms, original.due_ms, due_ms, now_ms)
@@ -272,12 +270,11 @@ class Routing:
     ) -> tuple[int, int, dict[str, str]] | None:
         """Route a message as :meth:`route` does, if it is parked and needs no special treatment.
 
-        Nearly every message takes this path, so it avoids calls and intermediate objects.
-
         Returns:
             Level, partition and properties of the :class:`Route`; None if :meth:`route` must
             decide, or if the message may be too large to be parked.
         """
+        # Nearly every message takes this path, so it avoids calls and intermediate objects.
         if not self._by_service or size > self._short_body:
             return None
         now_ms = self._clock.now_ms()

@@ -204,12 +204,11 @@ class PartitionCounts:
     def choose(self, wanted: LevelTopicDescription, names: Sequence[str]) -> LevelTopicDescription:
         """Return the level topic that exists under one of the names, checked by its counts.
 
-        All names are looked at. Some brokers create a topic that a client looks up, so a topic that
-        exists is a level topic only if the counts of its member topics are right, too.
-
         Args:
             wanted: the description according to the producer's arguments.
         """
+        # All names are looked at. Some brokers create a topic that a client looks up, so a topic
+        # that exists is a level topic only if the counts of its member topics are right, too.
         candidates = [replace(wanted, topic=name) for name in names]
         found: list[LevelTopicDescription] = []
         problems: list[tuple[bool, Exception]] = []
@@ -383,10 +382,8 @@ def level_producer_settings(
 def window_producer_settings(
     level_settings: Mapping[str, Any], options: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Return the arguments for producers of the window topic, derived from those of the levels.
-
-    The broker delays nothing in the window topic, so batches are possible with a Function, too.
-    """
+    """Return the arguments for producers of the window topic, derived from those of the levels."""
+    # The broker delays nothing in the window topic, so batches are possible with a Function, too.
     return {**level_settings, "batching_enabled": _batches(options or {})}
 
 
@@ -432,11 +429,9 @@ class ProducerSetup(NamedTuple):
     schema: Any = None
 
     def created(self, schema: Any) -> ProducerSetup:
-        """Create the level topic if it is missing; return the setup with its description.
-
-        The application's own producer is opened first: if the broker refuses that, nothing is
-        left behind, and its schema is registered.
-        """
+        """Create the level topic if it is missing; return the setup with its description."""
+        # The application's own producer is opened first: if the broker refuses that, nothing is
+        # left behind, and its schema is registered.
         description = self.description if self.create is None else self.create()
         if self.watch is not None:
             self.watch(description)
@@ -446,10 +441,8 @@ class ProducerSetup(NamedTuple):
         )
 
     def _reference_to(self, schema: Any) -> SchemaRef | None:
-        """Return the reference to a schema: to its registered version, if the registry can be read.
-
-        The registry keeps the first of several texts that it takes for equal.
-        """
+        """Return the reference to a schema: to its registered version, if that can be read."""
+        # The registry keeps the first of several texts that it takes for equal.
         own = reference_to(schema)
         if own is None or self.registered is None:
             return own

@@ -192,11 +192,9 @@ class WebApplication:
         return report.status, LiveAnswer(_JSON, json.dumps(value).encode() + b"\n")
 
     def _authorize_action(self, request: Request) -> str:
-        """Refuse a request without the token of actions; return the name that its user gives.
-
-        A browser sends a remembered password with every request, also one that a page of another
-        origin makes. So a password counts only if the browser names our own origin.
-        """
+        """Refuse a request without the token of actions; return the name that its user gives."""
+        # A browser sends a remembered password with every request, also one that a page of another
+        # origin makes. So a password counts only if the browser names our own origin.
         if not self._action_token:
             raise _RefusedRequest(
                 403,

@@ -236,15 +236,14 @@ class CancellationQueue:
     def keep_uncertain(self, number: int, stored: Mask) -> Intent | None:
         """Return an intent of what an earlier owner may still send, to precede a Resolved record.
 
-        Its client sends it again once the name of its producer is free, and no higher sequence ID
-        came. So these messages do not expire before they are released.
-
         Args:
             stored: which of its messages the broker has stored, shape (n,).
 
         Returns:
             An intent without sequence IDs, which stays open; None if nothing is uncertain.
         """
+        # Its client sends it again once the name of its producer is free, and no higher sequence ID
+        # came. So these messages do not expire before they are released.
         intent = self._state.open_intents[number]
         index = np.flatnonzero((intent.sequence_ids() > 0) & ~stored)
         if not index.size:

@@ -73,10 +73,8 @@ class Writer:
             self.blob(each)
 
     def column(self, values: npt.NDArray[np.integer]) -> None:
-        """Add integers as offsets from the minimum, without the bits and bytes that none uses.
-
-        For positions in due order, which look random to a compressor, this is smaller and faster.
-        """
+        """Add integers as offsets from the minimum, without the bits and bytes that none uses."""
+        # For positions in due order, which look random to a compressor, this is smaller and faster.
         column = values.astype(np.int64, copy=False)
         if not column.size:
             self._parts.append(_COLUMN.pack(0, 0, 0, 0))

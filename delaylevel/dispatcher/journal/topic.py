@@ -77,11 +77,10 @@ class RecordOrder:
     def take(self, data: bytes, entry: Position) -> bytes | None:
         """Add the next entry.
 
-        Reading begins at a record that counts: the journal is acknowledged up to such a one only.
-
         Returns:
             The record, if it counts and is no claim.
         """
+        # Reading begins at a record that counts: the journal is acknowledged up to such a one only.
         before, self.last = self.last, entry.entry_start
         if len(data) < _STAMP.size:
             return None
@@ -296,10 +295,8 @@ class Journal:
                 self._unproven.append((number, written, entry))
 
     def _prove(self) -> None:
-        """Read what is before the confirmed records that do not follow the last one.
-
-        That is usual after the topic was opened again or began a new ledger.
-        """
+        """Read what is before the confirmed records that do not follow the last one."""
+        # That is usual after the topic was opened again or began a new ledger.
         order = self._order
         # Answers that come meanwhile are only added, so the order is this thread's.
         with self._answering:

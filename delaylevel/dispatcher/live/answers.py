@@ -319,10 +319,8 @@ def _merged(tables: Sequence[pa.Table], partitions: Sequence[int]) -> pa.Table:
 
 
 def _rows_json(rows: pa.Table) -> bytes:
-    """Return rows as JSON arrays, with the values of `COLUMNS`, and commas between them.
-
-    Arrow formats them without the interpreter's lock, which ``json.dumps`` would hold throughout.
-    """
+    """Return rows as JSON arrays, with the values of `COLUMNS`, and commas between them."""
+    # Arrow formats them without the interpreter's lock, which `json.dumps` would hold throughout.
     if not rows.num_rows:
         return b""
 

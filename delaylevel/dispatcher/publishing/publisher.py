@@ -415,13 +415,11 @@ class BatchPublisher:
 
     @property
     def is_calm(self) -> bool:
-        """True if no message waits for an answer of a target.
-
-        With deduplication, messages wait for the answer to those before them if it is a refusal;
-        those for a partitioned target wait for the end of a flush. A target of which no ledger is
-        known has to be looked at soon: if it were deleted before, its confirmations would count for
-        nothing.
-        """
+        """True if no message waits for an answer of a target."""
+        # With deduplication, messages wait for the answer to those before them if it is a refusal;
+        # those for a partitioned target wait for the end of a flush. A target of which no ledger is
+        # known has to be looked at soon: if it were deleted before, its confirmations would count
+        # for nothing.
         if self._numbered or self._queue.waiting.targets:
             return False
         return all(

@@ -109,11 +109,9 @@ class SetAsideTopics(Generic[Owner]):
             self._stats.set_aside(counter, key)
 
     def confirmed(self) -> Iterator[tuple[Owner, int, bool]]:
-        """Yield owner, index, and if it is a dead letter, of each message that was confirmed.
-
-        A message that was not confirmed is sent again. If the owner gave up instead, the next one
-        would publish the messages in flight of every other target again.
-        """
+        """Yield owner, index, and if it is a dead letter, of each message that was confirmed."""
+        # A message that was not confirmed is sent again. If the owner gave up instead, the next one
+        # would publish the messages in flight of every other target again.
         places = self._places
         if self._again and self._now_s() >= self._again_s:
             again, self._again = self._again, []

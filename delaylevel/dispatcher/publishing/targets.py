@@ -115,10 +115,8 @@ class TargetPartitions:
 
 
 def java_string_hash(key: str) -> int:
-    """Return the hash by which Java producers choose the partition of a key (JavaStringHash).
-
-    Python's own producers use another hash, which differs between releases of the client.
-    """
+    """Return the hash by which Java producers choose the partition of a key (JavaStringHash)."""
+    # Python's own producers use another hash, which differs between releases of the client.
     value = 0
     for byte in key.encode():
         value = (31 * value + (byte - 256 if byte > 127 else byte)) & 0xFFFFFFFF

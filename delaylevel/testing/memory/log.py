@@ -137,21 +137,17 @@ class Log:
         return None
 
     def first_published_at(self, publish_ms: int) -> int:
-        """Return the number of the first entry published at or after a time, ms.
-
-        Like the broker, use a binary search, which is only exact if publish times ascend.
-        """
+        """Return the number of the first entry published at or after a time, ms."""
+        # Like the broker, use a binary search, which is only exact if publish times ascend.
         return bisect_left(self.entries, publish_ms, key=lambda entry: entry.publish_ms)
 
 
 def message_id(
     position: Position, batch_size: int = 0, partition: int = -1, topic: str = ""
 ) -> _pulsar.MessageId:
-    """Return a message ID of Pulsar's client, including the batch size.
-
-    The constructor does not accept a batch size, so encode the ID (``MessageIdData`` in Pulsar's
-    protocol) and let the client decode it.
-    """
+    """Return a message ID of Pulsar's client, including the batch size."""
+    # The constructor does not accept a batch size, so encode the ID (`MessageIdData` in Pulsar's
+    # protocol) and let the client decode it.
     data = b"\x08" + _varint(position.ledger) + b"\x10" + _varint(position.entry)
     if partition >= 0:
         data += b"\x18" + _varint(partition)
