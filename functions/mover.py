@@ -59,10 +59,7 @@ def worker_token_file(path: str) -> str:
 
 
 def client_settings(arguments: Sequence[str]) -> dict[str, Any] | None:
-    """Return arguments of ``pulsar.Client`` for the same client as the worker's own.
-
-    None if the arguments of the process do not contain the cluster's address.
-    """
+    """Return the arguments of the worker's own client; None if they lack the cluster's address."""
     url = argument(arguments, "pulsar_serviceurl")
     if url is None:
         return None

@@ -84,10 +84,7 @@ def to_batches(
 
 
 def from_batch(batch: pa.RecordBatch) -> Iterator[tuple[SourcePartition, ParkedMessage, int]]:
-    """Yield (source, message, routing time in ms) for each row of a record batch.
-
-    A ``due`` that a user's steps have changed replaces the one in the envelope.
-    """
+    """Yield (source, message, routing time in ms); a changed ``due`` replaces the envelope's."""
     missing = [name for name in REQUIRED if name not in batch.schema.names]
     if missing:
         raise ValueError(

@@ -132,10 +132,7 @@ def is_local(master: str) -> bool:
 
 
 def cluster_conf(executors: Executors, conf: Mapping[str, str]) -> dict[str, str]:
-    """Return the Spark settings that give executors their packages and their Python.
-
-    Archives and a Python path among the user's own settings (``conf``) are kept.
-    """
+    """Return Spark's settings for the executors' packages and Python; keep those in ``conf``."""
     found: dict[str, str] = {}
     if executors.python and os.sep in executors.python:
         folder = os.path.dirname(executors.python)

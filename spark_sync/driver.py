@@ -129,10 +129,7 @@ class Driver:
         return make_offset(0, positions)
 
     def latest_offset(self, start: Offset, max_messages: int | None) -> Offset:
-        """Return the end of a batch of messages that are ready now, from a start.
-
-        A limited batch has the partitions that are due first.
-        """
+        """Return the end of a batch of ready messages; a limited one has what is due first."""
         self._refresh()
         if not self._warm and self._fixed_now_ms is None:
             self._warm = True

@@ -80,11 +80,7 @@ class TaskForwarders:
 
 
 def forward_input(options: SyncOptions, part: InputRange) -> Iterator[pa.RecordBatch]:
-    """Forward a range, wait for the confirmations, and yield a row for each of its messages.
-
-    Raises:
-        BrokerError: one of our own topics cannot be written; the batch is not committed.
-    """
+    """Forward a range, wait for the confirmations, and yield a row for each of its messages."""
     here = runtime(options)
     for name in options.level_topics:
         here.describe(name)

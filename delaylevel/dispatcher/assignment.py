@@ -91,11 +91,7 @@ def assign(
     partitions: int,
     joining: Collection[str] = (),
 ) -> Reassignment:
-    """Return the changes that give every member an equal share, with the fewest moves.
-
-    Args:
-        joining: names of dispatchers that are about to be members; their shares are left to them.
-    """
+    """Return the changes for equal shares, also of ``joining`` members, with the fewest moves."""
     share = share_of({*group.members, *joining, me}, me, partitions)
     owned = sorted(mine)
     if len(owned) > share:
@@ -134,11 +130,7 @@ class Membership:
         self._description = description
 
     def read_group(self) -> GroupState:
-        """Enter the group, and read its members and the owners from the broker's statistics.
-
-        Raises:
-            LevelTopicError: members have another delivery guarantee; the group is not entered.
-        """
+        """Enter the group, and read it and the owners; refuse one with another guarantee."""
         if self._reader is None:
             self._enter()
         found = self._read_members()

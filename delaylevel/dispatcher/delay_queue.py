@@ -176,11 +176,7 @@ class DelayQueue:
         return self._in_flight.put(*joined(parts)) if parts else None
 
     def divide(self, batch: DueBatch, parts: Iterable[Sequence[int]]) -> list[DueBatch]:
-        """Replace a batch that is not launched by several ones.
-
-        Args:
-            parts: ascending indices of each part's messages. Together they are the whole batch.
-        """
+        """Replace a batch that is not launched by several; each part has ascending indices."""
         return self._in_flight.divide(batch, parts)
 
     def defer(self, batch: DueBatch, target: TargetKey) -> None:
@@ -218,10 +214,7 @@ class DelayQueue:
         return self._in_flight.put(*rest) if rest[2] else None
 
     def launch(self, batch: DueBatch) -> None:
-        """Take note that a batch without sequence IDs is being published from now on.
-
-        From here to its release, none of its messages can be cancelled.
-        """
+        """Take note that a batch without sequence IDs is sent; it cannot be cancelled any more."""
         self._in_flight.get(batch.number)
         self._launch(batch, ids_of(batch))
 
@@ -303,11 +296,7 @@ class DelayQueue:
         return self._unresolved.intents
 
     def resolve(self, number: int, stored: npt.ArrayLike) -> Resolved:
-        """Close an intent from before the takeover. The messages not stored are pending again.
-
-        Args:
-            stored: which of its messages the broker has stored, shape (n,).
-        """
+        """Close an intent from before the takeover; messages not ``stored`` are pending again."""
         intent = self.state.open_intents.get(number)
         resolved, again = self._unresolved.resolve(number, stored)
         self._open.discard(resolved.released)
@@ -345,10 +334,7 @@ class DelayQueue:
         self.waiting.close()
 
     def _add(self, fetched: FetchedBatch, rows: Rows, positions: Int64s, tracked: Int64s) -> None:
-        """Add the tracked rows to the pending ones, without those in unresolved intents.
-
-        It changes nothing if it raises an error.
-        """
+        """Add the tracked rows, except those in unresolved intents; an error changes nothing."""
         records = fetched.records
         withheld = self._unresolved.contains(positions[tracked])
         index = tracked[~withheld]

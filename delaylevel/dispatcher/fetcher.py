@@ -298,11 +298,7 @@ class Fetcher:
         batch.cancellations += self._record.cancellations - cancellations
 
     def _in_order(self, taken: list[Any]) -> list[Any]:
-        """Return messages without repetitions; refuse them if their order is wrong.
-
-        Raises:
-            BrokerError: the order is wrong; everything is read again.
-        """
+        """Return messages without repetitions; raise BrokerError if their order is wrong."""
         # What is read counts as complete up to the last position. If its connection breaks while
         # the client passes a message on, it may receive this message again.
         positions = [self._behind, *zip(*positions_of(taken), strict=True)]

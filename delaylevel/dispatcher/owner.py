@@ -443,11 +443,7 @@ class PartitionOwner:
         self._quiet_checkpoints = 0
 
     def take_over(self, opened: contextlib.ExitStack) -> Fetcher:
-        """Open everything, and resolve what the last owner left open.
-
-        Returns:
-            The fetcher, whose batches come as events once it is opened.
-        """
+        """Open everything, resolve what the last owner left open, and return the fetcher."""
         self._open(opened)
         self._recover()
         self._fetcher = self._make_fetcher()
@@ -579,11 +575,7 @@ class PartitionOwner:
         self._desk.process(everything_offered=not self._offers)
 
     def release(self) -> float:
-        """Publish what is due, once the takeover has read what was stored.
-
-        Returns:
-            The shortest time until the next call, in s.
-        """
+        """Publish what is due once all is read; return the shortest pause before the next, in s."""
         if not self._caught_up:
             return 0.0
         if self.releases_soon and not self._descriptions.is_current():

@@ -165,11 +165,7 @@ class PendingIndex:
             self.put(rows, records, None, force=True)
 
     def take(self, now_ms: int, count: int) -> tuple[Int64s, Int64s, list[MessageRecord]]:
-        """Remove messages that are due; return their due times, packed positions and records.
-
-        Raises:
-            DelayLevelError: the tracker has a message that the segments do not have.
-        """
+        """Remove messages that are due; return their due times, packed positions and records."""
         self._changed = True
         expected = len(self.tracker)
         found = self.segments.read_due(now_ms, count)

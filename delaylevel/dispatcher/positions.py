@@ -187,11 +187,7 @@ def unseen_ids(
 
 
 def contained(bitmap: BitMap64, positions: Int64s) -> Mask:
-    """Return which positions are in a bitmap.
-
-    Args:
-        positions: distinct packed positions, ascending, shape (n,).
-    """
+    """Return which of some distinct, ascending positions are in a bitmap."""
     size = positions.size
     if not size or not bitmap:
         return np.zeros(size, dtype=np.bool_)
@@ -252,11 +248,7 @@ class OpenPositions:
         return np.sort(index)
 
     def low_watermark(self, withheld: BitMap64) -> int:
-        """Return the packed position below which everything is released; it never decreases.
-
-        Args:
-            withheld: further packed positions that are not released.
-        """
+        """Return the position below which all is released, not ``withheld``; it never decreases."""
         position = self.last_offered + 1
         if self._open:
             position = min(position, self._open.min())

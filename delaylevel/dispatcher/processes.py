@@ -182,11 +182,8 @@ class Processes:
         self.url = ""
 
     def start(self, name: str, most: int) -> tuple[str, ...]:
-        """Start them; return the names of all processes.
-
-        Args:
-            most: largest number of window partitions: more processes would have nothing to do.
-        """
+        """Start them, at most ``most`` with this one, and return the names of all processes."""
+        # More processes than window partitions would have nothing to do.
         further = range(2, min(self._count, most) + 1)
         self._names = [name, *(f"{name}-{number}" for number in further)]
         for each in self._names[1:]:

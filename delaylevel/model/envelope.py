@@ -76,11 +76,7 @@ class SchemaRef:
 
     @classmethod
     def parse(cls, text: str) -> SchemaRef:
-        """Parse ``TYPE:digest``.
-
-        Raises:
-            EnvelopeError: the text is anything else, or names a schema that no hop can write.
-        """
+        """Parse ``TYPE:digest``; raise EnvelopeError for a schema that no hop can write."""
         schema_type, separator, digest = text.partition(":")
         if not (schema_type and separator and digest):
             raise EnvelopeError(f"{SCHEMA} is {text!r}, not TYPE:digest")

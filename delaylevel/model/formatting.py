@@ -91,11 +91,7 @@ def parse_duration(text: str) -> timedelta:
 
 
 def parse_delay(value: timedelta | str, name: str) -> timedelta:
-    """Return a delay that an application gave as timedelta or as text.
-
-    Args:
-        name: name of the delay in the message of the error.
-    """
+    """Return a delay given as timedelta or text; ``name`` names it in the error."""
     if isinstance(value, str):
         try:
             return parse_duration(value)

@@ -569,11 +569,7 @@ def _apply_settings(value: dict[str, Any], properties: Mapping[str, str]) -> Non
 
 
 def _check_format(topic: str, version: object) -> None:
-    """Raise an error unless this version reads the format.
-
-    Raises:
-        UpgradeRequiredError: it is a later one.
-    """
+    """Raise UpgradeRequiredError for a later format, and ValueError for none."""
     if not isinstance(version, int) or isinstance(version, bool) or version < 1:
         raise ValueError(f"version is {version!r}, not the number of a format")
     if version > FORMAT:

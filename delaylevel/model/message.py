@@ -257,11 +257,7 @@ def parked_message(message: Any, ledger: int, entry: int, batch: int) -> ParkedM
 
 
 def positions_of(messages: Sequence[Any]) -> tuple[list[int], list[int], list[int]]:
-    """Return the ledgers, entries and batch indices (-1 if unbatched) of successive messages.
-
-    Args:
-        messages: messages of a reader's native core, in their order in the partition.
-    """
+    """Return ledgers, entries and batch indices (-1 if unbatched) of successive messages."""
     # It reads the ID of few messages: between two messages of the same entry whose batch indices
     # differ by their distance are the messages of the batch indices between.
     ledgers: list[int] = []
@@ -287,11 +283,7 @@ def positions_of(messages: Sequence[Any]) -> tuple[list[int], list[int], list[in
 
 
 def batch_size(message_id: Any) -> int:
-    """Return the number of messages in the entry of a batched message.
-
-    Returns:
-        The size; 0 if the id does not carry it.
-    """
+    """Return the number of messages in the entry of a batched message; 0 if not known."""
     # The client has it only in the serialized id: field 6 of Pulsar's `MessageIdData`.
     data: bytes = message_id.serialize()
     at = 0

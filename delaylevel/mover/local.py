@@ -171,11 +171,7 @@ class LocalMover:
         return total
 
     def _find_ready(self, now_ms: int) -> BrokerError | None:
-        """Add the ready messages of partitions that may have some, unless some are known.
-
-        Returns:
-            The first failure, if those of some partitions were not found.
-        """
+        """Add the ready messages of partitions, unless some are known; return the first failure."""
         failure: BrokerError | None = None
         lead_ms = self._description.levels.smallest_lead_ms
         due = [

@@ -225,10 +225,7 @@ class _NumberedEntries:
         return self._start if number == 0 else self._entries.position(number - 1).next_entry
 
     def time(self, number: int) -> int:
-        """Return the publish time of an entry, or of the next one if it does not exist any more.
-
-        If none follows, it is 0, which is ready.
-        """
+        """Return the publish time of an entry or, if it is gone, the next; 0 if none follows."""
         if number not in self._times:
             self._look(number, number)
         return self._times[number]

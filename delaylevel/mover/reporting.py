@@ -96,10 +96,7 @@ class MoverReporter(Reporter):
 
 
 def lock_check(description: LevelTopicDescription, stats: MoverStats) -> ProbeCheck:
-    """Check that the lock of the level topic is held, here or by another mover.
-
-    The start of a mover is over then.
-    """
+    """Check that the lock of the level topic is held, here or by another mover."""
     name = f"mover lock of {description.topic}"
     if stats.state == "moving":
         return ProbeCheck(name, True, "held")

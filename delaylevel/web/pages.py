@@ -85,11 +85,7 @@ footer a { color: inherit; }
 def status_page(
     sections: Sequence[StatusSection], checks: Sequence[ProbeCheck], *, can_act: bool = False
 ) -> str:
-    """Return the status page.
-
-    Args:
-        sections: the level topics of the process; those with the same title become one.
-    """
+    """Return the status page; sections with the same title become one."""
     ready = all(check.ok for check in checks)
     kind, word = ("badge", "ready") if ready else ("badge bad", "not ready")
     body = [f'<h1>delaylevel <span class="{kind}">{word}</span></h1>']
@@ -115,11 +111,7 @@ def action_page(
     report: ActionReport | None = None,
     given: Mapping[str, str] | None = None,
 ) -> str:
-    """Return the page of actions. It is not refreshed while somebody fills it in.
-
-    Args:
-        given: the fields of its form; those that name a message stay filled in.
-    """
+    """Return the page of actions, not refreshed; ``given`` fields that name a message stay."""
     body = ['<h1>delaylevel <span class="badge">actions</span></h1>']
     given = given or {}
     if report is not None:

@@ -206,11 +206,7 @@ class Actions(Protocol):
         ...
 
     def act(self, action: str, parameters: Mapping[str, str]) -> ActionReport:
-        """Perform an action and return its outcome; it raises nothing that a person can cause.
-
-        Args:
-            action: one of ``ACTIONS``.
-        """
+        """Return the outcome of one of ``ACTIONS``; raise nothing that a person can cause."""
         ...
 
 

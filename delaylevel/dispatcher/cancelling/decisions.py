@@ -278,11 +278,7 @@ class Cancellations:
         self._undecided.append(self._request(cancellation, position, waited=True))
 
     def arrived(self, cancellation: Cancellation) -> None:
-        """Decide on a message that arrived after its cancellation.
-
-        Args:
-            cancellation: the cancellation, as it follows from the message.
-        """
+        """Decide on a message that arrived after its cancellation."""
         self._undecided.append(self._request(cancellation, None))
 
     def unclear(self, keys: Sequence[str], key_index: npt.NDArray[np.integer], ids: Int64s) -> None:

@@ -131,11 +131,7 @@ class OutcomeTopic:
         return self._topics.owes_answers
 
     def add(self, decisions: Iterable[CancelDecision], record: int) -> None:
-        """Add outcomes.
-
-        Args:
-            record: number of records that the journal has to have confirmed before.
-        """
+        """Add outcomes, to be sent once the journal has confirmed ``record`` records."""
         self._decided += ((record, decision) for decision in decisions)
 
     def send(self, stored: int) -> None:
@@ -249,11 +245,7 @@ class CancellationDesk:
         return now_s + _RETRY_S if len(self._outcomes) or self._proof is not None else None
 
     def process(self, everything_offered: bool = True) -> None:
-        """Decide, publish outcomes, and release cancellations whose outcomes are stored.
-
-        Args:
-            everything_offered: True if the delay queue has everything that was read.
-        """
+        """Decide, publish outcomes, and release cancellations whose outcomes are stored."""
         if self._cancelling.undecided:
             self._decide()
         if self._cancelling.proof_ms is not None:

@@ -194,11 +194,7 @@ class CancellationQueue:
         self._cancellations.everything_is_read(until_ms)
 
     def decide(self) -> tuple[list[Record], list[CancelDecision]]:
-        """Decide on cancellations.
-
-        Returns:
-            The records; and the outcomes, to be published once the journal has confirmed them.
-        """
+        """Return records, and outcomes to be published once the journal has confirmed them."""
         if not self._cancellations:
             return [], []
         until = self._open.last_offered + 1
@@ -222,11 +218,7 @@ class CancellationQueue:
     # -- the journal
 
     def dispose(self, number: int, kind: DispositionKind, index: Sequence[int]) -> Disposition:
-        """Return the record of messages that are not published, to precede their commit.
-
-        Args:
-            index: indices of the messages in the batch, shape (k,).
-        """
+        """Return the record of messages that are not published, to precede their commit."""
         keys, key_index, ids = self._in_flight.launched[number]
         some = np.asarray(index, dtype=np.int64)
         record = Disposition(kind, keys, key_index[some], ids[some])

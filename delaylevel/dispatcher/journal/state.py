@@ -136,11 +136,7 @@ class Dispositions:
             save_ids(others, record.id_keys, record.key_index, record.ids)
 
     def is_cancelled(self, message_id: str, target: str, key: str, attempt: int) -> bool:
-        """Return True if a message is cancelled.
-
-        Args:
-            attempt: number of its refusals by the target.
-        """
+        """Return True if a message is cancelled; ``attempt`` counts refusals by its target."""
         id_key, number = identity(message_id, target, key, attempt)
         return self.cancelled.is_duplicate(number, id_key)
 
@@ -191,11 +187,7 @@ class JournalState:
     """
 
     def __init__(self, capacity: int = 100_000_000) -> None:
-        """Create the state of an empty journal.
-
-        Args:
-            capacity: maximum number of IDs that ``memory`` keeps for one key; even, at least 2.
-        """
+        """Create the state of an empty journal; ``capacity`` is even, and at least 2."""
         self.low_watermark = 0
         self.released = BitMap64()
         self.memory = Deduplicator(capacity)

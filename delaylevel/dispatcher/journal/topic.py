@@ -44,11 +44,7 @@ def stamped(owner: int, number: int, record: bytes) -> bytes:
 
 
 def claim(owner: int, before: Position) -> bytes:
-    """Return the bytes of a claim.
-
-    Args:
-        before: the last entry of the journal that the owner has read; EARLIEST if it is empty.
-    """
+    """Return the bytes of a claim; ``before`` is the last entry that the owner has read."""
     return stamped(owner, 0, _ENTRY.pack(before.ledger, before.entry))
 
 
@@ -75,11 +71,7 @@ class RecordOrder:
         self.last = EARLIEST
 
     def take(self, data: bytes, entry: Position) -> bytes | None:
-        """Add the next entry.
-
-        Returns:
-            The record, if it counts and is no claim.
-        """
+        """Add the next entry; return its record if it counts and is no claim."""
         # Reading begins at a record that counts: the journal is acknowledged up to such a one only.
         before, self.last = self.last, entry.entry_start
         if len(data) < _STAMP.size:
@@ -327,10 +319,7 @@ class Journal:
         return self._admin.mark_delete_position(self._source.name, SUBSCRIPTION)
 
     def _read_range(self, after: Position, last: Position) -> Iterator[tuple[bytes | None, int]]:
-        """Yield record and publish time of each entry behind one, to the last.
-
-        The record is None if it does not count, and for a claim.
-        """
+        """Yield record and publish time of the entries after one; None for what does not count."""
         position = None
         start = EARLIEST if after == EARLIEST else after.next_entry
         for message in read_range(self._client, self._source.topic, start, last.next_entry):

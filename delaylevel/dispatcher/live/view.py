@@ -131,11 +131,7 @@ class QueueView:
         return np.concatenate([frozen.attributes(least, most) for frozen in self._sources()])
 
     def counts(self, edges_ms: Int64s) -> Int64s:
-        """Return the number of messages due before each edge; errors as for `table`.
-
-        Args:
-            edges_ms: ascending times, ms since the epoch, shape (k,).
-        """
+        """Return the number of messages due before each ascending edge; errors as for `table`."""
         counted = [frozen.counts(edges_ms) for frozen in self._sources()]
         total: Int64s = np.sum(counted, axis=0, dtype=np.int64)
         return total

@@ -216,11 +216,7 @@ class Admission:
         self._expiry = expiry
 
     def admit(self, batch: DueBatch, key: TargetKey, *, waited: bool = False) -> Admitted:
-        """Divide a batch.
-
-        Args:
-            waited: True if the messages have waited for the end of a pause.
-        """
+        """Divide a batch; messages that have ``waited`` for a pause do not wait for one again."""
         expired = self._expiry.expired(batch)
         waits = set() if waited else set(self.gate.waits(batch, key).tolist())
         if not (waits or expired):
@@ -460,10 +456,7 @@ class BatchPublisher:
         self._outcomes.resolve_earlier()
 
     def publish(self, batch: DueBatch) -> None:
-        """Launch the messages of a batch.
-
-        Messages of targets that are not ready wait in the delay queue.
-        """
+        """Launch a batch; messages of targets that are not ready wait in the delay queue."""
         flights: list[Flight] = []
         for key, part in self._divider.by_target(batch):
             earlier = key._replace(partition=UNKNOWN_PARTITION)

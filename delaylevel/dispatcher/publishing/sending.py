@@ -180,10 +180,7 @@ class FlightSender:
         self._sent_s = 0.0
 
     def launch(self, flights: list[Flight]) -> None:
-        """Send flights, with sequence IDs once their intents are confirmed.
-
-        If these are many messages, a later call of `send_prepared` sends them, without a wait.
-        """
+        """Send flights, with sequence IDs after their intents; leave many to `send_prepared`."""
         if self._queue.state.paused:
             self._end_pauses(flights)
         if self._numbered:
@@ -286,11 +283,7 @@ class FlightSender:
         return reason is None
 
     def _without_expired(self, flights: list[Flight]) -> list[_Run] | None:
-        """Refuse the expired messages of flights, and return the others.
-
-        Returns:
-            None if there are expired ones, and no more messages may be set aside now.
-        """
+        """Refuse expired messages; return the others, or None without room to set more aside."""
         kept: list[_Run] = []
         refused: list[tuple[Flight, dict[int, str]]] = []
         for flight in flights:

@@ -65,11 +65,7 @@ class TargetPartitions:
         self._ask_at_s: dict[str, float] = {}
 
     def count(self, topic: str) -> int | str | None:
-        """Return the number of partitions, 0 if not partitioned.
-
-        Returns:
-            A string if the topic cannot be written, with the reason; None while it is unknown.
-        """
+        """Return the number; 0 if not partitioned, a reason if not writable, None if unknown."""
         found = self._found.get(topic)
         now_s = self._now_s()
         if found is not None and now_s <= found[1]:

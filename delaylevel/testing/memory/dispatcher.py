@@ -124,12 +124,7 @@ class MemoryDispatcher:
             raise
 
     def run_once(self) -> ForwardReport:
-        """Release what is due at this time, and return the outcomes of messages.
-
-        Raises:
-            BrokerError: a partition was lost, or its journal does not confirm. Its connections are
-                closed.
-        """
+        """Release what is due at this time, and return the outcomes of messages."""
         worked = True
         while worked:
             worked = False
