@@ -625,11 +625,7 @@ class Dispatcher:
         self._acquire_due(topic, wanted, now)
 
     def _acquire_due(self, topic: ServedTopic, partitions: Sequence[int], now: float) -> None:
-        """Acquire the partitions that are not left to others after a failure.
-
-        Raises:
-            BrokerError: one of them cannot be acquired; the others are.
-        """
+        """Acquire what is not left to others after a failure; raise the first error at the end."""
         failure: BrokerError | None = None
         for index in partitions:
             if now >= topic.retry_s.get(index, 0.0):

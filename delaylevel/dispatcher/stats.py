@@ -129,12 +129,7 @@ class SharedOwnerStats:
             stats.latest_ms = max(stats.latest_ms, int(late.max(initial=0)))
 
     def set_aside(self, counter: str, key: str) -> None:
-        """Count a message that is not published.
-
-        Args:
-            counter: ``held``, ``dead`` or ``dropped``.
-            key: the target; the reason of a dead letter.
-        """
+        """Count a message that is not published: ``held`` (by target), ``dead`` or ``dropped``."""
         with self._lock:
             stats, self._copy = self._stats, None
             if counter == "held":

@@ -152,12 +152,7 @@ def problems(
     found: LevelTopicStatus | None,
     now_ms: int,
 ) -> list[ProblemLine]:
-    """Return the present problems.
-
-    Args:
-        found: statistics of the levels, of held messages and of dead letters; None if the broker
-            does not report them.
-    """
+    """Return the present problems; ``found`` is None if the broker does not report it."""
     description = group.description
     lines: list[ProblemLine] = []
     if group.problem:

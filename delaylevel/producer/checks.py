@@ -29,11 +29,7 @@ def build(
     ordering_key: str | None,
     event_timestamp: int | None,
 ) -> Any:
-    """Return a message for the client's native core, without the client's checks.
-
-    Raises:
-        TypeError: an argument has a type that the core does not accept.
-    """
+    """Return a message for the client's native core; raise TypeError as the core does."""
     builder = MessageBuilder()
     builder.content(body)
     builder.properties(properties)
@@ -198,11 +194,7 @@ def check_encoded(schema: Any, content: Any) -> bytes | None:
 
 
 def have_usual_types(properties: Any, kept: tuple[Any, ...], not_parkable: tuple[Any, ...]) -> bool:
-    """Return True if the plain client accepts these arguments of ``send`` without doubt.
-
-    Args:
-        properties, kept, not_parkable: as in :func:`check_message_arguments`.
-    """
+    """Return True if the plain client accepts these arguments of ``send`` without doubt."""
     if properties is not None:
         if type(properties) is not dict:
             return False

@@ -85,11 +85,7 @@ def remember(producer: Any, options: Mapping[str, Any]) -> Any:
 
 
 def check_pair(producer: Any, client: Any) -> None:
-    """Refuse a producer that cannot be wrapped, or that the client did not create.
-
-    Raises:
-        pulsar.AlreadyClosed: the producer is closed.
-    """
+    """Refuse a producer that is closed, cannot be wrapped, or is not of this client."""
     if isinstance(producer, BaseProducer):
         raise InvalidInputError(
             f"the producer of {producer.topic()} has a delay-level topic already: use it as it is"
@@ -120,14 +116,7 @@ def check_pair(producer: Any, client: Any) -> None:
 def options_of(
     producer: Any, given: Mapping[str, Any], admin: TopicAdmin | None
 ) -> tuple[dict[str, Any], bool]:
-    """Return the options of a producer as far as they are known.
-
-    Args:
-        given: options that the application stated; they replace those that were read.
-
-    Returns:
-        The options by name, and True if others are assumed to be off.
-    """
+    """Return a producer's options, ``given`` ones first, and True if others are assumed off."""
     topic = TopicName.parse(producer.topic())
     remembered = getattr(producer, _ATTRIBUTE, None)
     if remembered is not None:
@@ -515,11 +504,7 @@ def prepare_wrapped(
     clock: Clock,
     choice: LevelTopicChoice,
 ) -> tuple[ProducerSetup, bool]:
-    """Return the setup for a producer that exists, and True if options of it are assumed.
-
-    Args:
-        given: its options as far as the application stated them, by name.
-    """
+    """Return the setup for a producer that exists, and True if options of it are assumed."""
     options, is_assumed = options_of(producer, given, admin)
     options = {"block_if_queue_full": True, **options}
     return prepare(topic, options, admin, partitions_of, clock, choice), is_assumed

@@ -118,11 +118,7 @@ def as_client_error(error: DelayLevelError) -> DelayLevelError:
 
 @functools.cache
 def _pair(kind: type[DelayLevelError], named: type[Exception]) -> type[DelayLevelError]:
-    """Return the class for errors of one kind.
-
-    Args:
-        named: the client's class of the same failure, or ``pulsar.PulsarException``.
-    """
+    """Return the class for errors of one kind that is also the client's class ``named``."""
     # Imported here: applications without asyncio seldom need it.
     import pulsar.asyncio
 

@@ -274,11 +274,7 @@ class PartitionProducer:
     def send_async(
         self, body: bytes | None, callback: Callable[[Any, Any], Any], arguments: Mapping[str, Any]
     ) -> None:
-        """Send a message, or let it wait for the producer; the result goes to the callback.
-
-        Args:
-            body: the encoded payload; None for a null value.
-        """
+        """Send a message, or let it wait for the producer; the result goes to the callback."""
         self.give(body, callback, arguments)
 
     def give(
@@ -340,10 +336,7 @@ class PartitionProducer:
             close_async(producer, done)
 
     def seal(self) -> Any:
-        """End waiting messages, and refuse more; return the producer to close, or None.
-
-        A producer that is still being opened is closed when it is open.
-        """
+        """End waiting messages, and refuse more; return the producer to close, if it is open."""
         with self._changed:
             producer = self._producer
             self._state = _Phase.CLOSED
@@ -451,10 +444,7 @@ class PartitionProducer:
             self._changed.notify_all()
 
     def _await(self, step: _Step, patience_s: float | None = None) -> None:
-        """Wait for the end of a step, of the patience or of the partition.
-
-        Messages that reach their deadlines meanwhile end.
-        """
+        """Wait until a step, the patience or the partition ends; end messages that are late."""
         until_s = None if patience_s is None else self._now_s() + patience_s
         while True:
             with self._changed:

@@ -391,11 +391,7 @@ class DelayLevelProducer(Scheduling):
         return next(filter(None, errors), None)
 
     def _report(self, failure: Exception | None, sent: int) -> None:
-        """Raise the error for messages without a callback, or else the given one.
-
-        Args:
-            sent: number of messages without a callback whose outcomes must be known.
-        """
+        """Raise the error for messages without a callback, or else the given one."""
         self._callbackless.wait(sent)
         unconfirmed = self._callbackless.take_error()
         if unconfirmed is not None:

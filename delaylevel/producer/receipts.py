@@ -197,11 +197,7 @@ def receipt_for(
 
 
 def check_read_back(receipt: Receipt, *given: object) -> None:
-    """Raise InvalidInputError if contents of a new message are given, but not its payload.
-
-    Args:
-        given: properties, keys and event time as given; None for those that were not.
-    """
+    """Raise InvalidInputError if contents of a new message are given, but not its payload."""
     if any(value is not None for value in given):
         raise InvalidInputError(
             f"without a payload, everything of message {receipt.id!r} but its due time is kept: "
@@ -217,11 +213,7 @@ def wanted_message(
     target: str,
     level_topic: str,
 ) -> Receipt:
-    """Return the receipt of the message that a call names.
-
-    Args:
-        receipt: the receipt or its text; None if the message is named by its ID.
-    """
+    """Return the receipt of the message that a call names, by receipt, its text or an ID."""
     if receipt is None:
         if message_id is None or deliver_at is None:
             raise InvalidInputError(
@@ -255,11 +247,7 @@ def wanted_message(
 
 
 def check_cancellable(description: LevelTopicDescription, has_admin: bool) -> None:
-    """Raise an error if messages of a level topic cannot be cancelled.
-
-    Args:
-        description: the description of the level topic, as far as the producer can read it.
-    """
+    """Raise an error if messages of a level topic cannot be cancelled, as far as is known."""
     topic = description.topic
     if not has_admin:
         raise InvalidInputError(
@@ -313,11 +301,7 @@ def too_late(receipt: Receipt) -> Outcome:
 
 @contextmanager
 def explained(receipt: Receipt, new: Receipt | None = None) -> Iterator[None]:
-    """Raise the failure to send a cancellation with an explanation.
-
-    Args:
-        new: that of the message that was stored to replace it; None without one.
-    """
+    """Explain a failure to send a cancellation; ``new`` is what was stored as replacement."""
     try:
         yield
     except (pulsar.Interrupted, InvalidInputError):

@@ -161,11 +161,7 @@ class BaseProducer:
     def _receipt(
         self, message_id: str, due_ms: int, key: str | None, route: Route, stored: Any
     ) -> Receipt:
-        """Return the receipt of a message that was stored.
-
-        Args:
-            stored: the ID that the client returned.
-        """
+        """Return the receipt of a message that the client has stored, with its ID."""
         topic = self._cache.routing.topic_of(route) if route.parked else None
         return receipt_for(
             message_id, due_ms, self._target, self.description.topic, key, topic, stored
@@ -215,11 +211,7 @@ class BaseProducer:
         message_id: str,
         expires_ms: int,
     ) -> tuple[Route, dict[str, Any]]:
-        """Return the route of a message that was read back, and the arguments of its message.
-
-        Args:
-            expires_ms: the new expiry, ms since the epoch; 0 for none.
-        """
+        """Return the route of a message that was read back, and the arguments of its message."""
         application = application_properties(message.properties)
         route = self._cache.routed(
             lambda routing: routing.route_again(
@@ -582,12 +574,7 @@ class Scheduling(BaseProducer):
         kept: tuple[str | None, str | None, int | None],
         envelope: dict[str, Any] | None = None,
     ) -> Receipt:
-        """Send a message, and return its receipt once it is stored.
-
-        Args:
-            kept: partition key, ordering key and event time.
-            envelope: further arguments of :meth:`Routing.route`.
-        """
+        """Send a message, and return its receipt once it is stored."""
         not_parkable = (None, None, False)
         check_message_arguments(self._schema, content, properties, kept, not_parkable)
         route, body, arguments = self._routed(
@@ -636,11 +623,7 @@ class Scheduling(BaseProducer):
         timeout_s: float,
         new: Receipt | None = None,
     ) -> Outcome:
-        """Send a cancellation, and wait for its outcome.
-
-        Args:
-            new: the receipt of the message that was stored to replace it, or None.
-        """
+        """Send a cancellation, perhaps for a ``new`` message instead; wait for its outcome."""
         with explained(wanted, new):
             self._partition(route).send(PAYLOAD, self._arguments(route, wanted.key or None))
         if wait is None:

@@ -68,11 +68,7 @@ WARN_EVERY_S = 6 * 3600.0
 def missing_hosts(
     admin: TopicAdmin, description: LevelTopicDescription, target: str, now_ms: int
 ) -> dict[str, str]:
-    """Return a text for a mover and for a dispatcher that is missing; see `topics.hosts`.
-
-    Returns:
-        The texts by kind, ``mover`` or ``dispatcher``.
-    """
+    """Return a text for each missing ``mover`` or ``dispatcher``, by kind; see `topics.hosts`."""
     at = status(admin, description, now_ms, roles=(Role.LEVEL, Role.WINDOW))
     found = hosts.missing_hosts(admin, description, at.rows(), target, now_ms)
     return {item.kind: item.explanation for item in found}
@@ -96,10 +92,7 @@ class DeliveryWatch:
     _warned_s: dict[str, float] = field(default_factory=dict)
 
     def check(self) -> float:
-        """Check once, and return the pause before the next check, s.
-
-        A warning is logged for what two checks in a row have found.
-        """
+        """Check, warn of what two checks in a row found, and return the pause, in s."""
         try:
             found = missing_hosts(self.admin, self.description, self.target, self.clock.now_ms())
         except BrokerError as error:
@@ -202,11 +195,7 @@ class PartitionCounts:
         self._partitions_of = partitions_of
 
     def choose(self, wanted: LevelTopicDescription, names: Sequence[str]) -> LevelTopicDescription:
-        """Return the level topic that exists under one of the names, checked by its counts.
-
-        Args:
-            wanted: the description according to the producer's arguments.
-        """
+        """Return the level topic that exists under one of the names, checked by its counts."""
         # All names are looked at. Some brokers create a topic that a client looks up, so a topic
         # that exists is a level topic only if the counts of its member topics are right, too.
         candidates = [replace(wanted, topic=name) for name in names]
@@ -303,11 +292,7 @@ def given_options(
     kwargs: Mapping[str, Any],
     ours: Iterable[str] = (),
 ) -> dict[str, Any]:
-    """Return the arguments that were passed to ``create_producer`` by name, without the topic.
-
-    Args:
-        ours: names of our own arguments, which a misspelt name may mean.
-    """
+    """Return the arguments given by name, without the topic; a typo may mean one of ``ours``."""
     signature = inspect.signature(function)
     own = list(signature.parameters)[2:]
     for name in kwargs:
@@ -346,10 +331,7 @@ def check_max_message_size(max_message_size: int) -> None:
 def level_producer_settings(
     options: Mapping[str, Any], description: LevelTopicDescription
 ) -> tuple[dict[str, Any], str | None]:
-    """Return the arguments for producers of level topics, derived from the application's own.
-
-    With a warning for the application, or None.
-    """
+    """Return the arguments for level producers, and a warning for the application or None."""
     settings: dict[str, Any] = {name: options[name] for name in _KEPT if name in options}
     settings |= OWN_SEQUENCE_SETTINGS
     # The broker delays the messages of a Function's levels one by one, so they are not batched.

@@ -94,10 +94,7 @@ _WITH_VALUE = ("get_last_message_id", "has_message_available", "get_topic_partit
 
 
 def asyncio_form(core: Any, name: str) -> Any:
-    """Return the form of a call of a core that ``pulsar.asyncio`` uses.
-
-    Its last argument is a callback, and nothing waits.
-    """
+    """Return the form of a call for ``pulsar.asyncio``: a callback comes last, nothing waits."""
     call, _, rest = name.rpartition("_async")
     if not call or rest or call.startswith("_"):
         raise AttributeError(f"{type(core).__name__!r} object has no attribute {name!r}")
