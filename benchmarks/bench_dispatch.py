@@ -273,7 +273,7 @@ def measure(
                 note(f"{side}: cancelled in {time.monotonic() - began:.1f} s")
                 wait(lambda: decided(started) >= load.count - load.kept, 60 + load.prepare_s)
                 figures["decided_s"] = round(time.monotonic() - began, 1)
-                figures["pending_mib"] = memory([pid for d in started for pid in d.pids()])[0] >> 20
+                figures["pending_mib"] = memory([d.process.pid for d in started])[0] >> 20
         if started and restart:
             for dispatcher in started:
                 dispatcher.kill()
@@ -283,7 +283,7 @@ def measure(
             wait(lambda: sum(d.releasing() for d in started) == described.window_partitions, 120)
             restart_s = time.monotonic() - again
         sleep_until(side, begin_ms, restart_s)
-        own = [pid for dispatcher in started for pid in dispatcher.pids()]
+        own = [dispatcher.process.pid for dispatcher in started]
         with watched({"broker": [broker.pid], "dispatcher": own}) as usage:
             arrivals = answer.get(timeout=load.limit_s)
         reader.join()

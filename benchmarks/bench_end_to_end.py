@@ -196,7 +196,7 @@ def running(side: str, unit_s: float) -> Iterator[Pipeline]:
         )
         stack.callback(dispatcher.process.wait)
         stack.callback(dispatcher.process.terminate)
-        pids = {"dispatcher": dispatcher.pids(), "broker": [broker.status().pid]}
+        pids = {"dispatcher": dispatcher.process.pid, "broker": broker.status().pid}
         mover: Any = None
         if side == "spark":
             mover = spark_mover(connection, Path(directory))

@@ -74,7 +74,7 @@ def main() -> None:
             url = dispatcher.url.removesuffix("/metrics")
             values = (url, begin_ms, first_ms, options.seconds, queries)
             _, asked = in_process(ask, *values)
-            with watched({"dispatcher": dispatcher.pids()}) as usage:
+            with watched({"dispatcher": [dispatcher.process.pid]}) as usage:
                 row = arrivals.get(timeout=options.seconds + 180)
             reader.join()
             note(f"dispatcher: {usage['dispatcher'][0]:.1f} s of processor time")

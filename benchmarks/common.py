@@ -251,14 +251,10 @@ class DispatcherProcess:
 
     def kill(self) -> None:
         """Kill it (-9)."""
-        for each in self.pids():
+        for each in family(self.process.pid):
             with contextlib.suppress(psutil.NoSuchProcess):
-                psutil.Process(each).kill()
+                each.kill()
         self.process.wait()
-
-    def pids(self) -> list[int]:
-        """Return the identifiers of its processes."""
-        return [self.process.pid, *(c.pid for c in psutil.Process(self.process.pid).children())]
 
 
 def in_process(target: Callable[..., None], *values: Any) -> tuple[Any, Any]:
