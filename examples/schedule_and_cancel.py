@@ -1,6 +1,9 @@
 """Schedule reminders, take one back, and give another one a later time.
 
 python examples/schedule_and_cancel.py sends to the configured broker.
+
+It needs delays of days: after Getting started, whose level topic is shorter, delete that first with
+`delaylevel levels delete reminders`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Tests of the other examples, in memory and with a clock that the test moves.
 
-pytest examples
+pip install pytest pytest-timeout, then pytest examples.
 """
 
 from __future__ import annotations

@@ -2,6 +2,9 @@
 
 python examples/wrap_a_producer.py sends to the configured broker, or to that of
 `delaylevel broker start`. `delaylevel run reminders` delivers it.
+
+It needs delays of days: after Getting started, whose level topic is shorter, delete that first with
+`delaylevel levels delete reminders`.
 """
 
 from __future__ import annotations
