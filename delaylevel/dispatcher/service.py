@@ -127,6 +127,7 @@ class ServedTopic:
         lost: partitions whose owner here has failed since the group was read.
         failures: texts of the present failures, by partition; -1 for that of the level topic.
         processes: names of all processes of this command; empty for one process.
+        refusals: why the last attempt to acquire a partition was refused, by partition.
         given_up: the reason why another version has to serve the level topic.
     """
 
@@ -148,6 +149,7 @@ class ServedTopic:
     looked_s: float = field(default_factory=time.monotonic)
     given_up: UpgradeRequiredError | None = None
     processes: tuple[str, ...] = ()
+    refusals: dict[int, str] = field(default_factory=dict)
 
     @property
     def description(self) -> LevelTopicDescription:
@@ -163,11 +165,12 @@ class ServedTopic:
     @property
     def is_alone(self) -> bool:
         """True if all members are processes of this command, and this one has its share."""
-        me = self.membership.name
+        me, partitions = self.membership.name, self.description.window_partitions
         if self.group is None or {*self.group.members} != {me, *self.processes}:
             return False
-        share = share_of(self.group.members, me, self.description.window_partitions)
-        return len(self.owners) == share
+        # While processes join, the group may have been read before another one had its share.
+        is_complete = len(self.group.owners) == partitions
+        return is_complete and len(self.owners) == share_of(self.group.members, me, partitions)
 
     def watch_pauses(self) -> None:
         """Log pauses that have begun or ended, and let the owners look at them at once."""
@@ -263,6 +266,7 @@ class ServedGroup:
         stats: statistics of the partitions of this process and of those it watches, by partition.
         problem: a failure to serve it or one of its partitions; empty for none.
         starting: number of further processes that are starting.
+        refusals: why the last attempt to acquire a partition was refused, by partition.
     """
 
     description: LevelTopicDescription
@@ -273,6 +277,7 @@ class ServedGroup:
     stats: Mapping[int, OwnerStats]
     problem: str = ""
     starting: int = 0
+    refusals: Mapping[int, str] = field(default_factory=dict)
 
 
 class Dispatcher:
@@ -469,6 +474,7 @@ class Dispatcher:
                     stats.get(topic.description.topic, {}),
                     topic.problem,
                     starting,
+                    dict(topic.refusals),
                 )
                 for topic in self._topics
             )
@@ -643,8 +649,10 @@ class Dispatcher:
         try:
             properties = {NAME_PROPERTY: topic.membership.name, **self._advertised}
             lock = PartitionLock(self._client, self._admin, sources, "dispatch", properties)
-        except AlreadyRunningError:
+        except AlreadyRunningError as error:
+            topic.refusals[index] = str(error)
             return
+        topic.refusals.pop(index, None)
         # A topic's name may be longer than that of a file.
         digest = hashlib.sha256(topic.description.topic.encode()).hexdigest()[:16]
         owner = PartitionOwner(

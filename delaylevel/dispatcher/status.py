@@ -329,17 +329,24 @@ def _locks(group: ServedGroup) -> ProbeCheck:
         return ProbeCheck(name, False, text)
     count = group.description.window_partitions
     unowned = [
-        str(index)
+        index
         for index in range(count)
-        if index not in group.owners and index not in group.group.owners
+        if index not in group.stats and index not in group.group.owners
     ]
     if unowned:
-        why = f": {group.problem}" if group.problem else ""
-        text = f"no dispatcher owns partition {', '.join(unowned)} yet{why}"
+        reasons = [group.problem, *(_unowned_reason(group, index) for index in unowned)]
+        why = next((f": {reason}" for reason in reasons if reason), "")
+        text = f"no dispatcher owns partition {', '.join(map(str, unowned))} yet{why}"
         return ProbeCheck(name, False, text)
     held = len(group.stats)
     text = f"{held} of {count} here, the others elsewhere" if held < count else f"all {count} here"
     return ProbeCheck(name, True, text if held else f"on standby: all {count} elsewhere")
+
+
+def _unowned_reason(group: ServedGroup, index: int) -> str:
+    if group.group is not None and index in group.group.unknown:
+        return "its broker does not answer"
+    return group.refusals.get(index, "")
 
 
 def _caught_up(group: ServedGroup) -> ProbeCheck:

@@ -358,8 +358,7 @@ class ServiceCollector:
 
     def __init__(self, service: LocalService) -> None:
         def is_dispatched(topic: str) -> bool:
-            groups = [group for each in service.dispatchers for group in each.groups()]
-            return any(group.description.topic == topic for group in groups)
+            return any(each.descriptions_of(topic) is not None for each in service.dispatchers)
 
         self._collectors: list[Collector] = [
             *(MoverCollector(each, is_dispatched) for each in service.movers),

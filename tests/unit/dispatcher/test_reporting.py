@@ -48,6 +48,8 @@ class Dispatching:
     def __init__(self) -> None:
         self.name = "a"
         self.processes: Any = None
+        self.refusals: dict[int, str] = {}
+        self.further: dict[int, OwnerStats] = {}
         self.description = DESCRIPTION
         self.owners: dict[int, Any] = {0: Owner(), 1: Owner()}
         self.group: GroupState | None = GroupState(("a", "b"), OWNERS)
@@ -63,8 +65,9 @@ class Dispatching:
         return {}
 
     def groups(self) -> tuple[ServedGroup, ...]:
-        stats = {index: owner.stats.now() for index, owner in self.owners.items()}
-        return (ServedGroup(self.description, "a", self.group, self.age_s, self.owners, stats),)
+        stats = self.further | {index: each.stats.now() for index, each in self.owners.items()}
+        served = ServedGroup(self.description, "a", self.group, self.age_s, self.owners, stats)
+        return (replace(served, refusals=self.refusals),)
 
     def member_stats(self, description: LevelTopicDescription) -> Any:
         if self.members is None:
@@ -113,12 +116,26 @@ def test_partitions_without_an_owner_are_not_ready(
 ) -> None:
     dispatcher.group = GroupState(("a",), {0: "a@x", 1: "a@x", 2: "b@y"})
     assert failed(reporter) == ["partition"]
-    assert any("partition 3" in check.text for check in reporter.ready())
+    assert any("partition 3 yet" in check.text for check in reporter.ready())
+    dispatcher.refusals = {2: "an old reason", 3: "somebody holds its journal"}
+    assert any("3 yet: somebody holds its" in check.text for check in reporter.ready())
+    dispatcher.group = GroupState(("a",), {0: "a@x", 1: "a@x", 2: "b@y"}, {3})
+    assert any("3 yet: its broker does not" in check.text for check in reporter.ready())
     dispatcher.group = GroupState(("a", "b"), OWNERS)
     dispatcher.age_s = 100
     assert failed(reporter) == ["partition"]
     dispatcher.group = None
     assert failed(reporter) == ["partition"]
+
+
+def test_partitions_of_further_processes_have_an_owner_before_the_group_is_read_again(
+    dispatcher: Dispatching, reporter: DispatchReporter
+) -> None:
+    dispatcher.further = {2: OwnerStats("releasing", caught_up=True)}
+    dispatcher.group = GroupState(("a", "b"), {0: "a@x", 3: "b@y"})
+    assert failed(reporter) == []
+    dispatcher.further[2].caught_up = False
+    assert failed(reporter) == ["caught"]
 
 
 def test_a_process_on_standby_is_ready(dispatcher: Dispatching, reporter: DispatchReporter) -> None:

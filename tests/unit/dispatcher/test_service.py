@@ -263,3 +263,25 @@ def test_a_group_whose_partitions_are_all_at_a_dead_broker_is_not_known(
 ) -> None:
     with pytest.raises(BrokerUnreachableError):
         members(monkeypatch, 0, 1, 2).read_group()
+
+
+def test_a_process_rests_once_all_partitions_have_owners_and_it_has_its_share() -> None:
+    description = describe(final_window=FinalWindow.TRACKER, window_partitions=4)
+    membership: Any = SimpleNamespace(name="a")
+    descriptions = DescriptionCache(UNUSED, description)
+    warning = RepeatedWarning(logging.getLogger(), "orders")
+    topic = ServedTopic(descriptions, membership, warning, UNUSED, processes=("a", "a-2"))
+    owners = dict.fromkeys(range(4), "somebody")
+
+    def rests(members: tuple[str, ...], owners: dict[int, str], own: int) -> bool:
+        topic.group = GroupState(members, owners)
+        topic.owners = dict.fromkeys(range(own), UNUSED)
+        return topic.is_alone
+
+    assert not topic.is_alone, "the group was never read"
+    assert rests(("a", "a-2"), owners, 2)
+    assert not rests(("a", "a-2"), owners, 1)
+    assert not rests(("a",), owners, 4), "another process has not joined yet"
+    assert not rests(("a", "a-2", "b"), owners, 2)
+    # It was read before the other process had acquired its second partition.
+    assert not rests(("a", "a-2"), {index: owners[index] for index in range(3)}, 2)
