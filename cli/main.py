@@ -34,7 +34,7 @@ from .failures import unreachable_hint, with_options
 SECTIONS = {
     "Set up": ("broker", "levels", "plan"),
     "Run": ("run", "mover", "dispatcher", "listen", "send"),
-    "Look": ("pending", "horizon", "top", "doctor", "dlq"),
+    "Look": ("pending", "horizon", "doctor", "dlq"),
     "Try": ("demo",),
 }
 
@@ -46,7 +46,6 @@ _UNREACHABLE_CLIENT_ERRORS = ("ConnectError", "Timeout", "NotConnected", "Servic
 _EXTRAS = {
     "duckdb": "inspect",
     "fastavro": "avro",
-    "matplotlib": "inspect",
     "numpy": "window",
     "prometheus_client": "metrics",
     "pyarrow": "inspect",

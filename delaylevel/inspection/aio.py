@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from delaylevel.errors import InvalidInputError
 
-from .flow import Flow
 from .horizon import Horizon
 from .inspector import Inspector
 from .selection import Selection
@@ -52,10 +51,6 @@ class AsyncInspector:
     async def horizon(self, **options: Any) -> Horizon:
         """Return the numbers of messages by time until due."""
         return await self._call(self._inspector.horizon, **options)
-
-    async def flow(self) -> Flow:
-        """Return the present state of every stage."""
-        return await self._call(self._inspector.flow)
 
     async def rows(self, selection: Selection | None = None, **options: Any) -> list[PendingRow]:
         """Return pending messages in due order; give a ``limit`` where there may be many."""

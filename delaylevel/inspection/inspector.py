@@ -20,7 +20,6 @@ from delaylevel.topics.scan import DEFAULT_SLACK_MS, PendingRange, Window
 
 from .cancelled import Outcomes
 from .distribution import CountedDistribution, SampledDistribution, leading_window
-from .flow import Flow, read_flow
 from .horizon import Horizon, Part, build, by_part, edges, part_of, parts_of
 from .live import LiveDispatchers
 from .sampling import sample
@@ -170,10 +169,6 @@ class Inspector:
             target=self.target,
             last_due_ms=estimate.last_due_ms,
         )
-
-    def flow(self) -> Flow:
-        """Return the present state of every stage; two of them give rates."""
-        return read_flow(self.admin, self._client, self.description, self._clock.now_ms())
 
     def outcomes(self) -> Outcomes:
         """Return the outcomes topic.

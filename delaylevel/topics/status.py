@@ -115,16 +115,6 @@ class MemberStats:
         return sum(item.backlog_entries for item in self.partitions)
 
     @property
-    def messages_in(self) -> int:
-        """Number of messages published since the broker opened the topic."""
-        return sum(stats.messages_in for stats in self.broker_stats)
-
-    @property
-    def producers(self) -> frozenset[str]:
-        """Names of the connected producers."""
-        return frozenset(name for stats in self.broker_stats for name in stats.producers)
-
-    @property
     def consumers(self) -> frozenset[str]:
         """Names of the connected movers or dispatchers."""
         return frozenset(name for item in self.partitions for name in item.consumers)

@@ -359,7 +359,6 @@ EXPECTED = Expected(
                 "--where \"properties['kind'] = 'reminder'\" --count 120"
             ): (*CANCELLABLE, _reminded),
         },
-        "commands top": {"": PENDING},
         "docs/dispatcher.md": {
             "": BRIEF,
             "delaylevel dispatcher run orders --delivery effectively-once": (DEDUPLICATED,),

@@ -93,8 +93,8 @@ def test_a_pause_of_all_targets_on_the_command_line(
         examined = invoke("doctor", topic, "-o", "json")
         assert "all targets are paused since" in examined.output
         assert f"`delaylevel levels resume {topic}`" in examined.output
-        shown = json.loads(invoke("top", topic, "--refreshes", "1", "-o", "json").stdout)
-        assert list(shown["paused"]) == ["all"]
+        shown = json.loads(invoke("levels", "describe", topic, "-o", "json").stdout)
+        assert shown["paused"] == ["all"]
         for target in targets:
             assert set(window.released(target)) == {f"first {target}"}
         resumed = invoke("levels", "resume", topic)

@@ -43,7 +43,6 @@ from click.testing import CliRunner
 from delaylevel.broker.distribution import distribution_directory
 from delaylevel.broker.embedded import EmbeddedBroker, instances
 from delaylevel.cli.main import cli
-from delaylevel.cli.top import top
 from delaylevel.cluster.connection.settings import Connection
 from support.loading import load
 from support.pages import ROOT, Block, blocks, blocks_of, missing
@@ -55,7 +54,7 @@ OPTION = re.compile(
 SPARK = r"(-v )?mover run"
 OUTSIDE = re.compile(rf"delaylevel ({SPARK}|(dispatcher )?run|listen|mover|function|broker|demo)\b")
 SLOW = re.compile(
-    r"make|python benchmarks|pulsar-admin|.* --every 5s|"
+    r"make|python benchmarks|pulsar-admin|"
     rf"delaylevel ({SPARK}|mover|function|broker|demo)\b"
 )
 FOREVER = re.compile(
@@ -77,7 +76,7 @@ AS_A_WHOLE = {
     "docs/spark.md",
     "docs/security.md",
     "docs/functions.md",
-    *(f"commands {section}" for section in ("levels", "dispatcher", "horizon", "top")),
+    *(f"commands {section}" for section in ("levels", "dispatcher", "horizon")),
 }
 
 NOT_RUN = {
@@ -366,8 +365,6 @@ def reader(
         monkeypatch.setenv("DELAYLEVEL_ADMIN_URL", connection.admin_url)
     monkeypatch.setenv("DELAYLEVEL_OPERATION_TIMEOUT_SECONDS", "60")
     monkeypatch.chdir(tmp_path)
-    every = next(option for option in top.params if option.name == "every_ms")
-    monkeypatch.setattr(every, "default", "200ms")  # nobody watches the output
     found = Reader(tmp_path, connection)
     # Shells ignore SIGINT in background jobs, and programs inherit that: they would never see it.
     at_first = signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -19,7 +19,7 @@ from typing import Any
 
 #: The top-level modules of the distributions that only extras install.
 OPTIONAL = (
-    *("bookkeeper", "duckdb", "fastavro", "google", "grpc", "matplotlib", "numpy", "pandas"),
+    *("bookkeeper", "duckdb", "fastavro", "google", "grpc", "numpy", "pandas"),
     *("prometheus_client", "py4j", "pyarrow", "pyroaring", "pyspark", "ratelimit", "rich"),
     "zstandard",
 )

@@ -63,9 +63,7 @@ COMMANDS: dict[str, list[tuple[str, str]]] = {
     "horizon": [
         ("TOPIC", ""),
         ("TOPIC --exact", "window"),
-        ("TOPIC --plot plot.svg", "inspect"),
     ],
-    "top": [("TOPIC --refreshes 1", "")],
     "doctor": [("TOPIC", "")],
     "dlq list": [("TOPIC", "")],
     "dlq replay": [("TOPIC --all", "")],

@@ -34,7 +34,6 @@ COMMANDS = (
     ("pending outcome orders", ""),
     ("horizon orders", "DUE FROM (UTC)"),
     ("horizon orders --exact", "DUE WITHIN"),
-    ("top orders --refreshes 1 --every 1s", "lateness:"),
     ("dlq list orders", "REASON"),
     ("dispatcher status orders", "OWNER"),
     ("broker status", ""),
@@ -94,31 +93,6 @@ def test_a_command_fits_the_terminal(
 
 def with_text(text: str) -> Callable[[Sequence[str]], bool]:
     return lambda rows: any(text in row for row in rows)
-
-
-def test_top_leaves_nothing_behind(terminal: Callable[..., Any]) -> None:
-    screen = terminal("top orders --every 200ms", 120, 30)
-    screen.wait_for(with_text("+0.0"), PATIENCE_S)
-    for columns, lines in ((80, 30), (60, 24), (100, 18), (120, 30)):
-        screen.resize(columns, lines)
-        stages = (
-            "_orders",
-            "STAGE",
-            "DAY",
-            "window",
-            "held",
-            "movers:",
-            "lateness:",
-            "ENTRIES wait",
-        )
-        screen.wait_for(
-            lambda rows, stages=stages: (
-                [sum(row.startswith(stage) for row in rows) for stage in stages]
-                == [1] * len(stages)
-            ),
-            PATIENCE_S,
-        )
-    assert screen.continued == []
 
 
 def test_a_service_writes_its_log_above_its_table(terminal: Callable[..., Any]) -> None:

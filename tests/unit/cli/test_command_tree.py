@@ -71,7 +71,7 @@ def test_the_help_has_four_sections() -> None:
     assert listed == [
         *("broker", "levels", "plan"),
         *("run", "mover", "dispatcher", "listen", "send"),
-        *("pending", "horizon", "top", "doctor", "dlq"),
+        *("pending", "horizon", "doctor", "dlq"),
         "demo",
     ]
     assert listed == [name for names in SECTIONS.values() for name in names]

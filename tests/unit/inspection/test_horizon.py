@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -33,7 +32,6 @@ from delaylevel.inspection.horizon import (
     WEEK,
     build,
 )
-from delaylevel.inspection.plot import save_plot
 from delaylevel.model.level_topic import Role
 from delaylevel.model.topic_name import TopicName
 from delaylevel.testing import MemoryPulsar
@@ -210,24 +208,10 @@ def test_the_keys_of_json_are_fixed() -> None:
     assert list(view["profile"][0]) == ["from_ms", "before_ms", "messages", "parts"]
 
 
-@pytest.mark.parametrize("suffix", [".png", ".svg"])
-def test_a_horizon_can_be_plotted(tmp_path: Path, suffix: str) -> None:
-    pytest.importorskip("matplotlib")
-    path = tmp_path / f"orders{suffix}"
-    save_plot(horizon_of(60, 6, 3), path)
-    data = path.read_bytes()
-    assert data.startswith(b"\x89PNG") if suffix == ".png" else b"<svg" in data
-    save_plot(horizon_of(0, 0, 0), path)
-    with pytest.raises(InvalidInputError, match="neither"):
-        save_plot(horizon_of(1, 1, 1), tmp_path / "orders.pdf")
-    with pytest.raises(InvalidInputError, match="no folder"):
-        save_plot(horizon_of(1, 1, 1), tmp_path / "nowhere" / "orders.png")
-
-
 # -- the command
 
 
-def test_the_command_shows_the_horizon(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_command_shows_the_horizon(monkeypatch: pytest.MonkeyPatch) -> None:
     with filled(50) as (memory, dues):
 
         @contextmanager
@@ -257,10 +241,6 @@ def test_the_command_shows_the_horizon(monkeypatch: pytest.MonkeyPatch, tmp_path
             "1 week",
             "any time",
         ]
-        picture = tmp_path / "o.svg"
-        assert runner.invoke(cli, ["horizon", "orders", "--plot", str(picture)]).exit_code == 0
-        assert picture.exists()
-        assert runner.invoke(cli, ["horizon", "orders", "--plot", "o.txt"]).exit_code == 2
         assert runner.invoke(cli, ["horizon", "nobody"]).exit_code == 1
         assert runner.invoke(cli, ["horizon"]).exit_code == 2
 
