@@ -161,16 +161,10 @@ class ClientLimits:
     Attributes:
         subscription_types: types of subscriptions that are allowed.
         max_producers: number of producers of a partition at the same time.
-        max_consumers: number of consumers and readers of a partition.
-        max_consumers_per_subscription: number of consumers of one subscription.
-        max_subscriptions: number of subscriptions of a partition; each reader has one.
     """
 
     subscription_types: frozenset[str] | None = None
     max_producers: int | None = None
-    max_consumers: int | None = None
-    max_consumers_per_subscription: int | None = None
-    max_subscriptions: int | None = None
 
 
 @dataclass(frozen=True)
@@ -178,6 +172,9 @@ class TopicPolicies(ClientLimits):
     """Policies of a single topic; None for a policy that is unset, or left unchanged.
 
     Attributes:
+        max_consumers: number of consumers and readers of a partition.
+        max_consumers_per_subscription: number of consumers of one subscription.
+        max_subscriptions: number of subscriptions of a partition; each reader has one.
         message_ttl_s: seconds after which unacknowledged messages expire; 0 for never.
         delete_while_inactive: True if the broker may delete the topic while nobody is connected.
         replication_clusters: the clusters that have its messages, including its own.
@@ -189,6 +186,9 @@ class TopicPolicies(ClientLimits):
     delete_while_inactive: bool | None = None
     replication_clusters: frozenset[str] | None = None
     deduplication: bool | None = None
+    max_consumers: int | None = None
+    max_consumers_per_subscription: int | None = None
+    max_subscriptions: int | None = None
 
 
 @dataclass(frozen=True)
@@ -213,7 +213,6 @@ class NamespacePolicies(ClientLimits):
     """Policies of a namespace; None for the broker's default.
 
     Attributes:
-        message_ttl_s: seconds after which unacknowledged messages expire; 0 for never.
         subscription_expiration_min: minutes after which an unused subscription is deleted; 0 for
             never.
         backlog_quotas: the namespace's own quotas, without those that limit nothing.
@@ -225,7 +224,6 @@ class NamespacePolicies(ClientLimits):
             without partitions.
     """
 
-    message_ttl_s: int | None = None
     subscription_expiration_min: int | None = None
     backlog_quotas: tuple[BacklogQuota, ...] = ()
     replication_clusters: frozenset[str] = frozenset()
@@ -243,9 +241,7 @@ class BrokerSettings(ClientLimits):
         cluster: the name of the cluster.
         topic_policies: True if policies can be set for single topics.
         max_partitions: maximum number of partitions of a topic; 0 for no limit.
-        message_ttl_s: the default for namespaces; 0 for never.
         subscription_expiration_min: the default for namespaces; 0 for never.
-        delete_inactive_topics: the mode in which inactive topics are deleted; empty for never.
         backlog_quotas: the defaults for namespaces, without those that limit nothing.
         encryption_required: True if producers that do not encrypt are refused.
         authorization: True if roles have rights only where they were granted.
@@ -256,9 +252,7 @@ class BrokerSettings(ClientLimits):
     cluster: str | None = None
     topic_policies: bool | None = None
     max_partitions: int | None = None
-    message_ttl_s: int | None = None
     subscription_expiration_min: int | None = None
-    delete_inactive_topics: str | None = None
     backlog_quotas: tuple[BacklogQuota, ...] = ()
     encryption_required: bool | None = None
     authorization: bool | None = None

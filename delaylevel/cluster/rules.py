@@ -1,11 +1,11 @@
 """Rules of brokers, namespaces and topics that can stop our clients or remove parked messages.
 
-``RULES`` is the one table of them: creation refuses what it finds, ``doctor`` checks it, errors of
+``RULES`` is the one list of them: creation refuses what it finds, ``doctor`` checks it, errors of
 running services name it, and docs/production.md shows it. Only `read` asks the cluster.
 
-A limit of a topic overrides that of its namespace, and this the broker's. Creation sets the
-policies of `OURS` on every topic of ours, also where nothing restricts them now: a limit that the
-namespace gets later then changes nothing.
+A policy of a topic overrides that of its namespace, and this the broker's. So every topic of ours
+has the policies of `OURS`: no limit of a namespace concerns it, now or later. That is why a broker
+without policies for single topics is refused.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from delaylevel.errors import (
     AdminError,
@@ -25,14 +25,7 @@ from delaylevel.errors import (
     UpgradeRequiredError,
 )
 from delaylevel.model.formatting import format_duration, shell
-from delaylevel.model.level_topic import (
-    SUBSCRIPTION,
-    FinalWindow,
-    LevelTopicDescription,
-    Member,
-    Mover,
-    Role,
-)
+from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow, LevelTopicDescription
 from delaylevel.model.topic_name import TopicName
 
 from .failures import may_pass
@@ -58,9 +51,9 @@ _MOST_NAMED = 2
 # Errors that say all there is to say.
 _CLEAR = (AlreadyRunningError, BrokerUnreachableError, UpgradeRequiredError)
 _TENANT = "an administrator of the tenant: `pulsar-admin namespaces"
-_CAUGHT_UP = "delete_when_subscriptions_caught_up"
+_MAX_PRODUCERS = "maxProducersPerTopic"
 
-#: The policies of every topic of ours. They lift each rule that a policy of a topic can lift.
+#: The policies of every topic of ours.
 OURS = TopicPolicies(
     message_ttl_s=0,
     delete_while_inactive=False,
@@ -70,40 +63,19 @@ OURS = TopicPolicies(
     max_consumers_per_subscription=0,
     max_subscriptions=0,
 )
-
-
-@dataclass(frozen=True)
-class Need:
-    """Least number of clients that a partition of ours has at the same time.
-
-    Attributes:
-        subscriptions: subscriptions, with one for each reader.
-    """
-
-    producers: int
-    consumers: int
-    subscriptions: int
-
-
-#: What a partition of each kind needs, with one process of each kind. More processes need more.
-NEEDS: Mapping[Role, Need] = {
-    Role.LEVEL: Need(2, 2, 2),
-    Role.HELD: Need(2, 2, 2),
-    Role.DEAD_LETTER: Need(2, 2, 2),
-    Role.WINDOW: Need(2, 2, 2),
-    Role.JOURNAL: Need(1, 3, 3),
-    Role.OUTCOMES: Need(2, 1, 2),
-}
 #: Producers of a target: the application's and ours.
 TARGET_PRODUCERS = 2
+#: The answer of a broker without policies for single topics.
+NO_TOPIC_POLICIES = 405
 
 
 @dataclass(frozen=True)
-class Violation:
-    """A rule in force that does not allow what is needed.
+class Problem:
+    """A rule in force that does not allow what is needed, or another problem of a level topic.
 
     Attributes:
-        remedy: the remedy, with the person who can apply it.
+        says: a description in one line.
+        remedy: the remedy in one line; for a rule, with the person who can apply it.
     """
 
     says: str
@@ -118,7 +90,8 @@ class Facts:
     """The rules in force for one level topic.
 
     Attributes:
-        topics: own policies of its member topics; a missing one has none.
+        topics: own policies of its member topics; those that do not exist, or are just to be
+            created, are missing.
         targets: policies of the namespace and of the topic itself, for each target that exists and
             whose policies may be read.
     """
@@ -136,38 +109,16 @@ class Facts:
         """The namespace as ``tenant/namespace``."""
         return self.description.name.namespace_path
 
-    @property
-    def liftable(self) -> bool:
-        """True unless the broker has no policies for single topics."""
-        return self.broker.topic_policies is not False
-
-    def members(self) -> Iterator[tuple[Member, TopicPolicies]]:
-        """Yield each member topic with its own policies."""
-        for member in self.description.members():
-            yield member, self.topics.get(member.topic, TopicPolicies())
-
 
 @dataclass(frozen=True)
 class Rule:
-    """One rule.
-
-    Attributes:
-        policy: the policy of a namespace that sets it, in the words of ``pulsar-admin namespaces``.
-        ours: what our own topics need.
-        targets: what a target needs; empty for nothing.
-        lifted: True if creation lifts it for our own topics with a policy of the topic.
-    """
+    """One rule, with its name on docs/production.md and in ``doctor``."""
 
     name: str
-    policy: str
-    setting: str
-    ours: str
-    targets: str
-    lifted: bool
-    find: Callable[[Facts], Iterator[Violation]]
+    find: Callable[[Facts], Iterator[Problem]]
 
 
-def violations(facts: Facts, rules: Iterable[Rule] | None = None) -> list[Violation]:
+def violations(facts: Facts, rules: Iterable[Rule] | None = None) -> list[Problem]:
     """Return what does not obey the rules; all of them by default."""
     return [each for rule in (RULES if rules is None else rules) for each in rule.find(facts)]
 
@@ -176,22 +127,18 @@ def own_policies(policies: NamespacePolicies, settings: BrokerSettings) -> Topic
     """Return the policies that creation sets on a topic of ours in a namespace."""
     if len(policies.replication_clusters) < 2 or settings.cluster is None:
         return OURS
-    local = frozenset({settings.cluster})
-    return replace(OURS, replication_clusters=local)
+    # Movers in two clusters would both deliver everything.
+    return replace(OURS, replication_clusters=frozenset({settings.cluster}))
 
 
-def at_creation(
-    description: LevelTopicDescription,
-    policies: NamespacePolicies,
-    settings: BrokerSettings,
-    targets: Mapping[TopicName, tuple[NamespacePolicies, TopicPolicies]] | None = None,
-) -> Facts:
-    """Return the rules in force once the level topic is created."""
-    own: dict[TopicName, TopicPolicies] = {}
-    if settings.topic_policies is not False:
-        wanted = own_policies(policies, settings)
-        own = {member.topic: wanted for member in description.members()}
-    return Facts(description, policies, settings, own, targets or {})
+def missing_policies(present: TopicPolicies, wanted: TopicPolicies) -> dict[str, Any]:
+    """Return the policies that a topic has not as wanted, by their attributes."""
+    current = vars(present)
+    return {
+        name: value
+        for name, value in vars(wanted).items()
+        if value is not None and current[name] != value
+    }
 
 
 def read(admin: TopicAdmin, description: LevelTopicDescription) -> Facts:
@@ -199,17 +146,14 @@ def read(admin: TopicAdmin, description: LevelTopicDescription) -> Facts:
     settings = admin.broker_settings()
     policies = admin.namespace_policies(description.name.namespace_path)
     own: dict[TopicName, TopicPolicies] = {}
-    if settings.topic_policies is not False:
+    try:
         for member in description.members():
-            try:
+            with suppress(NotFoundError):
                 own[member.topic] = admin.topic_policies(member.topic)
-            except NotFoundError:
-                continue
-            except AdminError as error:
-                if error.status != 405:
-                    raise
-                settings = replace(settings, topic_policies=False)
-                break
+    except AdminError as error:
+        if error.status != NO_TOPIC_POLICIES:
+            raise
+        settings = replace(settings, topic_policies=False)
     targets = read_targets(admin, description, settings, own=True)
     return Facts(description, policies, settings, own, targets)
 
@@ -260,9 +204,7 @@ def refusal_of_target(admin: TopicAdmin, topic: TopicName, failure: str) -> str:
         if failure != "ProducerBusy":
             return ""
         own, namespace = admin.topic_policies(topic).max_producers, policies.max_producers
-        limit, place = _in_force(
-            own, namespace, settings.max_producers, path, "maxProducersPerTopic"
-        )
+        limit, place = _in_force(own, namespace, settings.max_producers, path, _MAX_PRODUCERS)
     except BrokerError:
         return ""
     if limit is None or limit <= 0:
@@ -352,108 +294,61 @@ def _in_force(
     return broker, f"{setting} in broker.conf"
 
 
-def _lifting(facts: Facts, command: str) -> str:
-    """Return the remedy for a rule that a policy of the topic lifts.
-
-    Args:
-        command: the subcommand of ``pulsar-admin namespaces`` that lifts it for the namespace.
-    """
-    if facts.liftable:
-        return (
-            f"an administrator of the tenant: `delaylevel levels create` for "
-            f"{facts.description.topic} again, which lifts it with policies of its topics"
+def _policies(facts: Facts) -> Iterator[Problem]:
+    if facts.broker.topic_policies is False:
+        yield Problem(
+            "this broker has no policies for single topics, which keep parked messages and let our "
+            "clients in, whatever its namespaces limit",
+            "a superuser: topicLevelPoliciesEnabled=true and systemTopicEnabled=true in "
+            "broker.conf, Pulsar's defaults",
         )
-    return (
-        f"{_TENANT} {command}`, or a superuser: topicLevelPoliciesEnabled=true in broker.conf, as "
-        "this broker has no policies for single topics"
-    )
-
-
-def _types(facts: Facts) -> Iterator[Violation]:
-    setting = "subscriptionTypesEnabled"
-    broker = facts.broker.subscription_types
-    for member, own in facts.members():
-        needed = {"Exclusive"}
-        if facts.description.mover is Mover.FUNCTION and member.role in (Role.LEVEL, Role.HELD):
-            needed.add("Shared")
-        namespace = facts.namespace.subscription_types
-        allowed, place = _in_force(own.subscription_types, namespace, broker, facts.path, setting)
-        missing = needed - allowed if allowed else ()
-        if missing:
-            types = ",".join(sorted(SUBSCRIPTION_TYPES))
-            yield Violation(
-                f"{member.topic} allows only the subscription types "
-                f"{', '.join(sorted(allowed or ()))} ({place}), and needs "
-                f"{' and '.join(sorted(missing))}",
-                _lifting(facts, f"set-subscription-types-enabled {facts.path} --types {types}"),
-            )
-    if facts.description.final_window is not FinalWindow.BROKER:
         return
+    wanted = own_policies(facts.namespace, facts.broker)
+    for topic, own in facts.topics.items():
+        # An administrator may have removed them, or another tool.
+        if missing := missing_policies(own, wanted):
+            yield Problem(
+                f"{topic} lacks policies of ours ({', '.join(missing)}), so that the broker may "
+                "remove parked messages or refuse our clients",
+                "an administrator of the tenant: `delaylevel levels create` for "
+                f"{facts.description.topic} again, which sets them",
+            )
+
+
+def _target_limits(facts: Facts) -> Iterator[Problem]:
+    broker = facts.broker
     for target, (policies, own) in facts.targets.items():
-        namespace, path = policies.subscription_types, target.namespace_path
-        allowed, place = _in_force(own.subscription_types, namespace, broker, path, setting)
-        if allowed and not allowed & {"Shared", "Key_Shared"}:
-            yield Violation(
-                f"{target} allows only the subscription types {', '.join(sorted(allowed))} "
+        path = target.namespace_path
+        limit, place = _in_force(
+            own.max_producers, policies.max_producers, broker.max_producers, path, _MAX_PRODUCERS
+        )
+        if limit is not None and 0 < limit < TARGET_PRODUCERS:  # 0 or less is no limit
+            yield Problem(
+                f"target {target} allows {limit} of its producers ({place}), and needs at least "
+                f"{TARGET_PRODUCERS}, the application's and ours",
+                "an administrator of the tenant: `pulsar-admin topicPolicies set-max-producers "
+                f"{target} -p 0`",
+            )
+        if facts.description.final_window is not FinalWindow.BROKER:
+            continue
+        types, place = _in_force(
+            own.subscription_types,
+            policies.subscription_types,
+            broker.subscription_types,
+            path,
+            "subscriptionTypesEnabled",
+        )
+        if types and not types & {"Shared", "Key_Shared"}:
+            yield Problem(
+                f"target {target} allows only the subscription types {', '.join(sorted(types))} "
                 f"({place}), which get messages early with the final window broker",
                 "use --final-window tracker, or allow Shared or Key_Shared",
             )
 
 
-def _limit(
-    name: str,
-    policy: str,
-    option: str,
-    setting: str,
-    attribute: str,
-    *,
-    words: str,
-    need: str,
-    ours: str,
-    targets: str = "",
-) -> Rule:
-    """Return the rule for a limit of the clients of a topic.
-
-    Args:
-        option: the option with which ``pulsar-admin namespaces`` sets the policy.
-        need: the attribute of `Need`; empty for 1.
-    """
-
-    def find(facts: Facts) -> Iterator[Violation]:
-        broker = getattr(facts.broker, attribute)
-        for member, own in facts.members():
-            needed = getattr(NEEDS[member.role], need) if need else 1
-            namespace = getattr(facts.namespace, attribute)
-            limit, place = _in_force(
-                getattr(own, attribute), namespace, broker, facts.path, setting
-            )
-            if limit is not None and 0 < limit < needed:  # 0 or less is no limit
-                yield Violation(
-                    f"{member.topic} allows {limit} of its {words} ({place}), and needs at least "
-                    f"{needed}",
-                    _lifting(facts, f"{policy} {facts.path} {option} 0"),
-                )
-        if need != "producers":
-            return
-        for target, (policies, own) in facts.targets.items():
-            path = target.namespace_path
-            limit, place = _in_force(
-                own.max_producers, policies.max_producers, broker, path, setting
-            )
-            if limit is not None and 0 < limit < TARGET_PRODUCERS:
-                yield Violation(
-                    f"target {target} allows {limit} of its {words} ({place}), and needs at least "
-                    f"{TARGET_PRODUCERS}, the application's and ours",
-                    "an administrator of the tenant: `pulsar-admin topicPolicies "
-                    f"set-max-producers {target} -p 0`",
-                )
-
-    return Rule(name, policy, setting, ours, targets, True, find)
-
-
-def _encryption(facts: Facts) -> Iterator[Violation]:
+def _encryption(facts: Facts) -> Iterator[Problem]:
     if facts.broker.encryption_required:
-        yield Violation(
+        yield Problem(
             "the broker refuses producers that do not encrypt (encryptionRequireOnProducer=true in "
             "broker.conf), and ours do not",
             "a superuser: encryptionRequireOnProducer=false in broker.conf, and the policy of "
@@ -463,7 +358,7 @@ def _encryption(facts: Facts) -> Iterator[Violation]:
     namespaces.update({name.namespace_path: found for name, (found, _) in facts.targets.items()})
     for path, policies in namespaces.items():
         if policies.encryption_required:
-            yield Violation(
+            yield Problem(
                 f"namespace {path} refuses producers that do not encrypt (policy encryption "
                 "required), and ours do not",
                 f"{_TENANT} set-encryption-required "
@@ -471,82 +366,35 @@ def _encryption(facts: Facts) -> Iterator[Violation]:
             )
 
 
-def _prefix(facts: Facts) -> Iterator[Violation]:
+def _prefix(facts: Facts) -> Iterator[Problem]:
     if facts.namespace.subscription_prefix and facts.broker.authorization is not False:
-        yield Violation(
+        yield Problem(
             f"namespace {facts.path} lets a role use only subscriptions that begin with its name "
             f"(subscription authorization mode Prefix), and ours are called {SUBSCRIPTION!r}",
             f"{_TENANT} set-subscription-auth-mode {facts.path} --subscription-auth-mode None`",
         )
 
 
-def _ttl(facts: Facts) -> Iterator[Violation]:
-    namespace, broker = facts.namespace.message_ttl_s, facts.broker.message_ttl_s
-    for member, own in facts.members():
-        setting = "ttlDurationDefaultInSeconds"
-        ttl_s, place = _in_force(own.message_ttl_s, namespace, broker, facts.path, setting)
-        if ttl_s:
-            yield Violation(
-                f"messages in {member.topic} expire after {format_duration(ttl_s * 1000)} (message "
-                f"TTL, {place})",
-                _lifting(facts, f"set-message-ttl {facts.path} --messageTTL 0"),
-            )
-
-
-def _inactivity(facts: Facts) -> Iterator[Violation]:
-    if not facts.liftable:
-        if facts.broker.delete_inactive_topics == _CAUGHT_UP:
-            yield Violation(
-                "the broker deletes inactive topics although they have subscriptions "
-                "(brokerDeleteInactiveTopicsMode in broker.conf), and has no policies for single "
-                "topics",
-                f"{_TENANT} "
-                f"set-inactive-topic-policies {facts.path} --disable-delete-while-inactive`, or a "
-                "superuser: topicLevelPoliciesEnabled=true in broker.conf",
-            )
-        return
-    for member, own in facts.topics.items():
-        if own.delete_while_inactive is not False:
-            yield Violation(
-                f"the broker may delete {member} while no client is connected",
-                f"run `delaylevel levels create` again for {facts.description.topic}, which sets "
-                "deleteWhileInactive=false",
-            )
-
-
-def _replication(facts: Facts) -> Iterator[Violation]:
+def _replication(facts: Facts) -> Iterator[Problem]:
     clusters = facts.namespace.replication_clusters
-    if facts.liftable and facts.broker.cluster in clusters:
-        for topic, own in facts.topics.items():
-            found = own.replication_clusters or clusters
-            if len(found) > 1:
-                yield Violation(
-                    f"{topic} is replicated to {', '.join(sorted(found))}: a mover in each would "
-                    "deliver everything",
-                    f"run `delaylevel levels create` again for {facts.description.topic}, or use a "
-                    "namespace that is not replicated",
-                )
+    if len(clusters) < 2 or facts.broker.cluster in clusters:
+        return  # or a policy of ours keeps each topic in this cluster
+    if facts.topics and all(
+        len(own.replication_clusters or clusters) < 2 for own in facts.topics.values()
+    ):
         return
-    replicated = [own.replication_clusters or clusters for own in facts.topics.values()]
-    if len(clusters) < 2 or (replicated and all(len(found) < 2 for found in replicated)):
-        return
-    reason = (
-        "which of them is this one cannot be read with this token"
-        if facts.liftable
-        else "this broker has no policies for single topics"
-    )
-    yield Violation(
-        f"{facts.path} is replicated to {', '.join(sorted(clusters))}, and {reason}: a mover "
-        "in each would deliver everything",
-        "use a namespace that is not replicated",
+    yield Problem(
+        f"{facts.path} is replicated to {', '.join(sorted(clusters))}, and which of them is this "
+        "one cannot be read with this token: a mover in each would deliver everything",
+        "use a namespace that is not replicated, or let a superuser create the level topic",
     )
 
 
-def _expiration(facts: Facts) -> Iterator[Violation]:
+def _expiration(facts: Facts) -> Iterator[Problem]:
     own = facts.namespace.subscription_expiration_min
     minutes = facts.broker.subscription_expiration_min if own is None else own
     if minutes:
-        yield Violation(
+        yield Problem(
             f"subscriptions in {facts.path} that are not used for "
             f"{format_duration(minutes * 60_000)} are deleted with the messages that they keep "
             "(subscription expiration)",
@@ -554,7 +402,7 @@ def _expiration(facts: Facts) -> Iterator[Violation]:
         )
 
 
-def _quota(facts: Facts) -> Iterator[Violation]:
+def _quota(facts: Facts) -> Iterator[Problem]:
     longest_ms = facts.description.levels.maximum_ms
     for quota in quotas(facts.namespace, facts.broker):
         by_size = quota.limit_bytes is not None
@@ -576,7 +424,7 @@ def _quota(facts: Facts) -> Iterator[Violation]:
             )
         else:
             continue
-        yield Violation(
+        yield Problem(
             says,
             f"{_TENANT} set-backlog-quota "
             f"{facts.path} --type {quota.type} {'--limit -1' if by_size else '--limitTime -1'} "
@@ -585,117 +433,11 @@ def _quota(facts: Facts) -> Iterator[Violation]:
 
 
 RULES: tuple[Rule, ...] = (
-    Rule(
-        "subscription types",
-        "set-subscription-types-enabled",
-        "subscriptionTypesEnabled",
-        "Exclusive, for locks and readers; a Function also Shared",
-        "with the final window broker: Shared or Key_Shared",
-        True,
-        _types,
-    ),
-    _limit(
-        "number of producers",
-        "set-max-producers-per-topic",
-        "-p",
-        "maxProducersPerTopic",
-        "max_producers",
-        words="producers",
-        need="producers",
-        ours="one for each process that sends, each mover and each dispatcher",
-        targets="2 or more: the application's and ours",
-    ),
-    _limit(
-        "number of consumers",
-        "set-max-consumers-per-topic",
-        "-c",
-        "maxConsumersPerTopic",
-        "max_consumers",
-        words="consumers",
-        need="consumers",
-        ours="a lock, and a reader for each mover, dispatcher and query",
-    ),
-    _limit(
-        "consumers of a subscription",
-        "set-max-consumers-per-subscription",
-        "-c",
-        "maxConsumersPerSubscription",
-        "max_consumers_per_subscription",
-        words="consumers of a subscription",
-        need="",
-        ours="one for each instance of a Function; otherwise 1",
-    ),
-    _limit(
-        "number of subscriptions",
-        "set-max-subscriptions-per-topic",
-        "-m",
-        "maxSubscriptionsPerTopic",
-        "max_subscriptions",
-        words="subscriptions",
-        need="subscriptions",
-        ours="one, and one for each reader",
-    ),
-    Rule(
-        "encryption",
-        "set-encryption-required",
-        "encryptionRequireOnProducer",
-        "not required: producers of ours do not encrypt",
-        "not required",
-        False,
-        _encryption,
-    ),
-    Rule(
-        "subscription prefix",
-        "set-subscription-auth-mode",
-        "",
-        "mode None, because all roles share the subscription delaylevel",
-        "",
-        False,
-        _prefix,
-    ),
-    Rule(
-        "message ttl",
-        "set-message-ttl",
-        "ttlDurationDefaultInSeconds",
-        "no expiry",
-        "",
-        True,
-        _ttl,
-    ),
-    Rule(
-        "inactive deletion",
-        "set-inactive-topic-policies",
-        "brokerDeleteInactiveTopicsEnabled",
-        "never deleted",
-        "a subscription, or `delaylevel levels set --keep-target`",
-        True,
-        _inactivity,
-    ),
-    Rule(
-        "replication",
-        "set-clusters",
-        "",
-        "one cluster only, because a mover in each would deliver everything",
-        "",
-        True,
-        _replication,
-    ),
-    Rule(
-        "subscription expiration",
-        "set-subscription-expiration-time",
-        "subscriptionExpirationTimeMinutes",
-        "0: an idle subscription keeps parked messages",
-        "",
-        False,
-        _expiration,
-    ),
-    Rule(
-        "backlog quota",
-        "set-backlog-quota",
-        "backlogQuotaDefaultRetentionPolicy",
-        "no eviction, and no limit of age below the longest delay",
-        "",
-        False,
-        _quota,
-    ),
+    Rule("topic policies", _policies),
+    Rule("target limits", _target_limits),
+    Rule("encryption", _encryption),
+    Rule("subscription prefix", _prefix),
+    Rule("replication", _replication),
+    Rule("subscription expiration", _expiration),
+    Rule("backlog quota", _quota),
 )

@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
-from .context import ExamOptions, Finding, Problem, State
+from delaylevel.cluster.rules import Problem
+
+from .context import ExamOptions, Finding, State
 from .examination import CHECKS, CLUSTER_CHECKS, examine
 
 __all__ = ["CHECKS", "CLUSTER_CHECKS", "ExamOptions", "Finding", "Problem", "State", "examine"]

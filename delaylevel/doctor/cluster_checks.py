@@ -10,11 +10,12 @@ from collections.abc import Iterator
 
 from delaylevel.cluster.connection.settings import require_reachable
 from delaylevel.cluster.port import DelayedDelivery
+from delaylevel.cluster.rules import Problem
 from delaylevel.errors import AdminError, BrokerUnreachableError, PermissionDeniedError
 from delaylevel.model.formatting import format_duration
 from delaylevel.model.topic_name import TopicName
 
-from .context import CheckResult, ClusterContext, LevelTopicContext, Problem
+from .context import CheckResult, ClusterContext, LevelTopicContext
 
 # Earlier brokers were not tested, and describe missing topics less precisely.
 _OLDEST = (3, 0)

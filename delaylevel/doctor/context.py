@@ -19,7 +19,7 @@ from delaylevel.cluster.port import (
     TopicMetadata,
 )
 from delaylevel.cluster.rest.admin import Admin
-from delaylevel.cluster.rules import Facts, read
+from delaylevel.cluster.rules import Facts, Problem, read
 from delaylevel.cluster.targets.receivers import topic_stats
 from delaylevel.cluster.threads import in_parallel
 from delaylevel.errors import NotFoundError, PermissionDeniedError
@@ -38,19 +38,6 @@ class State(str, enum.Enum):
     WARNING = "warning"
     FAILED = "failed"
     SKIPPED = "skipped"
-
-
-@dataclass(frozen=True)
-class Problem:
-    """A problem that a check found.
-
-    Attributes:
-        says: a description in one line.
-        remedy: a remedy in one line.
-    """
-
-    says: str
-    remedy: str
 
 
 @dataclass(frozen=True)

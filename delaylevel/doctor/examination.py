@@ -7,7 +7,7 @@ from functools import partial
 
 from delaylevel.cluster.connection.settings import Connection
 from delaylevel.cluster.rest.admin import Admin
-from delaylevel.cluster.rules import RULES
+from delaylevel.cluster.rules import RULES, Problem
 from delaylevel.errors import (
     AdminError,
     BrokerError,
@@ -24,7 +24,7 @@ from delaylevel.model.topic_name import TopicName
 from delaylevel.topics import registry as topics
 
 from . import cluster_checks, running_checks, topic_checks
-from .context import CheckResult, ClusterContext, ExamOptions, Finding, LevelTopicContext, Problem
+from .context import CheckResult, ClusterContext, ExamOptions, Finding, LevelTopicContext
 
 _UPGRADE = "install that version of delaylevel on this machine (docs/production.md)"
 

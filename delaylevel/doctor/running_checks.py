@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 
+from delaylevel.cluster.rules import Problem
 from delaylevel.cluster.threads import in_parallel
 from delaylevel.errors import DelayLevelError
 from delaylevel.model.formatting import format_duration, format_instant, shell
@@ -14,7 +15,7 @@ from delaylevel.model.level_topic import ALL, SUBSCRIPTION, FinalWindow, Mover, 
 from delaylevel.model.topic_name import TopicName
 from delaylevel.topics.status import PartitionStatus
 
-from .context import CheckResult, LevelTopicContext, Problem
+from .context import CheckResult, LevelTopicContext
 
 # The tolerated share of the broker's limit of acknowledged ranges.
 _HOLES = 0.1

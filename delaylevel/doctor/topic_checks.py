@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import closing, suppress
 
 from delaylevel.cluster import logs, trials
-from delaylevel.cluster.rules import Rule, violations
+from delaylevel.cluster.rules import Problem, Rule, violations
 from delaylevel.cluster.rules import notes as rule_notes
 from delaylevel.cluster.targets.receivers import topic_stats
 from delaylevel.cluster.threads import in_parallel
@@ -21,7 +21,7 @@ from delaylevel.topics.members import metadata_of
 from delaylevel.topics.subscriptions import early_subscriptions
 from delaylevel.topics.targets import unsubscribed
 
-from .context import CheckResult, LevelTopicContext, Problem
+from .context import CheckResult, LevelTopicContext
 
 _NEAR_LIMIT = 0.8
 _DEFAULT_DEDUPLICATION_MIN = 360
@@ -97,7 +97,7 @@ def rule(rule: Rule, context: LevelTopicContext) -> CheckResult:
     notes: tuple[str, ...] = ()
     if rule.name == "backlog quota":
         notes = rule_notes(context.description, context.policies, context.cluster.settings)
-    return CheckResult.of([Problem(each.says, each.remedy) for each in found], "".join(notes[:1]))
+    return CheckResult.of(found, "".join(notes[:1]))
 
 
 def targets(context: LevelTopicContext) -> CheckResult:

@@ -166,9 +166,7 @@ class MemoryAdmin(OperatorAdmin):
             cluster="memory",
             topic_policies=True,
             max_partitions=0,
-            message_ttl_s=0,
             subscription_expiration_min=0,
-            delete_inactive_topics="delete_when_no_subscriptions",
         )
 
     def topic_policies(self, topic: TopicName) -> TopicPolicies:

@@ -119,7 +119,6 @@ WAIT_S = 20.0
 _POLL_S = 0.02
 _CREATE_AGAIN_S = 0.5
 _SET_AGAIN_S = 0.5
-_NO_TOPIC_POLICIES = 405
 
 
 def metadata_of(admin: TopicAdmin, name: TopicName) -> TopicMetadata | None:
@@ -169,8 +168,8 @@ def refuse_unsafe(
 ) -> None:
     """Raise UnsafeNamespaceError with all problems and remedies, if there are any."""
     targets = rules.read_targets(admin, description, settings, own=False)
-    found = rules.violations(rules.at_creation(description, policies, settings, targets))
-    problems = tuple(map(str, found))
+    facts = rules.Facts(description, policies, settings, targets=targets)
+    problems = tuple(map(str, rules.violations(facts)))
     if problems:
         raise UnsafeNamespaceError(
             f"{description.topic} cannot be created in {description.name.namespace_path}, where "
@@ -323,17 +322,14 @@ def protect(
     Args:
         is_new: True if the topic certainly has none yet.
     """
-    if settings.topic_policies is False:
-        return
+    applied = False
     try:
         wanted = rules.own_policies(policies, settings)
         applied = apply_policies(admin, member.topic, wanted, is_new=is_new)
     except AdminError as error:
-        if error.status != _NO_TOPIC_POLICIES:
+        if error.status != rules.NO_TOPIC_POLICIES:
             raise
-        unable = replace(settings, topic_policies=False)
-        refuse_unsafe(admin, description, policies, unable)
-        return
+        refuse_unsafe(admin, description, policies, replace(settings, topic_policies=False))
     if not applied:
         raise LevelTopicError(
             f"the broker accepted the policies of {member.topic} but does not report them after "
@@ -384,6 +380,4 @@ def await_true(condition: Callable[[], bool], deadline_s: float | None = None) -
 
 def _missing(admin: TopicAdmin, topic: TopicName, wanted: TopicPolicies) -> dict[str, Any]:
     """Return the policies that the broker does not report as wanted, by their attributes."""
-    current = vars(admin.topic_policies(topic))
-    asked = {name: value for name, value in vars(wanted).items() if value is not None}
-    return {name: value for name, value in asked.items() if current[name] != value}
+    return rules.missing_policies(admin.topic_policies(topic), wanted)

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
-from delaylevel.cluster.rules import RULES, Rule
+from delaylevel.cluster.rules import OURS, RULES
 
-PAGE = Path(__file__).parents[2] / "docs/production.md"
-HEAD = "| rule | policy of a namespace |"
-
-
-def row(rule: Rule) -> str:
-    setting = f"`{rule.setting}`" if rule.setting else "-"
-    creation = "lifts it" if rule.lifted else "refuses it"
-    cells = [rule.name, f"`{rule.policy}`", setting, rule.ours, rule.targets or "-", creation]
-    return f"| {' | '.join(cells)} |"
+PAGE = (Path(__file__).parents[2] / "docs/production.md").read_text()
 
 
 def test_the_table_has_the_rules_of_the_code() -> None:
-    _, _, rest = PAGE.read_text().partition(HEAD)
+    _, _, rest = PAGE.partition("| rule | what we need |")
     table = rest.split("\n\n")[0].splitlines()[2:]
-    assert table == [row(rule) for rule in RULES]
+    assert [line.split("|")[1].strip() for line in table] == [rule.name for rule in RULES]
+
+
+def test_the_page_names_every_policy_of_our_topics() -> None:
+    (row,) = re.findall(r"\| topic policies \|.*", PAGE)
+    assert row.count("`set-") == sum(value is not None for value in vars(OURS).values()) + 1

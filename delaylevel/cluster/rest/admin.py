@@ -133,7 +133,7 @@ _METADATA = "application/vnd.partitioned-topic-metadata+json"
 _EARLIEST = {"ledgerId": -1, "entryId": -1, "partitionIndex": -1}
 _LATEST = {"ledgerId": (1 << 63) - 1, "entryId": (1 << 63) - 1, "partitionIndex": -1}
 _TYPES = "subscriptionTypesEnabled"
-# Policies of a topic, by the field of `ClientLimits`.
+# Policies of a topic, by the field of `TopicPolicies`.
 _LIMITS = {
     "max_producers": "maxProducers",
     "max_consumers": "maxConsumers",

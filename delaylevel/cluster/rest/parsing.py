@@ -27,9 +27,7 @@ from delaylevel.model.position import Position
 
 def broker_settings(value: Mapping[str, str]) -> BrokerSettings:
     """Read the runtime configuration; all its values are strings."""
-    deletes = _flag(value, "brokerDeleteInactiveTopicsEnabled")
     policies = (_flag(value, "topicLevelPoliciesEnabled"), _flag(value, "systemTopicEnabled"))
-    mode = value.get("brokerDeleteInactiveTopicsMode")
     return BrokerSettings(
         cluster=value.get("clusterName") or None,
         topic_policies=None if None in policies else all(policies),
@@ -41,17 +39,12 @@ def broker_settings(value: Mapping[str, str]) -> BrokerSettings:
                 "defaultNumPartitions": _number(value, "defaultNumPartitions"),
             }
         ),
-        message_ttl_s=_number(value, "ttlDurationDefaultInSeconds"),
         subscription_expiration_min=_number(value, "subscriptionExpirationTimeMinutes"),
-        delete_inactive_topics="" if deletes is False else mode,
         backlog_quotas=_default_quotas(value),
         encryption_required=_flag(value, "encryptionRequireOnProducer"),
         authorization=_flag(value, "authorizationEnabled"),
         subscription_types=frozenset(_words(value.get("subscriptionTypesEnabled", ""))) or None,
         max_producers=_number(value, "maxProducersPerTopic"),
-        max_consumers=_number(value, "maxConsumersPerTopic"),
-        max_consumers_per_subscription=_number(value, "maxConsumersPerSubscription"),
-        max_subscriptions=_number(value, "maxSubscriptionsPerTopic"),
     )
 
 
@@ -72,7 +65,6 @@ def namespace_policies(value: Mapping[str, Any]) -> NamespacePolicies:
             )
     override = value.get("autoTopicCreationOverride")
     return NamespacePolicies(
-        message_ttl_s=value.get("message_ttl_in_seconds"),
         subscription_expiration_min=value.get("subscription_expiration_time_minutes"),
         backlog_quotas=tuple(sorted(quotas, key=lambda quota: quota.type)),
         replication_clusters=frozenset(value.get("replication_clusters") or ()),
@@ -80,9 +72,6 @@ def namespace_policies(value: Mapping[str, Any]) -> NamespacePolicies:
         subscription_prefix=value.get("subscription_auth_mode") == "Prefix",
         subscription_types=frozenset(value.get("subscription_types_enabled") or ()) or None,
         max_producers=value.get("max_producers_per_topic"),
-        max_consumers=value.get("max_consumers_per_topic"),
-        max_consumers_per_subscription=value.get("max_consumers_per_subscription"),
-        max_subscriptions=value.get("max_subscriptions_per_topic"),
         max_topics=value.get("max_topics_per_namespace"),
         new_partitions=None if override is None else _new_partitions(override),
     )

@@ -132,7 +132,7 @@ def test_a_rule_that_policies_of_our_topics_lift(place: Place, rule: str, when: 
             place.create()
         assert "policy of namespace" in str(refused.value)
         if created:
-            assert "number of producers" in place.failed()
+            assert "target limits" in place.failed()
         place.exempt(place.world.name("orders"))
     if not created:
         place.create()
@@ -218,9 +218,9 @@ def test_policies_that_somebody_removes_are_found_and_set_again(place: Place) ->
             return " ".join(check.text for check in service.start_checks() if not check.ok)
 
         world.eventually(lambda: "levels create" in said(), "the remedy")
-        assert "only the subscription types Shared" in said()
+        assert "lacks policies of ours (subscription_types)" in said()
         found = place.failed()
-        assert "subscription types" in found
+        assert "topic policies" in found
         assert "NotAllowedError" in found["openings"]
         place.create()
         world.eventually(place.arrived, "all messages")

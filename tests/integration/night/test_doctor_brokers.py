@@ -15,16 +15,12 @@ from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 
 MINUTES = Levels(PartitionStrategy(partition_by="MINUTE", maximum_delay=timedelta(minutes=4)))
-# Without policies of single topics, the broker answers 405 for them.
 CONF = {
     "delayedDeliveryMaxDelayInMillis": 30_000,
     "delayedDeliveryTrackerFactoryClassName": (
         "org.apache.pulsar.broker.delayed.BucketDelayedDeliveryTrackerFactory"
     ),
     "isDelayedDeliveryDeliverAtTimeStrict": True,
-    "topicLevelPoliciesEnabled": False,
-    # Without policies of topics, it keeps inactive topics only by its own setting.
-    "brokerDeleteInactiveTopicsEnabled": False,
 }
 CHECKS = ("delay limit", "fixed delay", "strict delivery", "delay tracker", "ack holes")
 

@@ -40,17 +40,11 @@ def test_concurrent_creations_lose_no_target(admin: Admin, namespace: str) -> No
 
 
 def test_a_broker_without_topic_policies(narrow: Admin) -> None:
-    wanted = described("public/default")
     with pytest.raises(UnsafeNamespaceError, match="not used for 7m00s") as caught:
-        topics.create(narrow, wanted)
-    assert len(caught.value.problems) == 1
-    set_policy(narrow, "public/default", "subscriptionExpirationTime", 0)
-
-    set_policy(narrow, "public/default", "messageTTL", 60)
-    with pytest.raises(UnsafeNamespaceError, match="no policies for single topics"):
-        topics.create(narrow, wanted)
-    set_policy(narrow, "public/default", "messageTTL", 0)
-    assert topics.create(narrow, wanted) == wanted
+        topics.create(narrow, described("public/default"))
+    assert len(caught.value.problems) == 2
+    assert "topicLevelPoliciesEnabled=true" in caught.value.problems[0]
+    assert narrow.list_topics("public/default") == []
 
 
 def test_parked_messages_survive_ttl_and_the_deletion_of_inactive_topics(

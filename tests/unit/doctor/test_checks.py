@@ -23,10 +23,9 @@ from delaylevel.cluster.port import (
     SchemaVersion,
     SubscriptionStats,
     TopicMetadata,
-    TopicPolicies,
 )
 from delaylevel.cluster.rest.parsing import delayed_delivery
-from delaylevel.cluster.rules import RULES
+from delaylevel.cluster.rules import OURS, RULES
 from delaylevel.doctor import (
     cluster_checks,
     examination,
@@ -202,30 +201,20 @@ def test_many_delayed_messages_need_a_small_read_ahead() -> None:
     assert not running_checks.read_ahead(topic_context(TRACKER)).problems
 
 
-def test_replication_and_a_ttl_of_the_namespace_are_reported() -> None:
-    both = frozenset({"east", "west"})
-    ttl, replication = (
-        partial(topic_checks.rule, rule)
-        for name in ("message ttl", "replication")
-        for rule in RULES
-        if rule.name == name
-    )
-    context = topic_context(
-        BROKER,
-        partitioned_metadata=TopicMetadata(3, {}),
-        topic_policies=TopicPolicies(None, False, None),
-        namespace_policies=NamespacePolicies(message_ttl_s=3600, replication_clusters=both),
-    )
-    assert "is replicated to east, west" in problems_of(replication(context))[0]
-    assert len(problems_of(ttl(context))) == len(context.members)
-    safe = topic_context(
-        BROKER,
-        partitioned_metadata=TopicMetadata(3, {}),
-        topic_policies=TopicPolicies(0, False, frozenset({"east"})),
-        namespace_policies=NamespacePolicies(message_ttl_s=3600, replication_clusters=both),
-    )
-    assert replication(safe).problems == ()
-    assert ttl(safe).problems == ()
+def test_a_replicated_member_topic_is_reported() -> None:
+    both, local = frozenset({"east", "west"}), {"replication_clusters": frozenset({"east"})}
+    (check,) = (partial(topic_checks.rule, each) for each in RULES if each.name == "topic policies")
+    for own, count in ((OURS, len(tuple(BROKER.members()))), (replace(OURS, **local), 0)):
+        context = topic_context(
+            BROKER,
+            partitioned_metadata=TopicMetadata(3, {}),
+            topic_policies=own,
+            namespace_policies=NamespacePolicies(replication_clusters=both),
+            broker_settings=BrokerSettings(topic_policies=True, cluster="east"),
+        )
+        found = problems_of(check(context))
+        assert len(found) == count
+        assert all("replication_clusters" in line for line in found)
 
 
 def test_a_strict_broker_delivers_late_and_not_early() -> None:

@@ -12,6 +12,7 @@ import pytest
 from delaylevel import topics
 from delaylevel.cluster.port import TopicMetadata, TopicPolicies
 from delaylevel.errors import (
+    AdminError,
     BrokerUnreachableError,
     ConflictError,
     InvalidStrategyError,
@@ -288,3 +289,47 @@ def test_an_unfinished_level_topic_can_be_deleted_and_created_with_another_strat
     delete(memory.client(), memory.admin, found)
     assert left(memory) == []
     assert topics.create(memory.admin, other) == other
+
+
+def test_more_partitions_than_the_limit_propose_levels() -> None:
+    days = Levels(PartitionStrategy(maximum_delay=timedelta(days=30)))
+    description = described(days)
+    for limit in (None, 0, 29):
+        members.check_partition_limit(description, limit)
+    with pytest.raises(InvalidStrategyError, match=r"29 partitions.*limit of 28"):
+        members.check_partition_limit(description, 28)
+    hours = Levels(
+        PartitionStrategy(partition_by=PartitionBy.HOUR, maximum_delay=timedelta(days=30))
+    )
+    with pytest.raises(
+        InvalidStrategyError, match="these levels fit: DAY for 30d, then HOUR for 1d"
+    ):
+        members.check_partition_limit(described(hours), 100)
+
+
+def test_a_conflicting_creation_of_a_subscription_is_repeated(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # The answer of a real broker if several clients create a level topic at the same moment.
+    reason = "ManagedLedgerException$BadVersionException: Version mismatch, actual=0, expect=-1"
+    refused: set[TopicName] = set()
+    wanted = described(HOURS)
+    with MemoryPulsar(namespaces=["acme/test"]) as memory:
+        create_subscription = memory.admin.create_subscription
+
+        def now_and_then(topic: TopicName, *args: Any, **options: Any) -> None:
+            if topic not in refused:
+                refused.add(topic)
+                raise AdminError("refused", status=500, reason=reason)
+            create_subscription(topic, *args, **options)
+
+        monkeypatch.setattr(memory.admin, "create_subscription", now_and_then)
+        assert topics.create(memory.admin, wanted) == wanted
+        assert refused == {member.topic for member in wanted.members()}
+
+        def never(topic: TopicName, *args: Any, **options: Any) -> None:
+            raise AdminError("refused", status=500, reason="disk full")
+
+        monkeypatch.setattr(memory.admin, "create_subscription", never)
+        with pytest.raises(AdminError, match="refused"):
+            topics.create(memory.admin, wanted)
