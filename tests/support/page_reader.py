@@ -80,7 +80,6 @@ AS_A_WHOLE = {
 }
 
 NOT_RUN = {
-    "docs/drop-in.md": "it needs a checkout of the client",
     "docs/concepts.md": "the namespace stays for other pages",
     "docs/operations.md": "there is no such subscription",
     "docs/security.md": "the role of this page is no admin of the tenant",
@@ -88,7 +87,6 @@ NOT_RUN = {
 }
 
 Step = str | Callable[["Reader"], None]
-
 
 #: The pages whose quick commands every run of the tests types; everything else is typed at night.
 FIRST = ("README.md", "docs/getting-started.md")
