@@ -7,8 +7,7 @@ import contextlib
 import functools
 import inspect
 import warnings
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Awaitable, Callable, Iterator
 from datetime import datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
@@ -32,9 +31,7 @@ from delaylevel.cluster.failures import error_name
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.errors import DelayLevelError, DelayTooLongError, InvalidInputError
 from delaylevel.model.clock import Clock, SystemClock
-from delaylevel.model.envelope import check_id
 from delaylevel.model.level_topic import FinalWindow, Mover
-from delaylevel.model.outcome import PAYLOAD, Outcome, Receipt, Rescheduled
 from delaylevel.model.topic_name import TopicName
 
 from .aio_calls import (
@@ -59,21 +56,8 @@ from .client import (
     wrapped_options,
 )
 from .client_calls import as_client_error, client_errors, result_named
-from .receipts import (
-    Wait,
-    accepted,
-    check_read_back,
-    check_scheduled,
-    explained,
-    new_id,
-    replaced,
-    replacement_id,
-    seconds_of,
-    too_late,
-    versioned_id,
-)
 from .routing import Route, envelope_options
-from .scheduling import BaseProducer
+from .scheduling import BaseProducer, Scheduling
 from .setup import LevelTopicChoice, ProducerSetup, StrategyArgument, given_options
 
 if TYPE_CHECKING:
@@ -131,10 +115,9 @@ def asyncio_errors() -> Iterator[None]:
 _AWAY_S = 1.0
 # The client's own default.
 _CLIENT_TIMEOUT_MS = 30_000
-_NONE_GIVEN = (None, None, None)
 
 
-class AsyncDelayLevelProducer(BaseProducer):
+class AsyncDelayLevelProducer(Scheduling):
     """Asyncio twin of :class:`delaylevel.DelayLevelProducer`, as ``pulsar.asyncio.Producer``.
 
     Its public name is ``delaylevel.asyncio.DelayLevelProducer``.
@@ -146,6 +129,7 @@ class AsyncDelayLevelProducer(BaseProducer):
     """
 
     _waits = False
+    _errors = staticmethod(asyncio_errors)
 
     def __init__(
         self,
@@ -216,18 +200,11 @@ class AsyncDelayLevelProducer(BaseProducer):
         not_parkable: tuple[int | None, list[str] | None, bool | None],
         envelope: dict[str, Any] | None = None,
     ) -> tuple[Route, int, Any]:
-        """Send a message, and return its route, due time (ms since the epoch) and message ID.
-
-        Args:
-            kept: partition key, ordering key and event time.
-            not_parkable: values of the options in ``NOT_PARKABLE``.
-        """
         if content is None:
             raise InvalidInputError(
                 "pulsar.asyncio cannot send a null value; use delaylevel.DelayLevelClient for "
                 "tombstones; the message was not sent"
             )
-        self._enter_loop()
         self._check_open()
         await check_message_arguments(self._schema, content, properties, kept, *not_parkable)
         routed = partial(
@@ -241,13 +218,24 @@ class AsyncDelayLevelProducer(BaseProducer):
             not_parkable,
             envelope,
         )
-        route, body, arguments = await self._refreshing(routed)
+        route, body, arguments = await self._found(routed)
         # From here to the partition, or to the client, there is no other step of the event loop:
         # messages keep the order of their sends, and close() finds each.
         due_ms = self._due_of(route)
         if not route.parked:
             return route, due_ms, await self._send_straight(body, **arguments)
         return route, due_ms, await self._lane(route).send(body, arguments)
+
+    async def _park(self, route: Route, body: bytes | None, arguments: dict[str, Any]) -> Any:
+        if body is None:
+            raise InvalidInputError(
+                "the message has a null value, which pulsar.asyncio cannot send: use "
+                "delaylevel.DelayLevelClient, or give the payload; nothing was sent"
+            )
+        return await self._lane(route).send(body, arguments)
+
+    async def _waiting(self, call: Callable[[], T]) -> T:
+        return await in_thread(call)
 
     async def flush(self) -> None:
         """Wait until everything sent so far is stored, in the business topic and in ours.
@@ -295,7 +283,6 @@ class AsyncDelayLevelProducer(BaseProducer):
         business, *parked = self._producers()
         # Those that are still being opened are closed when they are open.
         opened = [found for found in [each.seal() for each in parked] if found is not None]
-        await in_thread(self._close_watch)
         await wait_for_all(*(close(producer) for producer in [business, *opened]))
 
     async def _store_all(self) -> None:
@@ -316,6 +303,7 @@ class AsyncDelayLevelProducer(BaseProducer):
                 there = loop.time()
 
     def _check_open(self) -> None:
+        self._enter_loop()
         if self._closed:
             raise pulsar.asyncio.PulsarException(
                 pulsar.Result.AlreadyClosed, "the producer is closed; the message was not sent"
@@ -340,8 +328,8 @@ class AsyncDelayLevelProducer(BaseProducer):
         self._mailbox = Mailbox(loop)
         self._begin()
 
-    async def _refreshing(self, rule: Callable[[], T]) -> T:
-        """Call a function that routes, again if the level topic was expanded meanwhile."""
+    async def _found(self, rule: Callable[[], T]) -> T:
+        # The level topic may have been expanded since its description was read.
         self._cache.refresh_if_old()
         routing = self._cache.routing
         try:
@@ -367,208 +355,6 @@ class AsyncDelayLevelProducer(BaseProducer):
             settings = self._settings_for(route)
             lane = self._lanes[key] = Lane(self._partition(route), settings, self._mailbox)
         return lane
-
-    # -- messages by receipt
-
-    async def schedule(
-        self,
-        content: Any,
-        properties: dict[str, str] | None = None,
-        partition_key: str | None = None,
-        ordering_key: str | None = None,
-        event_timestamp: int | None = None,
-        deliver_at: int | datetime | None = None,
-        deliver_after: timedelta | None = None,
-        *,
-        message_id: str | None = None,
-        expires_at: int | datetime | None = None,
-        expires_after: timedelta | None = None,
-        spread: timedelta | None = None,
-        replace: bool = False,
-        timeout: timedelta | float | None = None,
-    ) -> Receipt:
-        """Publish a delayed message, and return its receipt once it is stored.
-
-        See :meth:`delaylevel.DelayLevelProducer.schedule`.
-        """
-        check_scheduled(deliver_at, deliver_after)
-        kept = (partition_key, ordering_key, event_timestamp)
-        expiry = envelope_options(expires_at, expires_after, spread)
-        due = (deliver_at, deliver_after)
-        if not replace:
-            own_id = new_id() if message_id is None else check_id(message_id)
-            return await self._store(content, properties, *due, own_id, kept, expiry)
-        own_id, timeout_s = versioned_id(message_id), seconds_of(timeout)
-        self._enter_loop()
-        self._check_open()
-        with asyncio_errors():
-            async with AsyncExitStack() as stack:
-                found, outcomes = await in_thread(partial(self._waiting_under, message_id))
-                routes = [await self._cancelling(old) for old in found]
-                expecting = [self._expecting(old, timeout_s) for old in found]
-                waits = [await stack.enter_async_context(each) for each in expecting]
-                new = await self._store(content, properties, *due, own_id, kept, expiry)
-                for old, route, wait in zip(found, routes, waits, strict=True):
-                    outcomes.append(await self._cancel(old, route, wait, timeout_s, new))
-                return replaced(new, outcomes)
-
-    async def cancel(
-        self,
-        receipt: Receipt | str | None = None,
-        *,
-        message_id: str | None = None,
-        deliver_at: int | datetime | None = None,
-        partition_key: str | None = None,
-        timeout: timedelta | float | None = None,
-    ) -> Outcome:
-        """Cancel a scheduled message; see :meth:`delaylevel.DelayLevelProducer.cancel`."""
-        wanted = self._wanted(receipt, message_id, deliver_at, partition_key)
-        timeout_s = seconds_of(timeout)
-        self._enter_loop()
-        self._check_open()
-        with asyncio_errors():
-            self._check_cancellable()
-            if wanted.sent_directly:
-                return too_late(wanted)
-            if not timeout_s:
-                return await self._cancel(wanted, await self._cancelling(wanted))
-            async with self._expecting(wanted, timeout_s) as wait:
-                route = await self._cancelling(wanted)
-                return await self._cancel(wanted, route, wait, timeout_s)
-
-    async def reschedule(
-        self,
-        receipt: Receipt | str,
-        content: Any = None,
-        properties: dict[str, str] | None = None,
-        partition_key: str | None = None,
-        ordering_key: str | None = None,
-        event_timestamp: int | None = None,
-        deliver_at: int | datetime | None = None,
-        deliver_after: timedelta | None = None,
-        *,
-        message_id: str | None = None,
-        expires_at: int | datetime | None = None,
-        expires_after: timedelta | None = None,
-        timeout: timedelta | float | None = None,
-    ) -> Rescheduled:
-        """Replace a scheduled message; see :meth:`delaylevel.DelayLevelProducer.reschedule`."""
-        wanted = self._wanted(receipt)
-        timeout_s = seconds_of(timeout)
-        own_id = replacement_id(wanted, message_id, partition_key)
-        self._enter_loop()
-        self._check_open()
-        due_ms = self._due_again(deliver_at, deliver_after)
-        expires_ms = self._expiry_again(expires_at, expires_after, due_ms)
-        given = content is not None
-        if not given:
-            check_read_back(wanted, properties, partition_key, ordering_key, event_timestamp)
-        with asyncio_errors():
-            self._check_cancellable()
-            route = await self._cancelling(wanted)
-            async with self._expecting(wanted, timeout_s) as wait:
-                if given:
-                    key = (wanted.key or None) if partition_key is None else partition_key
-                    kept = (key, ordering_key, event_timestamp)
-                    envelope = {"replaces": wanted.id, "expires_at": expires_ms or None}
-                    new = await self._store(
-                        content, properties, due_ms, None, own_id, kept, envelope
-                    )
-                else:
-                    new = await self._store_again(wanted, due_ms, own_id, expires_ms)
-                if wanted.sent_directly:
-                    return Rescheduled(new, too_late(wanted))
-                return Rescheduled(new, await self._cancel(wanted, route, wait, timeout_s, new))
-
-    async def fire_now(
-        self,
-        receipt: Receipt | str,
-        content: Any = None,
-        *,
-        timeout: timedelta | float | None = None,
-    ) -> Rescheduled:
-        """Deliver a scheduled message now; see :meth:`delaylevel.DelayLevelProducer.fire_now`."""
-        now_ms = self._clock.now_ms()
-        return await self.reschedule(receipt, content, deliver_at=now_ms, timeout=timeout)
-
-    async def outcome(self, receipt: Receipt | str) -> Outcome | None:
-        """Return the decision about a cancelled message; None if there is none (any more).
-
-        See :meth:`delaylevel.DelayLevelProducer.outcome`.
-        """
-        wanted = self._wanted(receipt)
-        self._enter_loop()
-        self._check_open()
-        with asyncio_errors():
-            return await in_thread(partial(self._stored_outcome, wanted))
-
-    async def _store(
-        self,
-        content: Any,
-        properties: dict[str, str] | None,
-        deliver_at: int | datetime | None,
-        deliver_after: timedelta | None,
-        message_id: str,
-        kept: tuple[str | None, str | None, int | None],
-        envelope: dict[str, Any] | None = None,
-    ) -> Receipt:
-        """Send a message, and return its receipt once it is stored."""
-        sent = await self._send(
-            content, properties, deliver_at, deliver_after, message_id, kept, _NONE_GIVEN, envelope
-        )
-        route, due_ms, stored = sent
-        return self._receipt(message_id, due_ms, kept[0], route, stored)
-
-    async def _store_again(
-        self, old: Receipt, due_ms: int, message_id: str, expires_ms: int
-    ) -> Receipt:
-        """Send a parked message with another due time, and return its receipt."""
-        message, envelope = await in_thread(partial(self._read_back, old))
-        if message.value is None:
-            raise InvalidInputError(
-                f"message {old.id!r} has a null value, which pulsar.asyncio cannot send: use "
-                "delaylevel.DelayLevelClient, or give the payload; nothing was sent"
-            )
-        again = partial(self._parked_again, message, envelope, due_ms, message_id, expires_ms)
-        route, arguments = await self._refreshing(again)
-        stored = await self._lane(route).send(message.value, arguments)
-        return self._receipt(message_id, due_ms, message.key, route, stored)
-
-    @asynccontextmanager
-    async def _expecting(self, wanted: Receipt, timeout_s: float) -> AsyncIterator[Wait | None]:
-        """Expect the outcome of a cancellation that is sent in the block; None not to wait."""
-        if not timeout_s:
-            yield None
-            return
-        wait = Wait(self._outcomes(), wanted)
-        try:
-            await in_thread(wait.begin)
-            yield wait
-        finally:
-            wait.forget()
-
-    async def _cancel(
-        self,
-        wanted: Receipt,
-        route: Route,
-        wait: Wait | None = None,
-        timeout_s: float = 0.0,
-        new: Receipt | None = None,
-    ) -> Outcome:
-        """Send a cancellation, and wait for its outcome."""
-        with explained(wanted, new):
-            await self._lane(route).send(PAYLOAD, self._arguments(route, wanted.key or None))
-        if wait is None:
-            return accepted(wanted)
-        outcome = wait.result(0.0)
-        if outcome is None and wait.threaded:
-            found = asyncio.wrap_future(wait.future)
-            ended, _ = await asyncio.wait([found], timeout=timeout_s)
-            outcome = found.result() if ended else None
-        return outcome or accepted(wanted, wait.reason)
-
-    async def _cancelling(self, wanted: Receipt) -> Route:
-        return await self._refreshing(partial(self._cancellation, wanted))
 
 
 class AsyncDelayLevelClient(BaseClient, pulsar.asyncio.Client):

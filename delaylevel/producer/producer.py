@@ -23,8 +23,8 @@ from .client_calls import (
     interruptible,
     run_all,
 )
-from .routing import envelope_options
-from .scheduling import Scheduling
+from .routing import Route, envelope_options
+from .scheduling import BaseProducer, Scheduling, blocking
 from .setup import ProducerSetup
 
 # Callbacks follow a flush within a moment, if at all.
@@ -164,7 +164,7 @@ def _value(counter: Any) -> int:
     return int(repr(counter)[len("count(") : -1])
 
 
-class DelayLevelProducer(Scheduling):
+class DelayLevelProducer(BaseProducer):
     """Producer that sends delayed messages through a delay-level topic, and others directly.
 
     Created by :meth:`delaylevel.DelayLevelClient.create_producer` and :func:`delaylevel.wrap`.
@@ -232,20 +232,9 @@ class DelayLevelProducer(Scheduling):
         """
         kept = (partition_key, ordering_key, event_timestamp)
         not_parkable = (sequence_id, replication_clusters, disable_replication)
-        check_message_arguments(self._schema, content, properties, kept, not_parkable)
-        route, body, arguments = self._routed(
-            content,
-            properties,
-            deliver_at,
-            deliver_after,
-            message_id,
-            kept,
-            not_parkable,
-            envelope_options(expires_at, expires_after, spread),
-        )
-        if not route.parked:
-            return self._business.send(body, **arguments)
-        return self._partition(route).send(body, arguments)
+        expiry = envelope_options(expires_at, expires_after, spread)
+        due = (deliver_at, deliver_after)
+        return self._sent_as(content, properties, *due, message_id, kept, not_parkable, expiry)[-1]
 
     def send_async(
         self,
@@ -364,7 +353,6 @@ class DelayLevelProducer(Scheduling):
         with self._lock:
             self._closed = self._sealed = True
             self._sends = {}
-        self._close_watch()
         with interruptible():
             try:
                 # The client's own close fails the messages that it has not sent yet.
@@ -376,11 +364,48 @@ class DelayLevelProducer(Scheduling):
             closed = run_all(self.closes())
             self._report(flushed or closed, self._callbackless.number_sent())
 
+    schedule = blocking(Scheduling.schedule)
+    cancel = blocking(Scheduling.cancel)
+    reschedule = blocking(Scheduling.reschedule)
+    fire_now = blocking(Scheduling.fire_now)
+    outcome = blocking(Scheduling.outcome)
+
     def __enter__(self) -> DelayLevelProducer:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
         self.close()
+
+    def _sent_as(
+        self,
+        content: Any,
+        properties: dict[str, str] | None,
+        deliver_at: int | datetime | None,
+        deliver_after: timedelta | None,
+        message_id: str | None,
+        kept: tuple[str | None, str | None, int | None],
+        not_parkable: tuple[int | None, list[str] | None, bool | None],
+        envelope: dict[str, Any] | None = None,
+    ) -> tuple[Route, int, Any]:
+        check_message_arguments(self._schema, content, properties, kept, not_parkable)
+        due = (deliver_at, deliver_after)
+        route, body, arguments = self._routed(
+            content, properties, *due, message_id, kept, not_parkable, envelope
+        )
+        due_ms = self._due_of(route)
+        if not route.parked:
+            return route, due_ms, self._business.send(body, **arguments)
+        return route, due_ms, self._partition(route).send(body, arguments)
+
+    async def _send(self, *message: Any) -> tuple[Route, int, Any]:
+        return self._sent_as(*message)
+
+    async def _park(self, route: Route, body: bytes | None, arguments: dict[str, Any]) -> Any:
+        return self._partition(route).send(body, arguments)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise pulsar.AlreadyClosed("the producer is closed; nothing was sent")
 
     def _flush(self) -> Exception | None:
         """Flush every producer; return the first error."""

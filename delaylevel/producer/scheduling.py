@@ -1,18 +1,24 @@
-"""Scheduling, cancelling and rescheduling of messages, and what every producer of ours has."""
+"""Scheduling, cancelling and rescheduling of messages, and what every producer of ours has.
+
+The calls are coroutines, for both forms of a producer. In an event loop, they run as they are. For
+threads, :func:`blocking` runs them step by step: there every step waits in its thread, so that a
+coroutine never suspends.
+"""
 
 from __future__ import annotations
 
+import functools
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import AbstractContextManager, asynccontextmanager
+from dataclasses import replace as replaced
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
-import pulsar
 from pulsar.schema import BytesSchema
 
-from delaylevel.cluster.client_parts.cores import has_core, producer_core, schema_of
+from delaylevel.cluster.client_parts.cores import producer_core, schema_of
 from delaylevel.cluster.publisher import compression_name
 from delaylevel.cluster.schemas import reference_to
 from delaylevel.model.due_time import due_time_ms, expiry_ms
@@ -21,13 +27,12 @@ from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.message import ParkedMessage
 from delaylevel.model.outcome import PAYLOAD, Outcome, Receipt, Rescheduled
 
-from .checks import check_encoded, check_message_arguments
+from .checks import check_encoded
 from .client_calls import Done, PartitionOpener, at_exit, client_errors, close_async, interruptible
 from .level_topic_cache import LevelTopicCache
 from .partition import Opening, PartitionProducer
 from .receipts import (
-    OutcomeWatch,
-    Wait,
+    OutcomeReader,
     accepted,
     check_cancellable,
     check_read_back,
@@ -36,7 +41,6 @@ from .receipts import (
     new_id,
     read_back,
     receipt_for,
-    replaced,
     replacement_id,
     seconds_of,
     stored_outcome,
@@ -56,7 +60,27 @@ from .routing import (
 )
 from .setup import ProducerSetup, window_producer_settings
 
-_NONE_GIVEN = (None, None, False)
+NONE_GIVEN = (None, None, False)
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def blocking(
+    call: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[Any, P], T]:
+    """Return the form for threads of a call of :class:`Scheduling`, with the same arguments."""
+
+    @functools.wraps(call)
+    def waiting(producer: Any, *args: P.args, **kwargs: P.kwargs) -> T:
+        steps = call(producer, *args, **kwargs)
+        try:
+            with interruptible():
+                steps.send(None)
+        except StopIteration as ended:
+            return ended.value  # type: ignore[no-any-return]
+        raise AssertionError("a step of a producer for threads has not waited")
+
+    return waiting  # type: ignore[return-value]  # the name of its first argument
 
 
 class BaseProducer:
@@ -70,6 +94,8 @@ class BaseProducer:
 
     #: False if calls come from an event loop: they never wait.
     _waits = True
+    #: Context for calls of the broker, whose errors become exceptions of the client.
+    _errors: Callable[[], AbstractContextManager[None]] = staticmethod(client_errors)
 
     def __init__(
         self, create_producer: Callable[..., Any], business: Any, setup: ProducerSetup
@@ -90,8 +116,6 @@ class BaseProducer:
         self._clock = setup.clock
         self._admin = setup.admin
         self._reading = setup.reading
-        self._watch: OutcomeWatch | None = None
-        self._watch_lock = threading.Lock()
         self._settings = setup.level_settings
         window_settings = setup.window_settings
         self._window_settings = window_settings or window_producer_settings(setup.level_settings)
@@ -141,32 +165,6 @@ class BaseProducer:
         """Return True if the business producer and all level producers in use are connected."""
         return all(producer.is_connected() for producer in self._producers())
 
-    def _wanted(
-        self,
-        receipt: Receipt | str | None,
-        message_id: str | None = None,
-        deliver_at: int | datetime | None = None,
-        partition_key: str | None = None,
-    ) -> Receipt:
-        """Return the receipt of the message that a call names."""
-        return wanted_message(
-            receipt,
-            message_id,
-            deliver_at,
-            partition_key,
-            self._target,
-            self.description.topic,
-        )
-
-    def _receipt(
-        self, message_id: str, due_ms: int, key: str | None, route: Route, stored: Any
-    ) -> Receipt:
-        """Return the receipt of a message that the client has stored, with its ID."""
-        topic = self._cache.routing.topic_of(route) if route.parked else None
-        return receipt_for(
-            message_id, due_ms, self._target, self.description.topic, key, topic, stored
-        )
-
     def _arguments(
         self,
         route: Route,
@@ -187,91 +185,6 @@ class BaseProducer:
         """Return the due time of a routed message, ms since the epoch; now without a delay."""
         due = (route.properties or {}).get(DUE)
         return self._clock.now_ms() if due is None else int(due)
-
-    def _due_again(self, deliver_at: int | datetime | None, deliver_after: timedelta | None) -> int:
-        """Return the new due time of a message, ms since the epoch; now for no delay."""
-        check_scheduled(deliver_at, deliver_after)
-        now_ms = self._clock.now_ms()
-        due_ms = due_time_ms(deliver_at, deliver_after, now_ms)
-        return now_ms if due_ms is None else due_ms
-
-    def _expiry_again(
-        self, expires_at: int | datetime | None, expires_after: timedelta | None, due_ms: int
-    ) -> int:
-        """Return the expiry that is given for a new message, ms since the epoch; 0 for none."""
-        expires_ms = expiry_ms(expires_at, expires_after, due_ms)
-        check_not_expired(expires_ms, self._clock.now_ms())
-        return expires_ms
-
-    def _parked_again(
-        self,
-        message: ParkedMessage,
-        envelope: Envelope,
-        due_ms: int,
-        message_id: str,
-        expires_ms: int,
-    ) -> tuple[Route, dict[str, Any]]:
-        """Return the route of a message that was read back, and the arguments of its message."""
-        application = application_properties(message.properties)
-        route = self._cache.routed(
-            lambda routing: routing.route_again(
-                due_ms, envelope, application, message_id, message.key, expires_ms
-            )
-        )
-        size_limit = self._cache.routing.size_limit
-        size_limit.check(message.value, route.properties, message.key, message.ordering_key)
-        return route, self._arguments(
-            route, message.key or None, message.ordering_key or None, message.event_ms or None
-        )
-
-    def _check_cancellable(self) -> None:
-        """Raise an error if messages cannot be cancelled."""
-        check_cancellable(self.description, has_admin=self._admin is not None)
-
-    def _cancellation(self, wanted: Receipt) -> Route:
-        """Return the route of a cancellation."""
-        return self._cache.routed(lambda routing: routing.route_cancellation(wanted))
-
-    def _outcomes(self) -> OutcomeWatch:
-        """Return the shared reader of outcomes."""
-        assert self._admin is not None
-        with self._watch_lock:
-            if self._watch is None:
-                self._watch = OutcomeWatch(
-                    self._reading,
-                    self._admin,
-                    self.description.outcomes_topic.partition(0),
-                    threaded=has_core(self._reading),
-                )
-                if self._closed:
-                    self._watch.close()
-            return self._watch
-
-    def _close_watch(self) -> None:
-        """Close the reader of outcomes; call it after the producer counts as closed."""
-        with self._watch_lock:
-            watch = self._watch
-        if watch is not None:
-            watch.close()
-
-    def _stored_outcome(self, receipt: Receipt) -> Outcome | None:
-        """Return the outcome that the outcomes topic holds; None if it holds none."""
-        self._check_cancellable()
-        assert self._admin is not None
-        partition = self.description.outcomes_topic.partition(0)
-        return stored_outcome(self._reading, self._admin, partition, receipt)
-
-    def _waiting_under(self, message_id: str | None) -> tuple[list[Receipt], list[Outcome]]:
-        """Return what waits under an ID, and outcomes for what cannot be cancelled."""
-        self._check_cancellable()
-        assert self._admin is not None
-        assert message_id is not None
-        return waiting_under(self._reading, self._admin, self.description, self._target, message_id)
-
-    def _read_back(self, receipt: Receipt) -> tuple[ParkedMessage, Envelope]:
-        """Return the stored message of a receipt."""
-        self._cache.check_exists()  # or a reader would create the topic again
-        return read_back(self._reading, receipt)
 
     def _settings_for(self, route: Route) -> dict[str, Any]:
         """Return the arguments for the producer of a level or window partition."""
@@ -304,7 +217,7 @@ class BaseProducer:
         """
         partition_key, ordering_key, _ = kept
         options = dict(envelope or {})
-        if not_parkable != _NONE_GIVEN:
+        if not_parkable != NONE_GIVEN:
             options.update(zip(NOT_PARKABLE, not_parkable, strict=True))
         route = self._cache.route(
             deliver_at, deliver_after, properties, message_id, partition_key, **options
@@ -354,11 +267,150 @@ class BaseProducer:
         )
         return PartitionProducer(opening, settings, closed=self._sealed, waits=self._waits)
 
+    # -- the steps, which wait for the broker: in the thread of the call, or beside an event loop
+
+    def _check_open(self) -> None:
+        """Raise the client's error if the producer is closed."""
+        raise NotImplementedError
+
+    async def _waiting(self, call: Callable[[], T]) -> T:
+        """Make a call that waits for the broker."""
+        return call()
+
+    async def _found(self, rule: Callable[[], T]) -> T:
+        """Call a function that routes, with a description that is new enough."""
+        return rule()
+
+    async def _send(
+        self,
+        content: Any,
+        properties: dict[str, str] | None,
+        deliver_at: int | datetime | None,
+        deliver_after: timedelta | None,
+        message_id: str | None,
+        kept: tuple[str | None, str | None, int | None],
+        not_parkable: tuple[int | None, list[str] | None, bool | None],
+        envelope: dict[str, Any] | None = None,
+    ) -> tuple[Route, int, Any]:
+        """Send a message, and return its route, due time (ms since the epoch) and message ID.
+
+        Args:
+            kept: partition key, ordering key and event time.
+            not_parkable: values of the options in ``NOT_PARKABLE``.
+        """
+        raise NotImplementedError
+
+    async def _park(self, route: Route, body: bytes | None, arguments: dict[str, Any]) -> Any:
+        """Store a routed message in one of our topics, and return its message ID."""
+        raise NotImplementedError
+
+    async def _store(
+        self,
+        content: Any,
+        properties: dict[str, str] | None,
+        deliver_at: int | datetime | None,
+        deliver_after: timedelta | None,
+        message_id: str,
+        kept: tuple[str | None, str | None, int | None],
+        envelope: dict[str, Any] | None = None,
+    ) -> Receipt:
+        """Send a message, and return its receipt once it is stored."""
+        due = (deliver_at, deliver_after)
+        route, due_ms, stored = await self._send(
+            content, properties, *due, message_id, kept, NONE_GIVEN, envelope
+        )
+        return self._receipt(message_id, due_ms, kept[0], route, stored)
+
+    async def _store_again(
+        self, old: Receipt, due_ms: int, message_id: str, expires_ms: int
+    ) -> Receipt:
+        """Send a parked message with another due time, and return its receipt."""
+
+        def find() -> tuple[ParkedMessage, Envelope]:
+            self._cache.check_exists()  # or a reader would create the topic again
+            return read_back(self._reading, old)
+
+        message, envelope = await self._waiting(find)
+        application = application_properties(message.properties)
+        route = await self._found(
+            lambda: self._cache.routed(
+                lambda routing: routing.route_again(
+                    due_ms, envelope, application, message_id, message.key, expires_ms
+                )
+            )
+        )
+        body, keys = message.value, (message.key or None, message.ordering_key or None)
+        self._cache.routing.size_limit.check(body, route.properties, *keys)
+        arguments = self._arguments(route, *keys, message.event_ms or None)
+        stored = await self._park(route, body, arguments)
+        return self._receipt(message_id, due_ms, message.key, route, stored)
+
+    def _receipt(
+        self, message_id: str, due_ms: int, key: str | None, route: Route, stored: Any
+    ) -> Receipt:
+        """Return the receipt of a message that the client has stored, with its ID."""
+        topic = self._cache.routing.topic_of(route) if route.parked else None
+        return receipt_for(
+            message_id, due_ms, self._target, self.description.topic, key, topic, stored
+        )
+
+    def _wanted(
+        self,
+        receipt: Receipt | str | None,
+        message_id: str | None = None,
+        deliver_at: int | datetime | None = None,
+        partition_key: str | None = None,
+    ) -> Receipt:
+        """Return the receipt of the message that a call names."""
+        given = (receipt, message_id, deliver_at, partition_key)
+        return wanted_message(*given, self._target, self.description.topic)
+
+    def _check_cancellable(self) -> None:
+        """Raise an error if messages cannot be cancelled."""
+        check_cancellable(self.description, has_admin=self._admin is not None)
+
+    async def _cancellation(self, wanted: Receipt) -> Route:
+        """Return the route of a cancellation."""
+        return await self._found(
+            lambda: self._cache.routed(lambda routing: routing.route_cancellation(wanted))
+        )
+
+    @asynccontextmanager
+    async def _expecting(self, timeout_s: float) -> AsyncIterator[OutcomeReader | None]:
+        """Expect the outcomes of cancellations that are sent in the block; None not to wait."""
+        if not timeout_s:
+            yield None
+            return
+        assert self._admin is not None
+        reader = OutcomeReader(self._reading, self._admin, self.description, lambda: self._closed)
+        try:
+            await self._waiting(reader.open)
+            yield reader
+        finally:
+            reader.end()
+            await self._waiting(reader.close)
+
+    async def _cancel(
+        self,
+        wanted: Receipt,
+        route: Route,
+        reader: OutcomeReader | None,
+        timeout_s: float,
+        new: Receipt | None = None,
+    ) -> Outcome:
+        """Send a cancellation, perhaps for a ``new`` message instead; wait for its outcome."""
+        with explained(wanted, new):
+            await self._park(route, PAYLOAD, self._arguments(route, wanted.key or None))
+        if reader is None:
+            return accepted(wanted)
+        outcome = await self._waiting(partial(reader.outcome, wanted, timeout_s))
+        return outcome or accepted(wanted, reader.reason)
+
 
 class Scheduling(BaseProducer):
-    """The calls of :class:`~delaylevel.DelayLevelProducer` that concern messages by receipt."""
+    """The calls that concern messages by receipt."""
 
-    def schedule(
+    async def schedule(
         self,
         content: Any,
         properties: dict[str, str] | None = None,
@@ -403,21 +455,26 @@ class Scheduling(BaseProducer):
         check_scheduled(deliver_at, deliver_after)
         kept = (partition_key, ordering_key, event_timestamp)
         expiry = envelope_options(expires_at, expires_after, spread)
+        message = (content, properties, deliver_at, deliver_after)
         if not replace:
             own_id = new_id() if message_id is None else check_id(message_id)
-            return self._store(content, properties, deliver_at, deliver_after, own_id, kept, expiry)
+            return await self._store(*message, own_id, kept, expiry)
         own_id, timeout_s = versioned_id(message_id), seconds_of(timeout)
         self._check_open()
-        with client_errors(), ExitStack() as stack:
-            found, outcomes = self._waiting_under(message_id)
-            routes = [self._cancellation(old) for old in found]
-            waits = [stack.enter_context(self._expecting(old, timeout_s)) for old in found]
-            new = self._store(content, properties, deliver_at, deliver_after, own_id, kept, expiry)
-            for old, route, wait in zip(found, routes, waits, strict=True):
-                outcomes.append(self._cancel(old, route, wait, timeout_s, new))
-            return replaced(new, outcomes)
+        with self._errors():
+            self._check_cancellable()
+            assert self._admin is not None
+            level_topic, target = self.description, self._target
+            find = partial(waiting_under, self._reading, self._admin, level_topic, target)
+            found, outcomes = await self._waiting(partial(find, message_id))
+            routes = [await self._cancellation(old) for old in found]
+            async with self._expecting(timeout_s) as reader:
+                new = await self._store(*message, own_id, kept, expiry)
+                for old, route in zip(found, routes, strict=True):
+                    outcomes.append(await self._cancel(old, route, reader, timeout_s, new))
+        return replaced(new, replaced=tuple(outcomes))
 
-    def cancel(
+    async def cancel(
         self,
         receipt: Receipt | str | None = None,
         *,
@@ -454,14 +511,15 @@ class Scheduling(BaseProducer):
         wanted = self._wanted(receipt, message_id, deliver_at, partition_key)
         timeout_s = seconds_of(timeout)
         self._check_open()
-        with client_errors():
+        with self._errors():
             self._check_cancellable()
             if wanted.sent_directly:
                 return too_late(wanted)
-            with self._expecting(wanted, timeout_s) as wait:
-                return self._cancel(wanted, self._cancellation(wanted), wait, timeout_s)
+            async with self._expecting(timeout_s) as reader:
+                route = await self._cancellation(wanted)
+                return await self._cancel(wanted, route, reader, timeout_s)
 
-    def reschedule(
+    async def reschedule(
         self,
         receipt: Receipt | str,
         content: Any = None,
@@ -512,27 +570,33 @@ class Scheduling(BaseProducer):
         timeout_s = seconds_of(timeout)
         own_id = replacement_id(wanted, message_id, partition_key)
         self._check_open()
-        due_ms = self._due_again(deliver_at, deliver_after)
-        expires_ms = self._expiry_again(expires_at, expires_after, due_ms)
+        check_scheduled(deliver_at, deliver_after)
+        now_ms = self._clock.now_ms()
+        due_ms = due_time_ms(deliver_at, deliver_after, now_ms) or now_ms
+        expires_ms = expiry_ms(expires_at, expires_after, due_ms)
+        check_not_expired(expires_ms, now_ms)
         given = content is not None
         if not given:
             check_read_back(wanted, properties, partition_key, ordering_key, event_timestamp)
-        with client_errors():
+        with self._errors():
             self._check_cancellable()
-            route = self._cancellation(wanted)
-            with self._expecting(wanted, timeout_s) as wait:
+            route = await self._cancellation(wanted)
+            async with self._expecting(timeout_s) as reader:
                 if given:
                     key = (wanted.key or None) if partition_key is None else partition_key
                     kept = (key, ordering_key, event_timestamp)
                     envelope = {"replaces": wanted.id, "expires_at": expires_ms or None}
-                    new = self._store(content, properties, due_ms, None, own_id, kept, envelope)
+                    new = await self._store(
+                        content, properties, due_ms, None, own_id, kept, envelope
+                    )
                 else:
-                    new = self._store_again(wanted, due_ms, own_id, expires_ms)
+                    new = await self._store_again(wanted, due_ms, own_id, expires_ms)
                 if wanted.sent_directly:
                     return Rescheduled(new, too_late(wanted))
-                return Rescheduled(new, self._cancel(wanted, route, wait, timeout_s, new))
+                outcome = await self._cancel(wanted, route, reader, timeout_s, new)
+                return Rescheduled(new, outcome)
 
-    def fire_now(
+    async def fire_now(
         self,
         receipt: Receipt | str,
         content: Any = None,
@@ -545,9 +609,11 @@ class Scheduling(BaseProducer):
             receipt, content, timeout: as for :meth:`reschedule`.
         """
         now_ms = self._clock.now_ms()
-        return self.reschedule(receipt, content, deliver_at=now_ms, timeout=timeout)
+        # Not that of the producer's class, which may be the form for threads.
+        again = partial(Scheduling.reschedule, self, receipt, content)
+        return await again(deliver_at=now_ms, timeout=timeout)
 
-    def outcome(self, receipt: Receipt | str) -> Outcome | None:
+    async def outcome(self, receipt: Receipt | str) -> Outcome | None:
         """Return the decision about a cancelled message; None if there is none (any more).
 
         The outcomes topic keeps decisions for a day. All of it is read.
@@ -561,75 +627,10 @@ class Scheduling(BaseProducer):
         """
         wanted = self._wanted(receipt)
         self._check_open()
-        with client_errors(), interruptible():
-            return self._stored_outcome(wanted)
-
-    def _store(
-        self,
-        content: Any,
-        properties: dict[str, str] | None,
-        deliver_at: int | datetime | None,
-        deliver_after: timedelta | None,
-        message_id: str,
-        kept: tuple[str | None, str | None, int | None],
-        envelope: dict[str, Any] | None = None,
-    ) -> Receipt:
-        """Send a message, and return its receipt once it is stored."""
-        not_parkable = (None, None, False)
-        check_message_arguments(self._schema, content, properties, kept, not_parkable)
-        route, body, arguments = self._routed(
-            content,
-            properties,
-            deliver_at,
-            deliver_after,
-            message_id,
-            kept,
-            not_parkable,
-            envelope,
-        )
-        due_ms = self._due_of(route)
-        if route.parked:
-            stored = self._partition(route).send(body, arguments)
-        else:
-            stored = self._business.send(body, **arguments)
-        return self._receipt(message_id, due_ms, kept[0], route, stored)
-
-    def _store_again(self, old: Receipt, due_ms: int, message_id: str, expires_ms: int) -> Receipt:
-        """Send a parked message with another due time, and return its receipt."""
-        message, envelope = self._read_back(old)
-        route, arguments = self._parked_again(message, envelope, due_ms, message_id, expires_ms)
-        stored = self._partition(route).send(message.value, arguments)
-        return self._receipt(message_id, due_ms, message.key, route, stored)
-
-    @contextmanager
-    def _expecting(self, wanted: Receipt, timeout_s: float) -> Iterator[Wait | None]:
-        """Expect the outcome of a cancellation that is sent in the block; None not to wait."""
-        if not timeout_s:
-            yield None
-            return
-        with interruptible():
-            wait = Wait(self._outcomes(), wanted)
-            try:
-                wait.begin()
-                yield wait
-            finally:
-                wait.forget()
-
-    def _cancel(
-        self,
-        wanted: Receipt,
-        route: Route,
-        wait: Wait | None,
-        timeout_s: float,
-        new: Receipt | None = None,
-    ) -> Outcome:
-        """Send a cancellation, perhaps for a ``new`` message instead; wait for its outcome."""
-        with explained(wanted, new):
-            self._partition(route).send(PAYLOAD, self._arguments(route, wanted.key or None))
-        if wait is None:
-            return accepted(wanted)
-        return wait.result(timeout_s) or accepted(wanted, wait.reason)
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise pulsar.AlreadyClosed("the producer is closed; nothing was sent")
+        with self._errors():
+            self._check_cancellable()
+            partition = self.description.outcomes_topic.partition(0)
+            assert self._admin is not None
+            return await self._waiting(
+                partial(stored_outcome, self._reading, self._admin, partition, wanted)
+            )

@@ -33,7 +33,7 @@ from delaylevel.model import envelope as env
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription
 from delaylevel.model.strategy import Levels, PartitionBy, PartitionStrategy
 from delaylevel.producer.aio import AsyncDelayLevelClient
-from delaylevel.producer.receipts import OutcomeWatch, Wait
+from delaylevel.producer.receipts import OutcomeReader
 from support.proxy import Proxy
 from support.world import QUIET, Eventually, MakeClient, MakeLevelTopic, RealWorld, quiet_client
 from support.world import eventually as wait_until
@@ -130,13 +130,13 @@ def test_a_caller_can_wait_for_the_outcome(
         assert outcome.status is OutcomeStatus.CANCELLED
         assert (outcome.id, outcome.due_ms) == (receipt.id, receipt.due_ms)
         assert producer.outcome(receipt) == outcome
-        wait_for_readers(admin, orders, 1)
+        wait_for_readers(admin, orders, 0)
     producer.close()
     # Threads of earlier tests may end meanwhile.
     wait_until(lambda: set(threading.enumerate()) <= threads, "the end of its threads")
 
 
-def test_many_calls_share_one_reader(
+def test_many_threads_can_wait(
     producer: Any, decider: Decider, admin: Admin, orders: LevelTopicDescription
 ) -> None:
     receipts = [producer.schedule(b"x", deliver_after=NEAR) for _ in range(40)]
@@ -144,7 +144,7 @@ def test_many_calls_share_one_reader(
         found = list(pool.map(lambda each: producer.cancel(each, timeout=60), receipts))
     assert [outcome.id for outcome in found] == [receipt.id for receipt in receipts]
     assert {outcome.status for outcome in found} == {OutcomeStatus.CANCELLED}
-    wait_for_readers(admin, orders, 1)
+    wait_for_readers(admin, orders, 0)
 
 
 def test_an_outcome_that_does_not_come_is_no_error(
@@ -178,44 +178,27 @@ def test_outcomes_are_not_lost_when_the_topic_moves(
     url = f"{admin.admin_url}/admin/v2/{partition.rest_path}/unload"
     first = producer.schedule(b"x", deliver_after=FAR)
     for _ in range(3):
-        watch = producer._outcomes()
-        wait = Wait(watch, first)
-        wait.begin()
+        reader = OutcomeReader(world.plain_client, admin, orders)
+        reader.open()
         assert urllib3.request("PUT", url).status == 204
         decider.answer(
             {env.ID: first.id, env.TARGET: first.target, env.DUE: str(first.due_ms)},
             OutcomeStatus.CANCELLED,
         )
-        found = wait.result(60)
+        found = reader.outcome(first, 60)
         assert found is not None
         assert found.status is OutcomeStatus.CANCELLED
-        wait.forget()
+        reader.close()
 
 
-def test_the_reader_is_closed_when_nobody_waits(
-    producer: Any,
-    world: RealWorld,
-    admin: Admin,
-    orders: LevelTopicDescription,
-    eventually: Eventually,
-) -> None:
-    decider = Decider(world, orders)
+def test_a_close_ends_the_wait(producer: Any, admin: Admin, orders: LevelTopicDescription) -> None:
     receipt = producer.schedule(b"x", deliver_after=FAR)
-    watch = OutcomeWatch(world.plain_client, admin, orders.outcomes_topic.partition(0), idle_s=0.2)
-    properties = {env.ID: receipt.id, env.TARGET: receipt.target, env.DUE: str(receipt.due_ms)}
-    for _ in range(2):
-        wait = Wait(watch, receipt)
-        wait.begin()
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(producer.cancel, receipt, timeout=3600)
         wait_for_readers(admin, orders, 1)
-        decider.answer(properties, OutcomeStatus.CANCELLED)
-        assert wait.result(60) is not None
-        wait.forget()
-        wait.forget()
-        wait_for_readers(admin, orders, 0)
-    watch.close()
-    late = Wait(watch, receipt)
-    late.begin()
-    assert late.result(10) is None
+        producer.close()
+        assert waiting.result(60).status is OutcomeStatus.ACCEPTED
+    wait_for_readers(admin, orders, 0)
 
 
 @pytest.fixture
@@ -409,7 +392,7 @@ def test_the_asyncio_producer_does_the_same(
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert not producer._outcomes()._waits
+        await asyncio.to_thread(wait_for_readers, admin, orders, 0)
         with pytest.raises(InvalidInputError, match="damaged"):
             await producer.cancel(str(far)[:-3])
         await producer.close()
