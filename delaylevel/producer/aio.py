@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import inspect
 import warnings
 from collections.abc import Awaitable, Callable, Iterator
 from datetime import datetime, timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, overload
 
 import pulsar
 import pulsar.asyncio
@@ -28,11 +27,7 @@ from delaylevel.cluster.client_parts.aio import (
 )
 from delaylevel.cluster.client_parts.cores import schema_of
 from delaylevel.cluster.failures import error_name
-from delaylevel.cluster.port import TopicAdmin
 from delaylevel.errors import DelayLevelError, DelayTooLongError, InvalidInputError
-from delaylevel.model.clock import Clock, SystemClock
-from delaylevel.model.level_topic import FinalWindow, Mover
-from delaylevel.model.topic_name import TopicName
 
 from .aio_calls import (
     Lane,
@@ -44,25 +39,26 @@ from .aio_calls import (
     in_thread,
     wait_for_all,
 )
-from .checks import DEFAULT_MAX_MESSAGE_SIZE, have_usual_types
+from .checks import have_usual_types
 from .client import (
     OWN_OPTIONS,
+    WRAP_SIGNATURE,
     BaseClient,
     DelayLevelClient,
-    admin_for,
-    prepare_wrapped,
+    WrapRequest,
     remember,
     warn_of_assumptions,
-    wrapped_options,
 )
+from .client import wrap as wrap_for_threads
 from .client_calls import as_client_error, client_errors, result_named
 from .routing import Route, envelope_options
 from .scheduling import BaseProducer, Scheduling
-from .setup import LevelTopicChoice, ProducerSetup, StrategyArgument, given_options
+from .setup import LevelTopicChoice, ProducerSetup, given_options
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -379,50 +375,24 @@ class AsyncDelayLevelClient(BaseClient, pulsar.asyncio.Client):
     ) -> AsyncDelayLevelProducer: ...
 
     async def create_producer(
-        self,
-        topic: str,
-        *args: Any,
-        enable_delay_level_topic: bool = False,
-        delay_level_topic: str | None = None,
-        delay_level_namespace: str | None = None,
-        partition_strategy: StrategyArgument = None,
-        mover: Mover | str = Mover.SERVICE,
-        final_window: FinalWindow | str = FinalWindow.TRACKER,
-        create_level_topic: bool = True,
-        max_message_size: int = DEFAULT_MAX_MESSAGE_SIZE,
-        **kwargs: Any,
+        self, topic: str, *args: Any, enable_delay_level_topic: bool = False, **kwargs: Any
     ) -> Any:
         """Create a producer; arguments and errors are those of the synchronous client."""
         if not enable_delay_level_topic:
             producer = await super().create_producer(topic, *args, **kwargs)
             return remember(producer, given_options(ASYNCIO_CREATE_PRODUCER, topic, args, kwargs))
+        chosen = {name: kwargs.pop(name) for name in LevelTopicChoice._fields if name in kwargs}
         options = given_options(ASYNCIO_CREATE_PRODUCER, topic, args, kwargs, OWN_OPTIONS)
         await check_create_producer(topic, options)
-        find = functools.partial(
-            self._prepare,
-            topic,
-            options,
-            LevelTopicChoice(
-                delay_level_topic,
-                delay_level_namespace,
-                partition_strategy,
-                mover,
-                final_window,
-                create_level_topic,
-                max_message_size,
-            ),
-        )
         with asyncio_errors():
-            setup = await in_thread(find)
+            setup = await in_thread(
+                partial(self._prepare, topic, options, LevelTopicChoice(**chosen))
+            )
             if setup.warning:
                 warnings.warn(setup.warning, stacklevel=2)
             business = await open_producer(self, topic, **options)
             try:
-                schema = schema_of(business)
-                setup = await in_thread(functools.partial(setup.created, schema))
-                setup = setup._replace(reading=reading_client(self))
-                plain, send = plain_of(business, self), business.send
-                return AsyncDelayLevelProducer(setup.reading.create_producer, plain, setup, send)
+                return await _opened(business, self, setup)
             except BaseException:
                 with contextlib.suppress(pulsar.asyncio.PulsarException):
                     await close(plain_of(business, self))
@@ -448,43 +418,33 @@ class AsyncDelayLevelClient(BaseClient, pulsar.asyncio.Client):
         await self.close()
 
 
-async def wrap(
-    producer: Any,
-    client: Any,
-    *,
-    partition_strategy: StrategyArgument = None,
-    delay_level_topic: str | None = None,
-    delay_level_namespace: str | None = None,
-    mover: Mover | str = Mover.SERVICE,
-    final_window: FinalWindow | str = FinalWindow.TRACKER,
-    create_level_topic: bool = True,
-    admin_url: str | None = None,
-    admin: TopicAdmin | None = None,
-    admin_token: Any = None,
-    tls_trust_certs_file_path: str | None = None,
-    tls_validate_hostname: bool = True,
-    clock: Clock | None = None,
-    max_message_size: int = DEFAULT_MAX_MESSAGE_SIZE,
-    block_if_queue_full: bool | None = None,
-    plain_producer: bool = False,
-    **producer_options: Any,
-) -> AsyncDelayLevelProducer:
+async def _opened(business: Any, client: Any, setup: ProducerSetup) -> AsyncDelayLevelProducer:
+    """Create the level topic if it is missing; return the producer with it."""
+    setup = await in_thread(partial(setup.created, schema_of(business)))
+    setup = setup._replace(reading=reading_client(client))
+    plain = plain_of(business, client)
+    return AsyncDelayLevelProducer(setup.reading.create_producer, plain, setup, business.send)
+
+
+def _with_arguments_of(
+    form: Callable[P, Any],
+) -> Callable[[Callable[..., T]], Callable[P, T]]:
+    """Return a decorator that gives a function the signature of the form for threads."""
+
+    def decorate(function: Callable[..., T]) -> Callable[P, T]:
+        function.__signature__ = inspect.signature(form)  # type: ignore[attr-defined]
+        return function
+
+    return decorate
+
+
+@_with_arguments_of(wrap_for_threads)
+async def wrap(producer: Any, client: Any, **options: Any) -> AsyncDelayLevelProducer:
     """Add a delay-level topic to an existing producer of ``pulsar.asyncio``.
 
     Its public name is ``delaylevel.asyncio.wrap``. Await it: it reads or creates the level topic,
-    in a thread, so the event loop goes on.
-
-    Args:
-        producer: a ``pulsar.asyncio.Producer``. It still sends the messages that are not parked,
-            and is closed together with the wrapper.
-        client: the client that created it, a ``pulsar.asyncio.Client`` or the one of
-            ``delaylevel.asyncio``.
-        block_if_queue_full: True to let ``send`` wait while the queue of a level producer is full;
-            the event loop goes on. False to let it fail with ``ProducerQueueIsFull``.
-        partition_strategy, delay_level_topic, delay_level_namespace, mover, final_window,
-            create_level_topic, admin_url, admin, admin_token, tls_trust_certs_file_path,
-            tls_validate_hostname, clock, max_message_size, plain_producer, producer_options: as for
-            :func:`delaylevel.wrap`.
+    in a thread, so the event loop goes on. The arguments are those of :func:`delaylevel.wrap`, but
+    for a ``pulsar.asyncio.Producer`` and the client that created it.
 
     Raises:
         InvalidInputError: the producer or the client is not one of ``pulsar.asyncio``, or the
@@ -492,50 +452,19 @@ async def wrap(
         As :func:`delaylevel.wrap`; the producer works as before.
     """
     _check_pair(producer, client)
-    if block_if_queue_full is not None:
-        producer_options["block_if_queue_full"] = block_if_queue_full
-    topic = TopicName.parse(producer.topic()).without_partition.full
-    given = given_options(ASYNCIO_CREATE_PRODUCER, topic, (), producer_options, _WRAP_OPTIONS)
-    await check_create_producer(topic, given)
-    if admin is None:
-        admin = getattr(client, "admin", None)
-    if admin is None and admin_url is not None:
-        admin = admin_for(
-            wrapped_options(client, tls_trust_certs_file_path, tls_validate_hostname),
-            admin_url,
-            admin_token,
-        )
-    find = functools.partial(
-        prepare_wrapped,
-        producer,
-        topic,
-        given,
-        admin,
-        partitions_of(client),
-        clock or getattr(client, "_delaylevel_clock", None) or SystemClock(),
-        LevelTopicChoice(
-            delay_level_topic,
-            delay_level_namespace,
-            partition_strategy,
-            mover,
-            final_window,
-            create_level_topic,
-            max_message_size,
-        ),
-    )
+    bound = WRAP_SIGNATURE.bind(producer, client, **options)
+    bound.apply_defaults()
+    request = WrapRequest.of(ASYNCIO_CREATE_PRODUCER, bound.arguments)
+    await check_create_producer(request.topic, request.options)
     with asyncio_errors():
-        setup, is_assumed = await in_thread(find)
+        setup = await in_thread(partial(request.setup, partitions_of(client)))
         if setup.warning:
             warnings.warn(setup.warning, stacklevel=2)
-        if is_assumed and not plain_producer:
+        if request.assumes:
             warn_of_assumptions(stacklevel=2)
-        setup = await in_thread(functools.partial(setup.created, schema_of(producer)))
-        setup = setup._replace(reading=reading_client(client))
-        plain, send = plain_of(producer, client), producer.send
-        return AsyncDelayLevelProducer(setup.reading.create_producer, plain, setup, send)
+        return await _opened(producer, client, setup)
 
 
-_WRAP_OPTIONS = tuple(inspect.signature(wrap).parameters)
 # From import time: an application may replace the client's classes with ours.
 _ASYNCIO_PAIR = pulsar.asyncio.Producer, pulsar.asyncio.Client
 _PLAIN_PAIR = pulsar.Producer, pulsar.Client

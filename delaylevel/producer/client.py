@@ -1,8 +1,8 @@
 """The drop-in client: a pulsar.Client whose producers can have a delay-level topic; and ``wrap``.
 
 The options of a ``pulsar.Producer`` cannot be read from it. Those of a producer that one of our
-clients created are remembered. The broker tells the access mode and the properties of others to
-the admin interface. The application confirms the rest, or is warned of the assumptions.
+clients created are remembered. The application confirms those of others, or is warned of the
+assumptions.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ import inspect
 import threading
 import warnings
 from collections.abc import Callable, Mapping
-from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
 import pulsar
 
@@ -25,18 +24,17 @@ from delaylevel.cluster.client_parts.cores import (
 )
 from delaylevel.cluster.connection.settings import Connection
 from delaylevel.cluster.failures import close_quietly
-from delaylevel.cluster.port import PublisherStats, TopicAdmin
+from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.rest.admin import Admin
 from delaylevel.cluster.rest.credentials import admin_credentials
 from delaylevel.cluster.rest.http import RestOptions
-from delaylevel.cluster.threads import in_thread
-from delaylevel.errors import AdminError, InvalidInputError
+from delaylevel.errors import InvalidInputError
 from delaylevel.model.clock import Clock, SystemClock
 from delaylevel.model.level_topic import FinalWindow, Mover
 from delaylevel.model.topic_name import TopicName
 
 from .checks import DEFAULT_MAX_MESSAGE_SIZE
-from .client_calls import client_errors, first_error, in_client
+from .client_calls import client_errors
 from .producer import DelayLevelProducer
 from .scheduling import BaseProducer
 from .setup import (
@@ -55,7 +53,6 @@ if TYPE_CHECKING:
 _ATTRIBUTE = "_delaylevel_options"
 #: The attribute of a client in memory.
 IN_MEMORY = "_delaylevel_in_memory"
-_FLUSH_S = 0.2
 _REMEDY = "; give wrap() the producer first, then the client that created it"
 
 
@@ -64,8 +61,8 @@ class WrapWarning(UserWarning):
 
 
 _ASSUMED = (
-    "wrap() assumes that the producer neither encrypts, splits nor routes its messages; confirm "
-    "it with plain_producer=True"
+    "wrap() assumes that the producer neither encrypts, splits nor routes its messages, and is "
+    "Shared; confirm it with plain_producer=True"
 )
 # Set when the process has been warned.
 _warned = threading.Event()
@@ -106,51 +103,7 @@ def check_pair(producer: Any, client: Any) -> None:
                 f"{type(value).__module__}.{type(value).__name__} is for asyncio: use "
                 "delaylevel.asyncio.wrap()"
             )
-    if _closed(producer):
-        raise pulsar.AlreadyClosed(
-            f"the producer of {producer.topic()} is closed: create a new one, and wrap that"
-        )
     _check_cluster(producer, client)
-
-
-def options_of(
-    producer: Any, given: Mapping[str, Any], admin: TopicAdmin | None
-) -> tuple[dict[str, Any], bool]:
-    """Return a producer's options, ``given`` ones first, and True if others are assumed off."""
-    topic = TopicName.parse(producer.topic())
-    remembered = getattr(producer, _ATTRIBUTE, None)
-    if remembered is not None:
-        check_producer_options(remembered)
-        # Delayed messages of a producer of one partition may go to any.
-        return {**remembered, **given}, topic.partition_index is not None
-    options = dict(given)
-    seen = _publisher(topic, producer, admin) if admin is not None else None
-    if seen is not None:
-        if seen.access_mode not in ("", "Shared"):
-            options["access_mode"] = seen.access_mode
-        if seen.properties:
-            options.setdefault("properties", dict(seen.properties))
-    return options, True
-
-
-def _closed(producer: Any) -> bool:
-    """Return True if a producer is closed, not merely disconnected."""
-    connected = getattr(producer, "is_connected", None)
-    if connected is None or connected():
-        return False
-    # A closed producer refuses a flush at once. An open one waits, or has nothing to flush.
-    errors: SimpleQueue[Exception | None] = SimpleQueue()
-
-    def flush() -> None:
-        with in_client:
-            error = first_error([producer.flush])
-        errors.put(error)
-
-    in_thread(flush)
-    try:
-        return isinstance(errors.get(timeout=_FLUSH_S), pulsar.AlreadyClosed)
-    except Empty:
-        return False
 
 
 def _check_cluster(producer: Any, client: Any) -> None:
@@ -165,26 +118,7 @@ def _check_cluster(producer: Any, client: Any) -> None:
         )
 
 
-def _publisher(topic: TopicName, producer: Any, admin: TopicAdmin) -> PublisherStats | None:
-    """Return the broker's view of a producer; None if it cannot be read."""
-    if not hasattr(producer, "producer_name"):
-        return None
-    name = producer.producer_name()
-    try:
-        if admin.partitioned_metadata(topic).partitions:
-            stats = list(admin.partitioned_stats(topic).values())
-        else:
-            stats = [admin.partition_stats(topic)]
-    except AdminError:
-        return None  # most likely, the token does not allow it
-    found = [seen for each in stats for seen in each.publishers if seen.name == name]
-    return found[0] if found else None
-
-
-OWN_OPTIONS = (
-    *("enable_delay_level_topic", "delay_level_topic", "delay_level_namespace"),
-    *("partition_strategy", "mover", "final_window", "create_level_topic", "max_message_size"),
-)
+OWN_OPTIONS = ("enable_delay_level_topic", *LevelTopicChoice._fields)
 
 
 class BaseClient:
@@ -350,25 +284,22 @@ class DelayLevelClient(BaseClient, pulsar.Client):
             pulsar.PulsarException: the broker refused. Our own errors about the broker are of this
                 class, too. No level topic was created in any of these cases.
         """
+        choice = LevelTopicChoice(
+            delay_level_topic,
+            delay_level_namespace,
+            partition_strategy,
+            mover,
+            final_window,
+            create_level_topic,
+            max_message_size,
+        )
         if not enable_delay_level_topic:
             producer = super().create_producer(topic, *args, **kwargs)
             return remember(producer, given_options(CREATE_PRODUCER, topic, args, kwargs))
         options = given_options(CREATE_PRODUCER, topic, args, kwargs, OWN_OPTIONS)
         check_create_producer(topic, options)
         with client_errors():
-            setup = self._prepare(
-                topic,
-                options,
-                LevelTopicChoice(
-                    delay_level_topic,
-                    delay_level_namespace,
-                    partition_strategy,
-                    mover,
-                    final_window,
-                    create_level_topic,
-                    max_message_size,
-                ),
-            )
+            setup = self._prepare(topic, options, choice)
             if setup.warning:
                 warnings.warn(setup.warning, stacklevel=2)
             create_producer = super().create_producer
@@ -406,11 +337,10 @@ def wrap(
     """Add a delay-level topic to an existing producer.
 
     The producers of level topics, which :func:`wrap` adds, get the options of the given one. These
-    are known if a :class:`DelayLevelClient` created it. With admin access, the broker tells the
-    access mode and the properties of any other. Give all other options that differ from the
-    defaults here, too. Delayed messages cannot be encrypted, for example; unless you confirm with
-    ``plain_producer`` that the producer is plain, the first call in a process warns of this with a
-    :class:`WrapWarning`.
+    are known if a :class:`DelayLevelClient` created it. Otherwise, give all options that differ
+    from the defaults here, too. Delayed messages cannot be encrypted, for example; unless you
+    confirm with ``plain_producer`` that the producer is plain, the first call in a process warns of
+    this with a :class:`WrapWarning`.
 
     Args:
         producer: a ``pulsar.Producer``. It still sends the messages that are not parked, and is
@@ -446,81 +376,80 @@ def wrap(
         TypeError: an option that ``pulsar.Client.create_producer`` does not have.
         InvalidInputError: the arguments are swapped, for asyncio, wrapped already, or of different
             clusters.
-        pulsar.AlreadyClosed: the producer is closed.
         As :meth:`DelayLevelClient.create_producer`; the producer works as before.
     """
+    arguments = locals()  # the asyncio form binds them to the same names
     check_pair(producer, client)
-    if block_if_queue_full is not None:
-        producer_options["block_if_queue_full"] = block_if_queue_full
-    name = TopicName.parse(producer.topic())
-    topic = name.without_partition.full
-    given = given_options(CREATE_PRODUCER, topic, (), producer_options, _WRAP_OPTIONS)
-    check_create_producer(topic, given)
-    if admin is None:
-        admin = getattr(client, "admin", None)
-    if admin is None and admin_url is not None:
-        admin = admin_for(
-            wrapped_options(client, tls_trust_certs_file_path, tls_validate_hostname),
-            admin_url,
-            admin_token,
-        )
+    request = WrapRequest.of(CREATE_PRODUCER, arguments)
+    check_create_producer(request.topic, request.options)
     with client_errors():
-        setup, is_assumed = prepare_wrapped(
-            producer,
-            topic,
-            given,
-            admin,
-            client.get_topic_partitions,
-            clock or getattr(client, "_delaylevel_clock", None) or SystemClock(),
-            LevelTopicChoice(
-                delay_level_topic,
-                delay_level_namespace,
-                partition_strategy,
-                mover,
-                final_window,
-                create_level_topic,
-                max_message_size,
-            ),
-        )
+        setup = request.setup(client.get_topic_partitions)
         if setup.warning:
             warnings.warn(setup.warning, stacklevel=2)
-        # A client in memory stands for one of Pulsar, too.
-        if not plain_producer and (is_assumed or getattr(client, IN_MEMORY, False)):
+        if request.assumes:
             warn_of_assumptions(stacklevel=2)
         plain: Any = (
             super(DelayLevelClient, client) if isinstance(client, DelayLevelClient) else client
         )
-        schema = schema_of(producer)
-        setup = setup.created(schema)._replace(reading=client)
+        setup = setup.created(schema_of(producer))._replace(reading=client)
         return DelayLevelProducer(plain.create_producer, producer, setup)
 
 
-def prepare_wrapped(
-    producer: Any,
-    topic: str,
-    given: Mapping[str, Any],
-    admin: TopicAdmin | None,
-    partitions_of: Callable[[str], Any],
-    clock: Clock,
-    choice: LevelTopicChoice,
-) -> tuple[ProducerSetup, bool]:
-    """Return the setup for a producer that exists, and True if options of it are assumed."""
-    options, is_assumed = options_of(producer, given, admin)
-    options = {"block_if_queue_full": True, **options}
-    return prepare(topic, options, admin, partitions_of, clock, choice), is_assumed
+class WrapRequest(NamedTuple):
+    """A producer that is wrapped, and its level topic.
+
+    Attributes:
+        topic: its business topic.
+        options: the options that are known, and those that the application gave.
+        assumes: True if the application is to be warned that others are assumed to be off.
+    """
+
+    topic: str
+    options: dict[str, Any]
+    assumes: bool
+    admin: TopicAdmin | None
+    clock: Clock
+    choice: LevelTopicChoice
+
+    @classmethod
+    def of(cls, create_producer: Any, arguments: Mapping[str, Any]) -> WrapRequest:
+        """Return the request of the arguments of :func:`wrap`, by name."""
+        producer, client = arguments["producer"], arguments["client"]
+        name = TopicName.parse(producer.topic())
+        topic = name.without_partition.full
+        given = dict(arguments["producer_options"])
+        if arguments["block_if_queue_full"] is not None:
+            given["block_if_queue_full"] = arguments["block_if_queue_full"]
+        given = given_options(create_producer, topic, (), given, WRAP_SIGNATURE.parameters)
+        remembered = getattr(producer, _ATTRIBUTE, None)
+        check_producer_options(remembered or {})
+        # Delayed messages of a producer of one partition may go to any. A client in memory stands
+        # for one of Pulsar, too.
+        assumed = remembered is None or name.partition_index is not None
+        assumes = assumed or getattr(client, IN_MEMORY, False)
+        admin = arguments["admin"] or getattr(client, "admin", None)
+        if admin is None and arguments["admin_url"] is not None:
+            known = client_options(client)
+            known["tls_validate_hostname"] = arguments["tls_validate_hostname"]
+            if arguments["tls_trust_certs_file_path"] is not None:
+                known["tls_trust_certs_file_path"] = arguments["tls_trust_certs_file_path"]
+            admin = admin_for(known, arguments["admin_url"], arguments["admin_token"])
+        return cls(
+            topic,
+            {"block_if_queue_full": True, **(remembered or {}), **given},
+            assumes and not arguments["plain_producer"],
+            admin,
+            arguments["clock"] or getattr(client, "_delaylevel_clock", None) or SystemClock(),
+            LevelTopicChoice(*(arguments[field] for field in LevelTopicChoice._fields)),
+        )
+
+    def setup(self, partitions_of: Callable[[str], Any]) -> ProducerSetup:
+        """Find the level topic, or check that it can be created; this waits for the broker."""
+        return prepare(self.topic, self.options, self.admin, partitions_of, self.clock, self.choice)
 
 
-_WRAP_OPTIONS = tuple(inspect.signature(wrap).parameters)
-
-
-def wrapped_options(
-    client: Any, tls_trust_certs_file_path: str | None, tls_validate_hostname: bool
-) -> Mapping[str, Any]:
-    """Return the options for the admin client of a wrapped producer."""
-    options = {**client_options(client), "tls_validate_hostname": tls_validate_hostname}
-    if tls_trust_certs_file_path is not None:
-        options["tls_trust_certs_file_path"] = tls_trust_certs_file_path
-    return options
+#: The arguments of :func:`wrap`.
+WRAP_SIGNATURE = inspect.signature(wrap)
 
 
 def admin_for(
@@ -547,7 +476,7 @@ def admin_for(
     return Admin(admin_url, **options)
 
 
-def client_options(client: Any) -> Mapping[str, Any]:
+def client_options(client: Any) -> dict[str, Any]:
     """Return the arguments with which a client of ours was created; nothing of others is known."""
     arguments, options = getattr(client, "_delaylevel_arguments", ((), {}))
     given = inspect.signature(CLIENT.__init__).bind_partial(None, *arguments)

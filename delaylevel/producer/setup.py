@@ -441,21 +441,22 @@ class LevelTopicChoice(NamedTuple):
     The attributes are the arguments of :meth:`~delaylevel.DelayLevelClient.create_producer`.
     """
 
-    topic: str | None
-    namespace: str | None
-    strategy: StrategyArgument
-    mover: Mover | str
-    final_window: FinalWindow | str
-    create: bool
-    max_message_size: int
+    delay_level_topic: str | None = None
+    delay_level_namespace: str | None = None
+    partition_strategy: StrategyArgument = None
+    mover: Mover | str = Mover.SERVICE
+    final_window: FinalWindow | str = FinalWindow.TRACKER
+    create_level_topic: bool = True
+    max_message_size: int = DEFAULT_MAX_MESSAGE_SIZE
 
     def check(self) -> None:
         """Raise an error for values that no level topic can have."""
+        topic, namespace = self.delay_level_topic, self.delay_level_namespace
         check_max_message_size(self.max_message_size)
-        if self.topic is not None and self.namespace is not None:
+        if topic is not None and namespace is not None:
             raise InvalidInputError(
-                f"delay_level_topic is {self.topic!r} and delay_level_namespace is "
-                f"{self.namespace!r}: give one of them; the name of a topic contains its namespace"
+                f"delay_level_topic is {topic!r} and delay_level_namespace is {namespace!r}: give "
+                "one of them; the name of a topic contains its namespace"
             )
 
 
@@ -476,12 +477,13 @@ def prepare(
     """
     check_producer_options(options)
     choice.check()
-    level_topic, level_namespace = choice.topic, choice.namespace
+    level_topic, level_namespace = choice.delay_level_topic, choice.delay_level_namespace
     try:
         target = TopicName.parse(topic).full
     except InvalidInputError as error:
         raise PulsarInvalidTopicError(str(error)) from None
-    configured = None if choice.strategy is None else as_levels(choice.strategy)
+    strategy = choice.partition_strategy
+    configured = None if strategy is None else as_levels(strategy)
     names = (level_topic,) if level_topic else default_level_topics(target, level_namespace)
     wanted = LevelTopicDescription(
         topic=names[0],
@@ -496,7 +498,7 @@ def prepare(
     else:
         if level_topic is None:
             wanted = replace(wanted, topic=registry.default_name(admin, target, level_namespace))
-        found = _found(admin, wanted, target, configured, choice.create)
+        found = _found(admin, wanted, target, configured, choice.create_level_topic)
         if found is None:
             create_missing = partial(registry.create, admin, wanted)
         description = found or wanted

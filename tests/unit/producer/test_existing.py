@@ -15,11 +15,12 @@ import pytest
 import delaylevel
 import delaylevel.asyncio
 from delaylevel import PartitionStrategy, WrapWarning, wrap
+from delaylevel.cluster.client_parts import CREATE_PRODUCER
 from delaylevel.errors import InvalidInputError, UnsupportedOptionError
 from delaylevel.model.topic_name import TopicName
 from delaylevel.producer import aio
 from delaylevel.producer import client as producer_client
-from delaylevel.producer.client import check_pair, options_of
+from delaylevel.producer.client import WRAP_SIGNATURE, WrapRequest, check_pair
 from delaylevel.testing import MemoryPulsar
 
 WEEK = PartitionStrategy(maximum_delay=timedelta(days=7))
@@ -107,48 +108,28 @@ def test_statements_replace_known_settings(client: Any) -> None:
 # -- options of other producers
 
 
-def test_the_broker_tells_access_mode_and_properties(client: Any) -> None:
-    exclusive = client.create_producer(
-        "orders", access_mode=pulsar.ProducerAccessMode.Exclusive, properties={"team": "a"}
-    )
-    with pytest.raises(UnsupportedOptionError, match="access_mode Exclusive"):
-        wrap(forget(exclusive), client, plain_producer=True)
-    exclusive.close()
-    shared = forget(client.create_producer("orders", properties={"team": "a"}))
-    assert wrap(shared, client)._settings["properties"] == {"team": "a"}
-    given = wrap(shared, client, properties={"team": "b"})
-    assert given._settings["properties"] == {"team": "b"}
-
-
-def test_the_broker_tells_about_producers_of_all_partitions(
-    memory_pulsar: MemoryPulsar, client: Any
-) -> None:
-    memory_pulsar.admin.create_partitioned(TopicName.parse("orders"), 3)
-    producer = client.create_producer(
-        "orders", access_mode=pulsar.ProducerAccessMode.ExclusiveWithFencing
-    )
-    with pytest.raises(UnsupportedOptionError, match="ExclusiveWithFencing"):
-        wrap(forget(producer), client)
-
-
 def test_a_process_is_warned_once_of_what_is_assumed(client: Any) -> None:
     producer = client.create_producer("orders")
     assert warned(lambda: wrap(producer, client, plain_producer=True)) == []
     (text,) = warned(lambda: wrap(producer, client))
     assert "plain_producer=True" in text
-    assert len(text) < 130
     assert warned(lambda: wrap(producer, client)) == []
 
 
-def test_what_is_assumed() -> None:
-    def producer(topic: str, **options: Any) -> Any:
-        return SimpleNamespace(topic=lambda: topic, producer_name=lambda: "a", **options)
+def test_what_is_assumed(memory_pulsar: MemoryPulsar, client: Any) -> None:
+    def assumes(producer: Any, **options: Any) -> bool:
+        # A client in memory would count as one of Pulsar.
+        bound = WRAP_SIGNATURE.bind(producer, SimpleNamespace(), **options)
+        bound.apply_defaults()
+        return WrapRequest.of(CREATE_PRODUCER, bound.arguments).assumes
 
-    known = {"_delaylevel_options": {"max_pending_messages": 5}}
-    assert options_of(producer("orders"), {"properties": {}}, None) == ({"properties": {}}, True)
-    assert options_of(producer("orders", **known), {}, None) == ({"max_pending_messages": 5}, False)
+    memory_pulsar.admin.create_partitioned(TopicName.parse("orders"), 2)
+    plain = forget(client.create_producer("orders"))
+    assert assumes(plain)
+    assert not assumes(plain, plain_producer=True)
     # Its delayed messages may go to other partitions.
-    assert options_of(producer("orders-partition-1", **known), {}, None)[1] is True
+    assert assumes(client.create_producer("orders-partition-1"))
+    assert not assumes(client.create_producer("orders", max_pending_messages=5))
 
 
 def test_an_unknown_option_is_refused_with_the_nearest_name(client: Any) -> None:
@@ -190,29 +171,6 @@ def test_asyncio_belongs_to_the_asyncio_wrap(client: Any) -> None:
         wrap(aio, client)
     with pytest.raises(InvalidInputError, match=r"delaylevel\.asyncio\.wrap"):
         wrap(producer, pulsar.asyncio.Client.__new__(pulsar.asyncio.Client))
-
-
-def test_a_closed_producer_is_refused(memory_pulsar: MemoryPulsar, client: Any) -> None:
-    producer = client.create_producer("orders")
-    producer.close()
-    with pytest.raises(pulsar.AlreadyClosed, match="create a new one"):
-        wrap(producer, client)
-    assert memory_pulsar.admin.list_partitioned_topics("public/default") == []
-
-
-def test_a_producer_that_is_not_connected_is_not_closed() -> None:
-    connected = threading.Event()
-    flushes: list[Any] = [lambda: None, connected.wait]
-    producer = SimpleNamespace(
-        topic=lambda: "orders",
-        is_connected=lambda: False,
-        flush=lambda: flushes.pop(0)(),
-    )
-    client = SimpleNamespace(get_topic_partitions=None, create_producer=None)
-    check_pair(producer, client)  # nothing to flush
-    check_pair(producer, client)  # the answer comes later
-    assert flushes == []
-    connected.set()
 
 
 def test_a_producer_of_another_cluster_is_refused() -> None:
