@@ -401,7 +401,7 @@ class WrapRequest(NamedTuple):
     Attributes:
         topic: its business topic.
         options: the options that are known, and those that the application gave.
-        assumes: True if the application is to be warned that others are assumed to be off.
+        assumes: True to warn the application that others are assumed to be off.
     """
 
     topic: str

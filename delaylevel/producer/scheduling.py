@@ -68,7 +68,7 @@ T = TypeVar("T")
 def blocking(
     call: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[Any, P], T]:
-    """Return the form for threads of a call of :class:`Scheduling`, with the same arguments."""
+    """Return the form for threads of a call in :class:`Scheduling`, with the same arguments."""
 
     @functools.wraps(call)
     def waiting(producer: Any, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -267,7 +267,7 @@ class BaseProducer:
         )
         return PartitionProducer(opening, settings, closed=self._sealed, waits=self._waits)
 
-    # -- the steps, which wait for the broker: in the thread of the call, or beside an event loop
+    # -- the steps, which wait for the broker in the thread of the call or in another one
 
     def _check_open(self) -> None:
         """Raise the client's error if the producer is closed."""
