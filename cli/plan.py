@@ -3,115 +3,38 @@
 from __future__ import annotations
 
 import re
-from datetime import timedelta
 from typing import Any
 
 import click
 
 from delaylevel.cli.views.output import emit, emit_one, note
-from delaylevel.cli.views.tables import Column, short
+from delaylevel.cli.views.tables import Column
 from delaylevel.model import plan as planning
 from delaylevel.model.clock import duration_ms
 from delaylevel.model.formatting import exact_duration
-from delaylevel.model.level_topic import Mover
-from delaylevel.model.plan import Load, Plan
+from delaylevel.model.level_topic import FinalWindow
 from delaylevel.model.strategy import Levels
 
 from . import options
 from .command import examples
 from .options import DURATION, Parsed
 
-LOAD = (
+_LOAD = (
     Column("pending", "number"),
     Column("stored_bytes", "size", head="STORED"),
     Column("native_index_bytes", "size", head="INDEX NATIVE"),
     Column("native_rebuild_ms", "duration", head="REBUILD NATIVE"),
-    Column("nine_messages", "number", head="DUE AT NINE"),
-    Column("dispatchers", "number"),
-    Column("nine_release_ms", "duration", head="RELEASED WITHIN"),
 )
-PLANS = (
+_PLANS = (
     Column("units", head="LEVELS"),
     Column("partitions", "number"),
-    Column("writes", "number"),
-    Column("moves_short", "number", head="MOVES/S", wide=True),
-    Column("peak_short", "number", head="PEAK/S"),
-    Column("window_short", "number", head="WINDOW"),
-    Column("movers", "number"),
-    Column("cost_short", "number", head="COST"),
-    Column("window_size_bytes", "size", head="WINDOW SIZE", wide=True),
-    Column("index_bytes", "size", head="INDEX", wide=True),
-    Column("tracker_bytes", "size", head="TRACKER", wide=True),
-    Column("rebuild_ms", "duration", head="REBUILD", wide=True),
-    Column("dispatcher_cores", "number", wide=True),
-    Column("broker_cores", "number", wide=True),
+    Column("window", "number"),
+    Column("window_bytes", "size", head="WINDOW SIZE"),
+    Column("memory_bytes", "size", head="MEMORY"),
+    Column("restart_ms", "duration"),
+    Column("needs_finer_level", head="FINER NEEDED"),
     Column("create", wide=True),
 )
-
-
-def unit_names(levels: Levels) -> str:
-    """Return the units of a list of levels."""
-    return " ".join(exact_duration(level.unit_ms) for level in levels)
-
-
-def load_view(load: Load) -> dict[str, Any]:
-    """Return the load without levels as one row."""
-    return {
-        "pending": load.pending,
-        "stored_bytes": load.stored_bytes,
-        "native_index_bytes": load.native_index_bytes,
-        "native_rebuild_ms": round(load.native_rebuild_s * 1000),
-        "nine_messages": load.nine_messages,
-        "dispatchers": load.dispatchers,
-        "nine_release_ms": round(load.nine_release_s * 1000),
-    }
-
-
-def plan_view(item: Plan) -> dict[str, Any]:
-    """Return a plan as one row; the keys that end in ``_short`` are for tables."""
-    return {
-        "levels": ", then ".join(str(strategy) for strategy in item.levels.strategies),
-        "units": unit_names(item.levels),
-        "create": create_options(item.levels),
-        "partitions": item.partitions,
-        "writes": round(item.writes, 2),
-        "window": item.window,
-        "peak_window": item.peak_window,
-        "window_short": short(item.peak_window, True),
-        "window_size_bytes": item.window_bytes,
-        "index_bytes": item.index_bytes,
-        "tracker_bytes": item.tracker_bytes,
-        "rebuild_ms": round(item.rebuild_s * 1000),
-        "moves_per_s": round(item.moves_per_s),
-        "moves_short": short(item.moves_per_s, True),
-        "peak_moves_per_s": round(item.peak_moves_per_s),
-        "peak_short": short(item.peak_moves_per_s, True),
-        "movers": item.movers,
-        "cost": round(item.cost, 2),
-        "cost_short": f"{item.cost:,.1f}",
-        "broker_cores": round(item.broker_cores, 2),
-        "dispatchers": item.dispatchers,
-        "dispatcher_cores": round(item.dispatcher_cores, 2),
-    }
-
-
-def create_options(levels: Levels) -> str:
-    """Return the options of ``delaylevel levels create`` for a list of levels."""
-
-    def text(value: timedelta) -> str:
-        return exact_duration(duration_ms(value))
-
-    first, *finer = levels.strategies
-    words = [
-        f"--unit {first.unit_name.lower()} --max-delay {text(first.maximum_delay)} "
-        f"--lead {text(first.effective_lead)}"
-    ]
-    for item in finer:
-        parts = (item.unit_name.lower(), text(item.maximum_delay), text(item.effective_lead))
-        words.append(f"--then {':'.join(parts)}")
-    return " ".join(words)
-
-
 _SIZE = re.compile(r"^(\d+(?:\.\d+)?)\s*([kmg]i?)?b?$", re.IGNORECASE)
 _FACTORS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
 
@@ -124,11 +47,22 @@ def parse_size(text: str) -> int:
     return round(float(match[1]) * _FACTORS[(match[2] or "").lower()])
 
 
+def create_options(levels: Levels, window: FinalWindow) -> str:
+    """Return the options of ``delaylevel levels create`` for a list of levels."""
+    first, *finer = (
+        (item.unit_name.lower(), exact_duration(duration_ms(item.maximum_delay)))
+        for item in levels.strategies
+    )
+    then = [f"--then {unit}:{longest}" for unit, longest in finer]
+    if window is not FinalWindow.TRACKER:
+        then.append(f"--final-window {window.value}")
+    return " ".join([f"--unit {first[0]} --max-delay {first[1]}", *then])
+
+
 @examples(
     "delaylevel plan --rate 2000 --max-delay 30d --size 1KiB",
     "delaylevel plan --rate 500 --max-delay 365d --size 2KiB --final-window broker",
-    "delaylevel plan --rate 50 --max-delay 7d --mean-delay 3h --size 300 --mover function",
-    "delaylevel plan --rate 2000 --max-delay 30d --size 1KiB --at-nine 0.3 --nine-within 2m",
+    "delaylevel plan --rate 50 --max-delay 7d --mean-delay 3h --size 300",
 )
 @click.command()
 @click.option(
@@ -149,64 +83,45 @@ def parse_size(text: str) -> int:
     default=2,
     help="Number of bookies that store each message.",
 )
-@click.option(
-    "--subscriptions",
-    type=click.IntRange(min=1),
-    default=1,
-    help="Number of subscriptions of the business topic; each has an index in the broker.",
-)
-@options.mover
 @options.final_window
-@click.option(
-    "--partition-limit",
-    type=click.IntRange(min=1),
-    default=1000,
-    help="Largest number of partitions of a level.",
-)
-@click.option(
-    "--at-nine",
-    "nine_share",
-    type=click.FloatRange(0, 1),
-    default=0.1,
-    metavar="SHARE",
-    help="Share of the messages that are due at nine o'clock, 0 to 1.",
-)
-@click.option(
-    "--nine-within",
-    type=DURATION,
-    help="Time from nine o'clock in which the dispatchers release these.",
-)
 @options.output
 def plan(output: str, **fields: Any) -> None:
     """Compute the resources that a load needs.
 
-    These are partitions, storage, memory, movers and dispatchers for lists of levels that fit, also
-    at the peak of the day: a part of all messages is due at nine o'clock. The results are
-    extrapolated from this project's benchmarks on two shared cores: read them as orders of
-    magnitude. The first list of levels is the recommended one. Nothing is contacted.
+    These are storage, and for lists of levels that fit: partitions, disk and memory of the final
+    window, and whether a finer level is needed. The results are extrapolated from this project's
+    benchmarks on two shared cores: read them as orders of magnitude. Nothing is contacted.
     """
-    load = Load(**fields)
-    rows = [plan_view(item) for item in planning.plans(load)]
+    load = planning.Load(**fields)
+    found = planning.plans(load)
+    best = planning.recommended(found)
+    view = {
+        "pending": load.pending,
+        "stored_bytes": load.stored_bytes,
+        "native_index_bytes": load.native_index_bytes,
+        "native_rebuild_ms": round(load.native_rebuild_s * 1000),
+    }
+    rows = [
+        {
+            "units": " ".join(exact_duration(level.unit_ms) for level in item.levels),
+            "create": create_options(item.levels, load.final_window),
+            "partitions": item.levels.partitions,
+            "window": item.window,
+            "window_bytes": item.window_bytes,
+            "memory_bytes": item.memory_bytes,
+            "restart_ms": round(item.restart_s * 1000),
+            "needs_finer_level": item.needs_finer_level,
+            "recommended": item is best,
+        }
+        for item in found
+    ]
     if output == "json":
-        emit_one({**load_view(load), "plans": rows}, LOAD, output)
-        return
-    if output == "jsonl":
-        emit(rows, PLANS, output)
-        return
-    emit_one(load_view(load), LOAD, output)
-    click.echo()
-    emit(rows, PLANS, output)
-    processes = "instances of the Function"
-    if load.mover is Mover.SERVICE:
-        processes = "cores (`delaylevel run` uses one, the Spark job any number)"
-    peak = (
-        f"Assumed peak: {load.nine_share:.0%} of all messages are due at nine o'clock; see "
-        "--at-nine and --nine-within."
-        if load.nine_messages
-        else "No peak is assumed: see --at-nine."
-    )
-    note(
-        "The first list is the recommended one: the lowest COST. -o wide shows the options to "
-        f"create each. MOVERS: {processes}, with twice the capacity that the mean needs, and "
-        f"enough for PEAK/S. {peak}"
-    )
+        emit_one({**view, "plans": rows}, (), output)
+    elif output == "jsonl":
+        emit(rows, (), output)
+    else:
+        emit_one(view, _LOAD, output)
+        click.echo()
+        emit(rows, _PLANS, output)
+        command = f"delaylevel levels create TOPIC {create_options(best.levels, load.final_window)}"
+        note(f"Recommended: `{command}`.")

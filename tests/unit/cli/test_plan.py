@@ -3,35 +3,30 @@
 from __future__ import annotations
 
 import json
-from datetime import timedelta
 
+import pytest
 from click.testing import CliRunner
 
 from delaylevel.cli.main import cli
-from delaylevel.model.level_topic import FinalWindow
-from delaylevel.model.plan import Load
 
-MONTH = Load(
-    rate=2000, maximum_delay=timedelta(days=30), size=1024, final_window=FinalWindow.BROKER
-)
+BASE = ["plan", "--rate", "2000", "--max-delay", "30d", "--size", "1KiB"]
 
 
-def test_plan_shows_load_plans_and_figures() -> None:
-    base = ["plan", "--rate", "2000", "--max-delay", "30d", "--size", "1KiB"]
-    answer = CliRunner().invoke(cli, [*base, "-o", "json"])
-    assert answer.exit_code == 0, answer.output
-    result = json.loads(answer.stdout)
-    assert result["pending"] == MONTH.pending
-    assert result["plans"][0]["levels"].startswith("DAY for 30d")
-    assert result["plans"][0]["rebuild_ms"] > 0
-    assert result["plans"][0]["dispatchers"] == 1
-    assert 0 < result["plans"][0]["dispatcher_cores"] < 1
-    table = CliRunner().invoke(cli, base)
-    assert table.exit_code == 0
+def test_plan_shows_load_plans_and_the_command_for_the_recommended_one() -> None:
+    result = json.loads(CliRunner().invoke(cli, [*BASE, "-o", "json"]).stdout)
+    assert result["pending"] == 2000 * 15 * 86_400
+    assert [item["recommended"] for item in result["plans"]] == [False, True, False]
+    create = "--unit day --max-delay 30d --then hour:1d"
+    assert result["plans"][1]["create"] == create
+    table = CliRunner().invoke(cli, BASE)
     assert "PARTITIONS" in table.stdout
-    assert "10% of all messages are due at nine o'clock; see" in table.stderr
-    assert result["plans"][0]["movers"] == 1
-    lines = CliRunner().invoke(cli, [*base, "-o", "jsonl"])
-    assert len(lines.stdout.splitlines()) == len(result["plans"])
-    assert CliRunner().invoke(cli, [*base[:-1], "big"]).exit_code == 2
-    assert CliRunner().invoke(cli, [*base, "--mean-delay", "40d"]).exit_code == 2
+    assert f"`delaylevel levels create TOPIC {create}`" in table.stderr
+    broker = CliRunner().invoke(cli, [*BASE, "--final-window", "broker"])
+    assert "--final-window broker`" in broker.stderr
+    lines = CliRunner().invoke(cli, [*BASE, "-o", "jsonl"])
+    assert [json.loads(line) for line in lines.stdout.splitlines()] == result["plans"]
+
+
+@pytest.mark.parametrize("wrong", [[*BASE[:-1], "big"], [*BASE, "--mean-delay", "40d"]])
+def test_wrong_loads_are_refused(wrong: list[str]) -> None:
+    assert CliRunner().invoke(cli, wrong).exit_code == 2
