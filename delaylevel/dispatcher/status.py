@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -256,10 +256,16 @@ class DispatchReporter:
         paused = dict(description.pauses.paused)
         if paused:
             facts["Paused"] = "all targets" if ALL in paused else _listed([*paused])
+        periods, counted = self._periods(group, now_ms)
+        if silent := sorted(stats.keys() - counted):
+            facts["Not counted"] = (
+                f"messages in window partition {', '.join(map(str, silent))}, "
+                "which is not read yet or does not answer"
+            )
         return StatusSection(
             description.topic,
             facts,
-            self._periods(group, now_ms),
+            periods,
             parked_levels(topic_stats),
             _partition_lines(group, now_ms),
             [_minute_line(each) for each in self._dispatcher.history.minutes(description.topic)],
@@ -267,8 +273,14 @@ class DispatchReporter:
             problems(group, topic_stats, now_ms),
         )
 
-    def _periods(self, group: ServedGroup, now_ms: int) -> Sequence[DuePeriod]:
-        """Count the messages by the time until they are due, in all processes of the command."""
+    def _periods(
+        self, group: ServedGroup, now_ms: int
+    ) -> tuple[Sequence[DuePeriod], Collection[int]]:
+        """Count the messages by the time until they are due, in all processes of the command.
+
+        Returns:
+            The counts, and the window partitions that are in them.
+        """
         edges = ",".join(str(now_ms + ms) for ms, _ in _PERIODS)
         question = "counts", {"topic": group.description.topic, "edges": edges}
         processes = self._dispatcher.processes
@@ -276,7 +288,7 @@ class DispatchReporter:
         with suppress(QueryRefusedError):  # it has no partition that can be asked
             answers.append(self._queries.answer(*question))
         if not answers:
-            return ()
+            return (), ()
         found = [json.loads(answer.body) for answer in answers]
         counts = [sum(each) for each in zip(*(answer["counts"] for answer in found), strict=True)]
         never = sum(answer["cancelled"] + answer["cancellations"] for answer in found)
@@ -287,7 +299,7 @@ class DispatchReporter:
         ]
         if never:
             periods.append(DuePeriod("of these cancelled", never, late=False))
-        return periods
+        return periods, {index for answer in found for index in answer["partitions"]}
 
 
 def _partition_lines(group: ServedGroup, now_ms: int) -> list[PartitionLine]:

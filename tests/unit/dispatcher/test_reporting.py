@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -181,6 +183,19 @@ def test_the_page_tells_what_is_paused(dispatcher: Dispatching, reporter: Dispat
     assert paused() == "orders"
     dispatcher.description = replace(DESCRIPTION, pauses=Pauses().pause("*", T0))
     assert paused() == "all targets"
+
+
+def test_the_page_names_partitions_whose_messages_are_not_counted(
+    dispatcher: Dispatching, reporter: DispatchReporter
+) -> None:
+    dispatcher.owners = {0: Owner(caught_up=False)}
+    dispatcher.further = {1: OwnerStats("releasing")}
+    dispatcher.processes = Mock(ask=Mock(return_value=[]))
+    assert "partition 0, 1, which" in reporter.status()[0].facts["Not counted"]
+    counted = {"counts": [0] * 6, "cancelled": 0, "cancellations": 0, "partitions": [1]}
+    dispatcher.processes.ask.return_value = [Mock(body=json.dumps(counted))]
+    dispatcher.owners = {}
+    assert "Not counted" not in reporter.status()[0].facts
 
 
 def test_the_page_shows_everything_and_escapes_it(
