@@ -369,11 +369,10 @@ def orphans(settings: Settings, namespace: str, output: str) -> None:
     gone = [name for item in found for name in item.missing]
     if gone:
         note(
-            "A broker deletes a topic that has no subscription after a minute. If its messages are "
-            "still wanted, create it again and subscribe to it (or, if it is meant to have no "
-            f"subscription, `delaylevel levels set {shell(TopicName.parse(gone[0]).short)} "
-            "--keep-target`)"
-            ". Otherwise delete the level topic: `delaylevel levels delete`."
+            "If the messages are still wanted, subscribe to the topic, or let it be without "
+            "subscriptions: `delaylevel levels set "
+            f"{shell(TopicName.parse(gone[0]).short)} --keep-target`. If not: "
+            "`delaylevel levels delete`."
         )
 
 

@@ -258,17 +258,16 @@ def notes(
 ) -> tuple[str, ...]:
     """Return notes on rules that lose nothing, but matter when many messages are parked."""
     found = [
-        f"a partition that holds {quota.limit_bytes:,} bytes accepts no more messages (backlog "
-        f"quota of {description.name.namespace_path}, {quota.policy}): sending fails then, nothing "
-        "is lost; if that is too little, use `pulsar-admin namespaces set-backlog-quota`"
+        f"sending fails once a partition holds {quota.limit_bytes:,} bytes (backlog quota of "
+        f"{description.name.namespace_path}); `pulsar-admin namespaces set-backlog-quota` raises it"
         for quota in quotas(policies, settings)
         if quota.limit_bytes is not None and quota.policy != EVICTS
     ]
     if settings == BrokerSettings() and policies.subscription_expiration_min is None:
         found.append(
-            "the broker's own defaults cannot be read with this token: let an administrator check "
-            "that subscriptionExpirationTimeMinutes is 0, that encryptionRequireOnProducer is "
-            f"false, and that backlogQuotaDefaultRetentionPolicy is not {EVICTS}"
+            "this token cannot read broker.conf: let an administrator check there that "
+            "subscriptionExpirationTimeMinutes=0, encryptionRequireOnProducer=false, and "
+            f"backlogQuotaDefaultRetentionPolicy is not {EVICTS}"
         )
     return tuple(found)
 

@@ -104,12 +104,9 @@ def targets(context: LevelTopicContext) -> CheckResult:
     """Check that every business topic exists, and that somebody can receive from it."""
     gone = [
         Problem(
-            f"{target} does not exist: messages that are due for it are held (a broker deletes a "
-            "topic that has no subscription after a minute)",
-            "create it again and subscribe to it, or, if it is meant to have no subscription: "
-            f"`delaylevel levels set {shell(target.short)} --keep-target`. If nobody needs "
-            "it any more, "
-            "delete the level topic: "
+            f"{target} does not exist: messages that are due for it are held",
+            "subscribe to it, or let it be without subscriptions: "
+            f"`delaylevel levels set {shell(target.short)} --keep-target`; or, if nobody needs it, "
             f"`delaylevel levels delete {shell(context.description.topic)}`",
         )
         for target, found in context.targets.items()

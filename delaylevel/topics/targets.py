@@ -43,18 +43,15 @@ def unsubscribed(
         found = topic_stats(admin, topic)
         if found is None:
             return UnsubscribedTarget(
-                f"{topic.short} does not exist, and messages that are due for it are held (a "
-                "broker deletes a topic that has no subscription after a minute)",
-                "subscribe to it before messages are due; if it is meant to have no subscription, "
-                f"create and keep it: {keep}",
+                f"{topic.short} does not exist, and messages that are due for it are held",
+                f"subscribe to it, or let it be without subscriptions: {keep}",
             )
         stats = found.values()
     if has_receivers(admin, topic, stats):
         return None
     return UnsubscribedTarget(
-        f"{topic.short} has no subscription and no known retention, and messages that are due for "
-        "it are held until it has one",
-        f"subscribe to it; if it is meant to have none, keep it, and they are published: {keep}",
+        f"{topic.short} has no subscription and no known retention, and messages for it are held",
+        f"subscribe to it, or let it be without subscriptions: {keep}",
     )
 
 
