@@ -1,9 +1,7 @@
 """Schedule reminders, take one back, and give another one a later time.
 
-python examples/schedule_and_cancel.py sends to the configured broker.
-
-It needs delays of days: after Getting started, whose level topic is shorter, delete that first with
-`delaylevel levels delete reminders`.
+python examples/schedule_and_cancel.py sends to the configured broker, or to that of
+`delaylevel broker start`, and says what to look at.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ class Reminders:
     """The reminders of an application, with their receipts."""
 
     def __init__(self, client: DelayLevelClient) -> None:
-        self._producer = client.create_producer("reminders", enable_delay_level_topic=True)
+        self._producer = client.create_producer("bills", enable_delay_level_topic=True)
         self._receipts: dict[str, str] = {}  # in an application: a column of the orders
 
     def schedule(self, order: str, after: timedelta) -> None:
@@ -41,5 +39,7 @@ if __name__ == "__main__":
         reminders = Reminders(connected)
         reminders.schedule("order-17", timedelta(days=3))
         reminders.schedule("order-18", timedelta(days=3))
-        print(reminders.paid("order-17"))
+        print("Two reminders are scheduled, for order-17 and order-18, in three days.")
+        print("The cancellation for order-17 is", reminders.paid("order-17"))
         reminders.later("order-18", timedelta(days=5))
+        print("order-18 is due in five days. See: delaylevel pending list bills")

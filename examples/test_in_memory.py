@@ -26,9 +26,9 @@ def test_a_wrapped_producer_delays_messages(memory_pulsar: MemoryPulsar) -> None
         warnings.simplefilter("ignore", WrapWarning)
         remind(memory_pulsar.client(), "order-17")
     memory_pulsar.advance(timedelta(days=2, hours=23))
-    assert arrived(memory_pulsar, "reminders") == [b"received order-17"]
+    assert arrived(memory_pulsar, "orders") == [b"received order-17"]
     memory_pulsar.advance(timedelta(hours=1))
-    assert arrived(memory_pulsar, "reminders") == [b"received order-17", b"pay order-17"]
+    assert arrived(memory_pulsar, "orders") == [b"received order-17", b"pay order-17"]
 
 
 def test_a_reminder_is_taken_back_or_comes_later(memory_pulsar: MemoryPulsar) -> None:
@@ -39,9 +39,9 @@ def test_a_reminder_is_taken_back_or_comes_later(memory_pulsar: MemoryPulsar) ->
     assert reminders.paid("order-17") == "accepted"
     reminders.later("order-18", timedelta(days=4))
     memory_pulsar.advance(timedelta(days=3, hours=23))
-    assert arrived(memory_pulsar, "reminders") == []
+    assert arrived(memory_pulsar, "bills") == []
     memory_pulsar.advance(timedelta(hours=1))
-    assert arrived(memory_pulsar, "reminders") == [b"pay order-18"]
+    assert arrived(memory_pulsar, "bills") == [b"pay order-18"]
 
 
 def test_an_order_is_charged_when_the_bank_answers_again(

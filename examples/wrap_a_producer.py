@@ -1,10 +1,7 @@
 """Wrap a producer that exists, and send a message that is due in three days.
 
 python examples/wrap_a_producer.py sends to the configured broker, or to that of
-`delaylevel broker start`. `delaylevel run reminders` delivers it.
-
-It needs delays of days: after Getting started, whose level topic is shorter, delete that first with
-`delaylevel levels delete reminders`.
+`delaylevel broker start`. `delaylevel run orders` delivers it.
 """
 
 from __future__ import annotations
@@ -19,7 +16,7 @@ from delaylevel.config import Connection
 
 def remind(client: pulsar.Client, order: str) -> None:
     """Send a reminder through a producer of the application."""
-    plain = client.create_producer("reminders")  # your producer, with its own options
+    plain = client.create_producer("orders")  # your producer, with its own options
     producer = wrap(
         plain, client, partition_strategy=PartitionStrategy(maximum_delay=timedelta(days=30))
     )
@@ -31,3 +28,5 @@ def remind(client: pulsar.Client, order: str) -> None:
 if __name__ == "__main__":
     with DelayLevelClient.from_connection(Connection.load()) as connected:
         remind(connected, "order-17")
+        print("Sent: one message at once, and one that is due in three days.")
+        print("See: delaylevel pending list orders")
