@@ -3,7 +3,7 @@
 ``world``   a Pulsar for the test, with a namespace of its own
 
 The suite shows that the in-memory Pulsar behaves like the real one: a difference between them
-fails one of the two runs.
+fails one of the two runs. The tests of a module with ``WORLDS`` run in these.
 """
 
 from __future__ import annotations
@@ -13,15 +13,26 @@ from contextlib import ExitStack
 
 import pytest
 
-from support.world import MemoryWorld, RealWorld, World
+from support.world import AsyncioWorld, MemoryWorld, RealWorld, World
+
+IN_MEMORY = {"memory": MemoryWorld, "asyncio": AsyncioWorld}
 
 
-@pytest.fixture(params=["memory", pytest.param("real", marks=pytest.mark.broker)])
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    chosen = metafunc.definition.iter_markers("parametrize")
+    if "world" in metafunc.fixturenames and not any(mark.args[0] == "world" for mark in chosen):
+        names = getattr(metafunc.module, "WORLDS", ("memory", "real"))
+        marks = {"real": pytest.mark.broker}
+        worlds = [pytest.param(name, marks=marks.get(name, ())) for name in names]
+        metafunc.parametrize("world", worlds, indirect=True)
+
+
+@pytest.fixture
 def world(request: pytest.FixtureRequest) -> Iterator[World]:
     """The Pulsar under test: first the in-memory one, then a real one."""
     with ExitStack() as stack:
-        if request.param == "memory":
-            yield MemoryWorld(stack)
+        if request.param in IN_MEMORY:
+            yield IN_MEMORY[request.param](stack)
         else:
             connection = request.getfixturevalue("connection")
             yield RealWorld(connection, stack, request.getfixturevalue("namespace"))

@@ -1,6 +1,7 @@
 """Contract of scheduling and cancelling: the records that are stored, and the answers to callers.
 
-No dispatcher decides here: tests publish outcomes themselves, in the form of the wire format.
+The producer for threads and the one for asyncio do the same. No dispatcher decides here: tests
+publish outcomes themselves, in the form of the wire format.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pulsar
+import pulsar.asyncio
 import pytest
 from pulsar.schema import JsonSchema, Record, String
 
@@ -43,8 +45,10 @@ LEVELS = Levels(
 NEAR, LATER, FAR = timedelta(minutes=10), timedelta(hours=9), timedelta(days=2, minutes=5)
 
 
+WORLDS = ("memory", "asyncio", "real")
+CLOSED = (pulsar.AlreadyClosed, pulsar.asyncio.PulsarException)
 #: For what is refused before anything reaches a broker.
-in_memory = pytest.mark.parametrize("world", ["memory"], indirect=True)
+in_memory = pytest.mark.parametrize("world", ["memory", "asyncio"], indirect=True)
 
 
 class Order(Record):  # type: ignore[misc]
@@ -304,11 +308,11 @@ def test_a_closed_producer_cancels_nothing(world: World) -> None:
     producer.cancel(receipt, timeout=0.05)
     producer.close()
     for call in (producer.cancel, producer.outcome, producer.fire_now):
-        with pytest.raises(pulsar.AlreadyClosed):
+        with pytest.raises(CLOSED):
             call(receipt)
-    with pytest.raises(pulsar.AlreadyClosed):
+    with pytest.raises(CLOSED):
         producer.cancel(receipt, timeout=1)
-    with pytest.raises(pulsar.AlreadyClosed):
+    with pytest.raises(CLOSED):
         producer.schedule(b"x", deliver_after=FAR)
 
 

@@ -6,7 +6,9 @@ names for methods of :class:`RealWorld`. Tests with a broker of their own use th
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import inspect
 import os
 import threading
 import time
@@ -254,6 +256,55 @@ class MemoryWorld(World):
     def mover(self, description: LevelTopicDescription, clock: Clock | None = None) -> LocalMover:
         made = LocalMover(self.plain_client, self.admin, description, clock or self.clock)
         return self._stack.enter_context(made)
+
+
+class AsyncioWorld(MemoryWorld):
+    """The in-memory Pulsar through its asyncio client, each call of which runs to its end."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        super().__init__(stack)
+        self._loop = asyncio.new_event_loop()
+        stack.callback(self._end)
+
+    def client(self, clock: Clock | None = None) -> Any:
+        return Awaited(self._memory.asyncio_client(), self._loop.run_until_complete)
+
+    def _end(self) -> None:
+        left = asyncio.all_tasks(self._loop)
+        for task in left:
+            task.cancel()
+        if left:
+            self._loop.run_until_complete(asyncio.wait(left))
+        self._loop.close()
+
+
+class Awaited:
+    """A client or a producer for asyncio, with the calls of its twin for threads."""
+
+    def __init__(self, inner: Any, run: Callable[[Any], Any]) -> None:
+        self._inner = inner
+        self._run = run
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._inner, name)
+        if not callable(found):
+            return found
+
+        def call(*args: Any, **options: Any) -> Any:
+            async def awaited() -> Any:
+                answer = found(*args, **options)
+                return await answer if inspect.isawaitable(answer) else answer
+
+            answer = self._run(awaited())
+            return Awaited(answer, self._run) if name == "create_producer" else answer
+
+        return call
+
+    def __enter__(self) -> Awaited:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 class RealWorld(World):
