@@ -11,8 +11,7 @@ import pytest
 
 from delaylevel.cluster.port import TopicPolicies
 from delaylevel.cluster.rest.admin import Admin
-from delaylevel.errors import ConflictError, NotFoundError
-from delaylevel.model.position import Position
+from delaylevel.errors import NotFoundError
 from delaylevel.model.topic_name import TopicName
 from support.world import eventually
 
@@ -70,59 +69,6 @@ def test_no_query_creates_a_topic(admin: Admin, namespace: str, topic: TopicName
             ask()
     assert admin.list_topics(namespace) == []
     assert admin.list_partitioned_topics(namespace) == []
-
-
-def test_a_topic_without_partitions(admin: Admin, client: pulsar.Client, topic: TopicName) -> None:
-    publish(client, topic, 1)
-    assert admin.topic_exists(topic)
-    assert admin.partitioned_metadata(topic).partitions == 0
-    admin.set_properties(topic, {"a": "b"})
-    assert admin.properties(topic) == {"a": "b"}
-    with pytest.raises(ConflictError):
-        admin.create_partitioned(topic, 2)
-    admin.delete(topic)
-    assert not admin.topic_exists(topic)
-
-
-def test_a_subscription_at_the_start_and_one_at_the_end(
-    admin: Admin, client: pulsar.Client, topic: TopicName
-) -> None:
-    publish(client, topic, 3)
-    admin.create_subscription(topic, "all", earliest=True)
-    admin.create_subscription(topic, "new", earliest=False)
-    stats = admin.partition_stats(topic)
-    assert stats.subscriptions["all"].backlog_entries == 3
-    assert stats.subscriptions["all"].durable
-    assert stats.subscriptions["all"].consumers == ()
-    assert stats.subscriptions["new"].backlog_entries == 0
-    assert stats.subscriptions["new"].oldest_publish_ms is None
-    assert stats.storage_bytes > 0
-
-
-def test_consumers_and_the_oldest_entry(
-    admin: Admin, client: pulsar.Client, topic: TopicName
-) -> None:
-    bounds = publish(client, topic, 3)
-    admin.create_subscription(topic, "s")
-    consumer = client.subscribe(topic.full, "s", consumer_name="the mover")
-    consumer.acknowledge_cumulative(consumer.receive(60_000))
-    found = eventually(
-        lambda: [
-            item
-            for item in [admin.partition_stats(topic).subscriptions["s"]]
-            if item.backlog_entries == 2
-        ],
-        "the acknowledgement",
-    )[0]
-    assert [item.name for item in found.consumers] == ["the mover"]
-    assert found.consumers[0].connected_since
-    assert found.type == "Exclusive"
-    assert bounds[1] < found.oldest_publish_ms <= bounds[2]
-    mark = admin.mark_delete_position(topic, "s")
-    assert mark == Position(admin.ledgers(topic)[0].ledger, 0)
-    with pytest.raises(NotFoundError, match="no subscription"):
-        admin.mark_delete_position(topic, "other")
-    consumer.close()
 
 
 def test_positions_over_several_ledgers(

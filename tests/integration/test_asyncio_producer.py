@@ -24,26 +24,6 @@ from support.asyncio_producer import HOURS, LONG, LONGER, LONGEST, orders, produ
 from support.world import QUIET, RealWorld, Stored
 
 
-def test_messages_of_a_partition_keep_their_order(
-    connection: Connection, orders: str, stored: Stored
-) -> None:
-    async def test() -> None:
-        options = {"max_pending_messages": 50, "block_if_queue_full": True}
-        async with producer_of(connection, orders, **options) as producer:
-            sends = []
-            for number in range(400):
-                body = b"%d" % number
-                sends.append(asyncio.ensure_future(producer.send(body, deliver_after=LONG)))
-                if number % 7 == 0:
-                    await asyncio.sleep(0.0005)
-            await asyncio.gather(*sends)
-            await producer.close()
-
-    asyncio.run(test())
-    found = [message.value for message in stored(default_level_topic(orders))]
-    assert found == [b"%d" % number for number in range(400)]
-
-
 def test_cancelled_sends_leave_no_trace(
     connection: Connection, orders: str, stored: Stored
 ) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from datetime import timedelta
@@ -137,42 +136,6 @@ def test_messages_are_fired_and_rescheduled_by_their_key(
     late = run("cancel", topic, "--receipt", rows(fired)[0]["receipt"], "--timeout", "60s")
     assert late.exit_code == 1
     assert "too late" in late.stdout
-
-
-def test_running_dispatchers_and_the_topic_give_the_same_rows(
-    run: Run, level_topic: MakeLevelTopic, world: RealWorld, tmp_path: Path
-) -> None:
-    pytest.importorskip("prometheus_client")
-    from delaylevel.dispatcher.status import DispatchCollector
-    from delaylevel.prometheus import serve
-
-    orders = level_topic(LEVELS, final_window=FinalWindow.TRACKER)
-    topic = orders.targets[0]
-    settings = DispatchSettings(directory=tmp_path, checkpoint_ms=200)
-    dispatcher = Dispatcher(world.plain_client, world.admin, [orders.topic], settings)
-    with ExitStack() as stack:
-        port = stack.enter_context(serve(DispatchCollector(dispatcher), 0, "127.0.0.1"))
-        stack.enter_context(Serving(dispatcher))
-        with world.client().create_producer(topic, enable_delay_level_topic=True) as producer:
-            for name in "abcd":
-                producer.send(b"x", deliver_after=timedelta(minutes=10), message_id=name)
-        # A cancellation that waits for its message is no message either.
-        early = world.clock.now_ms() + 600_000
-        for named in (("b", "--timeout", "60s"), ("nobody", "--at", str(early))):
-            assert run("cancel", topic, *named).exit_code == 0
-
-        def counted() -> bool:
-            url = f"http://127.0.0.1:{port}/pending?limit=10"
-            with urllib.request.urlopen(url) as answer:
-                found = json.load(answer)
-            numbers = found["cancelled"], found["cancellations"], found["messages"]
-            return not found["missing"] and numbers == (1, 1, 5)
-
-        world.eventually(counted, "the dispatcher has read everything")
-        for live in ("--live", "--no-live"):
-            assert [row["id"] for row in rows(run("list", topic, live, "-o", "json"))] == [*"acd"]
-            average = json.loads(run("average", topic, "size", live, "-o", "json").stdout)
-            assert average["messages"] == 3
 
 
 def test_a_target_that_does_not_exist_is_not_created(

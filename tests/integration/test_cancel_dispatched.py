@@ -118,35 +118,6 @@ def test_a_message_is_cancelled_while_it_is_in_a_level(
     assert [arrival.message.data() for arrival in arrivals(1)] == [b"kept"]
 
 
-def test_a_message_is_rescheduled_and_fired(
-    producer: Any, arrivals: Arrivals, jumping: JumpingClock
-) -> None:
-    moved = producer.reschedule(
-        producer.schedule(b"moved", partition_key="k", deliver_after=NEAR),
-        deliver_after=NEAR / 2,
-        timeout=60,
-    )
-    assert moved.outcome.status is OutcomeStatus.CANCELLED
-    fired = producer.fire_now(
-        producer.schedule(b"fired", {"own": "1"}, deliver_after=NEAR), timeout=60
-    )
-    assert fired.outcome.status is OutcomeStatus.CANCELLED
-    (arrival,) = arrivals(1)
-    assert arrival.message.data() == b"fired"
-    assert arrival.message.properties() == {
-        "own": "1",
-        "delaylevel.id": fired.receipt.id,
-        "delaylevel.due": str(fired.receipt.due_ms),
-        "delaylevel.target": fired.receipt.target,
-    }
-    pass_by(jumping, moved.receipt.due_ms)
-    (arrival,) = arrivals(1)
-    assert (arrival.message.data(), arrival.message.partition_key()) == (b"moved", "k")
-    last = producer.schedule(b"last", deliver_after=NEAR)
-    pass_by(jumping, last.due_ms)
-    assert [arrival.message.data() for arrival in arrivals(1)] == [b"last"]
-
-
 def test_the_asyncio_producer_cancels(
     connection: Connection, orders: LevelTopicDescription, arrivals: Arrivals, jumping: JumpingClock
 ) -> None:
@@ -167,16 +138,4 @@ def test_the_asyncio_producer_cancels(
         await client.close()
 
     asyncio.run(run())
-    assert [arrival.message.data() for arrival in arrivals(1)] == [b"last"]
-
-
-@each_delivery
-def test_an_id_of_a_cancelled_message_is_remembered(
-    producer: Any, arrivals: Arrivals, jumping: JumpingClock
-) -> None:
-    receipt = producer.schedule(b"never", deliver_after=NEAR, message_id="mine")
-    assert producer.cancel(receipt, timeout=60).status is OutcomeStatus.CANCELLED
-    producer.schedule(b"copy", deliver_after=NEAR, message_id="mine")
-    last = producer.schedule(b"last", deliver_after=NEAR, message_id="other")
-    pass_by(jumping, last.due_ms)
     assert [arrival.message.data() for arrival in arrivals(1)] == [b"last"]

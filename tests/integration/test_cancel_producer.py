@@ -5,7 +5,6 @@ A thread of the test decides instead, and publishes outcomes in the form of the 
 
 from __future__ import annotations
 
-import asyncio
 import subprocess
 import sys
 import threading
@@ -19,20 +18,16 @@ import pulsar.asyncio
 import pytest
 import urllib3
 
-import delaylevel.asyncio
 from delaylevel import DelayLevelClient, Outcome, OutcomeStatus, wrap
 from delaylevel.cluster.connection.settings import Connection
 from delaylevel.cluster.rest.admin import Admin
 from delaylevel.errors import (
     CancellationFailedError,
-    InvalidDelayError,
     InvalidInputError,
-    LevelTopicError,
 )
 from delaylevel.model import envelope as env
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription
 from delaylevel.model.strategy import Levels, PartitionBy, PartitionStrategy
-from delaylevel.producer.aio import AsyncDelayLevelClient
 from delaylevel.producer.receipts import OutcomeReader
 from support.proxy import Proxy
 from support.world import QUIET, Eventually, MakeClient, MakeLevelTopic, RealWorld, quiet_client
@@ -134,39 +129,6 @@ def test_a_caller_can_wait_for_the_outcome(
     producer.close()
     # Threads of earlier tests may end meanwhile.
     wait_until(lambda: set(threading.enumerate()) <= threads, "the end of its threads")
-
-
-def test_many_threads_can_wait(
-    producer: Any, decider: Decider, admin: Admin, orders: LevelTopicDescription
-) -> None:
-    receipts = [producer.schedule(b"x", deliver_after=NEAR) for _ in range(40)]
-    with ThreadPoolExecutor(20) as pool:
-        found = list(pool.map(lambda each: producer.cancel(each, timeout=60), receipts))
-    assert [outcome.id for outcome in found] == [receipt.id for receipt in receipts]
-    assert {outcome.status for outcome in found} == {OutcomeStatus.CANCELLED}
-    wait_for_readers(admin, orders, 0)
-
-
-def test_an_outcome_that_does_not_come_is_no_error(
-    producer: Any, world: RealWorld, orders: LevelTopicDescription
-) -> None:
-    decider = Decider(world, orders)
-    receipt = producer.schedule(b"x", deliver_after=FAR)
-    other = producer.schedule(b"x", deliver_after=FAR)
-    properties = {env.ID: receipt.id, env.TARGET: receipt.target}
-
-    def publish() -> None:
-        of_other = {**properties, env.ID: other.id, env.DUE: str(receipt.due_ms)}
-        decider.answer(of_other, OutcomeStatus.CANCELLED)
-        # Of another cancellation of the same message, with a wrong due time.
-        wrong = {**properties, env.DUE: "1900000000000"}
-        decider.answer(wrong, OutcomeStatus.UNKNOWN)
-
-    publishing = threading.Timer(0.3, publish)
-    publishing.start()
-    outcome = producer.cancel(receipt, timeout=timedelta(seconds=1))
-    publishing.join()
-    assert outcome.status is OutcomeStatus.ACCEPTED
 
 
 def test_outcomes_are_not_lost_when_the_topic_moves(
@@ -297,21 +259,6 @@ def test_a_process_that_has_waited_for_an_outcome_exits(
 # -- wrapped producers, and asyncio
 
 
-def test_a_wrapped_producer_schedules_and_cancels(
-    connection: Connection, orders: LevelTopicDescription, decider: Decider, admin: Admin
-) -> None:
-    client = quiet_client(connection)
-    plain = client.create_producer(orders.targets[0])
-    producer = wrap(plain, client, admin=admin, delay_level_topic=orders.topic, **KNOWN)
-    receipt = producer.schedule(b"x", partition_key="k", deliver_after=NEAR)
-    assert producer.cancel(str(receipt), timeout=60).status is OutcomeStatus.CANCELLED
-    again = producer.reschedule(receipt, deliver_after=NEAR, timeout=60)
-    assert again.outcome.status is OutcomeStatus.CANCELLED
-    assert again.receipt.key == "k"
-    producer.close()
-    client.close()
-
-
 def test_cancelling_needs_admin_access(
     connection: Connection, orders: LevelTopicDescription, world: RealWorld
 ) -> None:
@@ -325,111 +272,3 @@ def test_cancelling_needs_admin_access(
     assert len(world.stored(orders.topic)) == 1
     producer.close()
     client.close()
-
-
-@pytest.mark.parametrize("wrapped", [False, True])
-def test_the_asyncio_producer_does_the_same(
-    connection: Connection,
-    orders: LevelTopicDescription,
-    decider: Decider,
-    admin: Admin,
-    world: RealWorld,
-    wrapped: bool,
-) -> None:
-    expiring: dict[int, str] = {}
-
-    async def run() -> None:
-        client = AsyncDelayLevelClient(
-            connection.service_url, admin_url=connection.admin_url, logger=QUIET
-        )
-        topic = orders.targets[0]
-        producer: Any
-        if wrapped:
-            plain = await client.create_producer(topic)
-            producer = await delaylevel.asyncio.wrap(plain, client, delay_level_topic=orders.topic)
-        else:
-            producer = await client.create_producer(
-                topic, enable_delay_level_topic=True, delay_level_topic=orders.topic
-            )
-        with pytest.raises(InvalidDelayError):
-            await producer.schedule(b"x")
-        bodies = [b"%d" % index for index in range(9)]
-        receipts = await asyncio.gather(
-            *(producer.schedule(body, {"n": "1"}, "k", deliver_after=NEAR) for body in bodies)
-        )
-        window = world.stored(orders.window_topic.full)
-        stored = {found.properties[env.ID]: found for found in window}
-        for index, receipt in enumerate(receipts):
-            found = stored[receipt.id]
-            assert (found.value, found.key) == (b"%d" % index, "k")
-            assert receipt.place is not None
-            assert receipt.place[1] == found.position.entry_start
-        assert (await producer.cancel(receipts[0])).status is OutcomeStatus.ACCEPTED
-        outcomes = await asyncio.gather(
-            *(producer.cancel(str(receipt), timeout=60) for receipt in receipts)
-        )
-        assert [outcome.id for outcome in outcomes] == [receipt.id for receipt in receipts]
-        assert {outcome.status for outcome in outcomes} == {OutcomeStatus.CANCELLED}
-        assert await producer.outcome(receipts[1]) == outcomes[1]
-        far = await producer.schedule(b"far", {"n": "9"}, "k", deliver_after=FAR)
-        assert (await producer.cancel(far, timeout=0.2)).status is OutcomeStatus.ACCEPTED
-        with pytest.raises(InvalidInputError, match="Leave message_id out"):
-            await producer.reschedule(far, b"x", deliver_after=NEAR, message_id=far.id)
-        again = await producer.reschedule(far, deliver_after=NEAR, expires_after=FAR)
-        expiring[again.receipt.due_ms] = again.receipt.id
-        fired = await producer.fire_now(again.receipt, b"new", timeout=60)
-        assert fired.outcome.status is OutcomeStatus.CANCELLED
-        assert fired.receipt.sent_directly
-        assert (await producer.cancel(fired.receipt)).status is OutcomeStatus.TOO_LATE
-        named = await producer.schedule(b"old", deliver_after=NEAR, message_id="invoice-17")
-        options = {"message_id": "invoice-17", "replace": True, "timeout": 30}
-        new = await producer.schedule(b"due", deliver_after=NEAR, **options)
-        assert [one.id for one in new.replaced] == [named.id]
-        assert new.replaced[0].status is OutcomeStatus.CANCELLED
-        # A caller that is cancelled leaves nothing behind.
-        task = asyncio.ensure_future(producer.cancel(far, timeout=60))
-        await asyncio.sleep(0.3)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        await asyncio.to_thread(wait_for_readers, admin, orders, 0)
-        with pytest.raises(InvalidInputError, match="damaged"):
-            await producer.cancel(str(far)[:-3])
-        await producer.close()
-        with pytest.raises(pulsar.asyncio.PulsarException):
-            await producer.cancel(far)
-        await client.close()
-
-    asyncio.run(run())
-    rescheduled = [
-        found
-        for found in world.stored(orders.window_topic.full)
-        if env.REPLACES in found.properties
-    ]
-    assert [(found.value, found.properties["n"]) for found in rescheduled] == [(b"far", "9")]
-    ((due_ms, own_id),) = expiring.items()
-    assert rescheduled[0].properties[env.ID] == own_id
-    expires_ms = int(rescheduled[0].properties[env.EXPIRES])
-    assert expires_ms - due_ms == FAR // timedelta(milliseconds=1)
-
-
-def test_asyncio_errors_are_those_of_its_client(
-    connection: Connection, level_topic: MakeLevelTopic
-) -> None:
-    plain = level_topic(HOURS, final_window=FinalWindow.BROKER)
-
-    async def run() -> None:
-        client = AsyncDelayLevelClient(
-            connection.service_url, admin_url=connection.admin_url, logger=QUIET
-        )
-        producer = await client.create_producer(
-            plain.targets[0], enable_delay_level_topic=True, delay_level_topic=plain.topic
-        )
-        receipt = await producer.schedule(b"x", deliver_after=FAR)
-        for call in (producer.cancel, producer.fire_now, producer.outcome):
-            with pytest.raises(LevelTopicError, match="final window is 'broker'") as caught:
-                await call(receipt)
-            assert isinstance(caught.value, pulsar.asyncio.PulsarException)
-        await client.close()
-
-    asyncio.run(run())

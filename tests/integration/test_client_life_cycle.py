@@ -15,7 +15,7 @@ import pytest
 from pulsar.schema import JsonSchema, Record, String
 
 import delaylevel.asyncio
-from delaylevel import DelayLevelClient, PartitionStrategy, wrap
+from delaylevel import DelayLevelClient, PartitionStrategy
 from delaylevel.cluster.connection.settings import Connection
 from delaylevel.errors import (
     InvalidInputError,
@@ -31,7 +31,6 @@ DAYS = PartitionStrategy(maximum_delay=timedelta(days=3))
 WEEK = PartitionStrategy(maximum_delay=timedelta(days=7))
 LATER = timedelta(days=2)
 LEVELS: dict[str, Any] = {"enable_delay_level_topic": True, "partition_strategy": DAYS}
-CONFIRMED: dict[str, Any] = {"encryption_key": None, "chunking_enabled": False}
 
 
 class Old(Record):
@@ -324,18 +323,3 @@ def test_our_clients_can_replace_the_plain_ones(connection: Connection, orders: 
 
 
 # --- wrap ----------------------------------------------------------------------------------
-
-
-def test_batches_are_turned_off_for_level_topics(
-    world: RealWorld, connection: Connection, orders: str
-) -> None:
-    client, url = world.plain_client, connection.admin_url
-    for batching in (False, True):
-        topic = f"{orders}-{batching}"
-        given = {**CONFIRMED, "batching_enabled": batching}
-        wrapped = wrap(client.create_producer(topic), client, admin_url=url, **given)
-        for _ in range(10):
-            wrapped.send_async(b"x", None, deliver_after=LATER)
-        wrapped.close()
-        batches = {message.batch for message in world.stored(default_level_topic(topic))}
-        assert (batches == {-1}) is not batching

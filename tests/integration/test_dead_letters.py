@@ -5,21 +5,18 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 import pytest
 from click.testing import Result
 
-from delaylevel import topics
-from delaylevel.errors import AlreadyRunningError, LevelTopicError, StillPendingError
+from delaylevel.errors import AlreadyRunningError, LevelTopicError
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.message import ParkedMessage
 from delaylevel.model.position import Position
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.mover import dead_letters as deadletters
-from delaylevel.topics import lifecycle
 from support.world import RealWorld
 
 HOUR_MS = 3_600_000
@@ -56,73 +53,6 @@ def description(world: RealWorld, clock: Any) -> LevelTopicDescription:
     moving.close()
     clock.advance(-HOUR_MS)
     return made
-
-
-def bodies(found: Any) -> list[bytes | None]:
-    return [letter.message.value for letter in found]
-
-
-def test_dead_letters_are_listed_and_stay(
-    world: RealWorld, description: LevelTopicDescription
-) -> None:
-    for _ in range(2):
-        found = list(deadletters.dead_letters(world.plain_client, world.admin, description))
-        assert bodies(found) == [b"no due", b"foreign", b"\xff\x00", b"named"]
-    assert "delaylevel.due is missing" in found[0].reason
-    assert "is not one of level topic" in found[1].reason
-    assert {letter.source.rpartition(":")[2] for letter in found} == {"0", "1", "2", "3"}
-    assert lifecycle.pending_entries(world.admin, description).dead_letters == 1
-    with pytest.raises(StillPendingError, match="dlq"):
-        lifecycle.delete(world.plain_client, world.admin, description)
-
-
-def test_a_part_is_replayed_once_its_target_is_known_and_the_rest_stays(
-    world: RealWorld, description: LevelTopicDescription, clock: Any
-) -> None:
-    foreign = [
-        letter
-        for letter in deadletters.dead_letters(world.plain_client, world.admin, description)
-        if "is not one of" in letter.reason
-    ]
-    report = deadletters.replay(
-        world.plain_client, world.admin, description, lambda _: True, clock=clock
-    )
-    assert (report.replayed, sum(report.refused.values())) == (0, 4)
-    assert len(list(deadletters.dead_letters(world.plain_client, world.admin, description))) == 4
-
-    target = str(foreign[0].target)
-    world.plain_client.create_producer(target).close()
-    wanted = topics.create(
-        world.admin,
-        replace(description, targets=(*description.targets, target)),
-    )
-    positions = {letter.position for letter in foreign}
-    report = deadletters.replay(
-        world.plain_client,
-        world.admin,
-        wanted,
-        lambda letter: letter.position in positions,
-        clock=clock,
-    )
-    assert (report.forwarded.parked.total(), report.refused) == (2, {})
-    assert bodies(deadletters.dead_letters(world.plain_client, world.admin, wanted)) == [
-        b"no due",
-        b"\xff\x00",
-    ]
-    parked = [item for item in world.stored(wanted.topic) if item.value in (b"foreign", b"named")][
-        -2:
-    ]
-    assert [item.properties["delaylevel.id"] for item in parked] == [foreign[0].source, "mine-7"]
-    assert all("delaylevel.reason" not in item.properties for item in parked)
-    assert {item.key for item in parked} == {"k"}
-    again = deadletters.replay(
-        world.plain_client,
-        world.admin,
-        wanted,
-        lambda letter: letter.position in positions,
-        clock=clock,
-    )
-    assert again.replayed == 0
 
 
 def test_repaired_and_delivered_by_command(
@@ -176,11 +106,3 @@ def test_one_replay_at_a_time(world: RealWorld, description: LevelTopicDescripti
     other.close()
     with pytest.raises(LevelTopicError):
         deadletters.find(world.plain_client, world.admin, description, Position(1, 2, 3))
-
-
-def test_a_replay_of_nothing_fails(
-    description: LevelTopicDescription, run: Callable[..., Result]
-) -> None:
-    answer = run("replay", description.targets[0], "--reason", "no such reason")
-    assert answer.exit_code == 1, answer.output
-    assert "There is no such dead letter" in answer.stderr

@@ -12,7 +12,6 @@ from delaylevel.model.delivery import Delivery
 from delaylevel.model.level_topic import Expired
 from delaylevel.mover.dead_letters import replay
 from delaylevel.topics.lifecycle import pause, resume
-from support.background import Moving
 from support.window_world import WindowWorld
 from support.world import RealWorld
 
@@ -62,28 +61,3 @@ def test_messages_expire_while_their_target_is_paused(
         replay(world.plain_client, world.admin, window.description, lambda _: True)
         window.wait_for(*kept, *wanted)
     assert window.dead() == []
-
-
-def test_held_messages_expire(world: RealWorld, tmp_path: Path) -> None:
-    window = WindowWorld(world, tmp_path, expired=Expired.DEAD_LETTER, hold_pause_ms=300)
-    world.admin.delete(world.name("orders"), force=True)
-    now_ms = window.now_ms()
-    window.put("expires", now_ms, expires_ms=now_ms + 120_000)
-    window.put("waits", now_ms)
-    mover = world.mover(window.description, window.clock)
-    with window.serving() as serving, Moving(mover, pause_s=0.2):
-        topic = window.description.topic
-
-        def stats() -> OwnerStats:
-            return serving.dispatcher.stats().get((topic, 0), OwnerStats())
-
-        world.eventually(lambda: stats().held, "that they are held")
-        assert not stats().expired
-        window.pass_by(now_ms + 120_000)
-        world.eventually(lambda: stats().expired == 1, "the expiry")
-        assert stats().released == 0
-        (letter,) = window.dead()
-        assert letter.message.properties[env.ID] == "expires"
-        assert letter.message.properties[env.EXPIRES] == str(now_ms + 120_000)
-        world.plain_client.subscribe(window.target, "kept")
-        window.wait_for("waits")

@@ -9,10 +9,9 @@ from datetime import timedelta
 import pulsar
 import pytest
 import urllib3
-from click.testing import CliRunner, Result
+from click.testing import Result
 
 from delaylevel import topics
-from delaylevel.cli.main import cli
 from delaylevel.cluster.rest.admin import Admin
 from delaylevel.errors import (
     StrategyMismatchError,
@@ -104,28 +103,12 @@ def test_an_unsafe_namespace_is_refused_with_the_remedy(
     topics.create(admin, described(namespace))
 
 
-def test_all_problems_are_named_at_once(admin: Admin, namespace: str) -> None:
-    set_policy(admin, namespace, "subscriptionExpirationTime", 20)
-    quota = {"limitSize": 5000, "policy": "consumer_backlog_eviction"}
-    set_policy(admin, namespace, QUOTA, quota)
-    with pytest.raises(UnsafeNamespaceError) as caught:
-        topics.create(admin, described(namespace))
-    assert len(caught.value.problems) == 2
-
-
 def test_a_namespace_s_ttl_is_overridden_on_each_topic(admin: Admin, namespace: str) -> None:
     set_policy(admin, namespace, "messageTTL", 1)
     wanted = topics.create(admin, described(namespace))
     for member in wanted.members():
         url = f"{admin.admin_url}/admin/v2/{member.topic.rest_path}/messageTTL?applied=true"
         assert json.loads(urllib3.request("GET", url).data) == 0
-
-
-def test_a_quota_that_only_blocks_by_size_is_noted(admin: Admin, namespace: str) -> None:
-    quota = {"limitSize": 5000, "policy": "producer_exception"}
-    set_policy(admin, namespace, QUOTA, quota)
-    wanted = topics.create(admin, described(namespace))
-    assert ["holds 5,000 bytes" in line for line in topics.notes(admin, wanted)] == [True]
 
 
 def test_create_list_and_describe_by_command(
@@ -206,10 +189,3 @@ def test_refusals_of_the_command(namespace: str, run: Callable[..., Result]) -> 
     assert (empty.exit_code, empty.stdout) == (0, "")
     assert "No level topics" in empty.stderr
     assert json.loads(run("list", namespace, "-o", "json").stdout) == []
-
-
-def test_the_exit_code_without_a_broker_is_3() -> None:
-    args = ["--admin-url", "http://127.0.0.1:1", "levels", "list"]
-    result = CliRunner().invoke(cli, args)
-    assert result.exit_code == 3
-    assert "http://127.0.0.1:1" in result.stderr

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import json
 import threading
@@ -13,12 +12,10 @@ import pytest
 from click.testing import Result
 
 from delaylevel import topics
-from delaylevel.cluster.connection.settings import Connection
 from delaylevel.cluster.rest.admin import Admin
 from delaylevel.errors import (
     AlreadyRunningError,
     DelayTooLongError,
-    InvalidStrategyError,
     LevelTopicError,
     StillPendingError,
     StrategyMismatchError,
@@ -27,7 +24,6 @@ from delaylevel.model.level_topic import DESCRIPTION_PROPERTY, SUBSCRIPTION, Lev
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.mover.drain import drain
-from delaylevel.producer.aio import AsyncDelayLevelClient as AsyncClient
 from delaylevel.producer.client import DelayLevelClient
 from delaylevel.topics import lifecycle
 from delaylevel.topics.subscriptions import early_subscriptions
@@ -130,29 +126,6 @@ def test_an_application_with_the_shorter_maximum_starts_after_the_expansion(
         )
 
 
-def test_the_asyncio_twin_notices_the_expansion(
-    world: RealWorld, connection: Connection, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("delaylevel.producer.level_topic_cache._REFUSED_EVERY_S", 0)
-    description = world.level_topic(MINUTES)
-
-    async def go() -> None:
-        client = AsyncClient.from_connection(connection)
-        producer = await client.create_producer(
-            description.targets[0], enable_delay_level_topic=True
-        )
-        with pytest.raises(DelayTooLongError):
-            await producer.send(b"x", deliver_after=timedelta(minutes=8))
-        longer = lifecycle.longer_levels(MINUTES, timedelta(minutes=9))
-        await asyncio.to_thread(lifecycle.expand, world.admin, description.topic, longer)
-        await producer.send(b"x", deliver_after=timedelta(minutes=8))
-        await producer.close()
-        await client.close()
-
-    asyncio.run(go())
-    assert [item.value for item in world.stored(description.topic)] == [b"x"]
-
-
 class Interrupted(Admin):
     """An admin client that fails before it writes the longer description."""
 
@@ -223,18 +196,6 @@ def test_a_subscription_that_ignores_due_times_stops_a_drain(world: RealWorld) -
     consumer.close()
 
 
-def test_a_drain_holds_messages_for_a_missing_target(world: RealWorld) -> None:
-    description = world.level_topic(MINUTES)
-    park(world.client(), description, x=timedelta(minutes=3), y=timedelta(minutes=4))
-    target = TopicName.parse(description.targets[0])
-    world.admin.delete(target, force=True)
-    for _ in range(2):
-        report = drain(world.plain_client, world.admin, description)
-        assert (report.handed_off, report.held.total()) == (0, 2)
-        assert lifecycle.pending_entries(world.admin, description).held  # in one batch, or in two
-    assert not world.admin.topic_exists(target)
-
-
 def test_a_level_topic_is_deleted_only_when_nothing_is_pending(
     world: RealWorld, run: Callable[..., Result]
 ) -> None:
@@ -295,17 +256,6 @@ def test_messages_in_undescribed_partitions_are_pending_too(world: RealWorld) ->
     with pytest.raises(StillPendingError, match="1 parked"):
         lifecycle.delete(world.plain_client, world.admin, description)
     assert lifecycle.delete(world.plain_client, world.admin, description, discard=1).parked == 1
-
-
-def test_discarding_needs_the_number_of_entries(
-    world: RealWorld, run: Callable[..., Result]
-) -> None:
-    description = world.level_topic(MINUTES)
-    park(world.client(), description, x=timedelta(minutes=3))
-    assert run("delete", description.topic, "--discard", "2").exit_code == 1
-    answer = run("delete", description.topic, "--discard", "1")
-    assert answer.exit_code == 0, answer.output
-    assert world.admin.list_partitioned_topics(world.namespace) == []
 
 
 # -- orphans
@@ -371,11 +321,3 @@ def test_the_commands_for_expanding_and_draining(
         "left": 0,
     }
     assert lifecycle.pending_entries(world.admin, description).total == 0
-
-
-def test_other_changes_than_an_expansion_are_refused(world: RealWorld) -> None:
-    description = world.level_topic(MINUTES)
-    hours = Levels(PartitionStrategy(partition_by="HOUR", maximum_delay=timedelta(hours=5)))
-    with pytest.raises(InvalidStrategyError, match="no expansion"):
-        lifecycle.expand(world.admin, description.topic, hours)
-    assert topics.describe(world.admin, description.topic) == description

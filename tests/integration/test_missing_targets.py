@@ -5,21 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import Result
 
 from delaylevel import topics
-from delaylevel.dispatcher import Dispatcher, DispatchSettings
-from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, MissingTarget
+from delaylevel.model.level_topic import LevelTopicDescription, MissingTarget
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.mover import dead_letters as deadletters
-from delaylevel.topics import lifecycle
-from support.background import Serving
-from support.fakes import JumpingClock
 from support.world import RealWorld
 
 MINUTES = Levels(PartitionStrategy(partition_by="MINUTE", maximum_delay=timedelta(minutes=4)))
@@ -99,49 +94,3 @@ def test_a_changed_policy_applies_to_held_messages(
     report = moving.run_once()
     assert (sum(report.dead.values()), report.held) == (5, {})
     world.drained(description)
-
-
-@pytest.mark.parametrize("policy", [MissingTarget.DEAD_LETTER, MissingTarget.DROP])
-def test_the_dispatcher_applies_the_policy_too(
-    world: RealWorld, tmp_path: Path, policy: MissingTarget, jumping: JumpingClock
-) -> None:
-    description = world.level_topic(
-        Levels(PartitionStrategy(partition_by="HOUR", maximum_delay=timedelta(hours=2))),
-        ("gone", "there"),
-        final_window=FinalWindow.TRACKER,
-        window_partitions=1,
-        on_missing_target=policy,
-    )
-    due_ms = jumping.now_ms() + 300_000
-    for target in description.targets:
-        with world.client().create_producer(
-            target, enable_delay_level_topic=True, delay_level_topic=description.topic
-        ) as producer:
-            for number in range(5):
-                producer.send(b"%d" % number, deliver_at=due_ms)
-    jumping.advance(300_000)
-    gone, there = description.targets
-    world.admin.delete(TopicName.parse(gone), force=True)
-    settings = DispatchSettings(directory=tmp_path / "spill", checkpoint_ms=200)
-    dispatcher = Dispatcher(world.plain_client, world.admin, [description.topic], settings, jumping)
-    with Serving(dispatcher) as serving:
-        total = serving.total
-        world.eventually(
-            lambda: total("released") == 5 and total("dead") + total("dropped") == 5,
-            "the end of all ten",
-            seconds=60,
-        )
-        world.eventually(
-            lambda: lifecycle.pending_entries(world.admin, description).window == 0,
-            "the acknowledgement of the window",
-            seconds=60,
-        )
-    assert bodies(world.stored(there)) == FIVE
-    assert not world.admin.topic_exists(TopicName.parse(gone))
-    assert world.stored(description.held_topic.full) == []
-    letters = [
-        letter.message
-        for letter in deadletters.dead_letters(world.plain_client, world.admin, description)
-    ]
-    assert bodies(letters) == (FIVE if policy is MissingTarget.DEAD_LETTER else [])
-    assert all("delaylevel.attempt" not in letter.properties for letter in letters)

@@ -75,28 +75,6 @@ def test_messages_exactly_on_a_partition_bound(world: RealWorld, clock: Any) -> 
     world.drained(description)
 
 
-def test_an_empty_partition_delays_no_other_partition(world: RealWorld, clock: Any) -> None:
-    description = world.level_topic(MINUTES)
-    orders = description.targets[0]
-    moving = world.mover(description, clock)
-    assert moving.run_once().total == 0  # all of them are empty
-
-    producer = world.client(clock).create_producer(orders, enable_delay_level_topic=True)
-    producer.send(b"last", deliver_after=timedelta(minutes=3))
-    clock.advance(1000)
-    assert moving.run_once().total == 0
-    # A message in a partition that was empty at every earlier run is found in time.
-    producer.send(b"first", deliver_after=timedelta(minutes=1))
-    clock.advance(58_000)
-    report = moving.run_once()
-    assert (report.window, report.latest_ms) == (1, 0)
-    assert [m.value for m in world.stored(orders)] == [b"first"]
-    clock.advance(120_000)
-    report = moving.run_once()
-    assert (report.window, report.latest_ms) == (1, 0)
-    world.drained(description)
-
-
 @pytest.mark.parametrize("field", ["properties", "partition_key", "ordering_key"])
 def test_no_field_of_a_message_hides_those_in_front_of_it(
     world: RealWorld, connection: Connection, clock: Any, field: str
@@ -129,25 +107,4 @@ def test_no_field_of_a_message_hides_those_in_front_of_it(
         hand_off(moving, b"second")
     with LocalMover(world.plain_client, world.admin, description, clock) as moving:
         hand_off(moving, b"large", b"last")
-    world.drained(description)
-
-
-def test_a_late_trigger_delivers_at_once(world: RealWorld, clock: Any) -> None:
-    description = world.level_topic(MINUTES)
-    orders = description.targets[0]
-    get = world.arrivals(orders)
-    # Sent an hour ago by the producer's clock; no mover has run since then.
-    clock.advance(-3_600_000)
-    with world.client(clock).create_producer(orders, enable_delay_level_topic=True) as producer:
-        for number in range(300):
-            producer.send_async(
-                b"%d" % number, None, deliver_after=timedelta(seconds=60 + number % 180)
-            )
-    clock.advance(2 * 3_600_000)
-    report = world.mover(description, clock).run_once()
-    assert (report.due, report.window, report.total) == (300, 0, 300)
-    assert report.latest_ms > 0
-    arrivals = get(300)
-    assert sorted(int(a.message.data()) for a in arrivals) == list(range(300))
-    assert len({a.message.properties()["delaylevel.id"] for a in arrivals}) == 300
     world.drained(description)

@@ -11,7 +11,6 @@ import pytest
 import urllib3
 from pulsar.schema import JsonSchema, Record, String
 
-from delaylevel.model.clock import SystemClock
 from delaylevel.model.delivery import ForwardReport
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.message import ParkedMessage
@@ -134,25 +133,6 @@ def test_a_target_that_is_deleted_and_recreated(
         assert set(message.properties) == {"delaylevel.id", "delaylevel.due", "delaylevel.target"}
 
 
-def test_a_target_that_is_terminated(setting: Setting, world: RealWorld) -> None:
-    orders = TopicName.parse(setting.orders)
-    world.admin.terminate(orders)
-    setting.move_until(
-        lambda: (
-            setting.report.held[setting.orders] >= 10 and len(world.stored(setting.others)) == 10
-        ),
-        "the other target's messages",
-    )
-    held = world.stored(setting.description.held_topic.full)
-    assert {m.properties["delaylevel.reason"] for m in held} == {"TopicTerminated"}
-
-    world.admin.delete(orders, force=True)
-    world.plain_client.create_producer(setting.orders).close()
-    setting.move_until(lambda: len(world.stored(setting.orders)) >= 10, "the held messages")
-    world.drained(setting.description)
-    assert sorted(m.value or b"" for m in world.stored(setting.orders)) == values("a")
-
-
 @pytest.mark.parametrize("policy", ["producer_exception", "producer_request_hold"])
 def test_a_target_over_its_quota(setting: Setting, world: RealWorld, policy: str) -> None:
     orders = TopicName.parse(setting.orders)
@@ -210,52 +190,4 @@ def test_a_target_that_lost_its_schema(setting: Setting, world: RealWorld) -> No
         "the typed message",
     )
     assert b"typed" in (world.stored(setting.orders)[-1].value or b"")
-    world.drained(setting.description)
-
-
-def test_malformed_messages_go_to_the_dead_letters(
-    setting: Setting, world: RealWorld, parked: Callable[..., dict[str, str]]
-) -> None:
-    soon = SystemClock().now_ms() + 500
-    garbage: dict[bytes, tuple[dict[str, str], str]] = {
-        b"nothing": ({}, "delaylevel.due is missing"),
-        b"due": (parked(0, **{"delaylevel.due": "soon"}), "'soon', not a whole number"),
-        b"negative": (parked(0, **{"delaylevel.due": "-5"}), "not a whole number"),
-        b"huge": (parked(10**18), "beyond the year 9999"),
-        b"no target": ({"delaylevel.due": str(soon)}, "delaylevel.target is missing"),
-        b"bad target": (parked(soon, **{"delaylevel.target": "a/b"}), "delaylevel.target"),
-        b"stranger": (parked(soon, "strangers"), "is not one of level topic"),
-        b"no id": (parked(soon, **{"delaylevel.id": ""}), "delaylevel.id is empty"),
-        b"schema": (parked(soon, **{"delaylevel.schema": "AVRO"}), "not TYPE:digest"),
-        b"attempt": (parked(soon, **{"delaylevel.attempt": "x"}), "not a whole number"),
-    }
-    topic = setting.description.name.partition(0).full
-    raw = world.plain_client.create_producer(topic)
-    for value, (properties, _) in garbage.items():
-        raw.send(value, {**properties, "own": "1"}, "key", event_timestamp=7)
-    raw.send(None)
-    good = {**parked(soon, setting.orders.rpartition("/")[2]), "own": "2"}
-    raw.send(b"good", good)
-
-    setting.move_until(
-        lambda: len(world.stored(setting.orders)) == 11 and len(world.stored(setting.others)) == 10,
-        "the valid messages",
-    )
-    assert b"good" in [m.value for m in world.stored(setting.orders)]
-    assert setting.report.dead.total() == len(garbage) + 1
-    assert not setting.report.held
-    dead = {m.value: m for m in world.stored(setting.description.dead_letter_topic.full)}
-    assert set(dead) == {*garbage, None}
-    for value, (properties, reason) in garbage.items():
-        message = dead[value]
-        assert reason in message.properties["delaylevel.reason"], value
-        # The message is unchanged, and has its source position.
-        assert {**message.properties, **properties, "own": "1"} == message.properties
-        assert message.properties["delaylevel.source"].startswith(
-            topic.removeprefix("persistent://") + ":"
-        )
-        assert (message.key, message.event_ms) == ("key", 7)
-    strangers = TopicName.parse(f"persistent://{world.namespace}/strangers")
-    assert "strangers" in dead[b"stranger"].properties["delaylevel.reason"]
-    assert not world.admin.topic_exists(strangers)
     world.drained(setting.description)

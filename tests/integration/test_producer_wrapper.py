@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import threading
 from datetime import timedelta
@@ -13,14 +12,11 @@ import pytest
 import urllib3
 from pulsar.schema import Integer, JsonSchema, Record, String
 
-import delaylevel.producer.aio
 from delaylevel import topics
 from delaylevel.cluster import schemas
 from delaylevel.cluster.connection.settings import Connection
 from delaylevel.errors import (
-    InvalidInputError,
     LevelTopicError,
-    StrategyMismatchError,
 )
 from delaylevel.model.envelope import SchemaRef
 from delaylevel.model.level_topic import default_level_topic
@@ -74,19 +70,6 @@ def test_undelayed_messages_go_straight_through(producer: Any, orders: str, stor
     assert stored(default_level_topic(orders)) == []
 
 
-def test_it_has_the_plain_producers_calls(producer: Any, orders: str) -> None:
-    assert producer.topic() == orders
-    assert producer.last_sequence_id() == -1
-    assert producer.send(b"x") is not None
-    assert producer.last_sequence_id() == 0
-    assert producer.producer_name()
-    assert producer.is_connected()
-    producer.close()
-    assert not producer.is_connected()
-    with pytest.raises(pulsar.AlreadyClosed):
-        producer.close()
-
-
 def test_our_properties_are_removed_from_the_applications(
     producer: Any, orders: str, stored: Stored
 ) -> None:
@@ -110,38 +93,6 @@ def test_our_properties_are_removed_from_the_applications(
     assert "delaylevel.made-up" not in later.properties
     assert int(later.properties["delaylevel.due"]) > 5
     assert own.properties["delaylevel.id"] == "mine"
-
-
-def test_close_sends_queued_messages(world: RealWorld, orders: str) -> None:
-    outcomes: list[str] = []
-    with world.client().create_producer(
-        orders,
-        enable_delay_level_topic=True,
-        partition_strategy=HOURS,
-        batching_enabled=True,
-        batching_max_publish_delay_ms=5000,
-    ) as producer:
-        for number in range(100):
-            after = LONG if number % 2 else None
-            producer.send_async(
-                b"%d" % number, lambda r, _: outcomes.append(str(r)), deliver_after=after
-            )
-    assert outcomes == ["Result.Ok"] * 100
-    assert len(world.stored(orders)) == len(world.stored(default_level_topic(orders))) == 50
-
-
-def test_a_different_strategy_is_refused(dl_client: MakeClient, producer: Any, orders: str) -> None:
-    client = dl_client()
-    with pytest.raises(StrategyMismatchError) as mismatch:
-        client.create_producer(orders, enable_delay_level_topic=True, partition_strategy=DAYS)
-    assert mismatch.value.configured == str(Levels(DAYS))
-    assert mismatch.value.described == str(Levels(HOURS))
-    for text in ("DAY for 3d", "HOUR for 4h"):
-        assert text in str(mismatch.value)
-    # Without its own strategy it uses the topic's.
-    second = client.create_producer(orders, enable_delay_level_topic=True)
-    assert second.description.levels == Levels(HOURS)
-    second.send(b"x", deliver_after=timedelta(hours=4))
 
 
 def test_without_an_admin_url(
@@ -199,64 +150,6 @@ def test_wrap_a_producer_of_one_partition(
         wrapped.send(b"x", deliver_after=LONG)
     (parked,) = world.stored(default_level_topic(orders))
     assert parked.properties["delaylevel.target"] == orders
-
-
-def test_the_asyncio_twin(connection: Connection, orders: str, stored: Stored) -> None:
-    async def run() -> None:
-        client = delaylevel.producer.aio.AsyncDelayLevelClient.from_connection(connection)
-        producer = await client.create_producer(
-            orders,
-            enable_delay_level_topic=True,
-            partition_strategy=HOURS,
-            final_window="broker",
-            batching_enabled=True,
-        )
-        await asyncio.gather(
-            *(
-                producer.send(
-                    b"%d" % number,
-                    {"delaylevel.id": "old", "own": "1"},
-                    f"key-{number}",
-                    deliver_after=timedelta(minutes=30 + number),
-                    event_timestamp=number + 1,
-                )
-                for number in range(60)
-            )
-        )
-        await producer.send(b"now")
-        assert producer.topic() == orders
-        assert producer.is_connected()
-        for bad in ({"deliver_after": timedelta(hours=5)}, {"deliver_at": -1}):
-            with pytest.raises(InvalidInputError):
-                await producer.send(b"x", **bad)
-        with pytest.raises(InvalidInputError, match="null"):
-            await producer.send(None, deliver_after=LONG)
-        # close() sends messages that were not awaited yet; it does not drop them.
-        unawaited = asyncio.ensure_future(producer.send(b"last", deliver_after=timedelta(hours=1)))
-        await asyncio.sleep(0)
-        await producer.close()
-        await unawaited
-        assert producer.sent() == {"HOUR": 31, "window": 0, "straight": 31}
-        with pytest.raises(StrategyMismatchError):
-            await client.create_producer(
-                orders, enable_delay_level_topic=True, partition_strategy=DAYS
-            )
-        await client.close()
-
-    asyncio.run(run())
-    parked = stored(default_level_topic(orders))
-    assert sorted(m.value or b"" for m in parked) == sorted(
-        [b"last", *(b"%d" % number for number in range(30, 60))]
-    )
-    for message in parked[:5]:
-        if message.value != b"last":
-            number = int(message.value or b"")
-            assert (message.key, message.event_ms) == (f"key-{number}", number + 1)
-        assert "delaylevel.id" not in message.properties
-    # Messages due within one unit go to the business topic at once, and the broker delays them.
-    assert sorted(m.value or b"" for m in stored(orders)) == sorted(
-        [b"now", *(b"%d" % number for number in range(30))]
-    )
 
 
 def test_two_producers_create_at_once(

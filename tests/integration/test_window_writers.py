@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -14,22 +12,15 @@ import delaylevel.producer.aio
 from delaylevel import topics
 from delaylevel.cluster.connection.settings import Connection
 from delaylevel.errors import LevelTopicError, UnsupportedOptionError
-from delaylevel.functions.consumer_loop import ConsumerLoop, FunctionSettings
 from delaylevel.model.clock import SystemClock
-from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow, LevelTopicDescription, Mover
+from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Mover
 from delaylevel.model.strategy import Levels, PartitionBy, PartitionStrategy
-from delaylevel.model.topic_name import TopicName
 from delaylevel.producer.client import DelayLevelClient
 from support.world import RealWorld, Stored
 
 pytestmark = pytest.mark.broker
 
 HOURS = PartitionStrategy(partition_by=PartitionBy.HOUR, maximum_delay=timedelta(hours=4))
-BRIEF = Levels(
-    PartitionStrategy(
-        partition_by=timedelta(milliseconds=200), maximum_delay=timedelta(milliseconds=800)
-    )
-)
 NEAR = timedelta(minutes=30)
 FAR = timedelta(hours=2)
 
@@ -139,94 +130,3 @@ def test_the_asyncio_twin_writes_to_the_window(connection: Connection, world: Re
     }
     assert [message.value for message in world.stored(orders)] == [b"now"]
     assert [message.value for message in world.stored(description.topic)] == [b"far"]
-
-
-def test_the_function_writes_to_the_window(
-    world: RealWorld, parked: Callable[..., dict[str, str]]
-) -> None:
-    """The Function's own loop runs without a worker; the target does not exist."""
-    description = world.level_topic(BRIEF, final_window=FinalWindow.TRACKER, mover=Mover.FUNCTION)
-    target = TopicName.parse(description.targets[0])
-    world.admin.delete(target)
-    producer = world.plain_client.create_producer(description.name.partition(0).full)
-    now_ms = SystemClock().now_ms()
-    for number in range(100):
-        key = f"key-{number}" if number % 2 else None
-        own = {"delaylevel.id": f"id-{number}"}
-        producer.send_async(b"%d" % number, None, parked(now_ms - number, **own), key)
-    producer.flush()
-    held = world.plain_client.create_producer(description.held_topic.partition(0).full)
-    tried = {"delaylevel.id": "held", "delaylevel.attempt": "3", "delaylevel.reason": "away"}
-    held.send(b"held", parked(now_ms, **tried), "key-0")
-
-    engine = ConsumerLoop(
-        world.plain_client,
-        world.admin,
-        FunctionSettings(description.topic, world.admin.admin_url),
-        "a test's",
-    )
-    engine.start()
-    try:
-        world.eventually(
-            lambda: len(world.stored(description.window_topic.full)) >= 101, "the window", 60
-        )
-        world.drained(description)
-    finally:
-        engine.stop()
-
-    expected = {
-        b"%d" % number: {
-            description.window_partition(f"key-{number}" if number % 2 else "", f"id-{number}")
-        }
-        for number in range(100)
-    }
-    expected[b"held"] = {description.window_partition("key-0", "")}
-    assert places(description, world.stored) == expected
-    window = {
-        message.value: message.properties for message in world.stored(description.window_topic.full)
-    }
-    assert window[b"held"]["delaylevel.attempt"] == "3"
-    assert "delaylevel.reason" not in window[b"held"]
-    assert not world.admin.topic_exists(target)
-
-
-@pytest.mark.spark
-def test_the_spark_job_writes_to_the_window_and_acknowledges_cumulatively(
-    world: RealWorld, parked: Callable[..., dict[str, str]], spark_once: Callable[..., None]
-) -> None:
-    """Overdue messages go to the window too, by key or ID; the target does not exist."""
-    description = world.level_topic(BRIEF, final_window=FinalWindow.TRACKER)
-    target = TopicName.parse(description.targets[0])
-    world.admin.delete(target)
-    producer = world.plain_client.create_producer(
-        description.name.partition(0).full, batching_enabled=True
-    )
-    now_ms = SystemClock().now_ms()
-    for number in range(400):
-        producer.send_async(
-            b"%d" % number,
-            None,
-            parked(now_ms + number, **{"delaylevel.id": f"id-{number}"}),
-            f"key-{number}" if number % 2 else None,
-        )
-    producer.flush()
-    world.eventually(lambda: SystemClock().now_ms() > now_ms + 2000, "the hand-off", 60)
-
-    spark_once(description)
-    world.drained(description)
-
-    window = world.stored(description.window_topic.full)
-    assert Counter(message.value for message in window) == Counter(
-        b"%d" % number for number in range(400)
-    )
-    assert all(m.properties["delaylevel.id"] == f"id-{int(m.value or b'')}" for m in window)
-    for value, indexes in places(description, world.stored).items():
-        number = int(value)
-        key = f"key-{number}" if number % 2 else ""
-        assert indexes == {description.window_partition(key, f"id-{number}")}
-    assert not world.admin.topic_exists(target)
-    for member in description.members():
-        for index in range(member.partitions):
-            assert (
-                world.admin.acknowledged_ranges(member.topic.partition(index), SUBSCRIPTION) == ()
-            )

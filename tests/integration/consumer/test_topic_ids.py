@@ -75,19 +75,6 @@ def test_processes_learn_the_ids_of_each_other(opened: Open, eventually: Eventua
     assert len(one) == len(other) == 200
 
 
-def test_each_subscription_has_its_own_ids(opened: Open, world: RealWorld) -> None:
-    handled = opened()
-    save(handled, 1)
-    other = Deduplication(store=TopicIdStore()).open(
-        world.client(), world.topic("orders"), "shipping"
-    )
-    assert known(other, 1) == [False]
-    other.close()
-    taken = TopicIdStore(world.topic("orders-billing-handled"))
-    with pytest.raises(InvalidInputError, match=r"handled IDs of .*orders~billing: give each"):
-        opened("invoices", store=taken)
-
-
 def test_a_topic_with_messages_is_refused(opened: Open, world: RealWorld) -> None:
     producer = world.plain_client.create_producer(world.topic("taken"))
     producer.send(b"an order")
@@ -119,20 +106,6 @@ def test_a_long_log_is_rewritten_and_keeps_every_id(
     for handled in (one, other, opened(capacity=400)):
         eventually(lambda handled=handled: all(known(handled, *range(150))), "all IDs")
         assert len(handled) <= 400
-
-
-def test_the_capacity_bounds_what_is_stored(
-    opened: Open, world: RealWorld, monkeypatch: pytest.MonkeyPatch, eventually: Eventually
-) -> None:
-    monkeypatch.setattr(handled_ids, "_MOST_RECORDS", 20)
-    for start in range(0, 600, 200):
-        handled = opened(capacity=100)
-        assert all(known(handled, *range(max(0, start - 50), start)))
-        for number in range(start, start + 200):
-            assert handled.begin(message(number))
-            handled.save(message(number))
-        handled.close()
-    assert records(world) < 600
 
 
 def test_compaction_changes_nothing(

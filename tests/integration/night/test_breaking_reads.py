@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Iterator
-from itertools import islice
 from typing import Any
 
 import pulsar
 import pytest
 
-from delaylevel.cluster.locks import PartitionLock
 from delaylevel.cluster.reader import read_range
 from delaylevel.cluster.threads import in_thread
-from delaylevel.dispatcher.assignment import window_sources
-from delaylevel.dispatcher.journal import topic as journal_topic
-from delaylevel.dispatcher.journal.records import LowWatermark
-from delaylevel.dispatcher.journal.topic import Journal
-from delaylevel.errors import BrokerError
-from delaylevel.model.level_topic import FinalWindow
 from delaylevel.model.position import EARLIEST, Position
-from support.dispatch_world import LEVELS
 from support.proxy import Proxy
-from support.world import QUIET, MakeLevelTopic, RealWorld
+from support.world import QUIET, RealWorld
 
 MESSAGES = 20
 
@@ -68,27 +58,3 @@ def test_a_read_goes_on_if_the_connection_breaks_while_the_client_asks_for_more(
     assert found == list(range(MESSAGES))
     assert asked[:1] == [False]  # the client says so, and there are more messages
     producer.close()
-
-
-def test_a_journal_that_was_not_read_to_its_end_is_an_error(
-    world: RealWorld, level_topic: MakeLevelTopic, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    description = level_topic(LEVELS, final_window=FinalWindow.TRACKER)
-    window, source = window_sources(description, 0)
-    with contextlib.ExitStack() as opened:
-        lock = PartitionLock(world.plain_client, world.admin, [window, source], "test")
-        opened.callback(lock.close)
-        journal = Journal(world.plain_client, world.admin, source, lock)
-        opened.callback(journal.close)
-        assert not list(journal.read())
-        journal.claim()
-        for number in range(5):
-            journal.append(LowWatermark(number))
-        assert len(list(journal.read())) == 5
-
-        def read_some(*arguments: Any) -> Any:
-            return islice(read_range(*arguments), 3)
-
-        monkeypatch.setattr(journal_topic, "read_range", read_some)
-        with pytest.raises(BrokerError, match="was delivered only up to"):
-            list(journal.read())

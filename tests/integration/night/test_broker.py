@@ -27,7 +27,6 @@ from delaylevel.cluster.rest.admin import Admin
 from delaylevel.errors import AlreadyRunningError, BrokerError, BrokerUnreachableError
 from support.world import eventually, quiet_client
 
-BrokerFactory = Callable[..., EmbeddedBroker]
 TOPIC = "persistent://public/default/kept"
 SUBSCRIPTION = "reader"
 
@@ -76,15 +75,6 @@ def received(broker: EmbeddedBroker, count: int) -> list[int]:
         return [int(consumer.receive(timeout_millis=60_000).data()) for _ in range(count)]
     finally:
         client.close()
-
-
-def test_is_ready_when_start_returns(broker: EmbeddedBroker) -> None:
-    status = broker.status()
-    assert status.running
-    assert status.pid is not None
-    answer = urllib3.request("GET", f"{status.admin_url}/admin/v2/namespaces/public")
-    assert "public/default" in json.loads(answer.data)
-    assert status.service_url.startswith("pulsar://127.0.0.1:")
 
 
 def test_conf_reaches_the_broker(own: EmbeddedBroker) -> None:
@@ -238,15 +228,6 @@ def test_the_broker_ends_when_its_parent_dies(tmp_path: Path) -> None:
         parent.kill()
         parent.communicate()
         broker.stop()
-
-
-def test_with_the_functions_worker(broker_with: BrokerFactory) -> None:
-    broker = broker_with({}, functions=True)
-    assert broker.status().functions
-    url = f"{broker.connection.admin_url}/admin/v3/functions/public/default"
-    answer = urllib3.request("GET", url)
-    assert answer.status == 200
-    assert json.loads(answer.data) == []
 
 
 def test_from_the_command_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -96,35 +96,3 @@ def test_the_state_lasts_as_long_as_a_level_producer(
     # On a busy machine, the calling thread may call back for a closing. Then the state stays.
     released = closing <= callbacks.threads
     assert callbacks.counts(plain) == ([1, 1, 1] if released else [10, 11, 12])
-
-
-def test_only_the_thread_that_keeps_a_state_releases_it() -> None:
-    """A producer that was closed by another thread leaves the state of the first one alone."""
-    kept = type("Opened", (), {})()
-    cores.keep_state(kept)
-    try:
-        other = threading.Thread(target=cores.release_state, args=(kept,))
-        other.start()
-        other.join()
-        assert kept in cores._references
-    finally:
-        cores.release_state(kept)
-    assert kept not in cores._references
-    cores.release_state(kept)  # a second close does nothing
-
-
-def test_only_a_stored_message_keeps_the_state() -> None:
-    """Other outcomes may come from the thread that sends."""
-    opened, outcomes = type("Opened", (), {})(), Callbacks()
-    callback = cores.in_kept_state(opened, outcomes)
-    callback(pulsar.Result.ProducerQueueIsFull, None)
-    assert opened not in cores._references
-    callback(pulsar.Result.Ok, None)
-    try:
-        assert opened in cores._references
-        callback(pulsar.Result.Ok, None)
-        assert cores._references[opened].producers == 1
-    finally:
-        cores.release_state(opened)
-    assert opened not in cores._references
-    assert len(outcomes.threads) == 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import functools
 import shutil
 import stat
@@ -22,7 +21,6 @@ from delaylevel.model.strategy import Levels, PartitionBy, PartitionStrategy
 from delaylevel.structures.segments.file import append_to
 from delaylevel.structures.segments.pending import PendingSegments
 from support.background import Serving
-from support.fakes import SmallDisk
 from support.world import MakeLevelTopic, RealWorld
 
 pytestmark = pytest.mark.broker
@@ -92,41 +90,6 @@ def assert_all_released(
     assert stored.keys() == {str(number) for number in range(MESSAGES)}
     if once:
         assert stored.total() == MESSAGES
-
-
-def await_state(world: RealWorld, serving: Serving, state: str) -> None:
-    def reached() -> bool:
-        return any(each.state == state for each in serving.dispatcher.stats().values())
-
-    world.eventually(reached, f"the state {state!r}", 60)
-
-
-def test_a_full_disk_loses_nothing(
-    description: LevelTopicDescription,
-    serve: Callable[[Callable[[Path], Any]], Serving],
-    world: RealWorld,
-) -> None:
-    """Release all of 12,000 messages of 1 KB with 1 MiB of memory and a disk of 2 MB."""
-    fill(world, description, SystemClock().now_ms() + 4_000)
-    serving = serve(SmallDisk(2_000_000))
-    await_state(world, serving, "disk full")
-    assert_all_released(world, description)
-    # It publishes before everything is read: only that makes room for the rest.
-    assert max(each.recovery_s for each in serving.dispatcher.stats().values()) < 30
-
-
-def test_a_broken_disk_loses_nothing_and_is_not_called_full(
-    description: LevelTopicDescription,
-    serve: Callable[[Callable[[Path], Any]], Serving],
-    world: RealWorld,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    fill(world, description, SystemClock().now_ms() + 4_000)
-    serving = serve(SmallDisk(0, errno.EIO))
-    await_state(world, serving, "disk error")
-    assert_all_released(world, description)
-    assert "cannot be written (Input/output error)" in caplog.text
-    assert "disk full" not in {each.state for each in serving.dispatcher.stats().values()}
 
 
 def test_the_dispatcher_starts_again_when_its_files_are_gone(

@@ -136,10 +136,6 @@ def wrong_clock(ward: Ward) -> None:
     ward.clock = SkewedClock(-60_000)
 
 
-def clock_ahead(ward: Ward) -> None:
-    ward.clock = SkewedClock(60_000)
-
-
 def no_level_topic(ward: Ward) -> None:
     ward.stop()
     lifecycle.delete(ward.client, ward.admin, ward.description)
@@ -204,22 +200,12 @@ def short_delays_only(ward: Ward) -> None:
     ward.post(f"namespaces/{ward.target.namespace_path}/delayedDelivery", value)
 
 
-def far_read_ahead(ward: Ward) -> None:
-    conf = ward.folder / "bookkeeper.conf"
-    conf.write_text("journalDirectory=/data\ndbStorage_readAheadCacheBatchSize=1000\n")
-    ward.options = {"bookie_conf": conf}
-
-
 def no_deduplication(ward: Ward) -> None:
     ward.options = {"delivery": Delivery.EFFECTIVELY_ONCE}
 
 
 def no_mover(ward: Ward) -> None:
     ward.stop()
-
-
-def long_trigger(ward: Ward) -> None:
-    ward.options = {"trigger_ms": 60_000}
 
 
 def behind(ward: Ward) -> None:
@@ -264,15 +250,10 @@ def many_holes(ward: Ward) -> None:
             ward.consumer.acknowledge(message)
 
 
-def no_spill_directory(ward: Ward) -> None:
-    ward.options = {"spill_dir": ward.folder / "absent"}
-
-
 PLANTED = [
     ("broker", unreachable_broker),
     ("broker", unreachable_admin),
     ("clock", wrong_clock),
-    ("clock", clock_ahead),
     ("level topic", no_level_topic),
     ("partitions", more_partitions),
     ("partitions", member_gone),
@@ -286,15 +267,12 @@ PLANTED = [
     ("delayed delivery", no_delayed_delivery),
     ("delayed delivery", coarse_tick),
     ("delay limit", short_delays_only),
-    ("read-ahead", far_read_ahead),
     ("deduplication", no_deduplication),
     ("mover", no_mover),
-    ("lead", long_trigger),
     ("producer clocks", producer_ahead),
     ("held", something_held),
     ("dead letters", something_dead),
     ("ack holes", many_holes),
-    ("disk", no_spill_directory),
 ]
 
 

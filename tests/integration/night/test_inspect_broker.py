@@ -84,25 +84,6 @@ def test_every_message_is_seen_once_and_no_subscription_is_left_behind(
             assert stats.subscriptions.keys() == {SUBSCRIPTION}
 
 
-def test_a_large_topic_is_estimated(
-    world: RealWorld,
-    filled: tuple[LevelTopicDescription, dict[str, int]],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("delaylevel.inspection.sampling._COUNTED", 0)
-    monkeypatch.setattr("delaylevel.inspection.sampling._LEAST_MESSAGES", 1)
-    monkeypatch.setattr("delaylevel.inspection.sampling._MOST_MESSAGES", 5)
-    description, due = filled
-    found = Inspector(world.plain_client, world.admin, description.topic).horizon()
-    assert not found.exact
-    # The broker has counted the messages that it received.
-    now = found.now_ms
-    assert found.within[-1].parts["DAY"] == pytest.approx(
-        sum(at - now >= DAY for at in due.values()), abs=30
-    )
-    assert found.looked_at < COUNT
-
-
 def test_an_estimate_is_true_after_the_broker_has_forgotten_its_counters(
     world: RealWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:

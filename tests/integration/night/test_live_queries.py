@@ -183,30 +183,6 @@ def test_cancelled_messages_are_counted_and_no_command_shows_them(
         assert amounts == {str(n) for n in range(40)} - {"0", "3", "7", "39"}
 
 
-def test_another_interface_needs_the_token(
-    world: RealWorld,
-    filled: LevelTopicDescription,
-    run: Callable[..., tuple[Dispatcher, int]],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("DELAYLEVEL_LIVE_TOKEN", "sesame")
-    dispatcher, port = run(filled, "0.0.0.0")
-    world.eventually(
-        lambda: len(found := dispatcher.stats()) == 3 and all(x.caught_up for x in found.values()),
-        "owners of all partitions",
-    )
-    now = SystemClock().now_ms()
-    due = Window(now, now + 1_800_000)
-    rows = check(world, filled.topic, due, 3)
-    wrong = Inspector(world.plain_client, world.admin, filled.topic, live_token="other")
-    assert list(wrong.rows(Selection(due))) == rows
-    assert wrong.live is not None
-    (reason,) = wrong.live.refusals.values()
-    assert "token" in reason
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=10) as answer:
-        assert answer.status == 200
-
-
 def test_an_answer_of_another_process_does_not_count(
     world: RealWorld,
     filled: LevelTopicDescription,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -157,45 +156,6 @@ def test_missing_namespace_is_refused_with_the_command_that_creates_it(
         _park(world, dl_client, delay_level_namespace="a/b", delay_level_topic="c")
     with pytest.raises(InvalidInputError, match="write tenant/namespace"):
         _park(world, dl_client, delay_level_namespace="levels")
-
-
-def test_commands_create_and_find_level_topics_of_both_names_and_in_their_own_namespace(
-    world: RealWorld, invoke: Callable[..., Result], levels_namespace: str
-) -> None:
-    def shown(*arguments: str) -> str:
-        result = invoke(*arguments, "-o", "json")
-        assert result.exit_code == 0, result.stderr
-        return str(json.loads(result.stdout)["topic"])
-
-    new, earlier, own = (world.topic(name) for name in ("new", "earlier", "own"))
-    assert shown("levels", "create", new) == world.topic("_new-delay-level")
-    made = shown("levels", "create", earlier, "--level-topic", f"{earlier}-delay-level")
-    assert made == f"{earlier}-delay-level"
-    assert shown("levels", "create", earlier) == made  # repeated: no second one
-    apart = shown("levels", "create", own, "--level-namespace", levels_namespace)
-    assert apart == default_level_topic(own, levels_namespace)
-    for business, level_topic in ((earlier, made), (own, apart)):
-        assert shown("levels", "describe", business) == level_topic
-    both = invoke("levels", "create", new, "--level-namespace", "a/b", "--level-topic", "c")
-    assert (both.exit_code, "not both" in both.stderr) == (2, True)
-    # A business topic with two level topics: neither is chosen silently.
-    shown("levels", "create", earlier, "--level-topic", world.topic("_earlier-delay-level"))
-    result = invoke("levels", "describe", earlier)
-    assert result.exit_code == 1
-    assert f"name one of {world.topic('_earlier-delay-level')}, {made}" in result.stderr
-    assert shown("levels", "create", earlier) == world.topic("_earlier-delay-level")
-
-
-def test_business_topic_with_our_prefix_gets_a_level_topic_of_its_own(
-    world: RealWorld, dl_client: MakeClient
-) -> None:
-    for name in ("orders", "_orders"):
-        dl_client().create_producer(world.topic(name), enable_delay_level_topic=True).close()
-    found = topics.list_level_topics(world.admin, world.namespace)
-    assert [item.topic for item in found] == [
-        world.topic("__orders-delay-level"),
-        world.topic("_orders-delay-level"),
-    ]
 
 
 # -- subscriptions that such consumers leave behind

@@ -15,11 +15,10 @@ import pytest
 
 from delaylevel.cluster.connection.settings import Connection
 from delaylevel.errors import UnconfirmedMessagesError
-from delaylevel.model.level_topic import default_level_topic
 from delaylevel.model.strategy import PartitionBy, PartitionStrategy
 from delaylevel.producer.client import DelayLevelClient
 from support.proxy import Proxy
-from support.world import QUIET, Stored, eventually
+from support.world import QUIET, eventually
 
 HOURS = PartitionStrategy(partition_by=PartitionBy.HOUR, maximum_delay=timedelta(hours=40))
 Result = pulsar.Result
@@ -50,20 +49,6 @@ def hours(count: int) -> dict[str, timedelta]:
     return {"deliver_after": timedelta(hours=count, minutes=30)}
 
 
-def bodies(stored: Stored, orders: str) -> list[bytes | None]:
-    return [message.value for message in stored(default_level_topic(orders))]
-
-
-def test_close_delivers_what_waits_for_an_opening(
-    make: Callable[..., Any], orders: str, stored: Stored
-) -> None:
-    producer = make(batching_enabled=True)
-    for number in range(500):
-        producer.send_async(b"%d" % number, None, **hours(1 + number % 5))
-    producer.close()
-    assert len(bodies(stored, orders)) == 500
-
-
 def test_nothing_blocks_while_the_broker_is_away(make: Callable[..., Any], proxy: Proxy) -> None:
     producer = make(send_timeout_millis=1500, max_pending_messages=20)
     proxy.cut()
@@ -83,23 +68,6 @@ def test_nothing_blocks_while_the_broker_is_away(make: Callable[..., Any], proxy
     with pytest.raises(pulsar.Timeout):
         producer.send(b"lost", **hours(3))
     assert time.monotonic() - began < 10
-
-
-def test_partitions_open_once_the_broker_is_back(
-    make: Callable[..., Any], proxy: Proxy, orders: str, stored: Stored
-) -> None:
-    producer = make(send_timeout_millis=30_000)
-    proxy.cut()
-    eventually(lambda: not producer.is_connected(), "the cut")
-    results: list[Any] = []
-    for number in range(10):
-        producer.send_async(b"%d" % number, lambda result, _: results.append(result), **hours(1))
-    proxy.restore()
-    producer.flush()
-    assert results == [Result.Ok] * 10
-    assert producer.is_connected()
-    producer.close()
-    assert bodies(stored, orders) == [b"%d" % number for number in range(10)]
 
 
 PROGRAM = """

@@ -8,14 +8,9 @@ import re
 import signal
 import socket
 import time
-from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from delaylevel.cluster.connection.settings import Connection
@@ -28,7 +23,6 @@ from delaylevel.model.level_topic import (
     Mover,
 )
 from delaylevel.model.position import source_partitions
-from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.mover import service as mover_service
 from delaylevel.run import LocalService
 from delaylevel.topics import lifecycle
@@ -251,45 +245,3 @@ def test_the_local_mover_works_alone(world: RealWorld, cli_process: Start) -> No
     second.terminate()
     assert end(second) == 0, said(second)
     assert end(cli_process("mover", "run", orders, "--local", "--once")) == 0
-
-
-# Two lanes of eight threads, and one that stands by in each; the clients of movers, dispatcher and
-# one target, with at most three threads each; the HTTP service with ten threads for requests and
-# one for connections; the main thread, signals, the client's log; four of numpy and Arrow. On a
-# busy machine, steps take longer than they should, and a few more threads begin the next ones.
-MOST_THREADS = 2 * 9 + 3 * 3 + 11 + 3 + 4 + 2 * 4
-
-
-def test_many_idle_level_topics_share_a_few_threads(world: RealWorld, cli_process: Start) -> None:
-    """Each of them had a thread for its mover, and two for each window partition."""
-    count, windows = 12, 3
-    assert count * (1 + 2 * windows) > MOST_THREADS
-    hours = Levels(
-        [PartitionStrategy(partition_by=timedelta(hours=1), maximum_delay=timedelta(hours=2))]
-    )
-    targets = [f"orders-{number}" for number in range(count)]
-    with ThreadPoolExecutor(4) as pool:
-        made = list(
-            pool.map(
-                lambda target: create(world, hours, targets=(target,), window_partitions=windows),
-                targets,
-            )
-        )
-    process = cli_process("run", "--namespace", world.namespace)
-    for description in made:
-        owners = Owners(world, description)
-        world.eventually(partial(owners.all_with, process), "all partitions", 120)
-    running = psutil.Process(process.pid)
-    world.eventually(lambda: running.num_threads() <= MOST_THREADS, "the end of the start", 60)
-    (target,) = made[7].targets
-    bodies = park(world, target, 20, 1_000, 3_000)
-    most = 0
-    until_s = time.monotonic() + 8
-    while time.monotonic() < until_s:
-        most = max(most, running.num_threads())
-        time.sleep(0.1)
-    world.eventually(lambda: found(world, target).keys() == bodies, "all messages")
-    assert found(world, target) == Counter(bodies)
-    assert most <= MOST_THREADS
-    process.terminate()
-    assert end(process) == 0, said(process)

@@ -13,7 +13,7 @@ pytest.importorskip("pyspark")
 
 from delaylevel.cluster.connection.settings import Connection
 from delaylevel.cluster.rest.admin import Admin
-from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow, LevelTopicDescription
+from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.spark_sync import pending
@@ -210,22 +210,3 @@ def test_a_read_while_a_mover_runs(
     rows = world.eventually(later, "the acknowledgement of what was moved")
     assert len({row["id"] for row in rows}) == len(rows)
     assert holders() == [owner]
-
-
-def test_cancelled_messages_are_not_pending(
-    spark: Any, connection: Connection, world: RealWorld, clock: Any
-) -> None:
-    description = world.level_topic(LEVELS, final_window=FinalWindow.TRACKER)
-    at = clock.now_ms() + 20 * HOUR
-    with world.client(clock).create_producer(
-        description.targets[0], enable_delay_level_topic=True
-    ) as producer:
-        for name in ("a", "b", "c"):
-            producer.schedule(b"x", deliver_at=at, message_id=name, partition_key="k")
-        producer.cancel(message_id="b", deliver_at=at, partition_key="k")
-        producer.cancel(message_id="c", deliver_at=at)  # the wrong key: another partition
-    frame = pending(spark, connection, description.topic)
-    assert frame.schema == SCHEMA
-    assert sorted(row["id"] for row in frame.collect()) == ["a", "c"]
-    narrow = pending(spark, connection, description.topic, columns=["size"], levels=[0])
-    assert [row.asDict() for row in narrow.collect()] == [{"size": 1}] * 2

@@ -103,23 +103,6 @@ def test_every_message_is_handled_and_acknowledged(
     assert sum(counts.durations) == 50
 
 
-def test_a_failed_message_is_dead_with_its_error(orders: Orders) -> None:
-    def fail(message: ReceivedMessage) -> None:
-        raise ValueError("no such account")
-
-    orders.on(fail, retry=False)
-    orders.send(b"1")
-    with orders.running() as listener:
-        eventually(lambda: listener.stats.counts().dead, "the dead letter")
-        orders.acknowledged()
-    (letter,) = orders.dead()
-    assert letter.value == b"1"
-    assert letter.properties["delaylevel.reason"].endswith("ValueError: no such account")
-    trace = letter.properties["delaylevel-retry-traceback"]
-    assert trace.count("File ") == 1
-    assert "in fail" in trace
-
-
 def test_a_listener_without_retries_handles_a_dead_letter_that_is_replayed(
     orders: Orders, invoke: Callable[..., Any]
 ) -> None:
@@ -157,27 +140,6 @@ def test_a_retried_message_is_handled_again(orders: Orders) -> None:
         eventually(lambda: not orders.unacknowledged("orders-billing-RETRY-partition-0"), "the end")
     (first, second) = seen
     assert second == (b"1", 2, first[2])
-
-
-@pytest.mark.parametrize("coroutine", [False, True], ids=["function", "coroutine"])
-def test_no_message_is_handled_twice_with_deduplication(orders: Orders, coroutine: bool) -> None:
-    seen: list[bytes] = []
-
-    async def later(message: ReceivedMessage) -> None:
-        await asyncio.sleep(0.01)
-        seen.append(message.value)
-
-    def at_once(message: ReceivedMessage) -> None:
-        time.sleep(0.01)
-        seen.append(message.value)
-
-    by_value = lambda message: message.value.decode()  # noqa: E731
-    orders.on(later if coroutine else at_once, deduplicate=by_value, concurrency=4)
-    orders.send(*bodies(5), *bodies(5), *bodies(5))
-    with orders.running() as listener:
-        orders.acknowledged()
-        eventually(lambda: listener.stats.counts().duplicates == 10, "the duplicates")
-    assert sorted(seen) == bodies(5)
 
 
 @pytest.mark.parametrize("coroutine", [False, True], ids=["function", "coroutine"])

@@ -8,26 +8,21 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-import pulsar
 import pytest
 from click.testing import Result
 from pulsar.schema import AvroSchema, Integer, JsonSchema, Record, String
 
-from delaylevel import DelayLevelClient
 from delaylevel.consumer.message import ReceivedMessage
 from delaylevel.consumer.retry_publisher import RetryPublisher
-from delaylevel.consumer.retry_topics import RetryTopics
-from delaylevel.errors import DelayTooLongError, InvalidInputError, LevelTopicError
+from delaylevel.errors import LevelTopicError
 from delaylevel.model import envelope as env
 from delaylevel.model.delivery import Delivery
 from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow, Mover
-from support.retry_world import SOON, Outcome, RetryWorld, failure, is_empty
-from support.world import QUIET
+from support.retry_world import Outcome, RetryWorld, failure, is_empty
 
 pytestmark = pytest.mark.broker
 
 RETRY, DLQ = "orders-billing-RETRY", "orders-billing-DLQ"
-EARLIEST = {"initial_position": pulsar.InitialPosition.Earliest}
 
 
 class Order(Record):
@@ -99,23 +94,6 @@ def test_a_copy_comes_back_to_its_subscription_only_and_keeps_everything(
     assert found[env.ID] == f"{message.id}#billing#1"
     assert other.receive(5000).data() == b"pay"
     assert is_empty(other)
-
-
-def test_null_and_empty_payloads_differ_in_copies(retries: RetryWorld) -> None:
-    retries.levels()
-    publisher = retries.publisher()
-    consumer, again = retries.subscribe(), retries.subscribe(RETRY)
-    producer = retries.client.create_producer(retries.topic)
-    producer.send(None, partition_key="null")
-    producer.send(b"", partition_key="empty")
-    with retries.serving():
-        for _ in range(2):
-            retries.parked(publisher, retries.received(consumer))
-        copies = [retries.received(again) for _ in range(2)]
-    assert {copy.key: copy.raw.has_null_value() for copy in copies} == {
-        "null": True,
-        "empty": False,
-    }
 
 
 @pytest.mark.parametrize("schema", [AvroSchema, JsonSchema])
@@ -195,27 +173,6 @@ def test_topics_of_another_subscription_are_refused(retries: RetryWorld) -> None
     with pytest.raises(LevelTopicError, match="give one of the two subscriptions another name"):
         other.prepare()
     clash.close()
-
-
-def test_a_client_without_admin_access_is_told_what_to_do(retries: RetryWorld) -> None:
-    client = DelayLevelClient(retries.connection.service_url, logger=QUIET)
-    try:
-        with pytest.raises(InvalidInputError, match="give the client admin_url"):
-            RetryPublisher(client, retries.topic, "billing").prepare()
-    finally:
-        client.close()
-    with pytest.raises(InvalidInputError, match="must not be empty or contain"):
-        RetryTopics.of("orders", "a/b")
-
-
-def test_a_delay_beyond_the_levels_is_refused_at_start(retries: RetryWorld) -> None:
-    retries.levels()
-    publisher = retries.publisher()
-    with pytest.raises(DelayTooLongError):
-        publisher.prepare(timedelta(days=1))
-    outcome = Outcome()
-    publisher.park(first(retries), timedelta(days=1), failure(), outcome)
-    assert isinstance(outcome.wait(), DelayTooLongError)
 
 
 def test_in_effectively_once_mode_a_second_copy_is_dropped_and_no_other_attempt(
@@ -352,57 +309,3 @@ def test_a_message_with_a_key_of_other_bytes_is_a_dead_letter(
     retries.parked(publisher, retries.received(consumer))
     (row,) = dlq("list", retries.world.topic(DLQ))
     assert "the ordering key is not UTF-8" in row["reason"]
-
-
-def test_a_refused_copy_is_reported_and_parked_later(retries: RetryWorld) -> None:
-    made = retries.levels()
-    publisher, message = retries.publisher(), first(retries)
-    # The level topic disappears under the publisher.
-    for member in made.members():
-        retries.world.admin.delete(member.topic, force=True)
-    outcome = Outcome()
-    publisher.park(message, SOON, failure(), outcome)
-    assert outcome.wait() is not None
-    assert outcome.calls == 1
-    # The next attempt creates it again.
-    retries.parked(publisher, message)
-
-
-def test_parking_continues_after_the_publisher_was_shut_out(retries: RetryWorld) -> None:
-    retries.levels()
-    publisher, message = retries.publisher(), first(retries)
-    retries.parked(publisher, message)
-    found = publisher._producers
-    assert found is not None
-    for producer in found._by_reference.values():
-        producer.close()
-    outcome = Outcome()
-    publisher.park(message, SOON, failure(), outcome)
-    assert isinstance(outcome.wait(), pulsar.AlreadyClosed)
-    retries.parked(publisher, message)
-
-
-def test_closing_waits_for_the_outcome_of_everything(retries: RetryWorld) -> None:
-    retries.levels()
-    publisher, message = retries.publisher(), first(retries)
-    outcomes = [Outcome() for _ in range(50)]
-    for outcome in outcomes[:25]:
-        publisher.park(message, timedelta(seconds=10), failure(), outcome)
-    for outcome in outcomes[25:]:
-        publisher.bury(message, failure(), outcome)
-    publisher.close()
-    assert [(outcome.calls, outcome.error) for outcome in outcomes] == [(1, None)] * 50
-    late = Outcome()
-    publisher.park(message, SOON, failure(), late)
-    assert isinstance(late.wait(), pulsar.AlreadyClosed)
-
-
-def test_a_lost_connection_is_an_error_and_nothing_is_lost(retries: RetryWorld) -> None:
-    retries.levels()
-    publisher, message = retries.publisher(), first(retries)
-    retries.client.shutdown()
-    outcomes = [Outcome(), Outcome()]
-    publisher.park(message, SOON, failure(), outcomes[0])
-    publisher.bury(message, failure(), outcomes[1])
-    assert all(outcome.wait() is not None for outcome in outcomes)
-    assert [outcome.calls for outcome in outcomes] == [1, 1]

@@ -14,7 +14,6 @@ import urllib3
 
 from delaylevel.errors import BrokerError
 from delaylevel.testing import EmbeddedPulsar
-from delaylevel.testing.embedded import own_namespace
 
 
 def test_a_delayed_message_arrives_while_mover_and_dispatcher_run(
@@ -37,14 +36,6 @@ def test_the_namespace_is_deleted_with_its_topics(embedded_pulsar: EmbeddedPulsa
         names = other.admin.list_namespaces("public")
         assert {other.namespace, embedded_pulsar.namespace} <= set(names)
     assert other.namespace not in embedded_pulsar.admin.list_namespaces("public")
-
-
-def test_a_failure_of_the_block_does_not_leave_the_namespace(
-    embedded_pulsar: EmbeddedPulsar,
-) -> None:
-    with pytest.raises(KeyError), own_namespace(embedded_pulsar.connection) as name:
-        raise KeyError
-    assert name not in embedded_pulsar.admin.list_namespaces("public")
 
 
 def test_a_namespace_that_is_refused_is_an_error(

@@ -93,18 +93,6 @@ def test_the_plain_ports_require_the_token_too(secured: Any) -> None:
         partitions(secured.broker.connection.model_copy(update={"token": None}))
 
 
-def test_a_renewed_token_file_is_used(secured: Any, tmp_path: Path) -> None:
-    path = tmp_path / "token"
-    path.write_text(secured.foreign_token)
-    connection = secured.load(token_file=path)
-    with Admin.from_connection(connection) as admin:
-        with pytest.raises(PermissionDeniedError):
-            admin.list_topics("public/default")
-        path.write_text(secured.token)
-        admin.list_topics("public/default")
-    publish(connection)
-
-
 @pytest.mark.parametrize("renewed", [False, True])
 def test_the_credentials_of_a_client_serve_the_admin_interface(secured: Any, renewed: bool) -> None:
     options: dict[str, Any] = {
@@ -150,31 +138,6 @@ def test_access_requires_the_right_token(secured: Any, kind: str) -> None:
     if token:
         assert token not in str(refused.value)
         assert token not in str(refused_by_client)
-
-
-def test_an_untrusted_certificate_is_refused(secured: Any) -> None:
-    connection = secured.load(token=secured.token, tls_trust_certs_file=None)
-    with pytest.raises(BrokerUnreachableError):
-        partitions(connection)
-    is_refused(connection)
-    accepting = secured.load(
-        token=secured.token, tls_trust_certs_file=None, tls_allow_insecure=True
-    )
-    partitions(accepting)
-
-
-def test_the_host_must_match_the_certificate(secured: Any) -> None:
-    addresses = {
-        "service_url": secured.service_url.replace("127.0.0.1", "localhost"),
-        "admin_url": secured.admin_url.replace("127.0.0.1", "localhost"),
-    }
-    strict = secured.load(token=secured.token, **addresses)
-    with pytest.raises(BrokerUnreachableError):
-        partitions(strict)
-    is_refused(strict)
-    lenient = secured.load(token=secured.token, tls_validate_hostname=False, **addresses)
-    partitions(lenient)
-    publish(lenient)
 
 
 def test_a_client_verifies_host_names_by_default(secured: Any) -> None:
