@@ -1,7 +1,7 @@
 """Rules of brokers, namespaces and topics that can stop our clients or remove parked messages.
 
 ``RULES`` is the one list of them: creation refuses what it finds, ``doctor`` checks it, errors of
-running services name it, and docs/production.md shows it. Only `read` asks the cluster.
+running services name it, and docs/operations.md shows it. Only `read` asks the cluster.
 
 A policy of a topic overrides that of its namespace, and this the broker's. So every topic of ours
 has the policies of `OURS`: no limit of a namespace concerns it, now or later. That is why a broker
@@ -112,7 +112,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class Rule:
-    """One rule, with its name on docs/production.md and in ``doctor``."""
+    """One rule, with its name on docs/operations.md and in ``doctor``."""
 
     name: str
     find: Callable[[Facts], Iterator[Problem]]

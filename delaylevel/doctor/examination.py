@@ -26,7 +26,7 @@ from delaylevel.topics import registry as topics
 from . import cluster_checks, running_checks, topic_checks
 from .context import CheckResult, ClusterContext, ExamOptions, Finding, LevelTopicContext
 
-_UPGRADE = "install that version of delaylevel on this machine (docs/production.md)"
+_UPGRADE = "install that version of delaylevel on this machine (docs/operations.md)"
 
 TOPIC_CHECKS: tuple[tuple[str, Callable[[LevelTopicContext], CheckResult]], ...] = (
     ("partitions", topic_checks.partitions),

@@ -317,10 +317,10 @@ def _trials(context: LevelTopicContext) -> list[Trial]:
 def _remedy(context: LevelTopicContext, failure: str) -> str:
     with suppress(BrokerError):
         if violations(context.rules):
-            return "the rules that other checks name forbid it: lift them (docs/production.md)"
+            return "the rules that other checks name forbid it: lift them (docs/operations.md)"
     if failure == "ProducerBusy":
         return (
             "close the producer with exclusive access to it, or raise its maxProducersPerTopic "
-            "(docs/production.md)"
+            "(docs/operations.md)"
         )
-    return "the log of the broker has the reason; docs/production.md has the rules to look for"
+    return "the log of the broker has the reason; docs/operations.md has the rules to look for"

@@ -173,7 +173,7 @@ def refuse_unsafe(
     if problems:
         raise UnsafeNamespaceError(
             f"{description.topic} cannot be created in {description.name.namespace_path}, where "
-            "parked messages would not be safe, or could not be released (docs/production.md):"
+            "parked messages would not be safe, or could not be released (docs/operations.md):"
             "\n  " + "\n  ".join(problems),
             problems=problems,
         )

@@ -402,7 +402,6 @@ EXPECTED = Expected(
         },
         "docs/security.md": {"": (_secured,)},
         "docs/spark.md": {"": (*BOTH, _closed_accounts, _cluster)},
-        "docs/operations.md": {"": (WITHOUT_DISPATCHER, _sent(1))},
     },
     exits={
         "delaylevel doctor orders": 1,  # no mover runs

@@ -1,4 +1,4 @@
-"""A test of the table in docs/production.md against the rules of the code."""
+"""A test of the table in docs/operations.md against the rules of the code."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from delaylevel.cluster.rules import OURS, RULES
 
-PAGE = (Path(__file__).parents[2] / "docs/production.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs/operations.md").read_text()
 
 
 def test_the_table_has_the_rules_of_the_code() -> None:

@@ -83,7 +83,6 @@ NOT_RUN = {
     "docs/concepts.md": "the namespace stays for other pages",
     "docs/operations.md": "there is no such subscription",
     "docs/security.md": "the role of this page is no admin of the tenant",
-    "docs/production.md": "it takes some minutes for each version",
 }
 
 Step = str | Callable[["Reader"], None]

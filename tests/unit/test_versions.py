@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 ROWS = re.findall(
     r"^\| (Pulsar server|pulsar-client|Python|PySpark) \| ([\d.]+) \| (\d+) "
     r"\| (.+?) \| (.+?) \| (\S+) \|$",
-    (ROOT / "docs" / "production.md").read_text("utf-8"),
+    (ROOT / "docs" / "operations.md").read_text("utf-8"),
     re.MULTILINE,
 )
 

@@ -9,7 +9,7 @@ from torture.scene import Scene
 
 from .fault import Fault, Undo
 
-# Short of the leads, as docs/production.md asks for; a producer or mover beyond that is late.
+# Short of the leads, as docs/operations.md asks for; a producer or mover beyond that is late.
 _STEPS_MS = (-5_000, -1_500, -300, 200, 900, 3_000)
 
 

@@ -358,7 +358,7 @@ def test_a_level_topic_that_needs_a_later_version_has_another_remedy() -> None:
         _, finding = examination._level_topics(memory.admin, topic, "public/default")  # type: ignore[arg-type]
         (problem,) = finding.outcome.problems
         assert "format 2" in problem.says
-        assert "docs/production.md" in problem.remedy
+        assert "docs/operations.md" in problem.remedy
 
 
 def test_missing_superuser_rights_are_noted_and_not_a_problem() -> None:

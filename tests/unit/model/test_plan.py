@@ -52,7 +52,7 @@ def test_the_table_of_sizes_in_production(rate: int, levels: str, partitions: in
     best = recommended(plans(load))
     assert (named(best), best.levels.partitions) == (levels, partitions)
     assert not best.needs_finer_level
-    page = (ROOT / "docs/production.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/operations.md").read_text(encoding="utf-8")
     (row,) = [line for line in page.splitlines() if line.startswith(f"| {rate:,} | ")]
     assert f"| {levels} | {partitions} | {best.window:,} |" in row
     assert f"| {load.pending:,} |" in row
