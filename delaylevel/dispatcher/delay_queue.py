@@ -12,10 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from delaylevel.cluster.targets.pool import TargetKey
-from delaylevel.dispatcher.cancelling.decisions import RecentReleases
-from delaylevel.dispatcher.cancelling.queue import CancellationQueue
+from delaylevel.dispatcher.cancelling.decisions import Cancellations, RecentReleases
 from delaylevel.dispatcher.journal.records import (
     Commit,
+    Disposition,
+    DispositionKind,
     Intent,
     LowWatermark,
     Paused,
@@ -31,9 +32,9 @@ from delaylevel.structures.id_set import RemovableIds
 from delaylevel.structures.rows import DUE, ENTRY, LEDGER, Int64s, Rows
 from delaylevel.structures.segments.pending import PendingSegments, SpillWriteError
 
-from .intents import BatchesInFlight, IdColumns, UnresolvedIntents, ids_of, joined_ids, new_intent
+from .intents import BatchesInFlight, UnresolvedIntents
 from .pending import PendingIndex, WaitingQueues
-from .positions import Mask, OpenPositions, id_columns, save_ids, unseen_ids
+from .positions import IdColumns, Mask, OpenPositions
 from .record import Cancellation, Columns, DueBatch, FetchedBatch, OfferResult, as_plain, joined
 
 log = logging.getLogger(__name__)
@@ -95,13 +96,12 @@ class DelayQueue:
         self._sent_until_ms = unclear_until_ms
         self.releases = releases or RecentReleases(clock.now_ms)
         state.on_release = self.releases
-        self.cancelling = CancellationQueue(
+        self.cancelling = Cancellations(
             state,
             self.pending,
             self._pending_ids,
             self._open,
-            self._unresolved,
-            self._in_flight,
+            self._in_flight.launched,
             self.releases,
             clock,
             grace_ms=grace_ms,
@@ -142,12 +142,13 @@ class DelayQueue:
         if fetched.cancellations:
             asks = np.array([type(each) is Cancellation for each in fetched.records])[unknown]
             requests, unknown = unknown[asks], unknown[~asks]
-        keys, key_index, ids = id_columns(fetched.records, unknown)
-        unseen = unseen_ids(self.cancelling.memories, keys, key_index, ids)
+        ids = IdColumns.of(fetched.records, unknown)
+        cancelled = self.state.dispositions.cancelled
+        unseen = ids.unseen_in([self.state.memory, self._pending_ids, cancelled])
         tracked = unknown[unseen]
         self._add(fetched, rows, positions, tracked)
         if tracked.size:
-            save_ids(self._pending_ids, keys, key_index[unseen], ids[unseen])
+            ids.at(unseen).save_in(self._pending_ids)
             self._open.add(positions[tracked])
             self.cancelling.take_arrived(rows[DUE], positions, fetched.records, tracked)
         if requests.size:
@@ -216,23 +217,25 @@ class DelayQueue:
     def launch(self, batch: DueBatch) -> None:
         """Take note that a batch without sequence IDs is sent; it cannot be cancelled any more."""
         self._in_flight.get(batch.number)
-        self._launch(batch, ids_of(batch))
+        self._launch(batch, IdColumns.of(batch.records))
 
-    def intent(
-        self, batch: DueBatch, targets: Sequence[tuple[str, int]], target_index: npt.ArrayLike
-    ) -> Intent:
+    def intent(self, batch: DueBatch, target: str = "", first: int = 0) -> Intent:
         """Launch a batch with sequence IDs; return its intent, to be confirmed before it is sent.
 
         Args:
-            targets: name and first sequence ID of each target. The first ID is at least that in
-                ``state.sequences``, or 1 for a new target.
-            target_index: index of each message's target, or ``len(targets)`` for a message that
-                will be set aside, shape (n,).
+            target: name of the target; empty if all messages will be set aside.
+            first: sequence ID of the first message.
+
+        Raises:
+            InvalidInputError: the broker could take a message for one that it has stored.
         """
         self._in_flight.get(batch.number)
-        unresolved = self._unresolved.targets
-        intent = new_intent(batch, targets, target_index, self.state, unresolved)
-        self._launch(batch, IdColumns(intent.id_keys, intent.key_index, intent.ids))
+        if target and first < self.state.next_sequence(target):
+            raise InvalidInputError(f"sequence ID {first} of target {target} was used before")
+        if target and target in self._unresolved.targets:
+            raise InvalidInputError(f"target {target} has an intent from before the takeover")
+        intent = Intent(batch.number, batch.positions, IdColumns.of(batch.records), target, first)
+        self._launch(batch, intent.ids)
         self.state.apply(intent)
         return intent
 
@@ -244,14 +247,14 @@ class DelayQueue:
         Args:
             held: packed positions of the messages that were set aside and may come back.
         """
-        batch, columns = self._launched(number)
+        batch, ids = self._launched(number)
         held_positions = np.asarray(held, dtype=np.int64)
         if held_positions.size and not np.isin(held_positions, batch.positions).all():
             raise InvalidInputError(f"a held position is not in batch {number}")
-        record: Released | Commit = Released(batch.positions, *columns, held_positions)
+        record: Released | Commit = Released(batch.positions, ids, held_positions)
         if number in self.state.open_intents:
             record = Commit(number, held_positions)
-        self._release(record, [number], batch.positions, columns)
+        self._release(record, [number], batch.positions, ids)
         return record
 
     def commit_all(self, numbers: Sequence[int]) -> Released:
@@ -261,9 +264,15 @@ class DelayQueue:
         """
         batches, columns = zip(*map(self._launched, numbers), strict=True)
         positions = np.concatenate([batch.positions for batch in batches])
-        ids = joined_ids(columns)
-        record = Released(positions, *ids, positions[:0])
-        self._release(record, numbers, positions, ids)
+        record = Released(positions, IdColumns.join(columns), positions[:0])
+        self._release(record, numbers, positions, record.ids)
+        return record
+
+    def dispose(self, number: int, kind: DispositionKind, index: Sequence[int]) -> Disposition:
+        """Return the record of messages that are not published, to precede their commit."""
+        _, ids = self._launched(number)
+        record = Disposition(kind, 0, ids.at(np.asarray(index, dtype=np.int64)))
+        self.state.apply(record)
         return record
 
     def refuse(self, positions: Int64s) -> Refused:
@@ -295,21 +304,24 @@ class DelayQueue:
         """Return the intents from before the takeover that are not resolved."""
         return self._unresolved.intents
 
-    def resolve(self, number: int, stored: npt.ArrayLike) -> Resolved:
+    def resolve(self, number: int, stored: npt.ArrayLike) -> list[Intent | Resolved]:
         """Close an intent from before the takeover; messages not ``stored`` are pending again."""
-        intent = self.state.open_intents.get(number)
-        resolved, again = self._unresolved.resolve(number, stored)
-        self._open.discard(resolved.released)
-        assert intent is not None
-        mask = np.asarray(stored, dtype=np.bool_)
-        self._forget(IdColumns(intent.id_keys, intent.key_index[mask], intent.ids[mask]))
+        records, ids, again = self._unresolved.resolve(number, stored, self._in_flight.take_number)
+        for record in records:
+            if isinstance(record, Resolved):
+                self._open.discard(record.released)
+        self._forget(ids)
         self.pending.put_again(*again)
-        return resolved
+        return records
 
     def reopen(self, number: int) -> None:
         """Let the messages of an intent be pending again although they may have been sent."""
         # The intent stays open until they are released again, so that none of them expires.
         self.pending.put_again(*self._unresolved.reopen(number))
+
+    def close_reopened(self) -> list[Resolved]:
+        """Close the intents of an earlier owner whose messages are all released by now."""
+        return self._unresolved.close_reopened()
 
     def low_watermark(self) -> int:
         """Return the packed position below which everything is released; it never decreases."""
@@ -349,43 +361,39 @@ class DelayQueue:
             self._unresolved.keep(int(positions[each]), int(rows[DUE, each]), record)
 
     def _pause(self, targets: Mapping[str, int]) -> Paused:
-        record = Paused(tuple(targets.items()))
+        record = Paused(targets)
         self.state.apply(record)
         return record
 
-    def _launch(self, batch: DueBatch, columns: IdColumns) -> None:
-        if self.cancelling.has_cancelled(columns):
+    def _launch(self, batch: DueBatch, ids: IdColumns) -> None:
+        if self.cancelling.has_cancelled(ids):
             raise DelayLevelError(
                 "a cancelled message was about to be published; it was not: start again from the "
                 "journal, and report this as a defect"
             )
-        self._in_flight.launched[batch.number] = columns
+        self._in_flight.launched[batch.number] = ids
         self._sent_until_ms = max(self._sent_until_ms, int(batch.due_ms.max()))
 
     def _launched(self, number: int) -> tuple[DueBatch, IdColumns]:
         """Return a batch that is launched, and its IDs."""
-        batch, columns = self._in_flight.get(number), self._in_flight.launched.get(number)
-        if columns is None:
+        batch, ids = self._in_flight.get(number), self._in_flight.launched.get(number)
+        if ids is None:
             raise InvalidInputError(f"batch {number} was not launched before it was published")
-        return batch, columns
+        return batch, ids
 
     def _release(
-        self,
-        record: Released | Commit,
-        numbers: Iterable[int],
-        positions: Int64s,
-        columns: IdColumns,
+        self, record: Released | Commit, numbers: Iterable[int], positions: Int64s, ids: IdColumns
     ) -> None:
         self.state.apply(record)
         for number in numbers:
             self._in_flight.remove(number)
         self._open.discard(positions)
-        self._forget(columns)
+        self._forget(ids)
 
-    def _forget(self, columns: IdColumns) -> None:
+    def _forget(self, ids: IdColumns) -> None:
         """Forget released messages."""
-        self.cancelling.released(*columns)
-        self.cancelling.decide_again(*columns)
+        ids.remove_from(self._pending_ids)
+        self.cancelling.take_released(ids)
 
 
 class Accepted(NamedTuple):

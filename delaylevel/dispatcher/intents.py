@@ -1,79 +1,20 @@
-"""Batches in flight, and the intents of those with sequence IDs: new ones and earlier ones."""
+"""Batches in flight, and the intents of an earlier owner."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 from pyroaring import BitMap64
 
-from delaylevel.dispatcher.journal.records import Intent, Resolved
+from delaylevel.dispatcher.journal.records import UNCERTAIN, Intent, Resolved
 from delaylevel.dispatcher.journal.state import JournalState
 from delaylevel.errors import InvalidInputError
 from delaylevel.structures.rows import Int64s
 
-from .positions import Mask, id_columns, joined_keys, to_array
-from .record import DueBatch, MessageRecord
-
-
-class IdColumns(NamedTuple):
-    """The IDs of a batch; the arguments of ``save_ids``."""
-
-    keys: tuple[str, ...]
-    key_index: npt.NDArray[np.integer]
-    ids: Int64s
-
-
-def ids_of(batch: DueBatch) -> IdColumns:
-    """Return the IDs of a batch."""
-    keys, key_index, ids = id_columns(batch.records, None)
-    return IdColumns(tuple(keys), _small(key_index, len(keys)), ids)
-
-
-def joined_ids(parts: Sequence[IdColumns]) -> IdColumns:
-    """Return the IDs of several batches."""
-    if len(parts) == 1:
-        return parts[0]
-    keys, key_index = joined_keys((each.keys, each.key_index) for each in parts)
-    ids = np.concatenate([each.ids for each in parts])
-    return IdColumns(tuple(keys), _small(key_index, len(keys)), ids)
-
-
-def _small(key_index: npt.NDArray[np.integer], keys: int) -> npt.NDArray[np.integer]:
-    return key_index.astype(np.uint16 if keys < 1 << 16 else np.uint32)
-
-
-def new_intent(
-    batch: DueBatch,
-    targets: Sequence[tuple[str, int]],
-    target_index: npt.ArrayLike,
-    state: JournalState,
-    unresolved: Collection[str],
-) -> Intent:
-    """Return the intent of a batch; the other arguments are those of `DelayQueue.intent`.
-
-    Args:
-        state: state of the journal; it is not changed.
-        unresolved: names of the targets with intents from before the takeover.
-    """
-    if batch.number in state.open_intents:
-        raise InvalidInputError(f"batch {batch.number} already has an intent")
-    if len({name for name, _ in targets}) < len(targets):
-        raise InvalidInputError("a target is given twice")
-    for name, first in targets:
-        least = state.sequences.get(name, 1)
-        if first < least:
-            raise InvalidInputError(
-                f"sequence ID {first} of target {name} was used before; begin at {least}"
-            )
-        if name in unresolved:
-            raise InvalidInputError(
-                f"target {name} has an intent from before the takeover; resolve it first"
-            )
-    index = np.asarray(target_index, dtype=np.uint16)
-    return Intent(batch.number, batch.positions, *ids_of(batch), tuple(targets), index)
+from .positions import IdColumns, Mask, to_array
+from .record import Columns, DueBatch, MessageRecord
 
 
 class BatchesInFlight:
@@ -152,7 +93,7 @@ class UnresolvedIntents:
     @property
     def targets(self) -> set[str]:
         """Names of the targets of the intents."""
-        return {name for intent in self._intents.values() for name, _ in intent.targets}
+        return {intent.target for intent in self._intents.values()}
 
     def contains(self, positions: Int64s) -> Mask:
         """Return which packed positions are withheld, shape (n,)."""
@@ -165,23 +106,24 @@ class UnresolvedIntents:
         """Keep a withheld message that was read again."""
         self._offered_again[position] = due_ms, record
 
-    def loose(self) -> tuple[Int64s, Int64s, list[MessageRecord]]:
+    def loose(self) -> Columns:
         """Return due times, packed positions and records of the messages that were read again."""
         due_ms = np.array([due for due, _ in self._offered_again.values()], dtype=np.int64)
         positions = np.array(list(self._offered_again), dtype=np.int64)
         return due_ms, positions, [record for _, record in self._offered_again.values()]
 
     def resolve(
-        self, number: int, stored: npt.ArrayLike
-    ) -> tuple[Resolved, tuple[Int64s, Int64s, list[MessageRecord]]]:
+        self, number: int, stored: npt.ArrayLike, take_number: Callable[[], int]
+    ) -> tuple[list[Intent | Resolved], IdColumns, Columns]:
         """Close an intent.
 
         Args:
             stored: which of its messages the broker has stored, shape (n,).
+            take_number: function that returns a number that no intent has.
 
         Returns:
-            The record; due times, packed positions and records of the messages that are pending
-            again.
+            The records, the last of which is its own; the IDs of the messages that are stored; and
+            those that are pending again.
         """
         intent = self._intents.get(number)
         if intent is None:
@@ -191,14 +133,25 @@ class UnresolvedIntents:
             raise InvalidInputError(
                 f"intent {number} has {intent.positions.size} messages, the mask {mask.size}"
             )
+        records: list[Intent | Resolved] = []
+        if intent.target and not mask.all():
+            # The client of an earlier owner sends the others again once the name of its producer is
+            # free, and no higher sequence ID came. So an intent of them stays open until they are
+            # released again, and they do not expire before.
+            left, ids = intent.positions[~mask], intent.ids.at(~mask)
+            uncertain = Intent(take_number(), left, ids, first=UNCERTAIN)
+            self._reopened.append(uncertain)
+            records.append(uncertain)
         resolved = Resolved(number, intent.positions[mask])
-        self._state.apply(resolved)
+        records.append(resolved)
+        for record in records:
+            self._state.apply(record)
         for position in resolved.released.tolist():
             self._offered_again.pop(position, None)
-        return resolved, self.reopen(number)
+        return records, intent.ids.at(mask), self.reopen(number)
 
-    def reopen(self, number: int) -> tuple[Int64s, Int64s, list[MessageRecord]]:
-        """Release the messages of an intent; the result is the second one of `resolve`."""
+    def reopen(self, number: int) -> Columns:
+        """Let the messages of an intent be pending again, and return those that were read."""
         intent = self._intents.pop(number)
         if number in self._state.open_intents:
             self._reopened.append(intent)
@@ -220,18 +173,16 @@ class UnresolvedIntents:
             found |= np.isin(positions, intent.positions)
         return found
 
-    def keep_open(self, intent: Intent) -> None:
-        """Add an open intent whose messages are pending again, or will be."""
-        self._reopened.append(intent)
-
-    def released_again(self) -> list[Intent]:
-        """Return the intents that are not closed although all of their messages are released."""
-        found = [
-            intent for intent in self._reopened if self._state.is_released(intent.positions).all()
-        ]
-        closed = {intent.number for intent in found}
-        self._reopened = [each for each in self._reopened if each.number not in closed]
-        return found
+    def close_reopened(self) -> list[Resolved]:
+        """Close the intents whose messages were pending again, and are all released now."""
+        is_released = self._state.is_released
+        closed = [one for one in self._reopened if is_released(one.positions).all()]
+        numbers = {one.number for one in closed}
+        self._reopened = [one for one in self._reopened if one.number not in numbers]
+        records = [Resolved(one.number, one.positions[:0]) for one in closed]
+        for record in records:
+            self._state.apply(record)
+        return records
 
     def _positions(self) -> BitMap64:
         positions = BitMap64()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Protocol, TypeAlias
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,8 @@ from delaylevel.structures.id_set import RemovableIds
 from delaylevel.structures.rows import Int64s
 
 Mask: TypeAlias = "npt.NDArray[np.bool_]"
+#: ID key and number of a message, which are the same for all of its copies.
+Identity: TypeAlias = "tuple[str, int]"
 #: Up to this number of IDs per key, a lookup of each is faster than one of an array.
 _FEW = 2
 #: Size of a bitmap's page, and the positions per page from which an intersection is faster.
@@ -38,152 +40,139 @@ class IdMemory(Protocol):
         """Add IDs, shape (n,)."""
 
 
-def id_columns(
-    records: Sequence[tuple[Any, ...]], index: Int64s | None
-) -> tuple[list[str], npt.NDArray[np.integer], Int64s]:
-    """Return the distinct ID keys of records, and each record's key index and ID.
+class IdColumns(NamedTuple):
+    """The IDs of messages, as columns. Those of the key ``""`` are in no memory.
 
-    Args:
-        records: tuples that begin with (id_key, id).
-        index: indices of the wanted records; None for all.
-
-    Raises:
-        InvalidInputError: a record begins with something else.
+    Attributes:
+        keys: distinct ID keys.
+        key_index: index of each message's key, shape (n,).
+        numbers: number of each message's ID, shape (n,).
     """
-    if index is not None and index.size < len(records):
-        records = [records[each] for each in index.tolist()]
-    try:
-        keys, key_index = _distinct([record[0] for record in records])
-        return keys, key_index, np.array([record[1] for record in records], dtype=np.int64)
-    except (IndexError, TypeError, ValueError, OverflowError) as error:
-        raise InvalidInputError(
-            f"a record must begin with (id_key: str, id: int below 2**63): {error}"
-        ) from None
+
+    keys: tuple[str, ...]
+    key_index: npt.NDArray[np.integer]
+    numbers: Int64s
+
+    @classmethod
+    def of(cls, records: Sequence[tuple[Any, ...]], index: Int64s | None = None) -> IdColumns:
+        """Return the IDs of records, which begin with key and number.
+
+        Args:
+            index: indices of the wanted records; None for all.
+
+        Raises:
+            InvalidInputError: a record begins with something else.
+        """
+        if index is not None and index.size < len(records):
+            records = [records[each] for each in index.tolist()]
+        try:
+            keys = [record[0] for record in records]
+            numbers = np.array([record[1] for record in records], dtype=np.int64)
+            if keys and keys.count(keys[0]) == len(keys):
+                return cls((keys[0],), np.zeros(len(keys), dtype=np.uint16), numbers)
+            lookup: dict[str, int] = {}
+            key_index = [lookup.setdefault(key, len(lookup)) for key in keys]
+            return cls(tuple(lookup), small_index(np.array(key_index, dtype=np.int64)), numbers)
+        except (IndexError, TypeError, ValueError, OverflowError) as error:
+            raise InvalidInputError(
+                f"a record must begin with (id_key: str, id: int below 2**63): {error}"
+            ) from None
+
+    @classmethod
+    def join(cls, parts: Sequence[IdColumns]) -> IdColumns:
+        """Return the IDs of several batches."""
+        if len(parts) == 1:
+            return parts[0]
+        lookup: dict[str, int] = {}
+        indices = []
+        for part in parts:
+            places = [lookup.setdefault(key, len(lookup)) for key in part.keys]
+            indices.append(np.array(places, dtype=np.int64)[part.key_index])
+        numbers = np.concatenate([part.numbers for part in parts])
+        return cls(tuple(lookup), small_index(np.concatenate(indices)), numbers)
+
+    def at(self, where: Mask | Int64s) -> IdColumns:
+        """Return those of a mask, or at indices."""
+        return IdColumns(self.keys, self.key_index[where], self.numbers[where])
+
+    def identities(self) -> list[Identity]:
+        """Return the key and the number of each ID."""
+        rows = zip(self.key_index.tolist(), self.numbers.tolist(), strict=True)
+        return [(self.keys[index], number) for index, number in rows]
+
+    def save_in(self, memory: IdMemory) -> None:
+        """Let a memory remember the IDs, in their order."""
+        self._apply(memory.save, memory.save_all)
+
+    def remove_from(self, memory: RemovableIds) -> None:
+        """Remove the IDs from a memory; some may be missing."""
+        self._apply(memory.remove, memory.remove_all)
+
+    def seen_in(self, memory: IdMemory) -> Mask:
+        """Return which IDs are in a memory, shape (n,)."""
+        seen = np.zeros(self.numbers.size, dtype=np.bool_)
+        for key, where in self._groups():
+            if where.size <= _FEW:
+                for row in where.tolist():
+                    seen[row] = memory.is_duplicate(int(self.numbers[row]), key)
+            else:
+                seen[where] = memory.are_duplicates(self.numbers[where], key)
+        return seen
+
+    def unseen_in(self, memories: Sequence[IdMemory]) -> Mask:
+        """Return which IDs are new, to the memories and among the earlier ones here, shape (n,).
+
+        IDs of the key ``""`` are always new.
+
+        Raises:
+            InvalidInputError: an ID is negative.
+        """
+        unseen = np.ones(self.numbers.size, dtype=np.bool_)
+        for key, where in self._groups():
+            some = self.numbers[where]
+            if where.size <= _FEW:
+                earlier: set[int] = set()
+                for row, value in zip(where.tolist(), some.tolist(), strict=True):
+                    if value in earlier or any(each.is_duplicate(value, key) for each in memories):
+                        unseen[row] = False
+                    earlier.add(value)
+                continue
+            fresh = np.ones(some.size, dtype=np.bool_)
+            if not bool((some[1:] > some[:-1]).all()):
+                fresh[:] = False
+                fresh[np.unique(some, return_index=True)[1]] = True
+            for each in memories:
+                fresh &= ~each.are_duplicates(some, key)
+            unseen[where] = fresh
+        return unseen
+
+    def _groups(self) -> Iterator[tuple[str, Int64s]]:
+        """Yield each non-empty key with the indices of its IDs, ascending."""
+        if len(self.keys) == 1:
+            if self.keys[0]:
+                yield self.keys[0], np.arange(self.key_index.size)
+            return
+        order = np.argsort(self.key_index, kind="stable")
+        bounds = self.key_index[order].searchsorted(np.arange(len(self.keys) + 1)).tolist()
+        for key, start, stop in zip(self.keys, bounds, bounds[1:], strict=False):
+            if key and start < stop:
+                yield key, order[start:stop]
+
+    def _apply(
+        self, one: Callable[[int, str], object], many: Callable[[Int64s, str], object]
+    ) -> None:
+        """Call a function with the IDs of each key, in their order: the faster one of two."""
+        for key, where in self._groups():
+            if where.size <= _FEW:
+                for value in self.numbers[where].tolist():
+                    one(value, key)
+            else:
+                many(self.numbers[where], key)
 
 
-def _distinct(keys: Sequence[str]) -> tuple[list[str], Int64s]:
-    """Return the distinct keys in order of appearance, and the index of each key among them."""
-    lookup: dict[str, int] = {}
-    if keys and keys.count(keys[0]) == len(keys):
-        return [keys[0]], np.zeros(len(keys), dtype=np.int64)
-    index = [lookup.setdefault(key, len(lookup)) for key in keys]
-    return list(lookup), np.array(index, dtype=np.int64)
-
-
-def joined_keys(
-    parts: Iterable[tuple[Sequence[str], npt.NDArray[np.integer]]],
-) -> tuple[list[str], Int64s]:
-    """Return the distinct keys of several batches of IDs, and the index of each ID's key."""
-    lookup: dict[str, int] = {}
-    indices = []
-    for keys, key_index in parts:
-        numbers = [lookup.setdefault(key, len(lookup)) for key in keys]
-        indices.append(np.array(numbers, dtype=np.int64)[key_index])
-    return list(lookup), np.concatenate(indices)
-
-
-def _groups(
-    keys: Sequence[str], key_index: npt.NDArray[np.integer]
-) -> Iterator[tuple[str, Int64s]]:
-    """Yield each non-empty key with the indices of its IDs, ascending."""
-    if len(keys) == 1:
-        if keys[0]:
-            yield keys[0], np.arange(key_index.size)
-        return
-    order = np.argsort(key_index, kind="stable")
-    bounds = key_index[order].searchsorted(np.arange(len(keys) + 1)).tolist()
-    for key, start, stop in zip(keys, bounds, bounds[1:], strict=False):
-        if key and start < stop:
-            yield key, order[start:stop]
-
-
-def save_ids(
-    memory: IdMemory,
-    keys: Sequence[str],
-    key_index: npt.NDArray[np.integer],
-    ids: Int64s,
-) -> None:
-    """Remember IDs in their order, except those of the key ``""``."""
-    _apply(memory.save, memory.save_all, keys, key_index, ids)
-
-
-def remove_ids(
-    memory: RemovableIds,
-    keys: Sequence[str],
-    key_index: npt.NDArray[np.integer],
-    ids: Int64s,
-) -> None:
-    """Remove IDs; the arguments are those of ``save_ids``."""
-    _apply(memory.remove, memory.remove_all, keys, key_index, ids)
-
-
-def _apply(
-    one: Callable[[int, str], object],
-    many: Callable[[Int64s, str], object],
-    keys: Sequence[str],
-    key_index: npt.NDArray[np.integer],
-    ids: Int64s,
-) -> None:
-    """Call a function with the IDs of each key, in their order: the faster one of two."""
-    for key, where in _groups(keys, key_index):
-        if where.size <= _FEW:
-            for value in ids[where].tolist():
-                one(value, key)
-        else:
-            many(ids[where], key)
-
-
-def seen_ids(
-    memory: IdMemory,
-    keys: Sequence[str],
-    key_index: npt.NDArray[np.integer],
-    ids: Int64s,
-) -> Mask:
-    """Return which IDs are in a memory, shape (n,); those of the key ``""`` never are.
-
-    Keys, indices and IDs are those of ``save_ids``.
-    """
-    seen = np.zeros(ids.size, dtype=np.bool_)
-    for key, where in _groups(keys, key_index):
-        if where.size <= _FEW:
-            for row in where.tolist():
-                seen[row] = memory.is_duplicate(int(ids[row]), key)
-        else:
-            seen[where] = memory.are_duplicates(ids[where], key)
-    return seen
-
-
-def unseen_ids(
-    memories: Sequence[IdMemory],
-    keys: Sequence[str],
-    key_index: npt.NDArray[np.integer],
-    ids: Int64s,
-) -> Mask:
-    """Return which IDs are new, to the memories and among the earlier ones here; save nothing.
-
-    IDs of the key ``""`` are always new. Keys, indices and IDs are those of ``save_ids``.
-
-    Raises:
-        InvalidInputError: an ID is negative.
-    """
-    unseen = np.ones(ids.size, dtype=np.bool_)
-    for key, where in _groups(keys, key_index):
-        some = ids[where]
-        if where.size <= _FEW:
-            earlier: set[int] = set()
-            for row, value in zip(where.tolist(), some.tolist(), strict=True):
-                if value in earlier or any(each.is_duplicate(value, key) for each in memories):
-                    unseen[row] = False
-                earlier.add(value)
-            continue
-        fresh = np.ones(some.size, dtype=np.bool_)
-        if not bool((some[1:] > some[:-1]).all()):
-            fresh[:] = False
-            fresh[np.unique(some, return_index=True)[1]] = True
-        for each in memories:
-            fresh &= ~each.are_duplicates(some, key)
-        unseen[where] = fresh
-    return unseen
+def small_index(index: Int64s) -> npt.NDArray[np.integer]:
+    """Return indices in an array that is as small as they allow."""
+    return index.astype(np.uint16 if not index.size or int(index.max()) < 1 << 16 else np.uint32)
 
 
 def contained(bitmap: BitMap64, positions: Int64s) -> Mask:

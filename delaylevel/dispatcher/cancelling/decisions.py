@@ -1,7 +1,11 @@
 """Decisions on cancellations: which messages are certainly never published.
 
 A decision is a journal record before it is an outcome. `Cancellations` decides and makes the
-records; it does no input or output. A message is cancelled only if neither this owner nor an
+records; it does no input or output. A cancelled message is not searched for: it stays where it is,
+and is dropped by its ID as soon as it is taken out, for whatever reason. After a takeover, it is a
+copy of a known message.
+
+A message is cancelled only if neither this owner nor an
 earlier one can have sent it: it is pending, and was not due some seconds after the takeover. An
 owner sends only what is due, and only within a second after its journal confirmed a record. So what
 was due later was not sent by an earlier owner, not even by one that was suspended or cut off.
@@ -32,26 +36,25 @@ Only its ID is kept in memory, so that the message is cancelled when it arrives.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from delaylevel.dispatcher.intents import IdColumns
-from delaylevel.dispatcher.journal.records import Disposition, DispositionKind, Record
+from delaylevel.dispatcher.journal.records import Answered, Disposition, DispositionKind, Record
 from delaylevel.dispatcher.journal.state import JournalState
-from delaylevel.dispatcher.positions import (
-    Mask,
-    id_columns,
-    joined_keys,
-    remove_ids,
-    save_ids,
-    seen_ids,
-    unseen_ids,
+from delaylevel.dispatcher.pending import PendingIndex
+from delaylevel.dispatcher.positions import IdColumns, Identity, Mask, OpenPositions
+from delaylevel.dispatcher.record import (
+    Cancellation,
+    Columns,
+    MessageRecord,
+    WindowMessage,
+    as_plain,
+    is_cancellation,
 )
-from delaylevel.dispatcher.record import Cancellation
+from delaylevel.model.clock import Clock
 from delaylevel.structures.id_set import RemovableIds
 from delaylevel.structures.rows import Int64s
 
@@ -60,28 +63,16 @@ _MESSAGES = 100_000
 # A lookup goes through all blocks. Releases of a few messages are joined to blocks of this size.
 _BLOCK = 1_000
 _SINGLE = 200
-Identity = tuple[str, int]
 #: Time after a takeover up to which an earlier owner may send what is due, ms: one second after the
 #: last record that its journal confirmed, and a difference of the clocks.
 UNCLEAR_MS = 5_000
+_TARGET = WindowMessage._fields.index("target")
+CANCELLED, TOO_LATE, UNKNOWN = "cancelled", "too late", "unknown"
 _REASONS = {
     DispositionKind.HELD: "its target could not be written: the message is held, or was",
     DispositionKind.DROPPED: "dropped: its target does not exist",
     DispositionKind.EXPIRED: "expired",
 }
-
-
-class _Block(NamedTuple):
-    """Messages that were released one after another.
-
-    Attributes:
-        key_index: index of each message's key, shape (n,).
-    """
-
-    keys: Sequence[str]
-    key_index: npt.NDArray[np.integer]
-    ids: Int64s
-    at_ms: Int64s
 
 
 class RecentReleases:
@@ -97,93 +88,62 @@ class RecentReleases:
         self.now_ms = now_ms
         self._most = most
         self._size = 0
-        self._blocks: deque[_Block] = deque()
-        self._last: list[_Block] = []  # those that are not joined yet
+        # Messages that were released one after another, and their times.
+        self._blocks: deque[tuple[IdColumns, Int64s]] = deque()
+        self._last: list[tuple[IdColumns, Int64s]] = []  # those that are not joined yet
         self._last_size = 0
 
-    def __call__(
-        self, keys: Sequence[str], key_index: npt.NDArray[np.integer], ids: Int64s
-    ) -> None:
-        """Remember released messages; the arguments are those of ``save_ids``."""
+    def __call__(self, ids: IdColumns) -> None:
+        """Remember released messages."""
+        count = ids.numbers.size
         at_ms = self.now_ms() if self.at_ms is None else self.at_ms
-        self._last.append(_Block(keys, key_index, ids, np.full(ids.size, at_ms)))
-        self._size += ids.size
-        self._last_size += ids.size
+        self._last.append((ids, np.full(count, at_ms)))
+        self._size += count
+        self._last_size += count
         if self._last_size >= _BLOCK or len(self._last) >= _SINGLE:
-            self._blocks.append(_joined(self._last))
+            parts, times = zip(*self._last, strict=True)
+            self._blocks.append((IdColumns.join(parts), np.concatenate(times)))
             self._last, self._last_size = [], 0
-        while self._blocks and self._size - self._blocks[0].ids.size >= self._most:
-            self._size -= self._blocks.popleft().ids.size
+        while self._blocks and self._size - self._blocks[0][1].size >= self._most:
+            self._size -= self._blocks.popleft()[1].size
 
-    def times_of(self, wanted: Sequence[tuple[str, int]]) -> dict[tuple[str, int], int]:
-        """Return the release times that are known, ms since the epoch, by key and ID."""
-        found: dict[tuple[str, int], int] = {}
-        numbers = np.array([number for _, number in wanted], dtype=np.int64)
+    def times_of(self, wanted: Iterable[Identity]) -> dict[Identity, int]:
+        """Return the release times that are known, ms since the epoch."""
+        found: dict[Identity, int] = {}
         identities = set(wanted)
-        for block in (*reversed(self._last), *reversed(self._blocks)):
+        numbers = np.array([number for _, number in identities], dtype=np.int64)
+        for ids, at_ms in (*reversed(self._last), *reversed(self._blocks)):
             if len(found) == len(identities):
                 break
-            for index in reversed(np.flatnonzero(np.isin(block.ids, numbers)).tolist()):
-                identity = block.keys[int(block.key_index[index])], int(block.ids[index])
-                if identity in identities:
-                    found.setdefault(identity, int(block.at_ms[index]))
+            some = np.flatnonzero(np.isin(ids.numbers, numbers))
+            times = dict(zip(ids.at(some).identities(), at_ms[some].tolist(), strict=True))
+            found = {each: times[each] for each in times.keys() & identities} | found
         return found
 
 
-def _joined(parts: Sequence[_Block]) -> _Block:
-    """Return successive releases as one block."""
-    keys, key_index = joined_keys((part.keys, part.key_index) for part in parts)
-    return _Block(
-        keys,
-        key_index,
-        np.concatenate([part.ids for part in parts]),
-        np.concatenate([part.at_ms for part in parts]),
-    )
-
-
 class AwaitedIds:
-    """A set of IDs by key that counts repetitions, which are rare.
-
-    Keys, indices and IDs are those of ``save_ids``.
-    """
+    """A set of IDs that counts repetitions, which are rare."""
 
     def __init__(self) -> None:
-        self._ids = RemovableIds()
-        self._again: Counter[tuple[str, int]] = Counter()
+        self.ids = RemovableIds()
+        self._again: Counter[Identity] = Counter()
 
-    def __len__(self) -> int:
-        """Return the number of distinct IDs."""
-        return len(self._ids)
-
-    def seen(self, keys: Sequence[str], key_index: npt.NDArray[np.integer], ids: Int64s) -> Mask:
-        """Return which IDs are in the set, shape (n,)."""
-        return seen_ids(self._ids, keys, key_index, ids)
-
-    def add(self, keys: Sequence[str], key_index: npt.NDArray[np.integer], ids: Int64s) -> None:
+    def add(self, ids: IdColumns) -> None:
         """Add each ID once more."""
-        unseen = unseen_ids([self._ids], keys, key_index, ids)
-        save_ids(self._ids, keys, key_index[unseen], ids[unseen])
-        for index, number in zip(key_index[~unseen].tolist(), ids[~unseen].tolist(), strict=True):
-            self._again[keys[index], number] += 1
+        unseen = ids.unseen_in([self.ids])
+        ids.at(unseen).save_in(self.ids)
+        self._again.update(ids.at(~unseen).identities())
 
-    def remove(self, keys: Sequence[str], key_index: npt.NDArray[np.integer], ids: Int64s) -> None:
+    def remove(self, ids: IdColumns) -> None:
         """Remove each ID once; one that is missing does no harm."""
-        if self._again:
-            last = np.ones(ids.size, dtype=np.bool_)
-            for row, (index, number) in enumerate(
-                zip(key_index.tolist(), ids.tolist(), strict=True)
-            ):
-                identity = keys[index], number
-                if identity in self._again:
-                    last[row] = False
-                    self._again[identity] -= 1
-                    if not self._again[identity]:
-                        del self._again[identity]
-            key_index, ids = key_index[last], ids[last]
-        remove_ids(self._ids, keys, key_index, ids)
-
-
-CANCELLED, TOO_LATE, UNKNOWN = "cancelled", "too late", "unknown"
+        last = np.ones(ids.numbers.size, dtype=np.bool_)
+        for row, identity in enumerate(ids.identities() if self._again else ()):
+            if identity in self._again:
+                last[row] = False
+                self._again[identity] -= 1
+                if not self._again[identity]:
+                    del self._again[identity]
+        ids.at(last).remove_from(self.ids)
 
 
 @dataclass(slots=True)
@@ -202,11 +162,6 @@ class Request:
     deadline_ms: int
     waited: bool = False
     read_ms: int = 0
-
-    @property
-    def identity(self) -> Identity:
-        """The ID of the message."""
-        return self.cancellation[:2]
 
 
 class CancelDecision(NamedTuple):
@@ -227,79 +182,106 @@ class CancelDecision(NamedTuple):
 
 
 class Cancellations:
-    """The cancellations of one window partition.
+    """The cancellations of a delay queue.
 
     Args:
+        pending: the pending messages, which include cancellations that wait.
+        open_positions: positions of these messages, and of the cancellations.
         launched: IDs of the batches that are being published, by number.
+        grace_ms, unclear_until_ms: as for `DelayQueue`.
 
     Attributes:
-        early: IDs for which cancellations wait among the pending messages.
-        revoked: number of cancelled messages that are still among the pending or waiting ones.
+        waiting: number of cancellations that wait for their messages.
+        cancelled: number of cancelled messages that are still among the pending or waiting ones.
     """
 
     def __init__(
         self,
         state: JournalState,
+        pending: PendingIndex,
         pending_ids: RemovableIds,
+        open_positions: OpenPositions,
         launched: Mapping[int, IdColumns],
         releases: RecentReleases,
+        clock: Clock,
+        *,
         grace_ms: int,
+        unclear_until_ms: int,
     ) -> None:
         self._state = state
+        self._pending = pending
         self._pending_ids = pending_ids
+        self._open = open_positions
         self._launched = launched
         self._releases = releases
+        self._clock = clock
         self._grace_ms = grace_ms
-        self.early = AwaitedIds()
-        self.rows = self.revoked = 0
+        self._unclear_until_ms = unclear_until_ms
+        self.waiting = self.cancelled = 0
         self._undecided: list[Request] = []
-        self._ended: list[Cancellation] = []
-        self._awaited: dict[Identity, list[Request]] = {}
         self._unproven: list[Request] = []
+        # By the message that is being published, or was perhaps.
+        self._awaited: dict[Identity, list[Request]] = {}
+        # IDs for which cancellations wait among the pending messages.
+        self._early = AwaitedIds()
         # IDs of pending messages that an earlier owner may have sent or set aside.
         self._unclear = RemovableIds()
 
-    def __bool__(self) -> bool:
-        """Return True if `decide` has something to decide."""
-        return bool(self._undecided)
+    @property
+    def passed_over(self) -> int:
+        """Number of pending records that are never published."""
+        return self.cancelled + self.waiting
+
+    # -- into the queue
+
+    def take_requests(
+        self, positions: Int64s, records: Sequence[MessageRecord], index: Int64s
+    ) -> None:
+        """Add the cancellations at these indices of what was read."""
+        self._open.add(positions[index])
+        for each in index.tolist():
+            record = records[each]
+            assert isinstance(record, Cancellation)
+            self._add(record, int(positions[each]))
+
+    def take_arrived(
+        self, due_ms: Int64s, positions: Int64s, records: Sequence[MessageRecord], index: Int64s
+    ) -> None:
+        """Look at the messages at these indices of what was read; they are pending now."""
+        unclear = index[self._are_unclear(due_ms, positions, records, index)]
+        if unclear.size:
+            IdColumns.of(records, unclear).save_in(self._unclear)
+        if not len(self._early.ids):
+            return
+        early = IdColumns.of(records, index).seen_in(self._early.ids)
+        for each in index[early].tolist():
+            message = WindowMessage._make(as_plain(records[each])[: len(WindowMessage._fields)])
+            self._add(Cancellation(*message[:4], message.message_id, message.key), None)
+
+    def _are_unclear(
+        self, due_ms: Int64s, positions: Int64s, records: Sequence[MessageRecord], index: Int64s
+    ) -> Mask:
+        """Return which messages an earlier owner may have sent or set aside, shape (n,)."""
+        unclear: Mask = due_ms[index] <= self._unclear_until_ms
+        paused, refused = self._state.paused, self._state.refused
+        for row in np.flatnonzero(unclear).tolist() if paused else ():
+            # Of a paused target, only what was due before the pause was sent.
+            until_ms = paused.get(as_plain(records[index[row]])[_TARGET])
+            unclear[row] = until_ms is None or due_ms[index[row]] <= until_ms
+        if refused:
+            unclear |= np.array([each in refused for each in positions[index].tolist()])
+        return unclear
+
+    def _add(self, cancellation: Cancellation, position: int | None, waited: bool = False) -> None:
+        deadline_ms = cancellation.due_ms + self._grace_ms
+        self._undecided.append(Request(cancellation, position, deadline_ms, waited))
+
+    # -- decisions
 
     @property
-    def needs_filter(self) -> bool:
-        """True if pending messages have to be looked at before they are published."""
-        return bool(self.revoked or self.rows)
-
-    def add(self, position: int, cancellation: Cancellation) -> None:
-        """Add a cancellation that was read."""
-        self._undecided.append(self._request(cancellation, position))
-
-    def add_waited(self, position: int, cancellation: Cancellation) -> None:
-        """Add a cancellation that comes from among the pending messages."""
-        self.rows -= 1
-        self._undecided.append(self._request(cancellation, position, waited=True))
-
-    def arrived(self, cancellation: Cancellation) -> None:
-        """Decide on a message that arrived after its cancellation."""
-        self._undecided.append(self._request(cancellation, None))
-
-    def unclear(self, keys: Sequence[str], key_index: npt.NDArray[np.integer], ids: Int64s) -> None:
-        """Take note of pending messages that may have been sent; arguments as ``save_ids``."""
-        save_ids(self._unclear, keys, key_index, ids)
-
-    def released(
-        self, keys: Sequence[str], key_index: npt.NDArray[np.integer], ids: Int64s
-    ) -> None:
-        """Take note of messages that are released; arguments as ``save_ids``."""
-        if len(self._unclear):
-            remove_ids(self._unclear, keys, key_index, ids)
-
-    def decide_again(
-        self, keys: Sequence[str], key_index: npt.NDArray[np.integer], ids: Int64s
-    ) -> None:
-        """Decide on the cancellations that wait for these messages; arguments as ``save_ids``."""
-        if not self._awaited:
-            return
-        for index, number in zip(key_index.tolist(), ids.tolist(), strict=True):
-            self._undecided += self._awaited.pop((keys[index], number), ())
+    def undecided(self) -> bool:
+        """True if `decide` has something to decide."""
+        return bool(self._undecided)
 
     @property
     def proof_ms(self) -> int | None:
@@ -308,6 +290,10 @@ class Cancellations:
         It may be in the future.
         """
         return min((each.deadline_ms for each in self._unproven), default=None)
+
+    def has_read(self, position: int) -> bool:
+        """Return True if everything up to a packed position was offered, or is released."""
+        return self._open.has_read(position)
 
     def everything_is_read(self, until_ms: int) -> None:
         """Take note that everything is read that was stored before a time, ms since the epoch."""
@@ -319,25 +305,29 @@ class Cancellations:
             else:
                 self._unproven.append(request)
 
-    def decide(
-        self, now_ms: int, until: int
-    ) -> tuple[list[Record], list[CancelDecision], list[Request]]:
+    def take_released(self, ids: IdColumns) -> None:
+        """Decide on the cancellations that wait for the release of these messages."""
+        if len(self._unclear):
+            ids.remove_from(self._unclear)
+        for identity in ids.identities() if self._awaited else ():
+            self._undecided += self._awaited.pop(identity, ())
+
+    def decide(self) -> tuple[list[Record], list[CancelDecision]]:
         """Decide on everything that was added.
 
-        Args:
-            until: packed position above that of all messages.
-
         Returns:
-            Records, which are applied; decisions, to be published once the journal has confirmed
-            the records; and the cancellations that have to wait among the pending messages.
+            Records, which are applied; and decisions, to be published once the journal has
+            confirmed the records.
         """
         requests, self._undecided = self._undecided, []
-        records: list[Record] = []
+        if not requests:
+            return [], []
+        now_ms = self._clock.now_ms()
         dispositions = self._state.dispositions
-        keys, key_index, ids = id_columns([each.cancellation for each in requests], None)
-        kinds = dispositions.kinds_of(keys, key_index, ids)
+        ids = IdColumns.of([each.cancellation for each in requests])
+        kinds = dispositions.kinds_of(ids)
         cancelled, released, unclear, pending = (
-            seen_ids(memory, keys, key_index, ids).tolist()
+            ids.seen_in(memory).tolist()
             for memory in (
                 dispositions.cancelled,
                 self._state.memory,
@@ -345,24 +335,33 @@ class Cancellations:
                 self._pending_ids,
             )
         )
-        launched = self._are_launched(keys, key_index, ids)
+        launched = self._are_launched(ids)
+        times = self._releases.times_of(ids.at(np.array(released)).identities())
         revoked: dict[Identity, None] = {}
-        late: list[Request] = []
         early: list[Request] = []
         decisions: list[CancelDecision] = []
-        for row, request in enumerate(requests):
-            identity = request.identity
+        ended: list[Cancellation] = []  # those that come from among the pending messages
+
+        def end(request: Request, outcome: str, reason: str = "", at_ms: int | None = None) -> None:
+            cancellation = request.cancellation
+            if request.waited:
+                ended.append(cancellation)
+            decisions.append(
+                CancelDecision(cancellation, outcome, request.position, now_ms, at_ms, reason)
+            )
+
+        for row, (request, identity) in enumerate(zip(requests, ids.identities(), strict=True)):
             if cancelled[row] or identity in revoked:
-                decisions.append(self._decided(request, CANCELLED, now_ms))
+                end(request, CANCELLED)
             elif row in kinds:
-                decisions.append(self._decided(request, UNKNOWN, now_ms, _REASONS[kinds[row]]))
+                end(request, UNKNOWN, _REASONS[kinds[row]])
             elif released[row]:
-                late.append(request)
+                end(request, TOO_LATE, at_ms=times.get(identity))
             elif launched[row] or unclear[row]:
                 self._awaited.setdefault(identity, []).append(request)
             elif pending[row]:
                 revoked[identity] = None
-                decisions.append(self._decided(request, CANCELLED, now_ms))
+                end(request, CANCELLED)
             elif request.position is None:
                 continue  # the cancellation is among the pending messages, and comes from there
             elif not request.waited:
@@ -371,70 +370,79 @@ class Cancellations:
                 self._unproven.append(request)
             else:
                 reason = f"no such message was there {self._grace_ms} ms after its due time"
-                decisions.append(self._decided(request, UNKNOWN, now_ms, reason))
-        if revoked:
-            records.append(self._cancel(revoked, until))
-        times = self._releases.times_of([each.identity for each in late])
-        for request in late:
-            decision = self._decided(request, TOO_LATE, now_ms)
-            decisions.append(decision._replace(released_ms=times.get(request.identity)))
-        self._forget_waited()
-        self.wait_for([each.cancellation for each in early])
-        return records, decisions, early
-
-    def wait_for(self, cancellations: Sequence[Cancellation]) -> None:
-        """Take note of cancellations that are put among the pending messages."""
-        if cancellations:
-            self.early.add(*id_columns(cancellations, None))
-
-    def _forget_waited(self) -> None:
-        """Take note of decisions on cancellations that come from among the pending messages."""
-        ended, self._ended = self._ended, []
+                end(request, UNKNOWN, reason)
         if ended:
-            self.early.remove(*id_columns(ended, None))
+            self._early.remove(IdColumns.of(ended))
+        self._keep([(each.cancellation, each.position, each.deadline_ms) for each in early])
+        return self._cancel(revoked), decisions
 
-    def _request(
-        self, cancellation: Cancellation, position: int | None, waited: bool = False
-    ) -> Request:
-        deadline_ms = cancellation.due_ms + self._grace_ms
-        return Request(cancellation, position, deadline_ms, waited)
-
-    def _decided(
-        self, request: Request, outcome: str, now_ms: int, reason: str = ""
-    ) -> CancelDecision:
-        if request.waited:
-            self._ended.append(request.cancellation)
-        return CancelDecision(
-            request.cancellation, outcome, request.position, now_ms, reason=reason
-        )
-
-    def _cancel(self, revoked: dict[Identity, None], until: int) -> Disposition:
-        lookup: dict[str, int] = {}
-        index = [lookup.setdefault(key, len(lookup)) for key, _ in revoked]
-        ids = np.array([number for _, number in revoked], dtype=np.int64)
-        key_index = np.array(index, dtype=np.int64)
-        record = Disposition(DispositionKind.CANCELLED, tuple(lookup), key_index, ids, until)
+    def _cancel(self, revoked: Iterable[Identity]) -> list[Record]:
+        """Return the record of cancelled messages, if there are any."""
+        ids = IdColumns.of(list(revoked))
+        if not ids.numbers.size:
+            return []
+        record = Disposition(DispositionKind.CANCELLED, self._open.last_offered + 1, ids)
         self._state.apply(record)
-        self.revoked += len(revoked)
+        self.cancelled += ids.numbers.size
+        return [record]
+
+    def _are_launched(self, ids: IdColumns) -> list[bool]:
+        """Return which IDs are in batches that are being published."""
+        listed: set[Identity] = set()
+        for launched in self._launched.values():
+            listed.update(launched.at(np.isin(launched.numbers, ids.numbers)).identities())
+        return [identity in listed for identity in ids.identities()]
+
+    def postpone(self, decisions: Sequence[CancelDecision], until_ms: int) -> None:
+        """Decide on cancellations again later: their outcomes cannot be published now."""
+        self._keep([(each.cancellation, each.position, until_ms) for each in decisions])
+
+    def answered(self, positions: Int64s) -> Answered:
+        """Return the record of cancellations whose outcomes are stored, and release them."""
+        record = Answered(positions)
+        self._state.apply(record)
+        self._open.discard(positions)
         return record
 
-    def _are_launched(
-        self, keys: list[str], key_index: npt.NDArray[np.integer], ids: Int64s
-    ) -> Mask:
-        """Return which IDs are in batches that are being published, shape (n,)."""
-        mask = np.zeros(ids.size, dtype=np.bool_)
-        listed: set[Identity] = set()
-        for columns in self._launched.values():
-            found = np.isin(columns.ids, ids)
-            if not found.any():
-                continue
-            listed.update(
-                (columns.keys[index], number)
-                for index, number in zip(
-                    columns.key_index[found].tolist(), columns.ids[found].tolist(), strict=True
-                )
+    def _keep(self, rows: Sequence[tuple[Cancellation, int | None, int]]) -> None:
+        """Add cancellations with their positions to the pending messages, until times in ms."""
+        found = [(record, position, at) for record, position, at in rows if position is not None]
+        if found:
+            records, positions, until_ms = zip(*found, strict=True)
+            self._pending.put_again(
+                np.array(until_ms, dtype=np.int64),
+                np.array(positions, dtype=np.int64),
+                list(map(tuple, records)),
             )
-        if listed:
-            rows = zip(key_index.tolist(), ids.tolist(), strict=True)
-            mask[:] = [(keys[index], number) in listed for index, number in rows]
-        return mask
+            self._early.add(IdColumns.of(records))
+            self.waiting += len(found)
+
+    # -- out of the queue
+
+    def filter(self, columns: Columns) -> Columns:
+        """Drop the cancelled ones of messages, and decide on the cancellations among them."""
+        if not self.passed_over:
+            return columns
+        due_ms, positions, records = columns
+        keep = np.ones(len(records), dtype=np.bool_)
+        if self.waiting:
+            keep[:] = [not is_cancellation(record) for record in records]
+            for each in np.flatnonzero(~keep).tolist():
+                self.waiting -= 1
+                self._add(Cancellation(*records[each]), int(positions[each]), waited=True)
+        index = np.flatnonzero(keep)
+        if self.cancelled and index.size:
+            ids = IdColumns.of(records, index)
+            gone = ids.seen_in(self._state.dispositions.cancelled)
+            if gone.any():
+                ids.at(gone).remove_from(self._pending_ids)
+                self._open.discard(positions[index[gone]])
+                self.cancelled -= int(gone.sum())
+                index = index[~gone]
+        if index.size == len(records):
+            return columns
+        return due_ms[index], positions[index], [records[each] for each in index.tolist()]
+
+    def has_cancelled(self, ids: IdColumns) -> bool:
+        """Return True if one of these IDs is that of a cancelled message."""
+        return bool(self.cancelled and ids.seen_in(self._state.dispositions.cancelled).any())

@@ -14,7 +14,8 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
+from concurrent.futures import Future
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -88,102 +89,11 @@ def outcome_of(decision: CancelDecision) -> Outcome:
     )
 
 
-class OutcomeTopic:
-    """Publisher of outcomes. An outcome is published once the journal has confirmed its record.
+class _Proof(NamedTuple):
+    """The question for the last stored message, asked in the background; None for no message."""
 
-    Args:
-        client: a ``pulsar.Client`` for our own topics; it is not closed here.
-        start, wake, now_s: as for :class:`~delaylevel.cluster.targets.producer.TargetProducer`.
-    """
-
-    def __init__(
-        self,
-        client: Any,
-        description: Callable[[], LevelTopicDescription],
-        *,
-        start: Starter = in_thread,
-        wake: Callable[[], None] = lambda: None,
-        now_s: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._topic = description().outcomes_topic.partition(0).full
-        self._topics: OwnProducers[CancelDecision] = OwnProducers(
-            client, "", start=start, wake=wake, now_s=now_s
-        )
-        self._now_s = now_s
-        self._decided: deque[tuple[int, CancelDecision]] = deque()
-        self._again: list[CancelDecision] = []
-        self._again_s = 0.0
-        self._warning = RepeatedWarning(log, self._topic)
-
-    def __len__(self) -> int:
-        """Return the number of outcomes that are not confirmed."""
-        messages, _ = self._topics.load
-        return len(self._decided) + len(self._again) + messages
-
-    @property
-    def waits_for_journal(self) -> bool:
-        """True while outcomes wait for the journal."""
-        return bool(self._decided)
-
-    @property
-    def owes_answers(self) -> bool:
-        """True if callbacks are about to come."""
-        return self._topics.owes_answers
-
-    def add(self, decisions: Iterable[CancelDecision], record: int) -> None:
-        """Add outcomes, to be sent once the journal has confirmed ``record`` records."""
-        self._decided += ((record, decision) for decision in decisions)
-
-    def send(self, stored: int) -> None:
-        """Send what the journal allows, and again what was not confirmed."""
-        ready: list[CancelDecision] = []
-        if self._again and self._now_s() >= self._again_s:
-            ready, self._again = self._again, []
-        while self._decided and self._decided[0][0] <= stored:
-            ready.append(self._decided.popleft()[1])
-        for decision in ready:
-            outcome = outcome_of(decision)
-            record = _OutcomeRecord(outcome.payload(), outcome.id, outcome.properties())
-            reason = self._topics.send(decision, self._topic, record, record.properties, None)
-            if reason is not None:
-                self._keep(decision, reason)
-        if ready:
-            self._topics.flush()
-
-    def confirmed(self) -> Iterator[CancelDecision]:
-        """Yield each outcome that the broker has stored since the last call."""
-        for sent, outcome, reason in self._topics.poll():
-            if outcome is SendOutcome.STORED:
-                if not self._again:
-                    self._warning.over()
-                yield sent.item
-            else:
-                self._keep(sent.item, reason)
-
-    def close(self) -> None:
-        """Close the producer."""
-        self._topics.close()
-
-    def _keep(self, decision: CancelDecision, reason: str) -> None:
-        """Keep an outcome that was not stored; `send` sends it again."""
-        self._warning.failed(f"outcomes of cancellations were not stored ({reason}): tried again")
-        self._again.append(decision)
-        self._again_s = self._now_s() + _CREATE_AGAIN_S
-
-
-class _Proof:
-    """The question for the last stored message, asked in the background.
-
-    Attributes:
-        last: position of the last message that is stored then; None for none.
-        failed: True if there is no answer.
-        answered: True if the others are valid.
-    """
-
-    def __init__(self, asked_ms: int) -> None:
-        self.asked_ms = asked_ms
-        self.last: Position | None = None
-        self.failed = self.answered = False
+    asked_ms: int
+    last: Future[Position | None]
 
 
 class CancellationDesk:
@@ -212,7 +122,15 @@ class CancellationDesk:
         self._queue = delay_queue
         self._cancelling = delay_queue.cancelling
         self._journal = journal
-        self._outcomes = OutcomeTopic(client, description, start=start, wake=wake, now_s=now_s)
+        self._topic = description().outcomes_topic.partition(0).full
+        self._outcomes: OwnProducers[CancelDecision] = OwnProducers(
+            client, "", start=start, wake=wake, now_s=now_s
+        )
+        # Decisions, each with the number of records that the journal has to confirm before.
+        self._decided: deque[tuple[int, CancelDecision]] = deque()
+        self._again: list[CancelDecision] = []  # those whose outcomes were not stored
+        self._send_again_s = 0.0
+        self._warning = RepeatedWarning(log, self._topic)
         self._admin = admin
         self._source = source
         self._description = description
@@ -231,8 +149,12 @@ class CancellationDesk:
     @property
     def is_deciding(self) -> bool:
         """True while a decision, its record or its outcome is on its way."""
-        outcomes = self._outcomes
-        return self._cancelling.undecided or outcomes.waits_for_journal or outcomes.owes_answers
+        return bool(self._cancelling.undecided or self._decided or self._outcomes.owes_answers)
+
+    @property
+    def _unconfirmed(self) -> int:
+        """Number of outcomes that are not confirmed."""
+        return len(self._decided) + len(self._again) + self._outcomes.load[0]
 
     @property
     def next_look_s(self) -> float | None:
@@ -242,7 +164,7 @@ class CancellationDesk:
             return now_s + _LOOK_S
         if self._answered:
             return self._answer_s
-        return now_s + _RETRY_S if len(self._outcomes) or self._proof is not None else None
+        return now_s + _RETRY_S if self._unconfirmed or self._proof is not None else None
 
     def process(self, everything_offered: bool = True) -> None:
         """Decide, publish outcomes, and release cancellations whose outcomes are stored."""
@@ -252,8 +174,9 @@ class CancellationDesk:
             self._prove(everything_offered)
             if self._cancelling.undecided:
                 self._decide()
-        if len(self._outcomes):
-            self._publish()
+        if self._unconfirmed:
+            self._send()
+            self._take_confirmed()
         if self._answered and (self._now_s() >= self._answer_s or len(self._answered) >= _ANSWERS):
             self.write_answers()
 
@@ -282,7 +205,7 @@ class CancellationDesk:
             self._journal.append_soon(self._cancelling.answered(positions))
 
     def _close_reopened(self) -> None:
-        for record in self._cancelling.close_reopened():
+        for record in self._queue.close_reopened():
             self._journal.append_soon(record)
 
     def _decide(self) -> None:
@@ -292,8 +215,8 @@ class CancellationDesk:
         number = 0
         for record in records:
             number = self._journal.append_soon(record)
-        room = max(_UNCONFIRMED - len(self._outcomes), 0)
-        self._outcomes.add(decisions[:room], number)
+        room = max(_UNCONFIRMED - self._unconfirmed, 0)
+        self._decided += ((number, decision) for decision in decisions[:room])
         if len(decisions) > room:
             self._postpone(decisions[room:])
 
@@ -306,14 +229,42 @@ class CancellationDesk:
             at_ms += len(some) * 1000 // _AGAIN_PER_S
         self._again_ms = at_ms
 
-    def _publish(self) -> None:
-        self._outcomes.send(self._journal.stored)
-        for decision in self._outcomes.confirmed():
+    def _send(self) -> None:
+        """Send the outcomes that the journal allows, and again those that were not stored."""
+        ready: list[CancelDecision] = []
+        if self._again and self._now_s() >= self._send_again_s:
+            ready, self._again = self._again, []
+        while self._decided and self._decided[0][0] <= self._journal.stored:
+            ready.append(self._decided.popleft()[1])
+        for decision in ready:
+            outcome = outcome_of(decision)
+            record = _OutcomeRecord(outcome.payload(), outcome.id, outcome.properties())
+            reason = self._outcomes.send(decision, self._topic, record, record.properties, None)
+            if reason is not None:
+                self._keep(decision, reason)
+        if ready:
+            self._outcomes.flush()
+
+    def _take_confirmed(self) -> None:
+        """Let the cancellations be answered whose outcomes the broker has stored."""
+        for sent, outcome, reason in self._outcomes.poll():
+            decision = sent.item
+            if outcome is not SendOutcome.STORED:
+                self._keep(decision, reason)
+                continue
+            if not self._again:
+                self._warning.over()
             self._stats.outcome(decision.outcome)
             if decision.position is not None:
                 if not self._answered:
                     self._answer_s = self._now_s() + _ANSWER_S
                 self._answered.append(decision.position)
+
+    def _keep(self, decision: CancelDecision, reason: str) -> None:
+        """Keep an outcome that was not stored; it is sent again."""
+        self._warning.failed(f"outcomes of cancellations were not stored ({reason}): tried again")
+        self._again.append(decision)
+        self._send_again_s = self._now_s() + _CREATE_AGAIN_S
 
     def _prove(self, everything_offered: bool) -> None:
         """Find out if everything is read that was stored before some cancellations ended."""
@@ -322,24 +273,25 @@ class CancellationDesk:
         if proof is None:
             if proof_ms is None or now_ms < proof_ms or self._now_s() < self._proof_s:
                 return
-            self._proof = proof = _Proof(now_ms)
-            self._start(partial(self._ask, proof))
-        if proof.answered and proof.failed:
+            self._proof = proof = _Proof(now_ms, Future())
+            self._start(partial(self._ask, proof.last))
+        if not proof.last.done():
+            return
+        if proof.last.exception() is not None:
             self._proof, self._proof_s = None, self._now_s() + _RETRY_S
-        elif proof.answered and everything_offered:
-            last = proof.last
+        elif everything_offered:
+            last = proof.last.result()
             if last is None or self._cancelling.has_read(pack_message(last)):
                 self._proof = None
                 self._cancelling.everything_is_read(proof.asked_ms)
 
-    def _ask(self, proof: _Proof) -> None:
+    def _ask(self, answer: Future[Position | None]) -> None:
         """Look for the last stored message, in a thread of its own."""
         try:
-            proof.last = self._admin.last_message_id(self._source.name)
+            answer.set_result(self._admin.last_message_id(self._source.name))
         except Exception as error:  # it is asked again
             log.warning("the end of a window partition is not known: %s", error)
-            proof.failed = True
-        proof.answered = True
+            answer.set_exception(error)
         self._wake()
 
     def _expire_quietly(self) -> None:

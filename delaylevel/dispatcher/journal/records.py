@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
 from enum import IntEnum
-from typing import TypeAlias, overload
+from typing import Any, NamedTuple, TypeAlias, overload
 
 import numpy as np
 import numpy.typing as npt
 
-from delaylevel.dispatcher.positions import Mask
+from delaylevel.dispatcher.positions import IdColumns, Mask, small_index
 from delaylevel.errors import DelayLevelError, InvalidInputError
 from delaylevel.model.position import Position
 from delaylevel.structures.rows import Int64s
@@ -29,12 +28,6 @@ ENTRY_BITS = 35
 LAST_INDEX = (1 << 10) - 1
 _LEDGER_LIMIT = 1 << 28
 _ENTRY_LIMIT = 1 << ENTRY_BITS
-Record: TypeAlias = (
-    "Released | Intent | Commit | Resolved | LowWatermark | Refused | Paused | Disposition "
-    "| Answered | SnapshotChunk"
-)
-
-
 _PLAIN, _PACKED = b"\0", b"\1"
 
 
@@ -65,12 +58,27 @@ class Writer:
         else:
             self.blob(_PLAIN + data)
 
+    def text(self, value: str) -> None:
+        """Add a string."""
+        self.blob(value.encode())
+
     def texts(self, values: Iterable[str]) -> None:
         """Add strings."""
-        found = [value.encode() for value in values]
+        found = list(values)
         self.ints(len(found))
         for each in found:
-            self.blob(each)
+            self.text(each)
+
+    def named(self, values: Mapping[str, int]) -> None:
+        """Add strings, and the integer of each."""
+        self.texts(values)
+        self.ints(*values.values())
+
+    def ids(self, ids: IdColumns) -> None:
+        """Add the IDs of messages."""
+        self.texts(ids.keys)
+        self.column(ids.key_index)
+        self.column(ids.numbers)
 
     def column(self, values: npt.NDArray[np.integer]) -> None:
         """Add integers as offsets from the minimum, without the bits and bytes that none uses."""
@@ -108,7 +116,7 @@ class Reader:
         self._at = end
         return part
 
-    def int(self) -> int:
+    def number(self) -> int:
         """Return the next integer."""
         value: int = _INT.unpack(self._take(_INT.size))[0]
         return value
@@ -122,9 +130,21 @@ class Reader:
         data = self.blob()
         return zlib.decompress(data[1:]) if data[:1] == _PACKED else data[1:]
 
+    def text(self) -> str:
+        """Return the next string."""
+        return self.blob().decode()
+
     def texts(self) -> tuple[str, ...]:
         """Return the next strings."""
-        return tuple(self.blob().decode() for _ in range(self.int()))
+        return tuple(self.text() for _ in range(self.number()))
+
+    def named(self) -> dict[str, int]:
+        """Return the next strings with their integers."""
+        return {name: self.number() for name in self.texts()}
+
+    def ids(self) -> IdColumns:
+        """Return the next IDs."""
+        return IdColumns(self.texts(), small_index(self.column()), self.column())
 
     def column(self) -> Int64s:
         """Return the next column."""
@@ -205,117 +225,46 @@ def entry_of(position: int) -> Position:
     return Position(position >> ENTRY_BITS, (position & (_ENTRY_LIMIT - 1)) >> 10)
 
 
-class _Record:
-    """Base class: records with the same bytes are equal."""
-
-    def __eq__(self, other: object) -> bool:
-        return type(self) is type(other) and encode(self) == encode(other)  # type: ignore[arg-type]
-
-    def __hash__(self) -> int:
-        return hash(encode(self))  # type: ignore[arg-type]
-
-
-@dataclass(frozen=True, eq=False)
-class Released(_Record):
+class Released(NamedTuple):
     """Batches without intents, all of whose messages are published, set aside or dropped.
 
     Attributes:
-        id_keys: distinct keys of the IDs; ``""`` for IDs that are not remembered.
-        key_index: index of each message's key, shape (n,).
-        ids: ID of each message, shape (n,).
         held: packed positions of the messages whose IDs are not remembered, as in a `Commit`.
     """
 
     positions: Int64s
-    id_keys: tuple[str, ...]
-    key_index: npt.NDArray[np.integer]
-    ids: Int64s
+    ids: IdColumns
     held: Int64s
 
-    def __post_init__(self) -> None:
-        _check_columns(self.positions, self.id_keys, self.key_index, self.ids)
+
+#: The first sequence ID in an intent of messages that an earlier owner may still send.
+UNCERTAIN = -1
 
 
-def _check_columns(
-    positions: Int64s, id_keys: tuple[str, ...], key_index: npt.NDArray[np.integer], ids: Int64s
-) -> None:
-    if not positions.size == key_index.size == ids.size:
-        raise InvalidInputError(
-            "positions, key_index and ids must have one length, not "
-            f"{positions.size}, {key_index.size} and {ids.size}"
-        )
-    _check_index(key_index, len(id_keys))
-
-
-def _check_index(index: npt.NDArray[np.integer], count: int) -> None:
-    if index.size and not 0 <= int(index.min()) <= int(index.max()) < count:
-        raise InvalidInputError(f"an index of a batch is not below {count}")
-
-
-@dataclass(frozen=True, eq=False)
-class Intent(_Record):
+class Intent(NamedTuple):
     """The messages of a batch that is about to be published with sequence IDs.
 
     Attributes:
         positions: packed positions in the order of sending, shape (n,).
-        id_keys, key_index, ids: as in a `Released`; remembered once the messages are released.
-        targets: name and first sequence ID of each target's producer. Within a target the
-            sequence IDs rise by one, in the order of the arrays. Empty if nothing is sent.
-        target_index: index of each message's target, or ``len(targets)`` for a message that is set
-            aside instead, shape (n,); empty if an earlier owner may still send the messages.
+        ids: remembered once the messages are released.
+        target: name of the target's producer; empty if nothing is sent.
+        first: sequence ID of the first message; it rises by one from message to message. 0 if all
+            messages are set aside, and UNCERTAIN if an earlier owner may still send them.
     """
 
     number: int
     positions: Int64s
-    id_keys: tuple[str, ...]
-    key_index: npt.NDArray[np.integer]
-    ids: Int64s
-    targets: tuple[tuple[str, int], ...] = ()
-    target_index: npt.NDArray[np.integer] = field(
-        default_factory=lambda: np.empty(0, dtype=np.uint16)
-    )
+    ids: IdColumns
+    target: str = ""
+    first: int = 0
 
-    def __post_init__(self) -> None:
-        _check_columns(self.positions, self.id_keys, self.key_index, self.ids)
-        _check_index(self.target_index, len(self.targets) + 1)
-        size, counted = self.positions.size, self.target_index.size
-        if counted != size and (counted or self.targets):
-            raise InvalidInputError(
-                f"target_index must have the length of positions, {size}, not {counted}"
-            )
-
-    def sequence_ids(self) -> Int64s:
-        """Return the sequence ID of each message, shape (n,); 0 for one without a target."""
-        found = np.zeros(self.positions.size, dtype=np.int64)
-        for index, (_, first) in enumerate(self.targets):
-            where = np.flatnonzero(self.target_index == index)
-            found[where] = first + np.arange(where.size)
-        return found
-
-    def stored(self, last: Mapping[str, int]) -> Mask:
-        """Return which messages the broker has stored, shape (n,).
-
-        Args:
-            last: last stored sequence ID by target name. A target that is missing here has stored
-                nothing.
-        """
-        if not self.targets:
-            return np.zeros(self.positions.size, dtype=np.bool_)
-        lasts = np.array([*(last.get(name, -1) for name, _ in self.targets), -1], dtype=np.int64)
-        mask: Mask = self.sequence_ids() <= lasts[self.target_index]
-        return mask
-
-    def next_sequences(self) -> dict[str, int]:
-        """Return for each target the sequence ID after the last one of this intent."""
-        size = len(self.targets)
-        counts = np.bincount(self.target_index, minlength=size).tolist()[:size]
-        return {
-            name: first + count for (name, first), count in zip(self.targets, counts, strict=True)
-        }
+    def stored(self, last: int) -> Mask:
+        """Return which messages a target has stored whose last sequence ID is this, shape (n,)."""
+        stored: Mask = np.arange(self.positions.size) <= last - self.first
+        return stored if self.target else np.zeros_like(stored)
 
 
-@dataclass(frozen=True, eq=False)
-class Commit(_Record):
+class Commit(NamedTuple):
     """The confirmation of all messages of an intent.
 
     Attributes:
@@ -327,8 +276,7 @@ class Commit(_Record):
     held: Int64s
 
 
-@dataclass(frozen=True, eq=False)
-class Resolved(_Record):
+class Resolved(NamedTuple):
     """The outcome of an intent without a commit; the messages not listed are pending again.
 
     Attributes:
@@ -339,15 +287,13 @@ class Resolved(_Record):
     released: Int64s
 
 
-@dataclass(frozen=True, eq=False)
-class LowWatermark(_Record):
+class LowWatermark(NamedTuple):
     """The packed position below which everything is released."""
 
     position: int
 
 
-@dataclass(frozen=True, eq=False)
-class Refused(_Record):
+class Refused(NamedTuple):
     """Messages that their target has certainly not stored, and that are set aside instead.
 
     Only with deduplication. It is confirmed before a later sequence ID is sent to the target, and
@@ -361,18 +307,17 @@ class Refused(_Record):
     positions: Int64s
 
 
-@dataclass(frozen=True, eq=False)
-class Paused(_Record):
+class Paused(NamedTuple):
     """The paused targets with messages that wait for the end of their pause; it replaces the last.
 
     It is confirmed before a message is sent to a target that it lists no longer.
 
     Attributes:
-        targets: name of each target, and due time up to which messages may have been sent to it, ms
+        targets: due time up to which messages may have been sent to each target, by its name, ms
             since the epoch.
     """
 
-    targets: tuple[tuple[str, int], ...]
+    targets: Mapping[str, int]
 
 
 class DispositionKind(IntEnum):
@@ -384,28 +329,23 @@ class DispositionKind(IntEnum):
     EXPIRED = 4
 
 
-@dataclass(frozen=True, eq=False)
-class Disposition(_Record):
+class Disposition(NamedTuple):
     """Messages that are not published.
 
     A cancelled message was pending, and has no other record: its ID is enough to drop it. Of the
     others, the Released or Commit record follows.
 
     Attributes:
-        id_keys, key_index, ids: IDs of the messages, as in a `Released`.
         until: packed position above that of all messages, if they are cancelled; otherwise 0. Their
             IDs are kept until the low watermark is there.
     """
 
     kind: DispositionKind
-    id_keys: tuple[str, ...]
-    key_index: npt.NDArray[np.integer]
-    ids: Int64s
-    until: int = 0
+    until: int
+    ids: IdColumns
 
 
-@dataclass(frozen=True, eq=False)
-class Answered(_Record):
+class Answered(NamedTuple):
     """Cancellations whose outcomes the outcomes topic has confirmed: released, without IDs.
 
     Attributes:
@@ -415,107 +355,64 @@ class Answered(_Record):
     positions: Int64s
 
 
-@dataclass(frozen=True, eq=False)
-class SnapshotChunk(_Record):
-    """Part ``index`` of ``count`` of the snapshot with the number ``serial``."""
+class SnapshotChunk(NamedTuple):
+    """Part ``part`` of ``parts`` of the snapshot with the number ``serial``; the first one is 0."""
 
     serial: int
-    index: int
-    count: int
+    part: int
+    parts: int
     data: bytes
 
 
-_INTENT, _COMMIT, _RESOLVED, _LOW_WATERMARK, _CHUNK, _REFUSED = range(1, 7)
-_RELEASED, _DISPOSITION, _ANSWERED, _PAUSED = range(7, 11)
+Record: TypeAlias = (
+    Released
+    | Intent
+    | Commit
+    | Resolved
+    | LowWatermark
+    | Refused
+    | Paused
+    | Disposition
+    | Answered
+    | SnapshotChunk
+)
+# How to write and to read a field.
+_Field: TypeAlias = "tuple[Callable[[Writer, Any], None], Callable[[Reader], Any]]"
+_NUMBER: _Field = Writer.ints, Reader.number
+_COLUMN_OF: _Field = Writer.column, Reader.column
+_IDS: _Field = Writer.ids, Reader.ids
+_REASON: _Field = Writer.ints, lambda reader: DispositionKind(reader.number())
+#: The fields of each kind of record. The numbers of the kinds are stored.
+_LAYOUTS: Mapping[int, tuple[Callable[..., Record], tuple[_Field, ...]]] = {
+    1: (Intent, (_NUMBER, _COLUMN_OF, _IDS, (Writer.text, Reader.text), _NUMBER)),
+    2: (Commit, (_NUMBER, _COLUMN_OF)),
+    3: (Resolved, (_NUMBER, _COLUMN_OF)),
+    4: (LowWatermark, (_NUMBER,)),
+    5: (SnapshotChunk, (_NUMBER, _NUMBER, _NUMBER, (Writer.blob, Reader.blob))),
+    6: (Refused, (_COLUMN_OF,)),
+    7: (Released, (_COLUMN_OF, _IDS, _COLUMN_OF)),
+    8: (Disposition, (_REASON, _NUMBER, _IDS)),
+    9: (Answered, (_COLUMN_OF,)),
+    10: (Paused, ((Writer.named, Reader.named),)),
+}
+_KINDS = {record: kind for kind, (record, _) in _LAYOUTS.items()}
 
 
 def encode(record: Record) -> bytes:
     """Return a record's bytes."""
-    writer = Writer()
-    if isinstance(record, Released):
-        kind = _RELEASED
-        writer.texts(record.id_keys)
-        for column in (record.positions, record.key_index, record.ids, record.held):
-            writer.column(column)
-    elif isinstance(record, Intent):
-        kind = _INTENT
-        writer.ints(record.number)
-        writer.texts(record.id_keys)
-        writer.texts(name for name, _ in record.targets)
-        writer.ints(*(first for _, first in record.targets))
-        for column in (record.positions, record.key_index, record.ids, record.target_index):
-            writer.column(column)
-    elif isinstance(record, Commit):
-        kind = _COMMIT
-        writer.ints(record.number)
-        writer.column(record.held)
-    elif isinstance(record, Resolved):
-        kind = _RESOLVED
-        writer.ints(record.number)
-        writer.column(record.released)
-    elif isinstance(record, LowWatermark):
-        kind = _LOW_WATERMARK
-        writer.ints(record.position)
-    elif isinstance(record, Refused):
-        kind = _REFUSED
-        writer.column(record.positions)
-    elif isinstance(record, Paused):
-        kind = _PAUSED
-        writer.texts(name for name, _ in record.targets)
-        writer.ints(*(due_ms for _, due_ms in record.targets))
-    elif isinstance(record, Disposition):
-        kind = _DISPOSITION
-        writer.ints(record.kind, record.until)
-        writer.texts(record.id_keys)
-        writer.column(record.key_index)
-        writer.column(record.ids)
-    elif isinstance(record, Answered):
-        kind = _ANSWERED
-        writer.column(record.positions)
-    else:
-        kind = _CHUNK
-        writer.ints(record.serial, record.index, record.count)
-        writer.blob(record.data)
+    kind, writer = _KINDS[type(record)], Writer()
+    for (write, _), value in zip(_LAYOUTS[kind][1], record, strict=True):
+        write(writer, value)
     return framed(kind, writer.body())
 
 
 def decode(data: bytes) -> Record:
     """Return the record from its bytes, or raise DamagedJournalError."""
     kind, reader = unframed(data)
+    if kind not in _LAYOUTS:
+        raise DamagedJournalError(f"a journal record has the unknown kind {kind}")
+    record, fields = _LAYOUTS[kind]
     try:
-        if kind == _RELEASED:
-            keys = reader.texts()
-            positions, key_index, ids, held = (reader.column() for _ in range(4))
-            return Released(positions, keys, _small(key_index), ids, held)
-        if kind == _INTENT:
-            number, keys, names = reader.int(), reader.texts(), reader.texts()
-            targets = tuple((name, reader.int()) for name in names)
-            positions, key_index, ids, target_index = (reader.column() for _ in range(4))
-            return Intent(
-                number, positions, keys, _small(key_index), ids, targets, _small(target_index)
-            )
-        if kind == _COMMIT:
-            return Commit(reader.int(), reader.column())
-        if kind == _RESOLVED:
-            return Resolved(reader.int(), reader.column())
-        if kind == _LOW_WATERMARK:
-            return LowWatermark(reader.int())
-        if kind == _REFUSED:
-            return Refused(reader.column())
-        if kind == _PAUSED:
-            names = reader.texts()
-            return Paused(tuple((name, reader.int()) for name in names))
-        if kind == _DISPOSITION:
-            why, until, keys = DispositionKind(reader.int()), reader.int(), reader.texts()
-            return Disposition(why, keys, _small(reader.column()), reader.column(), until)
-        if kind == _ANSWERED:
-            return Answered(reader.column())
-        if kind == _CHUNK:
-            return SnapshotChunk(reader.int(), reader.int(), reader.int(), reader.blob())
+        return record(*(read(reader) for _, read in fields))
     except (struct.error, ValueError, zlib.error) as error:
         raise DamagedJournalError(f"a journal record cannot be read: {error}") from error
-    raise DamagedJournalError(f"a journal record has the unknown kind {kind}")
-
-
-def _small(index: Int64s) -> npt.NDArray[np.integer]:
-    return index.astype(np.uint16 if not index.size or int(index.max()) < 1 << 16 else np.uint32)

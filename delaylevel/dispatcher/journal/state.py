@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Callable, Iterable, Sequence
-from typing import TypeAlias
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import numpy.typing as npt
 from pyroaring import BitMap64
 
-from delaylevel.dispatcher.positions import Mask, contained, save_ids, seen_ids, to_array
+from delaylevel.dispatcher.positions import IdColumns, Mask, contained, to_array
 from delaylevel.dispatcher.record import identity
 from delaylevel.structures.deduplicator import DamagedSnapshotError, Deduplicator
 from delaylevel.structures.rows import Int64s
@@ -38,8 +37,6 @@ from .records import (
 
 _UNLIMITED = 1 << 62
 _BOUNDED = [kind for kind in DispositionKind if kind is not DispositionKind.CANCELLED]
-# Keys, index of each ID's key, and IDs of released messages.
-OnRelease: TypeAlias = "Callable[[Sequence[str], npt.NDArray[np.integer], Int64s], None]"
 # A broker takes messages up to 5 MiB by default; some are set to 1 MiB.
 _CHUNK_BYTES = 900_000
 
@@ -96,7 +93,7 @@ class CancelledIds:
         if len(self._current) >= self._half and low_watermark >= self._previous_until:
             self._previous, self._previous_until = self._current, self._current_until
             self._current, self._current_until = Deduplicator(_UNLIMITED), 0
-        save_ids(self, record.id_keys, record.key_index, record.ids)
+        record.ids.save_in(self)
         self._current_until = max(self._current_until, record.until)
 
     def write(self, writer: Writer) -> None:
@@ -107,7 +104,7 @@ class CancelledIds:
 
     def read(self, reader: Reader) -> None:
         """Restore the IDs that `write` added."""
-        self._current_until, self._previous_until = reader.int(), reader.int()
+        self._current_until, self._previous_until = reader.number(), reader.number()
         read_ids(reader, self._current)
         read_ids(reader, self._previous)
 
@@ -132,25 +129,21 @@ class Dispositions:
         if record.kind is DispositionKind.CANCELLED:
             self.cancelled.add(record, low_watermark)
         else:
-            others = self._others[record.kind]
-            save_ids(others, record.id_keys, record.key_index, record.ids)
+            record.ids.save_in(self._others[record.kind])
 
     def is_cancelled(self, message_id: str, target: str, key: str, attempt: int) -> bool:
         """Return True if a message is cancelled; ``attempt`` counts refusals by its target."""
         id_key, number = identity(message_id, target, key, attempt)
         return self.cancelled.is_duplicate(number, id_key)
 
-    def kinds_of(
-        self, keys: Sequence[str], key_index: npt.NDArray[np.integer], ids: Int64s
-    ) -> dict[int, DispositionKind]:
+    def kinds_of(self, ids: IdColumns) -> dict[int, DispositionKind]:
         """Return the reasons for which messages were not published, by index of the ID.
 
-        Those that were cancelled are left out. The arguments are those of ``save_ids``.
+        Those that were cancelled are left out.
         """
         found: dict[int, DispositionKind] = {}
         for kind, memory in self._others.items():
-            seen = seen_ids(memory, keys, key_index, ids)
-            for row in np.flatnonzero(seen).tolist():
+            for row in np.flatnonzero(ids.seen_in(memory)).tolist():
                 found.setdefault(row, kind)
         return found
 
@@ -165,8 +158,8 @@ class Dispositions:
     def read(self, reader: Reader) -> None:
         """Restore what `write` added."""
         self.cancelled.read(reader)
-        for _ in range(reader.int()):
-            read_ids(reader, self._others[DispositionKind(reader.int())])
+        for _ in range(reader.number()):
+            read_ids(reader, self._others[DispositionKind(reader.number())])
 
 
 class JournalState:
@@ -181,9 +174,9 @@ class JournalState:
         refused: packed positions of messages that are set aside, until they are released.
         paused: paused targets whose messages wait, and due time up to which messages may have been
             sent to them, ms since the epoch.
-        on_release: function that is called with the keys, key index and IDs of the messages that
-            a Released or Commit record releases; None for none. Those of a Resolved record may
-            have been released long before.
+        on_release: function that is called with the IDs of the messages that a Released or Commit
+            record releases; None for none. Those of a Resolved record may have been released long
+            before.
     """
 
     def __init__(self, capacity: int = 100_000_000) -> None:
@@ -197,7 +190,7 @@ class JournalState:
         self.refused = BitMap64()
         self.paused: dict[str, int] = {}
         self.dispositions = Dispositions(capacity)
-        self.on_release: OnRelease | None = None
+        self.on_release: Callable[[IdColumns], None] | None = None
         self._highest = -1  # highest released position: a bitmap finds its own only slowly
         self._serial = 0
 
@@ -206,7 +199,7 @@ class JournalState:
         cls,
         records: Iterable[bytes],
         capacity: int = 100_000_000,
-        on_release: OnRelease | None = None,
+        on_release: Callable[[IdColumns], None] | None = None,
     ) -> JournalState:
         """Return the state after all records of a journal.
 
@@ -230,13 +223,13 @@ class JournalState:
                     since.append(record)
                 continue
             highest = max(highest, record.serial)
-            if record.index == 0:
+            if record.part == 0:
                 chunks, since, serial = [], [], record.serial
-            elif record.serial != serial or record.index != len(chunks):
+            elif record.serial != serial or record.part != len(chunks):
                 chunks, since = [], []  # an earlier chunk is missing
                 continue
             chunks.append(record.data)
-            if len(chunks) == record.count:
+            if len(chunks) == record.parts:
                 state = cls(capacity)
                 state._load(b"".join(chunks))
                 for each in since:
@@ -249,13 +242,13 @@ class JournalState:
     def apply(self, record: Record) -> None:
         """Apply one record. A single snapshot chunk changes nothing: ``read`` joins them."""
         if isinstance(record, Released):
-            columns = record.id_keys, record.key_index, record.ids
-            self._release(record.positions, *columns, record.held, report=True)
+            self._release(record.positions, record.ids, record.held, report=True)
         elif isinstance(record, Intent):
             self.open_intents[record.number] = record
             self.next_number = max(self.next_number, record.number + 1)
-            for name, sequence in record.next_sequences().items():
-                self.sequences[name] = max(self.sequences.get(name, 1), sequence)
+            if record.target:
+                following = record.first + record.positions.size
+                self.sequences[record.target] = max(self.next_sequence(record.target), following)
         elif isinstance(record, Commit):
             self._close(record.number, record.held, None)
         elif isinstance(record, Resolved):
@@ -273,6 +266,10 @@ class JournalState:
             self.dispositions.add(record, self.low_watermark)
         elif isinstance(record, Answered):
             self._pass(record.positions)
+
+    def next_sequence(self, target: str) -> int:
+        """Return the lowest sequence ID that was never used for a target."""
+        return self.sequences.get(target, 1)
 
     def is_released(self, positions: Int64s) -> Mask:
         """Return which positions are released, shape (n,)."""
@@ -295,11 +292,9 @@ class JournalState:
         writer.ints(len(self.open_intents))
         for intent in self.open_intents.values():
             writer.blob(encode(intent))
-        writer.texts(self.sequences)
-        writer.ints(*self.sequences.values())
+        writer.named(self.sequences)
         writer.compressed(self.refused.serialize())
-        writer.texts(self.paused)
-        writer.ints(*self.paused.values())
+        writer.named(self.paused)
         self.dispositions.write(writer)
         data = writer.body()
         cuts = range(0, len(data), _CHUNK_BYTES)
@@ -312,18 +307,18 @@ class JournalState:
     def _load(self, data: bytes) -> None:
         reader = Reader(data)
         try:
-            self.low_watermark, self.next_number, self._highest = (reader.int() for _ in range(3))
+            self.low_watermark, self.next_number, self._highest = (
+                reader.number() for _ in range(3)
+            )
             self.released = BitMap64.deserialize(reader.compressed())
             read_ids(reader, self.memory)
-            for _ in range(reader.int()):
+            for _ in range(reader.number()):
                 intent = decode(reader.blob())
                 assert isinstance(intent, Intent)
                 self.open_intents[intent.number] = intent
-            names = reader.texts()
-            self.sequences = {name: reader.int() for name in names}
+            self.sequences = reader.named()
             self.refused = BitMap64.deserialize(reader.compressed())
-            names = reader.texts()
-            self.paused = {name: reader.int() for name in names}
+            self.paused = reader.named()
             self.dispositions.read(reader)
         except (struct.error, ValueError, zlib.error, DamagedSnapshotError) as error:
             raise DamagedJournalError(f"a snapshot in the journal is damaged: {error}") from error
@@ -333,33 +328,24 @@ class JournalState:
         intent = self.open_intents.pop(number, None)
         if intent is None:
             return  # older than the first record that was read; a snapshot that follows covers it
-        positions, key_index, ids = intent.positions, intent.key_index, intent.ids
+        positions, ids = intent.positions, intent.ids
         if released is not None:
             keep = np.isin(positions, released)
-            positions, key_index, ids = positions[keep], key_index[keep], ids[keep]
-        report = released is None
-        self._release(positions, intent.id_keys, key_index, ids, held, report=report)
+            positions, ids = positions[keep], ids.at(keep)
+        self._release(positions, ids, held, report=released is None)
 
     def _release(
-        self,
-        positions: Int64s,
-        id_keys: Sequence[str],
-        key_index: npt.NDArray[np.integer],
-        ids: Int64s,
-        held: Int64s | None,
-        *,
-        report: bool,
+        self, positions: Int64s, ids: IdColumns, held: Int64s | None, *, report: bool
     ) -> None:
         """Release messages, and remember their IDs but those of `held`."""
         self._pass(positions)
         if self.refused:
             self.refused -= BitMap64(to_array(positions))
         if held is not None and held.size:
-            keep = ~np.isin(positions, held)
-            key_index, ids = key_index[keep], ids[keep]
-        save_ids(self.memory, id_keys, key_index, ids)
+            ids = ids.at(~np.isin(positions, held))
+        ids.save_in(self.memory)
         if self.on_release is not None and report:
-            self.on_release(id_keys, key_index, ids)
+            self.on_release(ids)
 
     def _pass(self, positions: Int64s) -> None:
         if positions.size:

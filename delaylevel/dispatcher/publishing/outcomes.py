@@ -14,7 +14,7 @@ import numpy as np
 from delaylevel.cluster.targets.pool import TargetPool
 from delaylevel.cluster.targets.send_state import SendOutcome, Sent
 from delaylevel.dispatcher.delay_queue import DelayQueue
-from delaylevel.dispatcher.journal.records import DispositionKind, LowWatermark
+from delaylevel.dispatcher.journal.records import UNCERTAIN, DispositionKind, LowWatermark
 from delaylevel.dispatcher.journal.topic import Journal
 from delaylevel.dispatcher.stats import SharedOwnerStats
 from delaylevel.dispatcher.turns import PUBLISHING, TURNS
@@ -62,25 +62,23 @@ class EarlierIntents:
     @property
     def targets(self) -> set[str]:
         """Names of the targets with unresolved intents."""
-        return {name for each in self._recalls.values() for name, _ in each.intent.targets}
+        return {each.intent.target for each in self._recalls.values()}
 
     def begin(self) -> None:
         """Ask about all messages of all intents."""
         refused = self._queue.state.refused
         for intent in self._queue.unresolved_intents():
-            recall = Recall(intent)
-            for index, (number, position) in enumerate(
-                zip(intent.sequence_ids().tolist(), intent.positions.tolist(), strict=True)
-            ):
-                if number and position not in refused:
-                    name, _ = intent.targets[int(intent.target_index[index])]
-                    self._pool.producer(parse_target(name)).recall((recall, index), number)
-                    recall.left += 1
-            if not intent.target_index.size and self._numbered:
+            if intent.first == UNCERTAIN and self._numbered:
                 # An earlier owner may still send its messages, so they do not expire.
                 self._queue.reopen(intent.number)
                 continue
-            self._recalls[intent.number] = recall
+            recall = self._recalls[intent.number] = Recall(intent)
+            if intent.target:
+                producer = self._pool.producer(parse_target(intent.target))
+                for index, position in enumerate(intent.positions.tolist()):
+                    if position not in refused:
+                        producer.recall((recall, index), intent.first + index)
+                        recall.left += 1
             if not recall.left:
                 self._resolve(recall)
 
@@ -97,10 +95,8 @@ class EarlierIntents:
         mask = np.zeros(recall.intent.positions.size, dtype=np.bool_)
         mask[list(recall.stored)] = True
         del self._recalls[number]
-        uncertain = self._queue.cancelling.keep_uncertain(number, mask)
-        if uncertain is not None:
-            self._journal.append_soon(uncertain)
-        self._journal.append_soon(self._queue.resolve(number, mask))
+        for record in self._queue.resolve(number, mask):
+            self._journal.append_soon(record)
 
 
 class FlightOutcomes:
@@ -247,7 +243,7 @@ class FlightOutcomes:
             ]
             if index:
                 number = flight.batch.number
-                self._journal.append_soon(self._queue.cancelling.dispose(number, kind, index))
+                self._journal.append_soon(self._queue.dispose(number, kind, index))
 
     def _note_stored(self, stored: list[Sent[PoolItem]]) -> None:
         """Note when messages were stored, and how late."""

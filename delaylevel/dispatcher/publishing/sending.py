@@ -318,13 +318,9 @@ class FlightSender:
             self._journal.append(LowWatermark(self._queue.state.low_watermark))
 
     def _intent(self, flight: Flight) -> Intent:
-        size = len(flight.batch)
         if flight.key is None:
-            # Without a target: one past the last.
-            return self._queue.intent(flight.batch, (), np.zeros(size, dtype=np.uint16))
+            return self._queue.intent(flight.batch)
         name = target_name(flight.key)
         last = self._pool.producer(flight.key).last_number
-        flight.first_number = max(self._queue.state.sequences.get(name, 1), last + 1, 1)
-        return self._queue.intent(
-            flight.batch, ((name, flight.first_number),), np.zeros(size, dtype=np.uint16)
-        )
+        flight.first_number = max(self._queue.state.next_sequence(name), last + 1)
+        return self._queue.intent(flight.batch, name, flight.first_number)

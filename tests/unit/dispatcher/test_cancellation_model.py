@@ -114,12 +114,9 @@ class World:
         self.outcomes: list[tuple[int, CancelDecision]] = []  # number of records to be confirmed
         self.unanswered: list[int] = []
         for intent in self.queue.unresolved_intents():
-            if intent.targets:
-                stored = intent.stored({"orders": self.last})
-                uncertain = self.queue.cancelling.keep_uncertain(intent.number, stored)
-                if uncertain is not None:
-                    self.append(uncertain)
-                self.append(self.queue.resolve(intent.number, stored))
+            if intent.target:
+                for record in self.queue.resolve(intent.number, intent.stored(self.last)):
+                    self.append(record)
             else:
                 self.queue.reopen(intent.number)
 
@@ -225,7 +222,7 @@ class World:
         first = self.queue.state.sequences.get("orders", 1)
         flight = Flight(batch, first)
         if self.numbered:
-            self.append(self.queue.intent(batch, [("orders", first)], [0] * len(batch)))
+            self.append(self.queue.intent(batch, "orders", first))
         else:
             self.queue.launch(batch)
             flight.confirmed = True
@@ -279,7 +276,7 @@ class World:
             ):
                 index = [each for each, where in flight.aside.items() if where == name]
                 if index:
-                    self.append(self.queue.cancelling.dispose(number, kind, index))
+                    self.append(self.queue.dispose(number, kind, index))
             dead = [each for each, where in flight.aside.items() if where == "dead"]
             self.append(self.queue.commit(number, flight.batch.positions[dead]))
             self.flights.remove(flight)
@@ -336,7 +333,7 @@ class World:
     # -- the rest
 
     def checkpoint(self) -> None:
-        for record in self.queue.cancelling.close_reopened():
+        for record in self.queue.close_reopened():
             self.append(record)
         record = self.queue.checkpoint()
         if record is not None:

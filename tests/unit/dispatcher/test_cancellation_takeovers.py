@@ -5,7 +5,6 @@ from __future__ import annotations
 from datetime import timedelta
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from delaylevel.dispatcher.cancelling.decisions import UNCLEAR_MS, CancelDecision
@@ -61,15 +60,13 @@ class Owner:
         batch = self.queue.advance(until_ms)
         assert batch is not None
         if first:
-            self.append(self.queue.intent(batch, [("orders", first)], [0] * len(batch)))
+            self.append(self.queue.intent(batch, "orders", first))
         else:
             self.queue.launch(batch)
         return batch.number
 
     def resolve(self, number: int, stored: list[bool]) -> None:
-        mask = np.array(stored)
-        uncertain = self.queue.cancelling.keep_uncertain(number, mask)
-        self.append(uncertain, self.queue.resolve(number, mask))
+        self.append(*self.queue.resolve(number, stored))
 
 
 @pytest.fixture
@@ -106,7 +103,7 @@ def test_what_a_suspended_owner_may_still_send_is_not_cancelled(
     assert again > number + 1
     third.append(third.queue.commit(again))
     assert [each.outcome for each in third.decide()] == ["too late"]
-    third.append(*third.queue.cancelling.close_reopened())
+    third.append(*third.queue.close_reopened())
     assert not third.queue.state.open_intents
 
 

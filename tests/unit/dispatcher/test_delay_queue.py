@@ -133,7 +133,7 @@ def with_open_intent(fix: Fixture, directory: Path) -> Fixture:
     fix.take(1, 2)
     batch = fix.queue.advance(T0 + 1, 2)
     assert batch is not None
-    fix.queue.intent(batch, [("o", 1)], [0, 0])
+    fix.queue.intent(batch, "o", 1)
     return restored(fix, directory)
 
 
@@ -176,7 +176,7 @@ def test_messages_that_are_pending_again_are_not_released_early(
     fix.offer((1, 50), (2, 60))
     batch = fix.queue.advance(T0 + 60)
     assert batch is not None
-    fix.queue.intent(batch, [("o", 1)], [0, 0])
+    fix.queue.intent(batch, "o", 1)
     later = restored(fix, tmp_path / "b")
     later.offer((1, 50), (2, 60))
     later.queue.resolve(0, [False, False])

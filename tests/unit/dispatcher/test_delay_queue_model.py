@@ -17,6 +17,7 @@ import pytest
 from delaylevel.dispatcher.delay_queue import DelayQueue
 from delaylevel.dispatcher.journal import state as journal_state
 from delaylevel.dispatcher.journal.records import (
+    UNCERTAIN,
     Commit,
     Intent,
     LowWatermark,
@@ -81,21 +82,19 @@ class Model:
             self.low_watermark = record.position
         elif isinstance(record, Intent):
             self.intents[record.number] = record
-            self.next_number = record.number + 1
-            for (name, _), target in zip(record.targets, range(2), strict=False):
-                used = record.sequence_ids()[record.target_index == target]
-                self.sequences[name] = max([self.sequences.get(name, 1), *(used + 1).tolist()])
+            self.next_number = max(self.next_number, record.number + 1)
+            if record.target:
+                self.sequences[record.target] = record.first + len(record.positions)
         elif isinstance(record, Released | Commit | Resolved):
             one = record if isinstance(record, Released) else self.intents.pop(record.number)
-            whole = zip(
-                one.positions.tolist(), one.key_index.tolist(), one.ids.tolist(), strict=True
-            )
-            for position, key, identity in whole:
+            for position, identity in zip(
+                one.positions.tolist(), one.ids.identities(), strict=True
+            ):
                 if not isinstance(record, Resolved) or position in record.released:
                     self.released.add(position)
                     if not isinstance(record, Resolved) and position in record.held:
                         continue
-                    self.ids.add((one.id_keys[key], identity))
+                    self.ids.add(identity)
 
 
 class Simulation:
@@ -131,7 +130,11 @@ class Simulation:
         self.check_state(Model(self.journal))
         self.known = self.released_positions()
         self.reader = self.index_of(self.rng.randint(0, self.acknowledged))
-        self.to_resolve = sorted(state.open_intents)
+        unresolved = self.delay_queue.unresolved_intents()
+        for intent in unresolved:
+            if intent.first == UNCERTAIN:
+                self.delay_queue.reopen(intent.number)
+        self.to_resolve = [each.number for each in unresolved if each.first != UNCERTAIN]
         self.rng.shuffle(self.to_resolve)
         self.flights: dict[int, DueBatch] = {}
         self.queues: list[list[tuple[int, int, Row]]] = [[], [], []]  # number, sequence id, message
@@ -159,8 +162,9 @@ class Simulation:
     def resolve_one(self) -> None:
         number = self.to_resolve.pop()
         intent = self.delay_queue.state.open_intents[number]
-        mask = intent.stored(self.last)
-        self.append(self.delay_queue.resolve(number, mask))
+        mask = intent.stored(self.last.get(intent.target, 0))
+        for record in self.delay_queue.resolve(number, mask):
+            self.append(record)
         self.known.update(intent.positions[mask].tolist())
 
     def row_at(self, position: int) -> Row:
@@ -240,24 +244,26 @@ class Simulation:
         assert [(row.key, row.id, row.payload) for row in rows] == batch.records
         assert [row.due for row in rows] == batch.due_ms.tolist()
         assert not self.known & {row.position for row in rows}
+        # The dispatcher knows that some are refused: 2.
+        targets = [2 if self.rng.random() < 0.03 else row.target for row in rows]
+        used = sorted(set(targets))
+        parts = [[i for i, one in enumerate(targets) if one == target] for target in used]
+        for target, part in zip(used, self.delay_queue.divide(batch, parts), strict=True):
+            self.launch(part, target)
+
+    def launch(self, batch: DueBatch, target: int) -> None:
         self.flights[batch.number] = batch
-        sequences = self.delay_queue.state.sequences
-        firsts = [(name, sequences.get(name, 1)) for name in TARGETS]
-        index = [2 if self.rng.random() < 0.03 else row.target for row in rows]
-        numbers = [0] * len(rows)
+        first = 0
         if self.deduplicating:
-            intent = self.delay_queue.intent(batch, firsts, index)
-            self.append(intent)
+            name = "" if target == 2 else TARGETS[target]
+            first = self.delay_queue.state.next_sequence(name) if name else 0
+            self.append(self.delay_queue.intent(batch, name, first))
             self.unconfirmed.add(batch.number)
-            numbers = intent.sequence_ids().tolist()
         else:
             self.delay_queue.launch(batch)
-        self.waiting[batch.number] = len(rows)
-        for row, target, sequence in zip(rows, index, numbers, strict=True):
-            if target == 2:  # the dispatcher knows that the target refuses it
-                self.queues[2].append((batch.number, 0, row))
-            else:
-                self.queues[target].append((batch.number, sequence, row))
+        self.waiting[batch.number] = len(batch)
+        for sequence, position in enumerate(batch.positions.tolist(), first):
+            self.queues[target].append((batch.number, sequence, self.row_at(position)))
 
     def publish(self) -> None:
         target = self.rng.choice([0, 0, 1, 1, 2])
@@ -295,6 +301,8 @@ class Simulation:
         self.seen["held"] += len(self.aside.get(number, []))
 
     def checkpoint(self) -> None:
+        for closed in self.delay_queue.close_reopened():
+            self.append(closed)
         position = self.delay_queue.low_watermark()
         self.check_low_watermark(position)
         record = self.delay_queue.checkpoint()
@@ -380,11 +388,11 @@ class Simulation:
         for index, data in enumerate(self.journal):
             record = decode(data)
             if isinstance(record, SnapshotChunk):
-                if record.index == 0:
+                if record.part == 0:
                     begin, serial, count = index, record.serial, 0
                 if record.serial == serial:
                     count += 1
-                    if count == record.count:
+                    if count == record.parts:
                         found = begin
                         self.seen["snapshots"] += 1
                         self.seen["long snapshots"] += count > 1
@@ -405,7 +413,9 @@ class Simulation:
             if row.key:
                 known = state.memory.is_duplicate(row.id, row.key)
                 assert known == ((row.key, row.id) in model.ids)
-        assert state.open_intents == model.intents
+        assert list(map(encode, state.open_intents.values())) == list(
+            map(encode, model.intents.values())
+        )
         assert state.sequences == model.sequences
         assert state.next_number == model.next_number
 

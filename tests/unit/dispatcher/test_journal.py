@@ -29,6 +29,7 @@ from delaylevel.dispatcher.journal.records import (
     pack,
 )
 from delaylevel.dispatcher.journal.state import JournalState
+from delaylevel.dispatcher.positions import IdColumns
 from delaylevel.errors import DelayLevelError
 
 CAPACITY = 1000
@@ -39,16 +40,8 @@ def positions(*entries: int) -> np.ndarray:
 
 
 def intent(number: int, *entries: int, key: str = "a", target: str = "", first: int = 1) -> Intent:
-    size = len(entries)
-    return Intent(
-        number,
-        positions(*entries),
-        (key,),
-        np.zeros(size, dtype=np.uint16),
-        np.array(entries, dtype=np.int64),
-        ((target, first),) if target else (),
-        np.zeros(size if target else 0, dtype=np.uint16),
-    )
+    ids = IdColumns.of([(key, entry) for entry in entries])
+    return Intent(number, positions(*entries), ids, target, first)
 
 
 def remembered(state: JournalState, key: str = "a") -> set[int]:
@@ -60,76 +53,26 @@ def view(state: JournalState) -> object:
         state.low_watermark,
         set(state.released),
         {key: remembered(state, key) for key in state.memory.keys()},  # noqa: SIM118
-        state.open_intents,
+        list(map(encode, state.open_intents.values())),
         state.next_number,
         state.sequences,
     )
 
 
-# --- positions
-
-
 # --- bytes
 
-INT64 = st.integers(-(1 << 63), (1 << 63) - 1)
 IDS = st.integers(0, (1 << 63) - 1)
-
-
-@st.composite
-def intents(draw: st.DrawFn) -> Intent:
-    size = draw(st.integers(0, 40))
-    keys = draw(st.lists(st.text(max_size=5), min_size=1, max_size=3, unique=True))
-    names = draw(st.lists(st.text(max_size=5), max_size=3, unique=True))
-    column = st.lists(IDS, min_size=size, max_size=size)
-
-    def index(count: int) -> np.ndarray:
-        some = st.lists(st.integers(0, count - 1), min_size=size, max_size=size)
-        return np.array(draw(some) if count else [], dtype=np.uint16)
-
-    return Intent(
-        draw(st.integers(0, 1 << 62)),
-        np.array(draw(column), dtype=np.int64),
-        tuple(keys),
-        index(len(keys)),
-        np.array(draw(column), dtype=np.int64),
-        tuple((name, draw(st.integers(1, 1 << 62))) for name in names),
-        np.array(
-            draw(st.lists(st.integers(0, len(names)), min_size=size, max_size=size)), np.uint16
-        ),
-    )
-
-
-def same(one: Record, other: Record) -> bool:
-    """Compare all attributes, including arrays."""
-    mine, theirs = vars(one), vars(other)
-    return type(one) is type(other) and all(
-        np.array_equal(value, theirs[name])
-        if isinstance(value, np.ndarray)
-        else value == theirs[name]
-        for name, value in mine.items()
-    )
-
-
+COLUMNS = st.lists(IDS, max_size=9).map(lambda values: np.array(values, dtype=np.int64))
+ID_COLUMNS = st.lists(st.tuples(st.text(max_size=5), IDS), max_size=9).map(IdColumns.of)
 RECORDS = st.one_of(
-    intents(),
-    st.builds(Commit, IDS, st.lists(IDS).map(lambda x: np.array(x, dtype=np.int64))),
-    st.builds(Resolved, IDS, st.lists(IDS).map(lambda x: np.array(x, dtype=np.int64))),
+    st.builds(Intent, IDS, COLUMNS, ID_COLUMNS, st.text(max_size=5), st.integers(-1, 1 << 62)),
+    st.builds(Commit, IDS, COLUMNS),
+    st.builds(Resolved, IDS, COLUMNS),
     st.builds(LowWatermark, IDS),
-    st.builds(
-        lambda some, held: Released(some.positions, some.id_keys, some.key_index, some.ids, held),
-        intents(),
-        st.lists(IDS).map(lambda x: np.array(x, dtype=np.int64)),
-    ),
-    st.builds(Paused, st.lists(st.tuples(st.text(max_size=5), IDS)).map(tuple)),
-    st.builds(
-        lambda kind, intent, until: Disposition(
-            kind, intent.id_keys, intent.key_index, intent.ids, until
-        ),
-        st.sampled_from(DispositionKind),
-        intents(),
-        IDS,
-    ),
-    st.builds(Answered, st.lists(IDS).map(lambda x: np.array(x, dtype=np.int64))),
+    st.builds(Released, COLUMNS, ID_COLUMNS, COLUMNS),
+    st.builds(Paused, st.dictionaries(st.text(max_size=5), IDS)),
+    st.builds(Disposition, st.sampled_from(DispositionKind), IDS, ID_COLUMNS),
+    st.builds(Answered, COLUMNS),
     st.builds(SnapshotChunk, IDS, st.integers(0, 9), st.integers(0, 9), st.binary()),
 )
 
@@ -137,8 +80,8 @@ RECORDS = st.one_of(
 @given(RECORDS)
 def test_an_encoded_record_can_be_decoded(record: Record) -> None:
     again = decode(encode(record))
-    assert same(again, record)
-    assert again == record
+    assert type(again) is type(record)
+    assert repr(again) == repr(record)  # those of arrays have their numbers
 
 
 @given(RECORDS, st.data())
@@ -255,7 +198,7 @@ def test_the_chunks_of_a_large_snapshot_are_small_enough_for_a_broker() -> None:
     rng = np.random.default_rng(1)
     ids = rng.integers(0, 1 << 62, 250_000)
     spots = np.sort(rng.choice(1 << 27, ids.size, replace=False).astype(np.int64))
-    state.apply(Intent(0, spots, ("a",), np.zeros(ids.size, dtype=np.uint16), ids))
+    state.apply(Intent(0, spots, IdColumns(("a",), np.zeros(ids.size, dtype=np.uint16), ids)))
     state.apply(Commit(0, positions()))
     chunks = state.snapshot()
     assert len(chunks) > 2

@@ -45,7 +45,7 @@ class PausingSimulation(Simulation):
         if self.numbered:
             state = JournalState.read(self.journal_topic.confirmed, 1000)
             for intent in state.open_intents.values():
-                if intent.targets or not intent.target_index.size:
+                if intent.first:
                     self._may_be_sent.update(self._names(intent))
         super().start()
         send = self.set_aside.send

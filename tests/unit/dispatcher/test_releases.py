@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from delaylevel.dispatcher.cancelling.decisions import RecentReleases
+from delaylevel.dispatcher.positions import IdColumns
 
 
 def release(times: RecentReleases, at_ms: int, *ids: int, key: str = "k") -> None:
     times.at_ms = at_ms
-    times([key], np.zeros(len(ids), dtype=np.uint16), np.array(ids, dtype=np.int64))
+    times(IdColumns.of([(key, number) for number in ids]))
 
 
 def test_the_last_release_of_each_message_is_known() -> None:

@@ -391,6 +391,7 @@ def test_messages_released_by_the_journal_are_not_pending(
         pack,
     )
     from delaylevel.dispatcher.journal.topic import stamped
+    from delaylevel.dispatcher.positions import IdColumns
 
     with filled(300, final_window="tracker") as (memory, sent):
         look = inspector(memory)
@@ -399,9 +400,8 @@ def test_messages_released_by_the_journal_are_not_pending(
         positions = np.array([pack(row.ledger, row.entry << 10 | row.batch) for row in gone])
         size = len(gone)
         assert size > 5
-        intent = Intent(
-            0, positions, ("a",), np.zeros(size, dtype=np.uint16), np.arange(size, dtype=np.int64)
-        )
+        ids = IdColumns.of([("a", number) for number in range(size)])
+        intent = Intent(0, positions, ids)
         log = look.description.journal_topic.partition(waiting[0].partition).full
         producer = memory.client().create_producer(log)
         producer.send(stamped(7, 1, encode(intent)))

@@ -9,6 +9,7 @@ import pytest
 
 from delaylevel.dispatcher.journal.records import Intent, encode, pack
 from delaylevel.dispatcher.journal.topic import stamped
+from delaylevel.dispatcher.positions import IdColumns
 from delaylevel.model import envelope as env
 from delaylevel.model.topic_name import TopicName
 from support.dispatch_world import (
@@ -36,10 +37,8 @@ def resend_as_owner(setting: DispatchWorld, names: list[str]) -> None:
         np.array([place.ledger_id() for place in places]),
         np.array([place.entry_id() << 10 for place in places]),
     )
-    none = np.zeros(len(places), dtype=np.int64)
-    intent = Intent(
-        0, positions, ("",), none, none, ((f"-1 - {target}", 1),), none.astype(np.uint16)
-    )
+    ids = IdColumns.of([("", 0)] * len(places))
+    intent = Intent(0, positions, ids, f"-1 - {target}", 1)
     client = setting.world.plain_client
     journal = client.create_producer(setting.description.journal_topic.partition(0).full)
     journal.send(stamped(7, 1, encode(intent)))
