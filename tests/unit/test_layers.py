@@ -52,8 +52,8 @@ ROOMS: dict[str, tuple[str, ...]] = {
         *("topics", "cluster", "structures", "model"),
     ),
 }
-ROOMS["demo"] = ("doctor", "broker", *ROOMS["doctor"])
-ROOMS["cli"] = ("demo", "run", "changes", *ROOMS["demo"])
+ROOMS["demo"] = ("run", *ROOMS["run"])
+ROOMS["cli"] = ("demo", "run", "changes", "doctor", "broker", *ROOMS["doctor"])
 #: What every room may import: modules without a room, and the room `web`.
 LEAVES = ("errors", "installed", "prometheus", "web", "__version__")
 #: Modules that only re-export names of the rooms. No room imports them.
