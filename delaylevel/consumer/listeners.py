@@ -559,22 +559,6 @@ def load(target: str, folder: str | os.PathLike[str] = ".") -> Listeners:
     return found
 
 
-def source_folder(target: str, folder: str | os.PathLike[str] = ".") -> Path:
-    """Return the folder of the sources of a module's topmost package, without importing it."""
-    module_name, _ = split_target(target)
-    path = str(Path(folder).absolute())
-    if path not in sys.path:
-        sys.path.insert(0, path)
-    top = module_name.partition(".")[0]
-    importlib.invalidate_caches()
-    spec = importlib.util.find_spec(top)
-    if spec is None:
-        raise _no_module(top, path)
-    if spec.submodule_search_locations:
-        return Path(next(iter(spec.submodule_search_locations)))
-    return Path(spec.origin or path).parent
-
-
 def _imported(name: str, path: str) -> Any:
     try:
         return importlib.import_module(name)

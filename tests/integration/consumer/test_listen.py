@@ -168,26 +168,6 @@ def test_metrics_and_probes_are_served(listening: Listening, send: Send) -> None
     assert listening.end() == 0
 
 
-def test_a_change_of_the_sources_starts_it_again(listening: Listening, send: Send) -> None:
-    send(b"first")
-    listening.start("shop:app", "--reload")
-    listening.until("end first")
-    assert "begin first one" in listening.said()
-    listening.write(VERSION='"two"')
-    # The first process may still receive until it has ended.
-    eventually(lambda: listening.said().count("Ctrl-C ends it.") == 2, "the second start")
-    send(b"second")
-    listening.until("begin second two")
-    (listening.folder / "shop.py").write_text("def (\n")
-    listening.until("Waiting for a change")
-    assert "SyntaxError" in listening.said()
-    listening.write(VERSION='"three"')
-    send(b"third")
-    listening.until("begin third three")
-    assert listening.end() == 0
-    assert listening.said().count("begin") == 3
-
-
 @pytest.mark.parametrize(
     ("target", "expected"),
     [

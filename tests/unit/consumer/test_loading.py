@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from delaylevel.consumer.listeners import load, source_folder, split_target
+from delaylevel.consumer.listeners import load, split_target
 from delaylevel.errors import ConfigError
 
 Write = Callable[..., str]
@@ -57,8 +57,6 @@ def test_a_name_may_have_dots_and_be_a_function(write: Write) -> None:
     app = load("shop.app:app")
     assert load("shop.app:make") is app
     assert load("shop.app:Space.app") is app
-    assert source_folder("shop.app:app") == Path("shop").absolute()
-    assert source_folder("shop_app:app") == Path().absolute()
 
 
 @pytest.mark.parametrize(
