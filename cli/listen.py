@@ -27,9 +27,7 @@ if TYPE_CHECKING:
 @click.argument("target", metavar="MODULE:NAME")
 @options.metrics
 @pass_settings
-def listen(
-    settings: Settings, target: str, metrics_port: int | None, metrics_address: str
-) -> None:
+def listen(settings: Settings, target: str, metrics_port: int | None, metrics_address: str) -> None:
     """Run the listeners of an application.
 
     MODULE is searched in the current folder first. NAME is that of a Listeners, or of something
