@@ -1,6 +1,6 @@
 """A FastAPI service that schedules reminders, cancels and lists them, and mails those that are due.
 
-    pip install 'delaylevel[inspect,window]' fastapi uvicorn httpx
+    pip install '.[inspect,window]' fastapi uvicorn httpx
     delaylevel run --namespace public/default &
     uvicorn --factory examples.web_service:create_app
 
