@@ -36,6 +36,7 @@ from common import Case, arguments, note, store, table
 from pyroaring import BitMap64
 
 from delaylevel.structures.deduplicator import Deduplicator
+from delaylevel.structures.segments.frozen import FrozenRows, Range
 from delaylevel.structures.segments.pending import PendingSegments
 from delaylevel.structures.tracker import TimeBucketTracker
 
@@ -382,13 +383,14 @@ def query(layout: str, kind: str, rows: int) -> Case:
                 continue
 
             def frozen(of: Callable[[Any], Any], span: tuple[int, int] = (start, stop)) -> Any:
-                view = store.freeze(*span)
+                view = FrozenRows(Range(*span, 0, 499))
+                store.freeze(view)
                 found = of(view)
                 view.close()
                 return found
 
-            size += all_rows(frozen, lambda view: view.table(0, 499).num_rows)
-            average(frozen, lambda view: view.attributes(0, 499).mean())
+            size += all_rows(frozen, lambda view: view.table().num_rows)
+            average(frozen, lambda view: view.attributes().mean())
     found = {"found": size // 15, "rows_ms": all_rows.ms(0.5), "rows_max_ms": all_rows.ms(1)}
     return {**found, "average_ms": average.ms(0.5), "average_max_ms": average.ms(1)}
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 from delaylevel.dispatcher.cancelling.decisions import CANCELLED, TOO_LATE, UNKNOWN
-from delaylevel.dispatcher.live.answers import LiveQueries, incomplete
+from delaylevel.dispatcher.live import LiveQueries, incomplete
 from delaylevel.model.clock import Clock, SystemClock
 from delaylevel.model.formatting import format_duration, shell
 from delaylevel.model.level_topic import ALL

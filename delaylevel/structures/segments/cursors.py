@@ -81,14 +81,6 @@ class PayloadRows:
         order = argsort_columns(*whole.rows)
         return whole if order is None else whole.select(order)
 
-    @classmethod
-    def join_columns(cls, parts: list[PayloadRows]) -> PayloadRows:
-        """Return the rows of all parts, sorted by (due, ledger, entry), without payloads."""
-        rows = np.concatenate([part.rows for part in parts], axis=1)
-        order = np.lexsort(rows[::-1])
-        attribute = np.concatenate([part.attribute for part in parts])
-        return cls(rows[:, order], attribute[order], [])
-
     @property
     def count(self) -> int:
         """Number of rows."""

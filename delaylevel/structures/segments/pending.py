@@ -31,7 +31,7 @@ from .file import (
     make_spill_folder,
     reason_of,
 )
-from .frozen import FrozenSegments
+from .frozen import FrozenRows
 from .opened import OPEN_ROW_BYTES, OpenRows
 
 __all__ = [
@@ -302,11 +302,11 @@ class PendingSegments:
         now = self._clock() if now_ms is None else now_ms
         return self._fetch(self.tracker.take(max_rows, now), now)
 
-    def freeze(self, due_from_ms: int, due_to_ms: int) -> FrozenSegments:
-        """Return the rows due in [from, to) as they are now, for another thread to close."""
-        held, slice_ = self._memory.runs, self._slice.columns()
-        files = self._spilled.files_between(due_from_ms, due_to_ms)
-        return FrozenSegments(due_from_ms, due_to_ms, held, self._cursors, files, slice_)
+    def freeze(self, rows: FrozenRows) -> None:
+        """Add the rows as they are now, for another thread."""
+        parts = [Columns(run.rows, run.attribute) for run in self._memory.runs]
+        files = self._spilled.files_between(rows.wanted.from_ms, rows.wanted.before_ms)
+        rows.add(parts, self._slice.columns().ordered, self._cursors, files)
 
     def close(self) -> None:
         """Delete the spill files, and drop the rows in memory."""

@@ -16,8 +16,7 @@ from delaylevel.cluster.targets.pool import TargetKey
 from delaylevel.dispatcher.delay_queue import DelayQueue
 from delaylevel.dispatcher.journal.records import unpack
 from delaylevel.dispatcher.journal.state import JournalState
-from delaylevel.dispatcher.live.answers import LiveQueries
-from delaylevel.dispatcher.live.view import DueRange, QueueView
+from delaylevel.dispatcher.live import LiveQueries, QueueView
 from delaylevel.dispatcher.owner import QueueQuestion
 from delaylevel.dispatcher.record import (
     Cancellation,
@@ -31,13 +30,14 @@ from delaylevel.dispatcher.stats import SharedOwnerStats
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.message import NUMBER_PATTERN, number
 from delaylevel.model.strategy import Levels, PartitionStrategy
+from delaylevel.structures.segments.frozen import Range
 from delaylevel.structures.segments.pending import PendingSegments
 from delaylevel.testing import ManualClock
 from delaylevel.web.reports import QueryRefusedError
 from support.seeds import seeds
 
 T0 = 1_700_000_000_000
-EVERYTHING = DueRange(1, 1 << 53)
+EVERYTHING = Range(1, 1 << 53)
 TOPIC = "persistent://public/default/_orders-delay-level"
 TARGET = TargetKey("persistent://public/default/orders", "", -1)
 
@@ -113,7 +113,7 @@ class Fixture:
             positions = [each.position for each in decisions if each.position is not None]
             self.queue.cancelling.answered(np.array(positions, dtype=np.int64))
 
-    def expected_in(self, wanted: DueRange) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def expected_in(self, wanted: Range) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return the entries of a range, their due times and their sizes, in due order."""
         count = len(self.expected)
         entries = np.fromiter(self.expected, np.int64, count)
@@ -125,7 +125,7 @@ class Fixture:
         order = order[np.lexsort((entries[order], dues[order]))]
         return entries[order], dues[order], sizes[order]
 
-    def check(self, wanted: DueRange = EVERYTHING) -> None:
+    def check(self, wanted: Range = EVERYTHING) -> None:
         view = QueueView(self.queue, wanted)
         try:
             table = view.table()
@@ -173,8 +173,8 @@ def test_a_view_has_every_message_that_is_not_released(tmp_path: Path, seed: int
                 del fix.expected[entry]
         fix.check()
         start = T0 + rng.randrange(90_000)
-        fix.check(DueRange(start, start + rng.randrange(1, 30_000)))
-        fix.check(DueRange(start, start + 30_000, 1.0, 2_000.0))
+        fix.check(Range(start, start + rng.randrange(1, 30_000)))
+        fix.check(Range(start, start + 30_000, 1.0, 2_000.0))
     assert fix.expected
     fix.queue.close()
 

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from delaylevel.errors import InvalidInputError
 from delaylevel.structures.segments import cursors, pending
+from delaylevel.structures.segments.frozen import FrozenRows, Range
 from delaylevel.structures.segments.pending import (
     DamagedSegmentError,
     PendingSegments,
@@ -59,10 +60,11 @@ def between(
     store: PendingSegments, start: int, stop: int, least: float = -np.inf, most: float = np.inf
 ) -> pa.Table:
     """Return the rows in a range of due times and attributes; check both queries and the counts."""
-    frozen = store.freeze(start, stop)
+    frozen = FrozenRows(Range(start, stop, least, most))
+    store.freeze(frozen)
     try:
-        table = frozen.table(least, most)
-        found = frozen.attributes(least, most)
+        table = frozen.table()
+        found = frozen.attributes()
         assert np.array_equal(np.sort(found), np.sort(table["attribute"].to_numpy()), True)
         assert table.num_rows <= frozen.most_rows
         if (least, most) == (-np.inf, np.inf):
@@ -270,6 +272,7 @@ import sys
 from pathlib import Path
 import numpy as np
 from delaylevel.structures.segments import PendingSegments
+from delaylevel.structures.segments.frozen import FrozenRows, Range
 
 def resident():
     lines = Path("/proc/self/status").read_text().splitlines()
@@ -289,9 +292,10 @@ for step in range(200):
         pass
     most = max(most, resident() - before)
 assert store.disk_bytes > 32 << 20
-frozen = store.freeze(now[0], now[0] + 100_000)
+frozen = FrozenRows(Range(now[0], now[0] + 100_000))
+store.freeze(frozen)
 assert frozen.table().num_rows == len(store)
-assert frozen.attributes(0, 1 << 20).mean() == 1024
+assert frozen.attributes().mean() == 1024
 frozen.close()
 assert "pandas" not in sys.modules, "it takes 26 MB"
 print(most)

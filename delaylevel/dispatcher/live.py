@@ -1,4 +1,20 @@
-"""The answers to live queries, for all window partitions that a dispatcher owns."""
+"""Live queries about the messages that a dispatcher keeps, answered while it releases them.
+
+Theory of operation. The thread of a partition owner changes the delay queue, and it must not wait
+for a query. So a query has two steps:
+
+1. A `QueueQuestion` is an event for the owner. It copies references, not rows: the columns of the
+   pending rows in memory are arrays that never change, and files are only appended to. This takes
+   well under a millisecond, whatever the number of messages, and gives one consistent moment.
+2. The thread of the HTTP service cuts, sorts and formats these rows (`QueueView`), in numpy, Arrow
+   and system calls, which leave the interpreter to the owner. Where it runs Python code, it takes
+   its turn for a slice of some tenths of a millisecond, behind all owners (`turns.py`).
+
+A message that is cancelled leaves its row only at its due time, and nobody searches for it before.
+So an answer has such rows, and says how many there are.
+
+A file that is used up between the two steps is gone; then the question is asked again.
+"""
 
 from __future__ import annotations
 
@@ -17,16 +33,18 @@ import pyarrow.compute as pc
 from delaylevel.dispatcher.delay_queue import DelayQueue
 from delaylevel.dispatcher.journal.records import ENTRY_BITS, unpack
 from delaylevel.dispatcher.owner import QueueQuestion
+from delaylevel.dispatcher.record import Columns, MessageAttribute, joined
 from delaylevel.dispatcher.service import Dispatcher, ServedGroup
 from delaylevel.dispatcher.stats import OwnerStats
+from delaylevel.dispatcher.turns import TURNS
 from delaylevel.errors import InvalidInputError
 from delaylevel.model.clock import Clock
 from delaylevel.model.level_topic import named_in
 from delaylevel.model.topic_name import TopicName
-from delaylevel.structures.rows import Int64s
+from delaylevel.structures.rows import Int64s, Rows
+from delaylevel.structures.segments.file import Columns as SegmentColumns
+from delaylevel.structures.segments.frozen import FrozenRows, Range
 from delaylevel.web.reports import LiveAnswer, QueryRefusedError
-
-from .view import DueRange, QueueView
 
 #: Number of rows of `pending`, by default and at most.
 ROWS, MOST_ROWS = 1_000, 100_000
@@ -43,6 +61,46 @@ _RANGE = ("topic", "attribute", "from", "to", "min", "max")
 COLUMNS = ("due_ms", "partition", "ledger", "entry", "batch", "attribute")
 _MASK = (1 << ENTRY_BITS) - 1
 _BATCH_MASK, _BATCH_BITS = 1023, 10
+
+
+# Rank of queries among the turns: behind all partitions that publish or are read.
+_QUERYING = 1 << 20
+
+
+class QueueView(FrozenRows):
+    """The messages of a delay queue that are not released, as they are when it is made.
+
+    Its thread makes it; another thread asks the questions, and closes it. These messages count:
+    those that wait for their due time, or for their target, and those in flight until their commit.
+    A message without a readable due time has the due time 0. A cancelled message is there until its
+    due time, and so is a cancellation that waits for its message.
+
+    Attributes:
+        cancelled: number of cancelled messages.
+        cancellations: number of cancellations that wait for their message.
+        read_to: packed position of the last message that was read; all before it are known.
+    """
+
+    def __init__(self, delay_queue: DelayQueue, wanted: Range) -> None:
+        super().__init__(wanted, partial(TURNS.take, _QUERYING))
+        self.attribute = delay_queue.pending.attribute or MessageAttribute()
+        self.read_to = delay_queue._open.last_offered
+        self.cancelled = delay_queue.cancelling.cancelled
+        self.cancellations = delay_queue.cancelling.waiting
+        for index in (delay_queue.pending, *delay_queue.waiting.overflows()):
+            index.segments.freeze(self)
+        in_flight = delay_queue._in_flight.batches()
+        loose = [(batch.due_ms, batch.positions, batch.records) for batch in in_flight]
+        loose += [*delay_queue.waiting.loose(), delay_queue._unresolved.loose()]
+        self.add((), partial(_in_due_order, joined(loose), self.attribute))
+
+
+def _in_due_order(messages: Columns, attribute: MessageAttribute) -> SegmentColumns:
+    """Return messages outside the segments: in flight, or waiting for their target."""
+    due_ms, positions, records = messages
+    rows: Rows = np.array([due_ms, *unpack(positions)], dtype=np.int64)
+    order = np.lexsort(rows[::-1])
+    return SegmentColumns(rows[:, order], attribute.of(records)[order])
 
 
 class LiveView(NamedTuple):
@@ -80,7 +138,7 @@ class LiveQueries:
         raise QueryRefusedError("the spill files change too fast: ask again", 503)
 
     @contextmanager
-    def look(self, group: ServedGroup, wanted: DueRange) -> Iterator[LiveView]:
+    def look(self, group: ServedGroup, wanted: Range) -> Iterator[LiveView]:
         """Let the owners of a level topic make their views, and close these at the end."""
         views: dict[int, QueueView] = {}
         missing: dict[int, str] = {}
@@ -140,7 +198,7 @@ class LiveQueries:
     ) -> Iterator[tuple[LiveView, dict[str, Any]]]:
         """Make the view for the parameters, and the head of the answer."""
         group = self._group(parameters, *more)
-        wanted = DueRange(
+        wanted = Range(
             max(_FIRST_MS, _integer(parameters, "from", _FIRST_MS)),
             min(_LAST_MS, _integer(parameters, "to", _LAST_MS)),
             _number(parameters, "min", -np.inf),
@@ -298,7 +356,7 @@ def _position(packed: int) -> list[int] | None:
     return [int(ledger[0]), int(entry[0]) >> _BATCH_BITS, int(entry[0]) & _BATCH_MASK]
 
 
-def _view(wanted: DueRange, delay_queue: DelayQueue) -> QueueView:
+def _view(wanted: Range, delay_queue: DelayQueue) -> QueueView:
     return QueueView(delay_queue, wanted)
 
 
