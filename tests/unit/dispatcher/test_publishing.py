@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 
 from delaylevel.cluster.targets.pool import TargetKey
+from delaylevel.dispatcher.journal.records import UNCERTAIN
 from delaylevel.dispatcher.publishing.sending import ExpiryCheck
 from delaylevel.model import envelope as env
 from delaylevel.testing import ManualClock
@@ -225,6 +226,30 @@ def test_a_message_expires_in_the_millisecond_of_its_expiry(
     assert held(run) == []
 
 
+@pytest.mark.parametrize("numbered", [False, True])
+def test_a_message_that_expires_while_the_journal_confirms_is_not_sent(
+    numbered: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = opened(numbered, tmp_path)
+    store = run.journal.store
+
+    def slowly(count: int) -> None:
+        run.wait(1)
+        store(count)
+
+    run.add("x", ORDERS, 0, b"x", expires_ms=run.clock.now_ms() + 500)
+    run.wait(0.02)
+    run.journal._proven_s = float("-inf")
+    monkeypatch.setattr(run.journal, "store", slowly)
+    run.cycle()
+    monkeypatch.undo()
+    rounds(run, 3)
+    answer(run, ORDERS)
+    rounds(run, 3)
+    assert run.broker.topics[ORDERS].delivered == ["id-0"]
+    assert run.stats.now().expired == 1
+
+
 def test_what_expires_at_its_due_time_expires_also_where_it_is_released_early() -> None:
     messages = [SimpleNamespace(due_ms=1_000, expires_ms=each) for each in (0, 999, 1_000, 1_001)]
     early = ManualClock(990)
@@ -245,8 +270,12 @@ def test_a_message_that_an_earlier_owner_may_still_send_does_not_expire(
     producer.wire.clear()
     for _ in range(takeovers):
         run.takeover(random.Random(0))
-        run.work()
-        run.publisher.process()
+        for _ in range(3):
+            run.work()
+            run.publisher.process()
+        run.journal.store(len(run.journal.tail))
+        (left,) = run.queue.state.open_intents.values()
+        assert left.first == UNCERTAIN, "its intent is resolved, and one of what is uncertain left"
     run.wait(2)
     rounds(run, 5)
     answer(run, ORDERS)
