@@ -462,6 +462,17 @@ def test_a_confirmation_from_a_new_ledger_waits_for_the_admin_interface() -> Non
     assert settle(world, 5, ledger=8) == [(5, "stored")]
 
 
+def test_a_message_without_an_answer_is_not_stored() -> None:
+    world = World()
+    settle(world, 1, ledger=7)
+    for value in (2, 3):
+        world.pool.producer(ORDERS).send(value, message(), {}, number=value)
+    (producer,) = world.client.connected
+    _, callback = producer.sent.pop(0)
+    callback(pulsar.Result.Ok, pulsar.MessageId(-1, 7, 2, -1)._msg_id)
+    assert world.outcomes() == [(2, "stored")]
+
+
 def test_a_topic_that_was_created_again_meanwhile_keeps_nothing() -> None:
     world = World(connected=True)
     settle(world, 1, ledger=7)
