@@ -42,7 +42,6 @@ import pulsar
 import pytest
 from click.testing import CliRunner, Result
 
-from delaylevel.broker.distribution import distribution_directory, java
 from delaylevel.cli.main import cli
 from delaylevel.cluster.connection.settings import Connection
 from delaylevel.cluster.rest.admin import Admin
@@ -51,6 +50,7 @@ from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.position import source_partitions
 from support.background import Background
 from support.fakes import HandClock, JumpingClock
+from support.java_client import JavaProgram
 from support.proxy import Proxy
 from support.world import (
     Arrival,
@@ -283,7 +283,7 @@ def cli_process(
             process.wait()
 
 
-class JavaPublisher:
+class JavaPublisher(JavaProgram):
     """A Java client that publishes a message for each line of its input.
 
     It keeps its producers. After a test, they ask for the deleted topics again and again.
@@ -292,44 +292,14 @@ class JavaPublisher:
     source: str
 
     def __init__(self, connection: Connection) -> None:
-        self._process = subprocess.Popen(
-            [
-                java(),
-                "-Xmx128m",
-                "-XX:+UseSerialGC",
-                "-XX:TieredStopAtLevel=1",
-                "-cp",
-                f"{distribution_directory()}/lib/*",
-                str(JAVA_SOURCES / self.source),
-                connection.service_url,
-            ],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-        self._expect("ready")
+        super().__init__(str(JAVA_SOURCES / self.source), connection.service_url)
+        self.answer("ready")
 
     def publish(self, *fields: str, properties: Mapping[str, str]) -> None:
         """Publish a message of the given fields, and wait for its confirmation."""
-        assert self._process.stdin is not None
         line = [*fields, *(f"{key}={text}" for key, text in properties.items())]
-        self._process.stdin.write("\t".join(line) + "\n")
-        self._process.stdin.flush()
-        self._expect("ok")
-
-    def _expect(self, word: str) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            if line.startswith((word, "failed")):
-                assert line.startswith(word), line
-                return
-        raise AssertionError(f"the Java client ended ({self._process.wait()})")
-
-    def close(self) -> None:
-        """Stop the Java client."""
-        self._process.kill()
-        self._process.communicate()
+        answer = self.ask("\t".join(line), "ok", "failed")
+        assert answer.startswith("ok"), answer
 
 
 class SkewedPublisher(JavaPublisher):

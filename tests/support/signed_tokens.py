@@ -28,11 +28,14 @@ def jwt(key: bytes, subject: str, expires_s: float | None = None) -> str:
 
 
 class RenewedFile:
-    """A token file that is replaced every second.
+    """A token file that is replaced every second, from the first `renew` on.
 
     Args:
         path: path of the file.
         make: function that returns a new token.
+
+    Attributes:
+        given: all tokens that the file had.
     """
 
     def __init__(self, path: Path, make: Callable[[], str]) -> None:
@@ -40,11 +43,11 @@ class RenewedFile:
         self._make = make
         self._end = threading.Event()
         self._thread: threading.Thread | None = None
-        self.renew()
+        self.given: set[str] = set()
 
     def renew(self) -> None:
         """Start to renew the token."""
-        self._write()
+        self.write(self._make())
         self._end.clear()
         self._thread = threading.Thread(target=self._run, name="tokens", daemon=True)
         self._thread.start()
@@ -55,11 +58,13 @@ class RenewedFile:
         if self._thread is not None:
             self._thread.join()
 
-    def _write(self) -> None:
+    def write(self, token: str) -> None:
+        """Replace the token."""
+        self.given.add(token)
         aside = self.path.with_suffix(".part")
-        aside.write_text(self._make())
+        aside.write_text(token)
         os.replace(aside, self.path)
 
     def _run(self) -> None:
         while not self._end.wait(1):
-            self._write()
+            self.write(self._make())

@@ -17,7 +17,7 @@ what was confirmed, cancelled and received. Pure functions compare the ledgers i
 `producing`           the part that sends; `java_sending` sends through the Java producer
 `consuming`           the part that receives
 `flow`                if messages flow again after a fault
-`faults`              the faults, a module for each group
+`faults`              the faults, in groups
 `run`                 one run from its beginning to its result
 `report`              the table and the JSON of a result
 ====================  ==============================================================

@@ -1,16 +1,16 @@
 """The ledger of one process: what it did with each message, on disk before it goes on.
 
-Each process has a file of its own, so that no lock of one process stops another. A transaction
-that ended survives ``kill -9``.
+Each process has a file of its own, with a line for each row. What was written survives ``kill -9``.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
-import sqlite3
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -112,7 +112,7 @@ class Stepped(NamedTuple):
 
 
 Row = Sent | Confirmed | Cancelled | Received | Stepped
-KINDS: tuple[type[Row], ...] = (Sent, Confirmed, Cancelled, Received, Stepped)
+KINDS = {kind.__name__: kind for kind in (Sent, Confirmed, Cancelled, Received, Stepped)}
 
 
 def now_ms() -> int:
@@ -139,35 +139,15 @@ class Ledger:
 
     def __init__(self, folder: Path, part: str) -> None:
         self._lock = threading.Lock()
-        self._file = sqlite3.connect(
-            folder / f"{part}-{os.getpid()}-{now_ms()}.db",
-            isolation_level=None,
-            check_same_thread=False,
-        )
         # No fault is a failure of the machine: what the system has got is safe.
-        self._file.execute("PRAGMA journal_mode = WAL")
-        self._file.execute("PRAGMA synchronous = OFF")
-        for kind in KINDS:
-            self._file.execute(f"CREATE TABLE {table(kind)} ({', '.join(kind._fields)})")
+        path = folder / f"{part}-{os.getpid()}-{now_ms()}.jsonl"
+        self._file = path.open("ab", buffering=0)
 
     def write(self, rows: Iterable[Row]) -> None:
         """Write rows; they are safe when this returns."""
+        lines = [json.dumps([type(row).__name__, *row]) + "\n" for row in rows]
         with self._lock:
-            self._file.execute("BEGIN")
-            for row in rows:
-                marks = ", ".join("?" * len(row))
-                self._file.execute(f"INSERT INTO {table(type(row))} VALUES ({marks})", row)
-            self._file.execute("COMMIT")
-
-    def close(self) -> None:
-        """Close the file."""
-        with self._lock:
-            self._file.close()
-
-
-def table(kind: type[Row]) -> str:
-    """Return the name of the table for a kind of row."""
-    return kind.__name__.lower()
+            self._file.write("".join(lines).encode())
 
 
 class LedgerReader:
@@ -179,29 +159,17 @@ class LedgerReader:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._read: dict[tuple[str, type[Row]], int] = {}
+        self._read: Counter[Path] = Counter()
 
     def new_rows(self) -> list[Row]:
         """Return the rows that were written since the last call."""
         found: list[Row] = []
-        for path in sorted(self._folder.glob("*.db")):
-            file = sqlite3.connect(path, timeout=10, isolation_level=None)
-            try:
-                # One view of all tables: what is confirmed was sent.
-                file.execute("BEGIN")
-                for kind in KINDS:
-                    found += self._rows(file, path.name, kind)
-            except sqlite3.OperationalError as error:
-                if "no such table" not in str(error):  # it is being created
-                    raise
-            finally:
-                file.close()
+        for path in sorted(self._folder.glob("*.jsonl")):
+            with path.open("rb") as file:
+                file.seek(self._read[path])
+                # A killed process, or one that is writing, leaves the beginning of a line.
+                whole, end, _ = file.read().rpartition(b"\n")
+            self._read[path] += len(whole + end)
+            for kind, *values in map(json.loads, whole.splitlines()):
+                found.append(KINDS[kind](*values))
         return found
-
-    def _rows(self, file: sqlite3.Connection, name: str, kind: type[Row]) -> list[Row]:
-        after = self._read.get((name, kind), 0)
-        query = f"SELECT rowid, * FROM {table(kind)} WHERE rowid > ? ORDER BY rowid"
-        rows = file.execute(query, (after,)).fetchall()
-        if rows:
-            self._read[name, kind] = rows[-1][0]
-        return [kind(*row[1:]) for row in rows]

@@ -23,12 +23,12 @@ from delaylevel.errors import BrokerError, ConflictError
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Mover
 from delaylevel.model.topic_name import TopicName
 from delaylevel.testing.embedded import small_broker
+from support.java_client import compile_producer
 from support.proxy import Proxy
 from support.signed_tokens import RenewedFile, jwt
 
 from .control import Control, TargetState, open_targets
 from .function import MovingFunction
-from .java_sending import compile_session
 from .ledger import Ledger, Stepped, now_ms
 from .part import DISK_FULL, write_clock
 from .process import Part, Supervisor
@@ -140,6 +140,7 @@ class Scene:
         self.token = RenewedFile(
             self._folder / "parts.token", functools.partial(jwt, secret, "admin", TOKEN_S)
         )
+        self.token.renew()
         plugin = "org.apache.pulsar.client.impl.auth.AuthenticationToken"
         provider = "org.apache.pulsar.broker.authentication.AuthenticationProviderToken"
         return {"token": own}, {
@@ -280,7 +281,7 @@ class Scene:
 
     def _start_java(self) -> None:
         """Compile the Java producer, and start a part that sends with it."""
-        classes = compile_session(self._folder / "classes")
+        classes = compile_producer(self._folder / "classes")
         if classes is None:
             self.say("no Java compiler: nothing is sent from Java")
             return

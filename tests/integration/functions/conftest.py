@@ -9,8 +9,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
@@ -26,7 +24,6 @@ from delaylevel.errors import DelayLevelError
 from delaylevel.functions import deployment
 from delaylevel.model.clock import SystemClock
 from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription, Role
-from support.function_instances import instance_pids
 
 
 @pytest.fixture(scope="session")
@@ -39,11 +36,6 @@ def functions_broker(broker_with: Callable[..., EmbeddedBroker]) -> EmbeddedBrok
 def connection(functions_broker: EmbeddedBroker) -> Connection:
     patience = {"operation_timeout_seconds": 60}  # other tests share its processors
     return functions_broker.connection.model_copy(update=patience)
-
-
-@pytest.fixture
-def pids() -> Callable[[str, EmbeddedBroker], list[int]]:
-    return lambda function, broker: instance_pids(function, broker.directory)
 
 
 @pytest.fixture
@@ -145,8 +137,3 @@ def ranges(connection: Connection) -> Callable[[LevelTopicDescription], int]:
         return most
 
     return count
-
-
-@pytest.fixture
-def kill() -> Callable[[int], None]:
-    return lambda pid: os.kill(pid, signal.SIGKILL)

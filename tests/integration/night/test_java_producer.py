@@ -9,8 +9,6 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
-import shutil
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -23,7 +21,6 @@ import pytest
 import urllib3
 
 from delaylevel import topics
-from delaylevel.broker.distribution import distribution_directory, java
 from delaylevel.broker.embedded import EmbeddedBroker
 from delaylevel.cluster.connection.settings import Connection
 from delaylevel.cluster.rest.admin import Admin
@@ -44,11 +41,11 @@ from delaylevel.model.topic_name import TopicName
 from delaylevel.mover.local import LocalMover
 from delaylevel.topics.lifecycle import expand
 from support.background import Moving, Serving
+from support.java_client import JavaSession, compile_producer
 from support.world import RealWorld, eventually
 
 pytestmark = pytest.mark.broker
 
-JAVA_CLIENT = Path(__file__).parents[3] / "clients" / "java"
 SECONDS = Levels(
     PartitionStrategy(
         partition_by=timedelta(seconds=1),
@@ -63,67 +60,11 @@ def b64(value: bytes) -> str:
     return base64.b64encode(value).decode()
 
 
-class JavaSession:
-    """A Java program with producers and consumers (Session.java)."""
-
-    def __init__(self, classes: Path, connection: Connection, *options: str) -> None:
-        self._admin_url = connection.admin_url
-        self._process = subprocess.Popen(
-            [
-                java(),
-                "-Xmx192m",
-                "-XX:+UseSerialGC",
-                "-XX:TieredStopAtLevel=1",
-                "-cp",
-                f"{classes}:{distribution_directory()}/lib/*",
-                "delaylevel.client.Session",
-                connection.service_url,
-                *options,
-            ],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            encoding="utf-8",
-        )
-        self._read()
-
-    def __call__(self, command: str, **values: Any) -> dict[str, Any]:
-        """Give a command, and return its answer."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps({"do": command, **values}) + "\n")
-        self._process.stdin.flush()
-        return self._read()
-
-    def open(self, name: str, topic: str, schema: str = "bytes", **values: Any) -> dict[str, Any]:
-        """Open a producer."""
-        return self("open", name=name, topic=topic, schema=schema, admin=self._admin_url, **values)
-
-    def _read(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            if line.startswith("{"):  # the client logs to the same stream
-                return json.loads(line)  # type: ignore[no-any-return]
-        raise AssertionError(f"the Java program ended ({self._process.wait()})")
-
-    def close(self) -> None:
-        """Stop the program."""
-        self._process.kill()
-        self._process.communicate()
-
-
 @pytest.fixture(scope="session")
 def java_classes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The compiled Java producer, with the program for these tests."""
-    compiler = shutil.which("javac", path=str(Path(java()).parent)) or shutil.which("javac")
-    assert compiler is not None, "the Java producer needs a JDK, as Maven does"
-    folder = tmp_path_factory.mktemp("java")
-    sources = [*(JAVA_CLIENT / "src" / "main").rglob("*.java")]
-    sources += [JAVA_CLIENT / "src/test/java/delaylevel/client/Session.java"]
-    libraries = f"{distribution_directory()}/lib/*"
-    brief = ("-J-XX:TieredStopAtLevel=1", "-J-XX:+UseSerialGC")  # a short run
-    command = [compiler, *brief, "-d", str(folder), "-cp", libraries, "-encoding", "UTF-8"]
-    subprocess.run([*command, *map(str, sources)], check=True, capture_output=True, timeout=120)
+    folder = compile_producer(tmp_path_factory.mktemp("java"))
+    assert folder is not None, "the Java producer needs a JDK, as Maven does"
     return folder
 
 
@@ -463,21 +404,6 @@ def outcomes_of(world: RealWorld, description: LevelTopicDescription) -> dict[st
     return {each.properties[ID]: each.properties[OUTCOME] for each in found}
 
 
-def test_java_cannot_cancel_with_the_final_window_of_the_broker(
-    session: JavaSession, world: RealWorld, level_topic: Callable[..., LevelTopicDescription]
-) -> None:
-    level_topic(DAYS, "orders", final_window=FinalWindow.BROKER)
-    session.open("broker", world.topic("orders"))
-    answer = session(
-        "schedule", name="broker", schema="bytes", value=b64(b"x"), afterMs=36 * 3_600_000
-    )
-    refused(
-        session("cancel", name="broker", receipt=answer["receipt"]),
-        "LEVEL_TOPIC",
-        "its final window is 'broker'",
-    )
-
-
 @pytest.mark.parametrize("block", [True, False])
 def test_a_full_queue_blocks_or_fails_as_the_application_asks(
     session: JavaSession,
@@ -500,7 +426,7 @@ def test_a_full_queue_blocks_or_fails_as_the_application_asks(
     assert numbers == sorted(numbers)  # also those that waited for the producer
 
 
-def test_with_a_function_the_broker_delays_until_the_hand_off(
+def test_with_a_function_the_broker_delays_until_the_hand_off_and_nothing_is_cancelled(
     session: JavaSession, world: RealWorld, level_topic: Callable[..., LevelTopicDescription]
 ) -> None:
     description = level_topic(
@@ -518,6 +444,9 @@ def test_with_a_function_the_broker_delays_until_the_hand_off(
     assert message.batch == -1
     assert message.properties["delaylevel.id"] == "one"
     assert set(message.properties) == {"delaylevel.due", "delaylevel.id", "delaylevel.target"}
+    due_ms = int(message.properties[DUE])
+    cancelled = session("cancel", name="by-function", id="one", at=due_ms)
+    refused(cancelled, "LEVEL_TOPIC", "its final window is 'broker'")
 
 
 def test_messages_behind_an_open_transaction_wait_until_it_ends(

@@ -15,11 +15,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 import secrets
 import shutil
 import subprocess
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -39,7 +37,7 @@ from delaylevel.model.level_topic import LevelTopicDescription, Role
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.producer.client import DelayLevelClient
-from support.signed_tokens import jwt
+from support.signed_tokens import RenewedFile, jwt
 from support.world import QUIET
 
 UNIT = timedelta(milliseconds=500)
@@ -301,39 +299,12 @@ class Consumer:
         return set(bodies) <= self.ids.keys()
 
 
-class Renewed:
+class Renewed(RenewedFile):
     """A token file that is renewed every second, until a test lets the token expire."""
 
-    def __init__(self, secured: Any, role: str, path: Path) -> None:
-        self.path = path
-        self.given: set[str] = set()
-        self._make = functools.partial(secured.token_of, role, LIFETIME_S)
+    def __init__(self, secured: Secured, role: str, path: Path) -> None:
+        super().__init__(path, functools.partial(secured.token_of, role, LIFETIME_S))
         self._foreign = secured.foreign_token
-        self._end = threading.Event()
-        self._thread: threading.Thread | None = None
-
-    def _write(self, token: str) -> None:
-        self.given.add(token)
-        aside = self.path.with_suffix(".part")
-        aside.write_text(token)
-        os.replace(aside, self.path)
-
-    def renew(self) -> None:
-        """Start to renew the token."""
-        self._write(self._make())
-        self._end.clear()
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
-
-    def _run(self) -> None:
-        while not self._end.wait(1):
-            self._write(self._make())
-
-    def lapse(self) -> None:
-        """Stop the renewal: the last token stays in the file and expires."""
-        self._end.set()
-        if self._thread is not None:
-            self._thread.join()
 
     def empty(self) -> None:
         """Leave an empty file; the last token expires."""
@@ -348,7 +319,7 @@ class Renewed:
     def spoil(self) -> None:
         """Write another cluster's token to the file."""
         self.lapse()
-        self._write(self._foreign)
+        self.write(self._foreign)
 
 
 @pytest.fixture

@@ -1,0 +1,570 @@
+"""The faults: what can be broken, in groups.
+
+A fault is injected into the scene, lasts for a random time, and is undone. It says itself when it
+is not possible, for example because there is no process of its kind. More than one fault may be
+there at the same time, except for those that need the rest of the scene in order (`alone`). One
+that fails half-way is undone as far as it came.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from functools import partial
+
+import psutil
+import pulsar
+
+from delaylevel import topics
+from delaylevel.dispatcher.service import partition_owners
+from delaylevel.errors import BrokerError
+from delaylevel.model.clock import SystemClock
+from delaylevel.model.level_topic import SUBSCRIPTION
+from delaylevel.model.topic_name import TopicName
+from delaylevel.topics.lifecycle import expand, longer_levels, pause, resume
+from support.world import quiet_client
+
+from .function import MovingFunction
+from .part import batches_refused
+from .process import Part
+from .scene import TOKEN_S, Scene, StageError
+from .stage import COARSE_UNIT_S, KEEP, MOST_ADDED, MOST_S
+
+#: What repairs a fault: everything that it has done so far, even if the rest of it fails.
+Undo = ExitStack
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Something that breaks.
+
+    Attributes:
+        name: the name of its kind.
+        lasts_s: the shortest and the longest time from its beginning to its end, in s.
+        inject: function that breaks something. It adds what repairs it to the stack, before or
+            directly after it has broken it.
+        weight: how often it is chosen, compared with others.
+        alone: True if no other fault may be there at the same time.
+        possible: function that returns True if it can be injected now.
+    """
+
+    name: str
+    lasts_s: tuple[float, float]
+    inject: Callable[[Scene, random.Random, Undo], object]
+    weight: float = 1.0
+    alone: bool = False
+    possible: Callable[[Scene], bool] = lambda scene: True
+
+
+# -- processes that are killed, suspended and ended
+
+
+def whole(tree: list[psutil.Process], _chosen: random.Random) -> psutil.Process | None:
+    """Return the process of a part itself."""
+    return tree[0] if tree else None
+
+
+def java(tree: list[psutil.Process], _chosen: random.Random) -> psutil.Process | None:
+    """Return the Java process of a part."""
+    for each in tree:
+        with contextlib.suppress(psutil.Error):
+            if each.name() == "java":
+                return each
+    return None
+
+
+def worker(tree: list[psutil.Process], chosen: random.Random) -> psutil.Process | None:
+    """Return one of the Python processes in which Spark runs tasks."""
+    found = []
+    for each in tree:
+        with contextlib.suppress(psutil.Error):
+            parent = each.parent()
+            if parent is not None and "pyspark.daemon" in " ".join(parent.cmdline()):
+                found.append(each)
+    return chosen.choice(found) if found else None
+
+
+CHOICES = {"": whole, " JVM": java, " worker": worker}
+
+
+def _is_there(kind: str, which: str, scene: Scene) -> bool:
+    choose = CHOICES[which]
+    return any(choose(part.tree(), random.Random(0)) for part in scene.victims(kind))
+
+
+def _part(kind: str, scene: Scene, chosen: random.Random) -> Part | MovingFunction:
+    return chosen.choice([part for part in scene.victims(kind) if part.pid is not None])
+
+
+def _kill(kind: str, which: str, scene: Scene, chosen: random.Random, undo: Undo) -> None:
+    choose = CHOICES[which]
+    _part(kind, scene, chosen).kill(lambda tree: choose(tree, chosen))
+
+
+def _suspend(kind: str, which: str, scene: Scene, chosen: random.Random, undo: Undo) -> None:
+    victim = CHOICES[which](_part(kind, scene, chosen).tree(), chosen)
+    if victim is None:
+        return
+
+    def resume() -> None:
+        with contextlib.suppress(psutil.Error):
+            victim.resume()
+
+    undo.callback(resume)
+    with contextlib.suppress(psutil.Error):
+        victim.suspend()
+
+
+def _signals(kind: str, which: str, weight: float) -> tuple[Fault, Fault]:
+    """Return the faults that kill and suspend a process.
+
+    Args:
+        kind: start of the names of the parts.
+        which: which process of the part; one of `CHOICES`.
+        weight: how often each of the two is chosen.
+    """
+    name, possible = f"{kind.rstrip('-')}{which}", partial(_is_there, kind, which)
+    kill, suspend = partial(_kill, kind, which), partial(_suspend, kind, which)
+    return (
+        Fault(f"kill {name}", (0.0, 0.0), kill, weight=weight, possible=possible),
+        Fault(f"suspend {name}", (0.5, 15.0), suspend, weight=weight, possible=possible),
+    )
+
+
+def _can_restart(scene: Scene) -> bool:
+    return any(part.pid is not None for part in scene.programs())
+
+
+def _restart(scene: Scene, chosen: random.Random, undo: Undo) -> None:
+    """End a process of the product by SIGTERM; start it again."""
+    part = chosen.choice([part for part in scene.programs() if part.pid is not None])
+    undo.callback(part.resume)
+    part.stop()
+
+
+def _has_function(scene: Scene) -> bool:
+    return bool(scene.functions)
+
+
+def _restart_function(scene: Scene, chosen: random.Random, undo: Undo) -> None:
+    """Restart the Function by the command for it."""
+    for function in scene.functions:
+        function.restart()
+
+
+# -- a broker that dies, topics that it unloads, and locks that somebody else gets
+
+
+# Longest time in which a rival tries to be faster than the owner.
+_RIVAL_S = 5.0
+
+
+def _kill_broker(scene: Scene, chosen: random.Random, undo: Undo) -> None:
+    """Kill the broker; start it again after a while."""
+    undo.callback(scene.start_broker)
+    scene.broker.kill()
+
+
+def _restart_broker(scene: Scene, chosen: random.Random, undo: Undo) -> None:
+    """Stop the broker by SIGTERM; start it again."""
+    undo.callback(scene.start_broker)
+    scene.broker.stop()
+
+
+def _unload(scene: Scene, chosen: random.Random, undo: Undo) -> None:
+    """Let the broker close topics of ours, or targets, and open them again."""
+    found = [name for stage in scene.settings.stages for name in scene.member_partitions(stage)]
+    found += [TopicName.parse(target) for target in scene.control.targets]
+    for name in chosen.sample(found, chosen.choice((1, 1, 3, len(found)))):
+        scene.admin.unload(name)
+
+
+def _take_lock(scene: Scene, chosen: random.Random, undo: Undo) -> None:
+    """Take the lock of a partition from its owner while the topic is unloaded, and give it back.
+
+    The owner's exclusive consumer connects again by itself later, as if nothing had happened.
+    """
+    stage = chosen.choice(scene.settings.stages)
+    description = scene.description(stage)
+    name = description.window_topic.partition(chosen.randrange(description.window_partitions))
+    client = undo.enter_context(contextlib.closing(quiet_client(scene.broker.connection)))
+    deadline = time.monotonic() + _RIVAL_S
+    while time.monotonic() < deadline:
+        scene.admin.unload(name)
+        with contextlib.suppress(pulsar.PulsarException):
+            client.subscribe(name.full, SUBSCRIPTION, consumer_name="rival", receiver_queue_size=0)
+            return
+
+
+# -- connections that break, hang and become slow, in the proxies
+
+
+def _cut_some(scene: Scene, chosen: random.Random, undo: Undo) -> None:
+    scene.proxy.cut_some(chosen, chosen.choice((0.1, 0.5, 1.0)))
+
+
+def _cut_away(scene: Scene, chosen: random.Random, undo: Undo) -> None:
+    undo.callback(scene.proxy.restore)
+    scene.proxy.cut()
+
+
+def _hang(scene: Scene, chosen: random.Random, undo: Undo) -> None:
+    undo.callback(scene.proxy.restore)
+    chosen.choice((scene.proxy.hold, scene.proxy.hold_answers))()
+
+
+def _slow(scene: Scene, chosen: random.Random, undo: Undo) -> None:
+    undo.callback(scene.proxy.restore)
+    scene.proxy.slow(chosen.choice((0.01, 0.05, 0.2)))
+
+
+def _admin_away(scene: Scene, chosen: random.Random, undo: Undo) -> None:
+    undo.callback(scene.web_proxy.restore)
+    chosen.choice((scene.web_proxy.cut, scene.web_proxy.hold))()
+
+
+# -- business topics that refuse messages, take them slowly, or are deleted and created again
+
+
+# Every dispatcher follows a pause within this time.
+_PAUSE_S = 5.5
+
+
+def choose_target(scene: Scene, chosen: random.Random, plain: bool = False) -> str:
+    """Return a random target; with ``plain``, one without partitions."""
+    found = [
+        target
+        for target, state in scene.control.targets.items()
+        if state.sends and not (plain and _is_partitioned(scene, target))
+    ]
+    return chosen.choice(sorted(found))
+
+
+def _is_partitioned(scene: Scene, target: str) -> bool:
+    return bool(scene.admin.partitioned_metadata(TopicName.parse(target)).partitions)
+
+
+def _over_quota(scene: Scene, target: str, policy: str, undo: Undo) -> None:
+    path = f"{TopicName.parse(target).rest_path}/backlogQuota"
+    quota = {"limit": 1, "limitSize": 1, "limitTime": -1, "policy": policy}
+    undo.callback(scene.rest.delete, path, backlogQuotaType="destination_storage")
+    scene.rest.post(path, quota, backlogQuotaType="destination_storage")
+
+
+def _throttle(scene: Scene, target: str, per_second: int, undo: Undo) -> None:
+    path = f"{TopicName.parse(target).rest_path}/publishRate"
+    rate = {"publishThrottlingRateInMsg": per_second, "publishThrottlingRateInByte": -1}
+    undo.callback(scene.rest.delete, path)
+    scene.rest.post(path, rate)
+
+
+def _exceed_quota(scene: Scene, chosen: random.Random, undo: Undo) -> None:
+    """Put a target over its backlog quota."""
+    target = choose_target(scene, chosen)
+    policy = chosen.choice(("producer_exception", "producer_request_hold"))
+    scene.burst(200, target=target)
+    _over_quota(scene, target, policy, undo)
+
+
+def _throttle_target(scene: Scene, chosen: random.Random, undo: Undo) -> None:
+    """Let a target take few messages per second."""
+    target = choose_target(scene, chosen)
+    scene.burst(300, target=target)
+    _throttle(scene, target, chosen.choice((5, 50, 200)), undo)
+
+
+def _kill_and_refuse(scene: Scene, chosen: random.Random, undo: Undo) -> None:
+    """Kill dispatchers while they publish to a target, which refuses their successors.
+
+    The dispatchers die without the answers of the broker, so only the target knows what it has
+    stored, and it tells nobody.
+    """
+    target = choose_target(scene, chosen, plain=True)
+    stage = scene.stage_of(target)
+    name = TopicName.parse(target)
+
+    def stored() -> int:
+        return sum(scene.admin.messages_in(name).values())
+
+    with ExitStack() as meanwhile:
+        _throttle(scene, target, 50, meanwhile)
+        before = stored()
+        scene.burst(300, target=target)
+        scene.wait(lambda: stored() > before + 100, "the first messages of a burst", 60)
+        before = stored()
+        meanwhile.callback(scene.proxy.restore)
+        scene.proxy.hold_answers()
+        # The journal does not answer either: what is not sent by now is not sent any more.
+        with suppress(StageError):
+            scene.wait(lambda: stored() > before + 50, "further messages of a burst", 3)
+        for dispatcher in stage.dispatchers:
+            scene.parts[dispatcher].kill(lambda tree: tree[0] if tree else None)
+        _over_quota(scene, target, "producer_exception", undo)
+
+    def taken_over() -> bool:
+        pids = [scene.parts[dispatcher].pid for dispatcher in stage.dispatchers]
+        owners = partition_owners(scene.admin, stage.level_topic)
+        names = [each.owner.name if each.owner else "" for each in owners]
+        return all(name.endswith(tuple(f":{pid}" for pid in pids)) for name in names)
+
+    with suppress(StageError):
+        scene.wait(taken_over, "a takeover", 60)
+
+
+def _terminate(scene: Scene, chosen: random.Random, undo: Undo) -> None:
+    """Terminate a target; later delete it, and create it again after that.
+
+    Producers and consumers of the application leave it before, as docs/operations.md asks for. Our
+    own processes do not: they meet the terminated topic, the missing one and the new one.
+    """
+    target = choose_target(scene, chosen, plain=True)
+    undo.callback(scene.use, target, sends=True, receives=True)
+    scene.use(target, sends=False, receives=True)
+    undo.callback(_renew, scene, target)
+    _terminate_and_delete(scene, target)
+
+
+def _terminate_and_delete(scene: Scene, target: str) -> None:
+    name = TopicName.parse(target)
+    scene.admin.terminate(name)
+    # What the topic has stored is deleted with it.
+    scene.wait(lambda: not scene.backlog(target), "the consumers of a terminated topic", 60)
+    scene.use(target, sends=False, receives=False)
+    scene.admin.delete(name, force=True)
+
+
+def _renew(scene: Scene, target: str) -> None:
+    """Create a target again, which may be there still if the fault failed."""
+    name = TopicName.parse(target)
+    if scene.admin.topic_exists(name) and KEEP in scene.admin.subscriptions(name):
+        _terminate_and_delete(scene, target)
+    _create_paused(scene, target)
+
+
+def _delete(scene: Scene, chosen: random.Random, undo: Undo) -> None:
+    """Delete a target by force while dispatchers run; create it again later.
+
+    It is paused until it has nothing that the deletion would lose. Messages become due while it is
+    away, and have to wait for the new one.
+    """
+    target = choose_target(scene, chosen, plain=True)
+    undo.callback(scene.use, target, sends=True, receives=True)
+    scene.use(target, sends=False, receives=True)
+    with _paused(scene, target):
+        scene.wait(lambda: not scene.backlog(target), "the consumers of a paused topic", 60)
+        scene.use(target, sends=False, receives=False)
+        undo.callback(_create_paused, scene, target)
+        scene.admin.delete(TopicName.parse(target), force=True)
+
+
+def _create_paused(scene: Scene, target: str) -> None:
+    """Create a target, which our producers may have created again, and subscribe to what follows.
+
+    It is paused meanwhile: a topic with only some of its subscriptions loses messages for others.
+    What a topic got before it had one is published again, and must not be received twice.
+    """
+    with _paused(scene, target):
+        scene.create_target(target, earliest=False)
+
+
+@contextmanager
+def _paused(scene: Scene, target: str) -> Iterator[None]:
+    """Pause a target; the block begins when nothing comes any more."""
+    level_topic = scene.stage_of(target).level_topic
+    with ExitStack() as undo:
+        undo.callback(resume, scene.admin, level_topic, target, SystemClock())
+        pause(scene.admin, level_topic, target, SystemClock())
+        _await_silence(scene, target)
+        yield
+
+
+def _await_silence(scene: Scene, target: str) -> None:
+    """Wait until every dispatcher follows a pause, and nothing comes any more."""
+    paused_s = time.monotonic()
+    name = TopicName.parse(target)
+    seen: list[tuple[float, int]] = []
+
+    def quiet() -> bool:
+        try:
+            count = sum(scene.admin.messages_in(name).values())
+        except BrokerError:
+            count = 0  # it does not exist
+        if not seen or seen[0][1] != count:
+            seen[:] = [(time.monotonic(), count)]
+        now_s = time.monotonic()
+        return now_s - paused_s > _PAUSE_S and now_s - seen[0][0] > 1.0
+
+    scene.wait(quiet, "a pause", 60)
+
+
+# -- operations while everything runs
+
+
+def _pause_targets(scene: Scene, chosen: random.Random, undo: Undo) -> None:
+    """Pause a level topic, or one of its targets; resume it."""
+    stage = chosen.choice(scene.settings.stages)
+    targets = sorted(scene.description(stage).targets)
+    target = chosen.choice([None, *targets])
+    spread_ms = chosen.choice((0, 0, 3_000))
+    undo.callback(resume, scene.admin, stage.level_topic, target, SystemClock(), spread_ms)
+    pause(scene.admin, stage.level_topic, target, SystemClock())
+
+
+def _can_expand(scene: Scene) -> bool:
+    return any(
+        scene.description(stage).levels.strategies[0].maximum_delay < timedelta(seconds=MOST_S)
+        for stage in scene.settings.stages
+    )
+
+
+def _expand(scene: Scene, chosen: random.Random, undo: Undo) -> None:
+    """Give a level topic partitions for longer delays."""
+    stages = list(scene.settings.stages)
+    stage = min(
+        chosen.sample(stages, len(stages)),
+        key=lambda each: scene.description(each).levels.strategies[0].maximum_delay,
+    )
+    levels = scene.description(stage).levels
+    longest = levels.strategies[0].maximum_delay + timedelta(seconds=COARSE_UNIT_S)
+    expand(scene.admin, stage.level_topic, longer_levels(levels, longest))
+    shortest = min(
+        scene.description(each).levels.strategies[0].maximum_delay for each in scene.settings.stages
+    )
+    scene.control.longest_delay_ms = int(shortest.total_seconds() * 1000) - 3_000
+    scene.save_control()
+
+
+def _can_add_target(scene: Scene) -> bool:
+    return any(scene.added.get(stage.name, 0) < MOST_ADDED for stage in scene.settings.stages)
+
+
+def _add_target(scene: Scene, chosen: random.Random, undo: Undo) -> None:
+    """Add a target to a level topic; producers use it at once."""
+    stage = chosen.choice(
+        [stage for stage in scene.settings.stages if scene.added.get(stage.name, 0) < MOST_ADDED]
+    )
+    number = scene.added[stage.name] = scene.added.get(stage.name, 0) + 1
+    target = stage.target(len(stage.partitions) + number - 1)
+    scene.create_target(target)
+    before = scene.description(stage)
+    topics.create(scene.admin, replace(before, targets=(*before.targets, target)))
+    scene.announce(stage, target)
+    scene.save_control()
+
+
+# -- clocks that step: those of dispatchers, movers and producers
+
+
+# Short of the leads, as docs/operations.md asks for; a producer or mover beyond that is late.
+_STEPS_MS = (-5_000, -1_500, -300, 200, 900, 3_000)
+
+
+def _with_clock(scene: Scene) -> list[Part]:
+    return [part for part in scene.parts.values() if part.has_clock]
+
+
+def _can_step(scene: Scene) -> bool:
+    return bool(_with_clock(scene))
+
+
+def _step(scene: Scene, chosen: random.Random, undo: Undo) -> None:
+    """Set a clock wrong for a while; then correct it."""
+    undo.callback(scene.step_clock(chosen.choice(_with_clock(scene)), chosen.choice(_STEPS_MS)))
+
+
+# -- spill disks without space
+
+
+def _dispatchers(scene: Scene) -> list[Part]:
+    names = {name for stage in scene.settings.stages for name in stage.dispatchers}
+    return [part for name, part in scene.parts.items() if name in names]
+
+
+def _can_fill(scene: Scene) -> bool:
+    return bool(_dispatchers(scene))
+
+
+def _fill(scene: Scene, chosen: random.Random, undo: Undo) -> None:
+    """Fill the spill disks of all dispatchers during bursts of large messages."""
+    parts = _dispatchers(scene)
+    before = [batches_refused(part.folder) for part in parts]
+    for part in parts:
+        undo.callback(scene.fill_disk(part))
+    # More than the memory of a window partition, due when all of it has been read.
+    target = choose_target(scene, chosen)
+    scene.burst(800, 5_000, target=target, after_ms=5_000)
+
+    def full() -> bool:
+        return [batches_refused(part.folder) for part in parts] != before
+
+    # Otherwise it was no fault.
+    scene.wait(full, "a batch that a full disk refuses", 30)
+
+
+# -- tokens that expire, because nobody renews them
+
+
+def _can_expire(scene: Scene) -> bool:
+    return scene.token is not None
+
+
+def _expire(scene: Scene, chosen: random.Random, undo: Undo) -> None:
+    """Let the token of every process expire; renew it later."""
+    assert scene.token is not None
+    scene.token.lapse()
+    undo.callback(scene.token.renew)
+
+
+ALL: tuple[Fault, ...] = (
+    *_signals("dispatcher", "", 3.0),
+    *_signals("run", "", 3.0),
+    *_signals("mover-local", "", 1.0),
+    *_signals("mover-spark", "", 1.0),
+    *_signals("mover-spark", " JVM", 1.0),
+    *_signals("mover-spark", " worker", 1.0),
+    *_signals("function", "", 1.0),
+    *_signals("producer", "", 1.0),
+    *_signals("producer-java", " JVM", 0.5),
+    *_signals("consumer", "", 1.0),
+    Fault("restart", (0.0, 3.0), _restart, possible=_can_restart),
+    Fault("restart function", (0.0, 0.0), _restart_function, 0.5, possible=_has_function),
+    Fault("kill broker", (0.0, 4.0), _kill_broker, alone=True),
+    Fault("restart broker", (0.0, 4.0), _restart_broker, weight=0.5, alone=True),
+    Fault("unload", (0.0, 0.0), _unload, weight=3.0),
+    Fault("lost lock", (0.1, 4.0), _take_lock, weight=3.0),
+    Fault("cut connections", (0.0, 0.0), _cut_some, weight=2.0),
+    Fault("network away", (0.5, 8.0), _cut_away, weight=2.0),
+    Fault("network hangs", (0.5, 8.0), _hang, weight=2.0),
+    Fault("network slow", (3.0, 10.0), _slow, weight=2.0),
+    Fault("admin away", (2.0, 15.0), _admin_away, weight=2.0),
+    Fault("over quota", (1.0, 10.0), _exceed_quota, weight=2.0),
+    Fault("throttled", (3.0, 10.0), _throttle_target, weight=2.0),
+    Fault("takeover over quota", (3.0, 8.0), _kill_and_refuse, alone=True),
+    Fault("terminate", (1.0, 8.0), _terminate, weight=1.5, alone=True),
+    # Dispatchers follow the end of the pause within five seconds.
+    Fault("delete", (8.0, 14.0), _delete, weight=1.5, alone=True),
+    Fault("pause", (1.0, 12.0), _pause_targets, weight=2.0),
+    Fault("expand", (0.0, 0.0), _expand, possible=_can_expand),
+    Fault("add target", (0.0, 0.0), _add_target, possible=_can_add_target),
+    Fault("clock step", (1.0, 12.0), _step, weight=3.0, possible=_can_step),
+    Fault("disk full", (12.0, 20.0), _fill, weight=2.0, possible=_can_fill),
+    Fault("tokens expire", (TOKEN_S + 1, TOKEN_S + 8), _expire, weight=2.0, possible=_can_expire),
+)
+
+
+def named(names: tuple[str, ...]) -> tuple[Fault, ...]:
+    """Return the faults with these names; all if there are none.
+
+    Raises:
+        ValueError: a name is unknown.
+    """
+    known = {fault.name: fault for fault in ALL}
+    unknown = set(names) - known.keys()
+    if unknown:
+        raise ValueError(f"no fault {', '.join(sorted(unknown))}; known: {', '.join(known)}")
+    return tuple(known[name] for name in names) or ALL
