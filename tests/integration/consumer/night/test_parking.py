@@ -13,7 +13,7 @@ from click.testing import Result
 from pulsar.schema import AvroSchema, Integer, JsonSchema, Record, String
 
 from delaylevel.consumer.message import ReceivedMessage
-from delaylevel.consumer.retry_publisher import RetryPublisher
+from delaylevel.consumer.retry_publisher import NO_SCHEMA, RetryPublisher
 from delaylevel.errors import LevelTopicError
 from delaylevel.model import envelope as env
 from delaylevel.model.delivery import Delivery
@@ -277,7 +277,8 @@ def test_a_copy_without_room_for_the_error_leaves_it_out(retries: RetryWorld) ->
     retries.levels()
     publisher, again = retries.publisher(), retries.subscribe(RETRY)
     more = 2_500  # than a parked message may have: it was sent without a delay
-    limit = publisher._producers.get(("", -1))._cache.routing.size_limit.bytes  # type: ignore[union-attr, arg-type]
+    assert publisher._producers is not None
+    limit = publisher._producers.open(NO_SCHEMA)._cache.routing.size_limit.bytes
     message = first(retries, b"x" * (limit + more))
     with retries.serving():
         retries.parked(publisher, message, failure=failure("e" * 2000))
