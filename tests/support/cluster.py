@@ -248,14 +248,10 @@ class Cluster:
         """The addresses of all brokers."""
         return self.connection_to(*self.broker_nodes)
 
-    def connection_to(self, *brokers: Node, admin: Sequence[Node] = ()) -> Connection:
-        """Return the addresses of some brokers.
-
-        Args:
-            admin: the brokers whose admin interfaces are used; by default the same.
-        """
+    def connection_to(self, *brokers: Node) -> Connection:
+        """Return the addresses of some brokers."""
         hosts = [each.service_url.removeprefix("pulsar://") for each in brokers]
-        webs = [each.admin_url.removeprefix("http://") for each in admin or brokers]
+        webs = [each.admin_url.removeprefix("http://") for each in brokers]
         return Connection(
             service_url="pulsar://" + ",".join(hosts), admin_url="http://" + ",".join(webs)
         )

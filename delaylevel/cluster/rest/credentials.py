@@ -98,43 +98,34 @@ class OAuth2Token:
                 f"private_key: {type(error).__name__}"
             ) from None
         self._lock = threading.Lock()  # held while the server is asked
-        self._token, self._renew_at_s, self._until_s = "", 0.0, 0.0
+        self._token, self._ask_at_s, self._until_s = "", 0.0, 0.0
         self._failure: BrokerError | None = None
-        self._again_at_s = 0.0  # the server is not asked earlier after a failure
 
     def __call__(self) -> str:
         """Return a token; an old one until its end if the server does not give another one."""
+        is_valid = time.monotonic() < self._until_s
         # Nobody waits for a new token while the old one is good.
-        token, is_valid = self._token, self._is_valid()
         if not self._lock.acquire(blocking=not is_valid):
-            return token
+            return self._token
         try:
-            return self._present()
+            if time.monotonic() >= self._ask_at_s:
+                self._renew(_SHORT_TIMEOUT_S if is_valid else _TIMEOUT_S)
+            if self._failure is not None and time.monotonic() >= self._until_s:
+                raise self._failure.with_traceback(None)
+            return self._token
         finally:
             self._lock.release()
 
-    def _is_valid(self) -> bool:
-        return time.monotonic() < self._until_s
-
-    def _present(self) -> str:
+    def _renew(self, timeout_s: float) -> None:
         now_s = time.monotonic()
-        if now_s < self._renew_at_s:
-            return self._token
-        if now_s >= self._again_at_s:
-            try:
-                answer = self._ask(_SHORT_TIMEOUT_S if self._is_valid() else _TIMEOUT_S)
-            except BrokerError as error:
-                self._failure, self._again_at_s = error, time.monotonic() + _PAUSE_S
-            else:
-                life_s = float(answer.get("expires_in") or _SHORT_LIFE_S)
-                self._token = str(answer["access_token"])
-                self._renew_at_s = now_s + life_s * _RENEWED_AFTER
-                self._until_s = now_s + life_s
-                self._failure, self._again_at_s = None, 0.0
-                return self._token
-        if self._failure is not None and not self._is_valid():
-            raise self._failure.with_traceback(None)
-        return self._token
+        try:
+            answer = self._ask(timeout_s)
+        except BrokerError as error:
+            self._failure, self._ask_at_s = error, time.monotonic() + _PAUSE_S
+            return
+        life_s = float(answer.get("expires_in") or _SHORT_LIFE_S)
+        self._token, self._failure = str(answer["access_token"]), None
+        self._ask_at_s, self._until_s = now_s + life_s * _RENEWED_AFTER, now_s + life_s
 
     def _ask(self, timeout_s: float) -> Mapping[str, Any]:
         place = self._issuer + "/.well-known/openid-configuration"

@@ -1,4 +1,14 @@
-"""HTTP requests to the admin interface: addresses, token, TLS, redirects, and our own errors."""
+"""HTTP requests to the admin interface: addresses, token, TLS, redirects, and our own errors.
+
+Connections, TLS and timeouts are urllib3's. What it does not know: several addresses of one
+cluster, redirects that keep the token, and a broker that hangs.
+
+A broker that hangs (a suspended process, a machine without memory) accepts connections and never
+answers. A read would take its whole timeout, again and again. So where that matters (a service, or
+several addresses) a read is given up after some seconds, unless the broker gives a sign of life on
+another connection: then it is only slow, and is waited for. As long as an address gives no sign,
+it is asked for one every two seconds, and requests go to the next address or fail at once.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +17,10 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple, TypedDict
 from urllib.parse import urlencode, urljoin, urlsplit
 
 import certifi
@@ -26,118 +38,75 @@ from delaylevel.errors import (
 from delaylevel.model.clock import SystemClock
 from delaylevel.model.formatting import format_instant
 
-# A broker's address may belong to another program later: those that nobody has named for this time
-# are forgotten.
-_KEEP_S = 600.0
-# The limit of brokers that are tried when no given address answers.
-_MOST_LEARNED = 8
-# The list of brokers is requested after this time, and then once in each period. Short commands end
-# before that.
-_FIRST_LIST_S, _LIST_EVERY_S = 5.0, 300.0
-# An address that timed out is asked for a sign of life at most once in this time.
+# A read without an answer after this time is given up, unless the broker gives a sign of life.
+_PATIENCE_S = 3.0
+_PROBE_TIMEOUT_S = 1.0
+# An address that hangs is asked for a sign of life at most once in this time.
 _PROBE_EVERY_S = 2.0
 # An address that was slow, and gave a sign of life, is waited for in this time.
 _SLOW_S = 30.0
 
 
-class AdminAddresses:
-    """The addresses of one cluster: those that the user gave, and those of its other brokers.
+@dataclass(eq=False)
+class Address:
+    """The base URL of one broker, and what is known of it; each field is written atomically.
 
-    The address that answered last comes first, and those that have failed since their last answer
-    come at the end. Brokers
-    whose addresses are known from redirects, or from the cluster's own list, are tried after the
-    given addresses. So an address that does not answer stops nothing while another broker lives.
-
-    Any number of threads may use one instance.
+    Attributes:
+        answered_s: time of its last answer, by the monotonic clock.
+        failed: True if it has not answered since its last failure.
+        probe_at_s: time from which it may be asked for a sign of life, if it hangs; else None.
+        slow_until_s: time until which a slow answer is waited for.
     """
 
-    def __init__(self, given: Iterable[str], now_s: Callable[[], float] = time.monotonic) -> None:
-        self._given = tuple(given)
-        self._now_s = now_s
-        # Each operation on these is atomic.
-        self._learned: dict[str, float] = {}  # time at which the address was named last
-        self._answered: dict[str, float] = {}
-        self._failed: set[str] = set()
-        self._probe_at_s: dict[str, float] = {}  # of those that timed out and have not answered
-        self._slow_until_s: dict[str, float] = {}
-        self._list_at_s = now_s() + _FIRST_LIST_S
+    url: str
+    answered_s: float = float("-inf")
+    failed: bool = False
+    probe_at_s: float | None = None
+    slow_until_s: float = float("-inf")
+
+    @property
+    def host(self) -> str:
+        """Host and port."""
+        return urlsplit(self.url).netloc
+
+    def answered(self) -> None:
+        """Note that it has answered now."""
+        self.answered_s, self.failed, self.probe_at_s = time.monotonic(), False, None
+
+    def no_answer(self, error: Exception) -> None:
+        """Note the failure of a request."""
+        self.failed = True
+        if _is_timeout(error) and self.probe_at_s is None:
+            self.slow_until_s, self.probe_at_s = float("-inf"), 0.0
+
+
+class Addresses:
+    """The addresses of one cluster that a user gave, and of the brokers that these redirect to.
+
+    All clients of a process with the same addresses share an instance. Any number of threads may
+    use it.
+    """
+
+    def __init__(self, given: list[str]) -> None:
+        self._by_url = {url: Address(url) for url in given}
+        self._given = tuple(self._by_url.values())
         self.probing = threading.Lock()  # held while an address is asked for a sign of life
 
-    def in_order(self) -> list[str]:
-        """Return the base URLs, the first one to try first."""
-        oldest_s = self._now_s() - _KEEP_S
-        for address, named_s in list(self._learned.items()):
-            if max(named_s, self._answered.get(address, named_s)) < oldest_s:
-                self._learned.pop(address, None)
-        learned = list(self._learned)[-_MOST_LEARNED:]
-        return sorted(
-            [*self._given, *learned],
-            key=lambda each: (each in self._failed, -self._answered.get(each, float("-inf"))),
-        )
+    def in_order(self) -> list[Address]:
+        """Return the given ones: the one that answered last first, and at the end what failed."""
+        return sorted(self._given, key=lambda each: (each.failed, -each.answered_s))
 
-    def answered(self, address: str) -> None:
-        """Note that an address has answered now."""
-        self._failed.discard(address)
-        self._probe_at_s.pop(address, None)
-        self._answered[address] = self._now_s()
-
-    def failed(self, address: str, *, hangs: bool) -> None:
-        """Note that an address does not answer.
-
-        Args:
-            hangs: True if a request timed out; False if the connection failed at once.
-        """
-        self._failed.add(address)
-        if hangs:
-            self._slow_until_s.pop(address, None)
-            self._probe_at_s.setdefault(address, 0.0)
-
-    def slow(self, address: str) -> None:
-        """Note that an address lives, although a request had no answer soon."""
-        self._slow_until_s[address] = self._now_s() + _SLOW_S
-
-    def is_slow(self, address: str) -> bool:
-        """Return True if an address was slow lately, and has not hung since."""
-        return self._now_s() < self._slow_until_s.get(address, 0.0)
-
-    def needs_probe(self, address: str) -> bool:
-        """Return True if a request to an address timed out, and it has not answered since."""
-        return address in self._probe_at_s
-
-    def take_probe(self, address: str) -> bool:
-        """Return True if it is time to ask an address for a sign of life; once in each period."""
-        now_s = self._now_s()
-        if now_s < self._probe_at_s.get(address, 0.0):
-            return False
-        self._probe_at_s[address] = now_s + _PROBE_EVERY_S
-        return True
-
-    def redirected(self, address: str) -> None:
-        """Note that an address has answered to which another one redirects."""
-        self._failed.discard(address)
-        self._probe_at_s.pop(address, None)
-        self.learn(address)
-
-    def learn(self, address: str) -> None:
-        """Note the base URL of a broker of the cluster."""
-        if address not in self._given:
-            self._learned.pop(address, None)  # the latest ones are at the end
-            self._learned[address] = self._now_s()
-
-    def is_list_due(self) -> bool:
-        """Return True if it is time to request the list of brokers; once in each period."""
-        now_s = self._now_s()
-        if now_s < self._list_at_s:
-            return False
-        self._list_at_s = now_s + _LIST_EVERY_S
-        return True
+    def of(self, url: str) -> Address:
+        """Return the address of a broker to which another one redirects."""
+        parts = urlsplit(url)
+        base = f"{parts.scheme}://{parts.netloc}"
+        return self._by_url.setdefault(base, Address(base))
 
 
-# All clients of a process that have the same addresses share what they know.
-_shared: dict[str, AdminAddresses] = {}
+_shared: dict[str, Addresses] = {}
 
 
-def addresses_of(admin_url: str) -> AdminAddresses:
+def addresses_of(admin_url: str) -> Addresses:
     """Return the addresses that an ``admin_url`` names; always the same instance."""
     scheme, separator, rest = admin_url.partition("://")
     hosts = [host.strip().rstrip("/") for host in rest.split(",") if host.strip("/ ")]
@@ -145,19 +114,7 @@ def addresses_of(admin_url: str) -> AdminAddresses:
         raise ConfigError(f"admin_url {admin_url!r} must look like http://host:port")
     if "@" in rest:
         raise ConfigError("admin_url must not carry a user or password: use a token")
-    given = AdminAddresses(f"{scheme}://{host}" for host in hosts)
-    return _shared.setdefault(admin_url, given)
-
-
-def base_of(url: str) -> str:
-    """Return scheme, host and port of a URL."""
-    parts = urlsplit(url)
-    return f"{parts.scheme}://{parts.netloc}"
-
-
-def host_of(url: str) -> str:
-    """Return host and port of a URL."""
-    return urlsplit(url).netloc
+    return _shared.setdefault(admin_url, Addresses([f"{scheme}://{host}" for host in hosts]))
 
 
 Token = str | Callable[[], str | None] | None
@@ -167,12 +124,6 @@ _Path = str | os.PathLike[str] | None
 TOKEN_NAMED = "--token-file, DELAYLEVEL_TOKEN_FILE"
 _LONGEST_REASON = 400
 _HOPS = 5
-_LIST_TIMEOUT_S = 1.0
-# A read that has no answer after this time is given up, unless the broker gives a sign of life.
-_PATIENCE_S = 3.0
-_PROBE_TIMEOUT_S = 1.0
-# Pause between two looks at addresses that hang, by a request that waits for one of them.
-_WAIT_S = 0.25
 _LEAST_S = 1.0
 # While a topic moves to another broker, requests for it are refused with 503.
 _PAUSES_S = (0.2, 0.5, 1.0)
@@ -223,6 +174,13 @@ def options_of(connection: Connection) -> RestOptions:
         tls_validate_hostname=connection.tls_validate_hostname,
         timeout_s=connection.operation_timeout_seconds,
     )
+
+
+class _Call(NamedTuple):
+    method: str
+    suffix: str  # path and query
+    headers: Mapping[str, str]
+    body: bytes | None
 
 
 class Rest:
@@ -321,55 +279,39 @@ class Rest:
         if body is not None:
             headers["Content-Type"] = kind
         suffix = f"/admin/{api}/{path}" + (f"?{urlencode(query)}" if query else "")
+        call = _Call(method, suffix, headers, body)
         pauses = list(_PAUSES_S) if retry else []
         while True:
-            answer = self._send(method, suffix, headers, body, timeout_s)
+            answer = self._send(call, timeout_s)
             if answer.status < 300:
-                self._learn_brokers(headers)
                 return answer
             if answer.status == 503 and pauses:
                 time.sleep(pauses.pop(0))
                 continue
             raise self._error(method, path, answer, token)
 
-    def _send(
-        self,
-        method: str,
-        suffix: str,
-        headers: dict[str, str],
-        body: bytes | None,
-        timeout_s: float | None,
-    ) -> urllib3.BaseHTTPResponse:
+    def _send(self, call: _Call, timeout_s: float | None) -> urllib3.BaseHTTPResponse:
+        """Return the answer of the first address that has one."""
         failure: Exception | None = None
         whole_s = self._timeout_s if timeout_s is None else timeout_s
-        until_s = time.monotonic() + whole_s
-        bases = self._addresses.in_order()
-        short = self._for_service or len(bases) > 1
-        changed: set[str] = set()  # addresses that have perhaps made the change
-        while True:
-            for base in bases:
-                if not self._lives(base):
-                    failure = failure or urllib3.exceptions.TimeoutError("no answer in time")
-                    continue
-                try:
-                    answer = self._ask(method, base + suffix, headers, body, whole_s, short=short)
-                except urllib3.exceptions.HTTPError as error:
-                    slow = _is_timeout(error) and not self._addresses.needs_probe(base)
-                    if slow and timeout_s is not None:
-                        raise self._no_answer(error) from error
-                    self._addresses.failed(base, hangs=_is_timeout(error))
-                    failure = failure or error
-                    if method != "GET":
-                        changed.add(base)
-                    continue
-                self._addresses.answered(base)
-                return self._follow(method, base + suffix, answer, headers, body, whole_s)
-            bases = [
-                base for base in bases if base not in changed and self._addresses.needs_probe(base)
-            ]
-            if not bases or not self._waits(until_s):
-                raise self._no_answer(failure) from failure
-            whole_s = max(until_s - time.monotonic(), _LEAST_S)
+        addresses = self._addresses.in_order()
+        short = self._for_service or len(addresses) > 1
+        for address in addresses:
+            if short and not self._lives(address):
+                failure = failure or urllib3.exceptions.TimeoutError("no answer in time")
+                continue
+            url = address.url + call.suffix
+            try:
+                answer = self._ask(call, address, url, whole_s, short=short)
+            except urllib3.exceptions.HTTPError as error:
+                if timeout_s is not None and _is_timeout(error) and address.probe_at_s is None:
+                    raise self._no_answer(error) from error
+                address.no_answer(error)
+                failure = failure or error
+                continue
+            address.answered()
+            return self._follow(call, address, url, answer, whole_s)
+        raise self._no_answer(failure) from failure
 
     def _no_answer(self, failure: Exception | None) -> BrokerUnreachableError:
         return BrokerUnreachableError(
@@ -378,141 +320,100 @@ class Rest:
             "address? Name it with admin_url, --admin-url or DELAYLEVEL_ADMIN_URL"
         )
 
-    def _waits(self, until_s: float) -> bool:
-        """Wait a moment for an address that hangs; return False if there is no time for that."""
-        if self._for_service or time.monotonic() + _WAIT_S >= until_s:
-            return False
-        time.sleep(_WAIT_S)
-        return True
-
-    def _lives(self, base: str) -> bool:
-        """Return False if an address timed out, and still gives no sign of life.
-
-        So an address that hangs costs one request some seconds, and not every one.
-        """
-        addresses = self._addresses
-        if not addresses.needs_probe(base):
-            return True
-        with addresses.probing:  # the others wait for its result
-            if not addresses.needs_probe(base):
-                return True
-            if not addresses.take_probe(base):
-                return False
-            if self._gives_sign(base):
-                addresses.answered(base)
-                return True
-            return False
-
-    def _gives_sign(self, base: str) -> bool:
-        """Return True if an address answers anything soon."""
-        url = base + "/status.html"
-        try:
-            self._pool.request("GET", url, redirect=False, retries=False, timeout=_PROBE_TIMEOUT_S)
-        except urllib3.exceptions.HTTPError:
-            return False
-        return True
-
     def _follow(
         self,
-        method: str,
+        call: _Call,
+        first: Address,
         url: str,
         answer: urllib3.BaseHTTPResponse,
-        headers: dict[str, str],
-        body: bytes | None,
         whole_s: float,
     ) -> urllib3.BaseHTTPResponse:
         """Return an answer; if it is a redirect, that of the broker that owns the topic."""
-        first, hops = url, 0
-        until_s = time.monotonic() + whole_s
+        hops, until_s = 0, time.monotonic() + whole_s
         while (place := _redirection(url, answer)) is not None:
             hops += 1
             if hops == _HOPS:
                 raise AdminError(
-                    f"{base_of(first)} redirects in a circle: no broker owns the topic now; try "
-                    "again",
+                    f"{first.url} redirects in a circle: no broker owns the topic now; try again",
                     status=307,
                 )
-            url = place
-            owner = base_of(url)
-            while not self._lives(owner):
-                if not self._waits(until_s):
-                    raise _broker_away(url, first, "no answer in time")
+            url, owner = place, self._addresses.of(place)
+            short = self._for_service
+            if short and not self._lives(owner):
+                raise _broker_away(owner, first, "no answer in time")
             left_s = max(until_s - time.monotonic(), min(whole_s, _LEAST_S))
             try:
                 # Not by urllib3, which would drop the token.
-                answer = self._ask(method, url, headers, body, left_s, short=self._for_service)
+                answer = self._ask(call, owner, url, left_s, short=short)
             except urllib3.exceptions.HTTPError as error:
-                self._addresses.failed(owner, hangs=_is_timeout(error))
-                raise _broker_away(url, first, _failure_words(error)) from error
-            self._addresses.redirected(owner)
+                owner.no_answer(error)
+                raise _broker_away(owner, first, _failure_words(error)) from error
+            owner.answered()
         return answer
 
-    def _learn_brokers(self, headers: Mapping[str, str]) -> None:
-        """Request the list of brokers now and then, for the time when no given address answers."""
-        # Over TLS, the list has the wrong ports; redirects have the right ones.
-        if self.admin_url.startswith("https") or not self._addresses.is_list_due():
-            return
-        url = self._addresses.in_order()[0] + "/admin/v2/brokers"
+    def _lives(self, address: Address) -> bool:
+        """Return False if an address hangs, and still gives no sign of life."""
+        if address.probe_at_s is None:
+            return True
+        with self._addresses.probing:  # the others wait for its result
+            now_s = time.monotonic()
+            if address.probe_at_s is None:
+                return True
+            if now_s < address.probe_at_s:
+                return False
+            address.probe_at_s = now_s + _PROBE_EVERY_S
+            if not self._gives_sign(address):
+                return False
+            address.answered()
+            return True
+
+    def _gives_sign(self, address: Address) -> bool:
+        """Return True if an address answers anything soon."""
         try:
-            answer = self._pool.request(
-                "GET", url, headers=headers, redirect=False, retries=False, timeout=_LIST_TIMEOUT_S
-            )
-            found = answer.json() if answer.status == 200 else ()
-        except (urllib3.exceptions.HTTPError, ValueError):
-            return
-        for broker in found if isinstance(found, list) else ():
-            self._addresses.learn(f"http://{broker}")
+            self._once(_Call("GET", "", {}, None), address.url + "/status.html", _PROBE_TIMEOUT_S)
+        except urllib3.exceptions.HTTPError:
+            return False
+        return True
 
     def _ask(
-        self,
-        method: str,
-        url: str,
-        headers: dict[str, str],
-        body: bytes | None,
-        whole_s: float,
-        *,
-        short: bool,
+        self, call: _Call, address: Address, url: str, whole_s: float, *, short: bool
     ) -> urllib3.BaseHTTPResponse:
-        """Send one request, as `_ask_once`; give a read up early if its broker hangs.
+        """Send one request; give a read up early if its broker hangs.
 
         A broker that lives is asked once more, with all the time that it may take.
         """
-        base = base_of(url)
-        short = short and method == "GET" and whole_s > _PATIENCE_S
-        if short and not self._addresses.is_slow(base):
+        is_read = call.method == "GET"
+        is_slow = time.monotonic() < address.slow_until_s
+        if short and is_read and not is_slow and whole_s > _PATIENCE_S:
             try:
-                return self._ask_once(method, url, headers, body, _PATIENCE_S)
+                return self._once(call, url, _PATIENCE_S)
             except urllib3.exceptions.HTTPError as error:
                 if not _is_timeout(error):
                     raise
-                if not self._gives_sign(base):
-                    self._addresses.failed(base, hangs=True)
+                if not self._gives_sign(address):
+                    address.no_answer(error)
                     raise
-                self._addresses.slow(base)
-        return self._ask_once(method, url, headers, body, whole_s)
+                address.slow_until_s = time.monotonic() + _SLOW_S
+        return self._once(call, url, whole_s)
 
-    def _ask_once(
-        self, method: str, url: str, headers: dict[str, str], body: bytes | None, timeout_s: float
-    ) -> urllib3.BaseHTTPResponse:
+    def _once(self, call: _Call, url: str, timeout_s: float) -> urllib3.BaseHTTPResponse:
         timeout = urllib3.Timeout(connect=min(timeout_s, 10.0), read=timeout_s)
-
-        def ask() -> urllib3.BaseHTTPResponse:
-            return self._pool.request(
-                method,
-                url,
-                headers=headers,
-                body=body,
-                redirect=False,
-                retries=False,
-                timeout=timeout,
-            )
-
+        ask = partial(
+            self._pool.request,
+            call.method,
+            url,
+            headers=call.headers,
+            body=call.body,
+            redirect=False,
+            retries=False,  # those of urllib3 would also repeat what has timed out
+            timeout=timeout,
+        )
         try:
             return ask()
         except urllib3.exceptions.ProtocolError:
             # The server has just closed a kept-alive connection. It may have processed the request
             # without an answer, so only reads are repeated.
-            if method != "GET":
+            if call.method != "GET":
                 raise
             return ask()
 
@@ -568,21 +469,20 @@ def _redirection(url: str, answer: urllib3.BaseHTTPResponse) -> str | None:
     place = urljoin(url, place)
     if url.startswith("https:") and not place.startswith("https:"):
         raise AdminError(
-            f"{base_of(url)} redirects to {host_of(place)} without TLS; the token was not sent "
+            f"{url} redirects to {urlsplit(place).netloc} without TLS; the token was not sent "
             "there: set brokerServicePortTls and webServicePortTls on every broker",
             status=answer.status,
         )
     return place
 
 
-def _broker_away(url: str, asked: str, words: str) -> BrokerUnreachableError:
+def _broker_away(owner: Address, asked: Address, words: str) -> BrokerUnreachableError:
     """Return the error for a broker that does not answer, although another one redirects to it."""
-    host = host_of(url)
     return BrokerUnreachableError(
-        f"the broker at {host} does not answer ({words}), and {host_of(asked)} names it as the "
+        f"the broker at {owner.host} does not answer ({words}), and {asked.host} names it as the "
         "broker of the topic: start it again, or wait until another broker takes over its topics, "
         "usually within a minute",
-        address=host,
+        address=owner.host,
     )
 
 

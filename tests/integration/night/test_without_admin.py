@@ -16,7 +16,6 @@ import pytest
 from delaylevel import DelayLevelClient
 from delaylevel.cluster.connection.settings import Connection
 from delaylevel.cluster.rest.admin import Admin
-from delaylevel.cluster.rest.http import AdminAddresses
 from delaylevel.dispatcher import DispatchSettings
 from delaylevel.dispatcher.service import partition_owners
 from delaylevel.model.delivery import Delivery
@@ -38,10 +37,8 @@ TAKEOVER_MS = 20_000
 
 
 @pytest.fixture
-def web(connection: Connection, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
+def web(connection: Connection) -> Iterator[Proxy]:
     """A proxy in front of the only admin address that anybody knows."""
-    # The broker would name its own address, which still answers.
-    monkeypatch.setattr(AdminAddresses, "is_list_due", lambda self: False)
     address = urlsplit(str(connection.admin_url))
     proxy = Proxy(str(address.hostname), address.port or 0)
     yield proxy
@@ -124,10 +121,10 @@ def test_messages_arrive_without_the_admin_interface(
 def test_a_takeover_does_not_wait_long_for_an_address_that_hangs(
     world: RealWorld, connection: Connection, tmp_path: Path
 ) -> None:
-    """The dispatchers know the broker's own address as well, from its list of brokers."""
     address = urlsplit(str(connection.admin_url))
     proxy = Proxy(str(address.hostname), address.port or 0)
-    proxied = connection.model_copy(update={"admin_url": f"http://127.0.0.1:{proxy.port}"})
+    both = f"http://127.0.0.1:{proxy.port},{address.netloc}"
+    proxied = connection.model_copy(update={"admin_url": both})
     with contextlib.ExitStack() as stack:
         stack.callback(proxy.close)
         setting = DispatchWorld(
@@ -136,7 +133,6 @@ def test_a_takeover_does_not_wait_long_for_an_address_that_hangs(
         processes = [setting.start(), setting.start()]
         arrivals = Arrivals(connection, setting.target)
         stack.callback(arrivals.close)
-        time.sleep(12)  # they have requested the list
         names = ids("m", 100)
         setting.publish(setting.target, at(now_ms() + 3_000, names, step_ms=100))
         world.eventually(lambda: len(arrivals.copies) > 10, "the first messages")

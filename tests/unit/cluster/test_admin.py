@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 
 import pytest
+import urllib3
 
 from delaylevel.cluster.port import DelayedDelivery
 from delaylevel.cluster.rest import http
@@ -360,20 +361,15 @@ def test_the_delay_policy_of_a_namespace_counts_without_policies_of_topics(
 
 
 def test_the_address_that_answered_last_is_tried_first() -> None:
-    first, second, third = (f"http://{name}:8080" for name in "abc")
-    now_s = [0.0]
-    addresses = http.AdminAddresses([first, second, third], lambda: now_s[0])
-    assert addresses.in_order() == [first, second, third]
-    addresses.failed(first, hangs=False)
+    refused, timeout = urllib3.exceptions.ProtocolError(), urllib3.exceptions.TimeoutError()
+    addresses = http.addresses_of("http://a:1,b:1,c:1")
+    assert http.addresses_of("http://a:1,b:1,c:1") is addresses, "all clients know the same"
+    first, second, third = addresses.in_order()
+    first.no_answer(refused)
     assert addresses.in_order() == [second, third, first]
-    addresses.answered(second)
-    addresses.failed(second, hangs=True)
+    second.answered()
+    second.no_answer(timeout)
     assert addresses.in_order() == [third, second, first]
-    addresses.failed(third, hangs=False)
-    now_s[0] = 1.0
-    addresses.answered(first)
+    third.no_answer(refused)
+    first.answered()
     assert addresses.in_order() == [first, second, third]
-    addresses.learn("http://d:8080")
-    assert addresses.in_order() == [first, "http://d:8080", second, third]
-    now_s[0] = 1200.0
-    assert "http://d:8080" not in addresses.in_order(), "nobody has named it for long"
