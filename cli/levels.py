@@ -134,16 +134,6 @@ _DELETED = (
     Column("drained", "number"),
     Column("discarded_entries", "number", head="DISCARDED"),
 )
-_ORPHANS = (
-    Column("topic", "topic", head="LEVEL TOPIC"),
-    Column("missing", "topic", head="TARGETS GONE"),
-    Column("entirely", head="ALL GONE"),
-    Column("parked", "number"),
-    Column("held", "number"),
-    Column("dead_letters", "number", rank=1),
-    Column("window", "number", wide=True),
-    Column("part_of", "topic"),
-)
 _allow_early = click.option(
     "--allow-early",
     is_flag=True,
@@ -233,7 +223,7 @@ def drain(settings: Settings, topic: str, allow_early: bool, output: str) -> Non
     if left:
         note(
             f"{left} messages are still held because their targets refuse messages: "
-            "`delaylevel levels orphans` shows missing targets."
+            "`delaylevel doctor` shows missing targets."
         )
 
 
@@ -337,43 +327,6 @@ def set_(
                 if done := keep(admin, TopicName.parse(name)):
                     note(f"{done}.")
     emit_one(description_view(after), DESCRIPTION, output)
-
-
-@examples(
-    "delaylevel levels orphans",
-    "delaylevel levels orphans public/demo -o json",
-)
-@click.command()
-@options.namespace
-@options.output
-@pass_settings
-def orphans(settings: Settings, namespace: str, output: str) -> None:
-    """List level topics without business topics.
-
-    NAMESPACE is public/default unless given. Also lists the remains of partly deleted level topics.
-    Nothing is changed. A level topic of the last ten minutes that has had no message is left out.
-    """
-    with Admin.from_connection(settings.connection()) as admin:
-        found = lifecycle.orphans(admin, namespace)
-    rows = [
-        {
-            "topic": item.topic,
-            "missing": item.missing,
-            "entirely": item.entirely,
-            **vars(item.pending),
-            "part_of": item.level_topic,
-        }
-        for item in found
-    ]
-    emit(rows, _ORPHANS, output, empty=f"No orphans in {namespace}.")
-    gone = [name for item in found for name in item.missing]
-    if gone:
-        note(
-            "If the messages are still wanted, subscribe to the topic, or let it be without "
-            "subscriptions: `delaylevel levels set "
-            f"{shell(TopicName.parse(gone[0]).short)} --keep-target`. If not: "
-            "`delaylevel levels delete`."
-        )
 
 
 def _drain(
@@ -622,5 +575,5 @@ def describe(settings: Settings, topic: str, output: str) -> None:
         note(f"{len(rows) - len(shown)} empty partitions are not shown; -o wide shows them.")
 
 
-for _command in (expand, set_, pause, resume, drain, delete, orphans):
+for _command in (expand, set_, pause, resume, drain, delete):
     levels.add_command(_command)

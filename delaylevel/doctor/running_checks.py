@@ -159,8 +159,7 @@ def held(context: LevelTopicContext) -> CheckResult:
     return _empty(
         context.status.held_entries,
         "entries are held because their target could not be written",
-        "the mover delivers them when it can write the target; its log has the reason, and "
-        "`delaylevel levels orphans` lists deleted targets",
+        "the mover delivers them when it can write the target; its log has the reason",
     )
 
 

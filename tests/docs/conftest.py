@@ -99,19 +99,6 @@ def _client(reader: Any) -> pulsar.Client:
     return pulsar.Client(**reader.connection.client_kwargs(), logger=quiet)
 
 
-def _held(count: int) -> Step:
-    """Return a step that puts messages into the held topic of ``orders``."""
-
-    def hold(reader: Any) -> None:
-        client = _client(reader)
-        producer = client.create_producer("_orders-delay-level-held", batching_enabled=False)
-        for _ in range(count):
-            producer.send(b"pay me")
-        client.close()
-
-    return hold
-
-
 class _Later(SystemClock):
     """The clock of a mover two days from now."""
 
@@ -280,7 +267,6 @@ ACTED = (
     "delaylevel send orders 'renew' --after 3d --id renewal-4712"
 )
 DEDUPLICATED = _admin("POST", "namespaces/public/default/deduplication", json=True)
-TARGET_GONE = _admin("DELETE", "persistent/public/default/orders", fields={"force": "true"})
 
 EXPECTED = Expected(
     before={
@@ -391,7 +377,6 @@ EXPECTED = Expected(
         "docs/http.md": {"": (_acting,)},
         "docs/inspect.md": {"": PENDING},
         "docs/lifecycle.md": {
-            "delaylevel levels orphans": (_nothing, UNBATCHED, _sent(120), _held(4), TARGET_GONE),
             "delaylevel levels set orders --on-missing-target dead-letter": CREATED,
             "delaylevel levels expand orders --max-delay 60d --then hour:48h": WITH_HOURS,
             "delaylevel levels drain orders": (_nothing, *PENDING),

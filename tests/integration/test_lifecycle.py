@@ -1,4 +1,4 @@
-"""Tests of expansion, draining, deletion and orphans on a real broker."""
+"""Tests of expansion, draining and deletion on a real broker."""
 
 from __future__ import annotations
 
@@ -256,40 +256,6 @@ def test_messages_in_undescribed_partitions_are_pending_too(world: RealWorld) ->
     with pytest.raises(StillPendingError, match="1 parked"):
         lifecycle.delete(world.plain_client, world.admin, description)
     assert lifecycle.delete(world.plain_client, world.admin, description, discard=1).parked == 1
-
-
-# -- orphans
-
-
-def test_level_topics_without_business_topics_are_found(
-    world: RealWorld, run: Callable[..., Result]
-) -> None:
-    assert run("orphans", world.namespace).exit_code == 0
-    description = world.level_topic(MINUTES, ("orders", "others"))
-    world.level_topic(MINUTES, ("alive",))
-    park(world.client(), description, x=timedelta(minutes=3))
-    assert lifecycle.orphans(world.admin, world.namespace) == []
-    orders, others = (TopicName.parse(name) for name in description.targets)
-    world.admin.delete(orders, force=True)
-    (found,) = lifecycle.orphans(world.admin, world.namespace)
-    assert (found.topic, found.missing, found.entirely) == (
-        description.topic,
-        (orders.full,),
-        False,
-    )
-    assert found.pending.parked == 1
-    world.admin.delete(others, force=True)
-    row = json.loads(run("orphans", world.namespace, "-o", "jsonl").stdout)
-    assert (row["topic"], row["entirely"], row["parked"]) == (description.topic, True, 1)
-    assert not world.admin.topic_exists(orders)
-    # The remains of an unfinished deletion.
-    world.admin.delete(description.name)
-    parts = lifecycle.orphans(world.admin, world.namespace)
-    assert [item.level_topic for item in parts] == [description.topic] * 2
-    assert {item.topic for item in parts} == {
-        description.held_topic.full,
-        description.dead_letter_topic.full,
-    }
 
 
 def test_the_commands_for_expanding_and_draining(

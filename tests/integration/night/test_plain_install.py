@@ -30,7 +30,6 @@ COMMANDS: dict[str, list[tuple[str, str]]] = {
     "levels create": [("NEW", "")],
     "levels describe": [("TOPIC", "")],
     "levels list": [("NAMESPACE", "")],
-    "levels orphans": [("NAMESPACE", "")],
     "levels pause": [("TOPIC", "")],
     "levels resume": [("TOPIC", "")],
     "levels set": [("TOPIC --attribute size", "")],

@@ -20,7 +20,6 @@ COMMANDS = (
     ("levels list", "PROBLEMS"),
     ("levels describe orders", "DEAD LETTERS    2"),
     (f"levels describe {data.LONG_NAME}", "OLDEST HAND OFF"),
-    ("levels orphans", "No orphans"),
     ("doctor", "--all shows them"),
     ("doctor orders --all", "ack holes"),
     ("pending orders --limit 20", "WAITS IN"),
