@@ -1,21 +1,29 @@
-"""Forwarding of messages in a task of Spark: in the source, or in the sink behind a user's steps.
+"""Forwarding of messages in a task of Spark: in the source, or behind a user's steps.
 
 Without steps, the task that reads a message also forwards it, so that no message crosses a process
-boundary. Spark then gets an empty row for each message, which it counts; the last row contains the
-task's report. The guarantees are the same as with a sink: a task succeeds only after the broker
-has confirmed everything that it published, and a batch is acknowledged only after all its tasks.
+boundary. Either way Spark gets an empty row for each message, which it counts; the last row
+contains the task's report. A task succeeds only after the broker has confirmed everything that it
+published, and a batch is acknowledged only after all its tasks. If a task fails, Spark runs it
+again, and what was confirmed before arrives again with the same ``delaylevel.id``.
+
+The rows end in Spark's sink ``noop``, and an observation collects the reports: a sink in Python
+would cost three more calls to Python processes in each batch.
 """
 
 from __future__ import annotations
 
+import json
 import logging
-import pickle
 from collections.abc import Iterable, Iterator
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql.types import BinaryType, StructField, StructType
+from pyspark.sql import DataFrame
+from pyspark.sql.types import StringType, StructField, StructType
+from pyspark.sql.udf import UserDefinedFunction
+from pyspark.util import PythonEvalType
 
 from delaylevel.errors import BatchTooLargeError
 from delaylevel.model.clock import SteadyClock, SystemClock
@@ -26,15 +34,17 @@ from delaylevel.model.message import ParkedMessage
 from delaylevel.model.position import SourcePartition
 from delaylevel.mover.forwarder import Forwarder
 
+from .arrow_rows import REQUIRED, from_batch
 from .options import SyncOptions
 from .runtime import InputRange, Runtime, runtime
+from .steps import DuplicateCheck
 
 log = logging.getLogger(__name__)
 
 Reports = dict[str, ForwardReport]
 
-FORWARDED_SCHEMA = StructType([StructField("report", BinaryType(), True)])
-_ARROW_SCHEMA = pa.schema([pa.field("report", pa.binary())])
+FORWARDED_SCHEMA = StructType([StructField("report", StringType(), True)])
+_ARROW_SCHEMA = pa.schema([pa.field("report", pa.string())])
 
 
 # One for all tasks of a worker: a clock that is ahead is noticed by what it was before.
@@ -66,7 +76,7 @@ class TaskForwarders:
 
     def flush(self) -> Reports:
         """Wait until everything is confirmed; return the reports by level topic."""
-        return merged((topic, forwarder.flush()) for topic, forwarder in self._used.items())
+        return {topic: forwarder.flush() for topic, forwarder in self._used.items()}
 
     def __enter__(self) -> TaskForwarders:
         return self
@@ -89,9 +99,55 @@ def forward_input(options: SyncOptions, part: InputRange) -> Iterator[pa.RecordB
             count, reports = _forward(here, options, part, forwarders)
         except BatchTooLargeError:
             count, reports = _forward(here, options, part, forwarders)
+    yield from _counted(count, reports)
+
+
+def forwarded(rows: DataFrame, options: SyncOptions) -> DataFrame:
+    """Return the rows as forwarded by the task that has them: see `forward_rows`."""
+    # DataFrame.mapInArrow() does the same, but asks for pandas, which nothing here uses.
+    forward = UserDefinedFunction(
+        partial(forward_rows, options),
+        returnType=FORWARDED_SCHEMA,
+        evalType=PythonEvalType.SQL_MAP_ARROW_ITER_UDF,
+    )
+    message = rows.select(*REQUIRED)
+    column: Any = forward(*(message[name] for name in REQUIRED))
+    return DataFrame(message._jdf.mapInArrow(column._jc, False, None), message.sparkSession)
+
+
+def forward_rows(
+    options: SyncOptions, batches: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """Forward the rows of a task, wait for the confirmations, and yield a row for each."""
+    here = runtime(options)
+    for name in options.level_topics:
+        here.describe(name)
+    count = 0
+    duplicates = DuplicateCheck()
+    used: dict[str, Forwarder] = {}
+    with TaskForwarders(here) as forwarders:
+        for batch in batches:
+            duplicates.check(batch)
+            earliest_ms = forwarders.earliest_routing_ms()
+            for source, message, planned_ms in from_batch(batch):
+                forwarder = used.get(source.topic)
+                if forwarder is None:
+                    forwarder = used[source.topic] = forwarders.of(source)
+                forwarder.forward(source, message, max(earliest_ms, planned_ms))
+            count += batch.num_rows
+        reports = forwarders.flush()
+    yield from _counted(count, reports)
+
+
+def _counted(count: int, reports: Reports) -> Iterator[pa.RecordBatch]:
+    """Yield a row for each message of a task, the last one with the reports as JSON."""
     if count:
-        report = pa.array([pickle.dumps(reports)])
-        column = pa.concat_arrays([pa.nulls(count - 1, pa.binary()), report])
+        plain = {
+            topic: {**report.counts(), "latest_ms": report.latest_ms}
+            for topic, report in reports.items()
+        }
+        report = pa.array([json.dumps(plain)])
+        column = pa.concat_arrays([pa.nulls(count - 1, pa.string()), report])
         yield pa.RecordBatch.from_arrays([column], schema=_ARROW_SCHEMA)
 
 
@@ -128,21 +184,3 @@ def _forward(
             part.source, messages, lambda: max(forwarders.earliest_routing_ms(), part.now_ms)
         )
     return count, forwarders.flush()
-
-
-def read_reports(batches: Iterable[Any]) -> Reports:
-    """Return the reports among the rows of a sink's task, by level topic."""
-    return merged(
-        item
-        for batch in batches
-        for pickled in batch.column("report").drop_null().to_pylist()
-        for item in pickle.loads(pickled).items()
-    )
-
-
-def merged(reports: Iterable[tuple[str, ForwardReport]]) -> Reports:
-    """Return the sum of the reports of each level topic."""
-    found: Reports = {}
-    for topic, report in reports:
-        found.setdefault(topic, ForwardReport()).add(report)
-    return found

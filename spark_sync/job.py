@@ -1,4 +1,4 @@
-"""The sync job: a streaming query from the source to the sink, restarted when it fails."""
+"""The sync job: a streaming query that forwards what it reads, restarted when it fails."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ import re
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.functions import collect_list
 from pyspark.sql.streaming import DataStreamReader
 
 from delaylevel.cluster.connection.settings import Connection
@@ -43,11 +45,12 @@ from . import control
 from .arrow_rows import SCHEMA
 from .cluster import enter_environment, handle_jvm_sigterm
 from .driver import LOCK_TIMEOUT_S, check_movable
-from .options import FORMAT, SyncSettings, connection_options
-from .reporting import JobCollector, JobReporter, JobStats, SyncListener, status_reader
+from .forwarding import forwarded
+from .options import FORMAT, SyncOptions, SyncSettings, connection_options
+from .reporting import OBSERVATION, JobCollector, JobReporter, JobStats, SyncListener, status_reader
 from .session import spark_session
 from .source import DelayLevelDataSource
-from .steps import Steps, apply_steps, cause_of, local_sort_allowed, place_of_failure
+from .steps import LOCAL_SORT_ALLOWED, Steps, apply_steps, cause_of, place_of_failure
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +58,11 @@ _SHORTEST_TRIGGER_MS = 200
 _LONGEST_TRIGGER_MS = 5000
 _POLL_S = 0.25
 _STOP_SLACK_S = 5.0
+# By default, Spark starts 20 processes in each batch to rename and protect files of a checkpoint.
+_LOCAL_FILES = {
+    "spark.sql.streaming.checkpointFileManagerClass": "org.apache.spark.sql.execution.streaming"
+    ".checkpointing.FileSystemBasedCheckpointFileManager"
+}
 _FIRST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 30.0
 
@@ -159,7 +167,7 @@ class SparkSyncJob:
         """
         with contextlib.ExitStack() as stack:
             spark = self._given or stack.enter_context(
-                spark_session(self._connection, self._settings)
+                spark_session(self._connection, self._settings, steps=self._steps is not None)
             )
             self.activity = "Spark starts the query and its Python workers"
             enter_environment(spark, self._connection)
@@ -182,9 +190,7 @@ class SparkSyncJob:
                 collector = JobCollector(self.stats, backlogs, topics, (reporter,), self.refused)
                 port, address = self._settings.metrics_port, self._settings.metrics_address
                 self.http_address = address, stack.enter_context(serve(collector, port, address))
-            listener = SyncListener(
-                self._query_name, self._control_dir, self.stats, backlogs, on_progress
-            )
+            listener = SyncListener(self._query_name, self.stats, backlogs, on_progress)
             spark.streams.addListener(listener)
             stack.callback(spark.streams.removeListener, listener)
             refused = "; ".join(f"{name}: {reason}" for name, reason in self.refused.items())
@@ -273,16 +279,20 @@ class SparkSyncJob:
         # Spark looks up a Python data source in the active session of this thread. A session that
         # was created in another thread becomes active here by creating a DataFrame.
         spark.createDataFrame([], SCHEMA)
-        forwarding = {}
+        settings: dict[str, str] = {}
         if self._steps is None:
             # Nothing uses the rows, so they need not leave the process that reads them.
-            forwarding = {"forwardInSource": "true"}
-            frame = self._reader(spark).options(**forwarding).load()
+            frame = self._reader(spark).option("forwardInSource", "true").load()
         else:
-            frame = apply_steps(self.dataframe(spark), self._steps)
+            rows = apply_steps(self.dataframe(spark), self._steps)
+            frame = forwarded(rows, SyncOptions.parse(self._common_options()))
+            settings |= LOCAL_SORT_ALLOWED
+        if urlsplit(self._settings.checkpoint).scheme in ("", "file"):
+            settings |= _LOCAL_FILES
+        settings = {k: v for k, v in settings.items() if k not in self._settings.spark_conf}
         writer = (
-            frame.writeStream.format(FORMAT)
-            .options(**self._common_options(), **forwarding)
+            frame.observe(OBSERVATION, collect_list("report").alias("reports"))
+            .writeStream.format("noop")
             .option("checkpointLocation", self._settings.checkpoint)
             .queryName(self._query_name)
         )
@@ -290,7 +300,7 @@ class SparkSyncJob:
             writer = writer.trigger(availableNow=True)
         else:
             writer = writer.trigger(processingTime=f"{self.trigger_ms} milliseconds")
-        with local_sort_allowed(spark) if self._steps else contextlib.nullcontext():
+        with _set(spark, settings):
             query = writer.start()
         try:
             self._look_for_foreign_subscriptions()
@@ -336,6 +346,19 @@ def default_checkpoint(
     identity = "\n".join([connection.service_url, *sorted(level_topics)])
     digest = hashlib.sha256(identity.encode()).hexdigest()[:16]
     return str(state_dir / "checkpoints" / digest)
+
+
+@contextlib.contextmanager
+def _set(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
+    """Change settings of a session for the start of a query, which keeps them."""
+    before = {name: spark.conf.get(name, None) for name in settings}
+    for name, value in settings.items():
+        spark.conf.set(name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            spark.conf.unset(name) if value is None else spark.conf.set(name, value)
 
 
 def _check_unlocked(admin: Admin, description: LevelTopicDescription) -> None:

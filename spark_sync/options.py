@@ -74,7 +74,7 @@ _READING = (
 )
 # The folder through which the job's program and the query's processes communicate: control.py.
 _CONTROL = "controlDir"
-# The source forwards what it reads, and the sink only collects the reports: forwarding.py.
+# The source forwards what it reads: forwarding.py.
 _FORWARD = "forwardInSource"
 # Options that Spark adds to the user's.
 _SPARKS_OWN = ("path", "checkpointlocation", "queryname")

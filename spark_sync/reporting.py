@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 from bisect import bisect_left
@@ -37,7 +38,6 @@ from delaylevel.web.reports import (
     StatusSection,
 )
 
-from . import control
 from .steps import dropped
 
 log = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ class BatchStats:
         batch_id: Spark's number of the batch.
         duration_ms: time from the search for ready messages to the commit, ms.
         report: numbers of messages by level topic and outcome (``OUTCOMES``), and ``latest_ms``,
-            the largest lateness at hand-off in ms; empty if the sink left no report.
+            the largest lateness at hand-off in ms.
     """
 
     batch_id: int
@@ -124,6 +124,23 @@ class JobStats:
             self.failures += 1
 
 
+#: The name of the observation that collects the reports of a batch's tasks.
+OBSERVATION = "delaylevel"
+
+
+def report_of(progress: Any) -> dict[str, dict[str, int]]:
+    """Return the sum of the tasks' reports, by level topic."""
+    found: dict[str, dict[str, int]] = {}
+    observed = progress.observedMetrics.get(OBSERVATION)
+    for text in () if observed is None else observed.reports:
+        for topic, counts in json.loads(text).items():
+            total = found.setdefault(topic, dict.fromkeys(counts, 0))
+            latest_ms = max(total["latest_ms"], counts["latest_ms"])
+            total.update({name: total[name] + count for name, count in counts.items()})
+            total["latest_ms"] = latest_ms
+    return found
+
+
 # Spark delivers events in a separate thread, a moment after they happen.
 _LAST_EVENT_S = 10.0
 
@@ -132,20 +149,17 @@ class SyncListener(StreamingQueryListener):
     """Listener to the query of one job.
 
     Args:
-        control_dir: the folder of the sink's reports.
         on_progress: function to call with each ``StreamingQueryProgress``, in a thread of Spark.
     """
 
     def __init__(
         self,
         query_name: str,
-        control_dir: str,
         stats: JobStats,
         backlogs: Statuses,
         on_progress: Callable[[Any], None] | None = None,
     ) -> None:
         self._query_name = query_name
-        self._control_dir = control_dir
         self._stats = stats
         self._backlogs = backlogs
         self._on_progress = on_progress
@@ -168,13 +182,12 @@ class SyncListener(StreamingQueryListener):
             return
         self.warm.set()
         self.moving.set()
-        report = control.take_report(self._control_dir, progress.batchId)
         if progress.numInputRows:
             batch = BatchStats(
                 progress.batchId,
                 progress.numInputRows,
                 progress.durationMs.get("triggerExecution", 0),
-                report,
+                report_of(progress),
             )
             self._stats.add(batch)
             if log.isEnabledFor(logging.INFO):

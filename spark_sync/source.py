@@ -1,11 +1,8 @@
-"""The data source of Spark: streaming source and sink, and pending messages as a DataFrame."""
+"""The data source of Spark: ready messages as a stream, and pending ones as a DataFrame."""
 
 from __future__ import annotations
 
-import json
-import logging
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from datetime import datetime, timedelta
 from functools import cached_property
 from typing import Any
@@ -15,12 +12,10 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
-    DataSourceStreamArrowWriter,
     DataSourceStreamReader,
     DataSourceStreamWriter,
     DataSourceWriter,
     InputPartition,
-    WriterCommitMessage,
 )
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
@@ -37,94 +32,20 @@ from delaylevel.inspection.horizon import place_of
 from delaylevel.model.clock import duration_ms
 from delaylevel.model.envelope import ATTEMPT, DUE
 from delaylevel.model.level_topic import Role
-from delaylevel.mover.forwarder import Forwarder
 from delaylevel.topics.registry import describe
 
 from . import control
-from .arrow_rows import SCHEMA, from_batch, to_batches
+from .arrow_rows import SCHEMA, to_batches
 from .batch_sink import ScheduleWriter
 from .batch_source import BatchOptions, PendingReader, check_columns, check_schema
 from .driver import Driver, Offset
-from .forwarding import (
-    FORWARDED_SCHEMA,
-    Reports,
-    TaskForwarders,
-    forward_input,
-    merged,
-    messages_only,
-    read_reports,
-)
+from .forwarding import FORWARDED_SCHEMA, forward_input, messages_only
 from .options import FORMAT, SyncOptions, WriteOptions, connection_options
-from .runtime import InputRange, Runtime, runtime
-from .steps import DuplicateCheck
-
-log = logging.getLogger(__name__)
-
-
-@dataclass
-class TaskReport(WriterCommitMessage):
-    """The reports of one task, by level topic."""
-
-    reports: Reports = field(default_factory=dict)
-
-
-class DelayLevelStreamWriter(DataSourceStreamArrowWriter):
-    """Sink that forwards rows, at least once or effectively once.
-
-    A task succeeds only after the broker has confirmed everything that its rows became. If it
-    fails, Spark runs it again. At least once, the confirmed messages then arrive again with the
-    same ``delaylevel.id``; effectively once, the broker drops them.
-    """
-
-    def __init__(self, options: SyncOptions) -> None:
-        self._options = options
-
-    def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
-        """Forward the rows of one task and wait for their confirmations."""
-        if self._options.forward:
-            return TaskReport(read_reports(iterator))
-        here = runtime(self._options)
-        for name in self._options.level_topics:
-            here.describe(name)
-        return self._forward(here, iterator)
-
-    def _forward(self, here: Runtime, batches: Iterable[Any]) -> TaskReport:
-        duplicates = DuplicateCheck()
-        used: dict[str, Forwarder] = {}
-        with TaskForwarders(here) as forwarders:
-            for batch in batches:
-                duplicates.check(batch)
-                earliest_ms = forwarders.earliest_routing_ms()
-                for source, message, planned_ms in from_batch(batch):
-                    forwarder = used.get(source.topic)
-                    if forwarder is None:
-                        forwarder = used[source.topic] = forwarders.of(source)
-                    forwarder.forward(source, message, max(earliest_ms, planned_ms))
-            return TaskReport(forwarders.flush())
-
-    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Log the report of a batch, and write it to the control folder."""
-        reports = merged(
-            item
-            for message in messages
-            if isinstance(message, TaskReport)
-            for item in message.reports.items()
-        )
-        plain = {
-            topic: {**report.counts(), "latest_ms": report.latest_ms}
-            for topic, report in reports.items()
-        }
-        for topic, counts in plain.items():
-            log.info("batch %d of %s: %s", batchId, topic, json.dumps(counts))
-        control.write_report(self._options.control_dir, batchId, plain)
-
-    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Log that a batch failed; its source messages stay unacknowledged."""
-        log.warning("batch %d failed; nothing of it is acknowledged", batchId)
+from .runtime import InputRange, runtime
 
 
 class DelayLevelDataSource(DataSource):
-    """``readStream``, ``writeStream``, ``read`` and ``write`` with ``format("delaylevel")``.
+    """``readStream``, ``read`` and ``write`` with ``format("delaylevel")``.
 
     Options: ``levelTopics`` (names, with commas), ``serviceUrl``, ``adminUrl``, ``tokenFile``,
     ``tls…``, ``startingOffsets`` (``subscription``, ``earliest`` or JSON), ``maxOffsetsPerTrigger``
@@ -176,8 +97,8 @@ class DelayLevelDataSource(DataSource):
         return DelayLevelStreamReader(options, schema)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
-        """Return the streaming writer."""
-        return DelayLevelStreamWriter(self._reading[1])
+        """Refuse a stream's rows: only the job forwards them."""
+        raise ConfigError("rows of a stream are forwarded by SparkSyncJob(…, steps=…).run() only")
 
 
 class DelayLevelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):

@@ -8,8 +8,7 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from inspect import getfile
 from operator import lt
 from typing import Any
@@ -17,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.errors import AnalysisException, PySparkException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 
 from delaylevel.errors import ConfigError, StepsError
 
@@ -30,8 +29,6 @@ Steps = Callable[[DataFrame], DataFrame]
 
 # The position where a message was read. It identifies a row.
 POSITION = ("topic", "ledger", "entry", "batch")
-
-_CHECK = "spark.sql.streaming.unsupportedOperationCheck"
 
 # Operations that keep rows in the task that read them, and in their order.
 _IN_PLACE = {
@@ -79,7 +76,7 @@ def load_steps(name: str) -> Steps:
 def apply_steps(frame: DataFrame, steps: Steps) -> DataFrame:
     """Append a user's steps to the source."""
     # If they may move rows into other tasks, rows are grouped by their source partition again and
-    # sorted: then the sink detects every second copy of a row.
+    # sorted: then `forward_rows` detects every second copy of a row.
     try:
         result: Any = steps(frame)
     except Exception as error:
@@ -96,7 +93,7 @@ def apply_steps(frame: DataFrame, steps: Steps) -> DataFrame:
     if names <= _IN_PLACE:
         return result
     # Let Spark check the steps now, because its own check at the start of the query is switched
-    # off: see local_sort_allowed().
+    # off: see LOCAL_SORT_ALLOWED.
     spark: Any = result.sparkSession
     jvm = spark._jvm.org.apache.spark.sql
     try:
@@ -148,17 +145,9 @@ def cause_of(error: BaseException) -> str:
     return _CODES.sub("", first.partition(_ENDED)[2] or first)
 
 
-@contextmanager
-def local_sort_allowed(spark: SparkSession) -> Iterator[None]:
-    """Allow a query that sorts the rows of each task."""
-    # Spark can run it, but refuses it: its check does not distinguish a sort within partitions from
-    # a sort of the whole stream.
-    before = spark.conf.get(_CHECK)
-    spark.conf.set(_CHECK, "false")
-    try:
-        yield
-    finally:
-        spark.conf.set(_CHECK, before)
+# Spark can run a query that sorts the rows of each task, but refuses it: its check does not
+# distinguish a sort within partitions from a sort of the whole stream.
+LOCAL_SORT_ALLOWED = {"spark.sql.streaming.unsupportedOperationCheck": "false"}
 
 
 def dropped(progress: Any) -> int:

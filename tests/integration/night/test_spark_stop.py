@@ -98,7 +98,7 @@ def test_a_stop_finishes_the_running_batch(
     job.send_signal(signal.SIGTERM)
     job.send_signal(signal.SIGINT)
     assert job.wait(PATIENCE_S) == 1, job.log.read_text()
-    assert "the next run does it again" in job.log.read_text()
+    assert "the next run repeats it" in job.log.read_text()
     assert not (checkpoint / "commits" / str(batch)).exists()
     assert _acknowledged(world.admin, source) == 0
     before = delivered()

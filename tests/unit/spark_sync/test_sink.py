@@ -1,7 +1,8 @@
-"""Tests of the sink on the in-memory Pulsar."""
+"""Tests of rows that are forwarded behind a user's steps, on the in-memory Pulsar."""
 
 from __future__ import annotations
 
+import json
 from datetime import timedelta
 from typing import Any
 
@@ -16,9 +17,9 @@ from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription
 from delaylevel.model.message import ParkedMessage
 from delaylevel.model.position import source_partitions
 from delaylevel.mover.forwarder import Forwarder
+from delaylevel.spark_sync import forwarding
 from delaylevel.spark_sync.arrow_rows import to_batches
 from delaylevel.spark_sync.options import SyncOptions
-from delaylevel.spark_sync.source import DelayLevelStreamWriter
 from delaylevel.testing import MemoryPulsar
 
 HOUR_MS = 3_600_000
@@ -34,6 +35,9 @@ class InMemoryRuntime:
     def start_task(self) -> None:
         pass
 
+    def describe(self, level_topic: str) -> LevelTopicDescription:
+        return self._description
+
     def forwarder(self, level_topic: str) -> Forwarder:
         assert level_topic == self._description.topic
         return Forwarder(self.client, self.admin, self._description)
@@ -44,7 +48,7 @@ class InMemoryRuntime:
 
 @pytest.mark.parametrize(("planned_ago_ms", "parked"), [(0, 1), (72 * HOUR_MS, 0)])
 def test_with_at_least_once_a_late_batch_is_routed_by_the_current_time(
-    planned_ago_ms: int, parked: int
+    monkeypatch: pytest.MonkeyPatch, planned_ago_ms: int, parked: int
 ) -> None:
     levels = Levels(
         [
@@ -73,7 +77,8 @@ def test_with_at_least_once_a_late_batch_is_routed_by_the_current_time(
         properties = {DUE: str(due_ms), TARGET: description.targets[0]}
         message = ParkedMessage(1, 2, 0, now_ms - 24 * HOUR_MS, "k", "", 0, properties, b"body")
         batches = to_batches(source, [message], "DAY 0", now_ms - planned_ago_ms)
-        writer = DelayLevelStreamWriter(SyncOptions((), (description.topic,)))
-        runtime: Any = InMemoryRuntime(memory, description)
-        report = writer._forward(runtime, batches).reports[description.topic]
-    assert (report.parked.total(), report.due) == (parked, 1 - parked)
+        here = InMemoryRuntime(memory, description)
+        monkeypatch.setattr(forwarding, "runtime", lambda _: here)
+        (counted,) = forwarding.forward_rows(SyncOptions((), (description.topic,)), batches)
+    report = json.loads(counted.column("report").to_pylist()[-1])[description.topic]
+    assert (report["parked"], report["due"]) == (parked, 1 - parked)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import urllib.request
@@ -14,11 +15,12 @@ import pytest
 
 pytest.importorskip("pyspark")
 
+from pyspark.sql import Row
+
 from delaylevel.errors import AdminError, ConfigError
 from delaylevel.model.level_topic import LevelTopicDescription, Role
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.prometheus import serve
-from delaylevel.spark_sync import control
 from delaylevel.spark_sync import reporting as stats_module
 from delaylevel.spark_sync.reporting import (
     BatchStats,
@@ -73,7 +75,7 @@ class Statuses:
         return self.found
 
 
-def _progress(batch_id: int, rows: int, name: str = "mine") -> Any:
+def _progress(batch_id: int, rows: int, name: str = "mine", reports: Any = None) -> Any:
     return SimpleNamespace(
         progress=SimpleNamespace(
             batchId=batch_id,
@@ -81,6 +83,7 @@ def _progress(batch_id: int, rows: int, name: str = "mine") -> Any:
             name=name,
             durationMs={"triggerExecution": 500},
             sink=SimpleNamespace(numOutputRows=rows),
+            observedMetrics={} if reports is None else {"delaylevel": Row(reports=reports)},
         )
     )
 
@@ -96,11 +99,9 @@ def seen() -> list[int]:
 
 
 @pytest.fixture
-def listener(tmp_path: Any, job: JobStats, seen: list[int]) -> SyncListener:
+def listener(job: JobStats, seen: list[int]) -> SyncListener:
     found = Statuses(backlogs(2000, 10, 0))
-    listener = SyncListener(
-        "mine", str(tmp_path), job, found, lambda progress: seen.append(progress.batchId)
-    )
+    listener = SyncListener("mine", job, found, lambda progress: seen.append(progress.batchId))
     listener.onQueryStarted(SimpleNamespace(name="mine", runId="run-1"))
     return listener
 
@@ -109,26 +110,25 @@ def test_each_batch_that_moved_messages_is_summed_and_logged_once(
     listener: SyncListener,
     job: JobStats,
     seen: list[int],
-    tmp_path: Any,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level("INFO", "delaylevel.spark_sync.reporting")
     listener.onQueryProgress(_progress(0, 0))
+    other = {TOPIC: dict.fromkeys(REPORT[TOPIC], 1)}
     for batch_id in (1, 2):
-        control.write_report(str(tmp_path), batch_id, REPORT)
-        listener.onQueryProgress(_progress(batch_id, 7))
+        reports = [json.dumps(REPORT), json.dumps(other)]
+        listener.onQueryProgress(_progress(batch_id, 7, reports=reports))
 
     assert (job.batches, job.rows, job.batch_ms) == (2, 14, 1000)
-    assert job.messages[TOPIC, "parked"] == 6
-    assert job.messages[TOPIC, "held"] == 2
+    assert job.messages[TOPIC, "parked"] == 8
+    assert job.messages[TOPIC, "held"] == 4
     assert job.latest_ms == {TOPIC: 1500}
     assert seen == [0, 1, 2]
     assert [record.getMessage() for record in caplog.records] == [
-        f"batch {batch_id}: 7 rows in 500ms, 14/s, 3 parked + 2 to the window + 1 due + 1 held, "
-        "late by 1.5s, lag 2.0s"
+        f"batch {batch_id}: 7 rows in 500ms, 14/s, 4 parked + 3 to the window + 2 due + 2 held + "
+        "1 dead letters, late by 1.5s, lag 2.0s"
         for batch_id in (1, 2)
     ]
-    assert not list(tmp_path.iterdir()), "a report is left after the read"
 
 
 def test_other_queries_are_ignored(listener: SyncListener, job: JobStats, seen: list[int]) -> None:
