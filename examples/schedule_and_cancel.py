@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+import pulsar
+
 from delaylevel import DelayLevelClient
 from delaylevel.config import Connection
 
@@ -35,7 +37,8 @@ class Reminders:
 
 
 if __name__ == "__main__":
-    with DelayLevelClient.from_connection(Connection.load()) as connected:
+    quiet = pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)
+    with DelayLevelClient.from_connection(Connection.load(), logger=quiet) as connected:
         reminders = Reminders(connected)
         reminders.schedule("order-17", timedelta(days=3))
         reminders.schedule("order-18", timedelta(days=3))

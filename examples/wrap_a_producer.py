@@ -26,7 +26,8 @@ def remind(client: pulsar.Client, order: str) -> None:
 
 
 if __name__ == "__main__":
-    with DelayLevelClient.from_connection(Connection.load()) as connected:
+    quiet = pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)
+    with DelayLevelClient.from_connection(Connection.load(), logger=quiet) as connected:
         remind(connected, "order-17")
         print("Sent: one message at once, and one that is due in three days.")
         print("See: delaylevel pending list orders")
