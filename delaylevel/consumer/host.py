@@ -3,7 +3,7 @@
 A failed message is acknowledged when the broker has confirmed its copy or dead letter. If it does
 not, the message is published again, after pauses of 1 to 30 s, until it is stored or the listener
 stops; then it stays unacknowledged. All this happens in one thread, which starts with the first
-failure. Confirmations come in threads of the client, which must not wait.
+failure, and waits for the broker.
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ import logging
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import pulsar
 
@@ -32,9 +34,7 @@ from delaylevel.model.formatting import exact_duration
 from .listener import Listener, Tally
 from .message import ReceivedMessage
 from .retry import Bury, Handling, Park, Verdict, trace_of
-
-if TYPE_CHECKING:
-    from .retry_publisher import RetryPublisher
+from .retry_publisher import CannotParkError, RetryPublisher
 
 log = logging.getLogger(__name__)
 
@@ -43,36 +43,20 @@ _MOST = 1_000
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
 
 
+@dataclass
 class _Failed:
     """A message whose attempt failed."""
 
-    __slots__ = ("asked", "consumer", "decision", "due_ms", "message", "pauses")
-
-    def __init__(
-        self,
-        message: ReceivedMessage,
-        consumer: Any,
-        decision: Park | Bury,
-        due_ms: int,  # 0 for a dead letter
-    ) -> None:
-        self.message = message
-        self.consumer = consumer
-        self.decision = decision
-        self.due_ms = due_ms  # 0 for a dead letter
-        self.pauses = 0
-        self.asked = False
+    message: ReceivedMessage
+    consumer: Any
+    decision: Park | Bury
+    due_ms: int  # 0 for a dead letter
+    pauses: int = 0
 
 
-class _ToPublish(NamedTuple):
-    failed: _Failed
+class _Handled(NamedTuple):
+    """A message that may be acknowledged."""
 
-
-class _PublishAnswer(NamedTuple):
-    failed: _Failed
-    error: Exception | None
-
-
-class _ToAcknowledge(NamedTuple):
     message: ReceivedMessage
     consumer: Any
 
@@ -92,8 +76,8 @@ class Unfinished:
         self._clock = clock
         self._threaded = threaded
         self._tally = listener.stats.tally()
-        self._inbox: queue.SimpleQueue[_ToPublish | _PublishAnswer | _ToAcknowledge | None]
-        self._inbox = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[_Failed | _Handled | None] = queue.SimpleQueue()
+        self._letters: deque[_Failed] = deque()
         self._waiting: list[tuple[float, int, _Failed]] = []
         self._order = itertools.count()
         self._changed = threading.Condition()
@@ -120,13 +104,13 @@ class Unfinished:
         due_ms = 0
         if isinstance(decision, Park):
             due_ms = self._clock.now_ms() + duration_ms(decision.delay)
-        self._put(_ToPublish(_Failed(message, consumer, decision, due_ms)))
+        self._put(_Failed(message, consumer, decision, due_ms))
 
     def acknowledge(self, message: ReceivedMessage, consumer: Any) -> None:
         """Acknowledge a handled message in the thread of this object. It may be called anywhere."""
-        self._put(_ToAcknowledge(message, consumer))
+        self._put(_Handled(message, consumer))
 
-    def _put(self, item: _ToPublish | _ToAcknowledge) -> None:
+    def _put(self, item: _Failed | _Handled) -> None:
         with self._changed:
             if self._threaded and self._thread is None:
                 name = f"delaylevel-failed-{self._listener.name}"
@@ -137,24 +121,41 @@ class Unfinished:
             self._inbox.put(item)
 
     def work(self, timeout_s: float = 0.0) -> bool:
-        """Take the next step; return False if there was nothing to do within the time."""
+        """Store and acknowledge what is there; return False if there was nothing within the time.
+
+        Copies are stored together, dead letters one at a time: none of them waits for another one
+        that its topic refuses.
+        """
         now_s = time.monotonic()
-        if self._waiting and self._waiting[0][0] <= now_s:
-            self._publish(heapq.heappop(self._waiting)[2])
-            return True
-        if self._waiting:
+        failed = []
+        while self._waiting and self._waiting[0][0] <= now_s:
+            failed.append(heapq.heappop(self._waiting)[2])
+        if failed or self._letters:
+            timeout_s = 0.0
+        elif self._waiting:
             timeout_s = min(timeout_s, self._waiting[0][0] - now_s)
+        items = self._take(timeout_s)
+        for item in items:
+            if isinstance(item, _Handled):
+                self._acknowledge(item.message, item.consumer)
+            elif item is not None:
+                failed.append(item)
+        self._letters += [each for each in failed if isinstance(each.decision, Bury)]
+        worked = bool(items or self._letters or failed)
+        self._park([each for each in failed if isinstance(each.decision, Park)])
+        if self._letters:
+            self._bury(self._letters.popleft())
+        return worked
+
+    def _take(self, timeout_s: float) -> list[_Failed | _Handled | None]:
+        """Return what is in the inbox; wait for the first one."""
+        taken = []
         try:
-            item = self._inbox.get(timeout=timeout_s) if timeout_s else self._inbox.get_nowait()
+            taken.append(self._inbox.get(timeout=timeout_s or None, block=timeout_s > 0))
+            while True:
+                taken.append(self._inbox.get_nowait())
         except queue.Empty:
-            return False
-        if isinstance(item, _ToPublish):
-            self._publish(item.failed)
-        elif isinstance(item, _PublishAnswer):
-            self._answered(item.failed, item.error)
-        elif isinstance(item, _ToAcknowledge):
-            self._acknowledge(item.message, item.consumer)
-        return True
+            return taken
 
     def close(self, until_s: float) -> None:
         """Finish what can be finished, and end the thread."""
@@ -186,7 +187,6 @@ class Unfinished:
             except Exception:
                 # One message must not end the thread of all others.
                 log.exception("%s: a failed message stays unacknowledged", self._listener)
-                self._finished()
 
     def _give_up_waiting(self) -> None:
         """Forget messages that the broker refused, once the listener stops."""
@@ -194,48 +194,49 @@ class Unfinished:
             heapq.heappop(self._waiting)
             self._finished()
 
-    def _publish(self, failed: _Failed) -> None:
-        def done(error: Exception | None) -> None:
-            self._inbox.put(_PublishAnswer(failed, error))
+    def _park(self, failed: Sequence[_Failed]) -> None:
+        copies: list[tuple[ReceivedMessage, Park]] = []
+        for each in failed:
+            park = each.decision
+            assert isinstance(park, Park)
+            if each.pauses:
+                left_ms = max(0, each.due_ms - self._clock.now_ms())
+                park = Park(timedelta(milliseconds=left_ms), park.failure)
+            copies.append((each.message, park))
+        errors = self._publisher.park(copies) if copies else []
+        for each, error in zip(failed, errors, strict=True):
+            if isinstance(error, (CannotParkError, DelayTooLongError)):
+                assert isinstance(each.decision, Park)
+                each.decision = _last(each.decision, error)
+                _log_failure(self._listener, each.message, each.decision)
+                self._letters.append(each)
+            elif self._settle(each, error):
+                self._tally.retried += 1
+                self._acknowledge(each.message, each.consumer)
 
-        decision = failed.decision
-        failed.asked = True
+    def _bury(self, failed: _Failed) -> None:
+        error = None
         try:
-            if isinstance(decision, Park):
-                left_ms = max(0, failed.due_ms - self._clock.now_ms())
-                delay = timedelta(milliseconds=left_ms) if failed.pauses else decision.delay
-                self._publisher.park(failed.message, delay, decision.failure, done)
-            else:
-                self._publisher.bury(failed.message, decision.failure, done)
-        except Exception as error:
-            done(error)
+            self._publisher.bury(failed.message, failed.decision.failure)
+        except Exception as refused:
+            error = refused
+        if self._settle(failed, error):
+            self._tally.dead += 1
+            self._acknowledge(failed.message, failed.consumer)
 
-    def _answered(self, failed: _Failed, error: Exception | None) -> None:
-        if not failed.asked:
-            return  # the second answer of one call
-        failed.asked = False
-        if isinstance(error, DelayTooLongError) and isinstance(failed.decision, Park):
-            # The levels never take it, and a message that waits here takes room.
-            failed.decision = _last(failed.decision, error)
-            _log_failure(self._listener, failed.message, failed.decision)
-            self._publish(failed)
-            return
+    def _settle(self, failed: _Failed, error: Exception | None) -> bool:
+        """Let a message that was not stored wait for its next try; return True for others."""
+        if error is None:
+            self._warning.over()
+            return True
         if isinstance(error, UnsupportedOptionError):
             self._give_back(failed, error)
-            return
-        if error is not None:
-            self._warning.failed(f"{error_name(error)}: {error}")
-            pause_s = min(_SHORTEST_PAUSE_S * 2**failed.pauses, _LONGEST_PAUSE_S)
-            failed.pauses = min(failed.pauses + 1, 10)
-            at_s = time.monotonic() + pause_s
-            heapq.heappush(self._waiting, (at_s, next(self._order), failed))
-            return
-        self._warning.over()
-        if isinstance(failed.decision, Park):
-            self._tally.retried += 1
-        else:
-            self._tally.dead += 1
-        self._acknowledge(failed.message, failed.consumer)
+            return False
+        self._warning.failed(f"{error_name(error)}: {error}")
+        pause_s = min(_SHORTEST_PAUSE_S * 2**failed.pauses, _LONGEST_PAUSE_S)
+        failed.pauses = min(failed.pauses + 1, 10)
+        heapq.heappush(self._waiting, (time.monotonic() + pause_s, next(self._order), failed))
+        return False
 
     def _give_back(self, failed: _Failed, error: Exception) -> None:
         """Let the broker deliver a message again that cannot be stored anywhere else."""
@@ -264,7 +265,8 @@ def _last(park: Park, error: Exception) -> Bury:
     """Return the decision for a message that cannot be handled again as decided."""
     failure = park.failure
     trace = "" if failure.error is None else trace_of(failure.error)
-    return Bury(failure._replace(reason=f"{failure.reason} (no retry: {error})", trace=trace))
+    reason = f"cannot be retried: {error}; {failure.reason}"
+    return Bury(failure._replace(reason=reason, trace=trace))
 
 
 def _log_failure(listener: Listener, message: ReceivedMessage, decision: Park | Bury) -> None:

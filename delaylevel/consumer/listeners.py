@@ -77,7 +77,7 @@ class Started:
             stack.callback(self.running.close)
             if handled is not None:
                 stack.callback(handled.close)
-            stack.callback(lambda: self.publisher.close(_LEAST_S + left_s(until_s)))
+            stack.callback(self.publisher.close)
             stack.callback(self.unfinished.close, until_s)
             if handled is not None:
                 # A confirmation of an ID lets its message be acknowledged.

@@ -1,21 +1,21 @@
-"""Retried copies and dead letters of one subscription, with the broker's confirmations."""
+"""Retried copies and dead letters of one subscription, stored when a call returns."""
 
 from __future__ import annotations
 
 import hashlib
 import logging
-import threading
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from functools import partial
+from queue import SimpleQueue
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
 import pulsar
 
 from delaylevel.cluster.client_parts.cores import has_core, message_core
-from delaylevel.cluster.failures import close_quietly, error_name, is_ok, is_too_large, result_name
+from delaylevel.cluster.failures import close_quietly, error_name, is_ok
 from delaylevel.cluster.own_producers import DeadLetterTopic
 from delaylevel.cluster.port import SchemaVersion, TopicAdmin
 from delaylevel.cluster.publisher import (
@@ -24,7 +24,6 @@ from delaylevel.cluster.publisher import (
     open_producer,
 )
 from delaylevel.cluster.schemas import EncodedSchema, registered_reference
-from delaylevel.cluster.threads import InTurn, Starter, at_once, in_thread
 from delaylevel.errors import MessageTooLargeError, UnsupportedOptionError
 from delaylevel.model import envelope as env
 from delaylevel.model import retries
@@ -39,16 +38,11 @@ from delaylevel.producer.client_calls import error_of
 from delaylevel.topics import members
 
 from .message import ReceivedMessage
-from .retry import Failure
+from .retry import Failure, Park
 from .retry_topics import RetryTopics, dead_letter_partition, prepare
 
 log = logging.getLogger(__name__)
 
-#: Function that is called once at the end: with None if the broker has confirmed, or the error.
-Done = Callable[[Exception | None], None]
-
-# The client gives up a message or an operation after 30 s.
-_CLOSE_S = 60.0
 # A producer with these failures never works again.
 _ENDED = frozenset(("AlreadyClosed", "ProducerFenced", "TopicNotFound", "TopicTerminated"))
 
@@ -194,7 +188,7 @@ _BYTES = Declared(None, None)
 
 
 class RetryProducers:
-    """Producers of retried copies; several threads may use them."""
+    """Producers of retried copies; one thread uses them."""
 
     def __init__(
         self,
@@ -209,10 +203,8 @@ class RetryProducers:
         self._retry_topic = retry_topic
         self.description = description
         self._options = dict(options)
-        self._lock = threading.RLock()
         self._declared: dict[SchemaKey, Declared] = {NO_SCHEMA: _BYTES}
         self._by_reference: dict[SchemaRef | None, Any] = {}
-        self.opened: dict[SchemaKey, Any] = {}
 
     def latest(self, topic: TopicName) -> SchemaKey:
         """Return the schema with which new messages of a topic are most likely encoded."""
@@ -220,45 +212,33 @@ class RetryProducers:
         return SchemaKey(topic.full, versions[-1].version) if versions else NO_SCHEMA
 
     def open(self, key: SchemaKey) -> Any:
-        """Return the producer for a schema, opened if necessary; this waits for the broker."""
-        with self._lock:
-            declared = self.declare(key)
-            producer = self._by_reference.get(declared.reference)
-            if producer is None:
-                options = dict(self._options)
-                if declared.schema is not None:
-                    options["schema"] = declared.schema
-                producer = self._client.create_producer(
-                    self._retry_topic.full,
-                    enable_delay_level_topic=True,
-                    delay_level_topic=self.description.topic,
-                    create_level_topic=False,
-                    **options,
-                )
-                self._by_reference[declared.reference] = producer
-            self.opened[key] = producer
-            return producer
+        """Return the producer for a schema, opened if necessary."""
+        declared = self.declare(key)
+        producer = self._by_reference.get(declared.reference)
+        if producer is None:
+            options = dict(self._options)
+            if declared.schema is not None:
+                options["schema"] = declared.schema
+            producer = self._by_reference[declared.reference] = self._client.create_producer(
+                self._retry_topic.full,
+                enable_delay_level_topic=True,
+                delay_level_topic=self.description.topic,
+                create_level_topic=False,
+                **options,
+            )
+        return producer
 
     def declare(self, key: SchemaKey) -> Declared:
         """Return a schema that the retry topic has, after adding it there if it is missing."""
-        with self._lock:
-            declared = self._declared.get(key)
-            if declared is None:
-                declared = self._declared[key] = self._declare(key)
-            return declared
+        declared = self._declared.get(key)
+        if declared is None:
+            declared = self._declared[key] = self._declare(key)
+        return declared
 
-    def has(self, producer: Any) -> bool:
-        """Return True if a producer is one of these, and is in use."""
-        with self._lock:
-            return any(found is producer for found in self._by_reference.values())
-
-    def take_all(self) -> list[Any]:
-        """Return all producers, for closing; none is open afterwards."""
-        with self._lock:
-            producers = list(self._by_reference.values())
-            self._by_reference.clear()
-            self.opened.clear()
-            return producers
+    def close(self) -> None:
+        """Close all producers."""
+        while self._by_reference:
+            close_quietly(self._by_reference.popitem()[1], "producer")
 
     def _declare(self, key: SchemaKey) -> Declared:
         versions = self._admin.schemas(TopicName.parse(key.topic))
@@ -298,51 +278,35 @@ def _reference(version: SchemaVersion) -> SchemaRef:
     return SchemaRef.of(version.type, version.definition)
 
 
-class _Copy(NamedTuple):
-    """A message on its way to its next attempt."""
+_UNSAID = Failure(None, "")
 
-    message: ReceivedMessage
-    fields: ParkedMessage
-    schema: SchemaKey
-    delay: timedelta
-    failure: Failure
-    done: Done
-    error: str
+
+class CannotParkError(Exception):
+    """The reason why a copy can never be stored: the message has to be a dead letter."""
 
 
 class RetryPublisher:
-    """Publisher of the retried copies and dead letters of one subscription.
+    """Publisher of the retried copies and dead letters of one subscription; its calls wait.
 
     A copy goes through the level topic of the business topic to the subscription's retry topic.
-    Several threads may use it. No call but :meth:`prepare` and :meth:`close` waits for the broker.
+    One thread uses it, after the one that has called :meth:`prepare`.
     """
 
-    def __init__(
-        self,
-        client: Any,
-        topic: str,
-        subscription: str,
-        **producer_options: Any,
-    ) -> None:
+    def __init__(self, client: Any, topic: str, subscription: str, **producer_options: Any) -> None:
         self.topics = RetryTopics.of(topic, subscription)
         self._client = client
         self._clock: Clock = getattr(client, "_delaylevel_clock", None) or SystemClock()
         # Only a real client waits. In memory, time stands still meanwhile: no batch would end.
-        real = has_core(client)
-        if not real:
+        if not has_core(client):
             producer_options["batching_enabled"] = False
-        start: Starter = in_thread if real else at_once
         self._options = producer_options
         self._compression = compression_name(producer_options.get("compression_type"))
-        self._lock = threading.RLock()
         self._producers: RetryProducers | None = None
         self._letters: DeadLetterTopic | None = None
-        self._opening = InTurn(start)
-        self._burying = InTurn(start)
         self._closed = False
 
     def prepare(self, longest: timedelta | None = None) -> LevelTopicDescription:
-        """Find or create the topics, and open the producer; this waits for the broker."""
+        """Find or create the topics, and open the producer."""
         producers = self._prepared()
         if longest is not None:
             now_ms = self._clock.now_ms()
@@ -350,61 +314,88 @@ class RetryPublisher:
         producers.open(producers.latest(self.topics.topic))
         return producers.description
 
-    def park(
-        self, message: ReceivedMessage, delay: timedelta, failure: Failure, done: Done
-    ) -> None:
-        """Publish a copy of a message for its next attempt.
+    def park(self, copies: Sequence[tuple[ReceivedMessage, Park]]) -> list[Exception | None]:
+        """Store copies of messages for their next attempts.
 
-        A message that cannot be parked, because it is too large or has a key that this client
-        cannot read, becomes a dead letter at once.
-
-        Args:
-            done: function for the outcome, called once, in any thread, maybe before this returns.
-                It must not wait for the broker. After an error, the copy may be stored or not; it
-                may be published again.
+        Returns:
+            None for each copy that the broker has confirmed, or the error. After an error, the copy
+            may be stored or not, and may be published again; after a CannotParkError, it is not,
+            and cannot be.
         """
-        done = _Once(done)
-        try:
-            self._check(message)
-            fields = _fields_of(message)
-            error = text_of_error(failure)
-            schema = SchemaKey.of(message.raw)
-            copy = _Copy(message, fields, schema, delay, failure, done, error)
-            if env.UNREADABLE in fields.properties:
-                self._bury_instead(copy, fields.properties[env.UNREADABLE])
-                return
-            producers = self._producers
-            producer = None if producers is None else producers.opened.get(copy.schema)
-            if producer is None:
-                self._opening.add(lambda: self._open_and_send(copy))
-            else:
-                self._send(producer, copy)
-        except Exception as caught:
-            done(caught)
+        outcomes: list[Exception | None] = []
+        answers: SimpleQueue[tuple[int, Any]] = SimpleQueue()
+        # Once for each schema: if the broker is away, every attempt takes its time.
+        producers: dict[SchemaKey, Any] = {}
+        awaited = 0
+        for number, (message, park) in enumerate(copies):
+            outcomes.append(None)
+            try:
+                self._check(message)
+                fields, schema = fields_of(message), SchemaKey.of(message.raw)
+                if env.UNREADABLE in fields.properties:
+                    raise CannotParkError(fields.properties[env.UNREADABLE])
+                if schema not in producers:
+                    producers[schema] = self._opened(schema)
+                if isinstance(producers[schema], Exception):
+                    raise producers[schema]
+                self._send(producers[schema], message, fields, park, partial(_put, answers, number))
+                awaited += 1
+            except Exception as error:
+                outcomes[number] = error
+        for producer in {id(each): each for each in producers.values()}.values():
+            if not isinstance(producer, Exception):
+                with suppress(pulsar.PulsarException):  # the callbacks have it
+                    producer.flush()
+        for _ in range(awaited):
+            number, result = answers.get()
+            if not is_ok(result):
+                outcomes[number] = error_of(result)
+        if any(type(error).__name__ in _ENDED for error in outcomes):
+            # Look at the topics again, and open other producers, for the next copies.
+            self._close_producers()
+        # Those that are too large, again without the text of the error.
+        smaller: list[tuple[int, tuple[ReceivedMessage, Park]]] = []
+        for number, outcome in enumerate(outcomes):
+            if isinstance(outcome, pulsar.MessageTooBig):
+                message, park = copies[number]
+                if text_of_error(park.failure):
+                    smaller.append((number, (message, Park(park.delay, _UNSAID))))
+                else:
+                    outcomes[number] = CannotParkError(f"the copy would be {_too_large(outcome)}")
+        if smaller:
+            numbers, bare = zip(*smaller, strict=True)
+            for number, outcome in zip(numbers, self.park(bare), strict=True):
+                outcomes[number] = outcome
+        return outcomes
 
-    def bury(self, message: ReceivedMessage, failure: Failure, done: Done) -> None:
+    def bury(self, message: ReceivedMessage, failure: Failure) -> None:
         """Store a message in the dead-letter topic of the subscription."""
-        done = _Once(done)
-        try:
-            self._check(message)
-            self._bury(message, _fields_of(message), SchemaKey.of(message.raw), failure, done)
-        except Exception as caught:
-            done(caught)
+        self._check(message)
+        producers, fields = self._prepared(), fields_of(message)
+        assert self._letters is not None
+        properties = letter_properties(
+            message,
+            fields.properties,
+            failure,
+            retry_topic=self.topics.retry.full,
+            due_ms=self._clock.now_ms(),
+            schema=producers.declare(SchemaKey.of(message.raw)).reference,
+            compression=self._compression,
+        )
+        self._letters.store([(fields, properties, None)])
 
-    def close(self, timeout_s: float = _CLOSE_S) -> None:
-        """Wait for the outcome of everything that was given, and close the producers."""
-        until_s = time.monotonic() + timeout_s
-        with self._lock:
-            self._closed = True
-        self._opening.wait(timeout_s)
-        if self._producers is not None:
-            for producer in self._producers.take_all():
-                close_quietly(producer, "producer")
-        self._burying.wait(max(0.0, until_s - time.monotonic()))
-        with self._lock:
-            letters, self._letters = self._letters, None
+    def close(self) -> None:
+        """Close the producers; what is being stored fails."""
+        self._closed = True
+        self._close_producers()
+        letters, self._letters = self._letters, None
         if letters is not None:
             letters.close()
+
+    def _close_producers(self) -> None:
+        producers, self._producers = self._producers, None
+        if producers is not None:
+            producers.close()
 
     def _check(self, message: ReceivedMessage) -> None:
         """Raise an error if a copy of a message may not be published."""
@@ -420,141 +411,63 @@ class RetryPublisher:
             )
 
     def _prepared(self) -> RetryProducers:
-        with self._lock:
-            if self._producers is None:
-                admin = getattr(self._client, "admin", None)
-                description = prepare(admin, self.topics)
-                assert admin is not None
-                if self._letters is None:
-                    name = self.topics.dead_letter
-                    partition = dead_letter_partition(name, members.metadata_of(admin, name))
-                    self._letters = DeadLetterTopic(self._client, partition)
-                self._producers = RetryProducers(
-                    self._client, admin, self.topics.retry, description, self._options
-                )
-            return self._producers
+        if self._producers is None:
+            admin = getattr(self._client, "admin", None)
+            description = prepare(admin, self.topics)
+            assert admin is not None
+            if self._letters is None:
+                name = self.topics.dead_letter
+                partition = dead_letter_partition(name, members.metadata_of(admin, name))
+                self._letters = DeadLetterTopic(self._client, partition)
+            self._producers = RetryProducers(
+                self._client, admin, self.topics.retry, description, self._options
+            )
+        return self._producers
 
-    def _open_and_send(self, copy: _Copy) -> None:
+    def _opened(self, schema: SchemaKey) -> Any:
+        """Return the producer for a schema, or the error."""
         try:
-            producer = self._prepared().open(copy.schema)
+            return self._prepared().open(schema)
         except Exception as error:
-            copy.done(error)
-        else:
-            self._send(producer, copy)
+            return error
 
-    def _send(self, producer: Any, copy: _Copy) -> None:
-        def answered(result: Any, _: Any) -> None:
-            if is_ok(result):
-                copy.done(None)
-            elif is_too_large(result_name(result)):
-                self._send_smaller(producer, copy, "the broker's limit for messages is lower")
-            else:
-                if result_name(result) in _ENDED:
-                    self._forget(producer)
-                copy.done(error_of(result))
-
-        message, fields = copy.message, copy.fields
+    def _send(
+        self,
+        producer: Any,
+        message: ReceivedMessage,
+        fields: ParkedMessage,
+        park: Park,
+        answered: Callable[[Any, Any], None],
+    ) -> None:
         options: dict[str, Any] = {}
-        if copy.delay > timedelta(0):
+        if park.delay > timedelta(0):
             # Its original is acknowledged, so no default expiry may ever end it: neither that of
             # the level topic now, nor one that is set while it waits.
             options["expires_at"] = NEVER_MS
-        try:
-            producer.send_async(
-                fields.value,
-                answered,
-                properties=copy_properties(message, copy.error),
-                partition_key=fields.key or None,
-                ordering_key=fields.ordering_key or None,
-                event_timestamp=fields.event_ms or None,
-                deliver_after=max(copy.delay, timedelta(0)),
-                message_id=copy_id(message),
-                **options,
-            )
-        except MessageTooLargeError as error:
-            self._send_smaller(producer, copy, f"{error.size:,} bytes, at most {error.limit:,}")
-        except Exception as error:
-            if type(error).__name__ in _ENDED:
-                self._forget(producer)
-            copy.done(error)
-
-    def _send_smaller(self, producer: Any, copy: _Copy, limit: str) -> None:
-        """Send a copy without the text of the error; if it had none, store a dead letter."""
-        if copy.error:
-            self._send(producer, copy._replace(error=""))
-        else:
-            self._bury_instead(copy, f"the copy would be too large ({limit})")
-
-    def _bury_instead(self, copy: _Copy, why: str) -> None:
-        """Store a message that cannot be parked in the dead-letter topic."""
-        reason = f"cannot be retried: {why}; {text_of_error(copy.failure)}"
-        log.error("%s of %s %s", copy.message.id, copy.message.topic, reason)
-        failure = copy.failure._replace(reason=reason)
-        self._bury(copy.message, copy.fields, copy.schema, failure, copy.done)
-
-    def _bury(
-        self,
-        message: ReceivedMessage,
-        fields: ParkedMessage,
-        schema: SchemaKey,
-        failure: Failure,
-        done: Done,
-    ) -> None:
-        def store() -> None:
-            try:
-                producers = self._prepared()
-                letters = self._letters
-                assert letters is not None
-                properties = letter_properties(
-                    message,
-                    fields.properties,
-                    failure,
-                    retry_topic=self.topics.retry.full,
-                    due_ms=self._clock.now_ms(),
-                    schema=producers.declare(schema).reference,
-                    compression=self._compression,
-                )
-                letters.store([(fields, properties, None)])
-            except Exception as error:
-                done(error)
-            else:
-                done(None)
-
-        self._burying.add(store)
-
-    def _forget(self, producer: Any) -> None:
-        """Open other producers for the next messages, after looking at the topics again."""
-        with self._lock:
-            producers = self._producers
-            if producers is None or not producers.has(producer):
-                return
-            self._producers = None
-        for each in producers.take_all():
-            self._opening.add(partial(close_quietly, each, "producer"))
+        producer.send_async(
+            fields.value,
+            answered,
+            properties=copy_properties(message, text_of_error(park.failure)),
+            partition_key=fields.key or None,
+            ordering_key=fields.ordering_key or None,
+            event_timestamp=fields.event_ms or None,
+            deliver_after=max(park.delay, timedelta(0)),
+            message_id=copy_id(message),
+            **options,
+        )
 
 
-class _Once:
-    """A function for an outcome, called at most once; an exception of it is logged.
-
-    An exception in a callback of the client would end the process.
-    """
-
-    def __init__(self, done: Done) -> None:
-        self._done: Done | None = done
-        self._lock = threading.Lock()
-
-    def __call__(self, error: Exception | None) -> None:
-        with self._lock:
-            done, self._done = self._done, None
-        if done is None:
-            return
-        try:
-            done(error)
-        except Exception:
-            log.exception("the function for the outcome of a retry failed")
+def _put(answers: SimpleQueue[tuple[int, Any]], number: int, result: Any, _: Any) -> None:
+    answers.put((number, result))
 
 
-def _fields_of(message: ReceivedMessage) -> ParkedMessage:
+def _too_large(error: Exception) -> str:
+    if isinstance(error, MessageTooLargeError):
+        return f"too large ({error.size:,} bytes, at most {error.limit:,})"
+    return "too large (the broker's limit for messages is lower)"
+
+
+def fields_of(message: ReceivedMessage) -> ParkedMessage:
     """Return the fields of a received message; unreadable ones are marked."""
     at = message.message_id
     return parked_message(

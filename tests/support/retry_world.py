@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +13,7 @@ import pulsar
 
 from delaylevel.cluster.connection.settings import Connection
 from delaylevel.consumer.message import ReceivedMessage
-from delaylevel.consumer.retry import Failure, trace_of
+from delaylevel.consumer.retry import Failure, Park, trace_of
 from delaylevel.consumer.retry_publisher import RetryPublisher
 from delaylevel.dispatcher import DispatchSettings
 from delaylevel.model.delivery import Delivery
@@ -27,30 +26,6 @@ from support.world import RealWorld, quiet_client
 SECOND = timedelta(seconds=1)
 LEVELS = Levels([PartitionStrategy(partition_by=SECOND, maximum_delay=20 * SECOND)])
 SOON = timedelta(milliseconds=300)
-
-
-class Outcome:
-    """A function for the outcome of a retry, for which a test can wait."""
-
-    def __init__(self) -> None:
-        self._ended = threading.Event()
-        self.error: Exception | None = None
-        self.calls = 0
-
-    def __call__(self, error: Exception | None) -> None:
-        self.error = error
-        self.calls += 1
-        self._ended.set()
-
-    def wait(self) -> Exception | None:
-        """Wait for the outcome; return the error."""
-        assert self._ended.wait(40), "no outcome within 40 s"
-        return self.error
-
-    def ok(self) -> None:
-        """Wait for the outcome, which is a success."""
-        error = self.wait()
-        assert error is None, error
 
 
 def failure(text: str = "no money") -> Failure:
@@ -100,11 +75,17 @@ class RetryWorld:
         return ReceivedMessage(raw, self.topic, "billing", int(time.time() * 1000))
 
     def parked(self, publisher: RetryPublisher, message: ReceivedMessage, **values: Any) -> None:
-        """Park a message, and wait for the confirmation."""
-        outcome = Outcome()
-        delay = values.pop("delay", SOON)
-        publisher.park(message, delay, values.pop("failure", failure()), outcome)
-        outcome.ok()
+        """Park a message; the broker confirms it."""
+        error = self.refused(publisher, message, **values)
+        assert error is None, error
+
+    def refused(
+        self, publisher: RetryPublisher, message: ReceivedMessage, **values: Any
+    ) -> Exception | None:
+        """Park a message, and return the error."""
+        park = Park(values.pop("delay", SOON), values.pop("failure", failure()))
+        (outcome,) = publisher.park([(message, park)])
+        return outcome
 
     @contextmanager
     def serving(self, delivery: Delivery = Delivery.AT_LEAST_ONCE) -> Iterator[None]:

@@ -21,14 +21,15 @@ from delaylevel.consumer.host import Parts, Unfinished
 from delaylevel.consumer.listener import listeners_of
 from delaylevel.consumer.listeners import Started
 from delaylevel.consumer.retry import Bury, Failure, Park
-from delaylevel.errors import UnsupportedOptionError
+from delaylevel.consumer.retry_publisher import CannotParkError
+from delaylevel.errors import DelayTooLongError, UnsupportedOptionError
 from support.fakes import HandClock
 from support.world import eventually
 
-Done = Callable[[Exception | None], None]
 TOPIC = "persistent://public/default/orders"
 FAILURE = Failure(ValueError("no"), "ValueError: no")
 PARK = Park(timedelta(minutes=1), FAILURE)
+_TOO_LONG = DelayTooLongError("beyond the levels", delay_ms=2, maximum_delay_ms=1)
 
 
 class Raw:
@@ -71,27 +72,34 @@ class Publisher:
     """A publisher whose confirmations a test gives.
 
     Attributes:
-        calls: delay (None for a dead letter) and function for the outcome of each call.
-        answer: outcome given at once; ``...`` for none.
+        calls: delay of each call; None for a dead letter.
+        answer: the outcome of the next calls, or an event to wait for before a success.
+        seen: function that is called before each answer.
     """
 
     def __init__(self) -> None:
-        self.calls: list[tuple[timedelta | None, Done]] = []
-        self.answer: Any = ...
+        self.calls: list[timedelta | None] = []
+        self.answer: Exception | threading.Event | None = None
+        self.seen: Callable[[], object] = lambda: None
 
-    def park(self, message: Any, delay: timedelta, failure: Failure, done: Done) -> None:
-        self._take(delay, done)
+    def park(self, copies: Any) -> list[Exception | None]:
+        return [self._outcome(park.delay) for _, park in copies]
 
-    def bury(self, message: Any, failure: Failure, done: Done) -> None:
-        self._take(None, done)
+    def bury(self, message: Any, failure: Failure) -> None:
+        error = self._outcome(None)
+        if error is not None:
+            raise error
 
-    def close(self, timeout_s: float = 0.0) -> None:
+    def close(self) -> None:
         pass
 
-    def _take(self, delay: timedelta | None, done: Done) -> None:
-        self.calls.append((delay, done))
-        if self.answer is not ...:
-            done(self.answer)
+    def _outcome(self, delay: timedelta | None) -> Exception | None:
+        self.calls.append(delay)
+        self.seen()
+        if isinstance(self.answer, threading.Event):
+            assert self.answer.wait(60)
+            return None
+        return self.answer
 
 
 class LateLog:
@@ -170,13 +178,12 @@ def scene() -> Scene:
 def test_a_message_is_acknowledged_when_it_is_stored_elsewhere(
     scene: Scene, decision: Park | Bury
 ) -> None:
+    scene.publisher.seen = lambda: not_before.append(scene.consumer.acknowledged[:])
+    not_before: list[Any] = []
     scene.fail(decision)
     scene.work()
-    ((delay, done),) = scene.publisher.calls
-    assert delay == getattr(decision, "delay", None)
-    assert scene.consumer.acknowledged == []
-    done(None)
-    scene.work()
+    assert scene.publisher.calls == [getattr(decision, "delay", None)]
+    assert not_before == [[]]
     assert (scene.consumer.acknowledged, scene.unfinished.count) == (["a"], 0)
     counts = scene.listener.stats.counts()
     assert (counts.retried, counts.dead) == ((1, 0) if decision is PARK else (0, 1))
@@ -201,10 +208,9 @@ def test_a_refused_copy_is_published_again_for_the_same_time(
         scene.clock.advance(round(1000 * (now_s - began_s)))
         pauses.append(now_s - began_s)
     assert pauses == [1, 2, 4, 8, 16, 30, 30]
-    assert scene.publisher.calls[-2][0] < timedelta(seconds=30)
-    assert scene.publisher.calls[-1][0] == timedelta(0)
-    scene.publisher.calls[-1][1](None)
-    assert scene.unfinished.count == 1, "the second answer of one call"
+    assert scene.publisher.calls[-2] < timedelta(seconds=30)
+    assert scene.publisher.calls[-1] == timedelta(0)
+    assert scene.unfinished.count == 1
 
 
 @pytest.mark.parametrize("decision", [PARK, Bury(FAILURE)])
@@ -224,7 +230,6 @@ def test_there_is_a_limit_to_unfinished_messages(scene: Scene) -> None:
         assert not scene.unfinished.full
         scene.fail()
     assert scene.unfinished.full
-    scene.publisher.answer = None
     scene.work()
     assert not scene.unfinished.full
     assert len(scene.consumer.acknowledged) == 1000
@@ -232,7 +237,6 @@ def test_there_is_a_limit_to_unfinished_messages(scene: Scene) -> None:
 
 def test_a_lost_consumer_does_not_end_the_thread() -> None:
     scene = Scene(threaded=True)
-    scene.publisher.answer = None
     scene.consumer.lost = ("a",)
     scene.fail()
     eventually(lambda: not scene.unfinished.count, "the end")
@@ -245,11 +249,11 @@ def test_a_lost_consumer_does_not_end_the_thread() -> None:
 @pytest.mark.parametrize("refused", [False, True])
 def test_a_stop_waits_for_confirmations_but_for_no_refused_message(refused: bool) -> None:
     scene = Scene(threaded=True)
-    scene.publisher.answer = ConnectionError("away") if refused else ...
+    confirmed = threading.Event()
+    scene.publisher.answer = ConnectionError("away") if refused else confirmed
     scene.fail()
     eventually(lambda: scene.publisher.calls, "the copy")
-    if not refused:
-        threading.Timer(0.05, lambda: scene.publisher.calls[0][1](None)).start()
+    threading.Timer(0.05, confirmed.set).start()
     scene.unfinished.close(time.monotonic() + 20)
     assert scene.consumer.acknowledged == ([] if refused else ["a"])
     assert scene.unfinished.count == 0, "it was waited for"
@@ -257,12 +261,41 @@ def test_a_stop_waits_for_confirmations_but_for_no_refused_message(refused: bool
 
 def test_a_stop_does_not_wait_for_ever(caplog: pytest.LogCaptureFixture) -> None:
     scene = Scene(threaded=True)
+    scene.publisher.answer = confirmed = threading.Event()
     scene.fail()
     scene.unfinished.close(time.monotonic())
     assert "1 failed messages are not stored" in caplog.text
-    eventually(lambda: scene.publisher.calls, "the copy")
-    scene.publisher.calls[0][1](None)  # ends the thread
+    confirmed.set()  # ends the thread
     eventually(lambda: not scene.unfinished.count, "the end")
+
+
+def test_a_dead_letter_that_is_refused_does_not_stop_others(scene: Scene) -> None:
+    """Each is stored alone, and copies before all of them."""
+    refused = ConnectionError("too large for its topic")
+    outcomes = iter([None, refused, None, None])
+    scene.publisher.seen = lambda: setattr(scene.publisher, "answer", next(outcomes))
+    for name, decision in (("a", Bury(FAILURE)), ("b", Bury(FAILURE)), ("c", Bury(FAILURE))):
+        (message,) = scene.messages(name)
+        scene.unfinished.add(message, scene.consumer, decision)
+    (message,) = scene.messages("d")
+    scene.unfinished.add(message, scene.consumer, PARK)
+    scene.work()
+    assert scene.publisher.calls == [PARK.delay, None, None, None]
+    assert scene.consumer.acknowledged == ["d", "b", "c"]
+
+
+@pytest.mark.parametrize("error", [CannotParkError("too large"), _TOO_LONG])
+def test_what_can_never_be_parked_is_a_dead_letter(scene: Scene, error: Exception) -> None:
+    scene.publisher.answer = error
+    scene.publisher.seen = lambda: setattr(
+        scene.publisher, "answer", None if len(scene.publisher.calls) > 1 else error
+    )
+    scene.fail()
+    scene.work()
+    assert scene.publisher.calls == [PARK.delay, None]
+    assert scene.consumer.acknowledged == ["a"]
+    counts = scene.listener.stats.counts()
+    assert (counts.retried, counts.dead) == (0, 1)
 
 
 # -- handled messages

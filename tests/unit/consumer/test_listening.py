@@ -180,7 +180,7 @@ def test_a_failed_attempt_is_repeated_once(
         (BrokenError(), False, "BrokenError"),
         (ValueError("x\n" * 5000), False, "ValueError: x x x"),
         (Retry("1h"), False, "retry=False"),
-        (Retry("400d"), ONCE, "no retry: a delay of 400d"),
+        (Retry("400d"), ONCE, "cannot be retried: a delay of 400d"),
     ],
 )
 def test_a_message_without_another_attempt_becomes_a_dead_letter(

@@ -13,12 +13,13 @@ from click.testing import Result
 from pulsar.schema import AvroSchema, Integer, JsonSchema, Record, String
 
 from delaylevel.consumer.message import ReceivedMessage
-from delaylevel.consumer.retry_publisher import NO_SCHEMA, RetryPublisher
-from delaylevel.errors import LevelTopicError
+from delaylevel.consumer.retry import Park
+from delaylevel.consumer.retry_publisher import NO_SCHEMA, CannotParkError, RetryPublisher
+from delaylevel.errors import DelayLevelError, LevelTopicError
 from delaylevel.model import envelope as env
 from delaylevel.model.delivery import Delivery
 from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow, Mover
-from support.retry_world import Outcome, RetryWorld, failure, is_empty
+from support.retry_world import RetryWorld, failure, is_empty
 
 pytestmark = pytest.mark.broker
 
@@ -194,9 +195,7 @@ def test_in_effectively_once_mode_a_second_copy_is_dropped_and_no_other_attempt(
             assert message.all_properties[env.ID].endswith(f"#billing#{attempt}")
         assert seen == [2, 3, 4]
         # A replayed dead letter starts again, and its attempts are not taken for the first ones.
-        buried = Outcome()
-        publisher.bury(message, failure(), buried)
-        buried.ok()
+        publisher.bury(message, failure())
         replay(retries)
         message = retries.received(again)
         assert message.attempt == 1
@@ -230,9 +229,7 @@ def test_dead_letters_are_listed_shown_replayed_and_discarded(
     other = retries.subscribe(name="shipping")
     for body in (b"one", b"two", b"three"):
         send(retries, body, properties={"mine": body.decode()}, partition_key="k")
-        outcome = Outcome()
-        publisher.bury(retries.received(consumer), failure(f"{body!r}"), outcome)
-        outcome.ok()
+        publisher.bury(retries.received(consumer), failure(f"{body!r}"))
     by_name = dlq("list", retries.topic, "--subscription", "billing")
     assert dlq("list", retries.world.topic(DLQ)) == by_name
     assert [row["reason"] for row in by_name] == [
@@ -288,25 +285,26 @@ def test_a_copy_without_room_for_the_error_leaves_it_out(retries: RetryWorld) ->
     assert "delaylevel-retry-error" not in copy.all_properties
 
 
-def test_a_message_too_large_to_be_parked_is_a_dead_letter(
-    retries: RetryWorld, dlq: Callable[..., Any]
-) -> None:
-    retries.levels()
-    publisher = retries.publisher()
-    body = b"x" * (MAX - 400)
-    message = first(retries, body)
-    retries.parked(publisher, message)
-    (row,) = dlq("list", retries.world.topic(DLQ))
-    assert row["size"] == len(body)
-    assert row["reason"].startswith("attempt 1 failed: cannot be retried: the copy would be too")
-
-
-def test_a_message_with_a_key_of_other_bytes_is_a_dead_letter(
-    retries: RetryWorld, dlq: Callable[..., Any], bytes_keys: Any
-) -> None:
+def test_what_can_never_be_parked_is_told_apart(retries: RetryWorld, bytes_keys: Any) -> None:
+    """The listener stores it in the dead-letter topic."""
     retries.levels()
     publisher, consumer = retries.publisher(), retries.subscribe()
+    send(retries, b"x" * (MAX - 400))
+    error = retries.refused(publisher, retries.received(consumer))
+    assert isinstance(error, CannotParkError)
+    assert "the copy would be too large" in str(error)
     bytes_keys(retries.topic, "ordering", b"\xff\xfe", b"pay", {})
-    retries.parked(publisher, retries.received(consumer))
-    (row,) = dlq("list", retries.world.topic(DLQ))
-    assert "the ordering key is not UTF-8" in row["reason"]
+    error = retries.refused(publisher, retries.received(consumer))
+    assert isinstance(error, CannotParkError)
+    assert "the ordering key is not UTF-8" in str(error)
+
+
+def test_many_copies_are_stored_together(retries: RetryWorld) -> None:
+    retries.levels()
+    publisher, message = retries.publisher(), first(retries)
+    park = Park(timedelta(seconds=10), failure())
+    assert publisher.park([(message, park)] * 900) == [None] * 900
+    retries.client.shutdown()
+    assert publisher.park([(message, park)] * 2).count(None) == 0
+    with pytest.raises((DelayLevelError, pulsar.PulsarException)):
+        publisher.bury(message, failure())
