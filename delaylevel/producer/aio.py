@@ -32,7 +32,6 @@ from delaylevel.errors import DelayLevelError, DelayTooLongError, InvalidInputEr
 from .aio_calls import (
     Lane,
     Mailbox,
-    SharedCall,
     close,
     close_client,
     flush,
@@ -145,7 +144,7 @@ class AsyncDelayLevelProducer(Scheduling):
     def _begin(self) -> None:
         """Begin in an event loop; what another one left has nobody who waits for it."""
         self._lanes.clear()
-        self._refresh = SharedCall(self._cache.refresh_after_refusal)
+        self._refreshing = asyncio.Lock()
         # Messages that are not given to a partition yet, because the level topic is read again.
         self._entered = 0
         self._left = asyncio.Event()
@@ -333,7 +332,9 @@ class AsyncDelayLevelProducer(Scheduling):
         except DelayTooLongError:
             self._entered += 1
             try:
-                await self._refresh()
+                async with self._refreshing:
+                    if self._cache.routing is routing:
+                        await in_thread(self._cache.refresh_after_refusal)
             finally:
                 self._entered -= 1
                 self._left.set()

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import Any, TypeVar
 
@@ -129,7 +130,9 @@ class Lane:
         self._batches = bool(settings.get("batching_enabled", True))
         blocks = settings.get("block_if_queue_full", False)
         limit = settings.get("max_pending_messages", 1000)
-        self._room = Room(limit) if blocks and limit > 0 else None
+        self._room: AbstractAsyncContextManager[Any] = contextlib.nullcontext()
+        if blocks and limit > 0:
+            self._room = asyncio.Semaphore(limit)  # first come, first served
         self._sent: dict[Sent, None] = {}
         self._flushing = False
         self._unflushed = False
@@ -152,13 +155,8 @@ class Lane:
         self._sent[sent] = None
         self.in_flight += 1
         try:
-            if self._room is None:
+            async with self._room:
                 return await self._give(sent, body, arguments)
-            await self._room.enter()
-            try:
-                return await self._give(sent, body, arguments)
-            finally:
-                self._room.leave()
         finally:
             self.in_flight -= 1
             del self._sent[sent]
@@ -217,55 +215,6 @@ class Lane:
         self._flushing = False
         if self._unflushed and self.hurries:
             self.flush_soon()
-
-
-class Room:
-    """Places in a queue, first come, first served; a coroutine that waits for one can be cancelled.
-
-    Since asyncio continues tasks in the order in which their futures were set, those who entered
-    keep their order.
-    """
-
-    def __init__(self, places: int) -> None:
-        self._free = places
-        self._turns: OrderedDict[asyncio.Future[None], None] = OrderedDict()
-        # Number of those whose turn has come, but who did not continue yet.
-        self._called = 0
-
-    async def enter(self) -> None:
-        """Take a place, once there is one."""
-        if self._free and not self._turns and not self._called:
-            self._free -= 1
-            return
-        turn = asyncio.get_running_loop().create_future()
-        self._turns[turn] = None
-        if self._free:
-            # Not in this step: to await a future that is set does not suspend the task, which
-            # would overtake those whose turns have come.
-            asyncio.get_running_loop().call_soon(self._call)
-        try:
-            await turn
-        except asyncio.CancelledError:
-            if turn in self._turns:
-                del self._turns[turn]
-            else:  # called, and cancelled in the same step
-                self._called -= 1
-                self.leave()
-            raise
-        self._called -= 1
-
-    def leave(self) -> None:
-        """Give a place back."""
-        self._free += 1
-        self._call()
-
-    def _call(self) -> None:
-        while self._free and self._turns:
-            turn, _ = self._turns.popitem(last=False)
-            self._free -= 1
-            self._called += 1
-            if not turn.done():
-                turn.set_result(None)
 
 
 def _set(future: asyncio.Future[None]) -> None:
@@ -345,31 +294,3 @@ async def in_thread(function: Callable[[], T]) -> T:
 
     threads.in_thread(run)
     return await done
-
-
-class SharedCall:
-    """A blocking function that a thread runs once for all coroutines that wait for its start."""
-
-    def __init__(self, function: Callable[[], Any]) -> None:
-        self._function = function
-        self._running: asyncio.Task[Any] | None = None
-        self._next: asyncio.Task[Any] | None = None
-
-    async def __call__(self) -> Any:
-        """Return the result of a call that starts after this one."""
-        if self._next is None:
-            self._next = asyncio.ensure_future(self._call(self._running))
-            self._next.add_done_callback(_retrieve)
-        return await asyncio.shield(self._next)
-
-    async def _call(self, before: asyncio.Task[Any] | None) -> Any:
-        if before is not None:
-            await asyncio.wait([before])
-        self._running, self._next = self._next, None
-        return await in_thread(self._function)
-
-
-def _retrieve(task: asyncio.Future[Any]) -> None:
-    """Take the exception of a task, so that asyncio does not warn if nobody waits for it."""
-    if not task.cancelled():
-        task.exception()

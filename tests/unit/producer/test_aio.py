@@ -15,7 +15,6 @@ import pytest
 
 from delaylevel.errors import InvalidInputError
 from delaylevel.producer.aio import AsyncDelayLevelClient, AsyncDelayLevelProducer
-from delaylevel.producer.aio_calls import Room
 from support.openings import TWO_DAYS, Door, OpenedProducer, Openings, openings  # noqa: F401
 
 Result = pulsar.Result
@@ -133,41 +132,6 @@ def test_a_send_that_is_cancelled_while_it_waits_for_room_leaves_the_room_to_oth
         assert level.stored in ([b"0", b"2"], [b"0", b"1", b"2"])
         await scene.producer.send(b"3", deliver_after=TWO_DAYS)
         await scene.producer.close()
-
-    run(test())
-
-
-def test_a_turn_that_is_cancelled_in_its_own_step_goes_to_the_next() -> None:
-    async def test() -> None:
-        room = Room(1)
-        await room.enter()
-        second, third = (asyncio.ensure_future(room.enter()) for _ in range(2))
-        await settle()
-        room.leave()
-        second.cancel()  # its turn has come, and it did not continue yet
-        await third
-        assert second.cancelled()
-
-    run(test())
-
-
-def test_nobody_overtakes_those_whose_turn_has_come() -> None:
-    async def test() -> None:
-        room, entered = Room(2), list[int]()
-
-        async def enter(number: int) -> None:
-            await room.enter()
-            entered.append(number)
-
-        for number in (0, 1):
-            await enter(number)
-        third = asyncio.ensure_future(enter(2))
-        await settle()
-        room.leave()
-        room.leave()  # one place more than there are turns
-        await enter(3)
-        await third
-        assert entered == [0, 1, 2, 3]
 
     run(test())
 
