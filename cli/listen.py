@@ -30,8 +30,7 @@ if TYPE_CHECKING:
 def listen(settings: Settings, target: str, metrics_port: int | None, metrics_address: str) -> None:
     """Run the listeners of an application.
 
-    MODULE is searched in the current folder first. NAME is that of a Listeners, or of something
-    that returns one when it is called. It may be left out if the module has only one Listeners.
+    MODULE is searched in the current folder first. NAME is that of a Listeners in it.
 
     Listeners.from_config() takes the address of the cluster from the options of this command, from
     the environment and from the configuration file. Listeners with a client of their own ignore

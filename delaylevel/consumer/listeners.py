@@ -12,7 +12,6 @@ import re
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ from typing_extensions import Self
 
 from delaylevel.cluster.failures import missing_subscription
 from delaylevel.cluster.threads import stop_on_signals
-from delaylevel.errors import ConfigError, DelayLevelError, InvalidInputError
+from delaylevel.errors import ConfigError, InvalidInputError
 from delaylevel.model.clock import Clock, SystemClock
 from delaylevel.model.formatting import parse_delay
 
@@ -509,119 +508,41 @@ def _soon_s() -> float:
     return time.monotonic() + _CONFIRMED_S
 
 
-_MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
-
-
-def split_target(target: str) -> tuple[str, str]:
-    """Return module and name of ``module:name``; the name is empty if it is left out."""
-    module, colon, name = target.partition(":")
-    if target.endswith(".py") or "/" in target or os.sep in target:
-        dotted = ".".join(Path(module).with_suffix("").parts).strip("./\\")
-        hint = f"{dotted}:{name or 'app'}"
-        raise ConfigError(f"{target} is a path: write the name of the module, {hint}")
-    if not _MODULE.fullmatch(module) or (colon and not _MODULE.fullmatch(name)):
-        raise ConfigError(f"{target!r} is not MODULE:NAME: write, for example, shop.billing:app")
-    return module, name
+_TARGET = re.compile(r"([^\W\d]\w*(?:\.[^\W\d]\w*)*):([^\W\d]\w*)")
 
 
 def load(target: str, folder: str | os.PathLike[str] = ".") -> Listeners:
     """Import a module, and return the listeners that it defines.
 
     Args:
-        target: ``module:name``. The name is that of a :class:`Listeners`, or of a function without
-            arguments that returns one; it may be left out if the module has only one.
+        target: ``module:name``, with the name of a :class:`Listeners`.
     """
-    module_name, name = split_target(target)
+    match = _TARGET.fullmatch(target)
+    if match is None:
+        raise ConfigError(f"{target!r} is not MODULE:NAME: write, for example, shop.billing:app")
     path = str(Path(folder).absolute())
     if path not in sys.path:
         sys.path.insert(0, path)
-    module = _imported(module_name, path)
-    if not name:
-        return _only_one(module, target)
-    found: Any = module
-    for part in name.split("."):
-        try:
-            found = getattr(found, part)
-        except AttributeError:
-            others = ", ".join(_names(module)) or "none; write app = Listeners(client)"
-            raise ConfigError(
-                f"{module_name} has no name {name} (its listeners: {others})"
-            ) from None
-    if inspect.isfunction(found):
-        found = _made(found, target)
+    try:
+        module = importlib.import_module(match[1])
+    except ModuleNotFoundError as error:
+        missing = error.name or ""
+        if match[1] != missing and not match[1].startswith(f"{missing}."):
+            raise
+        raise ConfigError(
+            f"there is no module {missing} in {path} or in this Python's packages: check the name, "
+            "or change to the folder that contains it"
+        ) from None
+    found = getattr(module, match[2], None)
     if not isinstance(found, Listeners):
-        raise ConfigError(f"{target} is no Listeners, but of type {type(found).__name__}")
+        others = [name for name, value in vars(module).items() if isinstance(value, Listeners)]
+        raise ConfigError(
+            f"{target} is no Listeners: that module has {', '.join(others) or 'none'}; write "
+            f"{match[2]} = Listeners(client)"
+        )
     if not found.listeners:
         raise ConfigError(
-            f"{target} has no listeners: decorate functions with @{name}.on(...), in this module "
-            "or in one that it imports"
+            f"{target} has no listeners: decorate functions with @{match[2]}.on(...), in this "
+            "module or in one that it imports"
         )
     return found
-
-
-def _imported(name: str, path: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except DelayLevelError:
-        raise
-    except Exception as error:
-        missing = error.name if isinstance(error, ModuleNotFoundError) else None
-        if missing and (name == missing or name.startswith(f"{missing}.")):
-            raise _no_module(missing, path) from None
-        raise ConfigError(f"importing {name} failed:\n{_trace(error)}") from error
-
-
-def _no_module(name: str, path: str) -> ConfigError:
-    return ConfigError(
-        f"there is no module {name} in {path} or in this Python's packages: check the name, or "
-        "change to the folder that contains it"
-    )
-
-
-def _made(function: Any, target: str) -> Any:
-    try:
-        inspect.signature(function).bind()
-    except TypeError:
-        raise ConfigError(
-            f"{target} is a function with arguments: name a Listeners, or a function without "
-            "arguments that returns one"
-        ) from None
-    try:
-        return function()
-    except DelayLevelError:
-        raise
-    except Exception as error:
-        raise ConfigError(f"calling {target} failed:\n{_trace(error)}") from error
-
-
-def _only_one(module: Any, target: str) -> Listeners:
-    names = _names(module)
-    if len(names) != 1:
-        choice = f"one of {', '.join(names)}" if names else "app = Listeners(client)"
-        raise ConfigError(
-            f"{target} has {len(names) or 'no'} Listeners, so name one: {target}:NAME ({choice})"
-        )
-    return load(f"{target}:{names[0]}")
-
-
-def _names(module: Any) -> list[str]:
-    found: dict[int, str] = {}
-    for name, value in vars(module).items():
-        if isinstance(value, Listeners):
-            found.setdefault(id(value), name)
-    return list(found.values())
-
-
-def _trace(error: Exception) -> str:
-    """Return the traceback of an error, without the frames of the import machinery and of ours."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [
-        frame
-        for frame in frames
-        if "importlib" not in frame.filename and frame.filename != __file__
-    ]
-    lines = [
-        *traceback.format_list(own),
-        *traceback.format_exception_only(type(error), error),
-    ]
-    return "".join(lines).rstrip()

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
+import pulsar
 import pytest
 from click.testing import Result
 from pulsar.schema import AvroSchema, Integer, JsonSchema, Record, String
