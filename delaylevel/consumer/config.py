@@ -7,14 +7,16 @@ import.
 from __future__ import annotations
 
 import difflib
+import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import pulsar
 
 from delaylevel.cluster import logs
+from delaylevel.cluster.client_parts import CREATE_PRODUCER
 from delaylevel.cluster.connection.settings import (
     ENVIRONMENT_PREFIX,
     Connection,
@@ -24,7 +26,7 @@ from delaylevel.cluster.connection.settings import (
 from delaylevel.errors import ConfigError, InvalidInputError
 from delaylevel.producer.client import DelayLevelClient
 
-from .retry import Backoff
+from .listener import CHECKS
 
 _PRODUCER, _LISTENERS = "producer", "listeners"
 _COMPRESSION = {
@@ -34,117 +36,52 @@ _COMPRESSION = {
     "zstd": pulsar.CompressionType.ZSTD,
     "snappy": pulsar.CompressionType.SNAPPY,
 }
-_SUBSCRIPTION_TYPES = ("Shared", "Key_Shared", "Failover", "Exclusive")
-_POSITIONS = ("earliest", "latest")
-_WORDS = {"true": True, "yes": True, "on": True, "1": True}
-_WORDS |= {"false": False, "no": False, "off": False, "0": False}
+_WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+_TEXTS = ("subscription", "subscription_type", "initial_position", "compression_type")
 
 
-class _Kind(NamedTuple):
-    """A kind of settings."""
+def _compression(value: Any) -> Any:
+    name = value.lower() if isinstance(value, str) else None
+    if name not in _COMPRESSION:
+        raise InvalidInputError(f"compression_type is one of {', '.join(_COMPRESSION)}")
+    return _COMPRESSION[name]
 
-    check: Callable[[Any], Any]
-    read: Callable[[str], Any] = str
+
+def _like_default(name: str) -> Callable[[Any], Any]:
+    """Return the check of an option of ``create_producer``: the client's default has its type."""
+    default = inspect.signature(CREATE_PRODUCER).parameters[name].default
+
+    def check(value: Any) -> Any:
+        if type(value) is not type(default) or (type(value) is int and value < 0):
+            kind = "true or false" if type(default) is bool else "a whole number from 0 up"
+            raise InvalidInputError(f"{name} is {kind}, not {value!r}")
+        return value
+
+    return check
 
 
 def _flag(value: Any) -> bool:
     if not isinstance(value, bool):
-        raise ValueError("must be true or false")
+        raise InvalidInputError(f"it is true or false, not {value!r}")
     return value
 
 
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise ValueError("must be a text")
-    if not value.strip():
-        raise ValueError("must not be empty")
-    return value
-
-
-def _number(text: str) -> Any:
-    try:
-        return int(text)
-    except ValueError:
-        return text
-
-
-def _at_least(least: int) -> _Kind:
-    def check(value: Any) -> int:
-        # Strict, so that a number in quotes is noticed.
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise ValueError("must be a whole number")
-        if value < least:
-            raise ValueError(f"must be at least {least}")
-        return value
-
-    return _Kind(check, _number)
-
-
-def _one_of(allowed: Mapping[str, Any]) -> _Kind:
-    plain = {name.lower().replace("_", ""): value for name, value in allowed.items()}
-
-    def check(value: Any) -> Any:
-        name = value.lower().replace("_", "") if isinstance(value, str) else None
-        if name not in plain:
-            raise ValueError(f"is one of {', '.join(allowed)}")
-        return plain[name]
-
-    return _Kind(check)
-
-
-def _retry(value: Any) -> Any:
-    """Return the value of ``retry`` as `Listeners.on` takes it."""
-    if isinstance(value, (bool, Backoff)):
-        return value
-    try:
-        if isinstance(value, str):
-            return Backoff(value)
-        if isinstance(value, (list, tuple)):
-            return Backoff(*value)
-        if isinstance(value, dict):
-            given = set(value)
-            if {"delays"} <= given <= {"delays", "jitter"}:
-                return Backoff(*value["delays"], jitter=value.get("jitter", 0.0))
-            wanted = {"first", "longest", "attempts"}
-            if wanted <= given <= {*wanted, "factor", "jitter"}:
-                return Backoff.exponential(**value)
-    except (InvalidInputError, TypeError) as error:
-        raise ValueError(str(error)) from None
-    raise ValueError(
-        'is a list of delays such as ["10s", "5m"]; false; or a table with delays, or with first, '
-        "longest and attempts"
-    )
-
-
-def _retry_text(text: str) -> Any:
-    return _WORDS.get(text.lower(), [part.strip() for part in text.split(",")])
-
-
-_FLAG = _Kind(_flag, lambda text: _WORDS.get(text.lower(), text))
-Settings = Mapping[str, _Kind]
+Checks = Mapping[str, Callable[[Any], Any]]
 #: The table ``[producer]``: defaults of `Listeners.create_producer`.
-PRODUCER_SETTINGS: Settings = {
-    "enable_delay_level_topic": _FLAG,
-    "create_level_topic": _FLAG,
-    "compression_type": _one_of(_COMPRESSION),
-    "batching_enabled": _FLAG,
-    "batching_max_messages": _at_least(0),
-    "batching_max_publish_delay_ms": _at_least(0),
-    "block_if_queue_full": _FLAG,
-    "max_pending_messages": _at_least(0),
-    "send_timeout_millis": _at_least(0),
+PRODUCER_SETTINGS: Checks = {
+    "enable_delay_level_topic": _flag,
+    "create_level_topic": _flag,
+    "compression_type": _compression,
+    **{
+        name: _like_default(name)
+        for name in (
+            *("batching_enabled", "batching_max_messages", "batching_max_publish_delay_ms"),
+            *("block_if_queue_full", "max_pending_messages", "send_timeout_millis"),
+        )
+    },
 }
 #: The tables ``[listeners]`` and ``[listeners.NAME]``: options of `Listeners.on`.
-LISTENER_SETTINGS: Settings = {
-    "subscription": _Kind(_text),
-    "subscription_type": _one_of({name: name for name in _SUBSCRIPTION_TYPES}),
-    "retry": _Kind(_retry, _retry_text),
-    "deduplicate": _FLAG,
-    "concurrency": _at_least(1),
-    "batch": _at_least(1),
-    "initial_position": _one_of({name: name for name in _POSITIONS}),
-    "receiver_queue_size": _at_least(1),
-}
+LISTENER_SETTINGS: Checks = {**CHECKS, "deduplicate": _flag}
 
 
 @dataclass(frozen=True)
@@ -229,11 +166,10 @@ def _tables(
     table: Mapping[str, Any], path: os.PathLike[str]
 ) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     """Return the options of all listeners, and those of each name."""
-    options = LISTENER_SETTINGS
     named = {
         name: value
         for name, value in table.items()
-        if isinstance(value, dict) and name not in options
+        if isinstance(value, dict) and name not in LISTENER_SETTINGS
     }
     common = {name: value for name, value in table.items() if name not in named}
     return (
@@ -245,8 +181,8 @@ def _tables(
     )
 
 
-def _checked(known: Settings, values: Mapping[str, Any], place: str) -> dict[str, Any]:
-    """Return settings of one place, checked; never with a value in the text of an error."""
+def _checked(known: Checks, values: Mapping[str, Any], place: str) -> dict[str, Any]:
+    """Return settings of one place, checked."""
     found, wrong = {}, []
     for name, value in values.items():
         if name not in known:
@@ -254,15 +190,16 @@ def _checked(known: Settings, values: Mapping[str, Any], place: str) -> dict[str
             hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(known)}"
             raise ConfigError(f"{name} (from {place}) is not a setting: {hint}")
         try:
-            found[name] = None if value is None else known[name].check(value)
-        except ValueError as error:
+            checked = None if value is None else known[name](value)
+            found[name] = value if checked is None else checked  # `retry` may be false
+        except InvalidInputError as error:
             wrong.append(f"{name} (from {place}): {error}")
     if wrong:
         raise ConfigError("; ".join(wrong))
     return found
 
 
-def _variables(table: str, known: Settings, environ: Mapping[str, str]) -> dict[str, Any]:
+def _variables(table: str, known: Checks, environ: Mapping[str, str]) -> dict[str, Any]:
     """Return the settings in the environment."""
     prefix = f"{ENVIRONMENT_PREFIX}{table.upper()}_"
     options = {option.upper(): option for option in known}
@@ -277,6 +214,15 @@ def _variables(table: str, known: Settings, environ: Mapping[str, str]) -> dict[
                 f"the environment variable {variable} is not a setting: {prefix} is followed by "
                 f"one of {', '.join(sorted(options))}{single if table == _LISTENERS else ''}"
             )
-        value = known[option].read(text)
+        value = text if option in _TEXTS else _read(text)
         found |= _checked(known, {option: value}, f"the environment variable {variable}")
     return found
+
+
+def _read(text: str) -> Any:
+    """Return what the text of a variable means: a flag, a whole number, a list or a text."""
+    if text.lower() in _WORDS:
+        return _WORDS[text.lower()]
+    if text.isdecimal():
+        return int(text)
+    return [part.strip() for part in text.split(",")] if "," in text else text

@@ -8,6 +8,7 @@ import inspect
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pulsar
@@ -275,9 +276,7 @@ def _check_handler(handler: Any, batched: bool) -> bool:
 def _settings(options: dict[str, Any], is_coroutine: bool) -> dict[str, Any]:
     """Return the checked options as arguments of :class:`Listener`."""
     own = {name: options.pop(name) for name in OWN_OPTIONS if name in options}
-    subscription = own.get("subscription")
-    if not isinstance(subscription, str) or not subscription:
-        raise InvalidInputError(f"subscription is a name, not {subscription!r}: give one")
+    subscription = _subscription(own.get("subscription"))
     kind = _subscription_type(own.get("subscription_type", ConsumerType.Shared))
     batch = _count("batch", own.get("batch", 1))
     keyed_batches = kind == ConsumerType.KeyShared and batch > 1
@@ -311,6 +310,12 @@ def _settings(options: dict[str, Any], is_coroutine: bool) -> dict[str, Any]:
     }
 
 
+def _subscription(value: Any) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise InvalidInputError(f"subscription is a name, not {value!r}: give one")
+    return value
+
+
 def _subscription_type(value: Any) -> Any:
     if isinstance(value, str):
         value = _TYPES.get(value.lower().replace("_", ""), value)
@@ -321,10 +326,10 @@ def _subscription_type(value: Any) -> Any:
     return value
 
 
-def _count(name: str, value: Any) -> int:
+def _count(name: str, value: Any, most: int = _MOST_AT_ONCE) -> int:
     whole = isinstance(value, int) and not isinstance(value, bool)
-    if not whole or not 1 <= value <= _MOST_AT_ONCE:
-        raise InvalidInputError(f"{name} is 1 to {_MOST_AT_ONCE}, not {value!r}")
+    if not whole or not 1 <= value <= most:
+        raise InvalidInputError(f"{name} is 1 to {most}, not {value!r}")
     return int(value)
 
 
@@ -337,6 +342,15 @@ def _backoff(value: Any) -> Backoff | None:
         return Backoff(value)
     if isinstance(value, (list, tuple)):
         return Backoff(*value)
+    if isinstance(value, dict):
+        try:
+            if "delays" in value:
+                return Backoff(*value["delays"], jitter=value.get("jitter", 0.0))
+            return Backoff.exponential(**value)
+        except TypeError as error:
+            raise InvalidInputError(
+                f"retry is a table with delays, or with first, longest and attempts: {error}"
+            ) from None
     if not isinstance(value, Backoff):
         raise InvalidInputError(
             'retry is Backoff("10s", "5m", ...), a list of delays, or False, not ' + repr(value)
@@ -380,14 +394,34 @@ def _consumer_options(options: dict[str, Any]) -> dict[str, Any]:
             close = difflib.get_close_matches(name, [*OWN_OPTIONS, *(known - set(_TAKEN))], 1)
             hint = f"did you mean {close[0]}?" if close else "remove it"
             raise InvalidInputError(f"{name} is not an option of a listener: {hint}")
-    if options.get("receiver_queue_size") == 0:
+    checks = {name: check for name, check in CHECKS.items() if name in options}
+    return {**options, **{name: check(options[name]) for name, check in checks.items()}}
+
+
+def _queue_size(value: Any) -> int:
+    if value == 0:
         raise InvalidInputError(
             "receiver_queue_size=0 works neither with a time limit for receiving nor with a "
             "partitioned topic: write 1 or more"
         )
-    position = options.get("initial_position")
-    if isinstance(position, str):
-        if position.lower() not in _POSITIONS:
-            raise InvalidInputError(f"initial_position is earliest or latest, not {position!r}")
-        options = {**options, "initial_position": _POSITIONS[position.lower()]}
-    return options
+    return _count("receiver_queue_size", value, most=1 << 31)
+
+
+def _position(value: Any) -> Any:
+    if isinstance(value, str):
+        if value.lower() not in _POSITIONS:
+            raise InvalidInputError(f"initial_position is earliest or latest, not {value!r}")
+        return _POSITIONS[value.lower()]
+    return value
+
+
+#: The checks of options that a configuration may have too. Each returns a value for the listener.
+CHECKS: Mapping[str, Callable[[Any], Any]] = {
+    "subscription": _subscription,
+    "subscription_type": _subscription_type,
+    "retry": _backoff,
+    "concurrency": partial(_count, "concurrency"),
+    "batch": partial(_count, "batch"),
+    "initial_position": _position,
+    "receiver_queue_size": _queue_size,
+}
