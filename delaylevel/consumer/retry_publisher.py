@@ -34,7 +34,7 @@ from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.message import RAW, ParkedMessage, parked_message
 from delaylevel.model.router import Router
 from delaylevel.model.topic_name import TopicName
-from delaylevel.producer.client_calls import error_of
+from delaylevel.producer.client_calls import error_of, in_client
 from delaylevel.topics import members
 
 from .message import ReceivedMessage
@@ -344,7 +344,7 @@ class RetryPublisher:
                 outcomes[number] = error
         for producer in {id(each): each for each in producers.values()}.values():
             if not isinstance(producer, Exception):
-                with suppress(pulsar.PulsarException):  # the callbacks have it
+                with in_client, suppress(pulsar.PulsarException):  # the callbacks have it
                     producer.flush()
         for _ in range(awaited):
             number, result = answers.get()
