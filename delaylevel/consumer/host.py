@@ -16,7 +16,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -294,8 +294,6 @@ def _log_failure(listener: Listener, message: ReceivedMessage, decision: Park | 
 RECEIVE_MS = 500
 #: Pause after which a waiting host looks whether the listener stops, in seconds.
 WAIT_S = 0.05
-#: Time to wait for further messages of a batch, in seconds.
-BATCH_S = 0.1
 
 
 class Parts(NamedTuple):
@@ -313,14 +311,12 @@ class Parts(NamedTuple):
         return ReceivedMessage(raw, listener.business_topic, listener.subscription, now_ms)
 
     def failed(
-        self, messages: Iterable[ReceivedMessage], consumer: Any, error: BaseException, tally: Tally
+        self, message: ReceivedMessage, consumer: Any, error: BaseException, tally: Tally
     ) -> None:
-        """Decide about messages whose attempt failed, and hand them over to the unfinished ones."""
-        # All claims end, whatever happens then.
-        decided = [(message, self.handling.failed(message, error)) for message in messages]
-        for message, decision in decided:
-            tally.failed += 1
-            self.unfinished.add(message, consumer, decision)
+        """Decide about a message whose attempt failed; hand it over to the unfinished ones."""
+        decision = self.handling.failed(message, error)
+        tally.failed += 1
+        self.unfinished.add(message, consumer, decision)
 
     def finish(
         self, verdict: Verdict, message: ReceivedMessage, consumer: Any, tally: Tally
@@ -332,55 +328,18 @@ class Parts(NamedTuple):
             tally.duplicates += 1
         consumer.acknowledge(message.raw)
 
-    def succeeded(self, messages: Iterable[ReceivedMessage], consumer: Any, tally: Tally) -> None:
-        """Save the IDs of handled messages, then acknowledge them."""
+    def succeeded(self, message: ReceivedMessage, consumer: Any, tally: Tally) -> None:
+        """Save the ID of a handled message, then acknowledge it."""
         thread = threading.get_ident()
-        failures: list[Exception] = []
 
-        def acknowledge(message: ReceivedMessage) -> None:
-            if threading.get_ident() != thread:
-                self.unfinished.acknowledge(message, consumer)
-                return
-            try:
+        def acknowledge() -> None:
+            if threading.get_ident() == thread:
                 consumer.acknowledge(message.raw)
-            except Exception as error:
-                # The others were handled, too, and nothing else would end their claims.
-                failures.append(error)
-
-        for message in messages:
-            tally.handled += 1
-            self.handling.succeeded(message, partial(acknowledge, message))
-        if failures:
-            raise failures[0]
-
-    def sort(
-        self, received: Iterable[ReceivedMessage], consumer: Any, tally: Tally
-    ) -> tuple[list[ReceivedMessage], list[ReceivedMessage]]:
-        """Return the messages for the handler, and those that wait for one with the same ID.
-
-        The others are finished, or their attempt failed in the filter.
-        """
-        batch: list[ReceivedMessage] = []
-        waiting: list[ReceivedMessage] = []
-        for message in received:
-            try:
-                verdict = self.handling.begin(message)
-            except BaseException as error:
-                self.failed((message,), consumer, error, tally)
-                continue
-            if verdict is Verdict.HANDLE:
-                batch.append(message)
-            elif verdict is Verdict.WAIT:
-                waiting.append(message)
             else:
-                try:
-                    self.finish(verdict, message, consumer, tally)
-                except BaseException:
-                    # All of them are delivered again, and would wait for these claims for ever.
-                    for begun in batch:
-                        self.handling.release(begun)
-                    raise
-        return batch, waiting
+                self.unfinished.acknowledge(message, consumer)
+
+        tally.handled += 1
+        self.handling.succeeded(message, acknowledge)
 
 
 class RunningListener(Protocol):

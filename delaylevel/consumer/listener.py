@@ -118,7 +118,7 @@ class ListenerStats:
 #: Options of :meth:`.Listeners.on` that are not options of the consumer.
 OWN_OPTIONS = (
     *("subscription", "subscription_type", "schema", "retry", "deduplicate", "filter"),
-    *("concurrency", "batch"),
+    "concurrency",
 )
 # Given by a listener, or without an effect on it.
 _TAKEN = {
@@ -127,7 +127,8 @@ _TAKEN = {
     "consumer_type": "write subscription_type",
     "message_listener": "the handler takes its place",
     "dead_letter_policy": "retry and the dead-letter topic of the listener take its place",
-    "batch_receive_policy": "write batch",
+    "batch": "a handler gets one message",
+    "batch_receive_policy": "a handler gets one message",
 }
 _TYPES = {
     "exclusive": ConsumerType.Exclusive,
@@ -151,7 +152,7 @@ class Listener:
         name: name in logs, metrics and configuration.
         topic: full name of the business topic.
         subscription: name of the subscription.
-        handler: function or coroutine function of one message, or of a list of them.
+        handler: function or coroutine function of one message.
         is_coroutine: True for a coroutine function.
         subscription_type: the client's type of the subscription.
         schema: schema of the messages.
@@ -159,7 +160,6 @@ class Listener:
         deduplication: configuration of the deduplication; None without.
         condition: the filter; None for all messages.
         concurrency: number of calls of the handler at the same time.
-        batch: largest number of messages of a call; 1 for a handler of single messages.
         options: other arguments of ``pulsar.Client.subscribe``.
         stats: counts since the start of the process.
     """
@@ -175,7 +175,6 @@ class Listener:
     deduplication: Any
     condition: Callable[[Any], Any] | None
     concurrency: int
-    batch: int
     options: Mapping[str, Any]
     stats: ListenerStats = field(default_factory=ListenerStats)
 
@@ -212,7 +211,7 @@ def listeners_of(
     if not isinstance(name, str) or not name:
         raise InvalidInputError(f"name is a text, not {name!r}")
     try:
-        is_coroutine = _check_handler(handler, given.get("batch") not in (None, 1))
+        is_coroutine = _check_handler(handler)
         options = {key: value for key, value in given.items() if value is not None}
         topics = _topics(topic)
         settings = _settings(options, is_coroutine)
@@ -245,11 +244,10 @@ def _topics(topic: str | list[str]) -> list[str]:
     return names
 
 
-def _check_handler(handler: Any, batched: bool) -> bool:
+def _check_handler(handler: Any) -> bool:
     """Check the signature of a handler, and return True for a coroutine function."""
-    one = "a list of messages" if batched else "the message"
     if not callable(handler):
-        raise InvalidInputError(f"the handler is a function of {one}, not {handler!r}")
+        raise InvalidInputError(f"the handler is a function of the message, not {handler!r}")
     is_function = inspect.isroutine(handler) or isinstance(handler, functools.partial)
     inner = handler if is_function else type(handler).__call__
     if inspect.isgeneratorfunction(inner) or inspect.isasyncgenfunction(inner):
@@ -267,7 +265,7 @@ def _check_handler(handler: Any, batched: bool) -> bool:
         if next(iter(signature.parameters), "") in ("self", "cls"):
             hint = "; register a method when its object exists: app.on(...)(thing.method)"
         raise InvalidInputError(
-            f"the handler takes exactly one positional argument, {one}, but this one is "
+            "the handler takes exactly one positional argument, the message, but this one is "
             f"{name_of(handler)}{signature}{hint}"
         ) from None
     return inspect.iscoroutinefunction(inner)
@@ -278,20 +276,13 @@ def _settings(options: dict[str, Any], is_coroutine: bool) -> dict[str, Any]:
     own = {name: options.pop(name) for name in OWN_OPTIONS if name in options}
     subscription = _subscription(own.get("subscription"))
     kind = _subscription_type(own.get("subscription_type", ConsumerType.Shared))
-    batch = _count("batch", own.get("batch", 1))
-    keyed_batches = kind == ConsumerType.KeyShared and batch > 1
-    ordered = kind in (ConsumerType.Exclusive, ConsumerType.Failover) or keyed_batches
+    ordered = kind in (ConsumerType.Exclusive, ConsumerType.Failover)
     several = _COROUTINES_AT_ONCE if is_coroutine and not ordered else 1
     concurrency = _count("concurrency", own.get("concurrency", several))
     if concurrency > 1 and kind == ConsumerType.Exclusive and not is_coroutine:
         raise InvalidInputError(
             "an Exclusive subscription has one consumer, so a function runs once at a time: write "
             "concurrency=1, or another subscription_type"
-        )
-    if concurrency > 1 and keyed_batches and is_coroutine:
-        raise InvalidInputError(
-            "batches of a Key_Shared subscription are handled one after the other, to keep the "
-            "order within a key: write concurrency=1 or batch=1"
         )
     schema = own.get("schema", pulsar.schema.BytesSchema())
     if not isinstance(schema, pulsar.schema.Schema):
@@ -305,7 +296,6 @@ def _settings(options: dict[str, Any], is_coroutine: bool) -> dict[str, Any]:
         "deduplication": _deduplication(own.get("deduplicate", False)),
         "condition": _condition(own.get("filter")),
         "concurrency": concurrency,
-        "batch": batch,
         "options": _consumer_options(options),
     }
 
@@ -421,7 +411,6 @@ CHECKS: Mapping[str, Callable[[Any], Any]] = {
     "subscription_type": _subscription_type,
     "retry": _backoff,
     "concurrency": partial(_count, "concurrency"),
-    "batch": partial(_count, "batch"),
     "initial_position": _position,
     "receiver_queue_size": _queue_size,
 }

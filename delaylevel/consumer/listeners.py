@@ -135,7 +135,7 @@ def subscribe_to(
     """Return a function that returns a new consumer, given its number from 0."""
     options = dict(listener.options)
     if listener.is_coroutine:
-        wanted = 2 * listener.concurrency * listener.batch
+        wanted = 2 * listener.concurrency
         queue_size = max(_SMALLEST_QUEUE, min(_LARGEST_QUEUE, wanted))
         options.setdefault("receiver_queue_size", queue_size)
     if earliest:
@@ -267,7 +267,6 @@ class Listeners:
         deduplicate: Any = None,
         filter: Any = None,  # noqa: A002 (the word that users know)
         concurrency: int | None = None,
-        batch: int | None = None,
         name: str | None = None,
         **consumer_options: Any,
     ) -> Callable[[Handler], Handler]:
@@ -288,7 +287,6 @@ class Listeners:
                 message is acknowledged.
             concurrency: number of calls of the handler at the same time. The default is 1, and 100
                 for coroutines of a Shared or Key_Shared subscription.
-            batch: largest number of messages of a call. With more than 1, the handler gets a list.
             name: name in logs, metrics and configuration; that of the function by default.
             consumer_options: other arguments of ``pulsar.Client.subscribe``, such as
                 ``initial_position="earliest"`` or ``receiver_queue_size``.
@@ -308,7 +306,6 @@ class Listeners:
             "deduplicate": deduplicate,
             "filter": filter,
             "concurrency": concurrency,
-            "batch": batch,
             **consumer_options,
         }
 

@@ -18,14 +18,12 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
 from time import perf_counter
 from typing import Any, NamedTuple
 
 import pulsar
 
 from .host import (
-    BATCH_S,
     RECEIVE_MS,
     WAIT_S,
     Parts,
@@ -35,30 +33,8 @@ from .host import (
     left_s,
     refuse_awaitable,
 )
-from .listener import Tally
 from .message import ReceivedMessage
 from .retry import Verdict
-
-
-def _receive_batch(
-    consumer: Any, parts: Parts, tally: Tally, waiting: Sequence[ReceivedMessage] = ()
-) -> list[ReceivedMessage]:
-    """Return messages for one call of the handler: those that wait, are there, or come soon."""
-    batch = list(waiting)
-    until_s: float | None = None
-    while not batch or len(batch) < parts.listener.batch:
-        if until_s is None and batch:
-            until_s = time.monotonic() + BATCH_S
-        timeout_ms = RECEIVE_MS if until_s is None else int(1000 * left_s(until_s))
-        if not timeout_ms:
-            break
-        try:
-            raw = consumer.receive(timeout_ms)
-        except pulsar.Timeout:
-            break
-        tally.received += 1
-        batch.append(parts.received(raw))
-    return batch
 
 
 class _Receiver(threading.Thread):
@@ -127,15 +103,6 @@ class Worker(_Receiver):
         return bool(self._tally.in_progress)
 
     def _receive(self, consumer: Any) -> None:
-        if self._listener.batch == 1:
-            self._receive_single(consumer)
-        else:
-            self._receive_batches(consumer)
-
-    # -- single messages
-
-    def _receive_single(self, consumer: Any) -> None:
-        """Handle the messages of a consumer one by one, until it is replaced."""
         # This loop costs each message time, so everything that it calls is looked up once.
         stopped, receive, now_ms = self._stopping.is_set, consumer.receive, self._parts.clock.now_ms
         topic, subscription = self._listener.business_topic, self._listener.subscription
@@ -168,18 +135,18 @@ class Worker(_Receiver):
             if not handles_all:
                 verdict = self._begin(message)
             if verdict is Verdict.HANDLE:
-                failure = self._call(message, 1)
+                failure = self._call(message)
         except BaseException as error:  # of the filter, or of the function for IDs
             failure = error
         finally:
             lock.release()
         if failure is not None:
-            self._parts.failed((message,), consumer, failure, self._tally)
+            self._parts.failed(message, consumer, failure, self._tally)
         elif handles_all:
             self._tally.handled += 1
             consumer.acknowledge(message.raw)
         elif verdict is Verdict.HANDLE:
-            self._parts.succeeded((message,), consumer, self._tally)
+            self._parts.succeeded(message, consumer, self._tally)
         elif verdict is not None:
             self._parts.finish(verdict, message, consumer, self._tally)
 
@@ -194,13 +161,13 @@ class Worker(_Receiver):
                     return None
         return verdict
 
-    def _call(self, argument: Any, count: int) -> BaseException | None:
+    def _call(self, message: ReceivedMessage) -> BaseException | None:
         """Call the handler, and return its error; None if it succeeded."""
         tally = self._tally
-        tally.in_progress = count
+        tally.in_progress = 1
         start_s = perf_counter()
         try:
-            returned = self._handler(argument)
+            returned = self._handler(message)
             if returned is not None:
                 refuse_awaitable(returned)
         except BaseException as error:
@@ -219,40 +186,6 @@ class Worker(_Receiver):
             if self._lock.acquire(timeout=WAIT_S):
                 return self._lock
         return None
-
-    # -- batches
-
-    def _receive_batches(self, consumer: Any) -> None:
-        """Handle the messages of a consumer in batches, until it is replaced."""
-        waiting: list[ReceivedMessage] = []
-        while not self._stopping.is_set():
-            batch = _receive_batch(consumer, self._parts, self._tally, waiting)
-            if not batch:
-                if not self._idle(consumer):
-                    return
-                continue
-            waiting = self._handle_batch(batch, consumer)
-            self._wait_for_room()
-
-    def _handle_batch(
-        self, received: list[ReceivedMessage], consumer: Any
-    ) -> list[ReceivedMessage]:
-        """Handle messages together; return those that wait for another one with the same ID."""
-        lock = self._free_lock()
-        if lock is None:
-            return []
-        try:
-            batch, waiting = self._parts.sort(received, consumer, self._tally)
-            failure = self._call(list(batch), len(batch)) if batch else None
-        finally:
-            lock.release()
-        if failure is not None:
-            self._parts.failed(batch, consumer, failure, self._tally)
-        else:
-            self._parts.succeeded(batch, consumer, self._tally)
-        if waiting and not batch:
-            self._stopping.wait(WAIT_S)
-        return waiting
 
 
 class ThreadedListener(ReceivingThreads):
@@ -310,9 +243,9 @@ class LoopThread:
 
 
 class _Call(NamedTuple):
-    """The messages of one call of the handler, and their consumer."""
+    """The message of one call of the handler, and its consumer."""
 
-    messages: list[ReceivedMessage]
+    message: ReceivedMessage
     feeder: Feeder
     consumer: Any
 
@@ -334,13 +267,15 @@ class Feeder(_Receiver):
             failure, self.failure = self.failure, None
             if failure is not None:
                 self._subscribed.fail(*failure)
-            messages = _receive_batch(consumer, self._parts, self._tally)
-            if not messages:
+            try:
+                raw = consumer.receive(RECEIVE_MS)
+            except pulsar.Timeout:
                 if not self._idle(consumer):
                     return
                 continue
-            if not self._tasks.put(_Call(messages, self, consumer)):
-                return  # stopping: the messages stay unacknowledged
+            self._tally.received += 1
+            if not self._tasks.put(_Call(self._parts.received(raw), self, consumer)):
+                return  # stopping: the message stays unacknowledged
             self._wait_for_room()
 
 
@@ -398,8 +333,7 @@ class Tasks:
             call = self._inbox.popleft()
             key = ""
             if self._parts.listener.key_ordered:
-                first = call.messages[0]
-                key = first.ordering_key or first.key
+                key = call.message.ordering_key or call.message.key
             if key in self._keys:
                 self._keys[key].append(call)
                 continue
@@ -442,42 +376,43 @@ class Tasks:
                 self._changed.notify_all()
 
     async def _handle(self, call: _Call) -> None:
-        """Handle the messages of a call, and acknowledge them or leave them to the unfinished."""
-        parts, tally, consumer = self._parts, self._tally, call.consumer
-        waiting = call.messages
-        while waiting:
-            if parts.handling.handles_all:
-                batch, waiting = waiting, []
-            else:
-                batch, waiting = parts.sort(waiting, consumer, tally)
-            if batch:
-                failure = await self._call(batch)
-                if failure is not None:
-                    parts.failed(batch, consumer, failure, tally)
-                    continue
-                parts.succeeded(batch, consumer, tally)
-            elif waiting:
+        """Handle a message, and acknowledge it or leave it to the unfinished ones."""
+        parts, tally, (message, _, consumer) = self._parts, self._tally, call
+        verdict, failure = Verdict.HANDLE, None
+        try:
+            while (verdict := parts.handling.begin(message)) is Verdict.WAIT:
                 # Another task or thread is handling a message with the same ID.
                 await asyncio.sleep(WAIT_S)
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:  # of the filter, or of the function for IDs
+            failure = error
+        if failure is None and verdict is Verdict.HANDLE:
+            failure = await self._call(message)
+        if failure is not None:
+            parts.failed(message, consumer, failure, tally)
+        elif verdict is Verdict.HANDLE:
+            parts.succeeded(message, consumer, tally)
+        else:
+            parts.finish(verdict, message, consumer, tally)
 
-    async def _call(self, batch: list[ReceivedMessage]) -> BaseException | None:
+    async def _call(self, message: ReceivedMessage) -> BaseException | None:
         """Call the handler, and return its error; None if it succeeded."""
-        listener, tally = self._parts.listener, self._tally
-        tally.in_progress += len(batch)
+        tally = self._tally
+        tally.in_progress += 1
         start_s = time.perf_counter()
         try:
-            await listener.handler(batch if listener.batch > 1 else batch[0])
+            await self._parts.listener.handler(message)
         except asyncio.CancelledError as error:
             if self._stopping.is_set():
-                for message in batch:
-                    self._parts.handling.release(message)
+                self._parts.handling.release(message)
                 raise
             return error  # of the handler's own making
         except BaseException as error:
             return error
         finally:
             tally.took(time.perf_counter() - start_s)
-            tally.in_progress -= len(batch)
+            tally.in_progress -= 1
         return None
 
 

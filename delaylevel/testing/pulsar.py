@@ -23,6 +23,7 @@ from delaylevel.cluster.port import NamespacePolicies
 from delaylevel.consumer.host import Parts, refuse_awaitable
 from delaylevel.consumer.listener import Listener
 from delaylevel.consumer.message import ReceivedMessage
+from delaylevel.consumer.retry import Verdict
 from delaylevel.errors import EnvelopeError, InvalidInputError
 from delaylevel.model.clock import Clock, duration_ms
 from delaylevel.model.delivery import ForwardReport
@@ -115,48 +116,52 @@ class MemoryListener:
         """Handle every message that is available now; return True if there was one."""
         worked = self._finish()
         for consumer in self._consumers:
-            while self.alive and (received := self._receive(consumer)):
+            while self.alive and (message := self._receive(consumer)) is not None:
                 worked = True
-                while received:
-                    batch, received = self._parts.sort(received, consumer, self._tally)
-                    if batch:
-                        yield from self._handle(batch, consumer)
-                    self._finish()
+                yield from self._take(message, consumer)
+                self._finish()
         return worked
 
-    def _receive(self, consumer: Any) -> list[ReceivedMessage]:
-        """Return the messages of the next call of the handler; an empty list if there is none."""
-        found: list[ReceivedMessage] = []
-        while len(found) < self.listener.batch:
-            try:
-                found.append(self._parts.received(consumer.receive(0)))
-            except pulsar.Timeout:
-                break
-            self._tally.received += 1
-        return found
+    def _receive(self, consumer: Any) -> ReceivedMessage | None:
+        try:
+            message = self._parts.received(consumer.receive(0))
+        except pulsar.Timeout:
+            return None
+        self._tally.received += 1
+        return message
 
-    def _handle(self, batch: list[ReceivedMessage], consumer: Any) -> Step:
-        argument: Any = batch[0] if self.listener.batch == 1 else list(batch)
-        self.running, self._tally.in_progress = 1, len(batch)
+    def _take(self, message: ReceivedMessage, consumer: Any) -> Step:
+        """Call the handler unless the filter or the handled IDs leave the message out."""
+        parts, tally = self._parts, self._tally
+        try:
+            verdict = parts.handling.begin(message)
+        except (Exception, SystemExit) as error:
+            parts.failed(message, consumer, error, tally)
+            return
+        if verdict is Verdict.HANDLE:
+            yield from self._handle(message, consumer)
+        else:
+            parts.finish(verdict, message, consumer, tally)
+
+    def _handle(self, message: ReceivedMessage, consumer: Any) -> Step:
+        self.running = self._tally.in_progress = 1
         start_s = time.perf_counter()
         try:
-            returned = self.listener.handler(argument)
+            returned = self.listener.handler(message)
             if self.listener.is_coroutine:
                 yield returned
             elif returned is not None:
                 refuse_awaitable(returned)
         except (Exception, SystemExit, asyncio.CancelledError) as error:
             # Others are for the test: the end by Ctrl-C, or an outcome such as pytest.fail().
-            self._parts.failed(batch, consumer, error, self._tally)
+            self._parts.failed(message, consumer, error, self._tally)
             return
         finally:
             self._tally.took(time.perf_counter() - start_s)
             self.running = self._tally.in_progress = 0
-        for message in batch:
-            self._tally.handled += 1
-            self._handled(self.listener, message)
-            acknowledge = partial(consumer.acknowledge, message.raw)
-            self._parts.handling.succeeded(message, acknowledge)
+        self._tally.handled += 1
+        self._handled(self.listener, message)
+        self._parts.handling.succeeded(message, partial(consumer.acknowledge, message.raw))
 
     def _finish(self) -> bool:
         """Store and acknowledge failed messages; return True if there was one."""

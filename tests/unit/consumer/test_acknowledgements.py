@@ -20,7 +20,7 @@ from delaylevel.consumer.handled_ids import HandledIds
 from delaylevel.consumer.host import Parts, Unfinished
 from delaylevel.consumer.listener import listeners_of
 from delaylevel.consumer.listeners import Started
-from delaylevel.consumer.retry import Bury, Failure, Park
+from delaylevel.consumer.retry import Bury, Failure, Park, Verdict
 from delaylevel.consumer.retry_publisher import CannotParkError
 from delaylevel.errors import DelayTooLongError, UnsupportedOptionError
 from support.fakes import HandClock
@@ -156,14 +156,15 @@ class Scene:
         """Return newly received messages."""
         return [ReceivedMessage(Raw(name), TOPIC, "billing", 0) for name in names]
 
-    def sorted(self, consumer: Any, *names: str) -> list[ReceivedMessage]:
-        """Return the messages that the handler gets."""
-        batch, waiting = self.parts.sort(self.messages(*names), consumer, self.tally)
-        assert waiting == []
-        return batch
-
-    def handle(self, *names: str) -> None:
-        self.parts.succeeded(self.sorted(self.consumer, *names), self.consumer, self.tally)
+    def handle(self, name: str) -> Verdict:
+        """Receive a message, and handle it as a host does."""
+        (message,) = self.messages(name)
+        verdict = self.parts.handling.begin(message)
+        if verdict is Verdict.HANDLE:
+            self.parts.succeeded(message, self.consumer, self.tally)
+        else:
+            self.parts.finish(verdict, message, self.consumer, self.tally)
+        return verdict
 
 
 @pytest.fixture
@@ -301,21 +302,15 @@ def test_what_can_never_be_parked_is_a_dead_letter(scene: Scene, error: Exceptio
 # -- handled messages
 
 
-def test_ids_are_saved_although_an_acknowledgement_fails(scene: Scene) -> None:
+def test_an_id_is_saved_although_the_acknowledgement_fails(scene: Scene) -> None:
     scene.consumer.lost = ("a",)
     with pytest.raises(pulsar.AlreadyClosed):
-        scene.handle("a", "b", "c")
-    assert scene.consumer.acknowledged == ["b", "c"]
-    # They are delivered again, and recognised.
-    assert scene.sorted(Consumer(), "a", "b", "c") == []
-    assert (scene.tally.handled, scene.tally.duplicates) == (3, 3)
-
-
-def test_messages_wait_for_no_batch_that_was_given_up(scene: Scene) -> None:
-    scene.handle("b")
-    with pytest.raises(pulsar.AlreadyClosed):
-        scene.sorted(Consumer("b"), "a", "b", "c")
-    assert [each.id for each in scene.sorted(Consumer(), "a", "b", "c")] == ["a", "c"]
+        scene.handle("a")
+    # It is delivered again, and recognised.
+    scene.consumer = Consumer()
+    assert scene.handle("a") is Verdict.DUPLICATE
+    assert scene.consumer.acknowledged == ["a"]
+    assert (scene.tally.handled, scene.tally.duplicates) == (1, 1)
 
 
 def test_what_was_handled_is_acknowledged_before_the_end() -> None:

@@ -138,10 +138,13 @@ def test_a_wrong_file_is_refused_in_our_own_words(write: Write, text: str, expec
 @pytest.mark.parametrize(
     ("variable", "text", "expected"),
     [
-        ("LISTENERS_CONCURENCY", "2", "LISTENERS_CONCURENCY is not a setting: .* one of BATCH, "),
+        (
+            "LISTENERS_CONCURENCY",
+            "2",
+            "LISTENERS_CONCURENCY is not a setting: .* one of CONC",
+        ),
         ("LISTENERS_CONCURRENCY", "two", r"LISTENERS_CONCURRENCY\): concurrency is 1 to"),
-        ("LISTENERS_BILL_BATCH", "2", r"one listener stand in \[listeners.NAME\] of the file"),
-        ("LISTENERS_BATCH", "0", r"LISTENERS_BATCH\): batch is 1 to"),
+        ("LISTENERS_BILL_RETRY", "2", r"one listener stand in \[listeners.NAME\] of the file"),
     ],
 )
 def test_a_wrong_variable_is_refused(variable: str, text: str, expected: str) -> None:
@@ -156,14 +159,13 @@ def test_every_setting_of_a_listener_is_an_option_of_a_listener() -> None:
         "retry": ["1s"],
         "deduplicate": False,
         "concurrency": 2,
-        "batch": 3,
         "initial_position": "latest",
         "receiver_queue_size": 10,
     }
     assert set(values) == set(LISTENER_SETTINGS)
     options = ApplicationConfig.load(listeners=values, environ={}).listener("x")
     (found,) = listeners_of(lambda message: None, "orders", "x", options)
-    assert (found.concurrency, found.batch, found.backoff) == (2, 3, Backoff("1s"))
+    assert (found.concurrency, found.backoff) == (2, Backoff("1s"))
     assert found.options["receiver_queue_size"] == 10
 
 
@@ -186,8 +188,8 @@ def test_producers_have_the_configured_options(
         ("RETRY", "false", {"retry": False}),
         ("DEDUPLICATE", "yes", {"deduplicate": True}),
         ("SUBSCRIPTION_TYPE", "failover", {"subscription_type": pulsar.ConsumerType.Failover}),
-        ("BATCH", "5", {"batch": 5}),
-        ("BATCH", "", {}),
+        ("CONCURRENCY", "5", {"concurrency": 5}),
+        ("CONCURRENCY", "", {}),
     ],
 )
 def test_environment_variables(variable: str, text: str, expected: Any) -> None:

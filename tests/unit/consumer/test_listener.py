@@ -33,7 +33,7 @@ def test_the_defaults() -> None:
     assert (listener.name, listener.topic) == ("handle", "persistent://public/default/orders")
     assert listener.subscription_type == pulsar.ConsumerType.Shared
     assert listener.backoff == Backoff("10s", "1m", "10m", "1h")
-    assert (listener.concurrency, listener.batch, listener.consumers) == (1, 1, 1)
+    assert (listener.concurrency, listener.consumers) == (1, 1)
     assert not listener.is_coroutine
     assert listener.deduplication is None
 
@@ -116,7 +116,7 @@ def test_a_wrong_handler_is_refused(handler: Any, said: str) -> None:
         ({"subscription_type": "Sharde"}, "Shared, Key_Shared, Failover or Exclusive"),
         ({"subscription_type": "Exclusive", "concurrency": 2}, "write concurrency=1"),
         ({"concurrency": 0}, "concurrency is 1 to"),
-        ({"batch": 0}, "batch is 1 to"),
+        ({"batch": 5}, "a handler gets one message"),
         ({"retry": 5}, "retry is Backoff"),
         ({"deduplicate": "yes"}, "deduplicate must be True, False"),
         ({"filter": "price > 5"}, "filter is a function of the message"),

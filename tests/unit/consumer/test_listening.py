@@ -238,25 +238,23 @@ def test_every_subscription_type(
     assert sorted(found[2:]) == [(b"1", 2), (b"2", 2)]
 
 
-def test_batches_filters_and_deduplication(
+def test_filter_and_deduplication(
     memory_pulsar: MemoryPulsar, register: Register, app: Listeners
 ) -> None:
-    got: list[list[bytes]] = []
+    got: list[bytes] = []
     register(
-        lambda messages: got.append([message.data for message in messages]),
-        batch=3,
+        lambda message: got.append(message.data),
         filter=lambda message: message.data != b"skip",
         deduplicate=Deduplication(by=lambda message: message.data.decode()),
     )
-    bodies = (b"same", b"skip", b"1", b"same", b"2", b"3")
-    send(memory_pulsar, *bodies, batching_enabled=False)
+    send(memory_pulsar, b"same", b"skip", b"1", b"same", b"2")
     memory_pulsar.advance(NOW)
     send(memory_pulsar, b"same")
     memory_pulsar.advance(NOW)
-    assert got == [[b"same", b"1"], [b"2", b"3"]]
+    assert got == [b"same", b"1", b"2"]
     (listener,) = app.listeners
     counts = listener.stats.counts()
-    assert (counts.handled, counts.filtered, counts.duplicates) == (4, 1, 2)
+    assert (counts.handled, counts.filtered, counts.duplicates) == (3, 1, 2)
 
 
 def test_a_handler_may_send_and_others_get_it(
