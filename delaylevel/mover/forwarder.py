@@ -13,7 +13,7 @@ from typing import Any
 
 from delaylevel.cluster.own_producers import BATCH_TOO_LARGE, not_stored
 from delaylevel.cluster.port import TopicAdmin
-from delaylevel.cluster.targets.opener import GIVE_UP_S
+from delaylevel.cluster.targets.producer import GIVE_UP_S
 from delaylevel.cluster.threads import BackgroundWork, Starter
 from delaylevel.errors import BatchTooLargeError, BrokerError, DelayLevelError, UnknownTargetError
 from delaylevel.model.clock import Clock, SteadyClock, SystemClock, monotonic_s

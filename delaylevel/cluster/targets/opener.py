@@ -1,4 +1,4 @@
-"""Opening and closing of a producer in the background, with retries, and its signs of life.
+"""Opening and closing of a producer in the background, with retries.
 
 If a broker dies, another one serves its topics after the end of its session (30 s by default) and
 some seconds more. The client looks for the topic again and again, but doubles the pause between two
@@ -23,55 +23,6 @@ from delaylevel.errors import BrokerError, ClientError, DelayLevelError
 from .send_state import EntryLimits
 
 log = logging.getLogger(__name__)
-
-# A throttled target has its connection, and may confirm nothing for long.
-CONNECTED_STALL_S = 300.0
-#: After this time without any confirmation and without a connection, the producer is given up.
-GIVE_UP_S = 30.0
-#: A client that has lost its connection normally has another one within this time.
-RECONNECT_S = 1.0
-# This process was suspended or busy for longer than this, so the target is not to blame.
-_SUSPENDED_S = 1.0
-
-
-class Liveness:
-    """The times of the last confirmation and of the last connection, by the monotonic clock."""
-
-    def __init__(self, now_s: Callable[[], float]) -> None:
-        self._now_s = now_s
-        self._polled_s = self._confirmed_s = self._connected_s = now_s()
-
-    def opened(self) -> None:
-        """Note that the producer was opened."""
-        self._confirmed_s = self._connected_s = self._now_s()
-
-    def confirmed(self) -> None:
-        """Note that the oldest message was confirmed."""
-        self._confirmed_s = self._now_s()
-
-    def connected(self) -> None:
-        """Note that the producer has its connection."""
-        self._connected_s = self._now_s()
-
-    def polled(self) -> None:
-        """Note that this process looks at the producer, as it does again and again."""
-        now_s = self._now_s()
-        if now_s - self._polled_s > _SUSPENDED_S:
-            self._confirmed_s = self._connected_s = now_s
-        self._polled_s = now_s
-
-    def silent_s(self, sent_s: float) -> float:
-        """Return the time without a confirmation, in s.
-
-        Args:
-            sent_s: time at which the oldest message without an answer was sent.
-        """
-        return max(0.0, self._now_s() - max(sent_s, self._confirmed_s))
-
-    def lost_s(self, sent_s: float) -> float:
-        """Return the time without a confirmation and without a connection, in s."""
-        return min(self.silent_s(sent_s), self._now_s() - self._connected_s)
-
 
 # An opening that does not end is slow, not refused: before it hands over a producer's name, the
 # broker waits for some seconds for the connection of a process that hangs. It refuses the name,

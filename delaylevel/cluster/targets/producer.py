@@ -33,18 +33,7 @@ from delaylevel.cluster.publisher import build_message, send_checked
 from delaylevel.cluster.threads import Starter, in_thread
 from delaylevel.model.message import Payload
 
-from .opener import (
-    CONNECTED_STALL_S,
-    GIVE_UP_S,
-    RECONNECT_S,
-    STALL_S,
-    Ledger,
-    Liveness,
-    Opened,
-    Opener,
-    OpeningError,
-    Refusal,
-)
+from .opener import STALL_S, Ledger, Opened, Opener, OpeningError, Refusal
 from .receivers import NO_RECEIVER
 from .send_state import NO_PAYLOAD, UNPROVEN, EntryOutcomes, SendState, Sent, Settled
 
@@ -55,6 +44,16 @@ _RETRY_S = 1.0
 _PORTION = 32
 # Time between two looks at a topic whose confirmations come from known ledgers.
 _LOOK_EVERY_S = 60.0
+# Time between two looks for answers behind a message without one.
+_APART_EVERY_S = 0.25
+# A throttled target has its connection, and may confirm nothing for long.
+CONNECTED_STALL_S = 300.0
+#: After this time without any confirmation and without a connection, the producer is given up.
+GIVE_UP_S = 30.0
+#: A client that has lost its connection normally has another one within this time.
+RECONNECT_S = 1.0
+# This process was suspended or busy for longer than this, so the target is not to blame.
+_SUSPENDED_S = 1.0
 
 
 class Verification:
@@ -158,90 +157,6 @@ class Verification:
         else:
             self.ledgers = frozenset()
         done(messages, received)
-
-
-# Time between two looks for answers behind a message without one.
-_APART_EVERY_S = 0.25
-
-
-class Answers:
-    """The answers of one producer after the other, and their number.
-
-    Attributes:
-        given: number of messages that were passed to the client.
-        answered: number of these that have an answer.
-    """
-
-    def __init__(
-        self, verification: Verification, liveness: Liveness, now_s: Callable[[], float]
-    ) -> None:
-        self._verification = verification
-        self._liveness = liveness
-        self._now_s = now_s
-        self._apart_s = now_s()
-        self.given = self.answered = 0
-
-    def take(
-        self, state: SendState[Sent[Any]], shared: bool, ends: deque[tuple[int, float]]
-    ) -> None:
-        """Process the answers that have come, in the order of the messages.
-
-        Args:
-            shared: True if the messages are for several partitions: then a message without an
-                answer does not delay the confirmations of others for long.
-            ends: times of `Flushes`, removed here.
-        """
-        in_flight = state.in_flight
-        while in_flight and in_flight[0].outcome:
-            confirmed, verified = self._verification.count_confirmed(in_flight)
-            if confirmed:
-                self._note_times(in_flight, confirmed, ends)
-                self.answered += confirmed
-                self._liveness.confirmed()
-                state.confirmed(confirmed, verified)
-            else:
-                result = next(iter(in_flight[0].outcome))
-                self._take_failure(state, UNPROVEN if is_ok(result) else result_name(result))
-        if not in_flight:
-            self.answered = self.given
-            ends.clear()
-        elif shared and self._now_s() - self._apart_s > _APART_EVERY_S:
-            self._take_apart(state)
-
-    def _note_times(
-        self, in_flight: deque[Sent[Any]], confirmed: int, ends: deque[tuple[int, float]]
-    ) -> None:
-        """Note when the oldest messages were answered: at the latest when their flush had ended."""
-        number, now_s = self.answered, self._now_s()
-        for sent in islice(in_flight, confirmed):
-            number += 1
-            while ends and ends[0][0] < number:
-                ends.popleft()
-            sent.answered_s = ends[0][1] if ends else now_s
-
-    def _take_apart(self, state: SendState[Sent[Any]]) -> None:
-        """Process confirmations behind a message without an answer."""
-        self._apart_s = self._now_s()
-        # Only confirmations of ledgers that are not known have to wait for a look at the topic.
-        for verified in (True, False):
-            found = [
-                sent
-                for sent in state.in_flight
-                if sent.outcome and self._verification.count_confirmed((sent,)) == (1, verified)
-            ]
-            if found:
-                self.answered += len(found)
-                state.confirmed_apart(found, verified)
-
-    def _take_failure(self, state: SendState[Sent[Any]], reason: str) -> None:
-        """Process the failure of the oldest message in flight."""
-        self.answered += 1
-        if reason in MESSAGE_REFUSALS and not state.numbered:
-            # `rejected` settles the newest message, and this one is the oldest.
-            state.in_flight.rotate(-1)
-            state.rejected(reason)
-            return
-        state.failed(reason)
 
 
 class Flushes:
@@ -355,9 +270,10 @@ class TargetProducer(Generic[Item]):
         self._verification = Verification(start, self._report, now_s)
         self.messages = self.size = 0
         self.flushes = Flushes(self.flush, self._report, wake, now_s)
-        self._liveness = Liveness(now_s)
-        self._answers = Answers(self._verification, self._liveness, now_s)
-        self.used_s = now_s()
+        self._given = self._answered = 0  # messages passed to producers, and those with an answer
+        # Times of the last poll, of signs of life, and of the last look for answers out of order.
+        self.used_s = self._polled_s = self._confirmed_s = self._connected_s = now_s()
+        self._apart_s = self.used_s
 
     @property
     def is_open(self) -> bool:
@@ -388,7 +304,9 @@ class TargetProducer(Generic[Item]):
     def stalled_s(self) -> float:
         """Time since the last sign of life while messages are unconfirmed, in s; otherwise 0."""
         in_flight = self.state.in_flight
-        return self._liveness.silent_s(in_flight[0].sent_s) if in_flight else 0.0
+        if not in_flight:
+            return 0.0
+        return max(0.0, self._now_s() - max(in_flight[0].sent_s, self._confirmed_s))
 
     @property
     def is_stalled(self) -> bool:
@@ -407,8 +325,7 @@ class TargetProducer(Generic[Item]):
     @property
     def _lost_s(self) -> float:
         """Time without a confirmation and without a connection, in s."""
-        in_flight = self.state.in_flight
-        return self._liveness.lost_s(in_flight[0].sent_s) if in_flight else 0.0
+        return min(self.stalled_s, self._now_s() - self._connected_s)
 
     @property
     def age_s(self) -> float:
@@ -419,7 +336,7 @@ class TargetProducer(Generic[Item]):
     @property
     def owes_answers(self) -> bool:
         """True if a flush has ended, and callbacks of its messages are about to come."""
-        return self._answers.answered < self.flushes.ended and bool(self.state.in_flight)
+        return self._answered < self.flushes.ended and bool(self.state.in_flight)
 
     def open(self) -> None:
         """Open the producer before the first message."""
@@ -492,7 +409,7 @@ class TargetProducer(Generic[Item]):
         """End the client's present batch, and have ``wake`` called when all are answered."""
         if self._opened is not None and self.state.is_open:
             self._pass_on()
-            self.flushes.begin(self._opened, self._core, self._entries, self._answers.given)
+            self.flushes.begin(self._opened, self._core, self._entries, self._given)
 
     def resume(self) -> None:
         """Go on after a refusal with sequence IDs, once it is recorded."""
@@ -502,13 +419,15 @@ class TargetProducer(Generic[Item]):
 
     def poll(self) -> list[Settled]:
         """Process all that has happened; return the messages whose outcome is known since then."""
-        self._liveness.polled()
+        now_s = self._now_s()
+        if now_s - self._polled_s > _SUSPENDED_S:
+            self._confirmed_s = self._connected_s = now_s
+        self._polled_s = now_s
         while self._reports:
             self._reports.popleft()()
-        shared = self._opened is not None and self._opened.shared
-        self._answers.take(self.state, shared, self.flushes.times)
+        self._take_answers()
         if self.stalled_s > 0 and self._is_connected():
-            self._liveness.connected()
+            self._connected_s = self._now_s()
         if self._lost_s > max(GIVE_UP_S, self._patience_s) or self.stalled_s > CONNECTED_STALL_S:
             self.give_up()
         elif self.state.is_open and (
@@ -583,7 +502,7 @@ class TargetProducer(Generic[Item]):
         # Below the client's checks in Python: this runs for every message.
         self._core = producer_core(opened.producer)
         self._entries = EntryOutcomes(opened.entry_limits if self._core is not None else None)
-        self._liveness.opened()
+        self._confirmed_s = self._connected_s = self._now_s()
         state.opened(opened.last_number)
         self._pass_on()
         self.flush()
@@ -599,7 +518,6 @@ class TargetProducer(Generic[Item]):
     def _pass_on(self) -> None:
         """Pass all messages to the client that may be sent now."""
         opened, core, state, entries = self._opened, self._core, self.state, self._entries
-        answers = self._answers
         if opened is None:
             return
         unsent, in_flight = state.unsent, state.in_flight
@@ -613,8 +531,8 @@ class TargetProducer(Generic[Item]):
             sent = unsent.popleft()
             if limit is not None and sent.exceeds(limit):
                 in_flight.append(sent)
-                answers.given += 1
-                answers.answered += 1
+                self._given += 1
+                self._answered += 1
                 state.rejected(TOO_LARGE)
                 continue
             payload, until_ms = sent.payload, sent.deliver_at_ms
@@ -636,12 +554,71 @@ class TargetProducer(Generic[Item]):
                 continue
             sent.outcome = outcome
             in_flight.append(sent)
-            answers.given += 1
+            self._given += 1
             if outcome and OK not in outcome:
                 reason = result_name(next(iter(outcome)))
                 if reason in MESSAGE_REFUSALS:
-                    answers.answered += 1
+                    self._answered += 1
                     state.rejected(reason)
+
+    def _take_answers(self) -> None:
+        """Process the answers that have come, in the order of the messages."""
+        state, ends, in_flight = self.state, self.flushes.times, self.state.in_flight
+        while in_flight and in_flight[0].outcome:
+            confirmed, verified = self._verification.count_confirmed(in_flight)
+            if confirmed:
+                self._note_times(confirmed)
+                self._answered += confirmed
+                self._confirmed_s = self._now_s()
+                state.confirmed(confirmed, verified)
+            else:
+                result = next(iter(in_flight[0].outcome))
+                self._take_failure(UNPROVEN if is_ok(result) else result_name(result))
+        if not in_flight:
+            self._answered = self._given
+            ends.clear()
+        elif (
+            # With several partitions, a message without an answer must not delay the confirmations
+            # of others for long.
+            self._opened is not None
+            and self._opened.shared
+            and self._now_s() - self._apart_s > _APART_EVERY_S
+        ):
+            self._take_apart()
+
+    def _note_times(self, confirmed: int) -> None:
+        """Note when the oldest messages were answered: at the latest when their flush had ended."""
+        number, now_s, ends = self._answered, self._now_s(), self.flushes.times
+        for sent in islice(self.state.in_flight, confirmed):
+            number += 1
+            while ends and ends[0][0] < number:
+                ends.popleft()
+            sent.answered_s = ends[0][1] if ends else now_s
+
+    def _take_apart(self) -> None:
+        """Process confirmations behind a message without an answer."""
+        self._apart_s = self._now_s()
+        # Only confirmations of ledgers that are not known have to wait for a look at the topic.
+        for verified in (True, False):
+            found = [
+                sent
+                for sent in self.state.in_flight
+                if sent.outcome and self._verification.count_confirmed((sent,)) == (1, verified)
+            ]
+            if found:
+                self._answered += len(found)
+                self.state.confirmed_apart(found, verified)
+
+    def _take_failure(self, reason: str) -> None:
+        """Process the failure of the oldest message in flight."""
+        state = self.state
+        self._answered += 1
+        if reason in MESSAGE_REFUSALS and not state.numbered:
+            # `rejected` settles the newest message, and this one is the oldest.
+            state.in_flight.rotate(-1)
+            state.rejected(reason)
+            return
+        state.failed(reason)
 
     def _take_look(self, _: Sequence[Sent[Item]], received: bool) -> None:
         """Replace a producer that is still without a connection: a broker serves its topic."""

@@ -13,8 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delaylevel.cluster.targets.opener import GIVE_UP_S, STALL_S
+from delaylevel.cluster.targets.opener import STALL_S
 from delaylevel.cluster.targets.pool import TargetClients
+from delaylevel.cluster.targets.producer import GIVE_UP_S
 from delaylevel.cluster.targets.receivers import NO_RECEIVER
 from delaylevel.errors import BrokerUnreachableError, UpgradeRequiredError
 from delaylevel.functions import relay as relay_module
