@@ -23,13 +23,18 @@ from delaylevel.model.level_topic import default_level_topic
 from delaylevel.model.strategy import Levels, PartitionBy, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.producer.client import DelayLevelClient, wrap
-from support.producer_wrapper import HOURS, orders  # noqa: F401
 from support.world import MakeClient, MakeLevelTopic, RealWorld, Stored
 
 DAYS = PartitionStrategy(partition_by=PartitionBy.DAY, maximum_delay=timedelta(days=3))
 
 
+HOURS = PartitionStrategy(partition_by=PartitionBy.HOUR, maximum_delay=timedelta(hours=4))
 LONG = timedelta(hours=2)
+
+
+@pytest.fixture
+def orders(namespace: str) -> str:
+    return f"persistent://{namespace}/orders"
 
 
 @pytest.fixture

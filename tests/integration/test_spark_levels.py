@@ -14,10 +14,15 @@ from delaylevel.model.clock import SystemClock
 from delaylevel.model.level_topic import SUBSCRIPTION, Mover
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
-from support.spark_levels import BRIEF
 from support.world import MakeLevelTopic, RealWorld
 
 pytestmark = [pytest.mark.spark, pytest.mark.broker]
+
+BRIEF = Levels(
+    PartitionStrategy(
+        partition_by=timedelta(milliseconds=200), maximum_delay=timedelta(milliseconds=800)
+    )
+)
 
 
 def test_once_leaves_messages_that_are_not_ready(

@@ -19,9 +19,10 @@ from delaylevel.errors import (
     BrokerError,
 )
 from delaylevel.model.level_topic import LevelTopicDescription
+from delaylevel.model.strategy import PartitionBy, PartitionStrategy
 from delaylevel.producer.client import DelayLevelClient
-from support.producer_wrapper import HOURS, orders  # noqa: F401
 
+HOURS = PartitionStrategy(partition_by=PartitionBy.HOUR, maximum_delay=timedelta(hours=4))
 LONG = timedelta(hours=2)
 
 

@@ -10,49 +10,28 @@ from typing import Any
 import pytest
 
 from delaylevel.model.clock import SystemClock
+from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.position import Position
 from delaylevel.model.strategy import Levels, PartitionStrategy
-from delaylevel.model.topic_name import TopicName
-from support.spark_levels import BRIEF, HOUR_MS, overdue
 from support.world import RealWorld
 
-pytestmark = [pytest.mark.spark, pytest.mark.broker]
+HOUR_MS = 3_600_000
 
 
-HOURS = Levels(
-    [
-        PartitionStrategy(
-            partition_by=timedelta(hours=6),
-            maximum_delay=timedelta(hours=24),
-            overflow="recirculate",
-        ),
-        PartitionStrategy(partition_by=timedelta(hours=1), maximum_delay=timedelta(hours=6)),
-    ]
+BRIEF = Levels(
+    PartitionStrategy(
+        partition_by=timedelta(milliseconds=200), maximum_delay=timedelta(milliseconds=800)
+    )
 )
 
 
-def test_messages_far_from_due_are_parked_again(
-    world: RealWorld,
-    skewed: Callable[..., None],
-    parked: Callable[..., dict[str, str]],
-    spark_once: Callable[..., None],
-) -> None:
-    """Messages stamped long ago go to the first level again, to a finer one or to the target."""
-    description = world.level_topic(HOURS)
-    coarse, fine = (description.level_topic(level) for level in range(2))
-    now_ms = SystemClock().now_ms()
-    for value, hours in ((b"20", 20), (b"10", 10), (b"4", 4), (b"0.5", 0.5), (b"-1", -1)):
-        due_ms = now_ms + int(hours * HOUR_MS)
-        skewed(coarse.partition(0).full, -24 * HOUR_MS, value, parked(due_ms))
-    spark_once(description)
+def overdue(description: LevelTopicDescription, eventually: Callable[..., Any]) -> None:
+    """Wait until every message parked in a brief level is overdue."""
+    ready_ms = SystemClock().now_ms() + 1000
+    eventually(lambda: SystemClock().now_ms() > ready_ms, "the due time")
 
-    def again(topic: TopicName) -> list[bytes | None]:
-        return [m.value for m in world.stored(topic.full) if "delaylevel.id" in m.properties]
 
-    assert [again(coarse.partition(k)) for k in range(3)] == [[b"10"], [], [b"20"]]
-    assert [again(fine.partition(k)) for k in range(5)] == [[], [], [b"4"], [], []]
-    assert [m.value for m in world.stored(description.targets[0])] == [b"0.5", b"-1"]
-    assert world.backlog(description) == 3
+pytestmark = [pytest.mark.spark, pytest.mark.broker]
 
 
 def test_earliest_moves_acknowledged_messages_again(
@@ -75,34 +54,6 @@ def test_earliest_moves_acknowledged_messages_again(
     found = world.stored(orders)
     assert len(found) == 40
     assert len({m.properties["delaylevel.id"] for m in found}) == 20
-
-
-def test_a_late_trigger(world: RealWorld, spark_once: Callable[..., None]) -> None:
-    """One job for two level topics with several targets starts when all messages are overdue."""
-    first = world.level_topic(BRIEF, ("orders", "invoices"))
-    second = world.level_topic(BRIEF, ("letters",))
-    client = world.client()
-    for description in (first, second):
-        for target in description.targets:
-            with client.create_producer(
-                target, enable_delay_level_topic=True, delay_level_topic=description.topic
-            ) as producer:
-                for number in range(200):
-                    producer.send_async(
-                        b"%d" % number,
-                        None,
-                        deliver_after=timedelta(milliseconds=300 + number % 400),
-                    )
-    overdue(first, world.eventually)
-    spark_once(first, second)
-    for description in (first, second):
-        world.drained(description)
-        for target in description.targets:
-            # Delivered at once as a plain message, which every type of subscription gets.
-            arrivals = world.arrivals(target)(200)
-            assert sorted(int(a.message.data()) for a in arrivals) == list(range(200))
-            assert min(a.late_ms for a in arrivals) > 0
-            assert len(world.stored(target)) == 200
 
 
 @pytest.mark.parametrize("at", [20, 49])

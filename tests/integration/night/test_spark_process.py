@@ -6,10 +6,13 @@ import os
 import random
 import signal
 import socket
+import subprocess
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -18,8 +21,25 @@ from delaylevel.cluster.locks import describe_owner
 from delaylevel.model.position import source_partitions
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.producer.client import DelayLevelClient
-from support.spark_process import PATIENCE_S, Start, end, said
 from support.world import RealWorld
+
+# Spark takes ten seconds to start on an idle machine, and minutes on a busy one.
+PATIENCE_S = 240
+
+
+Start = Callable[..., Any]
+
+
+def said(process: Any) -> str:
+    return Path(process.log).read_text()
+
+
+def end(process: Any, seconds: float = PATIENCE_S) -> int:
+    try:
+        return int(process.wait(seconds))
+    except subprocess.TimeoutExpired:
+        pytest.fail(f"it did not end within {seconds} s; its log:\n{said(process)}")
+
 
 pytestmark = [pytest.mark.spark, pytest.mark.broker]
 
