@@ -44,7 +44,6 @@ _OPTIONS = {
     "on_missing_target": "--on-missing-target",
     "partition_by": "--unit",
     "service_url": "--service-url",
-    "spread": "--spread",
     "window_partitions": "--window-partitions",
 }
 # Whole words that are no part of a name, a path or a quoted value.
@@ -52,7 +51,7 @@ _WORD = re.compile(
     r"(?<![\w/'\"`.-])(" + "|".join(sorted(_OPTIONS, key=len, reverse=True)) + r")(?![\w/'\"`-])"
 )
 # English words, too: an argument only with a value.
-_PLAIN_WORDS = frozenset(("attribute", "spread"))
+_PLAIN_WORDS = frozenset(("attribute",))
 
 
 def with_options(error: DelayLevelError | str) -> str:

@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any, BinaryIO
 
 import click
@@ -67,7 +66,6 @@ _EXPORTED_KEYS = frozenset(
     "delaylevel send orders --at 2030-01-31T12:00:00Z --key customer-7 < body.bin",
     "delaylevel send orders 'pay by Friday' --after 5d --id invoice-17 --replace",
     "delaylevel send orders --jsonl reminders.jsonl",
-    "delaylevel send orders --jsonl reminders.jsonl --spread 10m",
     'echo \'{"body": "hi", "after": "2h", "key": "k"}\' | delaylevel send orders --jsonl -',
 )
 @click.command()
@@ -93,11 +91,6 @@ _EXPORTED_KEYS = frozenset(
     is_flag=True,
     help="Cancel what waits under the --id for TOPIC once the message is stored.",
 )
-@click.option(
-    "--spread",
-    type=DURATION,
-    help="Time over which the messages are spread, e.g. 10m; 0s for none.",
-)
 @options.level_topic
 @options.level_namespace
 @click.option(
@@ -111,7 +104,6 @@ def send(
     body: str | None,
     level_topic: str | None,
     level_namespace: str | None,
-    spread: timedelta | None,
     jsonl: BinaryIO | None,
     replace: bool,
     output: str,
@@ -130,9 +122,6 @@ def send(
 
     With -o json, the result of a delayed message has its receipt, with which it can be cancelled,
     unless the final window is broker.
-
-    --spread adds a random time of at most that length to the due time of each delayed message, so
-    that they are not all due at once.
     """
     now_ms = SystemClock().now_ms()
     if jsonl is not None:
@@ -158,7 +147,7 @@ def send(
         messages = [Outgoing(content, arguments, replace=replace)]
         length = 1
     place = {"delay_level_topic": level_topic, "delay_level_namespace": level_namespace}
-    with _Sending(connection, topic, place, spread) as sending:
+    with _Sending(connection, topic, place) as sending:
         with progress(f"Sending to {topic}", length) as bar:
             try:
                 for message in messages:
@@ -206,13 +195,11 @@ class _Sending:
         connection: Connection,
         topic: str,
         place: dict[str, str | None],
-        spread: timedelta | None,
     ) -> None:
         from delaylevel.producer.client import DelayLevelClient
 
         self._topic = topic
         self._place = place
-        self._spread = spread
         self.rows: list[_Row] = []
         self.interrupted = False
         self._own = TopicName.parse(topic).full
@@ -259,9 +246,6 @@ class _Sending:
         self.rows.append(row)
         if due_ms is not None:
             self._delayed = True
-            arguments["spread"] = self._spread
-        if message.line is None and self._spread is not None:
-            row["due_ms"] = None  # only a receipt tells it
 
         def confirmed(result: Any, message_id: Any) -> None:
             if is_ok(result):

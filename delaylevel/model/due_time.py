@@ -39,19 +39,6 @@ def due_time_ms(
     return None
 
 
-def spread_ms_of(spread: timedelta | None, due_ms: int | None) -> int:
-    """Return the longest random time that is added to a due time, ms; 0 for none."""
-    if spread is None:
-        return 0
-    latest_ms = _from_delay(spread, due_ms or 0, "spread")
-    if due_ms is None:
-        raise InvalidDelayError(
-            "spread is for delayed messages: give deliver_at or deliver_after, too; the message "
-            "was not sent"
-        )
-    return 0 if latest_ms is None else latest_ms - due_ms
-
-
 def expiry_ms(
     expires_at: int | datetime | None, expires_after: timedelta | None, due_ms: int | None
 ) -> int:

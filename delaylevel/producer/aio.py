@@ -165,7 +165,6 @@ class AsyncDelayLevelProducer(Scheduling):
         message_id: str | None = None,
         expires_at: int | datetime | None = None,
         expires_after: timedelta | None = None,
-        spread: timedelta | None = None,
     ) -> Any:
         """Publish a message, and return its message ID.
 
@@ -178,7 +177,7 @@ class AsyncDelayLevelProducer(Scheduling):
         """
         not_parkable = sequence_id, replication_clusters, disable_replication
         kept = partition_key, ordering_key, event_timestamp
-        expiry = envelope_options(expires_at, expires_after, spread)
+        expiry = envelope_options(expires_at, expires_after)
         sent = await self._send(
             content, properties, deliver_at, deliver_after, message_id, kept, not_parkable, expiry
         )

@@ -197,7 +197,6 @@ class DelayLevelProducer(BaseProducer):
         message_id: str | None = None,
         expires_at: int | datetime | None = None,
         expires_after: timedelta | None = None,
-        spread: timedelta | None = None,
     ) -> Any:
         """Publish a message and wait until the broker has stored it.
 
@@ -217,8 +216,6 @@ class DelayLevelProducer(BaseProducer):
             expires_at, expires_after: time from which the message is not released any more, in ms
                 since the epoch or as an aware datetime; or its distance from the due time. By
                 default the level topic's own rule applies.
-            spread: longest random time to add to the due time, so that messages that are sent for
-                the same time are not all due at once; no message is due earlier.
 
         Returns:
             The message ID in the business topic, or in the level or window topic where the message
@@ -232,7 +229,7 @@ class DelayLevelProducer(BaseProducer):
         """
         kept = (partition_key, ordering_key, event_timestamp)
         not_parkable = (sequence_id, replication_clusters, disable_replication)
-        expiry = envelope_options(expires_at, expires_after, spread)
+        expiry = envelope_options(expires_at, expires_after)
         due = (deliver_at, deliver_after)
         return self._sent_as(content, properties, *due, message_id, kept, not_parkable, expiry)[-1]
 
@@ -253,7 +250,6 @@ class DelayLevelProducer(BaseProducer):
         message_id: str | None = None,
         expires_at: int | datetime | None = None,
         expires_after: timedelta | None = None,
-        spread: timedelta | None = None,
     ) -> None:
         """Publish a message; ``callback(result, message_id)`` is called once it is stored.
 
@@ -278,7 +274,6 @@ class DelayLevelProducer(BaseProducer):
             and disable_replication is False
             and expires_at is None
             and expires_after is None
-            and spread is None
         ):
             # Fast path for plain bytes that go into our own topics: nearly every message.
             try:
@@ -320,7 +315,7 @@ class DelayLevelProducer(BaseProducer):
             message_id,
             kept,
             not_parkable,
-            envelope_options(expires_at, expires_after, spread),
+            envelope_options(expires_at, expires_after),
         )
         if route.parked:
             self._partition(route).send_async(body, callback, arguments)

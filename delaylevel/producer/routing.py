@@ -21,7 +21,6 @@ from delaylevel.model.due_time import (
     due_time_ms,
     expiry_ms,
     moved_expiry_ms,
-    spread_ms_of,
 )
 from delaylevel.model.envelope import Envelope, SchemaRef
 from delaylevel.model.formatting import format_instant, shell
@@ -52,12 +51,11 @@ NOT_PARKABLE = ("sequence_id", "replication_clusters", "disable_replication")
 def envelope_options(
     expires_at: int | datetime | None,
     expires_after: timedelta | None,
-    spread: timedelta | None = None,
 ) -> dict[str, Any]:
-    """Return the arguments of :meth:`Routing.route` for expiry and spread of a message."""
-    if expires_at is None and expires_after is None and spread is None:
+    """Return the arguments of :meth:`Routing.route` for the expiry of a message."""
+    if expires_at is None and expires_after is None:
         return {}
-    return {"expires_at": expires_at, "expires_after": expires_after, "spread": spread}
+    return {"expires_at": expires_at, "expires_after": expires_after}
 
 
 def check_not_expired(expires_ms: int, now_ms: int) -> None:
@@ -142,7 +140,6 @@ class Routing:
         replaces: str | None = None,
         expires_at: int | datetime | None = None,
         expires_after: timedelta | None = None,
-        spread: timedelta | None = None,
         **unsupported: Any,
     ) -> Route:
         """Route a message.
@@ -155,10 +152,6 @@ class Routing:
         """
         now_ms = self._clock.now_ms()
         due_ms = due_time_ms(deliver_at, deliver_after, now_ms)
-        spread_ms = spread_ms_of(spread, due_ms)
-        if due_ms is not None and spread_ms:
-            self._router.decide(due_ms + spread_ms, now_ms)  # not only sometimes too long
-            due_ms += random.randint(0, spread_ms)
         expires_ms = expiry_ms(expires_at, expires_after, due_ms)
         check_not_expired(expires_ms, now_ms)
         if due_ms is None:

@@ -423,7 +423,6 @@ class Scheduling(BaseProducer):
         message_id: str | None = None,
         expires_at: int | datetime | None = None,
         expires_after: timedelta | None = None,
-        spread: timedelta | None = None,
         replace: bool = False,
         timeout: timedelta | float | None = None,
     ) -> Receipt:
@@ -437,8 +436,7 @@ class Scheduling(BaseProducer):
                 deliver_after: as for :meth:`~delaylevel.DelayLevelProducer.send`.
             message_id: ID given by the application, as for
                 :meth:`~delaylevel.DelayLevelProducer.send`; a random one by default.
-            expires_at, expires_after, spread: as for
-                :meth:`~delaylevel.DelayLevelProducer.send`. The receipt has the final due time.
+            expires_at, expires_after: as for :meth:`~delaylevel.DelayLevelProducer.send`.
             replace: True to cancel what waits under ``message_id`` for this topic once the new
                 message is stored. To find it, everything that is parked is read. The new message
                 gets the ID with a suffix, so that it is no copy; ``receipt.replaced`` has the
@@ -454,7 +452,7 @@ class Scheduling(BaseProducer):
         """
         check_scheduled(deliver_at, deliver_after)
         kept = (partition_key, ordering_key, event_timestamp)
-        expiry = envelope_options(expires_at, expires_after, spread)
+        expiry = envelope_options(expires_at, expires_after)
         message = (content, properties, deliver_at, deliver_after)
         if not replace:
             own_id = new_id() if message_id is None else check_id(message_id)

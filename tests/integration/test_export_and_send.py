@@ -1,4 +1,4 @@
-"""Tests of sending exported messages again, and of a random spread of due times."""
+"""Tests of sending exported messages again."""
 
 from __future__ import annotations
 
@@ -12,10 +12,8 @@ import pytest
 from click.testing import Result
 from pulsar.schema import AvroSchema, Integer, Record, String
 
-from delaylevel.errors import DelayTooLongError, InvalidDelayError
 from delaylevel.model.level_topic import FinalWindow
 from delaylevel.model.strategy import Levels, PartitionStrategy
-from delaylevel.producer.aio import AsyncDelayLevelClient
 from support.fakes import HandClock
 from support.world import RealWorld
 
@@ -157,61 +155,3 @@ def test_lines_without_payload_are_refused(
     (row,) = json.loads(refused.stdout)
     assert (row["line"], row["outcome"]) == (1, "failed")
     assert row["reason"] == "it has no payload: export the messages with --payload"
-
-
-def spread_of(due_ms: list[int]) -> int:
-    return max(due_ms) - min(due_ms)
-
-
-def test_due_times_are_spread(
-    world: RealWorld, invoke: Callable[..., Result], tmp_path: Path
-) -> None:
-    orders = world.level_topic(DAYS, final_window=FinalWindow.TRACKER).targets[0]
-    at_ms = world.clock.now_ms() + 3 * 86_400_000
-    hour = timedelta(hours=1)
-    with world.client().create_producer(orders, enable_delay_level_topic=True) as producer:
-        for _ in range(20):
-            producer.send_async(b"sync", None, deliver_at=at_ms, spread=hour)
-        producer.send(b"sync", deliver_at=at_ms, spread=hour)
-        due_ms = producer.schedule(b"sync", deliver_at=at_ms, spread=hour).due_ms
-        assert at_ms <= due_ms <= at_ms + 3_600_000
-        # Not only sometimes: the latest possible due time counts.
-        for _ in range(5):
-            with pytest.raises(DelayTooLongError):
-                producer.send(b"x", deliver_after=timedelta(days=10), spread=hour)
-        with pytest.raises(InvalidDelayError, match="spread is for delayed messages"):
-            producer.send(b"x", spread=hour)
-        with pytest.raises(InvalidDelayError, match="spread is negative"):
-            producer.send_async(b"x", None, deliver_at=at_ms, spread=-hour)
-        producer.flush()
-    file = tmp_path / "lines.jsonl"
-    file.write_text(f'{{"body": "cli", "at": {at_ms}}}\n' * 20, encoding="utf-8")
-    sent = invoke("send", orders, "--jsonl", str(file), "--spread", "1h")
-    assert sent.exit_code == 0, sent.output
-    found = [row["due_ms"] for row in rows(invoke, orders)]
-    assert len(found) == 42
-    assert all(at_ms <= due <= at_ms + 3_600_000 for due in found)
-    assert spread_of(found) > 1_800_000
-
-
-async def _send_with_asyncio(world: RealWorld, orders: str, at_ms: int) -> None:
-    connection = world._connection
-    async with AsyncDelayLevelClient.from_connection(connection) as client:
-        producer = await client.create_producer(orders, enable_delay_level_topic=True)
-        for _ in range(10):
-            await producer.send(b"async", deliver_at=at_ms, spread=timedelta(hours=1))
-        receipt = await producer.schedule(b"async", deliver_at=at_ms, spread=timedelta(hours=1))
-        assert at_ms <= receipt.due_ms <= at_ms + 3_600_000
-        await producer.close()
-
-
-def test_due_times_are_spread_with_asyncio(world: RealWorld, invoke: Callable[..., Result]) -> None:
-    import asyncio
-
-    orders = world.level_topic(DAYS, final_window=FinalWindow.TRACKER).targets[0]
-    at_ms = world.clock.now_ms() + 3 * 86_400_000
-    asyncio.run(_send_with_asyncio(world, orders, at_ms))
-    found = [row["due_ms"] for row in rows(invoke, orders)]
-    assert len(found) == 11
-    assert all(at_ms <= due <= at_ms + 3_600_000 for due in found)
-    assert len(set(found)) > 5

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from delaylevel.errors import InvalidDelayError, InvalidInputError
-from delaylevel.model.due_time import LATEST_DUE_MS, due_time_ms, spread_ms_of
+from delaylevel.model.due_time import LATEST_DUE_MS, due_time_ms
 from support.seeds import examples
 
 T0 = 1_800_000_000_000
@@ -109,23 +109,3 @@ def test_any_value_gives_a_due_time_or_one_kind_of_error(at: Any, after: Any) ->
     assert due is None or 0 < due <= LATEST_DUE_MS
     if due is not None and after is not None:
         assert due > T0
-
-
-def test_spread_is_a_time_in_ms() -> None:
-    assert spread_ms_of(None, None) == 0
-    assert spread_ms_of(timedelta(0), T0) == 0
-    assert spread_ms_of(timedelta(minutes=1), T0) == 60_000
-
-
-@pytest.mark.parametrize(
-    ("spread", "due_ms", "words"),
-    [
-        (timedelta(minutes=1), None, "spread is for delayed messages"),
-        (timedelta(minutes=-1), T0, "spread is negative"),
-        (60, T0, "spread is a timedelta"),
-        (timedelta.max, T0, "beyond the year 9999"),
-    ],
-)
-def test_invalid_spreads_are_refused(spread: Any, due_ms: int | None, words: str) -> None:
-    with pytest.raises(InvalidDelayError, match=words):
-        spread_ms_of(spread, due_ms)
