@@ -332,15 +332,6 @@ def _backoff(value: Any) -> Backoff | None:
         return Backoff(value)
     if isinstance(value, (list, tuple)):
         return Backoff(*value)
-    if isinstance(value, dict):
-        try:
-            if "delays" in value:
-                return Backoff(*value["delays"], jitter=value.get("jitter", 0.0))
-            return Backoff.exponential(**value)
-        except TypeError as error:
-            raise InvalidInputError(
-                f"retry is a table with delays, or with first, longest and attempts: {error}"
-            ) from None
     if not isinstance(value, Backoff):
         raise InvalidInputError(
             'retry is Backoff("10s", "5m", ...), a list of delays, or False, not ' + repr(value)

@@ -20,8 +20,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from delaylevel.errors import InvalidInputError
-from delaylevel.model.clock import duration_ms
-from delaylevel.model.formatting import exact_duration, parse_delay
+from delaylevel.model.formatting import parse_delay
 
 from .message import ReceivedMessage
 
@@ -71,48 +70,6 @@ class Backoff:
         object.__setattr__(self, "jitter", float(jitter))
         object.__setattr__(self, "retry_on", _classes(retry_on, "retry_on"))
         object.__setattr__(self, "give_up_on", _classes(give_up_on, "give_up_on"))
-
-    @classmethod
-    def exponential(
-        cls,
-        first: timedelta | str,
-        longest: timedelta | str,
-        attempts: int,
-        *,
-        factor: float = 2,
-        jitter: float = 0.1,
-        retry_on: type[BaseException] | Errors = (BaseException,),
-        give_up_on: type[BaseException] | Errors = (),
-    ) -> Backoff:
-        """Return delays that grow by a factor.
-
-        Args:
-            first: the first delay.
-            longest: the longest delay.
-            attempts: number of attempts, the first one included; one more than there are delays.
-            factor: quotient of successive delays, at least 1.
-            jitter, retry_on, give_up_on: as for :class:`Backoff`.
-
-        Raises:
-            InvalidInputError: a value is invalid.
-        """
-        shortest, limit = parse_delay(first, "first"), parse_delay(longest, "longest")
-        if limit < shortest:
-            raise InvalidInputError(
-                f"the longest delay ({exact_duration(duration_ms(limit))}) is shorter than the "
-                f"first ({exact_duration(duration_ms(shortest))}): swap them"
-            )
-        whole = isinstance(attempts, int) and not isinstance(attempts, bool)
-        if not whole or not 1 <= attempts <= _MOST_ATTEMPTS:
-            raise InvalidInputError(f"attempts is 1 to {_MOST_ATTEMPTS}, not {attempts!r}")
-        if isinstance(factor, bool) or not isinstance(factor, (int, float)) or not factor >= 1:
-            raise InvalidInputError(f"factor is a number of at least 1, not {factor!r}")
-        delays: list[timedelta] = []
-        delay_ms, limit_ms = float(duration_ms(shortest)), duration_ms(limit)
-        for _ in range(attempts - 1):
-            delays.append(timedelta(milliseconds=round(min(delay_ms, limit_ms))))
-            delay_ms = min(delay_ms * factor, limit_ms)
-        return cls(*delays, jitter=jitter, retry_on=retry_on, give_up_on=give_up_on)
 
     @property
     def attempts(self) -> int:

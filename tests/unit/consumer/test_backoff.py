@@ -35,16 +35,3 @@ def test_invalid_delays_are_refused(
 ) -> None:
     with pytest.raises(InvalidInputError, match=said):
         Backoff(*arguments, **options)
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"attempts": 0}, "attempts is 1 to"),
-        ({"factor": 0.5}, "factor is a number of at least 1"),
-        ({"longest": "1s"}, "swap them"),
-    ],
-)
-def test_invalid_exponential_delays_are_refused(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(InvalidInputError, match=said):
-        Backoff.exponential(**{"first": "10s", "longest": "1h", "attempts": 3, **options})
