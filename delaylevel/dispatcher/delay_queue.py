@@ -101,7 +101,7 @@ class DelayQueue:
             self.pending,
             self._pending_ids,
             self._open,
-            self._in_flight.launched,
+            self._in_flight.ids,
             self.releases,
             clock,
             grace_ms=grace_ms,
@@ -157,9 +157,10 @@ class DelayQueue:
         return OfferResult(tracked.size, unknown.size - tracked.size, int(released.sum()))
 
     def advance(self, now_ms: int, max_messages: int = 1000) -> DueBatch | None:
-        """Return messages that are due, and put them in flight; None if there are none.
+        """Take messages that are due; None if there are none.
 
-        After many cancelled ones, it leaves the next ones to the next call.
+        They are launched, deferred or put back next. After many cancelled ones, it leaves the next
+        ones to the next call.
 
         Raises:
             DamagedSegmentError: a spill file is gone. Start again from the journal.
@@ -174,49 +175,42 @@ class DelayQueue:
             if part[2]:
                 parts.append(part)
             left -= len(part[2])
-        return self._in_flight.put(*joined(parts)) if parts else None
+        return self._in_flight.batch(*joined(parts)) if parts else None
 
     def divide(self, batch: DueBatch, parts: Iterable[Sequence[int]]) -> list[DueBatch]:
-        """Replace a batch that is not launched by several; each part has ascending indices."""
-        return self._in_flight.divide(batch, parts)
+        """Return parts of a batch that is not launched; each has ascending indices."""
+        divided = []
+        for part in parts:
+            index = np.asarray(part, dtype=np.int64)
+            records = [batch.records[each] for each in part]
+            divided.append(
+                self._in_flight.batch(batch.due_ms[index], batch.positions[index], records)
+            )
+        return divided
 
     def defer(self, batch: DueBatch, target: TargetKey) -> None:
         """Let the messages of a batch that is not launched wait until their target takes them.
 
         Raises:
-            SpillError: the disk is full, or cannot be written. The batch is still in flight.
+            SpillError: the disk is full, or cannot be written. Nothing is deferred.
         """
-        self.waiting.put(target, self._in_flight.get(batch.number))
-        self._in_flight.remove(batch.number)
+        self.waiting.put(target, batch)
 
     def put_back(self, batch: DueBatch) -> None:
         """Let the messages of a batch that is not launched be pending again."""
-        self._in_flight.remove(batch.number)
         self.pending.put_again(batch.due_ms, batch.positions, batch.records)
 
     def advance_waiting(self, target: TargetKey, max_messages: int) -> DueBatch | None:
-        """Return the first messages that wait for a target, and put them in flight.
-
-        Returns:
-            The messages; None if all of them are cancelled.
+        """Take the first messages that wait for a target; None if all of them are cancelled.
 
         Raises:
             DamagedSegmentError: a spill file is gone. Start again from the journal.
         """
         part = self.cancelling.filter(self.waiting.take(target, max_messages))
-        return self._in_flight.put(*part) if part[2] else None
-
-    def without_cancelled(self, batch: DueBatch) -> DueBatch | None:
-        """Return a batch that is not launched, or what is left of it after cancellations."""
-        rest = self.cancelling.filter((batch.due_ms, batch.positions, batch.records))
-        if len(rest[2]) == len(batch):
-            return batch
-        self._in_flight.remove(batch.number)
-        return self._in_flight.put(*rest) if rest[2] else None
+        return self._in_flight.batch(*part) if part[2] else None
 
     def launch(self, batch: DueBatch) -> None:
         """Take note that a batch without sequence IDs is sent; it cannot be cancelled any more."""
-        self._in_flight.get(batch.number)
         self._launch(batch, IdColumns.of(batch.records))
 
     def intent(self, batch: DueBatch, target: str = "", first: int = 0) -> Intent:
@@ -229,7 +223,6 @@ class DelayQueue:
         Raises:
             InvalidInputError: the broker could take a message for one that it has stored.
         """
-        self._in_flight.get(batch.number)
         if target and first < self.state.next_sequence(target):
             raise InvalidInputError(f"sequence ID {first} of target {target} was used before")
         if target and target in self._unresolved.targets:
@@ -247,7 +240,7 @@ class DelayQueue:
         Args:
             held: packed positions of the messages that were set aside and may come back.
         """
-        batch, ids = self._launched(number)
+        batch, ids = self._in_flight.get(number)
         held_positions = np.asarray(held, dtype=np.int64)
         if held_positions.size and not np.isin(held_positions, batch.positions).all():
             raise InvalidInputError(f"a held position is not in batch {number}")
@@ -262,7 +255,7 @@ class DelayQueue:
 
         The record is one for all of them, and costs as much as a message. Otherwise as `commit`.
         """
-        batches, columns = zip(*map(self._launched, numbers), strict=True)
+        batches, columns = zip(*map(self._in_flight.get, numbers), strict=True)
         positions = np.concatenate([batch.positions for batch in batches])
         record = Released(positions, IdColumns.join(columns), positions[:0])
         self._release(record, numbers, positions, record.ids)
@@ -270,7 +263,7 @@ class DelayQueue:
 
     def dispose(self, number: int, kind: DispositionKind, index: Sequence[int]) -> Disposition:
         """Return the record of messages that are not published, to precede their commit."""
-        _, ids = self._launched(number)
+        _, ids = self._in_flight.get(number)
         record = Disposition(kind, 0, ids.at(np.asarray(index, dtype=np.int64)))
         self.state.apply(record)
         return record
@@ -371,15 +364,8 @@ class DelayQueue:
                 "a cancelled message was about to be published; it was not: start again from the "
                 "journal, and report this as a defect"
             )
-        self._in_flight.launched[batch.number] = ids
+        self._in_flight.add(batch, ids)
         self._sent_until_ms = max(self._sent_until_ms, int(batch.due_ms.max()))
-
-    def _launched(self, number: int) -> tuple[DueBatch, IdColumns]:
-        """Return a batch that is launched, and its IDs."""
-        batch, ids = self._in_flight.get(number), self._in_flight.launched.get(number)
-        if ids is None:
-            raise InvalidInputError(f"batch {number} was not launched before it was published")
-        return batch, ids
 
     def _release(
         self, record: Released | Commit, numbers: Iterable[int], positions: Int64s, ids: IdColumns

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
@@ -18,12 +18,16 @@ from .record import Columns, DueBatch, MessageRecord
 
 
 class BatchesInFlight:
-    """The batches in flight, by number."""
+    """The batches that are launched and not released, by number.
+
+    Attributes:
+        ids: the IDs of each batch.
+    """
 
     def __init__(self, next_number: int) -> None:
         self._batches: dict[int, DueBatch] = {}
         self._next_number = next_number
-        self.launched: dict[int, IdColumns] = {}
+        self.ids: dict[int, IdColumns] = {}
 
     def __len__(self) -> int:
         """Return the number of messages."""
@@ -38,33 +42,25 @@ class BatchesInFlight:
         self._next_number += 1
         return self._next_number - 1
 
-    def put(self, due_ms: Int64s, positions: Int64s, records: list[MessageRecord]) -> DueBatch:
-        """Add messages as a new batch; due times and packed positions have shape (n,)."""
-        batch = DueBatch(self.take_number(), due_ms, positions, records)
-        self._batches[batch.number] = batch
-        return batch
+    def batch(self, due_ms: Int64s, positions: Int64s, records: list[MessageRecord]) -> DueBatch:
+        """Return messages as a new batch; due times and packed positions have shape (n,)."""
+        return DueBatch(self.take_number(), due_ms, positions, records)
 
-    def get(self, number: int) -> DueBatch:
-        """Return a batch in flight."""
+    def add(self, batch: DueBatch, ids: IdColumns) -> None:
+        """Add a batch that is launched."""
+        self._batches[batch.number] = batch
+        self.ids[batch.number] = ids
+
+    def get(self, number: int) -> tuple[DueBatch, IdColumns]:
+        """Return a batch and its IDs."""
         batch = self._batches.get(number)
         if batch is None:
             raise InvalidInputError(f"there is no batch {number} in flight")
-        return batch
+        return batch, self.ids[number]
 
     def remove(self, number: int) -> None:
-        """Remove a batch; errors as for `get`."""
-        del self._batches[self.get(number).number]
-        self.launched.pop(number, None)
-
-    def divide(self, batch: DueBatch, parts: Iterable[Sequence[int]]) -> list[DueBatch]:
-        """Replace a batch by several ones; the arguments are those of `DelayQueue.divide`."""
-        self.remove(batch.number)
-        divided = []
-        for part in parts:
-            index = np.asarray(part, dtype=np.int64)
-            records = [batch.records[each] for each in part]
-            divided.append(self.put(batch.due_ms[index], batch.positions[index], records))
-        return divided
+        """Remove a batch."""
+        del self._batches[number], self.ids[number]
 
 
 class UnresolvedIntents:

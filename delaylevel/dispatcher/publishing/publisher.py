@@ -4,14 +4,16 @@ The owner's thread calls everything here, and nothing here waits for a target: m
 that is not open, or takes them slowly, wait in the delay queue.
 
 A launched batch has messages of one target only, so that no target delays the release of another
-one's.
+one's. What cannot be launched waits in the queue of its target, and leaves it by one way: when the
+target takes messages again. `TargetState` says what each state means for the messages of a target,
+and of all others.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import NamedTuple
+from enum import Enum
 
 from delaylevel.cluster.targets.pool import TargetKey, TargetPool
 from delaylevel.dispatcher.delay_queue import DelayQueue
@@ -27,19 +29,22 @@ from delaylevel.structures.segments.pending import SpillError
 from .outcomes import FlightOutcomes
 from .sending import ExpiryCheck, Flight, FlightSender, PoolItem
 from .set_aside import SetAsideTopics
-from .targets import BatchDivider, TargetPartitions
+from .targets import TargetPartitions, by_partition, by_target
 
-# From this number on, further messages of a target do not join those that wait for it.
-_MANY_WAITING = 1_000
-_REFUSED_EARLIER = "its target refused it before a takeover"
-#: The partition of a message before the number of its topic's partitions is known.
-UNKNOWN_PARTITION = -2
 # Limits of one target's messages in flight, and of those that are being set aside. Beyond them
 # messages wait.
 IN_FLIGHT_MESSAGES = 2_000
 IN_FLIGHT_BYTES = 16 << 20
 #: A target that needs longer for what is in flight is slow: its messages make way for others.
 SLOW_S = 0.5
+# From this number of messages on that wait for a target that is about to take them, no further ones
+# are taken: they would only follow to where these wait, and back.
+_MANY_WAITING = 1_000
+_REFUSED_EARLIER = "its target refused it before a takeover"
+# Partitions in the keys of queues: of messages that wait until the number of their topic's
+# partitions is known, and of those that wait for room to be set aside.
+UNKNOWN_PARTITION = -2
+_ASIDE_PARTITION = -4
 _BATCH = 1_000
 # Number of due messages that may wait until their intents are confirmed.
 _PREPARED = 1_000
@@ -50,263 +55,83 @@ _WARM_UP_MS = 300
 _WARM_UP = 125
 
 
-# Messages whose target is not ready wait in the delay queue, in the queue of their target. A batch
-# is *blocked* if that would only move it there and back; the dispatcher takes no further due
-# messages until it has found its place.
-class BatchPlacement:
-    """The decision which messages are launched, set aside, or have to wait.
-
-    Args:
-        partitions: partition of each message, with deduplication; None without.
+class TargetState(Enum):
+    """State of a target; it determines what becomes of its due messages.
 
     Attributes:
-        blocked: batches that have no place now, with their targets.
+        takes: True if messages are launched now, to be sent or set aside.
+        stops_from: number of messages that wait for it from which no further due messages are
+            taken, of any target: they would wait in memory for a moment only. None if its messages
+            make way instead, and wait on the disk if there are many.
     """
 
-    def __init__(
-        self,
-        delay_queue: DelayQueue,
-        pool: TargetPool[PoolItem],
-        partitions: TargetPartitions | None,
-        divider: BatchDivider,
-        admission: Admission,
-        readiness: TargetReadiness,
-        limits: InFlightLimits,
-        journal: Journal,
-    ) -> None:
-        self._queue = delay_queue
-        self._journal = journal
-        self._pool = pool
-        self._partitions = partitions
-        self._divider = divider
-        self._admission = admission
-        self._readiness = readiness
-        self._limits = limits
-        self.blocked: list[tuple[DueBatch, TargetKey]] = []
+    READY = "ready", True, None
+    REFUSED = "refused", True, None  # there is room to set its messages aside
+    FULL = "full", False, 1  # it is about to have room
+    OPENING = "opening", False, _MANY_WAITING
+    SLOW = "slow", False, None  # or without a connection
+    PAUSED = "paused", False, None
+    UNKNOWN = "unknown", False, None  # the number of its partitions has been requested
 
-    def take_blocked(self) -> list[tuple[DueBatch, TargetKey]]:
-        """Remove and return the blocked batches, to be placed again."""
-        blocked, self.blocked = self.blocked, []
-        return blocked
-
-    def place(
-        self, batch: DueBatch, key: TargetKey, flights: list[Flight], *, waited: bool = False
-    ) -> None:
-        """Launch a batch of one target, or let it wait.
-
-        Args:
-            flights: list to which its flights are added.
-            waited: True if the messages have waited, so that they do not wait for a pause again,
-                behind later ones.
-        """
-        if not key.topic:
-            if self._limits.has_room_aside():
-                self._put_aside(batch, "", flights)
-            else:
-                self.blocked.append((batch, key))
-            return
-        admitted = self._admit(batch, key, flights, waited)
-        if admitted is None:
-            return
-        batch = admitted
-        aside = self._queue.refused_earlier(batch)
-        if aside and self._pool.refusal(key.topic, key.schema) is None:
-            rest = sorted(set(range(len(batch))) - set(aside))
-            parts = [batch] if not rest else self._queue.divide(batch, [aside, rest])
-            self._put_aside(parts[0], _REFUSED_EARLIER, flights)
-            if not rest:
-                return
-            batch = parts[1]
-        if self._partitions is None or key.partition >= 0:
-            self._launch_or_wait(batch, key, flights)
-            return
-        reason = self._pool.refusal(key.topic, key.schema)
-        unknown = key._replace(partition=UNKNOWN_PARTITION)
-        partitions = self._partitions.count(key.topic)
-        if partitions is None and reason is None:
-            self.defer(batch, unknown, flights)
-            return
-        if reason is None and isinstance(partitions, str):
-            reason = partitions
-            self._pool.refuse(key.topic, key.schema, reason)
-        if reason is not None or isinstance(partitions, str):
-            if not self._limits.has_room_aside():
-                self.defer(batch, unknown, flights)
-                return
-            self._put_aside(batch, reason or str(partitions), flights)
-            return
-        for each, part in self._divider.by_partition(batch, key, partitions or 0):
-            self._launch_or_wait(part, each, flights)
-
-    def launch_waiting(self, batch: DueBatch, key: TargetKey, flights: list[Flight]) -> None:
-        """Launch messages that have waited for a target, which is ready now."""
-        admitted = self._admit(batch, key, flights, waited=True)
-        if admitted is not None:
-            self._launch(admitted, key, flights)
-
-    def defer(self, batch: DueBatch, key: TargetKey, flights: list[Flight]) -> None:
-        """Let a batch wait in the queue of a target; set it aside if the disk is full."""
-        try:
-            self._queue.defer(batch, key)
-        except SpillError as error:
-            if not self._limits.has_room_aside():
-                self.blocked.append((batch, key._replace(partition=max(key.partition, -1))))
-                return
-            self._put_aside(batch, f"it is slow, and {error.reason}", flights)
-
-    def _admit(
-        self, batch: DueBatch, key: TargetKey, flights: list[Flight], waited: bool
-    ) -> DueBatch | None:
-        """Return the messages of a batch that may be published now; None if there are none."""
-        admitted = self._admission.admit(batch, key, waited=waited)
-        if admitted.waiting is not None:
-            if self._admission.gate.is_paused(key.topic) and key.topic not in (
-                self._queue.state.paused
-            ):
-                self._journal.append_soon(self._queue.pause(key.topic))
-            self.defer(admitted.waiting, paused_key(key), flights)
-        if admitted.expired is not None:
-            if self._limits.has_room_aside():
-                flights.append(Flight(admitted.expired, None, refused=admitted.reasons))
-            else:
-                self.blocked.append((admitted.expired, key))
-        return admitted.ready
-
-    def _launch_or_wait(self, batch: DueBatch, key: TargetKey, flights: list[Flight]) -> None:
-        waiting = self._queue.waiting.count(key)
-        if waiting >= _MANY_WAITING and self._readiness.is_making_progress(key):
-            # All that is due would follow to where these wait, and back.
-            self.blocked.append((batch, key))
-        elif waiting:
-            self.defer(batch, key, flights)
-        elif self._readiness.is_ready(key):
-            self._launch(batch, key, flights)
-        elif self._limits.has_room(key) or self._limits.is_slow(key):
-            self.defer(batch, key, flights)
-        else:
-            self.blocked.append((batch, key))
-
-    def _launch(self, batch: DueBatch, key: TargetKey, flights: list[Flight]) -> None:
-        reason = self._pool.refusal(key.topic, key.schema)
-        if reason is not None:
-            self._put_aside(batch, reason, flights)
-        else:
-            flights.append(Flight(batch, key, left=len(batch)))
-
-    def _put_aside(self, batch: DueBatch, reason: str, flights: list[Flight]) -> None:
-        refused = dict.fromkeys(range(len(batch)), reason)
-        flights.append(Flight(batch, None, refused=refused))
+    def __init__(self, label: str, takes: bool, stops_from: int | None) -> None:
+        self.label = label
+        self.takes = takes
+        self.stops_from = stops_from
 
 
-class Admitted(NamedTuple):
-    """The parts of a batch; None for those without messages."""
-
-    ready: DueBatch | None
-    waiting: DueBatch | None = None
-    expired: DueBatch | None = None
-    reasons: dict[int, str] = {}  # noqa: RUF012
-
-
-class Admission:
-    """The step of a due batch before its target is looked at."""
-
-    def __init__(self, delay_queue: DelayQueue, gate: PauseGate, expiry: ExpiryCheck) -> None:
-        self._queue = delay_queue
-        self.gate = gate
-        self._expiry = expiry
-
-    def admit(self, batch: DueBatch, key: TargetKey, *, waited: bool = False) -> Admitted:
-        """Divide a batch; messages that have ``waited`` for a pause do not wait for one again."""
-        expired = self._expiry.expired(batch)
-        waits = set() if waited else set(self.gate.waits(batch, key).tolist())
-        if not (waits or expired):
-            return Admitted(batch)
-        expired = {index: at_ms for index, at_ms in expired.items() if index not in waits}
-        ready = [index for index in range(len(batch)) if index not in waits | expired.keys()]
-        indices = [ready, sorted(waits), sorted(expired)]
-        parts = iter(self._queue.divide(batch, [each for each in indices if each]))
-        found = [next(parts) if each else None for each in indices]
-        reasons = dict(enumerate(map(expired_reason, expired.values())))
-        return Admitted(found[0], found[1], found[2], reasons)
-
-
-class TargetReadiness:
-    """Readiness of targets: open, with room, not paused.
+class TargetTable:
+    """The state of each target, as it is at this moment: nothing is remembered.
 
     Args:
-        partitions: partition of each message, with deduplication; None without.
+        partitions: numbers of the targets' partitions, with deduplication; None without.
     """
 
     def __init__(
         self,
         pool: TargetPool[PoolItem],
-        limits: InFlightLimits,
         partitions: TargetPartitions | None,
+        set_aside: SetAsideTopics[Flight],
+        outcomes: FlightOutcomes,
         gate: PauseGate,
     ) -> None:
         self._pool = pool
-        self._limits = limits
         self._partitions = partitions
-        self._gate = gate
-
-    def is_ready(self, key: TargetKey) -> bool:
-        """Return True if messages of a target can be launched now, to be sent or set aside."""
-        if key.partition == PAUSED_PARTITION or self._gate.is_paused(key.topic):
-            return False
-        if self._pool.refusal(key.topic, key.schema) is not None:
-            return self._limits.has_room_aside()
-        if key.partition == UNKNOWN_PARTITION:
-            assert self._partitions is not None
-            return self._partitions.count(key.topic) is not None
-        producer = self._pool.producer(key)
-        if not producer.is_open:
-            producer.open()
-        if not producer.is_open or producer.is_lost:
-            return False
-        if not self._limits.has_room(key):
-            return False
-        # More messages would be refused, too, and memory has no room for them.
-        return self._limits.has_room_for_refusals(key)
-
-    def is_making_progress(self, key: TargetKey) -> bool:
-        """Return True if a target takes messages, or may do so in a moment."""
-        if self._pool.producer(key).is_open:
-            return self.is_ready(key) or not (
-                self._limits.has_room(key) or self._limits.is_slow(key)
-            )
-        return self._pool.producer(key).opening_s < SLOW_S
-
-
-class InFlightLimits:
-    """Room for further messages of each target, and for those that are being set aside."""
-
-    def __init__(
-        self,
-        pool: TargetPool[PoolItem],
-        set_aside: SetAsideTopics[Flight],
-        outcomes: FlightOutcomes,
-    ) -> None:
-        self._pool = pool
         self._set_aside = set_aside
         self._outcomes = outcomes
-
-    def has_room(self, key: TargetKey) -> bool:
-        """Return True if a target takes further messages."""
-        # Messages of a lost partition stay there: those of another one must not wait for them.
-        return _is_below_limits(*self._pool.load(key.topic, without_lost=True))
+        self._gate = gate
 
     def has_room_aside(self) -> bool:
         """Return True if further messages may be set aside."""
         return _is_below_limits(*self._set_aside.load)
 
-    def has_room_for_refusals(self, key: TargetKey) -> bool:
-        """Return True unless too many messages that a target has refused are being set aside."""
-        return _is_below_limits(*self._outcomes.refused_load(key.topic))
-
-    def is_slow(self, key: TargetKey) -> bool:
-        """Return True if a target needs long for what is in flight."""
-        # The limits are those of the whole target, so any of its producers may be the slow one.
-        return self._pool.age_s(key.topic) > SLOW_S
+    def state(self, key: TargetKey) -> TargetState:
+        """Return the state of a target, which is opened for messages that can be sent to it."""
+        topic, pool = key.topic, self._pool
+        if not topic or key.partition == _ASIDE_PARTITION:
+            return TargetState.READY if self.has_room_aside() else TargetState.FULL
+        if key.partition == PAUSED_PARTITION or self._gate.is_paused(topic):
+            return TargetState.PAUSED
+        if pool.refusal(topic, key.schema) is not None:
+            return TargetState.REFUSED if self.has_room_aside() else TargetState.SLOW
+        if key.partition == UNKNOWN_PARTITION:
+            assert self._partitions is not None
+            count = self._partitions.count(topic)
+            if isinstance(count, str):
+                return TargetState.REFUSED if self.has_room_aside() else TargetState.SLOW
+            return TargetState.UNKNOWN if count is None else TargetState.READY
+        producer = pool.producer(key)
+        if not producer.is_open:
+            producer.open()
+        if not producer.is_open:
+            return TargetState.OPENING if producer.opening_s < SLOW_S else TargetState.SLOW
+        # Messages of a lost partition stay there: those of another one must not wait for them.
+        if not _is_below_limits(*pool.load(topic, without_lost=True)):
+            # The limits are those of the whole target, so any of its producers may be slow.
+            return TargetState.SLOW if pool.age_s(topic) > SLOW_S else TargetState.FULL
+        # More messages than these would be refused, too, and memory has no room for them.
+        if producer.is_lost or not _is_below_limits(*self._outcomes.refused_load(topic)):
+            return TargetState.SLOW
+        return TargetState.READY
 
 
 def _is_below_limits(messages: int, size: int) -> bool:
@@ -342,15 +167,15 @@ class BatchPublisher:
         self._description = description
         self._clock = clock
         self._warm_until_ms = -1
-        expiry = ExpiryCheck(delay_queue, description, clock, numbered=self._numbered)
+        self._expiry = ExpiryCheck(delay_queue, description, clock, numbered=self._numbered)
         self._sender = FlightSender(
             delay_queue,
             pool,
             journal,
-            expiry,
+            self._expiry,
             numbered=self._numbered,
             clock=clock,
-            has_room_aside=lambda: self._limits.has_room_aside(),
+            has_room_aside=lambda: self._table.has_room_aside(),
             now_s=now_s,
         )
         self._outcomes = FlightOutcomes(
@@ -364,20 +189,9 @@ class BatchPublisher:
             now_s=now_s,
         )
         self.flights = self._outcomes.flights  # those that are not completely confirmed
-        self._limits = InFlightLimits(pool, set_aside, self._outcomes)
-        self._divider = BatchDivider(delay_queue, partitions)
         self._gate = PauseGate(description, delay_queue.waiting.count, clock)
-        self._readiness = TargetReadiness(pool, self._limits, partitions, self._gate)
-        self._placement = BatchPlacement(
-            delay_queue,
-            pool,
-            partitions,
-            self._divider,
-            Admission(delay_queue, self._gate, expiry),
-            self._readiness,
-            self._limits,
-            journal,
-        )
+        self._table = TargetTable(pool, partitions, set_aside, self._outcomes, self._gate)
+        self._launched: list[Flight] = []  # not passed to the sender yet
 
     def __len__(self) -> int:
         """Return the number of batches that are not completely confirmed."""
@@ -391,7 +205,7 @@ class BatchPublisher:
     @property
     def busy(self) -> bool:
         """True while messages or earlier intents wait for a target."""
-        return self._outcomes.busy or bool(self._placement.blocked) or self.has_waiting
+        return self._outcomes.busy or self.has_waiting
 
     @property
     def has_waiting(self) -> bool:
@@ -407,7 +221,7 @@ class BatchPublisher:
     @property
     def ready(self) -> bool:
         """True if another batch may be published."""
-        return not self._placement.blocked and self._sender.prepared < _PREPARED
+        return self._sender.prepared < _PREPARED and not self._is_stopped
 
     @property
     def is_calm(self) -> bool:
@@ -457,14 +271,9 @@ class BatchPublisher:
 
     def publish(self, batch: DueBatch) -> None:
         """Launch a batch; messages of targets that are not ready wait in the delay queue."""
-        flights: list[Flight] = []
-        for key, part in self._divider.by_target(batch):
-            earlier = key._replace(partition=UNKNOWN_PARTITION)
-            if self._queue.waiting.count(earlier):
-                self._placement.defer(part, earlier, flights)
-            else:
-                self._placement.place(part, key, flights)
-        self._send(flights)
+        for key, part in by_target(batch, self._queue.divide, batched=not self._numbered):
+            self._place(part, key)
+        self._send()
 
     def send_prepared(self) -> None:
         """Send launched messages whose intents are confirmed; errors as for `publish`."""
@@ -499,48 +308,34 @@ class BatchPublisher:
 
     def publish_waiting(self) -> None:
         """Publish messages that have waited for their targets, as far as these are ready now."""
-        if self._sender.prepared and not self._queue.waiting.targets:
+        waiting = self._queue.waiting
+        if self._sender.prepared and not waiting.targets:
             self.send_prepared()  # now, and not after the next ones are prepared
-        flights: list[Flight] = []
-        placement = self._placement
-        for batch, key in placement.take_blocked():
-            if (rest := self._queue.without_cancelled(batch)) is not None:
-                placement.place(rest, key, flights, waited=True)
-        for key in self._queue.waiting.targets:
+        for key in waiting.targets:
             if key.partition == PAUSED_PARTITION:
-                self._send(flights)
-                flights = []
-                self._publish_paused(key)
+                self._end_pause(key)
                 continue
-            unknown = key.partition == UNKNOWN_PARTITION
-            while (
-                self._queue.waiting.count(key)
-                and self._readiness.is_ready(key)
-                and not (unknown and placement.blocked)
-            ):
+            while waiting.count(key) and self._table.state(key).takes:
                 part = self._queue.advance_waiting(key, _BATCH)
                 if part is None:
                     continue
-                if unknown:
-                    placement.place(part, key._replace(partition=-1), flights, waited=True)
+                if key.partition == _ASIDE_PARTITION:
+                    self._place(part, key._replace(partition=-1), waited=True)
                 else:
-                    placement.launch_waiting(part, key, flights)
-                self._send(flights)
-                flights = []
-        self._send(flights)
+                    self._launch(part, key)
+                self._send()
 
-    def _publish_paused(self, key: TargetKey) -> None:
+    def _end_pause(self, key: TargetKey) -> None:
         """Publish messages that have waited for the end of a pause, as many as may leave now."""
-        placement, waiting = self._placement, self._queue.waiting
+        waiting = self._queue.waiting
         left = self._gate.count(key)
-        while left > 0 and waiting.count(key) and not placement.blocked:
-            flights: list[Flight] = []
+        while left > 0 and waiting.count(key) and not self._is_stopped:
             before = waiting.count(key)
             part = self._queue.advance_waiting(key, min(left, _BATCH))
             left -= before - waiting.count(key)
             if part is not None:
-                placement.place(part, key._replace(partition=-1), flights, waited=True)
-            self._send(flights)
+                self._place(part, key._replace(partition=-1), waited=True)
+                self._send()
 
     def process(self) -> None:
         """Process the outcomes of messages that were sent; errors as for `publish`."""
@@ -554,7 +349,111 @@ class BatchPublisher:
         """Close producers that are not used."""
         self._pool.close_idle()
 
-    def _send(self, flights: list[Flight]) -> None:
+    def _place(self, batch: DueBatch, key: TargetKey, *, waited: bool = False) -> None:
+        """Launch a batch of one target, or let it wait.
+
+        Args:
+            waited: True if the messages do not wait for a pause again, behind later ones.
+        """
+        if key.topic and not waited:
+            paused = self._gate.waits(batch, key).tolist()
+            if paused:
+                if self._gate.is_paused(key.topic) and key.topic not in self._queue.state.paused:
+                    self._journal.append_soon(self._queue.pause(key.topic))
+                batches = self._split(batch, paused)
+                self._wait(batches[0], paused_key(key))
+                if batches[1] is None:
+                    return
+                batch = batches[1]
+        if self._numbered and key.topic:
+            key = key._replace(partition=UNKNOWN_PARTITION)
+        self._launch_or_wait(batch, key)
+
+    def _launch_or_wait(self, batch: DueBatch, key: TargetKey) -> None:
+        if not self._queue.waiting.count(key) and self._table.state(key).takes:
+            self._launch(batch, key)
+        else:
+            self._wait(batch, key)
+
+    def _wait(self, batch: DueBatch, key: TargetKey) -> None:
+        """Let a batch wait in the queue of its target; set it aside if the disk is full."""
+        try:
+            self._queue.defer(batch, key)
+        except SpillError as error:
+            if self._table.has_room_aside():
+                self._put_aside(
+                    batch, dict.fromkeys(range(len(batch)), f"it is slow, and {error.reason}")
+                )
+            else:
+                self._queue.defer(batch, key._replace(partition=_ASIDE_PARTITION))
+
+    def _launch(self, batch: DueBatch, key: TargetKey) -> None:
+        """Launch a batch of a target that takes messages now."""
+        reasons = self._reasons(batch, key)
+        if reasons:
+            aside, rest = self._split(batch, sorted(reasons))
+            if self._table.has_room_aside():
+                self._put_aside(aside, dict(enumerate(map(reasons.__getitem__, sorted(reasons)))))
+            else:
+                self._queue.defer(aside, key._replace(partition=_ASIDE_PARTITION))
+            if rest is None:
+                return
+            batch = rest
+        if key.partition == UNKNOWN_PARTITION:
+            self._launch_by_partition(batch, key)
+        else:
+            self._launched.append(Flight(batch, key, left=len(batch)))
+
+    def _launch_by_partition(self, batch: DueBatch, key: TargetKey) -> None:
+        """Launch a batch of a target whose partitions have been counted."""
+        assert self._partitions is not None
+        count = self._partitions.count(key.topic)
+        if isinstance(count, int):
+            for each, part in by_partition(batch, key, count, self._partitions, self._queue.divide):
+                self._launch_or_wait(part, each)
+        else:
+            reason = str(count)
+            self._pool.refuse(key.topic, key.schema, reason)
+            self._put_aside(batch, dict.fromkeys(range(len(batch)), reason))
+
+    def _reasons(self, batch: DueBatch, key: TargetKey) -> dict[int, str]:
+        """Return why messages are set aside instead of being sent, by index."""
+        everything = range(len(batch))
+        if not key.topic:
+            return dict.fromkeys(everything, "")  # the message has its reason
+        expired = self._expiry.expired(batch)
+        refusal = self._pool.refusal(key.topic, key.schema)
+        if refusal is not None:
+            reasons = dict.fromkeys(everything, refusal)
+        else:
+            reasons = dict.fromkeys(self._queue.refused_earlier(batch), _REFUSED_EARLIER)
+        if expired:
+            reasons |= {index: expired_reason(at_ms) for index, at_ms in expired.items()}
+        return reasons
+
+    def _split(self, batch: DueBatch, first: list[int]) -> tuple[DueBatch, DueBatch | None]:
+        """Return the messages with these ascending indices, and the others; None for no others."""
+        if len(first) == len(batch):
+            return batch, None
+        rest = sorted(set(range(len(batch))) - set(first))
+        one, other = self._queue.divide(batch, [first, rest])
+        return one, other
+
+    def _put_aside(self, batch: DueBatch, reasons: dict[int, str]) -> None:
+        self._launched.append(Flight(batch, None, refused=reasons))
+
+    @property
+    def _is_stopped(self) -> bool:
+        """True if no further due messages are taken, because of those that wait for a target."""
+        waiting = self._queue.waiting
+        for key in waiting.targets:
+            stops_from = self._table.state(key).stops_from
+            if stops_from is not None and waiting.count(key) >= stops_from:
+                return True
+        return False
+
+    def _send(self) -> None:
+        flights, self._launched = self._launched, []
         if not flights:
             return
         if self._numbered:

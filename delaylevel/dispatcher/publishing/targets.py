@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import attrgetter
+from typing import TypeAlias
 
 from delaylevel.cluster.failures import error_name
 from delaylevel.cluster.port import TopicAdmin
@@ -13,7 +14,6 @@ from delaylevel.cluster.publisher import SHARED_TEXT, needs_own_batch
 from delaylevel.cluster.targets.pool import TargetKey
 from delaylevel.cluster.targets.receivers import NO_TOPIC
 from delaylevel.cluster.threads import Starter
-from delaylevel.dispatcher.delay_queue import DelayQueue
 from delaylevel.dispatcher.record import DueBatch, WindowMessage
 from delaylevel.errors import BrokerError, NotFoundError
 from delaylevel.model.topic_name import TopicName
@@ -119,54 +119,38 @@ def java_string_hash(key: str) -> int:
     return value & 0x7FFFFFFF
 
 
-class BatchDivider:
-    """Divider of batches without an intent.
+#: Function that returns parts of a batch; each has ascending indices.
+Divide: TypeAlias = "Callable[[DueBatch, Iterable[Sequence[int]]], list[DueBatch]]"
 
-    Args:
-        partitions: partition of each message, with deduplication; None without.
-    """
 
-    def __init__(self, delay_queue: DelayQueue, partitions: TargetPartitions | None) -> None:
-        self._queue = delay_queue
-        self._partitions = partitions
+def by_target(
+    batch: DueBatch, divide: Divide, *, batched: bool
+) -> Iterator[tuple[TargetKey, DueBatch]]:
+    """Divide a batch by the targets of its messages, which share a batch there if ``batched``."""
+    messages = batch.messages
+    if len(set(map(_TARGET, messages))) == 1 and _have_short_texts(messages):
+        yield TargetKey(*_TARGET(messages[0])), batch
+        return
+    groups: dict[tuple[str, str, str, bool], list[int]] = {}
+    for index, message in enumerate(messages):
+        alone = batched and needs_own_batch(message, message.properties)
+        group = message.target, message.schema, message.compression, alone
+        groups.setdefault(group, []).append(index)
+    parts = [batch] if len(groups) == 1 else divide(batch, groups.values())
+    for (target, schema, compression, alone), part in zip(groups, parts, strict=True):
+        yield TargetKey(target, schema, compression, alone=alone), part
 
-    def by_target(self, batch: DueBatch) -> Iterator[tuple[TargetKey, DueBatch]]:
-        """Divide a batch by the targets of its messages."""
-        messages = batch.messages
-        if len(set(map(_TARGET, messages))) == 1 and _have_short_texts(messages):
-            yield TargetKey(*_TARGET(messages[0])), batch
-            return
-        groups: dict[tuple[str, str, str, bool], list[int]] = {}
-        batched = self._partitions is None
-        for index, message in enumerate(messages):
-            alone = batched and needs_own_batch(message, message.properties)
-            group = message.target, message.schema, message.compression, alone
-            indices = groups.get(group)
-            if indices is None:
-                groups[group] = [index]
-            else:
-                indices.append(index)
-        parts = [batch]
-        if len(groups) > 1:
-            parts = self._queue.divide(batch, groups.values())
-        for (target, schema, compression, alone), part in zip(groups, parts, strict=True):
-            yield TargetKey(target, schema, compression, alone=alone), part
 
-    def by_partition(
-        self, batch: DueBatch, key: TargetKey, partitions: int
-    ) -> Iterator[tuple[TargetKey, DueBatch]]:
-        """Divide a batch of one target by its partitions, if it has any."""
-        if not partitions:
-            yield key, batch
-            return
-        assert self._partitions is not None
-        groups: dict[int, list[int]] = {}
-        for index, message in enumerate(batch.messages):
-            partition = self._partitions.of(message, partitions)
-            groups.setdefault(partition, []).append(index)
-        parts = [batch] if len(groups) == 1 else self._queue.divide(batch, groups.values())
-        for partition, part in zip(groups, parts, strict=True):
-            yield key._replace(partition=partition), part
+def by_partition(
+    batch: DueBatch, key: TargetKey, count: int, partitions: TargetPartitions, divide: Divide
+) -> Iterator[tuple[TargetKey, DueBatch]]:
+    """Divide a batch of one target by its partitions; ``count`` is 0 for a topic without."""
+    groups: dict[int, list[int]] = {}
+    for index, message in enumerate(batch.messages):
+        groups.setdefault(partitions.of(message, count) if count else -1, []).append(index)
+    parts = [batch] if len(groups) == 1 else divide(batch, groups.values())
+    for partition, part in zip(groups, parts, strict=True):
+        yield key._replace(partition=partition), part
 
 
 def _have_short_texts(messages: list[WindowMessage]) -> bool:

@@ -109,7 +109,6 @@ class World:
         self.reader = bisect_left(self.window, low_watermark, key=lambda each: each.position)
         self.reader = self.rng.randint(0, self.reader)
         self.flights: list[Flight] = []
-        self.blocked: list[DueBatch] = []
         self.waits = False
         self.outcomes: list[tuple[int, CancelDecision]] = []  # number of records to be confirmed
         self.unanswered: list[int] = []
@@ -206,10 +205,8 @@ class World:
         """Let a batch without an intent get one, or let it wait somewhere."""
         way = self.rng.random()
         if way < 0.15:
-            self.blocked.append(batch)
-        elif way < 0.3:
             self.queue.put_back(batch)
-        elif way < 0.45 and (not self.queue.waiting.count(KEY)):
+        elif way < 0.45 and not self.queue.waiting.count(KEY):
             self.queue.defer(batch, KEY)
         elif way < 0.55 and len(batch) > 1:
             parts = [range(len(batch))[start::2] for start in (0, 1)]
@@ -229,11 +226,6 @@ class World:
         self.flights.append(flight)
 
     def publish_waiting(self) -> None:
-        blocked, self.blocked = self.blocked, []
-        for batch in blocked:
-            rest = self.queue.without_cancelled(batch)
-            if rest is not None:
-                self.place(rest)
         while self.queue.waiting.count(KEY):
             part = self.queue.advance_waiting(KEY, 5)
             if part is not None:

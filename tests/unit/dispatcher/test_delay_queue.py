@@ -87,6 +87,7 @@ def test_due_messages_are_released_by_due_time_then_position(fix: Fixture) -> No
     assert batch.positions.tolist() == [position(entry) for entry in (4, 2, 5, 1, 3)]
     assert batch.records[0] == ("a", 4, b"4", ("x", 1.5))
     assert len(batch) == 5
+    fix.queue.launch(batch)
     assert (len(fix.queue), fix.queue.in_flight) == (1, 5)
     assert fix.queue.advance(T0 + 89) is None
     assert entries(fix.queue.advance(T0 + 90)) == [6]

@@ -14,6 +14,7 @@ import pytest
 
 from delaylevel.dispatcher.journal.records import Intent, unpack
 from delaylevel.dispatcher.journal.state import JournalState
+from delaylevel.dispatcher.publishing.publisher import TargetState
 from delaylevel.model import envelope as env
 from delaylevel.model.level_topic import ALL, Expired
 from support.seeds import SEARCH, seeds
@@ -388,7 +389,7 @@ def test_each_message_is_released_or_expires_with_little_room(
 ) -> None:
     monkeypatch.setattr("delaylevel.dispatcher.publishing.publisher.IN_FLIGHT_MESSAGES", 4)
     monkeypatch.setattr("delaylevel.dispatcher.publishing.publisher._BATCH", 3)
-    monkeypatch.setattr("delaylevel.dispatcher.publishing.publisher._MANY_WAITING", 3)
+    monkeypatch.setattr(TargetState.OPENING, "stops_from", 3)
     monkeypatch.setattr("delaylevel.dispatcher.pending._IN_MEMORY", 4)
     random_runs(10, False, True, tmp_path / "unnumbered")
     random_runs(10, True, True, tmp_path / "numbered")

@@ -11,6 +11,7 @@ import pytest
 
 from delaylevel.cluster.targets.pool import TargetKey
 from delaylevel.dispatcher.journal.records import UNCERTAIN
+from delaylevel.dispatcher.publishing.publisher import TargetState
 from delaylevel.dispatcher.publishing.sending import ExpiryCheck
 from delaylevel.model import envelope as env
 from delaylevel.testing import ManualClock
@@ -75,7 +76,7 @@ def test_few_messages_are_set_aside_at_a_time(
 ) -> None:
     monkeypatch.setattr("delaylevel.dispatcher.publishing.publisher.IN_FLIGHT_MESSAGES", 20)
     monkeypatch.setattr("delaylevel.dispatcher.publishing.publisher._BATCH", 5)
-    monkeypatch.setattr("delaylevel.dispatcher.publishing.publisher._MANY_WAITING", 5)
+    monkeypatch.setattr(TargetState.OPENING, "stops_from", 5)
     run = Simulation(numbered, tmp_path)
     run.broker.topics[ORDERS].refuses = True
     run.send(200, ORDERS, too_big=False)
@@ -135,7 +136,7 @@ def test_few_messages_that_are_too_large_are_set_aside_at_a_time(
 ) -> None:
     monkeypatch.setattr("delaylevel.dispatcher.publishing.publisher.IN_FLIGHT_MESSAGES", 20)
     monkeypatch.setattr("delaylevel.dispatcher.publishing.publisher._BATCH", 5)
-    monkeypatch.setattr("delaylevel.dispatcher.publishing.publisher._MANY_WAITING", 5)
+    monkeypatch.setattr(TargetState.OPENING, "stops_from", 5)
     run = Simulation(numbered, tmp_path)
     run.send(200, ORDERS, too_big=True)
     run.send(5, INVOICES, too_big=False)
@@ -155,7 +156,7 @@ def test_a_burst_waits_for_an_opening_in_the_delay_queue(
 ) -> None:
     """Not where messages of slow targets wait, from which all of it would have to come back."""
     monkeypatch.setattr("delaylevel.dispatcher.publishing.publisher._BATCH", 5)
-    monkeypatch.setattr("delaylevel.dispatcher.publishing.publisher._MANY_WAITING", 5)
+    monkeypatch.setattr(TargetState.OPENING, "stops_from", 5)
     run = Simulation(False, tmp_path)
     run.send(100, ORDERS, too_big=False)
     run.wait(0.02)

@@ -19,6 +19,7 @@ from delaylevel.cluster.publisher import KEY_BATCHED_SETTINGS
 from delaylevel.cluster.targets import send_state
 from delaylevel.cluster.targets.send_state import EntryOutcome
 from delaylevel.dispatcher.journal import state as journal_state
+from delaylevel.dispatcher.publishing.publisher import TargetState
 from delaylevel.dispatcher.record import WindowMessage
 from support.seeds import SEARCH, examples
 from support.simulation import (
@@ -250,7 +251,7 @@ def test_nothing_is_lost_or_published_twice_with_little_room(
 ) -> None:
     monkeypatch.setattr("delaylevel.dispatcher.publishing.publisher.IN_FLIGHT_MESSAGES", 4)
     monkeypatch.setattr("delaylevel.dispatcher.publishing.publisher._BATCH", 3)
-    monkeypatch.setattr("delaylevel.dispatcher.publishing.publisher._MANY_WAITING", 3)
+    monkeypatch.setattr(TargetState.OPENING, "stops_from", 3)
     monkeypatch.setattr("delaylevel.dispatcher.pending._IN_MEMORY", 4)
     search_runs(numbered, False, partitions=partitions)
 
@@ -263,7 +264,7 @@ def test_nothing_is_lost_or_published_twice_in_a_burst(
     monkeypatch.setattr("delaylevel.dispatcher.publishing.sending._MANY", 1)
     monkeypatch.setattr("delaylevel.dispatcher.publishing.publisher._PREPARED", 4)
     monkeypatch.setattr("delaylevel.dispatcher.publishing.publisher._BATCH", 3)
-    monkeypatch.setattr("delaylevel.dispatcher.publishing.publisher._MANY_WAITING", 3)
+    monkeypatch.setattr(TargetState.OPENING, "stops_from", 3)
     small_entries(monkeypatch)
     search_runs(numbered, False)
 
