@@ -37,8 +37,9 @@ from .turns import TURNS
 _LEAST_BYTES = 1 << 20
 #: Approximate memory of a row outside the segments: tracker, set of open positions, and IDs.
 _ROW_BYTES = 20
-#: The partition in the key of the queue of a paused target.
-PAUSED_PARTITION = -3
+#: Partitions in the keys of queues: of messages that wait until the number of their target's
+#: partitions is known, for the end of a pause, and for room to be set aside.
+UNKNOWN_PARTITION, PAUSED_PARTITION, ASIDE_PARTITION = -2, -3, -4
 # A target that is being opened needs no more than this; a slow one may use the disk.
 _IN_MEMORY = 2_000
 _BYTES_IN_MEMORY = 2 << 20
@@ -417,7 +418,11 @@ class WaitingQueues:
         """Add messages: all of them, or none."""
         queue = self._queues.get(target)
         if queue is None:
-            queue = WaitingQueue(self._clock, self._overflow, self.attribute)
+            # What waits for room to be set aside has found the disk full, or is little: nothing
+            # else is taken meanwhile.
+            in_memory = target.partition == ASIDE_PARTITION
+            overflow = None if in_memory else self._overflow
+            queue = WaitingQueue(self._clock, overflow, self.attribute)
             self._queues[target] = queue
         queue.put(batch)
 

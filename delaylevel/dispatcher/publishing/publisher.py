@@ -18,7 +18,13 @@ from enum import Enum
 from delaylevel.cluster.targets.pool import TargetKey, TargetPool
 from delaylevel.dispatcher.delay_queue import DelayQueue
 from delaylevel.dispatcher.journal.topic import Journal
-from delaylevel.dispatcher.pending import PAUSED_PARTITION, PauseGate, paused_key
+from delaylevel.dispatcher.pending import (
+    ASIDE_PARTITION,
+    PAUSED_PARTITION,
+    UNKNOWN_PARTITION,
+    PauseGate,
+    paused_key,
+)
 from delaylevel.dispatcher.record import DueBatch, WindowMessage
 from delaylevel.dispatcher.stats import SharedOwnerStats
 from delaylevel.model.clock import Clock
@@ -41,10 +47,6 @@ SLOW_S = 0.5
 # are taken: they would only follow to where these wait, and back.
 _MANY_WAITING = 1_000
 _REFUSED_EARLIER = "its target refused it before a takeover"
-# Partitions in the keys of queues: of messages that wait until the number of their topic's
-# partitions is known, and of those that wait for room to be set aside.
-UNKNOWN_PARTITION = -2
-_ASIDE_PARTITION = -4
 _BATCH = 1_000
 # Number of due messages that may wait until their intents are confirmed.
 _PREPARED = 1_000
@@ -107,7 +109,7 @@ class TargetTable:
     def state(self, key: TargetKey) -> TargetState:
         """Return the state of a target, which is opened for messages that can be sent to it."""
         topic, pool = key.topic, self._pool
-        if not topic or key.partition == _ASIDE_PARTITION:
+        if not topic or key.partition == ASIDE_PARTITION:
             return TargetState.READY if self.has_room_aside() else TargetState.FULL
         if key.partition == PAUSED_PARTITION or self._gate.is_paused(topic):
             return TargetState.PAUSED
@@ -319,7 +321,7 @@ class BatchPublisher:
                 part = self._queue.advance_waiting(key, _BATCH)
                 if part is None:
                     continue
-                if key.partition == _ASIDE_PARTITION:
+                if key.partition == ASIDE_PARTITION:
                     self._place(part, key._replace(partition=-1), waited=True)
                 else:
                     self._launch(part, key)
@@ -385,7 +387,7 @@ class BatchPublisher:
                     batch, dict.fromkeys(range(len(batch)), f"it is slow, and {error.reason}")
                 )
             else:
-                self._queue.defer(batch, key._replace(partition=_ASIDE_PARTITION))
+                self._queue.defer(batch, key._replace(partition=ASIDE_PARTITION))
 
     def _launch(self, batch: DueBatch, key: TargetKey) -> None:
         """Launch a batch of a target that takes messages now."""
@@ -395,7 +397,7 @@ class BatchPublisher:
             if self._table.has_room_aside():
                 self._put_aside(aside, dict(enumerate(map(reasons.__getitem__, sorted(reasons)))))
             else:
-                self._queue.defer(aside, key._replace(partition=_ASIDE_PARTITION))
+                self._queue.defer(aside, key._replace(partition=ASIDE_PARTITION))
             if rest is None:
                 return
             batch = rest
@@ -411,10 +413,11 @@ class BatchPublisher:
         if isinstance(count, int):
             for each, part in by_partition(batch, key, count, self._partitions, self._queue.divide):
                 self._launch_or_wait(part, each)
+        elif count is None:  # the reason has just become old
+            self._wait(batch, key)
         else:
-            reason = str(count)
-            self._pool.refuse(key.topic, key.schema, reason)
-            self._put_aside(batch, dict.fromkeys(range(len(batch)), reason))
+            self._pool.refuse(key.topic, key.schema, count)
+            self._put_aside(batch, dict.fromkeys(range(len(batch)), count))
 
     def _reasons(self, batch: DueBatch, key: TargetKey) -> dict[int, str]:
         """Return why messages are set aside instead of being sent, by index."""
