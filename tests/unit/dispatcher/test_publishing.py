@@ -11,6 +11,7 @@ import pytest
 
 from delaylevel.cluster.targets.pool import TargetKey
 from delaylevel.dispatcher.journal.records import UNCERTAIN
+from delaylevel.dispatcher.pending import ASIDE_PARTITION
 from delaylevel.dispatcher.publishing.publisher import TargetState
 from delaylevel.dispatcher.publishing.sending import ExpiryCheck
 from delaylevel.model import envelope as env
@@ -149,6 +150,32 @@ def test_few_messages_that_are_too_large_are_set_aside_at_a_time(
     assert len(run.broker.topics[INVOICES].delivered) == 5
     run.settle()
     run.check()
+
+
+@pytest.mark.parametrize("numbered", [False, True])
+def test_messages_wait_in_memory_if_there_is_no_other_place(
+    numbered: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The target is slow, the disk full, and the held topic as slow."""
+    monkeypatch.setattr("delaylevel.dispatcher.publishing.publisher.IN_FLIGHT_MESSAGES", 4)
+    monkeypatch.setattr("delaylevel.dispatcher.publishing.publisher._BATCH", 3)
+    monkeypatch.setattr("delaylevel.dispatcher.pending._IN_MEMORY", 4)
+    run = Simulation(numbered, tmp_path)
+    run.send(60, ORDERS, too_big=False)
+    run.disk_full = True
+    aside = TargetKey(ORDERS, partition=ASIDE_PARTITION)
+    for _ in range(100):
+        run.work()
+        run.cycle()
+        run.wait(0.02)
+        if run.queue.waiting.count(aside):
+            break
+    assert run.queue.waiting.count(aside)
+    assert not run.publisher.ready  # nothing else is taken
+    assert len(run.queue) > 30
+    run.settle()
+    run.check()
+    assert not run.queue.waiting.targets
 
 
 def test_a_burst_waits_for_an_opening_in_the_delay_queue(
