@@ -7,11 +7,8 @@ groups of a histogram) has a memory limit, and goes to a temporary folder beyond
 from __future__ import annotations
 
 import json
-import math
 import re
 import tempfile
-import threading
-import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -33,53 +30,6 @@ ReadRows = Callable[[Selection, set[str]], tuple[pa.Schema, Generator[pa.RecordB
 
 _MEMORY = "512MB"
 _TEMPORARY = "100GB"
-# What a condition may use: nothing that makes a text or list larger than the row, however it is
-# nested. That excludes concat and replace, lists that are cast to texts, and macros that repeat an
-# argument (nullif).
-_FUNCTIONS = frozenset(
-    (
-        *("lower", "upper", "trim", "ltrim", "rtrim", "length", "strlen", "substring", "substr"),
-        *("left", "right", "starts_with", "ends_with", "prefix", "suffix", "contains", "strpos"),
-        *("instr", "position", "regexp_matches", "regexp_full_match", "decode", "octet_length"),
-        *("abs", "sign", "round", "floor", "ceil", "ceiling", "trunc", "mod", "fmod", "pow"),
-        *("sqrt", "ln", "log", "log2", "log10", "exp", "greatest", "least", "isnan", "isfinite"),
-        *("map_contains", "map_keys", "map_values", "list_contains", "cardinality"),
-        *("json_extract_string", "json_valid"),
-        *("now", "today", "current_localtimestamp", "date_trunc", "date_part", "date_diff"),
-        *("time_bucket", "epoch", "epoch_ms", "epoch_us", "make_date", "make_timestamp"),
-        *("to_timestamp", "timezone", "strftime", "strptime", "try_strptime", "last_day"),
-        *("dayname", "monthname", "year", "quarter", "month", "week", "day", "hour", "minute"),
-        *("second", "weekday", "isodow", "dayofweek", "dayofmonth", "dayofyear"),
-        *("to_years", "to_months", "to_weeks", "to_days", "to_hours", "to_minutes", "to_seconds"),
-        "to_milliseconds",
-    )
-)
-# Functions as which DuckDB parses operators, LIKE, and the present time without parentheses.
-_OPERATORS = frozenset(
-    (
-        *("+", "-", "*", "/", "//", "%", "**", "^", "@", "&", "|", "~", "<<", ">>", "->>", "^@"),
-        *("~~", "!~~", "~~*", "!~~*", "~~~", "like_escape", "not_like_escape", "ilike_escape"),
-        *("not_ilike_escape", "get_current_timestamp", "current_timestamp", "current_date"),
-    )
-)
-_CLASSES = frozenset(
-    (
-        *("CONSTANT", "COLUMN_REF", "COMPARISON", "CONJUNCTION", "BETWEEN", "CASE", "OPERATOR"),
-        *("CAST", "TYPE", "FUNCTION"),
-    )
-)
-_TYPES = frozenset(
-    (
-        *("BOOLEAN", "BOOL", "TINYINT", "SMALLINT", "INTEGER", "BIGINT", "HUGEINT", "UTINYINT"),
-        *("USMALLINT", "UINTEGER", "UBIGINT", "UHUGEINT", "INT", "INT1", "INT2", "INT4", "INT8"),
-        *("LONG", "SHORT", "SIGNED", "FLOAT", "REAL", "DOUBLE", "FLOAT4", "FLOAT8", "DECIMAL"),
-        *("NUMERIC", "DATE", "TIME", "TIMESTAMP", "DATETIME", "TIMESTAMPTZ", "INTERVAL"),
-        *("TIMESTAMP WITH TIME ZONE", "TIMESTAMP_S", "TIMESTAMP_MS", "TIMESTAMP_US"),
-        *("TIMESTAMP_NS", "VARCHAR", "TEXT", "STRING"),
-    )
-)
-# Longest time in which a condition is evaluated for one batch of rows.
-_PATIENCE_S = 60.0
 _HOUR_MS, _DAY_MS = 3_600_000, 86_400_000
 _BATCH_ROWS = 10_000
 
@@ -212,15 +162,12 @@ def _query(read: ReadRows, selection: Selection, columns: set[str], sql: str) ->
     schema, batches = read(selection, columns)
     failure: list[BaseException] = []
 
-    with _connected() as connection, _Patience(connection) as patience:
+    with _connected() as connection:
 
         def watched() -> Iterator[pa.RecordBatch]:
             # DuckDB replaces the error of a failed read by one with its own words.
             try:
-                for batch in batches:
-                    patience.begin()
-                    yield batch
-                    patience.end()
+                yield from batches
             except BaseException as error:
                 failure.append(error)
                 raise
@@ -246,45 +193,31 @@ def _selected(where: str | None) -> str:
 
 def _check_condition(where: str) -> None:
     """Raise InvalidInputError unless a text is one condition on the rows of pending messages."""
-    with _connected() as connection, _Patience(connection) as patience:
-        patience.begin()
+    with _connected() as connection:
         try:
             # Without parentheses: nothing in the text can close one that it did not open.
-            found, plain = (
+            condition, plain = (
                 json.loads(
                     connection.execute("SELECT json_serialize_sql(?)", [sql]).fetchall()[0][0]
                 )
                 for sql in (f"SELECT * FROM pending WHERE\n{where}\n", _selected("true"))
             )
-            _check_expression(where, found, plain)
+            if condition["error"]:
+                raise _wrong_condition(where, condition["error_message"])
+            conditions = [
+                one["node"].pop("where_clause", None)
+                for parsed in (condition, plain)
+                for one in parsed["statements"]
+            ]
+            if _unplaced(condition) != _unplaced(plain) or not conditions[0]:
+                raise _wrong_condition(where, "it is not one condition, but a part of a query")
+            # The rows come as a stream, which can be read only once.
+            if '"SUBQUERY"' in json.dumps(conditions[0]):
+                raise _wrong_condition(where, "it may not have a subquery")
             _register(connection, pa.Table.from_batches([], schema=SCHEMA))
             connection.execute(_selected(where)).fetchall()
         except duckdb.Error as error:
             raise _wrong_condition(where, error) from error
-
-
-def _check_expression(where: str, found: Any, plain: Any) -> None:
-    """Raise InvalidInputError unless a query is a plain one but for a condition on the row alone.
-
-    Subqueries could read files and other tables, and large texts and lists could take all memory,
-    which DuckDB's limit does not cover.
-
-    Args:
-        found, plain: the query with the condition, and one with another condition, as DuckDB has
-            parsed them.
-    """
-    if found["error"]:
-        raise _wrong_condition(where, found["error_message"])
-    conditions = [
-        one["node"].pop("where_clause", None)
-        for parsed in (found, plain)
-        for one in parsed["statements"]
-    ]
-    if _unplaced(found["statements"]) != _unplaced(plain["statements"]) or not conditions[0]:
-        raise _wrong_condition(where, "it is not one condition, but a part of another query")
-    refused = _refused(conditions[0])
-    if refused:
-        raise _wrong_condition(where, f"it may not have {refused}")
 
 
 def _unplaced(value: Any) -> Any:
@@ -296,86 +229,12 @@ def _unplaced(value: Any) -> Any:
     return value
 
 
-def _refused(value: Any) -> str | None:
-    """Return the first part of a parsed condition that is not allowed, or None."""
-    if isinstance(value, list):
-        return next(filter(None, map(_refused, value)), None)
-    if not isinstance(value, dict):
-        return None
-    kind = value.get("class")
-    if (kind is not None and kind not in _CLASSES) or value.get("type") == "ARRAY_CONSTRUCTOR":
-        return f"a {str(kind).lower().replace('_', ' ')}"
-    if kind == "CAST":
-        name = _type_name(value)
-        if name not in _TYPES:
-            return f"a cast to {name} (use one to a number, a time or a text)"
-    if kind == "FUNCTION":
-        name = str(value["function_name"]).lower()
-        if name not in _FUNCTIONS | _OPERATORS:
-            allowed = ", ".join(sorted(_FUNCTIONS))
-            return f"{name} (use operators, LIKE, CASE, coalesce, CAST and the functions {allowed})"
-        if name in ("json_extract_string", "->>") and not _is_one_path(value):
-            return f"{name} with another path than a constant one without *"
-    return _refused(list(value.values()))
-
-
-def _type_name(cast: dict[str, Any]) -> str:
-    """Return the name of the type of a parsed cast, which releases of DuckDB place differently."""
-    found = cast.get("type_expr", {}).get("type_name") or cast.get("cast_type", {}).get("id")
-    return str(found).upper()
-
-
-def _is_one_path(function: dict[str, Any]) -> bool:
-    """Return True if the second argument is a constant JSON path to one value."""
-    arguments = function.get("arguments") or function.get("children") or []
-    if len(arguments) != 2:
-        return False
-    path = arguments[1].get("expression", arguments[1])
-    return path["class"] == "CONSTANT" and "*" not in json.dumps(path)
-
-
 def _wrong_condition(where: str, error: object) -> InvalidInputError:
     reason = str(error).partition("\n")[0].strip()
-    if isinstance(error, duckdb.InterruptException):
-        reason = f"it takes more than {_PATIENCE_S:.0f} s for some messages"
     return InvalidInputError(
         f"the condition {where!r} cannot be used: {reason}. Columns are {', '.join(SCHEMA.names)}; "
         "a property is properties['name']"
     )
-
-
-class _Patience:
-    """Limit of the time in which DuckDB evaluates a condition for one batch of rows.
-
-    The time in which rows are read, and in which they are sorted afterwards, has no limit.
-    """
-
-    def __init__(self, connection: Any) -> None:
-        self._connection = connection
-        self._until_s = math.inf
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="delaylevel-query", daemon=True)
-
-    def __enter__(self) -> _Patience:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        self._thread.join()
-
-    def begin(self) -> None:
-        """Begin the time for a batch."""
-        self._until_s = time.monotonic() + _PATIENCE_S
-
-    def end(self) -> None:
-        """End the time for a batch: DuckDB asks for the next one."""
-        self._until_s = math.inf
-
-    def _watch(self) -> None:
-        while not self._ended.wait(0.1):
-            if time.monotonic() > self._until_s:
-                self._connection.interrupt()
 
 
 def _register(connection: Any, rows: Any) -> None:

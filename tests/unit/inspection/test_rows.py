@@ -201,28 +201,17 @@ def test_a_condition_reads_and_writes_nothing_but_rows(tmp_path: Path) -> None:
         f"EXISTS (FROM read_csv('{secret}'))",
         f"size IN (SELECT a FROM '{secret}')",
         f"true) UNION ALL SELECT * FROM read_csv('{secret}') --",
+        "true) UNION ALL (SELECT * FROM pending WHERE (true",
         f"true); COPY (SELECT 1) TO '{copy}'; SELECT (true",
         f"true; COPY (SELECT 1) TO '{copy}'",
-        "EXISTS (WITH RECURSIVE t AS (SELECT 1 UNION ALL SELECT 1 FROM t) FROM t)",
+        f"length(read_text('{secret}')) > 0",
         "true ORDER BY size",
         "true LIMIT 1",
         "true UNION SELECT * FROM pending",
         "size > (SELECT avg(size) FROM pending)",
         "true GROUP BY ALL HAVING true",
-        "list_sum(range(1000000000000)) > size",
-        "len(list_transform([1, 2], lambda x: x + size)) > 0",
-        "length(repeat('x', 2000000000)) > size",
-        "length(printf('%500000d', size)) > 0",
-        "length(format('{:>400000}', 'x')) > 0",
-        "length(bitstring('1', 400000)) > 0",
-        "length(replace(replace(key, 'k', 'kkkk'), 'k', 'kkkk')) > 0",
-        "length(regexp_replace(key, 'k', 'kkkk', 'g')) > 0",
-        "length(concat(key, key)) > 0",
-        "length(key || key) > 0",
-        "value::bit::varchar = ''",
-        "[[key]::varchar]::varchar = ''",
-        "json_extract_string(key, '$..*')::varchar = ''",
-        "nullif(key, 'x') = ''",
+        "getenv('HOME') <> ''",
+        "sum(size) > 1",
         "row_number() OVER () > 1",
         "",
     ]
@@ -236,38 +225,10 @@ def test_a_condition_reads_and_writes_nothing_but_rows(tmp_path: Path) -> None:
         assert len(look.table(Selection(where=everything))) == 10
 
 
-@pytest.mark.parametrize(
-    "where",
-    [
-        "properties['amount']::double > 10 OR true",
-        "TRY_CAST(properties['amount'] AS DECIMAL(10, 2)) IS NULL OR true",
-        "key IS NULL OR lower(key) LIKE 'k%' OR key ~ 'x' OR key NOT ILIKE 'a_'",
-        "size IN (1, 2) OR size BETWEEN 0 AND 1_000_000 AND NOT size % 7 = 8",
-        "CASE WHEN size > 1 THEN true ELSE coalesce(key, '') <> 'x' END",
-        "substring(coalesce(key, '') from 1 for 2) <> 'xx' AND position('xx' in id) = 0",
-        "extract(hour FROM to_timestamp(due_ms / 1000)) >= 0",
-        "date_trunc('day', epoch_ms(due_ms)) <> DATE '1999-01-01'",
-        "epoch_ms(due_ms) > TIMESTAMP '2000-01-01' - INTERVAL 3 DAY",
-        "now() > TIMESTAMPTZ '2000-01-01 00:00:00+00' AND current_date > DATE '2000-01-01'",
-        "strftime(epoch_ms(due_ms), '%H') >= '00' AND NOT map_contains(properties, 'none')",
-        "decode(value)->>'$.customer' IS NULL OR true",
-        "starts_with(place, 'DAY') OR contains(target, 'orders') OR round(size / 2) >= 0",
-    ],
-)
-def test_a_condition_may_compare_texts_numbers_and_times(where: str) -> None:
+def test_a_condition_may_read_a_field_of_the_payload() -> None:
+    where = "decode(value)->>'$.customer' IS NULL OR TRY_CAST(properties['amount'] AS INT) > 0"
     with filled(10) as (memory, _):
         assert len(inspector(memory).table(Selection(where=where))) == 10
-
-
-def test_a_condition_that_takes_too_long_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("delaylevel.inspection.query._PATIENCE_S", 0.3)
-    slow = "regexp_matches(decode(value), '(a?b?){300}c')"
-    with filled(1) as (memory, _):
-        producer = memory.client().create_producer("orders", enable_delay_level_topic=True)
-        for hours in range(30, 200):
-            producer.send(b"ab" * 400, deliver_after=timedelta(hours=hours))
-        with pytest.raises(InvalidInputError, match="it takes more than"):
-            inspector(memory).table(Selection(where=slow))
 
 
 def test_an_error_during_a_read_keeps_its_message(monkeypatch: pytest.MonkeyPatch) -> None:
