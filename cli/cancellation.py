@@ -32,7 +32,7 @@ from delaylevel.producer.receipts import check_cancellable
 from . import options
 from .command import Settings, examples, pass_settings
 from .failures import finish, outcome_tone, with_options
-from .inspection import Reading, inspector, query, selection_options
+from .inspection import Reading, id_option, inspector, query, selection_options
 from .options import DURATION
 
 OUTCOMES: tuple[Column, ...] = (
@@ -68,7 +68,6 @@ def _changing(function: F) -> F:
         click.option(
             "--receipt", metavar="TEXT", help="Receipt of the message, instead of its ID."
         ),
-        click.argument("message_id", required=False, metavar="[ID]"),
         click.argument("topic"),
     ):
         function = option(function)
@@ -76,52 +75,35 @@ def _changing(function: F) -> F:
 
 
 @examples(
-    "delaylevel pending cancel orders renewal-4711",
+    "delaylevel pending cancel orders --id renewal-4711",
     "delaylevel pending cancel orders --key customer-7 --count 3 --timeout 1s",
     "delaylevel pending cancel orders --where \"properties['kind'] = 'reminder'\" --count 120",
-    "delaylevel pending cancel orders renewal-4711 --at 2030-01-31T12:00:00Z",
 )
 @click.command()
 @_changing
-@options.at("due_ms")
-@click.option("--partition-key", metavar="KEY", help="Partition key of that message, with --at.")
 @pass_settings
-def cancel(
-    settings: Settings,
-    topic: str,
-    message_id: str | None,
-    due_ms: int | None,
-    partition_key: str | None,
-    **arguments: Any,
-) -> None:
+def cancel(settings: Settings, topic: str, **arguments: Any) -> None:
     """Cancel pending messages of TOPIC.
 
-    Select them by ID, receipt, --key, --where or the other conditions. A message that is selected
-    by its ID is searched for, unless --at gives its due time. More than one message needs --count.
+    Select them as for `delaylevel pending list`, or one by its receipt, which needs no search. More
+    than one message needs --count.
 
     OUTCOME is `accepted` until the dispatcher has decided, which it does when the message is nearly
     due. There is a row for each message. The exit code is 0 if all of them are accepted or
     cancelled, and 1 if one of them is failed, too late or unknown, or none is found.
     """
-    if due_ms is None and partition_key is not None:
-        raise click.UsageError("--partition-key is that of a message given by ID and --at")
-    if due_ms is not None and message_id is None:
-        raise click.UsageError("--at is the due time of one message: give its ID, too")
-    named = None if due_ms is None else (due_ms, partition_key or "")
-    _change(settings, topic, message_id, changes.cancel, OUTCOMES, named=named, **arguments)
+    _change(settings, topic, changes.cancel, OUTCOMES, **arguments)
 
 
 @examples(
-    "delaylevel pending reschedule orders renewal-4711 --at +2d",
+    "delaylevel pending reschedule orders --id renewal-4711 --at +2d",
     "delaylevel pending reschedule orders --key customer-7 --count 3 --at 2030-01-31T12:00:00Z",
 )
 @click.command()
 @_changing
 @options.at("deliver_at", required=True)
 @pass_settings
-def reschedule(
-    settings: Settings, topic: str, message_id: str | None, deliver_at: int, **arguments: Any
-) -> None:
+def reschedule(settings: Settings, topic: str, deliver_at: int, **arguments: Any) -> None:
     """Give pending messages of TOPIC another due time.
 
     Each message is stored again, with a new ID and the new due time. Then the old one is cancelled,
@@ -134,48 +116,48 @@ def reschedule(
     otherwise 1, also if none is found.
     """
     change = partial(changes.reschedule, deliver_at)
-    _change(settings, topic, message_id, change, RESCHEDULED, **arguments)
+    _change(settings, topic, change, RESCHEDULED, **arguments)
 
 
 @examples(
-    "delaylevel pending fire orders renewal-4711",
+    "delaylevel pending fire orders --id renewal-4711",
     "delaylevel pending fire orders --key customer-7 --count 3 --timeout 1s",
 )
 @click.command()
 @_changing
 @pass_settings
-def fire(settings: Settings, topic: str, message_id: str | None, **arguments: Any) -> None:
+def fire(settings: Settings, topic: str, **arguments: Any) -> None:
     """Deliver pending messages of TOPIC now.
 
     This is `delaylevel pending reschedule` to the present, with the same outcomes and exit codes.
     """
-    _change(settings, topic, message_id, changes.fire, RESCHEDULED, **arguments)
+    _change(settings, topic, changes.fire, RESCHEDULED, **arguments)
 
 
 @examples(
     "delaylevel pending outcome orders",
-    "delaylevel pending outcome orders renewal-4711 -o json",
+    "delaylevel pending outcome orders --id renewal-4711 -o json",
 )
 @click.command()
 @click.argument("topic")
-@click.argument("message_id", required=False, metavar="[ID]")
+@id_option
 @options.output
 @pass_settings
-def outcome(settings: Settings, topic: str, message_id: str | None, output: str) -> None:
+def outcome(settings: Settings, topic: str, id: str | None, output: str) -> None:  # noqa: A002
     """Show the outcomes of cancellations of TOPIC.
 
-    Those of about the last day are shown, one for each message. With ID, only its outcome is shown,
-    and the exit code is 1 if there is none: the dispatcher has not decided, or it was long ago.
+    Those of about the last day are shown, one for each message. With --id, the exit code is 1 if
+    there is none: the dispatcher has not decided, or it was long ago.
     """
     with inspector(settings, topic) as look:
-        found = look.outcomes().stored(message_id)
+        found = look.outcomes().stored(id)
     emit(
         [outcome_view(one) for one in found],
         OUTCOMES,
         output,
         empty="No cancellation has an outcome.",
     )
-    if message_id is not None and not found:
+    if id is not None and not found:
         click.get_current_context().exit(1)
 
 
@@ -192,7 +174,6 @@ def client_of(settings: Settings) -> DelayLevelClient:
 def _change(
     settings: Settings,
     topic: str,
-    message_id: str | None,
     change: Change,
     columns: Sequence[Column],
     *,
@@ -200,27 +181,15 @@ def _change(
     count: int | None,
     timeout: Any,
     output: str,
-    named: tuple[int, str] | None = None,
     **conditions: Any,
 ) -> None:
-    """Change the selected messages, and print the outcomes.
-
-    Args:
-        named: due time in ms and partition key of the message with the ID; None to search for it.
-    """
-    selected = message_id or conditions["id"]
-    if message_id is not None and conditions["id"] is not None:
-        raise click.UsageError("give the ID or --id, not both")
-    conditions["id"] = selected
+    """Change the selected messages, and print the outcomes."""
     with query(settings, topic, **conditions) as (look, selection, shown):
         check_cancellable(look.description, has_admin=True)
-        if receipt is not None or named is not None:
-            others = selection == Selection(id=selected)
-            if not others or (receipt is not None and selected is not None):
-                raise click.UsageError(
-                    "a receipt, or an ID with --at, names one message: give no further conditions"
-                )
-            chosen = [_named(look, receipt, selected, named)]
+        if receipt is not None:
+            if selection != Selection():
+                raise click.UsageError("a receipt names one message: give no further conditions")
+            chosen = [named_by_receipt(look.description, receipt)]
         else:
             chosen = _found(look, selection, shown)
         shown.close()
@@ -241,29 +210,10 @@ def _change(
         )
 
 
-def _named(
-    look: Inspector, receipt: str | None, message_id: str | None, named: tuple[int, str] | None
-) -> Receipt:
-    """Return the receipt of a message that is not searched for."""
-    description = look.description
-    if receipt is not None:
-        return named_by_receipt(description, receipt)
-    assert message_id is not None
-    assert named is not None
-    due_ms, key = named
-    targets = description.targets if look.target is None else (look.target,)
-    if len(targets) != 1:
-        raise InvalidInputError(
-            f"{description.topic} carries messages for {', '.join(targets)}: give --target; "
-            "nothing was changed"
-        )
-    return Receipt(message_id, due_ms, targets[0], description.topic, key)
-
-
 def _found(look: Inspector, selection: Selection, shown: Reading) -> list[Receipt]:
     """Return the receipts of the selected messages, without those that are held."""
     if selection == Selection() and look.target is None:
-        raise click.UsageError("select messages: by ID, --receipt, --key, --where, --from, --to …")
+        raise click.UsageError("select messages: --id, --receipt, --key, --where, --from, --to …")
     rows = pending_rows(look, selection, tell=shown.tell, expect=shown.expect)
     found, held = receipts_of(look.description, rows)
     if held:

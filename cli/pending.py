@@ -1,149 +1,31 @@
-"""``delaylevel pending``: pending messages as rows, bars, averages, or a file."""
+"""``delaylevel pending``: pending messages as rows, bars or averages."""
 
 from __future__ import annotations
 
 import base64
-import codecs
-import csv
 import difflib
 import functools
 import json
-import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from delaylevel.cli.views.output import emit, emit_one, note
 from delaylevel.cli.views.tables import DAY_MS, Column, bucket_label, chart
 from delaylevel.cli.views.terminal import cut, printable
-from delaylevel.errors import InvalidInputError
 from delaylevel.inspection import Selection
 from delaylevel.model.formatting import format_duration
 from delaylevel.model.topic_name import TopicName
 
 from . import cancellation, options
 from .command import Settings, examples, pass_settings
-from .inspection import Reading, query, screen, selection_options
+from .inspection import query, screen, selection_options
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from delaylevel.inspection import Inspector, Selection
+    from delaylevel.inspection import Selection
     from delaylevel.inspection.query import HistogramBar
     from delaylevel.inspection.rows import PendingRow
-
-
-Batches = Iterable["pa.RecordBatch"]
-
-
-def check_file(file: Path, force: bool) -> None:
-    """Refuse a file that cannot be written, before anything is read."""
-    if file.suffix.lower() not in _WRITERS:
-        raise InvalidInputError(
-            f"{file.name!r} has no known ending: name a file that ends in {', '.join(_WRITERS)}"
-        )
-    if file.exists() and not force:
-        raise InvalidInputError(f"{file} exists: --force replaces it")
-    if not file.parent.is_dir():
-        raise InvalidInputError(f"the folder {file.parent} does not exist: create it first")
-
-
-def export_rows(
-    look: Inspector, selection: Selection, file: Path, payload: bool, force: bool, shown: Reading
-) -> int:
-    """Write the selected messages to a file in due order, and return their number.
-
-    The ending of the file selects the format.
-    """
-    from delaylevel.inspection.rows import row_columns
-
-    columns = row_columns(payload)
-    batches = look.ordered_batches(selection, columns=columns, tell=shown.tell, expect=shown.expect)
-    written = 0
-
-    def counted() -> Iterator[pa.RecordBatch]:
-        nonlocal written
-        for batch in batches:
-            written += len(batch)
-            yield batch
-
-    with _replacing(file, force) as stream:
-        _WRITERS[file.suffix.lower()](stream, counted(), columns)
-    return written
-
-
-@contextmanager
-def _replacing(file: Path, force: bool) -> Iterator[BinaryIO]:
-    """Open a temporary file that takes the final name when the block ends without an error.
-
-    It is in the same folder, because a rename is atomic only within one file system.
-    """
-    temporary = file.with_name(f".{file.name}.{os.getpid()}.part")
-    try:
-        with temporary.open("xb") as stream:
-            yield stream
-            stream.flush()
-            os.fsync(stream.fileno())
-        check_file(file, force)  # another process may have created it meanwhile
-        temporary.replace(file)
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise click.ClickException(
-            f"{file} cannot be written: {reason}. Check the folder's permissions and free space"
-        ) from error
-    finally:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
-
-
-def _write_parquet(stream: BinaryIO, batches: Batches, columns: list[str]) -> None:
-    import pyarrow as pa
-    from pyarrow import parquet
-
-    from delaylevel.inspection.rows import SCHEMA
-
-    schema = pa.schema([SCHEMA.field(name) for name in columns])
-    with parquet.ParquetWriter(stream, schema, compression="zstd") as writer:
-        for batch in batches:
-            writer.write_batch(batch)
-
-
-def _write_csv(stream: BinaryIO, batches: Batches, columns: list[str]) -> None:
-    lines = csv.writer(codecs.getwriter("utf-8")(stream), lineterminator="\n")
-    lines.writerow(_keys(payload="value" in columns))
-    for view in _views(batches, columns):
-        properties = json.dumps(view["properties"])  # a cell has no place for a map
-        lines.writerow({**view, "properties": properties}.values())
-
-
-def _write_jsonl(stream: BinaryIO, batches: Batches, columns: list[str]) -> None:
-    for view in _views(batches, columns):
-        stream.write(json.dumps(view).encode() + b"\n")
-
-
-def _views(batches: Batches, columns: list[str]) -> Iterator[dict[str, Any]]:
-    from delaylevel.inspection.rows import rows_of
-
-    payload = "value" in columns
-    return (row_view(row, payload) for row in rows_of(batches))
-
-
-def _keys(payload: bool) -> list[str]:
-    """Return the keys of a row, which a file without rows needs too."""
-    from delaylevel.inspection.rows import PendingRow
-
-    blank: dict[str, Any] = dict.fromkeys(PendingRow._fields)
-    return list(row_view(PendingRow(**blank), payload))
-
-
-_WRITERS: dict[str, Callable[[BinaryIO, Batches, list[str]], None]] = {
-    ".parquet": _write_parquet,
-    ".csv": _write_csv,
-    ".jsonl": _write_jsonl,
-}
 
 
 _LENGTHS_MS = {"hour": 3_600_000, "day": DAY_MS}
@@ -271,7 +153,7 @@ _limit_option = functools.partial(
     click.option, "--limit", type=click.IntRange(min=0), help="Number of rows to show; 0 for all."
 )
 _payload_option = click.option(
-    "--payload", is_flag=True, help="Include the payload; base64 in JSON and CSV."
+    "--payload", is_flag=True, help="Include the payload; base64 in JSON."
 )
 
 
@@ -281,7 +163,6 @@ _payload_option = click.option(
     "delaylevel pending list orders --key customer-7",
     "delaylevel pending histogram orders --by day",
     "delaylevel pending average orders size --to +1d",
-    "delaylevel pending export orders pending.parquet",
     "delaylevel pending cancel orders --key customer-7 --count 3",
 )
 @click.group(cls=_Group)
@@ -299,7 +180,7 @@ def pending() -> None:
     "delaylevel pending list orders --from +1h --to +2h --limit 20",
     "delaylevel pending list orders --where 'size > 1000 AND delay_ms > 86400000'",
     "delaylevel pending list orders --where \"properties['kind'] = 'reminder'\" -o wide",
-    "delaylevel pending list orders --key customer-7 --limit 0 -o jsonl",
+    "delaylevel pending list orders --key customer-7 --limit 0 -o jsonl --payload > saved.jsonl",
     "delaylevel pending list orders --property invoice=2030-117",
     "delaylevel pending list orders --id public/default/_orders-delay-level-partition-3:12:7:0",
 )
@@ -319,7 +200,8 @@ def list_(
     due_ms, publish_ms, delay_ms, event_ms, size, key, ordering_key, id, target, place, role, level,
     partition, properties['name'], value.
 
-    With --id, the exit code is 1 if no pending message matches.
+    With --id, the exit code is 1 if no pending message matches. With --payload, `delaylevel send
+    --jsonl` sends the rows of -o jsonl again, with their IDs, targets and due times.
     """
     with query(settings, topic, **conditions) as (look, selection, shown):
         reads: dict[str, Any] = {"value": payload, "tell": shown.tell, "expect": shown.expect}
@@ -435,35 +317,6 @@ def average(settings: Settings, topic: str, attribute: str, output: str, **condi
             for name, value in view.items()
         }
     emit_one(view, _AVERAGE, output)
-
-
-@examples(
-    "delaylevel pending export orders orders.parquet",
-    "delaylevel pending export orders next-day.csv --to +1d --force",
-    "delaylevel pending export orders invoices.jsonl --property kind=invoice --payload",
-)
-@pending.command()
-@click.argument("topic")
-@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
-@selection_options
-@_payload_option
-@click.option("--force", is_flag=True, help="Replace an existing file.")
-@pass_settings
-def export(
-    settings: Settings, topic: str, file: Path, payload: bool, force: bool, **conditions: Any
-) -> None:
-    """Write pending messages of TOPIC to FILE.
-
-    They are written in due order. The ending of FILE selects the format: .parquet, .csv or .jsonl.
-    A .jsonl file has the keys of `list -o jsonl`; with --payload, `delaylevel send --jsonl` sends
-    its messages again, with their IDs, targets and due times. A .csv file has the keys as columns,
-    and a .parquet file has the columns that --where takes. Messages are written while they are
-    read, under a temporary name in the same folder. FILE appears when it is complete.
-    """
-    check_file(file, force)
-    with query(settings, topic, **conditions) as (look, selection, shown):
-        count = export_rows(look, selection, file, payload, force, shown)
-    note(f"{count:,} messages are in {file}.")
 
 
 for _command in cancellation.COMMANDS:

@@ -51,7 +51,7 @@ _LINE_KEYS = frozenset(
         *("at", "after", "expires_at", "expires_after", "target"),
     )
 )
-# Keys of a line of `pending export` that describe the present place of the message.
+# Keys of a line of `pending list` that describe the present place of the message.
 _EXPORTED_KEYS = frozenset(
     (
         *("due_ms", "event_ms", "publish_ms", "delay_ms", "size", "place", "role", "level"),
@@ -113,7 +113,7 @@ def send(
 
     A long delay goes through the level topic. With --jsonl, each line is an object: body (text or
     null) or base64; key, ordering_key, properties, event_time; at or after; expires_at or
-    expires_after; id; target, if it is not TOPIC. Or it is a line of `pending export --payload`:
+    expires_after; id; target, if it is not TOPIC. Or it is a line of `pending list --payload`:
     its message keeps everything, its schema included.
 
     There is a row for each message: `stored`; `failed` with the reason, e.g. for a wrong line; or
@@ -413,7 +413,7 @@ def parse_line(text: str, now_ms: int) -> Outgoing:
             are ``key``, ``ordering_key``, ``properties``, ``event_time``, ``at`` or ``after``,
             ``expires_at`` or ``expires_after``, ``id`` and ``target``. Times are ISO-8601, epoch ms
             or ``+2h``; ``after`` and ``expires_after`` are durations (``3d``). Or a line that
-            ``pending export --payload`` has written.
+            ``pending list --payload`` has written.
     """
     try:
         value = json.loads(text)
@@ -462,9 +462,9 @@ def parse_line(text: str, now_ms: int) -> Outgoing:
 
 
 def _exported(row: dict[str, Any]) -> tuple[dict[str, Any], SchemaRef | None]:
-    """Return the line for a message that ``pending export`` has written, and its schema."""
+    """Return the line for a message that ``pending list`` has written, and its schema."""
     if "value_base64" not in row:
-        raise InvalidInputError("it has no payload: export the messages with --payload")
+        raise InvalidInputError("it has no payload: list the messages with --payload")
     if row["due_ms"] is None:
         raise InvalidInputError("its due time could not be read: see `delaylevel dlq`")
     line = {key: item for key, item in row.items() if key not in _EXPORTED_KEYS}

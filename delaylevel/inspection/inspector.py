@@ -215,7 +215,7 @@ class Inspector:
 
         columns = row_columns(value)
         yield from rows_of(
-            self.ordered_batches(selection, columns=columns, limit=limit, tell=tell, expect=expect)
+            self._ordered(selection, columns=columns, limit=limit, tell=tell, expect=expect)
         )
 
     def table(
@@ -239,14 +239,12 @@ class Inspector:
         from .rows import SCHEMA, row_columns
 
         names = list(columns or row_columns(value=False))
-        found = self.ordered_batches(
-            selection, columns=names, limit=limit, tell=tell, expect=expect
-        )
+        found = self._ordered(selection, columns=names, limit=limit, tell=tell, expect=expect)
         batches = list(found)  # a wrong column is reported before the schema needs it
         schema = pa.schema([SCHEMA.field(name) for name in names])
         return pa.Table.from_batches(batches, schema=schema)
 
-    def ordered_batches(
+    def _ordered(
         self,
         selection: Selection | None = None,
         *,
@@ -255,13 +253,9 @@ class Inspector:
         tell: OnMessages | None = None,
         expect: OnMessages | None = None,
     ) -> Iterator[pa.RecordBatch]:
-        """Yield pending messages in due order as record batches.
+        """Yield pending messages in due order as record batches; the rest is as for :meth:`rows`.
 
         The sort keeps a bounded amount in memory and the rest in a temporary folder.
-
-        Args:
-            selection, limit, tell, expect: as for :meth:`rows`.
-            columns: names of columns of :data:`delaylevel.inspection.rows.SCHEMA`.
         """
         from .query import ordered
 

@@ -193,8 +193,8 @@ class Routing:
         elif message_id.startswith(self._made_ids) and "-partition-" in message_id:
             raise InvalidInputError(
                 f"{message_id!r} is a position, which is no ID: the message was sent without one. "
-                f"`delaylevel pending cancel {shell(self._target)} {shell(message_id)}` searches "
-                "for it; nothing was sent"
+                f"`delaylevel pending cancel {shell(self._target)} --id {shell(message_id)}` "
+                "searches for it; nothing was sent"
             )
         now_ms = self._clock.now_ms()
         decision = self._router.decide(due_ms, now_ms)

@@ -326,14 +326,13 @@ EXPECTED = Expected(
                 (
                     "delaylevel pending cancel orders --key customer-7 --count 3",
                     "delaylevel pending cancel orders --key customer-7 --count 3 --timeout 1s",
-                    "delaylevel pending cancel orders renewal-4711",
-                    "delaylevel pending cancel orders renewal-4711 --at 2030-01-31T12:00:00Z",
+                    "delaylevel pending cancel orders --id renewal-4711",
                     "delaylevel pending fire orders --key customer-7 --count 3 --timeout 1s",
-                    "delaylevel pending fire orders renewal-4711",
+                    "delaylevel pending fire orders --id renewal-4711",
                     "delaylevel pending outcome orders",
                     "delaylevel pending reschedule orders --key customer-7 --count 3 "
                     "--at 2030-01-31T12:00:00Z",
-                    "delaylevel pending reschedule orders renewal-4711 --at +2d",
+                    "delaylevel pending reschedule orders --id renewal-4711 --at +2d",
                 ),
                 CANCELLABLE,
             ),
@@ -388,7 +387,7 @@ EXPECTED = Expected(
     exits={
         "delaylevel doctor orders": 1,  # no mover runs
         "delaylevel doctor orders --all": 1,
-        "delaylevel pending outcome orders renewal-4711 -o json": 1,  # no dispatcher runs
+        "delaylevel pending outcome orders --id renewal-4711 -o json": 1,  # no dispatcher runs
         "delaylevel doctor orders --delivery effectively-once --trigger 10s": 1,
         "delaylevel dlq replay orders --all": 1,  # some cannot be read
     },

@@ -89,7 +89,7 @@ def test_a_sent_message_is_cancelled_by_its_id_or_receipt(
 
     wait = ("--timeout", "60s", "-o", "json") if after == "10m" else ("-o", "json")
     expected = "cancelled" if after == "10m" else "accepted"
-    for named in (("b",), ("--receipt", str(receipts[2]))):
+    for named in (("--id", "b"), ("--receipt", str(receipts[2]))):
         result = run("cancel", topic, *named, *wait)
         assert result.exit_code == 0, result.stderr
         (row,) = rows(result)
@@ -98,7 +98,7 @@ def test_a_sent_message_is_cancelled_by_its_id_or_receipt(
     assert pending_ids(run, topic) == ["a"]
     horizon = json.loads(run(topic, "-o", "json", group="horizon").stdout)
     assert (horizon["messages"], horizon["damaged"], horizon["exact"]) == (1, 0, True)
-    assert run("cancel", topic, "b").exit_code == 1
+    assert run("cancel", topic, "--id", "b").exit_code == 1
     outcomes = rows(run("outcome", topic, "-o", "json"))
     assert len(outcomes) == (2 if after == "10m" else 0)
 
@@ -145,7 +145,7 @@ def test_a_target_that_does_not_exist_is_not_created(
     with world.client().create_producer(topic, enable_delay_level_topic=True) as producer:
         producer.send(b"x", deliver_after=timedelta(hours=2), message_id="a")
     world.admin.delete(TopicName.parse(topic), force=True)
-    refused = run("cancel", orders.topic, "a")
+    refused = run("cancel", orders.topic, "--id", "a")
     assert refused.exit_code == 2
     assert "does not exist" in refused.stderr
     with Inspector.connect(connection, orders.topic) as look:

@@ -51,14 +51,13 @@ COMMANDS: dict[str, list[tuple[str, str]]] = {
     "pending list": [("TOPIC", "inspect")],
     "pending histogram": [("TOPIC", "inspect")],
     "pending average": [("TOPIC size", "inspect")],
-    "pending export": [("TOPIC FILE", "inspect")],
     "pending cancel": [
         ("TOPIC --key k --count 1", "inspect"),
-        ("TOPIC id --timeout 1s", "inspect"),
+        ("TOPIC --id id --timeout 1s", "inspect"),
     ],
     "pending fire": [("TOPIC --key k --count 1", "inspect")],
     "pending reschedule": [("TOPIC --key k --count 1 --at +1h", "inspect")],
-    "pending outcome": [("TOPIC id", "")],
+    "pending outcome": [("TOPIC --id id", "")],
     "horizon": [
         ("TOPIC", ""),
         ("TOPIC --exact", "window"),

@@ -118,14 +118,14 @@ def test_cancel_has_the_outcome_of_the_command(
             b"x", deliver_after=timedelta(days=3), message_id=name, partition_key=f"of {name}"
         )
     by_http = act("cancel", topic="orders", id="http")
-    by_command = run("cancel", "orders", "command", "-o", "json")
+    by_command = run("cancel", "orders", "--id", "command", "-o", "json")
     assert (by_http.status, by_command.exit_code) == (200, 0)
     (found,), (expected,) = by_http.json()["rows"], json.loads(by_command.stdout)
     assert found == expected | {"id": "http", "key": "of http"}
     assert found["outcome"] == "accepted"
     assert [row["id"] for row in json.loads(run("list", "orders", "-o", "json").stdout)] == ["kept"]
 
-    missing, not_found = act("cancel", id="nobody"), run("cancel", "orders", "nobody")
+    missing, not_found = act("cancel", id="nobody"), run("cancel", "orders", "--id", "nobody")
     assert (missing.status, not_found.exit_code) == (404, 1)
     sent = producer.schedule(b"x", deliver_at=memory.clock.now_ms())  # due at once
     late = act("cancel", receipt=str(sent))

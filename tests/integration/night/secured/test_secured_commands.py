@@ -105,12 +105,12 @@ def test_looking_and_acting_need_what_the_page_says(
     assert ids("looking") == {"first", "second", "third"}
     done = run("looking", "horizon", roles.target)
     assert (done.exit_code, "3 pending" in done.output) == (0, True), done.output
-    assert run("looking", "pending", "cancel", roles.target, "first").exit_code == 1
+    assert run("looking", "pending", "cancel", roles.target, "--id", "first").exit_code == 1
     assert ids("looking") == {"first", "second", "third"}
     for words in (
-        ("cancel", roles.target, "first"),
-        ("reschedule", roles.target, "second", "--at", "+4d"),
-        ("fire", roles.target, "third"),
+        ("cancel", roles.target, "--id", "first"),
+        ("reschedule", roles.target, "--id", "second", "--at", "+4d"),
+        ("fire", roles.target, "--id", "third"),
     ):
         done = run("acting", "pending", *words)
         assert (done.exit_code, "accepted" in done.output) == (0, True), done.output
