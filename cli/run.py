@@ -250,4 +250,4 @@ class _Progress:
         now_ms = time.time_ns() // 1_000_000
         # They request others in the background, where the end of the process would stop them.
         members = {} if ends else self._service.members()
-        self._view.update(self._movers(), owners, releases, members, time.monotonic(), now_ms)
+        self._view.update(self._movers(), owners, releases, members, now_ms)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from delaylevel.cli.views import logs
 from delaylevel.cli.views.output import note
 from delaylevel.cli.views.tables import Column, local, render
+from delaylevel.cli.views.terminal import width_of
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.topic_name import TopicName
 
@@ -84,7 +86,7 @@ def serving_lines(
     ]
     if logs.is_json():
         return [", ".join(f"{key} {value}" for key, value in row.items() if value) for row in rows]
-    return render(rows, _SERVED).splitlines() if rows else []
+    return render(rows, _SERVED, width=width_of(sys.stderr)).splitlines() if rows else []
 
 
 def refused_lines(

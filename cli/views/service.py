@@ -24,33 +24,28 @@ Movers = Mapping[str, MoverStats]
 Members = Mapping[str, LevelTopicStatus | None]
 
 _LATE = ("overdue", "behind")
-# What waits now, the totals of this process, and its state. In a narrow terminal, the rest goes.
+# What waits now, the totals of this process, and its state. 80 columns have room for all of them.
 _COLUMNS = (
     Column("topic"),
     Column("pending", "number"),
-    Column("parked", "number", rank=5),
     Column("next_due", tone=lambda text, _: "red" if str(text).startswith(_LATE) else None),
     Column("moved", "number"),
     Column("released", "number"),
-    Column("moved_rate", "number", head="MOVED/s", rank=3),
-    Column("released_rate", "number", head="RELEASED/s", rank=2),
     Column("p99_ms", "duration", head="P99 LATE", rank=1),
     Column("held", "number", tone=yellow_if_any),
     Column("mover", tone=lambda state, _: "red" if state == "failing" else None),
-    Column("window", rank=4),
+    Column("window"),
 )
-_LEGEND = "PENDING: parked (a batch is one), in the window, held. MOVED, RELEASED: totals."
+_LEGEND = "PENDING: parked (a batch is one), in the window, held. WINDOW: partitions."
 # A commit may take some tenths of a second; the broker's statistics are some seconds old.
 _USUAL_MS, _USUAL_BEHIND_MS = 1_000, 5_000
 
 
 @dataclass
 class ServiceView:
-    """Progress of a service, with the changes since the last call of `update`."""
+    """Progress of a service."""
 
     rows: list[dict[str, Any]] = field(default_factory=list)
-    _before: dict[str, tuple[int, int]] = field(default_factory=dict)
-    _at_s: float = 0.0
 
     def update(
         self,
@@ -58,7 +53,6 @@ class ServiceView:
         owners: Owners,
         releases: Mapping[str, int],
         members: Members,
-        now_s: float,
         now_ms: int,
     ) -> None:
         """Build the rows.
@@ -66,28 +60,18 @@ class ServiceView:
         Args:
             members: the broker's statistics by level topic; None if they are not known.
         """
-        passed_s, self._at_s = now_s - self._at_s, now_s
         self.rows = []
         for topic in sorted({*movers, *releases, *(topic for topic, _ in owners)}):
             mine = {index: stats for (name, index), stats in owners.items() if name == topic}
             mover = movers.get(topic)
-            moved = 0 if mover is None else mover.report.total
-            released = releases.get(topic, 0)
-            before = self._before.get(topic)
-            self._before[topic] = moved, released
-            rates: tuple[float, float] | tuple[None, None] = (None, None)
-            if before is not None and passed_s > 0:
-                rates = ((moved - before[0]) / passed_s, (released - before[1]) / passed_s)
             self.rows.append(
                 {
                     "topic": _business(topic),
                     "mover": None if mover is None else mover.state,
-                    "moved": moved,
-                    "moved_rate": rates[0],
+                    "moved": 0 if mover is None else mover.report.total,
                     **_window(mine.values()),
                     **_waiting(mine, members.get(topic), now_ms),
-                    "released": released,
-                    "released_rate": rates[1],
+                    "released": releases.get(topic, 0),
                 }
             )
 
@@ -108,8 +92,7 @@ class ServiceView:
     @property
     def counts(self) -> tuple[int, int]:
         """The numbers of messages moved and released."""
-        found = self._before.values()
-        return sum(moved for moved, _ in found), sum(released for _, released in found)
+        return sum(row["moved"] for row in self.rows), sum(row["released"] for row in self.rows)
 
 
 def _business(topic: str) -> str:
@@ -121,8 +104,12 @@ def _business(topic: str) -> str:
 
 def _window(mine: Collection[OwnerStats]) -> dict[str, Any]:
     states = Counter(stats.state for stats in mine)
+    # The usual state goes without saying, so that the column stays narrow.
+    usual = states.pop("releasing", 0)
+    shown = [str(usual)] if usual else []
+    shown += [f"{count} {state}" for state, count in sorted(states.items())]
     return {
-        "window": " ".join(f"{count} {state}" for state, count in sorted(states.items())) or None,
+        "window": " + ".join(shown) or None,
         "p99_ms": quantile_ms(total_lateness(mine), 0.99) if mine else None,
     }
 
@@ -136,8 +123,8 @@ def _waiting(
     counts, which includes some that are released.
     """
     if found is None:
-        return dict.fromkeys(("pending", "parked", "held", "next_due"))
-    parked, held = found.backlog_entries, found.held_entries
+        return dict.fromkeys(("pending", "held", "next_due"))
+    held = found.held_entries
     window = sum(stats.pending + stats.in_flight for stats in mine.values()) + sum(
         item.backlog_entries
         for member in found.of(Role.WINDOW)
@@ -146,8 +133,7 @@ def _waiting(
     )
     dues = [stats.next_due_ms for stats in mine.values() if stats.next_due_ms is not None]
     return {
-        "pending": parked + window + held,
-        "parked": parked,
+        "pending": found.backlog_entries + window + held,
         "held": held,
         "next_due": _next_due(min(dues, default=None), found, now_ms),
     }
@@ -174,7 +160,7 @@ def _next_due(due_ms: int | None, found: LevelTopicStatus, now_ms: int) -> str |
 def _line(row: Mapping[str, Any]) -> str:
     parts = [f"{row['topic']}: mover {row['mover'] or 'elsewhere'}, {row['moved']:,} moved"]
     if row["window"] is not None:
-        parts.append(f"window partitions: {row['window']}, {row['released']:,} released")
+        parts.append(f"{row['window']} window partitions, {row['released']:,} released")
     if row["pending"] is not None:
         parts.append(f"{row['pending']:,} pending")
     if row["next_due"] is not None:
