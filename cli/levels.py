@@ -485,6 +485,7 @@ def create(
             targets=(business.full, *more_targets),
             **fields,
         )
+        existed = topics.find(admin, wanted.topic) is not None
         made = topics.create(admin, wanted)
         names = [TopicName.parse(name) for name in (business.full, *more_targets)]
         if keep_target:
@@ -492,6 +493,8 @@ def create(
                 if done := keep(admin, name):
                     note(f"{done}.")
         emit_one(description_view(made), DESCRIPTION, output)
+        if existed:
+            note("The level topic exists already: it keeps its settings, and has all targets now.")
         if made.final_window is FinalWindow.TRACKER:
             note(
                 f"`delaylevel run {shell(topic)}` moves and releases its messages."

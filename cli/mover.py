@@ -13,7 +13,7 @@ import click
 import platformdirs
 from click.core import ParameterSource
 
-from delaylevel.cli.views.live import Starting, first_unmet, is_live, live_region
+from delaylevel.cli.views.live import LiveRegion, Starting, first_unmet, is_live, live_region
 from delaylevel.cli.views.output import emit, emit_one, note
 from delaylevel.cli.views.tables import Column
 from delaylevel.cluster import logs as client_log
@@ -484,20 +484,15 @@ def run(
         nonlocal moved, left_out
         left_out += dropped(progress)
         moved += progress.numInputRows - dropped(progress)
-        if start.over:
-            rate = progress.processedRowsPerSecond
-            region.show(f"{rate:,.0f}/s in the last batch · since the start: {moved:,} moved")
 
-    with live_region(processes=True) as region:  # the JVM writes its own log
-        start = Starting(
-            region,
-            f"Spark job as mover for {', '.join(topics)}",
-            lambda: "" if job.wait_ready(0) else job.activity,
-            None if settings.once else serving,
-        )
-        with start:
-            job.run(show)
-    note(f"{moved:,} messages moved." + (f" {left_out:,} dropped by the steps." if steps else ""))
+    with Starting(
+        LiveRegion(None),  # the JVM writes its own log to the terminal
+        f"Spark job as mover for {', '.join(topics)}",
+        lambda: "" if job.wait_ready(0) else job.activity,
+        None if settings.once else serving,
+    ):
+        job.run(show)
+    note(_moved(moved, left_out))
     if signals > 1:
         note("The last batch is not finished; the next run repeats it.")
         click.get_current_context().exit(1)
@@ -546,7 +541,7 @@ def _run_local(
 
             serve_metrics(stack, MoverCollector(service), metrics_port, metrics_address)
         if once:
-            note(f"{service.run_once().total:,} messages moved.")
+            note(_moved(service.run_once().total))
             return
 
         def waiting() -> str:
@@ -573,7 +568,15 @@ def _run_local(
             with start:
                 service.run(show)
         moved = sum(stats.report.total for stats in service.stats().values())
-        note(f"{moved:,} messages moved.")
+        note(_moved(moved))
+
+
+def _moved(messages: int, dropped: int = 0) -> str:
+    if not messages + dropped:
+        return "Nothing was ready: no message moved."
+    return f"{messages:,} messages moved." + (
+        f" {dropped:,} dropped by the steps." if dropped else ""
+    )
 
 
 class MoverStates:

@@ -12,7 +12,6 @@ that continues in the next row would take two.
 
 from __future__ import annotations
 
-import codecs
 import contextlib
 import os
 import sys
@@ -135,80 +134,32 @@ class _Above:
 
 
 @contextlib.contextmanager
-def live_region(
-    stream: Any = None, *, keep: bool = False, processes: bool = False
-) -> Iterator[LiveRegion]:
-    """Open a region on a terminal for a ``with`` block.
+def live_region(*, keep: bool = False) -> Iterator[LiveRegion]:
+    """Open a region on the terminal of stderr for a ``with`` block; ``keep`` leaves its last text.
 
-    It is not drawn if the stream is no terminal, if the log is JSON, or inside of another region.
-
-    Args:
-        processes: True if processes that this one starts in the block, such as the JVM of Spark,
-            write to stderr by themselves.
+    It is not drawn if stderr is no terminal, if the log is JSON, or inside of another region.
     """
-    stream = stream or sys.stderr
+    stream = sys.stderr
     inside = isinstance(sys.stdout, _Above) or isinstance(sys.stderr, _Above)
     if inside or not stream.isatty() or logs.is_json():
         yield LiveRegion(None)
         return
     at_first = sys.stdout, sys.stderr
-    shared = [_share_terminal(one, stream) for one in at_first]
-    alone = contextlib.nullcontext(LiveRegion(stream))
-    with _region_of_processes(stream) if processes else alone as region:
-        guards = [
-            _Above(region.stream if one is stream else one, region) if share else None
-            for one, share in zip(at_first, shared, strict=True)
-        ]
-        out, err = guards
-        sys.stdout, sys.stderr = out or at_first[0], err or at_first[1]
-        try:
-            yield region
-        finally:
-            region.close(keep)
-            # Another library may have replaced them in the meantime.
-            if sys.stdout is out:
-                sys.stdout = at_first[0]
-            if sys.stderr is err:
-                sys.stderr = at_first[1]
-            for guard in guards:
-                if guard is not None:
-                    guard.end()
-
-
-@contextlib.contextmanager
-def _region_of_processes(stream: Any) -> Iterator[LiveRegion]:
-    """Open a region above which other processes write, too.
-
-    Their stderr is a pipe, whose lines a thread writes above the region. It goes on after the
-    region as long as one of them has the pipe.
-    """
-    number = stream.fileno()
-    stream.flush()
-    own = os.dup(number)
-    terminal = open(own, "w", encoding=stream.encoding, errors=stream.errors)  # noqa: SIM115
-    region = LiveRegion(terminal)
-    source, target = os.pipe()
-    os.dup2(target, number)
-    os.close(target)
-
-    def copy() -> None:
-        above = _Above(terminal, region)
-        decode = codecs.getincrementaldecoder("utf-8")("replace").decode
-        with contextlib.suppress(OSError):  # the terminal is gone
-            while data := os.read(source, 1 << 16):
-                above.write(decode(data))
-            above.end()
-            terminal.close()
-        os.close(source)
-
-    thread = threading.Thread(target=copy, name="stderr-of-processes", daemon=True)
-    thread.start()
+    region = LiveRegion(stream)
+    out, err = (_Above(one, region) if _share_terminal(one, stream) else None for one in at_first)
+    sys.stdout, sys.stderr = out or at_first[0], err or at_first[1]
     try:
         yield region
     finally:
-        stream.flush()
-        os.dup2(own, number)
-        thread.join(0.2)  # it ends at once, unless a process still has the pipe
+        region.close(keep)
+        # Another library may have replaced them in the meantime.
+        if sys.stdout is out:
+            sys.stdout = at_first[0]
+        if sys.stderr is err:
+            sys.stderr = at_first[1]
+        for guard in (out, err):
+            if guard is not None:
+                guard.end()
 
 
 def _share_terminal(one: Any, other: Any) -> bool:

@@ -135,6 +135,7 @@ def test_create_list_and_describe_by_command(
     assert value["overflow"] == "recirculate"
     assert (value["final_window"], value["window_partitions"]) == ("tracker", 2)
     assert "delaylevel run" in made.stderr
+    assert "exists already" not in made.stderr
     level_topic = TopicName.parse(value["topic"])
     client.create_producer(level_topic.partition(2).full).send(b"x")
 
@@ -145,6 +146,7 @@ def test_create_list_and_describe_by_command(
         f"persistent://{namespace}/more",
         f"persistent://{namespace}/orders",
     ]
+    assert "exists already" in again.stderr
     listed = json.loads(run("list", namespace, "-o", "jsonl").stdout)
     assert (listed["topic"], listed["backlog_entries"]) == (value["topic"], 1)
     assert listed["next_hand_off_ms"] is None or listed["next_hand_off_ms"] > 0

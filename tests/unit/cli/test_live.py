@@ -203,40 +203,6 @@ def test_colours_need_a_terminal_and_consent(
     assert has_colour(pipe) is elsewhere
 
 
-PROGRAM = """
-import os, subprocess, sys, time
-from delaylevel.cli.views.live import LiveRegion, Starting, live_region
-
-def other(text):
-    subprocess.run([sys.executable, "-c", f"import os; os.write(2, {text!r})"], check=True)
-
-with live_region(keep=True, processes=True) as region:
-    region.show("state 1 of more\\nthan one row")
-    other(b"a line of another process\\n")
-    print("a result")
-    sys.stderr.write(f"{sys.stderr.isatty()} and half")
-    region.show("state 2")
-    left = subprocess.Popen(["sh", "-c", "read line; echo later >&2"], stdin=subprocess.PIPE)
-print("done")
-left.communicate(b"now\\n")
-left.wait()
-time.sleep(0.5)
-print("end", file=sys.stderr)
-"""
-
-
-def test_processes_write_above_it_too() -> None:
-    pytest.importorskip("pyte")
-    from support.terminal import Terminal
-
-    with Terminal([sys.executable, "-c", PROGRAM], 60, 12) as terminal:
-        assert terminal.wait(60) == 0
-        *above, state, half = terminal.rows[:4]
-        assert sorted(above) == ["a line of another process", "a result"]
-        assert (state, half) == ("state 2", "True and halfdone")
-        assert terminal.rows[4:] == ["later", "end"]
-
-
 # -- the start of a service
 
 
