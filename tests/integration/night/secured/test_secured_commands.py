@@ -1,4 +1,4 @@
-"""Tests of the rights of a listener, and of commands that look at messages or act on them."""
+"""Tests of the rights of a listener, of `run`, and of commands that look at messages or act."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from delaylevel.cli.main import cli
 from delaylevel.consumer import Deduplication, Listeners, TopicIdStore
 from delaylevel.consumer.retry_topics import RetryTopics, prepare
 from delaylevel.dispatcher import Dispatcher, DispatchSettings
+from delaylevel.model.level_topic import Role
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.mover.service import MoverService
@@ -117,3 +118,42 @@ def test_looking_and_acting_need_what_the_page_says(
     assert not {"first", "second", "third"} & ids("acting")
     done = run("acting", "pending", "outcome", roles.target)
     assert done.exit_code == 0, done.output
+
+
+def test_run_and_a_producer_that_waits_need_what_the_page_says(
+    make_roles: Callable[..., Any],
+    privileges: Mapping[str, Any],
+    arrivals: Callable[..., Any],
+    cli_process: Callable[..., Any],
+    eventually: Callable[..., Any],
+    tmp_path: Path,
+) -> None:
+    unit = timedelta(seconds=2)
+    roles = make_roles(Levels(PartitionStrategy(partition_by=unit, maximum_delay=4 * unit)))
+    both = [privileges["mover"], privileges["dispatcher"]]
+    actions = {
+        what: {a for each in both for a in each.get(what, "").split(",")} for what in both[1]
+    }
+    roles.grant("runner", {what: ",".join(found - {""}) for what, found in actions.items()})
+    roles.grant("waiting", {**privileges["sender"], Role.OUTCOMES: "consume"})
+    roles.grant("application", privileges["application"])
+    token = tmp_path / "runner.token"
+    token.write_text(roles.secured.token_of("runner"))
+    where = [*roles.secured.words(), "--token-file", str(token)]
+    service = cli_process(*where, "run", roles.description.topic)
+    with (
+        contextlib.closing(roles.client("application")) as consuming,
+        contextlib.closing(roles.client("waiting")) as sending,
+    ):
+        consumer = arrivals(consuming, roles.target)
+        producer = sending.create_producer(roles.target, enable_delay_level_topic=True)
+        producer.send(b"released", deliver_after=3 * unit)
+        eventually(lambda: consumer.has(b"released"), "the message", seconds=60)
+        taken_back = producer.schedule(b"taken back", deliver_after=3 * unit)
+        outcome = producer.cancel(taken_back, timeout=timedelta(seconds=30))
+        assert outcome.status == "cancelled", outcome
+        producer.send(b"last", deliver_after=3 * unit)
+        eventually(lambda: consumer.has(b"last"), "the message", seconds=60)
+        assert not consumer.has(b"taken back")
+    service.terminate()
+    assert service.wait(60) == 0
