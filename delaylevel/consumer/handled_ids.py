@@ -137,7 +137,7 @@ class HandledIds:
         with self._lock:
             return self._handled.is_duplicate(key, _KEY)
 
-    def save(self, message: Any, saved: Callable[[], object] | None = None) -> None:
+    def save(self, message: Any, saved: Callable[[], object]) -> None:
         """Save the ID of a message that was handled; acknowledge the message only afterwards.
 
         If the store does not take the ID, that is logged, and the message is acknowledged all the
@@ -146,8 +146,7 @@ class HandledIds:
         Args:
             message: the message, as given to `begin`.
             saved: function to call when the ID is saved, in this thread or one of the client: it
-                must not block or raise. Without it, this call waits, for a store on a topic until
-                the broker has confirmed.
+                must not block or raise.
         """
         key = self._keys.pop(id(message), None)
         if key is None:
@@ -157,14 +156,9 @@ class HandledIds:
             waiting = self._in_progress.pop(key, ())
         _call(waiting)
         if self._log is None:
-            if saved is not None:
-                saved()
-        elif saved is not None:
-            self._log.append(key, saved)
+            saved()
         else:
-            done = threading.Event()
-            self._log.append(key, done.set)
-            done.wait()
+            self._log.append(key, saved)
 
     def release(self, message: Any) -> None:
         """End the claim on the ID of a message that was not handled with success, if it has one."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,6 +20,13 @@ def save(handled: HandledIds, *numbers: object) -> None:
         assert handled.begin(each)
         handled.save(each, lambda: None)
     assert handled.flush()
+
+
+def save_one(handled: HandledIds, number: object) -> None:
+    """Save an ID, and wait until the broker has confirmed it."""
+    each, saved = message(number), threading.Event()
+    handled.save(each, saved.set)
+    assert saved.wait(60)
 
 
 def known(handled: HandledIds, *numbers: object) -> list[bool]:

@@ -17,7 +17,7 @@ from delaylevel import DelayLevelClient
 from delaylevel.cluster.connection.settings import Connection
 from delaylevel.consumer import Deduplication, HandledIds, TopicIdStore, handled_ids
 from delaylevel.errors import InvalidInputError
-from support.topic_ids import known, message, save
+from support.topic_ids import known, message, save, save_one
 from support.world import QUIET, Eventually, RealWorld
 
 Open = Callable[..., HandledIds]
@@ -61,7 +61,7 @@ def test_a_save_returns_when_the_broker_has_confirmed(opened: Open) -> None:
     handled = opened()
     for number in range(20):
         assert handled.begin(message(number))
-        handled.save(message(number))
+        save_one(handled, number)
         assert handled.unsaved == 0
     assert all(known(opened(), *range(20)))
 
@@ -101,7 +101,7 @@ def test_a_long_log_is_rewritten_and_keeps_every_id(
     for number in range(150):
         writer = one if number % 3 else other
         assert writer.begin(message(number))
-        writer.save(message(number))
+        save_one(writer, number)
     eventually(lambda: records(world) < 60, "the records to be acknowledged")
     for handled in (one, other, opened(capacity=400)):
         eventually(lambda handled=handled: all(known(handled, *range(150))), "all IDs")
@@ -126,7 +126,7 @@ def test_compaction_changes_nothing(
 
 
 _PROGRAM = """
-import os, signal, sys
+import os, signal, sys, threading
 from types import SimpleNamespace
 import pulsar
 from delaylevel import DelayLevelClient
@@ -148,7 +148,9 @@ while True:
     print("handled", each.id, flush=True)
     if each.id == sys.argv[4] == "kill before save":
         os.kill(os.getpid(), signal.SIGKILL)
-    handled.save(each)
+    saved = threading.Event()
+    handled.save(each, saved.set)
+    saved.wait()
     if each.id == sys.argv[4] == "kill after save":
         os.kill(os.getpid(), signal.SIGKILL)
     consumer.acknowledge(raw)
@@ -208,7 +210,7 @@ def test_a_refusing_topic_lets_messages_be_acknowledged(
     assert handled.unsaved == 1
     assert known(handled, 1, 2) == [True, True]
     assert handled.begin(message(3))
-    handled.save(message(3))  # at once: the topic refused a moment ago
+    save_one(handled, 3)  # at once: the topic refused a moment ago
     assert handled.unsaved == 2
     assert not handled.flush(0.1)
     assert "copies of these messages may be handled again after a restart" in caplog.text
@@ -223,7 +225,7 @@ def test_a_closed_producer_is_replaced(opened: Open, eventually: Eventually) -> 
     log: Any = handled._log
     log._producer.close()
     assert handled.begin(message(2))
-    handled.save(message(2))
+    save_one(handled, 2)
     assert handled.flush()
     assert handled.unsaved == 0
     assert known(opened(), 1, 2) == [True, True]

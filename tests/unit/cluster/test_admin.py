@@ -6,7 +6,6 @@ import base64
 import json
 import socket
 import threading
-import time
 from collections.abc import Callable
 
 import pytest
@@ -227,15 +226,18 @@ def test_a_slow_broker_that_lives_is_waited_for(
     servers: Callable[[], Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http, "_PATIENCE_S", 0.2)
-    server = servers()
+    server, asked = servers(), threading.Event()
 
     def answer(method: str, path: str) -> Answer:
         if "properties" in path:
-            time.sleep(1.0)
+            assert asked.wait(60), "nobody asked if it lives"
+        else:
+            asked.set()
         return reply(200, {"a": "b"})
 
     server.answer = answer
-    assert Admin(server.url, timeout_s=60).properties(TOPIC) == {"a": "b"}
+    assert Admin(server.url, timeout_s=60, for_service=True).properties(TOPIC) == {"a": "b"}
+    assert asked.is_set()
 
 
 def test_a_change_waits_for_a_broker_that_pauses_and_is_made_once(

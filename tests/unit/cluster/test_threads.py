@@ -57,7 +57,7 @@ def test_a_signal_may_arrive_while_the_main_thread_holds_the_lock_that_stop_need
     stopped = threading.Event()
 
     def stop() -> None:
-        if lock.acquire(timeout=20):
+        if lock.acquire(timeout=60):
             lock.release()
             stopped.set()
 
@@ -92,7 +92,7 @@ def test_work_that_is_not_urgent_is_done_in_one_thread(caplog: pytest.LogCapture
     assert [thread.name for thread in threads] == ["delaylevel-background"]
     assert "work in the background" in caplog.text
     for thread in threads:
-        thread.join(30)
+        thread.join(60)
     again = threading.Event()
     in_turn(again.set)
     assert again.wait(30)

@@ -29,7 +29,7 @@ def handle(handled: HandledIds, each: Any) -> bool:
     if handled.contains(each):
         handled.release(each)
         return False
-    handled.save(each)
+    handled.save(each, lambda: None)
     return True
 
 
@@ -83,7 +83,8 @@ def test_texts_and_integers_are_different_ids() -> None:
 def test_a_wrong_id_is_an_error_and_leaves_no_claim(value: Any, text: str) -> None:
     handled = opened(by=lambda each: each.given)
     wrong = message(given=value)
-    for call in (handled.begin, handled.contains, handled.save):
+    calls = (handled.begin, handled.contains, lambda each: handled.save(each, pytest.fail))
+    for call in calls:
         with pytest.raises(InvalidIdError, match=text) as caught:
             call(wrong)
         assert "lambda" in str(caught.value)
@@ -138,7 +139,7 @@ def test_threads_never_handle_one_id_at_the_same_time() -> None:
             if fails:
                 handled.release(each)
             else:
-                handled.save(each)
+                handled.save(each, lambda: None)
                 successes.append(number)
 
     threads = [threading.Thread(target=run) for _ in range(8)]
@@ -162,7 +163,7 @@ def test_the_second_message_waits_for_the_first() -> None:
     assert handled.begin(second, lambda: ended.append("never"))
     assert not handled.contains(second)
     assert not handled.begin(first, lambda: ended.append("twice"))
-    handled.save(second)
-    assert ended == ["once", "twice"]
+    handled.save(second, lambda: ended.append("saved"))
+    assert ended == ["once", "twice", "saved"]
     assert handled.begin(first)
     assert handled.contains(first)

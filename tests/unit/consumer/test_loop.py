@@ -15,7 +15,7 @@ from delaylevel.consumer.workers import LoopThread
 def thread() -> Iterator[LoopThread]:
     made = LoopThread()
     yield made
-    made.close(time.monotonic() + 10)
+    made.close(time.monotonic() + 60)
     assert made.loop.is_closed()
 
 

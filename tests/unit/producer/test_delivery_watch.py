@@ -165,7 +165,7 @@ def test_checks_of_all_producers_run_in_one_thread_that_ends_with_them(
     users.clear()
     del user
     gc.collect()
-    thread.join(20)
+    thread.join(60)
     assert not thread.is_alive()
     assert len(watches) == 0
     users = [lambda: None]

@@ -175,7 +175,7 @@ def scrape(job: JobStats) -> Iterator[Any]:
 
         def read() -> dict[str, float]:
             url = f"http://127.0.0.1:{port}/metrics"
-            text = urllib.request.urlopen(url, timeout=10).read().decode()
+            text = urllib.request.urlopen(url, timeout=60).read().decode()
             pairs = (line.rsplit(" ", 1) for line in text.splitlines() if line[:1] != "#")
             return {name.replace(f'level_topic="{TOPIC}"', "TOPIC"): float(v) for name, v in pairs}
 

@@ -41,8 +41,10 @@ def add(store: PendingSegments, dues: Any, first: int = 0, size: int = 100) -> l
     values = (entries * 7919 % 1000).astype(float)
     payloads = [payload(entry, size) for entry in entries.tolist()]
     ledgers = 9 - entries % 5  # not in the order of the entries
-    store.append(np.array([dues, ledgers, entries], dtype=np.int64), payloads, values)
     columns = [np.asarray(column).tolist() for column in (dues, ledgers, entries, values)]
+    rows = np.array([dues, ledgers, entries], dtype=np.int64)
+    store.append(rows, payloads, values)
+    rows[:] = values[:] = 0  # the caller may change its arrays
     return list(zip(*columns, payloads, strict=True))
 
 

@@ -93,7 +93,7 @@ def ask(
     if fields is not None:
         named.setdefault("Content-Type", "application/x-www-form-urlencoded")
         body = urlencode(fields)
-    with urllib3.PoolManager(retries=False, timeout=20) as pool:
+    with urllib3.PoolManager(retries=False, timeout=60) as pool:
         method = "GET" if fields is None else "POST"
         return pool.request(method, f"http://127.0.0.1:{port}{path}", body=body, headers=named)
 
@@ -297,7 +297,7 @@ def test_bodies_are_limited(port: int, act: Act) -> None:
     assert act("cancel", id="a" * 5_000).status == 413
     assert ask(port, "/actions/cancel", {f"f{n}": "" for n in range(40)}).status == 400
     named = {"Authorization": f"Bearer {TOKEN}", "Content-Type": application._FORM}
-    with urllib3.PoolManager(retries=False, timeout=20) as pool:
+    with urllib3.PoolManager(retries=False, timeout=60) as pool:
         url = f"http://127.0.0.1:{port}/actions/cancel"
         for body in (b"id=a&id=b", b"id=\xff", b"id=%ff"):
             assert pool.request("POST", url, body=body, headers=named).status == 400
@@ -322,7 +322,7 @@ def test_one_action_at_a_time(
     assert entered.wait(20)
     assert act("pause").status == 503
     leave.set()
-    thread.join(20)
+    thread.join(60)
     assert first == [200]
 
 

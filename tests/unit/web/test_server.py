@@ -71,7 +71,7 @@ def port(part: Reporting) -> Iterator[int]:
 
 
 def get(port: int, path: str, method: str = "GET", **headers: str) -> urllib3.BaseHTTPResponse:
-    with urllib3.PoolManager(retries=False, timeout=20) as pool:
+    with urllib3.PoolManager(retries=False, timeout=60) as pool:
         return pool.request(method, f"http://127.0.0.1:{port}{path}", headers=headers)
 
 
@@ -137,7 +137,7 @@ def test_slow_clients_are_closed(monkeypatch: pytest.MonkeyPatch, part: Reportin
     monkeypatch.setattr(server_module, "REQUEST_S", 1.0)
     with serve(part, 0) as port, contextlib.ExitStack() as stack:
         slow = [
-            stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=10))
+            stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=60))
             for _ in range(20)
         ]
         for each in slow[1:]:
@@ -170,7 +170,7 @@ def test_probes_get_through_however_many_clients_hold_connections(
     with contextlib.ExitStack() as stack:
 
         def client(data: bytes) -> socket.socket:
-            each = socket.create_connection(("127.0.0.1", port), timeout=10)
+            each = socket.create_connection(("127.0.0.1", port), timeout=60)
             stack.callback(each.close)
             with contextlib.suppress(OSError):
                 each.sendall(data)
@@ -201,11 +201,11 @@ def test_an_answer_that_is_read_slowly_outlasts_many_idle_connections(
     body = b"x" * (20 << 20)
     monkeypatch.setattr(part, "answer", lambda *_: LiveAnswer("text/plain", body))
     with contextlib.ExitStack() as stack:
-        reading = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=20))
+        reading = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=60))
         reading.sendall(b"GET /pending HTTP/1.1\r\nHost: localhost\r\n\r\n")
         begun = reading.recv(1)  # the rest is larger than the buffers of the connection
         for _ in range(server_module.CONNECTIONS + 8):
-            idle = socket.create_connection(("127.0.0.1", port), timeout=20)
+            idle = socket.create_connection(("127.0.0.1", port), timeout=60)
             stack.callback(idle.close)
         assert get(port, "/healthz").status == 200
         answer = begun + b"".join(iter(lambda: reading.recv(1 << 20), b""))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -45,11 +46,12 @@ def commands(secured: Any) -> list[tuple[str, bytes]]:
 
 
 def files(folder: Path, *but: Path) -> Iterator[tuple[str, bytes]]:
-    """Yield every file below a folder, except some."""
-    for path in folder.rglob("*"):
-        with contextlib.suppress(FileNotFoundError):
-            if path.is_file() and path not in but:
-                yield str(path), path.read_bytes()
+    """Yield every file below a folder, except some; the worker removes folders meanwhile."""
+    for parent, _, names in os.walk(folder):
+        for path in (Path(parent, name) for name in names):
+            with contextlib.suppress(FileNotFoundError):
+                if path.is_file() and path not in but:
+                    yield str(path), path.read_bytes()
 
 
 def instance_log(secured: Any) -> str:

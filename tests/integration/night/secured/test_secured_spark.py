@@ -66,8 +66,8 @@ def tree(pid: int) -> dict[int, str]:
 
 def contents(*folders: Path) -> Iterator[tuple[str, bytes]]:
     """Yield every file below some folders, except those that are removed meanwhile."""
-    for folder in folders:
-        for path in folder.rglob("*"):
+    for parent, _, names in (found for folder in folders for found in os.walk(folder)):
+        for path in (Path(parent, name) for name in names):
             with contextlib.suppress(FileNotFoundError):
                 if path.is_file():
                     yield str(path), path.read_bytes()
