@@ -7,12 +7,14 @@ are not visible.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from delaylevel.cluster.connection.settings import require_reachable
 from delaylevel.cluster.port import DelayedDelivery
 from delaylevel.cluster.rules import Problem
 from delaylevel.errors import AdminError, BrokerUnreachableError, PermissionDeniedError
 from delaylevel.model.formatting import format_duration
+from delaylevel.model.level_topic import Mover
 from delaylevel.model.topic_name import TopicName
 
 from .context import CheckResult, ClusterContext, LevelTopicContext
@@ -108,19 +110,72 @@ def _release(version: str) -> tuple[int, int]:
 _NOT_USED = "not used: the broker delays no message of this level topic"
 _NO_SUPERUSER = "only superusers may read the broker's settings"
 _LIMIT = "delayedDeliveryMaxDelayInMillis"
-_STRICT = "isDelayedDeliveryDeliverAtTimeStrict"
 _TRACKER = "delayedDeliveryTrackerFactoryClassName"
-_BUCKET = "BucketDelayedDeliveryTrackerFactory"
-# apache/pulsar#25996
-_STALLING = ((4, 2, 1), (4, 2, 2))
-_BUCKET_FIXES = "apache/pulsar#26230, #26240 and #26251"
-# Releases from before these fixes (July 2026), by their line; earlier lines have no later release.
-_LAST_LOSING = {(4, 2): 2, (4, 0): 10}
-_IN_MEMORY = "InMemoryDelayedDeliveryTrackerFactory"
-_IN_MEMORY_FIXES = "apache/pulsar#25617 and #25681"
-# The first and last releases with the fault of that tracker, by their line.
-_STOPPING = {(4, 0): (1, 10), (4, 1): (0, 99), (4, 2): (0, 1)}
 _OTHER_WAY = "use --final-window tracker with a mover other than the Function"
+
+_Release = tuple[int, int, int]
+_EVERY = (((0, 0, 0), (99, 0, 0)),)
+
+
+class _Fault(NamedTuple):
+    """A known fault of brokers that delay messages.
+
+    Attributes:
+        setting, value: the setting in broker.conf with which it occurs, and the end of its value.
+        releases: the first and the last release of each line that has it.
+        certain: False if it occurs now and then, and nothing is lost.
+        of_functions: True if it only matters to Functions.
+    """
+
+    setting: str
+    value: str
+    releases: tuple[tuple[_Release, _Release], ...]
+    effect: str
+    remedy: str
+    certain: bool = True
+    of_functions: bool = False
+
+
+_FAULTS = (
+    _Fault(
+        "isDelayedDeliveryDeliverAtTimeStrict",
+        "true",
+        (((4, 2, 1), (4, 2, 2)),),
+        "leaves due messages undelivered until another message is published (apache/pulsar#25996)",
+        "set it to false in broker.conf and restart the brokers (messages then come up to a tick "
+        f"early), upgrade to a release with apache/pulsar#26012, or {_OTHER_WAY}",
+    ),
+    _Fault(
+        _TRACKER,
+        "BucketDelayedDeliveryTrackerFactory",
+        # The last ones from before July 2026.
+        (((0, 0, 0), (4, 0, 10)), ((4, 1, 0), (4, 2, 2))),
+        "may never deliver some messages (fixed by apache/pulsar#26230, #26240 and #26251)",
+        f"upgrade to a release with these fixes, or {_OTHER_WAY}",
+    ),
+    _Fault(
+        _TRACKER,
+        "InMemoryDelayedDeliveryTrackerFactory",
+        (((4, 0, 1), (4, 0, 10)), ((4, 1, 0), (4, 2, 1))),
+        "may, after one failed delivery, deliver nothing more of a subscription until it restarts; "
+        "nothing is lost (apache/pulsar#25617 and #25681)",
+        f"upgrade to a release with these fixes, or {_OTHER_WAY}; if it happens, restart the "
+        "broker or unload the topic (`pulsar-admin topics unload`)",
+        certain=False,
+    ),
+    # The default. An instance drops a message that it received before, but a message that two
+    # instances receive is published twice.
+    _Fault(
+        "dispatcherDispatchMessagesInSubscriptionThread",
+        "true",
+        _EVERY,
+        "delivers some delayed messages twice, each with the same message ID",
+        "`pulsar-admin brokers update-dynamic-config --config "
+        "dispatcherDispatchMessagesInSubscriptionThread --value false`, and the same in "
+        "broker.conf for later restarts",
+        of_functions=True,
+    ),
+)
 
 
 def delay_limit(context: LevelTopicContext) -> CheckResult:
@@ -182,80 +237,28 @@ def fixed_delay(context: LevelTopicContext) -> CheckResult:
     return CheckResult.of(problems(), "no topic has a fixed delay")
 
 
-def strict_delivery(context: LevelTopicContext) -> CheckResult:
-    """Check that a strict broker is not of a version that leaves due messages undelivered."""
-    if not context.broker_delays:
-        return CheckResult(note=_NOT_USED)
-    configuration, release = context.cluster.configuration, context.cluster.release
-    if release is not None and release not in _STALLING:
-        return CheckResult(note=f"Pulsar {_text(release)} delivers, strict or not")
-    if configuration is None:
-        return CheckResult.skip(_NO_SUPERUSER)
-    if configuration.get(_STRICT) != "true":
-        return CheckResult(note=f"{_STRICT}=false")
-    if release is None:
-        return CheckResult.skip(
-            f"the broker is strict and does not tell its version; {_text(_STALLING[0])} and "
-            f"{_text(_STALLING[1])} leave due messages undelivered"
-        )
-    return CheckResult.failed(
-        f"Pulsar {_text(release)} with {_STRICT}=true leaves due messages undelivered until "
-        "another message is published (apache/pulsar#25996)",
-        f"set {_STRICT}=false in broker.conf and restart the brokers (messages then come up to a "
-        f"tick early), upgrade to a release with apache/pulsar#26012, or {_OTHER_WAY}",
-    )
-
-
-def delay_tracker(context: LevelTopicContext) -> CheckResult:
-    """Check that the broker's tracker of delayed messages neither loses them nor stops."""
+def broker_faults(context: LevelTopicContext) -> CheckResult:
+    """Check that the release and the settings of the broker have no known fault of delays."""
     if not context.broker_delays:
         return CheckResult(note=_NOT_USED)
     configuration, release = context.cluster.configuration, context.cluster.release
     if configuration is None:
         return CheckResult.skip(_NO_SUPERUSER)
-    tracker = configuration.get(_TRACKER)
-    if tracker is None:
-        return CheckResult.skip(f"the broker does not tell {_TRACKER}")
-    if tracker.endswith(_IN_MEMORY):
-        return _in_memory(release)
-    if not tracker.endswith(_BUCKET):
-        return CheckResult(note=tracker.rpartition(".")[2])
-    remedy = f"upgrade to a release with these fixes, or {_OTHER_WAY}"
-    if release is None or not _stops(release):
-        remedy = (
-            f"set {_TRACKER}=org.apache.pulsar.broker.delayed.{_IN_MEMORY} in broker.conf and "
-            f"restart the brokers, or {_OTHER_WAY}"
-        )
-    if release is not None and _loses_messages(release):
-        return CheckResult.failed(
-            f"Pulsar {_text(release)} with {_BUCKET} may never deliver some messages (fixed by "
-            f"{_BUCKET_FIXES})",
-            remedy,
-        )
-    version = "a version that it does not tell" if release is None else _text(release)
-    return CheckResult.warn(
-        f"the broker uses {_BUCKET}, and Pulsar {version}: releases without {_BUCKET_FIXES} may "
-        "never deliver some messages",
-        f"look for these fixes in the release notes of the broker; without them, {remedy}",
-    )
-
-
-def _in_memory(release: tuple[int, int, int] | None) -> CheckResult:
-    if release is not None and not _stops(release):
-        return CheckResult(note=_IN_MEMORY)
     version = "of a version that it does not tell" if release is None else _text(release)
-    return CheckResult.warn(
-        f"Pulsar {version} with {_IN_MEMORY}: after one failed delivery, the broker may deliver "
-        f"nothing more of a subscription until it restarts ({_IN_MEMORY_FIXES}); nothing is lost",
-        f"upgrade to a release with these fixes, or {_OTHER_WAY}; if it happens, restart the "
-        "broker or unload the topic (`pulsar-admin topics unload`)",
-    )
-
-
-def _stops(release: tuple[int, int, int]) -> bool:
-    """Return true if the tracker in memory of a release may stop the delivery."""
-    first, last = _STOPPING.get(release[:2], (1, 0))
-    return first <= release[2] <= last
+    problems: list[Problem] = []
+    warnings: list[Problem] = []
+    for fault in _FAULTS:
+        if fault.of_functions and context.description.mover is not Mover.FUNCTION:
+            continue
+        value = configuration.get(fault.setting, "")
+        known = release is None or any(first <= release <= last for first, last in fault.releases)
+        if not known or not value.endswith(fault.value):
+            continue
+        short = f"{fault.setting}={value.rpartition('.')[2]}"
+        says = f"Pulsar {version} with {short} {fault.effect}"
+        certain = fault.certain and (release is not None or fault.releases == _EVERY)
+        (problems if certain else warnings).append(Problem(says, fault.remedy))
+    return CheckResult(tuple(problems), "none is known", warnings=tuple(warnings))
 
 
 def _setting(topic: TopicName, policy: DelayedDelivery | None) -> str:
@@ -263,12 +266,6 @@ def _setting(topic: TopicName, policy: DelayedDelivery | None) -> str:
     tick_ms = 1000 if policy is None else policy.tick_ms
     state = "--disable" if policy is not None and not policy.active else "--enable"
     return f"pulsar-admin topicPolicies set-delayed-delivery {topic} {state} --time {tick_ms}ms"
-
-
-def _loses_messages(release: tuple[int, int, int]) -> bool:
-    """Return true if the bucket tracker of a release lacks the fixes for certain."""
-    last = _LAST_LOSING.get(release[:2])
-    return release < (4, 2, 0) if last is None else release[2] <= last
 
 
 def _text(release: tuple[int, int, int]) -> str:

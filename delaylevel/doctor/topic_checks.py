@@ -15,7 +15,7 @@ from delaylevel.errors import BrokerError, PermissionDeniedError
 from delaylevel.model.delivery import Delivery
 from delaylevel.model.envelope import KEY_VALUE
 from delaylevel.model.formatting import format_duration, shell
-from delaylevel.model.level_topic import FinalWindow, Member, Mover
+from delaylevel.model.level_topic import FinalWindow, Member
 from delaylevel.model.topic_name import TopicName
 from delaylevel.topics.members import metadata_of
 from delaylevel.topics.subscriptions import early_subscriptions
@@ -197,27 +197,6 @@ def delayed_delivery(context: LevelTopicContext) -> CheckResult:
     if configuration.get(_IN_SUBSCRIPTION_THREAD) == "true":
         note += f"; a few messages may come twice ({_IN_SUBSCRIPTION_THREAD}=true)"
     return CheckResult.of(problems, note)
-
-
-def dispatch_thread(context: LevelTopicContext) -> CheckResult:
-    """Check that the broker does not deliver delayed messages to a Function twice.
-
-    A Function has a Shared subscription on levels full of delayed messages. An instance drops a
-    message that it received before, but a message that two instances receive is published twice.
-    """
-    if context.description.mover is not Mover.FUNCTION:
-        return CheckResult(note="the Spark job has no Shared subscription")
-    configuration = context.cluster.configuration
-    if configuration is None:
-        return CheckResult.skip("only superusers may read the broker's settings")
-    if configuration.get(_IN_SUBSCRIPTION_THREAD) != "true":
-        return CheckResult(note=f"{_IN_SUBSCRIPTION_THREAD}=false")
-    return CheckResult.failed(
-        "the broker delivers some delayed messages twice, each with the same message ID "
-        f"({_IN_SUBSCRIPTION_THREAD}=true)",
-        f"`pulsar-admin brokers update-dynamic-config --config {_IN_SUBSCRIPTION_THREAD} "
-        "--value false`, and the same in broker.conf for later restarts",
-    )
 
 
 def deduplication(context: LevelTopicContext) -> CheckResult:

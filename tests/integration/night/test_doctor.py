@@ -116,7 +116,7 @@ def test_a_healthy_setup_has_no_findings(ward: Ward) -> None:
     found = ward.findings()
     assert [item.check for item in found] == list(CHECKS)
     # The broker itself is of a release whose tracker of delayed messages may stop.
-    assert {item.check for item in found if item.state is not State.OK} <= {"delay tracker"}
+    assert {item.check for item in found if item.state is not State.OK} <= {"broker faults"}
     assert not [item.says for item in found if item.state is State.FAILED]
     assert len({item.check for item in found}) == len(found)
 
@@ -332,7 +332,7 @@ def test_a_broker_that_delivers_some_messages_twice_where_a_function_moves(
     assert ward.failed() == {"mover"}
     try:
         request("POST", "/true")
-        eventually(failed({"mover", "dispatch thread"}), "the planted setting", seconds=60)
+        eventually(failed({"mover", "broker faults"}), "the planted setting", seconds=60)
     finally:
         request("POST", "/false")
         eventually(failed({"mover"}), "the restored setting", seconds=60)

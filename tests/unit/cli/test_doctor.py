@@ -15,7 +15,7 @@ from delaylevel.doctor.context import CheckResult
 
 TOPIC = "persistent://public/default/_orders-delay-level"
 OK = Finding("partitions", TOPIC, CheckResult(note="31 partitions"))
-WARNING = Finding("delay tracker", TOPIC, CheckResult.warn("it may lose messages", "look"))
+WARNING = Finding("broker faults", TOPIC, CheckResult.warn("it may lose messages", "look"))
 SKIPPED = Finding("disk", TOPIC, CheckResult.skip("another machine"))
 FAILED = Finding("mover", TOPIC, CheckResult((Problem("no mover", "run one"),)))
 
@@ -36,7 +36,7 @@ def test_a_warning_has_a_remedy_and_is_no_failure(monkeypatch: pytest.MonkeyPatc
     assert "not checked: another machine" in done.stdout
     assert "it may lose messages\n  -> look" in done.stdout
     assert "All is well." in done.stderr
-    assert "Warnings: delay tracker." in done.stderr
+    assert "Warnings: broker faults." in done.stderr
     assert "Not checked: disk." in done.stderr
 
 
@@ -47,7 +47,7 @@ def test_what_is_fine_is_only_counted(monkeypatch: pytest.MonkeyPatch) -> None:
         "  no mover",
         "  -> run one",
         "",
-        "warn  delay tracker (_orders-delay-level)",
+        "warn  broker faults (_orders-delay-level)",
         "  it may lose messages",
         "  -> look",
         "",

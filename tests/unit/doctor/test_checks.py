@@ -249,24 +249,6 @@ def test_a_strict_broker_delivers_late_and_not_early() -> None:
     assert topic_checks.delayed_delivery(on).problems == ()
 
 
-def test_redeliveries_by_the_broker_are_a_problem_for_a_function() -> None:
-    name = "dispatcherDispatchMessagesInSubscriptionThread"
-
-    def look(description: LevelTopicDescription, value: str) -> CheckResult:
-        context = topic_context(description, runtime_configuration={name: value})
-        return topic_checks.dispatch_thread(context)
-
-    assert look(FUNCTION, "false").problems == ()
-    assert look(TRACKER, "true").problems == ()
-    (problem,) = look(FUNCTION, "true").problems
-    assert f"{name}=true" in problem.says
-    assert f"--config {name} --value false" in problem.remedy
-    denied = PermissionDeniedError("no", status=403, reason="superusers only")
-    assert topic_checks.dispatch_thread(
-        topic_context(FUNCTION, runtime_configuration=denied)
-    ).skipped
-
-
 def test_a_failed_request_is_skipped_or_fails_but_never_raises() -> None:
     def check(error: Exception) -> Callable[[Any], CheckResult]:
         def fail(_: Any) -> CheckResult:
@@ -387,15 +369,17 @@ CONFIGURATION = {
     "delayedDeliveryEnabled": "true",
     "delayedDeliveryMaxDelayInMillis": "0",
     "delayedDeliveryTickTimeMillis": "1000",
-    "delayedDeliveryTrackerFactoryClassName": (
-        "org.apache.pulsar.broker.delayed.InMemoryDelayedDeliveryTrackerFactory"
-    ),
     "isDelayedDeliveryDeliverAtTimeStrict": "false",
     "managedLedgerMaxUnackedRangesToPersist": "10000",
 }
 BUCKET = {
     "delayedDeliveryTrackerFactoryClassName": (
         "org.apache.pulsar.broker.delayed.BucketDelayedDeliveryTrackerFactory"
+    )
+}
+IN_MEMORY = {
+    "delayedDeliveryTrackerFactoryClassName": (
+        "org.apache.pulsar.broker.delayed.InMemoryDelayedDeliveryTrackerFactory"
     )
 }
 STRICT = {"isDelayedDeliveryDeliverAtTimeStrict": "true"}
@@ -448,8 +432,7 @@ def look(
 ALL = (
     cluster_checks.delay_limit,
     cluster_checks.fixed_delay,
-    cluster_checks.strict_delivery,
-    cluster_checks.delay_tracker,
+    cluster_checks.broker_faults,
     running_checks.holes,
 )
 
@@ -528,78 +511,45 @@ def test_a_fixed_delay_of_a_topic(
     assert "--fixed-delay 0" in found.remedies[0]
 
 
+FAULTS = [
+    (STRICT, {"4.2.0": "ok", "4.2.1": "failed", "4.2.2.3-vendor": "failed", "4.2.3": "ok"}),
+    (BUCKET, {"3.0.14": "failed", "4.0.8": "failed", "4.1.7": "failed", "4.2.3": "ok"}),
+    (
+        IN_MEMORY,
+        {"4.0.0": "ok", "4.0.1": "warning", "4.0.11": "ok", "4.1.7": "warning", "4.2.2": "ok"},
+    ),
+]
+
+
 @pytest.mark.parametrize(
-    ("version", "state"),
+    ("settings", "version", "state"),
     [
-        ("4.0.8", State.OK),
-        ("4.2.0", State.OK),
-        ("4.2.1", State.FAILED),
-        ("4.2.2", State.FAILED),
-        ("4.2.2.3-vendor", State.FAILED),
-        ("4.2.3", State.OK),
-        ("unknown", State.SKIPPED),
+        (settings, version, state)
+        for settings, states in FAULTS
+        for version, state in {**states, "unknown": "warning"}.items()
     ],
 )
-def test_a_strict_broker(version: str, state: State) -> None:
+def test_a_release_with_a_known_fault(settings: dict[str, str], version: str, state: str) -> None:
     for description in (BROKER, FUNCTION):
-        strict = {**CONFIGURATION, **STRICT}
         found = look(
-            cluster_checks.strict_delivery, description, version=version, configuration=strict
+            cluster_checks.broker_faults, description, version=version, configuration=settings
         )
-        assert (found.state, bool(found.remedies)) == (state, state is State.FAILED)
-        relaxed = look(cluster_checks.strict_delivery, description, version=version)
-        assert relaxed.state is State.OK
-
-
-@pytest.mark.parametrize(
-    ("version", "state"),
-    [
-        ("3.0.14", State.FAILED),
-        ("4.0.8", State.FAILED),
-        ("4.0.11", State.WARNING),
-        ("4.1.7", State.FAILED),
-        ("4.2.2", State.FAILED),
-        ("4.2.3", State.WARNING),
-        ("5.0.0", State.WARNING),
-        ("unknown", State.WARNING),
-    ],
-)
-def test_the_bucket_tracker_of_the_broker(version: str, state: State) -> None:
-    for description in (BROKER, FUNCTION):
-        bucket = {**CONFIGURATION, **BUCKET}
-        found = look(
-            cluster_checks.delay_tracker, description, version=version, configuration=bucket
-        )
-        assert found.state is state
-        assert "#26251" in found.says
-        # Of two bad trackers, neither is a remedy.
-        stops = version in ("4.0.8", "4.1.7")
-        assert ("InMemoryDelayedDeliveryTrackerFactory" in found.remedies[0]) is not stops
-        assert "--final-window tracker" in found.remedies[0]
-
-
-@pytest.mark.parametrize(
-    ("version", "state"),
-    [
-        ("3.0.14", State.OK),
-        ("4.0.0", State.OK),
-        ("4.0.1", State.WARNING),
-        ("4.0.10", State.WARNING),
-        ("4.0.11", State.OK),
-        ("4.1.0", State.WARNING),
-        ("4.2.1", State.WARNING),
-        ("4.2.2", State.OK),
-        ("unknown", State.WARNING),
-    ],
-)
-def test_a_tracker_in_memory_that_may_stop(version: str, state: State) -> None:
-    for description in (BROKER, FUNCTION):
-        found = look(cluster_checks.delay_tracker, description, version=version)
-        assert found.state is state
-        if state is State.WARNING:
-            assert "#25617" in found.says
+        assert found.state == state
+        if state != "ok":
+            assert "apache/pulsar#2" in found.says
             assert "--final-window tracker" in found.remedies[0]
-            assert "topics unload" in found.remedies[0]
+    denied = look(cluster_checks.broker_faults, BROKER, version=version, configuration=DENIED)
+    assert denied.state is State.SKIPPED
+
+
+def test_a_function_may_get_a_message_twice_from_any_release() -> None:
+    twice = {"dispatcherDispatchMessagesInSubscriptionThread": "true"}
+    for version in ("4.2.3", "unknown"):
+        found = look(cluster_checks.broker_faults, FUNCTION, version=version, configuration=twice)
+        assert found.state is State.FAILED
+        assert "--value false" in found.remedies[0]
+        found = look(cluster_checks.broker_faults, BROKER, version=version, configuration=twice)
+        assert found.state is State.OK
 
 
 @pytest.mark.parametrize("description", [TRACKER, BROKER, FUNCTION])
