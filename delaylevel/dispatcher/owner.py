@@ -29,8 +29,8 @@ from delaylevel.dispatcher.cancelling.desk import CancellationDesk
 from delaylevel.dispatcher.journal.records import LowWatermark, entry_of, pack
 from delaylevel.dispatcher.journal.state import JournalState
 from delaylevel.dispatcher.journal.topic import Journal
+from delaylevel.dispatcher.publishing.flights import Flight
 from delaylevel.dispatcher.publishing.publisher import BatchPublisher
-from delaylevel.dispatcher.publishing.sending import Flight
 from delaylevel.dispatcher.publishing.set_aside import SetAsideTopics
 from delaylevel.dispatcher.publishing.targets import TargetPartitions
 from delaylevel.errors import BrokerError
@@ -99,6 +99,7 @@ class OwnerAgenda:
         self._queue = queue
         self._offers = offers
         self._publisher = publisher
+        self._flights = publisher.flights
         self._desk = desk
         self._now_s = now_s
         self.caught_up = False
@@ -118,7 +119,7 @@ class OwnerAgenda:
     def next_step_ms(self) -> int | None:
         """Time of the next other work by due times, ms since the epoch; None if there is none."""
         publisher = self._publisher
-        if publisher.prepared:
+        if self._flights.prepared:
             return 0
         if not self.caught_up:
             return None
@@ -131,10 +132,10 @@ class OwnerAgenda:
     def next_look_s(self) -> float | None:
         """Monotonic time of the next work without an event or a due time, in s, or None."""
         publisher = self._publisher
-        looks = self._offers.retry_s, publisher.next_commit_s, self._desk.next_look_s
+        looks = self._offers.retry_s, self._flights.next_commit_s, self._desk.next_look_s
         times = [each for each in looks if each]
-        if publisher.owes_answers or publisher.busy:
-            is_calm = not publisher.owes_answers and self.is_calm
+        if self._flights.owes_answers or publisher.busy:
+            is_calm = not self._flights.owes_answers and self.is_calm
             times.append(self._now_s() + (_CALM_S if is_calm else self.look_every_s))
         return min(times, default=None)
 
@@ -142,7 +143,7 @@ class OwnerAgenda:
     def is_publishing(self) -> bool:
         """True if messages without an outcome were sent, or due ones wait for their targets."""
         publisher = self._publisher
-        sent = self._queue.in_flight - publisher.prepared - publisher.uncommitted
+        sent = self._queue.in_flight - self._flights.prepared - self._flights.uncommitted
         return sent > 0 or publisher.has_waiting or not publisher.ready
 
     @property
@@ -153,12 +154,12 @@ class OwnerAgenda:
     @property
     def owes_commits(self) -> bool:
         """True if outcomes are known that are not in the journal."""
-        return self._publisher.next_commit_s is not None
+        return self._flights.next_commit_s is not None
 
     @property
     def look_every_s(self) -> float:
         """Time between two looks at what is in flight, in s."""
-        return _RESOLVE_EVERY_S if self._publisher.owes_answers else _CHECK_EVERY_S
+        return _RESOLVE_EVERY_S if self._flights.owes_answers else _CHECK_EVERY_S
 
     @property
     def is_calm(self) -> bool:
@@ -507,6 +508,7 @@ class PartitionOwner:
             stats=self.stats,
             now_s=self._now_s,
         )
+        self._flights = self._publisher.flights
         self._desk = CancellationDesk(
             self._queue,
             self._journal,
@@ -524,7 +526,7 @@ class PartitionOwner:
 
     def _recover(self) -> None:
         """Resolve the intents that the last owner left open, and write a snapshot."""
-        self._publisher.resolve_earlier()
+        self._flights.resolve_earlier()
         self._write_snapshot()
 
     def _make_fetcher(self) -> Fetcher:
@@ -571,7 +573,7 @@ class PartitionOwner:
         """Process the outcomes of what was sent, and cancellations; errors as for `take_in`."""
         self.events.take_answered()
         self._journal.check()
-        self._publisher.process()
+        self._flights.process()
         self._desk.process(everything_offered=not self._offers)
 
     def release(self) -> float:
@@ -583,7 +585,7 @@ class PartitionOwner:
         self._release()
         if self._queue.in_flight:
             self._stir()
-        return self._publisher.pause_s
+        return self._flights.pause_s
 
     @property
     def releases_soon(self) -> bool:
@@ -688,13 +690,13 @@ class PartitionOwner:
                 if not self.events:
                     continue
             break
-        self._publisher.send_prepared()
+        self._flights.send_prepared()
         if not behind:
             self._publisher.warm_up()
 
     def _checkpoint(self) -> None:
         """Acknowledge up to the low watermark, and do all that is due from time to time."""
-        self._publisher.write_commits()
+        self._flights.write_commits()
         self._desk.tidy_up()
         if not (self._journal.connected and self._lock.connected):
             # This write fails if another dispatcher has opened the journal. Otherwise it waits
@@ -713,11 +715,11 @@ class PartitionOwner:
 
     def _sizes(self) -> dict[str, int | None]:
         """Return the statistics that are computed from time to time."""
-        waiting, publisher = self._queue, self._publisher
+        waiting, flights = self._queue, self._flights
         dues = waiting.next_due_ms(), waiting.waiting.first_due_ms
         return {
-            "pending": len(waiting) + publisher.prepared,
-            "in_flight": waiting.in_flight - publisher.prepared - publisher.uncommitted,
+            "pending": len(waiting) + flights.prepared,
+            "in_flight": waiting.in_flight - self._flights.prepared - self._flights.uncommitted,
             "next_due_ms": min((due_ms for due_ms in dues if due_ms is not None), default=None),
             "memory_bytes": waiting.memory_bytes,
             "disk_bytes": waiting.pending.segments.disk_bytes + waiting.waiting.disk_bytes,
@@ -731,22 +733,21 @@ class PartitionOwner:
     def drain(self) -> None:
         """Go on with what is launched, and launch nothing else; errors as for `tidy_up`."""
         with TURNS.take(PUBLISHING):
-            self._publisher.send_prepared()
+            self._flights.send_prepared()
         self.process_outcomes()
 
     @property
     def in_flight(self) -> int:
         """Number of batches that are not completely confirmed."""
-        return len(self._publisher)
+        return len(self._flights)
 
     def sent_positions(self) -> set[int]:
         """Return the packed positions of messages that were sent, in batches without a commit."""
-        flights = self._publisher.flights
-        return {each for flight in flights if flight.sent for each in flight.batch.positions}
+        return {each for flight in self._flights if flight.sent for each in flight.batch.positions}
 
     def finish(self) -> None:
         """Write everything that the next owner needs; errors as for `tidy_up`."""
-        self._publisher.write_commits()
+        self._flights.write_commits()
         self._desk.finish()
         self._acknowledgement.write_watermark()
         self._write_snapshot()

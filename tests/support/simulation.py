@@ -552,7 +552,7 @@ class Simulation:
             stats=stats,
             now_s=self.clock.now_s,
         )
-        self.publisher.resolve_earlier()
+        self.publisher.flights.resolve_earlier()
         self.journal.snapshot(state.snapshot())
         self.offered = 0
         self.offer()
@@ -592,7 +592,7 @@ class Simulation:
 
     def _cycle(self) -> None:
         self.offer()
-        self.publisher.process()
+        self.publisher.flights.process()
         self.desk.process()
         self.publisher.publish_waiting()
         while self.publisher.ready:
@@ -600,7 +600,7 @@ class Simulation:
             if batch is None:
                 break
             self.publisher.publish(batch)
-        self.publisher.send_prepared()
+        self.publisher.flights.send_prepared()
         self.publisher.warm_up()
         self.publisher.close_idle()
         self.desk.tidy_up()
@@ -627,12 +627,12 @@ class Simulation:
         """
         with contextlib.suppress(BrokerError):
             for _ in range(rounds):
-                self.publisher.send_prepared()
+                self.publisher.flights.send_prepared()
                 for producer in list(self.broker.producers):
                     producer.store(rng.randint(0, len(producer.wire)))
                     producer.confirm(rng.randint(0, len(producer.answers)))
-                self.publisher.process()
-            self.publisher.write_commits()
+                self.publisher.flights.process()
+            self.publisher.flights.write_commits()
             self.desk.finish()
             if rng.randint(0, 1):  # otherwise it is killed before
                 self.journal.snapshot(self.queue.state.snapshot())
@@ -668,13 +668,13 @@ class Simulation:
         pool.producer = producer  # type: ignore[method-assign]
         # It has lost the partition, if its journal had not failed before.
         with contextlib.suppress(BrokerError):
-            publisher.process()
+            publisher.flights.process()
             set_aside._places.put = put_aside  # type: ignore[method-assign]
             publisher.publish_waiting()
             batch = queue.advance(self.clock.now_ms(), 5) if publisher.ready else None
             if batch is not None:
                 publisher.publish(batch)
-            publisher.send_prepared()
+            publisher.flights.send_prepared()
             publisher.warm_up()
             desk.process()
         queue.close()

@@ -32,15 +32,10 @@ from delaylevel.model.due_time import expired_reason
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.structures.segments.pending import SpillError
 
-from .outcomes import FlightOutcomes
-from .sending import ExpiryCheck, Flight, FlightSender, PoolItem
+from .flights import ExpiryCheck, Flight, Flights, PoolItem, is_below_limits
 from .set_aside import SetAsideTopics
 from .targets import TargetPartitions, by_partition, by_target
 
-# Limits of one target's messages in flight, and of those that are being set aside. Beyond them
-# messages wait.
-IN_FLIGHT_MESSAGES = 2_000
-IN_FLIGHT_BYTES = 16 << 20
 #: A target that needs longer for what is in flight is slow: its messages make way for others.
 SLOW_S = 0.5
 # From this number of messages on that wait for a target that is about to take them, no further ones
@@ -92,34 +87,28 @@ class TargetTable:
         self,
         pool: TargetPool[PoolItem],
         partitions: TargetPartitions | None,
-        set_aside: SetAsideTopics[Flight],
-        outcomes: FlightOutcomes,
+        flights: Flights,
         gate: PauseGate,
     ) -> None:
         self._pool = pool
         self._partitions = partitions
-        self._set_aside = set_aside
-        self._outcomes = outcomes
+        self._flights = flights
         self._gate = gate
-
-    def has_room_aside(self) -> bool:
-        """Return True if further messages may be set aside."""
-        return _is_below_limits(*self._set_aside.load)
 
     def state(self, key: TargetKey) -> TargetState:
         """Return the state of a target, which is opened for messages that can be sent to it."""
         topic, pool = key.topic, self._pool
         if not topic or key.partition == ASIDE_PARTITION:
-            return TargetState.READY if self.has_room_aside() else TargetState.FULL
+            return TargetState.READY if self._flights.has_room_aside() else TargetState.FULL
         if key.partition == PAUSED_PARTITION or self._gate.is_paused(topic):
             return TargetState.PAUSED
         if pool.refusal(topic, key.schema) is not None:
-            return TargetState.REFUSED if self.has_room_aside() else TargetState.SLOW
+            return TargetState.REFUSED if self._flights.has_room_aside() else TargetState.SLOW
         if key.partition == UNKNOWN_PARTITION:
             assert self._partitions is not None
             count = self._partitions.count(topic)
             if isinstance(count, str):
-                return TargetState.REFUSED if self.has_room_aside() else TargetState.SLOW
+                return TargetState.REFUSED if self._flights.has_room_aside() else TargetState.SLOW
             return TargetState.UNKNOWN if count is None else TargetState.READY
         producer = pool.producer(key)
         if not producer.is_open:
@@ -127,24 +116,23 @@ class TargetTable:
         if not producer.is_open:
             return TargetState.OPENING if producer.opening_s < SLOW_S else TargetState.SLOW
         # Messages of a lost partition stay there: those of another one must not wait for them.
-        if not _is_below_limits(*pool.load(topic, without_lost=True)):
+        if not is_below_limits(*pool.load(topic, without_lost=True)):
             # The limits are those of the whole target, so any of its producers may be slow.
             return TargetState.SLOW if pool.age_s(topic) > SLOW_S else TargetState.FULL
         # More messages than these would be refused, too, and memory has no room for them.
-        if producer.is_lost or not _is_below_limits(*self._outcomes.refused_load(topic)):
+        if producer.is_lost or not is_below_limits(*self._flights.refused_load(topic)):
             return TargetState.SLOW
         return TargetState.READY
 
 
-def _is_below_limits(messages: int, size: int) -> bool:
-    return messages < IN_FLIGHT_MESSAGES and size < IN_FLIGHT_BYTES
-
-
 class BatchPublisher:
-    """Publisher of batches: it writes their intents and commits, and sets refused messages aside.
+    """Publisher of due messages: it launches them, or lets them wait for their targets.
 
     Args:
         partitions: partition of each message, with deduplication; None without.
+
+    Attributes:
+        flights: what is launched.
     """
 
     def __init__(
@@ -163,51 +151,31 @@ class BatchPublisher:
         self._queue = delay_queue
         self._pool = pool
         self._journal = journal
-        self._set_aside = set_aside
         self._partitions = partitions
         self._numbered = partitions is not None
         self._description = description
         self._clock = clock
         self._warm_until_ms = -1
         self._expiry = ExpiryCheck(delay_queue, description, clock, numbered=self._numbered)
-        self._sender = FlightSender(
-            delay_queue,
-            pool,
-            journal,
-            self._expiry,
-            numbered=self._numbered,
-            clock=clock,
-            has_room_aside=lambda: self._table.has_room_aside(),
-            now_s=now_s,
-        )
-        self._outcomes = FlightOutcomes(
+        self.flights = Flights(
             delay_queue,
             pool,
             journal,
             set_aside,
+            self._expiry,
             numbered=self._numbered,
             clock=clock,
             stats=stats,
             now_s=now_s,
         )
-        self.flights = self._outcomes.flights  # those that are not completely confirmed
         self._gate = PauseGate(description, delay_queue.waiting.count, clock)
-        self._table = TargetTable(pool, partitions, set_aside, self._outcomes, self._gate)
+        self._table = TargetTable(pool, partitions, self.flights, self._gate)
         self._launched: list[Flight] = []  # not passed to the sender yet
-
-    def __len__(self) -> int:
-        """Return the number of batches that are not completely confirmed."""
-        return len(self._outcomes.flights)
-
-    @property
-    def owes_answers(self) -> bool:
-        """True if callbacks are about to come; :meth:`process` has to follow soon."""
-        return self._pool.owes_answers or self._set_aside.owes_answers
 
     @property
     def busy(self) -> bool:
         """True while messages or earlier intents wait for a target."""
-        return self._outcomes.busy or self.has_waiting
+        return self.flights.busy or self.has_waiting
 
     @property
     def has_waiting(self) -> bool:
@@ -223,7 +191,7 @@ class BatchPublisher:
     @property
     def ready(self) -> bool:
         """True if another batch may be published."""
-        return self._sender.prepared < _PREPARED and not self._is_stopped
+        return self.flights.prepared < _PREPARED and not self._is_stopped
 
     @property
     def is_calm(self) -> bool:
@@ -240,47 +208,18 @@ class BatchPublisher:
         )
 
     @property
-    def prepared(self) -> int:
-        """Number of messages that are launched and not sent."""
-        return self._sender.prepared
-
-    @property
-    def pause_s(self) -> float:
-        """Shortest time between two calls that publish, in s."""
-        return self._sender.pause_s
-
-    @property
     def next_warm_up_ms(self) -> int | None:
         """Time of the next call of :meth:`warm_up`, ms since the epoch; None for no need of it."""
         due_ms = self._queue.next_due_ms()
-        if due_ms is None or due_ms <= max(self._warm_until_ms, self._sender.sent_ms + _IDLE_MS):
+        if due_ms is None or due_ms <= max(self._warm_until_ms, self.flights.sent_ms + _IDLE_MS):
             return None
         return due_ms - _WARM_UP_MS
-
-    @property
-    def next_commit_s(self) -> float | None:
-        """Monotonic time by which commits are written, in s; None if there are none."""
-        return self._outcomes.next_commit_s
-
-    @property
-    def uncommitted(self) -> int:
-        """Number of messages that are confirmed, and have no commit yet."""
-        return self._outcomes.uncommitted
-
-    def resolve_earlier(self) -> None:
-        """Begin to resolve the intents that the last owner left open; `process` goes on."""
-        self._outcomes.resolve_earlier()
 
     def publish(self, batch: DueBatch) -> None:
         """Launch a batch; messages of targets that are not ready wait in the delay queue."""
         for key, part in by_target(batch, self._queue.divide, batched=not self._numbered):
             self._place(part, key)
         self._send()
-
-    def send_prepared(self) -> None:
-        """Send launched messages whose intents are confirmed; errors as for `publish`."""
-        self._sender.send_prepared()
-        self._outcomes.take_refused(self._sender.take_refused())
 
     def warm_up(self) -> None:
         """After idle times, open the targets of the next messages, and prove the ownership."""
@@ -294,7 +233,7 @@ class BatchPublisher:
         for message in batch.messages:
             if message.target and not self._gate.is_paused(message.target):
                 self._open(message)
-        self._sender.prove_soon(int(batch.due_ms[0]))
+        self.flights.prove_soon(int(batch.due_ms[0]))
         self._queue.put_back(batch)
 
     def _open(self, message: WindowMessage) -> None:
@@ -311,8 +250,8 @@ class BatchPublisher:
     def publish_waiting(self) -> None:
         """Publish messages that have waited for their targets, as far as these are ready now."""
         waiting = self._queue.waiting
-        if self._sender.prepared and not waiting.targets:
-            self.send_prepared()  # now, and not after the next ones are prepared
+        if self.flights.prepared and not waiting.targets:
+            self.flights.send_prepared()  # now, and not after the next ones are prepared
         for key in waiting.targets:
             if key.partition == PAUSED_PARTITION:
                 self._end_pause(key)
@@ -338,14 +277,6 @@ class BatchPublisher:
             if part is not None:
                 self._place(part, key._replace(partition=-1), waited=True)
                 self._send()
-
-    def process(self) -> None:
-        """Process the outcomes of messages that were sent; errors as for `publish`."""
-        self._outcomes.process()
-
-    def write_commits(self) -> None:
-        """Release flights that are completely confirmed; errors as for `publish`."""
-        self._outcomes.write_commits()
 
     def close_idle(self) -> None:
         """Close producers that are not used."""
@@ -382,7 +313,7 @@ class BatchPublisher:
         try:
             self._queue.defer(batch, key)
         except SpillError as error:
-            if self._table.has_room_aside():
+            if self.flights.has_room_aside():
                 self._put_aside(
                     batch, dict.fromkeys(range(len(batch)), f"it is slow, and {error.reason}")
                 )
@@ -394,7 +325,7 @@ class BatchPublisher:
         reasons = self._reasons(batch, key)
         if reasons:
             aside, rest = self._split(batch, sorted(reasons))
-            if self._table.has_room_aside():
+            if self.flights.has_room_aside():
                 self._put_aside(aside, dict(enumerate(map(reasons.__getitem__, sorted(reasons)))))
             else:
                 self._queue.defer(aside, key._replace(partition=ASIDE_PARTITION))
@@ -460,7 +391,5 @@ class BatchPublisher:
         if not flights:
             return
         if self._numbered:
-            self.write_commits()
-        self._sender.launch(flights)
-        self._outcomes.add(flights)
-        self._outcomes.take_refused(self._sender.take_refused())
+            self.flights.write_commits()
+        self.flights.launch(flights)

@@ -265,12 +265,6 @@ TABLE = [
         outcome="cancelled",
     ),
     Row(
-        *("cancelled", "spread", "spread_when_sent cancel 9d"),
-        "the receipt has the due time that was drawn",
-        delivered=0,
-        outcome="cancelled",
-    ),
-    Row(
         *("cancelled", "drained", "send drain 1m cancel 3d10m"),
         "the cancellation finds a message that went to the window early",
         delivered=0,
@@ -399,9 +393,6 @@ class Story:
 
     def short(self) -> None:
         self.receipt = self.producer().schedule(b"m", deliver_after=FAR, expires_after=HOUR)
-
-    def spread_when_sent(self) -> None:
-        self.receipt = self.producer().schedule(b"m", deliver_after=FAR, spread=HOUR)
 
     def retry(self) -> None:
         self.listen(ValueError("no money"))

@@ -50,7 +50,7 @@ class PausingSimulation(Simulation):
                     self._may_be_sent.update(self._names(intent))
         super().start()
         send = self.set_aside.send
-        sender: Any = self.publisher._sender
+        sender: Any = self.publisher.flights
         launch = sender.launch
 
         def set_aside(owner: Any, messages: Any, refused: Any) -> Any:
@@ -387,7 +387,7 @@ def test_each_message_is_released_or_expires(
 def test_each_message_is_released_or_expires_with_little_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("delaylevel.dispatcher.publishing.publisher.IN_FLIGHT_MESSAGES", 4)
+    monkeypatch.setattr("delaylevel.dispatcher.publishing.flights.IN_FLIGHT_MESSAGES", 4)
     monkeypatch.setattr("delaylevel.dispatcher.publishing.publisher._BATCH", 3)
     monkeypatch.setattr(TargetState.OPENING, "stops_from", 3)
     monkeypatch.setattr("delaylevel.dispatcher.pending._IN_MEMORY", 4)

@@ -12,8 +12,8 @@ import pytest
 from delaylevel.cluster.targets.pool import TargetKey
 from delaylevel.dispatcher.journal.records import UNCERTAIN
 from delaylevel.dispatcher.pending import ASIDE_PARTITION
+from delaylevel.dispatcher.publishing.flights import ExpiryCheck
 from delaylevel.dispatcher.publishing.publisher import TargetState
-from delaylevel.dispatcher.publishing.sending import ExpiryCheck
 from delaylevel.model import envelope as env
 from delaylevel.testing import ManualClock
 from support.fakes import describe
@@ -59,7 +59,7 @@ def test_messages_of_a_missing_topic_are_held(numbered: bool, tmp_path: Path) ->
 def test_a_slow_producer_of_a_target_does_not_stop_other_targets(
     numbered: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("delaylevel.dispatcher.publishing.publisher.IN_FLIGHT_MESSAGES", 10)
+    monkeypatch.setattr("delaylevel.dispatcher.publishing.flights.IN_FLIGHT_MESSAGES", 10)
     run = Simulation(numbered, tmp_path)
     run.send(30, ORDERS, too_big=False)
     rounds(run, 10)  # its producer is full
@@ -75,7 +75,7 @@ def test_a_slow_producer_of_a_target_does_not_stop_other_targets(
 def test_few_messages_are_set_aside_at_a_time(
     numbered: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("delaylevel.dispatcher.publishing.publisher.IN_FLIGHT_MESSAGES", 20)
+    monkeypatch.setattr("delaylevel.dispatcher.publishing.flights.IN_FLIGHT_MESSAGES", 20)
     monkeypatch.setattr("delaylevel.dispatcher.publishing.publisher._BATCH", 5)
     monkeypatch.setattr(TargetState.OPENING, "stops_from", 5)
     run = Simulation(numbered, tmp_path)
@@ -135,7 +135,7 @@ def test_a_held_topic_that_refuses_ends_no_process(numbered: bool, tmp_path: Pat
 def test_few_messages_that_are_too_large_are_set_aside_at_a_time(
     numbered: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("delaylevel.dispatcher.publishing.publisher.IN_FLIGHT_MESSAGES", 20)
+    monkeypatch.setattr("delaylevel.dispatcher.publishing.flights.IN_FLIGHT_MESSAGES", 20)
     monkeypatch.setattr("delaylevel.dispatcher.publishing.publisher._BATCH", 5)
     monkeypatch.setattr(TargetState.OPENING, "stops_from", 5)
     run = Simulation(numbered, tmp_path)
@@ -157,7 +157,7 @@ def test_messages_wait_in_memory_if_there_is_no_other_place(
     numbered: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The target is slow, the disk full, and the held topic as slow."""
-    monkeypatch.setattr("delaylevel.dispatcher.publishing.publisher.IN_FLIGHT_MESSAGES", 4)
+    monkeypatch.setattr("delaylevel.dispatcher.publishing.flights.IN_FLIGHT_MESSAGES", 4)
     monkeypatch.setattr("delaylevel.dispatcher.publishing.publisher._BATCH", 3)
     monkeypatch.setattr("delaylevel.dispatcher.pending._IN_MEMORY", 4)
     run = Simulation(numbered, tmp_path)
@@ -205,7 +205,7 @@ def test_a_burst_waits_for_an_opening_in_the_delay_queue(
 def test_a_burst_is_sent_without_a_wait_for_its_intents(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("delaylevel.dispatcher.publishing.sending._MANY", 5)
+    monkeypatch.setattr("delaylevel.dispatcher.publishing.flights._MANY", 5)
     monkeypatch.setattr("delaylevel.dispatcher.publishing.publisher._PREPARED", 10)
     run = Simulation(True, tmp_path)
     run.send(1, ORDERS, too_big=False)
@@ -218,7 +218,7 @@ def test_a_burst_is_sent_without_a_wait_for_its_intents(
     for _ in range(3):
         run.cycle()
         assert not producer.messages  # no intent is confirmed
-        assert run.publisher.prepared == 10  # and no more of them are written
+        assert run.publisher.flights.prepared == 10  # and no more of them are written
     run.journal.store(len(run.journal.tail))
     run.cycle()
     assert producer.messages == 10
@@ -300,7 +300,7 @@ def test_a_message_that_an_earlier_owner_may_still_send_does_not_expire(
         run.takeover(random.Random(0))
         for _ in range(3):
             run.work()
-            run.publisher.process()
+            run.publisher.flights.process()
         run.journal.store(len(run.journal.tail))
         (left,) = run.queue.state.open_intents.values()
         assert left.first == UNCERTAIN, "its intent is resolved, and one of what is uncertain left"

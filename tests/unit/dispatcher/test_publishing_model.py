@@ -249,7 +249,7 @@ def test_nothing_is_lost_or_published_twice_in_partitions() -> None:
 def test_nothing_is_lost_or_published_twice_with_little_room(
     numbered: bool, partitions: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("delaylevel.dispatcher.publishing.publisher.IN_FLIGHT_MESSAGES", 4)
+    monkeypatch.setattr("delaylevel.dispatcher.publishing.flights.IN_FLIGHT_MESSAGES", 4)
     monkeypatch.setattr("delaylevel.dispatcher.publishing.publisher._BATCH", 3)
     monkeypatch.setattr(TargetState.OPENING, "stops_from", 3)
     monkeypatch.setattr("delaylevel.dispatcher.pending._IN_MEMORY", 4)
@@ -261,7 +261,7 @@ def test_nothing_is_lost_or_published_twice_in_a_burst(
     numbered: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Intents of due messages are not waited for, and entries have few messages.
-    monkeypatch.setattr("delaylevel.dispatcher.publishing.sending._MANY", 1)
+    monkeypatch.setattr("delaylevel.dispatcher.publishing.flights._MANY", 1)
     monkeypatch.setattr("delaylevel.dispatcher.publishing.publisher._PREPARED", 4)
     monkeypatch.setattr("delaylevel.dispatcher.publishing.publisher._BATCH", 3)
     monkeypatch.setattr(TargetState.OPENING, "stops_from", 3)
@@ -336,20 +336,20 @@ def steps_of_a_batch(run: Simulation, stored: int) -> Iterator[str]:
         yield "a batch is launched"
         run.journal.store(len(run.journal.tail))
         yield "its intent is confirmed, if it has one"
-        run.publisher.send_prepared()
+        run.publisher.flights.send_prepared()
         yield "its messages are sent"
         for producer in run.broker.producers:
             producer.store(stored)
         yield "some of them are stored"
         for producer in run.broker.producers:
             producer.confirm(stored)
-        run.publisher.process()
+        run.publisher.flights.process()
         yield "some of them are confirmed"
     for producer in run.broker.producers:
         producer.store(len(producer.wire))
         producer.confirm(len(producer.answers))
     run.wait(0.3)
-    run.publisher.process()
+    run.publisher.flights.process()
     yield "the commit is written"
     run.journal.store(len(run.journal.tail))
     yield "the commit is confirmed"
@@ -360,7 +360,7 @@ def steps_of_a_batch(run: Simulation, stored: int) -> Iterator[str]:
 def test_a_crash_at_every_step_of_a_batch(
     numbered: bool, end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("delaylevel.dispatcher.publishing.sending._MANY", 1)
+    monkeypatch.setattr("delaylevel.dispatcher.publishing.flights._MANY", 1)
     taken = set()
     cases = list(product((0, 1, 2), (0, 1, 2), (False, True), range(12)))
     for stored, in_journal, most, last in cases[:: 1 if SEARCH > 1 else 5]:

@@ -78,7 +78,7 @@ def test_each_message_is_sent_when_it_is_due(numbered: bool, tmp_path: Path) -> 
 def test_no_numbered_message_is_sent_before_its_intent_is_confirmed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("delaylevel.dispatcher.publishing.sending._MANY", 1)
+    monkeypatch.setattr("delaylevel.dispatcher.publishing.flights._MANY", 1)
     run = ready(True, tmp_path)
     run.send(2, ORDERS, too_big=False)
     for _ in range(5):

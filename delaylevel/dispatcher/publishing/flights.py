@@ -1,0 +1,615 @@
+"""Flights: batches on their way to the broker, from the launch to the record of their outcome.
+
+Without sequence IDs a batch is sent at once. With them, its intent has to be confirmed first. In
+both cases the journal has confirmed a record that was written just before. That protects against
+two owners: a process that was suspended while another one took over writes a record first, and it
+is not confirmed.
+
+What has expired since its batch was launched, because the journal was slow or the process was
+suspended, is refused instead of sent.
+
+The records of outcomes, called commits here, are gathered for a fraction of a second: each costs as
+much as a message. With sequence IDs they are written before the next intents at the latest.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import repeat
+from operator import attrgetter
+
+import numpy as np
+
+from delaylevel.cluster.targets.pool import TargetKey, TargetPool
+from delaylevel.cluster.targets.producer import TargetProducer
+from delaylevel.cluster.targets.send_state import SendOutcome, Sent
+from delaylevel.dispatcher.delay_queue import DelayQueue
+from delaylevel.dispatcher.journal.records import (
+    UNCERTAIN,
+    DispositionKind,
+    Intent,
+    LowWatermark,
+    Record,
+)
+from delaylevel.dispatcher.journal.topic import Journal
+from delaylevel.dispatcher.record import DueBatch
+from delaylevel.dispatcher.stats import SharedOwnerStats
+from delaylevel.dispatcher.turns import PUBLISHING, TURNS
+from delaylevel.model.clock import Clock
+from delaylevel.model.due_time import expired_reason, expires_at_ms
+from delaylevel.model.level_topic import LevelTopicDescription
+
+from .set_aside import SetAsideTopics
+from .targets import parse_target, target_name
+
+#: Limits of one target's messages in flight, and of those that are being set aside. Beyond them
+#: messages wait.
+IN_FLIGHT_MESSAGES = 2_000
+IN_FLIGHT_BYTES = 16 << 20
+#: A message given to the pool: its flight or recall, and its index there.
+PoolItem = tuple["Flight | Recall", int]
+# Successive messages of a flight, by index.
+_Run = tuple["Flight", range]
+# Without a call in Python for each message.
+_EXPIRES = attrgetter("expires_ms")
+# Age of the last confirmed record from which another one has to be confirmed before messages are
+# sent. The next owner counts on it: see `UNCLEAR_MS`.
+_PROOF_S = 1.0
+# A send costs as much as several messages. Messages are sent together, as far as that makes them
+# late by a few milliseconds only.
+_TOGETHER = 4
+_SHORTEST_PAUSE_S = 0.004
+_LONGEST_PAUSE_S = 0.016
+# From this number on, messages are sent by a later call instead of a wait for the journal. The next
+# ones are prepared meanwhile.
+_MANY = 200
+# Time over which the rate of the messages is measured.
+_RATE_S = 0.1
+# The longest time, and the largest number of messages, without a commit after the confirmation.
+_COMMIT_S = 0.25
+_UNCOMMITTED = 2_000
+# The longest time until a message is counted whose flight is not completely confirmed.
+_COUNT_S = 1.0
+
+
+@dataclass(eq=False)
+class Flight:
+    """A launched batch of one target that is not released.
+
+    Attributes:
+        key: the target; None if all messages are set aside.
+        left: number of messages without an outcome, sent or not.
+        refused: reasons for messages that are set aside, by index.
+        aside: number of messages whose copy in the held or dead-letter topic is not confirmed.
+        may_return: indices of dead letters. A replay brings them back with the same ID and attempt,
+            while a held message comes back with the next attempt.
+        counted: counter and key there of each message that is set aside.
+        size: bytes of all payloads, once some of the messages are being set aside.
+        first_number: sequence ID of the first message; 0 without deduplication.
+        record: number of records that the journal has to have confirmed before it is sent.
+        sent: True once its messages were sent, or refused instead.
+        confirmed_ms: time of the last outcome so far, ms since the epoch; 0 before the first one.
+    """
+
+    batch: DueBatch
+    key: TargetKey | None
+    left: int = 0
+    refused: dict[int, str] = field(default_factory=dict)
+    aside: int = 0
+    may_return: list[int] = field(default_factory=list)
+    counted: list[tuple[str, str]] = field(default_factory=list)
+    size: int | None = None
+    first_number: int = 0
+    record: int = 0
+    sent: bool = False
+    confirmed_ms: int = 0
+
+    @cached_property
+    def dues(self) -> list[int]:
+        """Due time of each message, ms since the epoch."""
+        dues: list[int] = self.batch.due_ms.tolist()
+        return dues
+
+
+@dataclass(eq=False)
+class Recall:
+    """An intent from before the takeover, and what is known of its messages."""
+
+    intent: Intent
+    left: int = 0
+    stored: set[int] = field(default_factory=set)  # indices
+
+
+class ExpiryCheck:
+    """The decision which due messages have expired.
+
+    Args:
+        numbered: True if the messages have sequence IDs. Then a message that an earlier owner may
+            still send does not expire: it would be released all the same.
+    """
+
+    def __init__(
+        self,
+        delay_queue: DelayQueue,
+        description: Callable[[], LevelTopicDescription],
+        clock: Clock,
+        *,
+        numbered: bool,
+    ) -> None:
+        self._queue = delay_queue
+        self._description = description
+        self._clock = clock
+        self._numbered = numbered
+
+    def expired(self, batch: DueBatch) -> dict[int, int]:
+        """Return the expired messages: index -> time of the expiry, ms since the epoch."""
+        description, messages = self._description(), batch.messages
+        if not description.expire_after_ms and not any(map(_EXPIRES, messages)):
+            return {}
+        now_ms = self._clock.now_ms()
+        expired: dict[int, int] = {}
+        for index, message in enumerate(messages):
+            at_ms = expires_at_ms(description, message.due_ms, message.expires_ms)
+            if 0 < at_ms <= max(now_ms, message.due_ms):
+                expired[index] = at_ms
+        if expired and self._numbered:
+            # Its release has a higher sequence ID, so the broker drops what the other one sends.
+            for index in np.flatnonzero(self._queue.reopened(batch)).tolist():
+                expired.pop(index, None)
+        return expired
+
+
+def is_below_limits(messages: int, size: int) -> bool:
+    """Return True if there is room for further messages."""
+    return messages < IN_FLIGHT_MESSAGES and size < IN_FLIGHT_BYTES
+
+
+class EarlierIntents:
+    """The intents from before the takeover, until it is known which messages are stored.
+
+    The broker is asked, through the pool of targets. An intent of what it has not stored stays open
+    until that is released, as long as the owners use sequence IDs.
+
+    Args:
+        numbered: True if this owner does.
+    """
+
+    def __init__(
+        self,
+        queue: DelayQueue,
+        pool: TargetPool[PoolItem],
+        journal: Journal,
+        *,
+        numbered: bool,
+    ) -> None:
+        self._queue = queue
+        self._numbered = numbered
+        self._pool = pool
+        self._journal = journal
+        self._recalls: dict[int, Recall] = {}
+
+    def __len__(self) -> int:
+        """Return the number of unresolved intents."""
+        return len(self._recalls)
+
+    @property
+    def targets(self) -> set[str]:
+        """Names of the targets with unresolved intents."""
+        return {each.intent.target for each in self._recalls.values()}
+
+    def begin(self) -> None:
+        """Ask about all messages of all intents."""
+        refused = self._queue.state.refused
+        for intent in self._queue.unresolved_intents():
+            if intent.first == UNCERTAIN and self._numbered:
+                # An earlier owner may still send its messages, so they do not expire.
+                self._queue.reopen(intent.number)
+                continue
+            recall = self._recalls[intent.number] = Recall(intent)
+            if intent.target:
+                producer = self._pool.producer(parse_target(intent.target))
+                for index, position in enumerate(intent.positions.tolist()):
+                    if position not in refused:
+                        producer.recall((recall, index), intent.first + index)
+                        recall.left += 1
+            if not recall.left:
+                self._resolve(recall)
+
+    def settle(self, recall: Recall, index: int, stored: bool) -> None:
+        """Process the outcome of a message; write the record when it was the intent's last."""
+        if stored:
+            recall.stored.add(index)
+        recall.left -= 1
+        if not recall.left:
+            self._resolve(recall)
+
+    def _resolve(self, recall: Recall) -> None:
+        number = recall.intent.number
+        mask = np.zeros(recall.intent.positions.size, dtype=np.bool_)
+        mask[list(recall.stored)] = True
+        del self._recalls[number]
+        for record in self._queue.resolve(number, mask):
+            self._journal.append_soon(record)
+
+
+class Flights:
+    """The batches that are launched, until they are released.
+
+    Messages that a target refuses are set aside.
+
+    Args:
+        numbered: True to publish with sequence IDs.
+
+    Attributes:
+        prepared: number of due messages that are launched and not sent.
+        sent_ms: time of the last send, ms since the epoch; 0 before the first one.
+        uncommitted: number of messages that are confirmed, and have no commit yet.
+    """
+
+    def __init__(
+        self,
+        delay_queue: DelayQueue,
+        pool: TargetPool[PoolItem],
+        journal: Journal,
+        set_aside: SetAsideTopics[Flight],
+        expiry: ExpiryCheck,
+        *,
+        numbered: bool,
+        clock: Clock,
+        stats: SharedOwnerStats,
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._queue = delay_queue
+        self._pool = pool
+        self._journal = journal
+        self._set_aside = set_aside
+        self._expiry = expiry
+        self._numbered = numbered
+        self._clock = clock
+        self._stats = stats
+        self._now_s = now_s
+        self._open: set[Flight] = set()  # with messages that have no outcome
+        # Launched flights by target, in the order of their intents, which is that of their sequence
+        # IDs.
+        self._unsent: dict[TargetKey, list[Flight]] = {}
+        self.prepared = self.sent_ms = self.uncommitted = 0
+        self._count = 0
+        self._counted_s = now_s()
+        self._rate = 0.0
+        self._sent_s = 0.0
+        self._earlier = EarlierIntents(delay_queue, pool, journal, numbered=numbered)
+        # By topic, messages and bytes of the flights of which messages are being set aside.
+        self._refused_load: dict[str, tuple[int, int]] = {}
+        self._confirmed: list[Flight] = []
+        self._late_ms: list[int] = []  # lateness of the messages that are not counted
+        self._commit_s = 0.0
+
+    def __len__(self) -> int:
+        """Return the number of batches that are not completely confirmed."""
+        return len(self._open)
+
+    def __iter__(self) -> Iterator[Flight]:
+        """Yield the flights that are not completely confirmed."""
+        return iter(self._open)
+
+    def has_room_aside(self) -> bool:
+        """Return True if further messages may be set aside."""
+        return is_below_limits(*self._set_aside.load)
+
+    @property
+    def owes_answers(self) -> bool:
+        """True if callbacks are about to come; :meth:`process` has to follow soon."""
+        return self._pool.owes_answers or self._set_aside.owes_answers
+
+    def launch(self, flights: list[Flight]) -> None:
+        """Send flights, with sequence IDs after their intents; leave many to `send_prepared`."""
+        if self._queue.state.paused:
+            self._end_pauses(flights)
+        if self._numbered:
+            self._write_intents(flights)
+        else:
+            self._prove()  # what is set aside is not sent, and may come back
+            for flight in flights:
+                self._queue.launch(flight.batch)
+        for flight in flights:
+            if flight.key is not None:
+                self._unsent.setdefault(flight.key, []).append(flight)
+                self.prepared += len(flight.batch)
+        self._open.update(flights)
+        for flight in flights:
+            if flight.key is None:
+                self._finish(flight)
+        self.send_prepared()
+
+    def send_prepared(self) -> None:
+        """Send what is launched, as far as the journal has confirmed the intents."""
+        if not self._unsent:
+            return
+        self._journal.check()
+        used: list[TargetProducer[PoolItem]] = []
+        for key, flights in list(self._unsent.items()):
+            if self._send_target(key, flights):
+                used.append(self._pool.producer(key))
+        for producer in used:
+            producer.flush()
+        if used:
+            self._sent_s, self.sent_ms = self._now_s(), self._clock.now_ms()
+
+    def prove_soon(self, until_ms: int) -> None:
+        """Let the journal confirm a record before a message is due, so that it need not wait."""
+        left_s = max(until_ms - self._clock.now_ms(), 0) / 1000
+        if self._journal.proof_age_s + left_s > _PROOF_S:
+            self._journal.append_soon(LowWatermark(self._queue.state.low_watermark))
+
+    @property
+    def pause_s(self) -> float:
+        """Time between two sends after which a few messages are sent together, in s."""
+        now_s = self._now_s()
+        if now_s - self._counted_s >= _RATE_S:
+            self._rate = self._count / (now_s - self._counted_s)
+            self._count, self._counted_s = 0, now_s
+        if now_s - self._sent_s > _SHORTEST_PAUSE_S:
+            return _SHORTEST_PAUSE_S  # nothing was sent just now
+        return min(_LONGEST_PAUSE_S, max(_SHORTEST_PAUSE_S, _TOGETHER / (self._rate or 1)))
+
+    def _end_pauses(self, flights: list[Flight]) -> None:
+        """Record that messages are sent to targets that were paused."""
+        record = self._queue.resume({flight.key.topic for flight in flights if flight.key})
+        if record is not None:
+            self._journal.append(record)
+
+    def _write_intents(self, flights: list[Flight]) -> None:
+        records: list[Record] = [self._intent(flight) for flight in flights]
+        aside = [flight.batch.positions for flight in flights if flight.key is None]
+        if aside:
+            records.append(self._queue.refuse(np.concatenate(aside)))
+        *before, last = records
+        for record in before:
+            self._journal.append_soon(record)
+        if aside or sum(len(flight.batch) for flight in flights) < _MANY:
+            self._journal.append(last)
+        else:
+            record_number = self._journal.append_soon(last)
+            for flight in flights:
+                flight.record = record_number
+
+    def _send_target(self, key: TargetKey, flights: list[Flight]) -> bool:
+        """Send the messages of a target; return True if there were any."""
+        ready = [flight for flight in flights if flight.record <= self._journal.stored]
+        if not ready:
+            return False
+        self._prove()
+        reason = self._pool.refusal(key.topic, key.schema)
+        if reason is not None:
+            if not self.has_room_aside():
+                return False
+            self._refuse([(each, dict.fromkeys(range(len(each.batch)), reason)) for each in ready])
+        else:
+            runs = self._without_expired(ready)
+            if runs is None:
+                return False
+            producer = self._pool.producer(key)
+            for flight, run in runs:
+                messages = flight.batch.messages[run.start : run.stop]
+                number = flight.first_number and flight.first_number + run.start
+                producer.send_all(zip(repeat(flight), run, strict=False), messages, number)
+        for flight in ready:
+            flight.sent = True
+            self.prepared -= len(flight.batch)
+            self._count += len(flight.batch)
+        if len(ready) < len(flights):
+            self._unsent[key] = flights[len(ready) :]
+        else:
+            del self._unsent[key]
+        return reason is None
+
+    def _without_expired(self, flights: list[Flight]) -> list[_Run] | None:
+        """Refuse expired messages; return the others, or None without room to set more aside."""
+        kept: list[_Run] = []
+        refused: list[tuple[Flight, dict[int, str]]] = []
+        for flight in flights:
+            expired, begin = self._expiry.expired(flight.batch), 0
+            if expired:
+                reasons = {index: expired_reason(at_ms) for index, at_ms in expired.items()}
+                refused.append((flight, reasons))
+            for index in (*expired, len(flight.batch)):
+                if index > begin:
+                    kept.append((flight, range(begin, index)))
+                begin = index + 1
+        if refused:
+            if not self.has_room_aside():
+                return None
+            self._refuse(refused)
+        return kept
+
+    def _refuse(self, refused: list[tuple[Flight, dict[int, str]]]) -> None:
+        """Refuse messages without sending them: reasons by index."""
+        for flight, reasons in refused:
+            flight.refused.update(reasons)
+            flight.left -= len(reasons)
+        if self._numbered:
+            # Before a later message is sent: its sequence ID tells that the earlier ones were.
+            positions = [flight.batch.positions[list(reasons)] for flight, reasons in refused]
+            self._journal.append(self._queue.refuse(np.concatenate(positions)))
+        for flight, _ in refused:
+            if not flight.left:
+                self._finish(flight)
+
+    def _prove(self) -> None:
+        """Make sure that no other dispatcher had opened the journal a moment ago."""
+        if self._journal.proof_age_s > _PROOF_S:
+            self._journal.append(LowWatermark(self._queue.state.low_watermark))
+
+    def _intent(self, flight: Flight) -> Intent:
+        if flight.key is None:
+            return self._queue.intent(flight.batch)
+        name = target_name(flight.key)
+        last = self._pool.producer(flight.key).last_number
+        flight.first_number = max(self._queue.state.next_sequence(name), last + 1)
+        return self._queue.intent(flight.batch, name, flight.first_number)
+
+    @property
+    def busy(self) -> bool:
+        """True while flights or earlier intents are open."""
+        return bool(self._open or self._earlier) or self.next_commit_s is not None
+
+    @property
+    def next_commit_s(self) -> float | None:
+        """Monotonic time by which commits are written, in s; None if there are none."""
+        return self._commit_s if self._confirmed or self._late_ms else None
+
+    def refused_load(self, topic: str) -> tuple[int, int]:
+        """Return messages and bytes of a target's flights of which some are being set aside."""
+        return self._refused_load.get(topic, (0, 0))
+
+    def resolve_earlier(self) -> None:
+        """Begin to resolve the intents that the last owner left open; `process` goes on."""
+        self._earlier.begin()
+
+    @TURNS.take(PUBLISHING)
+    def process(self) -> None:
+        """Process the outcomes of messages that were sent."""
+        refused: list[tuple[Flight, int]] = []
+        done: list[Flight] = []
+        stored: list[Sent[PoolItem]] = []
+        for _, (sent, outcome, reason) in self._pool.poll():
+            owner, index = sent.item
+            if isinstance(owner, Recall):
+                self._earlier.settle(owner, index, outcome is SendOutcome.STORED)
+                continue
+            if outcome is SendOutcome.STORED:
+                stored.append(sent)
+            else:
+                owner.refused[index] = reason
+                refused.append((owner, index))
+            owner.left -= 1
+            if not owner.left:
+                done.append(owner)
+        for flight, index, dead in self._set_aside.confirmed():
+            if dead:
+                flight.may_return.append(index)
+            flight.aside -= 1
+            if not flight.aside:
+                self._commit(flight)
+        self._record(refused)
+        if self._numbered:
+            self._resume()
+        if stored:
+            self._note_stored(stored)
+        for flight in done:
+            self._finish(flight)
+        due_s = self.next_commit_s
+        if due_s is not None and (self._now_s() >= due_s or len(self._late_ms) >= _UNCOMMITTED):
+            self.write_commits()
+
+    def write_commits(self) -> None:
+        """Write the commits of flights that are completely confirmed, and count the messages."""
+        plain: list[Flight] = []
+        if self._late_ms:
+            self._stats.released(np.array(self._late_ms))
+            self._late_ms = []
+        for flight in self._confirmed:
+            if flight.counted:
+                self._dispose(flight)
+            if not (self._numbered or flight.may_return):
+                plain.append(flight)
+                continue
+            held = flight.batch.positions[flight.may_return].tolist()
+            self._queue.releases.at_ms = flight.confirmed_ms
+            self._journal.append_soon(self._queue.commit(flight.batch.number, held))
+        if plain:
+            self._queue.releases.at_ms = np.repeat(
+                [flight.confirmed_ms for flight in plain], [len(flight.batch) for flight in plain]
+            )
+            numbers = [flight.batch.number for flight in plain]
+            self._journal.append_soon(self._queue.commit_all(numbers))
+        self._queue.releases.at_ms = None
+        self._confirmed = []
+        self.uncommitted = 0
+
+    def _dispose(self, flight: Flight) -> None:
+        """Record which messages of a flight are not published; dead letters may come back."""
+        kinds = {
+            "held": DispositionKind.HELD,
+            "dropped": DispositionKind.DROPPED,
+            "expired": DispositionKind.EXPIRED,
+        }
+        for counter, kind in kinds.items():
+            index = [
+                each
+                for each, (counted, _) in zip(sorted(flight.refused), flight.counted, strict=True)
+                if counted == counter and each not in flight.may_return
+            ]
+            if index:
+                number = flight.batch.number
+                self._journal.append_soon(self._queue.dispose(number, kind, index))
+
+    def _note_stored(self, stored: list[Sent[PoolItem]]) -> None:
+        """Note when messages were stored, and how late."""
+        self._gather(_COUNT_S)
+        now_s, now_ms = self._now_s(), self._clock.now_ms()
+        at_s, at_ms = now_s, now_ms
+        for sent in stored:
+            if sent.answered_s != at_s:
+                at_s = sent.answered_s
+                at_ms = now_ms - int((now_s - at_s) * 1000) if at_s else now_ms
+            flight, index = sent.item
+            assert isinstance(flight, Flight)
+            flight.confirmed_ms = at_ms
+            late_ms = at_ms - flight.dues[index]
+            self._late_ms.append(late_ms if late_ms > 0 else 0)
+
+    def _gather(self, most_s: float) -> None:
+        """Gather what `write_commits` writes, for at most this time in s."""
+        before_s, commit_s = self.next_commit_s, self._now_s() + most_s
+        self._commit_s = commit_s if before_s is None else min(before_s, commit_s)
+
+    def _record(self, refused: list[tuple[Flight, int]]) -> None:
+        """Write refusals to the journal, with deduplication."""
+        if refused and self._numbered:
+            positions = np.array([int(flight.batch.positions[index]) for flight, index in refused])
+            self._journal.append(self._queue.refuse(positions))
+
+    def _resume(self) -> None:
+        """Let producers go on whose refusals are in the journal."""
+        suspended = self._pool.suspended()
+        unresolved = self._earlier.targets
+        ready = [key for key in suspended if target_name(key) not in unresolved]
+        if ready:
+            self._journal.append(LowWatermark(self._queue.state.low_watermark))
+            for key in ready:
+                self._pool.producer(key).resume()
+
+    def _finish(self, flight: Flight) -> None:
+        """Set the refused messages of a flight aside, and release it."""
+        if not flight.refused:
+            self._commit(flight)
+            return
+        messages, refused = flight.batch.messages, flight.refused
+        flight.aside, flight.counted = self._set_aside.send(flight, messages, refused)
+        if not flight.aside:
+            self._commit(flight)
+        elif flight.key is not None:
+            flight.size = sum(len(message.value or b"") for message in messages)
+            self._count_refused(flight.key.topic, len(messages), flight.size)
+
+    def _count_refused(self, topic: str, messages: int, size: int) -> None:
+        before, size_before = self._refused_load.pop(topic, (0, 0))
+        if before + messages:
+            self._refused_load[topic] = before + messages, size_before + size
+
+    def _commit(self, flight: Flight) -> None:
+        """Keep a flight for the next commits, which are written together."""
+        if flight.key is not None and flight.size is not None:
+            self._count_refused(flight.key.topic, -len(flight.batch), -flight.size)
+        self._open.discard(flight)
+        self._set_aside.count(flight.counted)
+        now_ms = self._clock.now_ms()
+        if flight.refused or not flight.confirmed_ms:
+            flight.confirmed_ms = now_ms
+        self._gather(_COMMIT_S - (now_ms - flight.confirmed_ms) / 1000)
+        self._confirmed.append(flight)
+        self.uncommitted += len(flight.batch)
