@@ -29,7 +29,6 @@ from .service import job_addresses, refused_lines, serve_metrics, serving_lines
 
 if TYPE_CHECKING:
     from delaylevel.mover.service import MoverStats
-    from delaylevel.spark_sync import SyncSettings
 
 
 _DEPLOYED = (
@@ -54,14 +53,7 @@ _INSTANCES = (
     Column("instance", "number"),
     Column("running"),
     Column("restarts", "number"),
-    Column("forwarded", "number"),
-    Column("parked_again", "number"),
-    Column("held", "number"),
-    Column("dead_lettered", "number"),
-    Column("expired", "number", wide=True),
-    Column("given_back", "number", wide=True),
-    Column("late_ms", "duration"),
-    Column("error", wide=True),
+    Column("error"),
     Column("worker", wide=True),
 )
 _name_option = click.option(
@@ -210,8 +202,6 @@ def status(settings: Settings, topic: str, name: str | None, output: str) -> Non
             "instance": item.number,
             "running": item.running,
             "restarts": item.restarts,
-            **item.counts,
-            "late_ms": item.late_ms,
             "error": item.error or None,
             "worker": item.worker or None,
         }
@@ -317,14 +307,6 @@ COMMANDS = (deploy, status, logs, restart, delete)
 
 # Options of the mover without Spark.
 _LOCAL_OPTIONS = ("once", "trigger_ms", "metrics_port", "metrics_address")
-_CONNECTION_FLAGS = {
-    "service_url",
-    "admin_url",
-    "token_file",
-    "tls_trust_certs_file",
-    "tls_certificate_file",
-    "tls_private_key_file",
-}
 
 
 @examples(
@@ -357,7 +339,6 @@ for _command in COMMANDS:
     "delaylevel mover run orders --steps billing.steps:without_closed_accounts",
     "delaylevel mover run orders --master spark://spark.example:7077 "
     "--checkpoint hdfs:///delaylevel/orders",
-    "delaylevel mover run orders --master spark://spark.example:7077 --print-command",
 )
 @mover.command()
 @click.argument("topics", nargs=-1, required=True, metavar="TOPIC...")
@@ -402,11 +383,6 @@ for _command in COMMANDS:
     help="Python of the executors; by default this version, from their PATH.",
 )
 @options.metrics
-@click.option(
-    "--print-command",
-    is_flag=True,
-    help="Print the spark-submit command of the same job and end.",
-)
 @click.pass_context
 @pass_settings
 def run(
@@ -419,7 +395,6 @@ def run(
     ship: bool,
     packages: tuple[str, ...],
     executor_python: str | None,
-    print_command: bool,
     **fields: Any,
 ) -> None:
     """Run a mover for level topics: the Spark job, or with --local a mover without Spark.
@@ -450,9 +425,6 @@ def run(
         executors=Executors(ship=ship, packages=packages, python=executor_python),
         **fields,
     )
-    if print_command:
-        _print_command(connection, settings, steps)
-        return
     own_steps = None if steps is None else load_steps(steps)
     require_reachable(connection)
     job = SparkSyncJob(connection, settings, steps=own_steps)
@@ -602,40 +574,3 @@ class MoverStates:
                 note(f"{topic}: on standby, {stats.holder or 'another mover'} moves its messages")
             elif stats.state == "moving" and before[0] != "failing":
                 note(f"{topic}: moving its messages")
-
-
-def _print_command(connection: Connection, settings: SyncSettings, steps: str | None) -> None:
-    """Print the spark-submit command of a job. The archive for its executors is already built."""
-    from delaylevel.spark_sync.cluster import submit_command
-
-    arguments = [*_connection_arguments(connection), "mover", "run", *settings.level_topics]
-    arguments += ["--master", settings.master, "--checkpoint", settings.checkpoint]
-    arguments += ["--no-ship"]
-    if settings.executors.python is not None:
-        arguments += ["--executor-python", settings.executors.python_name]
-    if steps is not None:
-        arguments += ["--steps", steps]
-    if settings.once:
-        arguments.append("--once")
-    if settings.trigger_ms is not None:
-        arguments += ["--trigger", f"{settings.trigger_ms}ms"]
-    if settings.metrics_port is not None:
-        arguments += ["--metrics-port", str(settings.metrics_port)]
-        arguments += ["--metrics-address", settings.metrics_address]
-    for name, value in settings.options.items():
-        arguments += ["--option", f"{name}={value}"]
-    command = submit_command(settings.master, settings.executors, settings.spark_conf, arguments)
-    click.echo(command)
-    if connection.token is not None:
-        note("The token is not in the command: set DELAYLEVEL_TOKEN in its environment.")
-
-
-def _connection_arguments(connection: Connection) -> list[str]:
-    found = []
-    for name, value in connection.model_dump(include=_CONNECTION_FLAGS, exclude_none=True).items():
-        found += [f"--{name.replace('_', '-')}", str(value)]
-    if connection.tls_allow_insecure:
-        found.append("--tls-allow-insecure")
-    if not connection.tls_validate_hostname:
-        found.append("--no-tls-validate-hostname")
-    return found

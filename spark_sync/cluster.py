@@ -13,11 +13,10 @@ import hashlib
 import logging
 import os
 import platform
-import shlex
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -93,7 +92,6 @@ def _write(archive: Path, files: dict[str, Path]) -> None:
 
 
 TOKEN_VARIABLE = ENVIRONMENT_PREFIX + "TOKEN"
-_PROGRAM = Path(__file__).with_name("submitted.py").resolve()
 _SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"
 # At DEBUG, these loggers write the environment of Python workers, which contains the token.
 _LOGGERS_OF_ENVIRONMENTS = (
@@ -193,83 +191,9 @@ def _hide_environments(spark: Any) -> None:
             log4j.core.config.Configurator.setLevel(name, log4j.Level.INFO)
 
 
-def submit_command(
-    master: str, executors: Executors, conf: Mapping[str, str], arguments: Sequence[str]
-) -> str:
-    """Return the shell command line that runs ``delaylevel`` under ``spark-submit``.
-
-    It sets the environment variables that the job needs, except for the token.
-
-    Args:
-        arguments: arguments of ``delaylevel``: ``mover run TOPIC …``; never a token.
-    """
-    settings = dict(conf)
-    environment: dict[str, str] = {
-        "PYSPARK_PYTHON": sys.executable,
-        "PYSPARK_DRIVER_PYTHON": sys.executable,
-    }
-    if not is_local(master):
-        settings.update(cluster_conf(executors, conf))
-        environment = python_environment(executors)
-    command = [_spark_submit(), "--master", master]
-    for name in sorted(settings):
-        command += ["--conf", f"{name}={settings[name]}"]
-    rest = ":" + os.environ.get("PATH", "")
-    variables = [
-        f'{name}={shlex.quote(value.removesuffix(rest))}:"$PATH"'
-        if name == "PATH" and value.endswith(rest)
-        else f"{name}={shlex.quote(value)}"
-        for name, value in environment.items()
-    ]
-    return " ".join([*variables, shlex.join([*command, str(_PROGRAM), *arguments])])
-
-
-def _spark_submit() -> str:
-    """Return the path of SPARK_HOME's spark-submit, or of the one in PySpark."""
-    home = os.environ.get("SPARK_HOME")
-    if not home:
-        import pyspark
-
-        home = str(Path(pyspark.__file__).parent)
-    return str(Path(home, "bin", "spark-submit"))
-
-
 def _default_python() -> str:
     return f"python{sys.version_info[0]}.{sys.version_info[1]}"
 
 
 def _joined(separator: str, *parts: str | None) -> str:
     return separator.join(part for part in parts if part)
-
-
-def handle_jvm_sigterm(spark: Any, handler: Callable[[], bool]) -> None:
-    """Call a function when Spark's JVM receives a SIGTERM, if the JVM started this program.
-
-    Under ``spark-submit``, a process manager's signal goes to the JVM, which would end the session
-    in the middle of a batch. The handler is called in another thread at each signal; it returns
-    False to let the JVM end at once.
-    """
-    if "PYSPARK_GATEWAY_PORT" not in os.environ:
-        return
-    from pyspark.java_gateway import ensure_callback_server_started
-
-    gateway = spark.sparkContext._gateway
-    ensure_callback_server_started(gateway)
-    gateway.jvm.org.apache.spark.util.SignalUtils.register("TERM", _Handler(handler))
-
-
-class _Handler:
-    """A Scala function without arguments that calls a Python function."""
-
-    def __init__(self, function: Callable[[], bool]) -> None:
-        self._function = function
-
-    def apply(self) -> bool:
-        return self._function()
-
-    class Java:
-        implements = ("scala.Function0",)
-
-
-# The name by which Scala calls a function that returns an unboxed boolean.
-setattr(_Handler, "apply$mcZ$sp", _Handler.apply)

@@ -43,7 +43,7 @@ from delaylevel.topics.subscriptions import ForeignSubscriptionWatch
 
 from . import control
 from .arrow_rows import SCHEMA
-from .cluster import enter_environment, handle_jvm_sigterm
+from .cluster import enter_environment
 from .driver import LOCK_TIMEOUT_S, check_movable
 from .forwarding import forwarded
 from .options import FORMAT, SyncOptions, SyncSettings, connection_options
@@ -171,7 +171,6 @@ class SparkSyncJob:
             )
             self.activity = "Spark starts the query and its Python workers"
             enter_environment(spark, self._connection)
-            handle_jvm_sigterm(spark, self._on_jvm_sigterm)
             spark.dataSource.register(DelayLevelDataSource)
             self._control_dir = stack.enter_context(
                 tempfile.TemporaryDirectory(prefix="delaylevel-sync-", ignore_cleanup_errors=True)
@@ -247,12 +246,6 @@ class SparkSyncJob:
         The current batch is completed, committed and acknowledged; no other batch begins.
         """
         self._stop.set()
-
-    def _on_jvm_sigterm(self) -> bool:
-        """Stop the job at the first signal; leave the next one to the JVM."""
-        first = not self._stop.is_set()
-        self.stop()
-        return first
 
     def stop_at_once(self) -> None:
         """End the job in the middle of a batch; the next run repeats the whole batch."""

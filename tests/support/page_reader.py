@@ -58,7 +58,7 @@ SLOW = re.compile(
     rf"delaylevel ({SPARK}|mover|function|broker|demo)\b"
 )
 FOREVER = re.compile(
-    rf"delaylevel ({SPARK}(?!.*(--once|--print-command))|(dispatcher )?run(?!.*--once)|"
+    rf"delaylevel ({SPARK}(?!.*--once)|(dispatcher )?run(?!.*--once)|"
     r"listen |"
     r"\w+ logs .*--follow)\b"
 )

@@ -60,11 +60,6 @@ LEAVES = ("errors", "installed", "prometheus", "web", "__version__")
 RE_EXPORTS = ("", "__main__", "admin", "asyncio", "config", "metrics")
 #: Rooms that use the official Pulsar client. `cluster` translates its exceptions.
 USES_CLIENT = {"cluster", "producer", "consumer", "testing", "functions", "demo"}
-#: Imports that the table does not allow, each with the reason.
-EXEMPT = {
-    # spark-submit runs this file as a program, which calls the command line.
-    ("spark_sync.submitted", "cli.main"),
-}
 
 
 def package_of(path: Path) -> str:
@@ -130,7 +125,7 @@ def violations(sources: dict[str, tuple[str, bool]]) -> list[str]:
             first, _, below = name.partition(".")
             if first in CLIENT and room not in USES_CLIENT:
                 found.append(f"{module} imports the Pulsar client ({name})")
-            if first != "delaylevel" or (module, below) in EXEMPT:
+            if first != "delaylevel":
                 continue
             allowed = (room, *LEAVES, *ROOMS.get(room, ()))
             if not any(below == item or below.startswith(f"{item}.") for item in allowed):
@@ -204,11 +199,6 @@ def test_no_import_points_upwards() -> None:
 
 def test_there_are_no_import_cycles() -> None:
     assert cycles(TREE) == []
-
-
-def test_the_exemptions_are_needed() -> None:
-    for module, name in EXEMPT:
-        assert f"delaylevel.{name}" in imports(module, *TREE[module], TREE)
 
 
 @pytest.mark.parametrize(

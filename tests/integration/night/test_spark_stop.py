@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -14,7 +13,7 @@ import pulsar
 import pytest
 
 from delaylevel.cluster.rest.admin import Admin
-from delaylevel.model.level_topic import SUBSCRIPTION, Role
+from delaylevel.model.level_topic import SUBSCRIPTION
 from delaylevel.model.position import source_partitions
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
@@ -127,47 +126,6 @@ def test_a_stop_finishes_the_running_batch(
     found = delivered()[len(before) :]
     assert sorted(found, key=int) == [str(number) for number in range(TOTAL)]
     assert f"{TOTAL - moved:,} messages moved." in job.log.read_text()
-
-
-def test_the_printed_command_runs_and_ends_on_sigterm(
-    world: RealWorld,
-    parked: Callable[..., dict[str, str]],
-    cli_process: Callable[..., Any],
-    environment: dict[str, str],
-    tmp_path: Path,
-) -> None:
-    description = world.level_topic(LEVELS)
-    consumer = world.plain_client.subscribe(description.targets[0], "kept")
-    producer = world.plain_client.create_producer(f"{description.topic}-partition-0")
-    producer.send(b"x", properties=parked(int(time.time() * 1000)))
-    checkpoint = tmp_path / "checkpoint"
-    printed = cli_process(
-        *("mover", "run", description.topic, "--checkpoint", str(checkpoint)),
-        *("--trigger", "250ms", "--print-command"),
-    )
-    assert printed.wait(PATIENCE_S) == 0, printed.log.read_text()
-    command = printed.log.with_suffix(".out").read_text()
-
-    log = tmp_path / "submit.log"
-    with log.open("w") as output:
-        job = subprocess.Popen(
-            ["/bin/sh", "-c", f"exec env {command}"],
-            env=environment,
-            stdout=output,
-            stderr=output,
-            stdin=subprocess.DEVNULL,
-        )
-    try:
-        assert consumer.receive(timeout_millis=PATIENCE_S * 1000).data() == b"x"
-        job.send_signal(signal.SIGTERM)
-        assert job.wait(PATIENCE_S) == 0, log.read_text()
-    finally:
-        if job.poll() is None:
-            job.kill()
-            job.wait()
-    assert "1 messages moved." in log.read_text()
-    (source,) = (item for item in source_partitions(description) if item.role is Role.LEVEL)
-    assert _acknowledged(world.admin, source) == 1
 
 
 def _acknowledged(admin: Admin, source: Any) -> int:

@@ -1,4 +1,4 @@
-"""Tests of packages, Python and token of executors, and of the spark-submit command."""
+"""Tests of packages, Python and token of executors."""
 
 from __future__ import annotations
 
@@ -15,12 +15,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 from pydantic import SecretStr
 
 pytest.importorskip("pyspark")
 
-from delaylevel.cli.main import cli
 from delaylevel.cluster.connection.settings import Connection
 from delaylevel.errors import ConfigError
 from delaylevel.spark_sync import Executors, cluster
@@ -201,46 +199,3 @@ def test_the_token_goes_into_the_workers_environment_only(
     assert not logging.getLogger("py4j.clientserver").isEnabledFor(logging.DEBUG)
     cluster.enter_environment(session, Connection())
     assert environment["DELAYLEVEL_TOKEN"] == "t0ken"
-
-
-def _printed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *arguments: str) -> Any:
-    monkeypatch.setenv("DELAYLEVEL_TOKEN", "t0ken")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    flags = ["--service-url", "pulsar://pulsar.example:6650", "mover", "run"]
-    return CliRunner().invoke(cli, [*flags, *arguments, "--print-command"])
-
-
-def test_the_command_is_printed_without_a_broker_and_without_the_token(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    arguments = ["orders", "--master", "spark://spark.example:7077"]
-    arguments += ["--checkpoint", "hdfs:///delay level", "--trigger", "2s", "--metrics-port", "9"]
-    arguments += ["--conf", "spark.executor.memory=1g", "--option", "maxOffsetsPerTrigger=5"]
-    done = _printed(monkeypatch, tmp_path, *arguments)
-    assert done.exit_code == 0, done.output
-    line = done.stdout.strip()
-    assert "\n" not in line
-    assert "t0ken" not in done.output
-    assert "DELAYLEVEL_TOKEN" in done.stderr
-    for part in (
-        f"PYSPARK_PYTHON={NAME}",
-        "spark-submit --master spark://spark.example:7077",
-        "--conf spark.executor.memory=1g",
-        f".zip#{FOLDER}'",
-        "submitted.py --service-url pulsar://pulsar.example:6650",
-        "--admin-url http://pulsar.example:8080 mover run orders",
-        "--checkpoint 'hdfs:///delay level'",
-        "--trigger 2000ms",
-        "--option maxOffsetsPerTrigger=5",
-        "--no-ship",
-    ):
-        assert part in line, part
-    # Settings of Spark go to spark-submit only.
-    assert "spark.executor.memory" not in line.partition("submitted.py")[2]
-
-
-def test_a_local_command_sends_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    done = _printed(monkeypatch, tmp_path, "orders")
-    assert "spark.archives" not in done.stdout
-    assert f"PYSPARK_PYTHON={sys.executable}" in done.stdout
-    assert not list(tmp_path.rglob("*.zip"))

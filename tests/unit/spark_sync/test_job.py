@@ -53,8 +53,7 @@ def job_for_two(failure: Exception, monkeypatch: pytest.MonkeyPatch) -> SparkSyn
     for name in ("orders", "invoices"):
         memory.client().create_producer(name, enable_delay_level_topic=True).close()
     monkeypatch.setattr(job_module.Admin, "from_connection", connect)
-    for part in ("enter_environment", "handle_jvm_sigterm"):
-        monkeypatch.setattr(job_module, part, lambda *args: None)
+    monkeypatch.setattr(job_module, "enter_environment", lambda *args: None)
     monkeypatch.setattr(SparkSyncJob, "_run_query", lambda *args: None)
     settings = SyncSettings(("orders", "invoices"), checkpoint="unused", once=True)
     return SparkSyncJob(Connection(), settings, spark=MagicMock())
