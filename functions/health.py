@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from delaylevel import __version__
@@ -19,15 +19,6 @@ from .consumer_loop import source_topics
 from .deployment import not_deployed
 from .worker import FunctionsWorker
 
-_METRIC = "user_metric_delaylevel_function_"
-_COUNTS = {
-    "forwarded": ("window", "due"),
-    "parked_again": ("parked",),
-    "held": ("held",),
-    "dead_lettered": ("dead",),
-    "expired": ("expired",),
-    "given_back": ("given_back",),
-}
 _CONSUMER = "delaylevel-function@"
 
 
@@ -42,9 +33,6 @@ class InstanceStatus:
         error: error text of the worker; empty for none.
         worker: id of the worker that runs it.
         exceptions: the latest exceptions, a line each.
-        counts: messages since its start, by name: ``forwarded``, ``parked_again``, ``held``,
-            ``dead_lettered``, ``expired``, ``given_back``.
-        late_ms: mean lateness at hand-off in ms; None if nothing was handed off.
     """
 
     number: int
@@ -53,8 +41,6 @@ class InstanceStatus:
     error: str = ""
     worker: str = ""
     exceptions: tuple[str, ...] = ()
-    counts: Mapping[str, int] = field(default_factory=dict)
-    late_ms: int | None = None
 
 
 @dataclass(frozen=True)
@@ -106,8 +92,7 @@ def status(
             answer, error_text = worker.status(function), ""
         except AdminError as error:  # no instance is alive, or not yet
             answer, error_text = {}, error.reason
-        stats = worker.stats(function)
-    instances = instances_of(answer, stats, parallelism, error_text)
+    instances = instances_of(answer, parallelism, error_text)
     level = levelstatus.status(admin, description, now_ms)
     return FunctionStatus(
         function, config, instances, level, tuple(problems_of(config, instances, level))
@@ -115,28 +100,17 @@ def status(
 
 
 def instances_of(
-    status: Mapping[str, Any], stats: Mapping[str, Any], parallelism: int, error_text: str = ""
+    status: Mapping[str, Any], parallelism: int, error_text: str = ""
 ) -> tuple[InstanceStatus, ...]:
-    """Return the instances in the worker's answers.
+    """Return the instances in the worker's answer.
 
     Args:
         status: answer to ``…/status``; empty if that failed.
-        stats: answer to ``…/stats``; may be empty.
         error_text: error of each instance that is not in the status.
     """
-    metrics = {
-        int(item["instanceId"]): (item.get("metrics") or {}).get("userMetrics") or {}
-        for item in stats.get("instances", ())
-    }
     found = {}
     for item in status.get("instances", ()):
         number, at = int(item["instanceId"]), item.get("status") or {}
-        mine = metrics.get(number, {})
-        counts = {
-            name: round(sum(mine.get(f"{_METRIC}{metric}_total_sum", 0) for metric in summed))
-            for name, summed in _COUNTS.items()
-        }
-        late = mine.get(f"{_METRIC}lag_seconds_total_sum")
         exceptions = [
             str(entry.get("exceptionString", "")).strip()
             for kind in ("latestUserExceptions", "latestSystemExceptions")
@@ -149,10 +123,6 @@ def instances_of(
             error=str(at.get("error") or ""),
             worker=str(at.get("workerId") or ""),
             exceptions=tuple(dict.fromkeys(line for line in exceptions if line)),
-            counts=counts,
-            late_ms=round(late * 1000 / counts["forwarded"])
-            if late and counts["forwarded"]
-            else None,
         )
     return tuple(
         found.get(number, InstanceStatus(number, running=False, error=error_text))

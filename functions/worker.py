@@ -64,13 +64,6 @@ class FunctionsWorker:
         """Return the worker's status of the instances."""
         return dict(self._get(f"{function}/status"))
 
-    def stats(self, function: str) -> dict[str, Any]:
-        """Return the statistics and user metrics of the instances; empty if none answers."""
-        try:
-            return dict(self._get(f"{function}/stats") or {})
-        except AdminError:
-            return {}
-
     def restart(self, function: str) -> None:
         """Restart all instances."""
         self._request("POST", f"{function}/restart")
