@@ -22,11 +22,9 @@ from delaylevel.functions import relay as relay_module
 from delaylevel.functions.relay import SLOW, SLOW_S, Item, RecentIds, Relay, take_confirmed
 from delaylevel.model.envelope import (
     ATTEMPT,
-    COMPRESSION,
     DUE,
     EXPIRES,
     ID,
-    KIND,
     REASON,
     TARGET,
 )
@@ -34,7 +32,6 @@ from delaylevel.model.level_topic import (
     Expired,
     FinalWindow,
     LevelTopicDescription,
-    MissingTarget,
     Mover,
 )
 from delaylevel.model.position import Position
@@ -168,31 +165,6 @@ def settle(relay: Relay) -> None:
         relay.poll()
 
 
-class UnreadableMessage(FakeMessage):
-    """A message with an ordering key that is not UTF-8."""
-
-    def ordering_key(self) -> str:
-        return b"\xff".decode()
-
-
-def test_an_unreadable_message_is_a_dead_letter_between_the_others(world: RelayWorld) -> None:
-    relay = world.relay()
-    relay.offer(parked(0))
-    place = FakeMessageId(Position(7, 1))
-    relay.offer(UnreadableMessage(place, b"bad", {DUE: str(T0), TARGET: ORDERS}, FIRST, T0 - DAY))
-    relay.offer(parked(2))
-    settle(relay)
-    world[ORDERS].answer()
-    world[DEAD].answer()
-    settle(relay)
-    assert world.acknowledged == [0, 1, 2]
-    assert world.given_back == []
-    (letter,) = world[DEAD].sent
-    assert letter.value == b"bad"
-    assert letter.given["properties"][REASON] == "the ordering key is not UTF-8"
-    assert letter.given["properties"]["delaylevel.raw.ordering_key"] == "/w=="
-
-
 def test_a_message_is_acknowledged_only_after_its_confirmation(world: RelayWorld) -> None:
     relay = world.relay()
     for entry in range(3):
@@ -221,92 +193,6 @@ def test_a_message_is_acknowledged_only_after_its_confirmation(world: RelayWorld
     assert relay.take_report().window == 3
 
 
-def test_with_a_tracker_ready_messages_go_into_the_window_regardless_of_the_target() -> None:
-    world = RelayWorld(final_window=FinalWindow.TRACKER, window_partitions=8)
-    world.admin.missing.add(ORDERS)
-    relay = world.relay()
-    relay.offer(parked(0))
-    relay.offer(parked(1, due_ms=T0 - 700))
-    held = parked(2, topic=HELD)
-    held.given.update({ATTEMPT: "3", ID: "mine", REASON: "it was away"})
-    relay.offer(held)
-    relay.offer(parked(3, due_ms=T0 + 3 * DAY + 5))
-    settle(relay)
-    window = f"{LEVEL_TOPIC}-window-partition-{world.description.window_partition('key', '')}"
-    assert world.topics == [window, f"{LEVEL_TOPIC}-partition-2"]
-    first, second, third = (sent.given for sent in world[window].sent)
-    assert first["deliver_at"] is second["deliver_at"] is third["deliver_at"] is None
-    assert first["properties"] == {
-        "mine": "1",
-        DUE: str(T0 + 3_600_000),
-        TARGET: ORDERS,
-        ID: "public/default/orders-delay-level-partition-0:7:0:-1",
-    }
-    assert second["properties"][DUE] == str(T0 - 700)
-    assert (third["properties"][ID], third["properties"][ATTEMPT]) == ("mine", "3")
-    assert REASON not in third["properties"]
-    assert (first["partition_key"], first["event_timestamp"]) == ("key", 5)
-    assert all(producer.settings["batching_enabled"] for producer in world.producers)
-    settle(relay)
-    assert world.acknowledged == []
-    world[window].answer()
-    world[f"{LEVEL_TOPIC}-partition-2"].answer()
-    settle(relay)
-    assert sorted(world.acknowledged) == [0, 1, 2, 3]
-    report = relay.take_report()
-    assert (report.window, report.due, report.parked.total()) == (3, 0, 1)
-    assert report.latest_ms == 700
-
-
-def test_messages_without_a_confirmation_by_the_window_are_given_back() -> None:
-    world = RelayWorld(final_window=FinalWindow.TRACKER)
-    relay = world.relay()
-    relay.offer(parked(0))
-    settle(relay)
-    (window,) = world.topics
-    world[window].answer(pulsar.Result.Timeout)
-    settle(relay)
-    assert (world.acknowledged, world.given_back) == ([], [0])
-    relay.offer(parked(0))
-    settle(relay)
-    assert world.opened(window) == 2
-    world[window].answer()
-    settle(relay)
-    assert world.acknowledged == [0]
-
-
-def test_due_messages_are_sent_at_once_and_others_are_parked_until_their_hand_off(
-    world: RelayWorld,
-) -> None:
-    relay = world.relay()
-    relay.offer(parked(0, due_ms=T0 - 1))
-    relay.offer(parked(1, due_ms=T0 + 3 * DAY + 5))
-    settle(relay)
-    assert world[ORDERS].sent[0].given["deliver_at"] is None
-    again = f"{LEVEL_TOPIC}-partition-2"
-    assert world[again].sent[0].given["deliver_at"] == T0 + LEVELS[0].hand_off_after_ms(2)
-    world[ORDERS].answer()
-    world[again].answer()
-    settle(relay)
-    assert world.acknowledged == [0, 1]
-    report = relay.take_report()
-    assert (report.due, report.parked.total()) == (1, 1)
-
-
-def test_messages_that_the_broker_would_release_at_once_are_not_parked_again(
-    world: RelayWorld,
-) -> None:
-    second = Levels(
-        [PartitionStrategy(partition_by=timedelta(seconds=1), maximum_delay=timedelta(seconds=9))]
-    )
-    world.description = replace(world.description, levels=second)
-    relay = world.relay()
-    relay.offer(parked(0, due_ms=T0 + 1500))
-    settle(relay)
-    assert world.topics == [ORDERS]
-    assert world[ORDERS].sent[0].given["deliver_at"] == T0 + 1500
-
-
 def test_an_invalid_message_is_acknowledged_once_it_is_a_dead_letter(world: RelayWorld) -> None:
     relay = world.relay()
     relay.offer(received(0, {"mine": "1"}))
@@ -320,63 +206,6 @@ def test_an_invalid_message_is_acknowledged_once_it_is_a_dead_letter(world: Rela
     settle(relay)
     assert world.acknowledged == [0, 1]
     assert relay.take_report().dead.total() == 2
-
-
-def test_a_record_of_an_unknown_kind_is_a_dead_letter(world: RelayWorld) -> None:
-    relay = world.relay()
-    for entry, due_ms in enumerate((T0, T0 + DAY, T0 + 4 * DAY)):
-        relay.offer(received(entry, {DUE: str(due_ms), TARGET: ORDERS, KIND: "teleport"}))
-    relay.offer(parked(3))
-    settle(relay)
-    world[DEAD].answer()
-    world[ORDERS].answer()
-    settle(relay)
-    assert world.acknowledged == [0, 1, 2, 3]
-    assert {sent.properties[KIND] for sent in world[DEAD].sent} == {"teleport"}
-    assert relay.take_report().dead == {
-        "delaylevel.kind is 'teleport': this version does not know this kind of record": 3
-    }
-    assert len(world[ORDERS].sent) == 1
-
-
-class KeylessMessage(FakeMessage):
-    """A message without a key."""
-
-    def partition_key(self) -> str:
-        return ""
-
-
-@pytest.mark.parametrize("key", ["", "key"])
-def test_a_cancellation_always_ends_in_the_window_partition_of_its_message(key: str) -> None:
-    world = RelayWorld(final_window=FinalWindow.TRACKER, window_partitions=4)
-    relay = world.relay()
-    window = world.description.window_topic.full
-    own = window.removeprefix("persistent://") + "-partition-2:7:1:-1"
-    given = [
-        {DUE: str(due_ms), TARGET: ORDERS, KIND: "cancel", ID: name, "mine": "1"}
-        for due_ms, name in ((T0 - DAY, own), (T0, own), (T0 + 3_600_000, "a"), (T0 + 4 * DAY, own))
-    ]
-    for entry, properties in enumerate(given):
-        message = received(entry, properties)
-        relay.offer(message if key else KeylessMessage(**vars(message)))
-    settle(relay)
-    for producer in world.producers:
-        producer.answer()
-    settle(relay)
-    direct = world.description.window_partition(key, own) if key else 2
-    hashed = world.description.window_partition(key, "a")
-    sent = [(producer.topic, one) for producer in world.producers for one in producer.sent]
-    sent.sort(key=lambda item: given.index(item[1].given["properties"]))
-    assert [topic for topic, _ in sent] == [
-        f"{window}-partition-{direct}",
-        f"{window}-partition-{direct}",
-        f"{window}-partition-{hashed}",
-        f"{LEVEL_TOPIC}-partition-3",
-    ]
-    assert [one.given["properties"] for _, one in sent] == given
-    assert world.acknowledged == [0, 1, 2, 3]
-    report = relay.take_report()
-    assert (report.window, report.parked.total(), report.due) == (3, 1, 0)
 
 
 def test_a_later_format_stops_the_relay(world: RelayWorld) -> None:
@@ -395,37 +224,6 @@ def test_a_later_format_stops_the_relay(world: RelayWorld) -> None:
     with pytest.raises(UpgradeRequiredError, match="format 9"):
         world.pass_time(relay, 100)
     assert len(reads) == 2
-
-
-@pytest.mark.parametrize("policy", [MissingTarget.DEAD_LETTER, MissingTarget.DROP])
-def test_messages_for_a_missing_target_follow_its_policy(policy: MissingTarget) -> None:
-    world = RelayWorld(on_missing_target=policy)
-    world.admin.missing.add(ORDERS)
-    relay = world.relay()
-    relay.offer(parked(0))
-    settle(relay)
-    # The target is now known to be missing; the relay does not look it up again.
-    relay.offer(parked(1))
-    relay.offer(parked(2, target=BILLS))
-    settle(relay)
-    world[BILLS].answer()
-    assert HELD not in world.topics
-    if policy is MissingTarget.DEAD_LETTER:
-        assert world.acknowledged == []
-        assert {sent.properties[REASON] for sent in world[DEAD].sent} == {
-            f"target {ORDERS} does not exist"
-        }
-        world[DEAD].answer()
-    settle(relay)
-    assert sorted(world.acknowledged) == [0, 1, 2]
-    assert (relay.in_flight, relay.unacknowledged) == (0, 0)
-    report = relay.take_report()
-    assert (report.window, report.held.total()) == (1, 0)
-    lost = {"dead": report.dead.total(), "dropped": report.dropped.total()}
-    assert lost == {
-        "dead": 2 if policy is MissingTarget.DEAD_LETTER else 0,
-        "dropped": 2 if policy is MissingTarget.DROP else 0,
-    }
 
 
 def test_a_target_added_later_is_looked_up_once(world: RelayWorld) -> None:
@@ -588,15 +386,6 @@ def test_an_expired_message_is_not_handed_off(policy: Expired) -> None:
     assert (report.expired, report.due, report.dead.total()) == ({ORDERS: 2}, 1, 0)
 
 
-def test_a_deleted_target_is_not_created_again(world: RelayWorld) -> None:
-    world.admin.missing.add(BILLS)
-    relay = world.relay()
-    relay.offer(parked(0, target=BILLS))
-    settle(relay)
-    assert BILLS not in world.topics
-    assert world[HELD].sent[0].properties[REASON] == "the topic does not exist"
-
-
 def test_a_message_that_cannot_be_held_is_given_back(world: RelayWorld) -> None:
     relay = world.relay()
     relay.offer(parked(0, target=BILLS))
@@ -731,34 +520,6 @@ def test_targets_have_their_own_clients_and_level_topics_share_one(world: RelayW
     settle(relay)
     assert other.topics == [ORDERS]
     assert world.topics == [f"{LEVEL_TOPIC}-partition-2"]
-
-
-def test_an_idle_producer_of_a_target_is_closed(world: RelayWorld) -> None:
-    relay = world.relay()
-    relay.offer(parked(0))
-    settle(relay)
-    world[ORDERS].answer()
-    settle(relay)
-    world.advance(60)
-    settle(relay)
-    assert world.closings == [ORDERS]
-    assert world.opened(ORDERS) == 1
-    relay.offer(parked(1))
-    settle(relay)
-    assert world.opened(ORDERS) == 2
-
-
-def test_a_target_gets_the_compression_of_the_source(world: RelayWorld) -> None:
-    relay = world.relay()
-    plain, compressed = parked(0), parked(1)
-    compressed.given[COMPRESSION] = "LZ4"
-    relay.offer(plain)
-    relay.offer(compressed)
-    settle(relay)
-    used = [producer.settings.get("compression_type") for producer in world.producers]
-    assert used == [None, pulsar.CompressionType.LZ4]
-    assert all(producer.settings["send_timeout_millis"] == 0 for producer in world.producers)
-    assert not any(producer.settings["block_if_queue_full"] for producer in world.producers)
 
 
 def test_messages_of_a_throttled_target_wait_and_others_pass(world: RelayWorld) -> None:
@@ -947,27 +708,6 @@ def test_a_message_that_is_too_large_for_its_target_becomes_a_dead_letter(
     assert len(world[ORDERS].sent) == 1
 
 
-@pytest.mark.parametrize("refusing", [ORDERS, f"{LEVEL_TOPIC}-partition-2"])
-def test_a_dead_letter_that_is_too_large_is_stored_without_our_properties(
-    world: RelayWorld, refusing: str
-) -> None:
-    world.limits |= {refusing: 1 << 10, DEAD: 700 << 10}
-    relay = world.relay()
-    large = parked(0, due_ms=T0 - 1 if refusing == ORDERS else T0 + 3 * DAY)
-    large.value = bytes(1 << 20)
-    relay.offer(large)
-    while not world[refusing].sent and DEAD not in world.topics:
-        relay.poll()
-    assert (world.acknowledged, relay.in_flight) == ([], 1)
-    world.limits[DEAD] = 2 << 20
-    settle(relay)
-    world[DEAD].answer()
-    settle(relay)
-    assert world.to(DEAD)
-    assert world.acknowledged == [0]
-    assert (relay.in_flight, relay.take_report().dead.total()) == (0, 1)
-
-
 def test_a_message_too_large_for_dead_letters_in_every_form_is_given_back(
     world: RelayWorld,
 ) -> None:
@@ -1049,18 +789,3 @@ def test_acknowledgements_leave_few_holes_and_skip_no_message(
     taken += [found.message_id for found in take_confirmed(order, most)]
     assert sorted(taken) == [slot.message_id for slot in slots if slot.confirmed]
     assert len(order) == 0
-
-
-def test_our_own_topics_get_a_producer_for_each_compression(world: RelayWorld) -> None:
-    relay = world.relay()
-    properties = {DUE: str(T0 + 3 * DAY), TARGET: ORDERS}
-    for entry, own in enumerate(({}, {COMPRESSION: "LZ4"}, {COMPRESSION: "BROTLI"}, {})):
-        relay.offer(received(entry, {**properties, **own}))
-    settle(relay)
-    found = [item for item in world.producers if item.topic.startswith(LEVEL_TOPIC)]
-    assert [item.settings.get("compression_type") for item in found] == [
-        None,
-        pulsar.CompressionType.LZ4,
-    ]
-    assert [len(item.sent) for item in found] == [3, 1]
-    assert found[1].sent[0].given["properties"][COMPRESSION] == "LZ4"
