@@ -28,11 +28,9 @@ from delaylevel.cli.views.levels import (
 from delaylevel.cli.views.output import emit, emit_one, note
 from delaylevel.cli.views.tables import Column
 from delaylevel.cli.views.terminal import has_colour, width_of, write
-from delaylevel.cluster.connection.settings import Connection
 from delaylevel.cluster.rest.admin import Admin
-from delaylevel.errors import InvalidInputError, StillPendingError
+from delaylevel.errors import InvalidInputError
 from delaylevel.model.clock import SystemClock
-from delaylevel.model.delivery import ForwardReport
 from delaylevel.model.formatting import exact_duration, parse_duration, shell
 from delaylevel.model.level_topic import (
     ALL,
@@ -131,13 +129,7 @@ _DRAINED = (
 _DELETED = (
     Column("topic", "topic", head="LEVEL TOPIC"),
     Column("deleted"),
-    Column("drained", "number"),
     Column("discarded_entries", "number", head="DISCARDED"),
-)
-_allow_early = click.option(
-    "--allow-early",
-    is_flag=True,
-    help="Drain even if Exclusive or Failover subscriptions get messages before they are due.",
 )
 
 
@@ -197,7 +189,11 @@ def expand(
 )
 @click.command()
 @click.argument("topic")
-@_allow_early
+@click.option(
+    "--allow-early",
+    is_flag=True,
+    help="Drain even if Exclusive or Failover subscriptions get messages before they are due.",
+)
 @options.output
 @pass_settings
 def drain(settings: Settings, topic: str, allow_early: bool, output: str) -> None:
@@ -207,8 +203,20 @@ def drain(settings: Settings, topic: str, allow_early: bool, output: str) -> Non
     business topics, where the broker holds them until they are due. Stop the mover and the
     producers first.
     """
-    with settings.level_topic(topic) as (connection, admin, described):
-        report = _drain(settings, connection, admin, described, allow_early)
+    from delaylevel.mover.drain import drain as drain_now
+
+    with (
+        settings.level_topic(topic) as (connection, admin, described),
+        settings.client(connection) as client,
+    ):
+        report = drain_now(
+            client,
+            admin,
+            described,
+            allow_early=allow_early,
+            progress=lambda count: note(f"{count:,} messages") if settings.verbosity else None,
+            target_client=partial(connection.open_client, logger=settings.client_logger()),
+        )
     left = report.held.total()
     view = {
         "topic": described.topic,
@@ -229,60 +237,30 @@ def drain(settings: Settings, topic: str, allow_early: bool, output: str) -> Non
 
 @examples(
     "delaylevel levels delete orders",
-    "delaylevel levels delete orders --drain",
     "delaylevel levels delete orders --discard 120",
 )
 @click.command()
 @click.argument("topic")
-@click.option(
-    "--drain", "first_drain", is_flag=True, help="Hand off pending messages, then delete."
-)
 @click.option(
     "--discard",
     type=click.IntRange(min=0),
     metavar="ENTRIES",
     help="Number of pending entries to discard, as a confirmation.",
 )
-@_allow_early
 @options.output
 @pass_settings
-def delete(
-    settings: Settings,
-    topic: str,
-    first_drain: bool,
-    discard: int | None,
-    allow_early: bool,
-    output: str,
-) -> None:
+def delete(settings: Settings, topic: str, discard: int | None, output: str) -> None:
     """Delete the level topic of TOPIC.
 
     All topics that belong to it are deleted too, but not the business topic. Refused while messages
-    are pending or clients are connected.
+    are pending or clients are connected. `delaylevel levels drain` hands off what is pending.
     """
-    if first_drain and discard is not None:
-        raise InvalidInputError(
-            "--drain keeps the messages that --discard deletes: give one of them"
-        )
-    drained = 0
-    with settings.level_topic(topic, unfinished=True) as (connection, admin, described):
-        if first_drain:
-            pending = lifecycle.pending_entries(admin, described)
-            if pending.dead_letters:
-                raise StillPendingError(
-                    f"{described.topic} has {pending.dead_letters} dead letters, which cannot be "
-                    "drained: replay or discard them with `delaylevel dlq` first. Nothing was "
-                    "changed",
-                    pending.total,
-                )
-            drained = _drain(settings, connection, admin, described, allow_early).handed_off
-        with settings.client(connection) as client:
-            gone = lifecycle.delete(client, admin, described, discard=discard)
-    view = {
-        "topic": described.topic,
-        "deleted": True,
-        "drained": drained,
-        "discarded_entries": gone.total,
-    }
+    with (
+        settings.level_topic(topic, unfinished=True) as (connection, admin, described),
+        settings.client(connection) as client,
+    ):
+        gone = lifecycle.delete(client, admin, described, discard=discard)
+    view = {"topic": described.topic, "deleted": True, "discarded_entries": gone.total}
     emit_one(view, _DELETED, output)
 
 
@@ -327,26 +305,6 @@ def set_(
                 if done := keep(admin, TopicName.parse(name)):
                     note(f"{done}.")
     emit_one(description_view(after), DESCRIPTION, output)
-
-
-def _drain(
-    settings: Settings,
-    connection: Connection,
-    admin: Admin,
-    described: LevelTopicDescription,
-    allow_early: bool,
-) -> ForwardReport:
-    from delaylevel.mover.drain import drain as drain_now
-
-    with settings.client(connection) as client:
-        return drain_now(
-            client,
-            admin,
-            described,
-            allow_early=allow_early,
-            progress=lambda count: note(f"{count:,} messages") if settings.verbosity else None,
-            target_client=partial(connection.open_client, logger=settings.client_logger()),
-        )
 
 
 def parse_level(text: str) -> PartitionStrategy:

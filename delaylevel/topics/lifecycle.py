@@ -470,7 +470,7 @@ def _still_pending(
         )
     ways = []
     if pending.parked or pending.held:
-        ways.append("hand them off now with `--drain` (due times are kept)")
+        ways.append("hand them off now with `delaylevel levels drain` (due times are kept)")
     if pending.window:
         ways.append("let the dispatcher release the messages in the window")
     if pending.dead_letters:

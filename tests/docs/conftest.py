@@ -243,7 +243,6 @@ CREATED = ("delaylevel levels create orders",)
 BRIEF = ("delaylevel levels create orders --max-delay 5d",)
 BOTH = (*BRIEF, "delaylevel levels create invoices --max-delay 5d")
 WITH_HOURS = (_nothing, "delaylevel levels create orders --then hour:24h")
-WITHOUT_DISPATCHER = "delaylevel levels create orders --final-window broker"
 # One entry for each message: a producer for a Function does not batch.
 UNBATCHED = "delaylevel levels create orders --max-delay 5d --mover function"
 PENDING = (
@@ -275,7 +274,6 @@ EXPECTED = Expected(
                     "delaylevel levels create orders --unit day --max-delay 30d --then hour:24h",
                 ): (_nothing,),
                 ("delaylevel levels delete orders",): (_nothing, *BRIEF),
-                ("delaylevel levels delete orders --drain",): (WITHOUT_DISPATCHER, _sent(1)),
                 ("delaylevel levels delete orders --discard 120",): (UNBATCHED, _sent(120)),
                 (
                     "delaylevel levels describe orders",
@@ -377,7 +375,6 @@ EXPECTED = Expected(
             "delaylevel levels expand orders --max-delay 60d --then hour:48h": WITH_HOURS,
             "delaylevel levels drain orders": (_nothing, *PENDING),
             "delaylevel levels delete orders": (_nothing, *BRIEF),
-            "delaylevel levels delete orders --drain": (WITHOUT_DISPATCHER, _sent(1)),
             "delaylevel levels delete orders --discard 120": (UNBATCHED, _sent(120)),
             "delaylevel dlq list orders": (*CREATED, _dead(*["due"] * 13, "invoices")),
         },
