@@ -14,7 +14,6 @@ import click
 from delaylevel.cli.views.output import emit, emit_one, note
 from delaylevel.cli.views.tables import DAY_MS, Column, bucket_label, chart
 from delaylevel.cli.views.terminal import cut, printable
-from delaylevel.inspection import Selection
 from delaylevel.model.formatting import format_duration
 from delaylevel.model.topic_name import TopicName
 
@@ -23,7 +22,6 @@ from .command import Settings, examples, pass_settings
 from .inspection import query, screen, selection_options
 
 if TYPE_CHECKING:
-    from delaylevel.inspection import Selection
     from delaylevel.inspection.query import HistogramBar
     from delaylevel.inspection.rows import PendingRow
 
@@ -205,13 +203,8 @@ def list_(
     """
     with query(settings, topic, **conditions) as (look, selection, shown):
         reads: dict[str, Any] = {"value": payload, "tell": shown.tell, "expect": shown.expect}
-        found: Iterable[Any]
-        if selection.id is not None and selection == Selection(id=selection.id):
-            # One read may find the message if its ID is the only condition.
-            found = look.find(selection.id, **reads)
-        else:
-            # One more than the limit shows that there are more.
-            found = look.rows(selection, limit=limit + 1 if limit else None, **reads)
+        # One more than the limit shows that there are more.
+        found = look.rows(selection, limit=limit + 1 if limit else None, **reads)
         views = (row_view(row, payload) for row in found)
         if output == "jsonl":
             count = _print_lines(views, limit, shown.close)

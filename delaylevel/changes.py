@@ -167,8 +167,6 @@ def pending_rows(look: Inspector, selection: Selection, **reads: Any) -> list[Pe
     """
     from delaylevel.inspection.rows import rows_of
 
-    if selection.id is not None and selection == Selection(id=selection.id):
-        return look.find(selection.id, **reads)
     if selection.where is not None:
         return list(look.rows(selection, **reads))
     return sorted(rows_of(look.batches(selection, **reads)), key=lambda row: row.due_ms or 0)

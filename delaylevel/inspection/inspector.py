@@ -13,14 +13,13 @@ from delaylevel.cluster.connection.settings import Connection
 from delaylevel.errors import InvalidInputError
 from delaylevel.model.clock import Clock, SystemClock
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription
-from delaylevel.model.position import SourcePartition
 from delaylevel.model.topic_name import TopicName
 from delaylevel.topics import registry as topics
-from delaylevel.topics.scan import DEFAULT_SLACK_MS, PendingRange, Window
+from delaylevel.topics.scan import DEFAULT_SLACK_MS, PendingRange
 
 from .cancelled import Outcomes
 from .distribution import CountedDistribution, SampledDistribution, leading_window
-from .horizon import Horizon, Part, build, by_part, edges, part_of, parts_of
+from .horizon import Horizon, build, by_part, edges
 from .live import LiveDispatchers
 from .sampling import sample
 from .selection import ReadProgress, Selection, read_in_parallel, without_cancelled
@@ -177,14 +176,6 @@ class Inspector:
             LevelTopicError: messages of the level topic cannot be cancelled.
         """
         return Outcomes(self._client, self.admin, self.description)
-
-    def parts(self) -> tuple[Part, ...]:
-        """Return the parts in which messages wait: levels coarse to fine, window, held messages."""
-        return parts_of(self.description)
-
-    def part_of(self, source: SourcePartition) -> Part:
-        """Return the part to which a partition belongs."""
-        return part_of(self.description, source)
 
     # --- messages ---------------------------------------------------------------------------
 
@@ -349,22 +340,19 @@ class Inspector:
         tell: OnMessages | None = None,
         expect: OnMessages | None = None,
     ) -> list[PendingRow]:
-        """Return the pending message with an ID; an empty list if there is none.
+        """Return the rows of the pending message with an ID; an empty list if there is none.
 
-        A message that a mover forwards meanwhile may be found twice. Everything is read, but for an
-        ID that is a position, which is read first.
+        A message that a mover forwards meanwhile may be found twice. Everything is read.
 
         Args:
             message_id: the stable identity, ``delaylevel.id`` on the business message.
             value, tell, expect: as for :meth:`rows`.
         """
-        from .rows import find_pending, row_columns
+        from .rows import row_columns, rows_of
 
-        def snapshot_of(due: Window) -> PendingSnapshot:
-            return self._snapshot(self._clock.now_ms(), due=due)
-
-        columns = set(row_columns(value))
-        return find_pending(snapshot_of, message_id, columns, tell, expect)
+        selection, columns = Selection(id=message_id), row_columns(value)
+        found = rows_of(self.batches(selection, columns=columns, tell=tell, expect=expect))
+        return sorted(found, key=lambda row: (row.due_ms or 0, row.topic))
 
     # --- reads ------------------------------------------------------------------------------
 

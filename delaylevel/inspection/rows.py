@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from delaylevel.errors import InvalidInputError
 from delaylevel.model import envelope as env
-from delaylevel.model.level_topic import Role
 from delaylevel.model.message import LazyMessage, properties_of
 from delaylevel.model.position import SourcePartition
-from delaylevel.topics.scan import ALWAYS, PendingRange, Window
+from delaylevel.topics.scan import PendingRange
 
 from .columns import in_chunks, nullable_schema_of, to_record_batch
 from .horizon import place_of
@@ -25,7 +24,7 @@ from .snapshot import PendingSnapshot, own_topic
 
 if TYPE_CHECKING:
     import pyarrow as pa
-from .selection import ReadProgress, Selection, read_in_parallel, without_cancelled
+from .selection import ReadProgress, Selection, read_in_parallel
 
 ROWS_PER_BATCH = 4000
 BYTES_PER_BATCH = 4 * 1024 * 1024
@@ -185,34 +184,3 @@ def rows_of(batches: Iterable[pa.RecordBatch]) -> Iterator[PendingRow]:
         columns: dict[str, Iterable[Any]] = {name: batch.column(name).to_pylist() for name in names}
         columns["properties"] = map(dict, columns["properties"])
         yield from starmap(PendingRow, zip(*columns.values(), strict=True))
-
-
-def find_pending(
-    snapshot_of: Callable[[Window], PendingSnapshot],
-    message_id: str,
-    columns: set[str],
-    tell: Callable[[int], None] | None,
-    expect: Callable[[int], None] | None,
-) -> list[PendingRow]:
-    """Return the rows of the pending message with an ID; see ``Inspector.find``."""
-
-    selection = Selection(id=message_id)
-    snapshot = snapshot_of(ALWAYS)
-    _, batches = read_rows(snapshot.at_id(message_id), selection, columns, ReadProgress(tell))
-    found = list(rows_of(batches))
-    if not found:
-        _, batches = read_rows(snapshot_of(ALWAYS), selection, columns, ReadProgress(tell, expect))
-        found = list(rows_of(batches))
-    if snapshot.cancelled is not None:
-        found = [row for row in found if not _is_cancelled(snapshot_of, row)]
-    return sorted(found, key=lambda row: (row.due_ms or 0, row.topic))
-
-
-def _is_cancelled(snapshot_of: Callable[[Window], PendingSnapshot], row: PendingRow) -> bool:
-    """Return True if the message of a row is cancelled."""
-    # Cancellations have the due time of their message, so few partitions are read.
-    due = ALWAYS if row.due_ms is None else Window(row.due_ms, row.due_ms + 1)
-    snapshot = without_cancelled(snapshot_of(due), ReadProgress())
-    topic, role = snapshot.description.topic, Role(row.role)
-    source = SourcePartition(topic, row.topic, role, row.level, row.partition, 0)
-    return snapshot.cancelled is not None and snapshot.cancelled.among(source, [row])[0]

@@ -10,7 +10,7 @@ What was stored after a dispatcher's last look is read from the topic as well.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import compress, pairwise
 from threading import Lock
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 from delaylevel.cluster.port import LedgerInfo, TopicAdmin
 from delaylevel.cluster.reader import RECEIVER_QUEUE_SIZE, messages_in_range
 from delaylevel.cluster.threads import in_parallel
-from delaylevel.errors import InvalidInputError, MissingExtraError, NotFoundError
+from delaylevel.errors import MissingExtraError, NotFoundError
 from delaylevel.model.envelope import TARGET, due_of, is_control
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Role
 from delaylevel.model.message import LazyMessage, ParkedMessage, RawMessage, properties_of, text_of
@@ -405,20 +405,6 @@ class PendingSnapshot:
     window: WindowView
     ranges: Sequence[PendingRange]
     cancelled: CancelledMessages | None = None
-
-    def at_id(self, message_id: str) -> PendingSnapshot:
-        """Return a snapshot of only the position that an ID names; empty if it names none."""
-        topic, _, rest = message_id.partition(":")
-        try:
-            at = Position.parse(rest)
-        except InvalidInputError:
-            return replace(self, ranges=[])
-        ranges = [
-            replace(item, start=at, end=at.next)
-            for item in self.ranges
-            if item.source.topic == f"persistent://{topic}" and item.start <= at < item.end
-        ]
-        return replace(self, ranges=ranges)
 
     def read(
         self, item: PendingRange, start: Position | None = None, queue: int = RECEIVER_QUEUE_SIZE

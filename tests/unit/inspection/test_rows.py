@@ -169,9 +169,7 @@ def test_a_message_is_found_by_id_in_any_part() -> None:
         look = inspector(memory)
         rows = list(look.rows())
         last = rows[-1]
-        read: list[int] = []
-        assert look.find(last.id, tell=read.append) == [last]
-        assert sum(read) == 1, "a position needs one read"
+        assert look.find(last.id) == [last]
         left_ms = (last.due_ms or 0) - memory.clock.now_ms()
         memory.advance(timedelta(milliseconds=left_ms) - timedelta(hours=6))
         (moved,) = look.find(last.id)
