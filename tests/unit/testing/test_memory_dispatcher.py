@@ -23,7 +23,7 @@ from delaylevel.dispatcher.journal.records import (
 )
 from delaylevel.dispatcher.journal.topic import Journal, LostOwnershipError, counting
 from delaylevel.dispatcher.owner import PartitionOwner
-from delaylevel.dispatcher.publishing.publisher import BatchPublisher
+from delaylevel.dispatcher.publishing.flights import Flights
 from delaylevel.errors import AlreadyRunningError, BrokerError
 from delaylevel.model import envelope as env
 from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow, LevelTopicDescription
@@ -171,7 +171,7 @@ def test_a_dispatcher_that_dies_before_the_commit_repeats_messages_with_the_same
             raise BrokerError("killed")
 
     with monkeypatch.context() as patch:
-        patch.setattr(BatchPublisher, "write_commits", die)
+        patch.setattr(Flights, "write_commits", die)
         with pytest.raises(BrokerError, match="killed"):
             bench.memory.advance(2 * HOUR)
     assert (bench.kinds(), bench.pending(), bench.delivered()) == ([], [b"x"], [b"x"])
