@@ -1,9 +1,4 @@
-"""The setup of a new producer: its level topic, its options, and a warning if nobody delivers.
-
-Checks run in one thread of the process, some seconds after a producer was created and then every
-few minutes. They need the admin interface; if that fails, there is no warning. The thread outlives
-the setup of a producer.
-"""
+"""The setup of a new producer: its level topic, its options, and a warning if nobody delivers."""
 
 from __future__ import annotations
 
@@ -13,9 +8,8 @@ import logging
 import os
 import threading
 import time
-import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -54,15 +48,9 @@ from .level_topic_cache import Describe
 
 log = logging.getLogger(__name__)
 
-#: Pause before the first check, in s.
-FIRST_CHECK_S = 5.0
-#: Pause before the check that confirms a finding, in s. A mover or dispatcher that starts together
-#: with the application, or again after a failure, is ready by then.
-CONFIRM_AFTER_S = 30.0
-#: Pause before each further check, in s.
-CHECK_EVERY_S = 600.0
-#: Shortest time between two warnings of the same kind, in s.
-WARN_EVERY_S = 6 * 3600.0
+#: Pauses before the two looks for a mover and a dispatcher, in s. One that starts together with the
+#: application, or again after a failure, is ready by the second.
+LOOK_AFTER_S = (5.0, 30.0)
 
 
 def missing_hosts(
@@ -74,118 +62,39 @@ def missing_hosts(
     return {item.kind: item.explanation for item in found}
 
 
-@dataclass
-class DeliveryWatch:
-    """The checks of one level topic for one process.
+# Level topics that this process has looked at, by process: threads do not survive a fork.
+_looked: set[tuple[int, str]] = set()
 
-    Attributes:
-        target: the business topic of its first producer.
-        users: the producers, each by an object that lives as long as it.
+
+def warn_if_undelivered(
+    admin: TopicAdmin, target: str, description: LevelTopicDescription
+) -> threading.Thread | None:
+    """Look in a thread if something delivers the messages of a level topic; warn in the log if not.
+
+    That happens once in a process. If the admin interface fails, there is no warning.
     """
+    key = (os.getpid(), description.topic)
+    if key in _looked:
+        return None
+    _looked.add(key)
+    look = partial(_look, admin, target, description)
+    thread = threading.Thread(target=look, name="delaylevel-delivery-watch", daemon=True)
+    thread.start()
+    return thread
 
-    admin: TopicAdmin
-    description: LevelTopicDescription
-    target: str
-    clock: Clock = field(default_factory=SystemClock)
-    users: weakref.WeakSet[Callable[..., object]] = field(default_factory=weakref.WeakSet)
-    _suspected: frozenset[str] = frozenset()
-    _warned_s: dict[str, float] = field(default_factory=dict)
 
-    def check(self) -> float:
-        """Check, warn of what two checks in a row found, and return the pause, in s."""
+def _look(admin: TopicAdmin, target: str, description: LevelTopicDescription) -> None:
+    confirmed: dict[str, str] = {}
+    for number, pause_s in enumerate(LOOK_AFTER_S):
+        time.sleep(pause_s)
         try:
-            found = missing_hosts(self.admin, self.description, self.target, self.clock.now_ms())
-        except BrokerError as error:
-            log.debug("level topic %s: %s", self.description.topic, error)
-            found = {}
-        confirmed = [kind for kind in found if kind in self._suspected]
-        self._suspected = frozenset(found)
-        now_s = self.clock.monotonic_s()
-        for kind in confirmed:
-            if now_s >= self._warned_s.get(kind, float("-inf")) + WARN_EVERY_S:
-                self._warned_s[kind] = now_s
-                log.warning("%s", found[kind])
-        return CHECK_EVERY_S if len(confirmed) == len(found) else CONFIRM_AFTER_S
-
-
-class DeliveryWatches:
-    """All checks of a process, in one thread that does not keep it alive.
-
-    The thread ends when no producer with a level topic is left.
-    """
-
-    def __init__(self, first_check_s: float = FIRST_CHECK_S) -> None:
-        self._first_check_s = first_check_s
-        self._reset()
-
-    def _reset(self) -> None:
-        self._pid = os.getpid()
-        self._changed = threading.Condition()
-        self._thread: threading.Thread | None = None
-        # By the identity of the admin interface, which each watch keeps alive, and the level topic.
-        self._watches: dict[tuple[int, str], tuple[float, DeliveryWatch]] = {}
-
-    def add(
-        self,
-        admin: TopicAdmin,
-        description: LevelTopicDescription,
-        target: str,
-        user: Callable[..., object],
-    ) -> None:
-        """Watch a level topic while ``user`` lives; nothing is requested in the caller's thread."""
-        if self._pid != os.getpid():
-            self._reset()  # a fork copies no threads, and locks in any state
-        with self._changed:
-            key = (id(admin), description.topic)
-            known = self._watches.get(key)
-            if known is None:
-                watch = DeliveryWatch(admin, description, target)
-                known = (time.monotonic() + self._first_check_s, watch)
-                self._watches[key] = known
-            known[1].users.add(user)
-            if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._run, name="delaylevel-delivery-watch", daemon=True
-                )
-                self._thread.start()
-            self._changed.notify()
-
-    def __len__(self) -> int:
-        """Return the number of level topics that are watched."""
-        with self._changed:
-            return len(self._watches)
-
-    def _run(self) -> None:
-        for key, watch in self._due():
-            pause_s = CHECK_EVERY_S
-            try:
-                pause_s = watch.check()
-            except Exception as error:  # a producer goes on without these checks
-                log.debug("level topic %s: %r", watch.description.topic, error)
-            with self._changed:
-                self._watches[key] = (time.monotonic() + pause_s, watch)
-            del watch
-
-    def _due(self) -> Iterator[tuple[tuple[int, str], DeliveryWatch]]:
-        """Wait for the next check, and yield it; end when nothing is left to check."""
-        while True:
-            with self._changed:
-                for key in [key for key, (_, watch) in self._watches.items() if not watch.users]:
-                    del self._watches[key]
-                if not self._watches:
-                    self._thread = None
-                    return
-                key, (at_s, watch) = min(self._watches.items(), key=lambda item: item[1][0])
-                pause_s = at_s - time.monotonic()
-                if pause_s > 0:
-                    del watch
-                    self._changed.wait(pause_s)
-                    continue
-            yield key, watch
-
-
-#: The checks of this process.
-WATCHES = DeliveryWatches()
+            found = missing_hosts(admin, description, target, SystemClock().now_ms())
+        except Exception as error:  # a producer goes on without it
+            log.debug("level topic %s: %r", description.topic, error)
+            return
+        confirmed = {kind: text for kind, text in found.items() if number == 0 or kind in confirmed}
+    for text in confirmed.values():
+        log.warning("%s", text)
 
 
 class PartitionCounts:
@@ -386,8 +295,8 @@ class ProducerSetup(NamedTuple):
         window_settings: arguments for the producers of the window topic; None for those of the
             levels, batched.
         create: function that creates the missing level topic; None if it exists.
-        watch: function that looks now and then whether something delivers the messages of a level
-            topic; None without a broker.
+        watch: function that looks whether something delivers the messages of a level topic; None
+            without a broker.
         registered: function that returns the versions of the business topic's schema; None without
             admin access.
         reference: the schema of the payloads, once the business topic is open; None for bytes.
@@ -403,7 +312,7 @@ class ProducerSetup(NamedTuple):
     max_message_size: int = DEFAULT_MAX_MESSAGE_SIZE
     window_settings: Mapping[str, Any] | None = None
     create: Callable[[], LevelTopicDescription] | None = None
-    watch: Callable[[LevelTopicDescription], None] | None = None
+    watch: Callable[[LevelTopicDescription], object] | None = None
     registered: Callable[[], Sequence[SchemaVersion]] | None = None
     reference: SchemaRef | None = None
     admin: TopicAdmin | None = None
@@ -508,8 +417,8 @@ def prepare(
         registry.check_creatable(admin, wanted)
     # In the in-memory Pulsar, movers and dispatchers run only while a test lets time pass.
     watch = None
-    if isinstance(admin, Admin) and describe is not None:
-        watch = partial(_watch, admin, target, describe)
+    if isinstance(admin, Admin):
+        watch = partial(warn_if_undelivered, admin, target)
     window_settings = window_producer_settings(settings, options)
     return ProducerSetup(
         description,
@@ -525,12 +434,6 @@ def prepare(
         None if admin is None else partial(admin.schemas, TopicName.parse(target)),
         admin=admin,
     )
-
-
-def _watch(
-    admin: Admin, target: str, describe: Describe, description: LevelTopicDescription
-) -> None:
-    WATCHES.add(admin, description, target, describe)
 
 
 def _found(

@@ -145,7 +145,7 @@ def test_a_signal_ends_it_after_the_running_handler(
 def test_metrics_and_probes_are_served(listening: Listening, send: Send) -> None:
     pytest.importorskip("prometheus_client")
     send(b"first")
-    listening.start("shop", "--metrics-port", "0")
+    listening.start("shop:app", "--metrics-port", "0")
     listening.until("end first")
     match = re.search(r"Metrics at (http://\S+)/metrics", listening.said())
     assert match, listening.said()
@@ -172,7 +172,7 @@ def test_metrics_and_probes_are_served(listening: Listening, send: Send) -> None
     ("target", "expected"),
     [
         ("shopp:app", "there is no module shopp"),
-        ("shop:ap", "shop has no name ap (its listeners: app)"),
+        ("shop:ap", "that module has app"),
     ],
 )
 def test_a_wrong_name_ends_it_at_once(listening: Listening, target: str, expected: str) -> None:

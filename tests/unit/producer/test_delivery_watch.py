@@ -7,9 +7,7 @@ the topic again. The acknowledged position stays.
 
 from __future__ import annotations
 
-import gc
-import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -21,15 +19,8 @@ from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription
 from delaylevel.model.position import Position
 from delaylevel.model.topic_name import TopicName
 from delaylevel.producer import setup
-from delaylevel.producer.setup import (
-    CHECK_EVERY_S,
-    CONFIRM_AFTER_S,
-    WARN_EVERY_S,
-    DeliveryWatch,
-    DeliveryWatches,
-    missing_hosts,
-)
-from support.fakes import HandClock, describe
+from delaylevel.producer.setup import missing_hosts, warn_if_undelivered
+from support.fakes import describe
 
 NOW_MS = 1_800_000_000_000
 MINUTE_MS = 60_000
@@ -95,92 +86,54 @@ def test_overdue_hand_offs_show_that_no_mover_runs_even_at_intervals() -> None:
     assert "hand-offs are overdue by 2h05m" in text
 
 
-# -- repeated checks
-
-
-@pytest.fixture
-def warnings(caplog: pytest.LogCaptureFixture) -> Callable[[DeliveryWatch], tuple[float, int]]:
-    """``warnings(watch)``: check once; return the pause before the next check, and the warnings."""
-
-    def check(watch: DeliveryWatch) -> tuple[float, int]:
-        caplog.clear()
-        return watch.check(), len(caplog.records)
-
-    return check
-
-
-def test_warning_needs_two_checks_and_is_not_repeated_for_hours(warnings: Any) -> None:
-    admin: Any = Reported()
-    clock = HandClock()
-    watch = DeliveryWatch(admin, describe(), "orders", clock)
-    assert warnings(watch) == (CONFIRM_AFTER_S, 0)
-    assert warnings(watch) == (CHECK_EVERY_S, 2)
-    assert warnings(watch) == (CHECK_EVERY_S, 0)
-    clock.advance(1000 * int(WARN_EVERY_S))
-    assert warnings(watch) == (CHECK_EVERY_S, 2)
-
-
-def test_host_that_restarts_causes_no_warning(warnings: Any) -> None:
-    admin: Any = Reported(RUNNING, RUNNING)
-    watch = DeliveryWatch(admin, describe(), "orders", HandClock())
-    assert warnings(watch) == (CHECK_EVERY_S, 0)
-    admin.window = NEVER
-    assert warnings(watch) == (CONFIRM_AFTER_S, 0)
-    admin.window = RUNNING
-    assert warnings(watch) == (CHECK_EVERY_S, 0)
-    admin.levels = NEVER
-    assert warnings(watch) == (CONFIRM_AFTER_S, 0)
-    assert warnings(watch) == (CHECK_EVERY_S, 1)
-
-
-# -- the thread
-
-
-class Counted(Reported):
-    """An admin interface that signals each request."""
-
-    def __init__(self) -> None:
-        super().__init__(RUNNING, RUNNING)
-        self.asked = threading.Event()
-
-    def partitioned_stats(self, topic: TopicName) -> Mapping[int, PartitionStats]:
-        self.asked.set()
-        assert threading.current_thread().daemon
-        return super().partitioned_stats(topic)
-
-
-def test_checks_of_all_producers_run_in_one_thread_that_ends_with_them(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(setup, "CHECK_EVERY_S", 0.01)
-    watches = DeliveryWatches(first_check_s=0.0)
-    admins: list[Any] = [Counted(), Counted()]
-    users = [lambda: None for _ in range(4)]
-    for number, user in enumerate(users):
-        watches.add(admins[number % 2], describe(), "orders", user)
-    assert len(watches) == 2
-    assert all(admin.asked.wait(20) for admin in admins)
-    thread = watches._thread
-    assert thread is not None
-    users.clear()
-    del user
-    gc.collect()
-    thread.join(60)
-    assert not thread.is_alive()
-    assert len(watches) == 0
-    users = [lambda: None]
-    admins[0].asked.clear()
-    watches.add(admins[0], describe(), "orders", users[0])
-    assert admins[0].asked.wait(20)
-
-
-def test_failing_admin_interface_only_means_no_warning(warnings: Any) -> None:
-    admin: Any = Reported()
-    admin.failure = BrokerUnreachableError("away")
-    watch = DeliveryWatch(admin, describe(), "orders", HandClock())
-    for _ in range(3):
-        assert warnings(watch) == (CHECK_EVERY_S, 0)
-
-
 def test_final_window_of_the_broker_needs_no_dispatcher() -> None:
     assert missing(Reported(RUNNING), describe(final_window=FinalWindow.BROKER)) == {}
+
+
+# -- the warning
+
+
+def looked(monkeypatch: pytest.MonkeyPatch, *admins: Any) -> None:
+    """Look at a level topic that reports differently at each look."""
+    looks = iter(admins)
+    monkeypatch.setattr(setup, "_looked", set())
+    monkeypatch.setattr(setup, "LOOK_AFTER_S", (0.0, 0.0))
+
+    def missing(admin: Any, description: Any, target: str, now_ms: int) -> dict[str, str]:
+        return missing_hosts(next(looks), description, target, now_ms)
+
+    monkeypatch.setattr(setup, "missing_hosts", missing)
+    first = warn_if_undelivered(admins[0], "orders", describe())
+    assert first is not None
+    assert warn_if_undelivered(admins[0], "orders", describe()) is None, "once in a process"
+    first.join(60)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "warnings"),
+    [
+        (Reported(), Reported(), 2),
+        (Reported(), Reported(RUNNING), 1),
+        (Reported(), Reported(RUNNING, RUNNING), 0),  # they started meanwhile
+        (Reported(RUNNING), Reported(window=RUNNING), 0),  # the one, then the other
+        (Reported(RUNNING, RUNNING), Reported(), 0),
+    ],
+)
+def test_two_looks_are_needed_for_a_warning(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    first: Reported,
+    second: Reported,
+    warnings: int,
+) -> None:
+    looked(monkeypatch, first, second)
+    assert len(caplog.records) == warnings
+
+
+def test_an_admin_interface_that_fails_only_means_no_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    failing = Reported()
+    failing.failure = BrokerUnreachableError("away")
+    looked(monkeypatch, Reported(), failing)
+    assert caplog.records == []
