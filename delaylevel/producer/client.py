@@ -203,12 +203,6 @@ class DelayLevelClient(BaseClient, pulsar.Client):
             the host name with the certificate, for ``pulsar+ssl://`` and the admin address.
     """
 
-    def another(self) -> pulsar.Client:
-        """Return a plain client of the same cluster, with a connection of its own."""
-        arguments, options = self._delaylevel_arguments
-        # An application may have replaced pulsar.Client with this class.
-        return CLIENT(*arguments, **options)
-
     def close(self) -> None:
         """Close the client with its producers, consumers and admin connections."""
         try:

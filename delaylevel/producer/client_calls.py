@@ -302,7 +302,9 @@ class GroupCommit:
     share the next flush, which one of their threads does. That is how many threads fill batches.
 
     The client's ``flush_async`` would do without this, but it keeps the interpreter while it waits
-    for the producer, whose threads may wait for the interpreter.
+    for the producer, whose threads may wait for the interpreter. A lock for the flush, which
+    each thread takes in turn, is a third as fast: a thread whose message was just stored does not
+    know it yet, and flushes again.
     """
 
     def __init__(self, producer: Any) -> None:
