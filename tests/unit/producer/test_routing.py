@@ -7,7 +7,6 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
-import pulsar
 import pytest
 
 from delaylevel.errors import (
@@ -19,15 +18,10 @@ from delaylevel.errors import (
 from delaylevel.model.envelope import SchemaRef
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Mover
 from delaylevel.producer.routing import NOT_PARKABLE, WINDOW, Route, Routing
-from delaylevel.producer.setup import (
-    check_producer_options,
-    level_producer_settings,
-)
 from delaylevel.testing import ManualClock
 from support import fakes
 
 T0 = 1_800_000_000_000
-DAY = 86_400_000
 ORDERS = "persistent://public/default/orders"
 describe = functools.partial(fakes.describe, 365, final_window=FinalWindow.BROKER)
 
@@ -79,14 +73,7 @@ def test_a_near_due_message_goes_into_the_window_with_its_envelope_and_no_timer(
 @pytest.mark.parametrize(
     ("arguments", "error", "parts"),
     [
-        (
-            {"deliver_at": T0 + DAY, "deliver_after": timedelta(days=1)},
-            InvalidDelayError,
-            ["both given"],
-        ),
-        ({"deliver_at": (T0 + DAY) // 1000}, InvalidDelayError, ["multiply seconds by 1000"]),
         ({"deliver_at": datetime(2027, 2, 1)}, InvalidDelayError, ["naive"]),
-        ({"deliver_after": timedelta(seconds=-1)}, InvalidDelayError, ["negative"]),
         (
             {"deliver_after": timedelta(days=365, milliseconds=1)},
             DelayTooLongError,
@@ -128,34 +115,3 @@ def test_options_without_effect_are_accepted_if_nothing_is_parked() -> None:
     assert not route(**some).parked
     nothing = dict.fromkeys(NOT_PARKABLE)
     assert route(deliver_after=timedelta(days=2), **nothing).parked
-
-
-@pytest.mark.parametrize(
-    ("options", "parts"),
-    [
-        ({"encryption_key": "k"}, ["encryption_key", "decrypt"]),
-        ({"crypto_key_reader": object()}, ["crypto_key_reader", "decrypt"]),
-        ({"chunking_enabled": True}, ["chunking_enabled", "below the broker's limit"]),
-        ({"message_router": print}, ["message_router", "partition_key"]),
-        (
-            {"access_mode": pulsar.ProducerAccessMode.Exclusive},
-            ["access_mode", "lock out the mover", "use Shared"],
-        ),
-        ({"access_mode": pulsar.ProducerAccessMode.WaitForExclusive}, ["use Shared"]),
-    ],
-)
-def test_unsupported_producer_options_are_refused(
-    options: dict[str, Any], parts: list[str]
-) -> None:
-    with pytest.raises(UnsupportedOptionError) as caught:
-        check_producer_options(options)
-    for part in parts:
-        assert part in str(caught.value)
-
-
-@pytest.mark.parametrize("timeout_ms", [0, -1])
-def test_an_unlimited_send_timeout_is_refused(timeout_ms: int) -> None:
-    with pytest.raises(UnsupportedOptionError) as caught:
-        level_producer_settings({"send_timeout_millis": timeout_ms}, describe())
-    for part in (f"send_timeout_millis={timeout_ms}", "too late", "at most the lead (5m)"):
-        assert part in str(caught.value)
