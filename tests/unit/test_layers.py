@@ -7,6 +7,7 @@ function, under TYPE_CHECKING, or as a string that names a module and is importe
 from __future__ import annotations
 
 import ast
+import configparser
 import functools
 import re
 from collections.abc import Iterable, Iterator
@@ -244,3 +245,15 @@ def test_the_files_that_the_map_names_exist() -> None:
     tops = (ROOT, ROOT / "delaylevel", ROOT / "delaylevel" / "dispatcher", ROOT / "spark_sync")
     missing = [name for name in named if not any((top / name).exists() for top in tops)]
     assert sorted(missing) == []
+
+
+def test_the_package_lists_every_folder() -> None:
+    """A folder that is missing in setup.cfg, or one too many, breaks an installation."""
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    found = {
+        ".".join((package, *init.parent.relative_to(ROOT / folder).parts))
+        for package, folder in FOLDERS.items()
+        for init in (ROOT / folder).rglob("__init__.py")
+    }
+    assert set(setup["options"]["packages"].split()) == found
