@@ -6,31 +6,20 @@ from typing import Any
 
 import click
 
-from delaylevel.cli.views.output import emit, note
-from delaylevel.cli.views.tables import Column
 from delaylevel.cluster.connection.settings import Connection
-from delaylevel.model.formatting import shell
 
 from . import options
 from .command import examples, pass_connection
 from .run import dispatch_settings, serve
 
-_STATUS = (
-    Column("partition", "number"),
-    Column("owner"),
-    Column("address", wide=True),
-    Column("backlog_entries", "number"),
-    Column("oldest_publish_ms", "time", head="OLDEST"),
-)
 
-
-@examples(
-    "delaylevel dispatcher run orders",
-    "delaylevel dispatcher status orders",
-)
+@examples("delaylevel dispatcher run orders")
 @click.group()
 def dispatcher() -> None:
-    """Release due messages from the final window."""
+    """Release due messages from the final window.
+
+    `delaylevel levels describe` shows who owns its partitions.
+    """
 
 
 @examples(
@@ -60,33 +49,3 @@ def run(
     """
     metrics = (metrics_port, metrics_address)
     serve(connection, topics, dispatch_settings(**fields), metrics, processes, moves=False)
-
-
-@examples("delaylevel dispatcher status orders", "delaylevel dispatcher status orders -o json")
-@dispatcher.command()
-@click.argument("topic")
-@options.output
-@pass_connection
-def status(connection: Connection, topic: str, output: str) -> None:
-    """Show owner and backlog of each window partition."""
-    from delaylevel.cluster.rest.admin import Admin
-    from delaylevel.dispatcher.service import partition_owners
-
-    with Admin.from_connection(connection) as admin:
-        rows = [
-            {
-                "partition": each.partition,
-                "owner": each.owner.name if each.owner else None,
-                "address": each.owner.address if each.owner else None,
-                "backlog_entries": each.backlog_entries,
-                "oldest_publish_ms": each.oldest_publish_ms,
-            }
-            for each in partition_owners(admin, topic)
-        ]
-    emit(rows, _STATUS, output)
-    unowned = [str(row["partition"]) for row in rows if not row["owner"]]
-    if unowned:
-        note(
-            f"No dispatcher owns partition {', '.join(unowned)}: run "
-            f"`delaylevel dispatcher run {shell(topic)}`."
-        )

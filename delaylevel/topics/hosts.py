@@ -201,7 +201,7 @@ def _stale_dispatcher(
         f"the dispatcher of {topic} does not release messages: {', '.join(names[:3])} is "
         f"connected, and a message in the window was due {format_duration(overdue_ms)} ago or "
         "earlier",
-        f"`delaylevel dispatcher status {shell(topic)}`, look at its log, and restart it",
+        f"`delaylevel levels describe {shell(topic)}`, look at its log, and restart it",
         "so messages arrive late",
         stale=True,
     )

@@ -46,7 +46,6 @@ COMMANDS: dict[str, list[tuple[str, str]]] = {
     "mover deploy": [("CALM --package-only PACKAGE", "")],
     "listen": [("shop:app --metrics-port 0", "metrics")],
     "dispatcher run": [("TOPIC", "window")],
-    "dispatcher status": [("TOPIC", "window")],
     "send": [("TOPIC hi --after 2h", "")],
     "pending list": [("TOPIC", "inspect")],
     "pending histogram": [("TOPIC", "inspect")],

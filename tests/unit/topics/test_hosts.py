@@ -83,7 +83,7 @@ def test_dispatcher_that_is_connected_and_releases_nothing_is_stale() -> None:
     (found,) = missing(RUNNING, waiting(RUNNING, near_due_ms + HOUR_MS))
     assert (found.kind, found.stale) == ("dispatcher", True)
     assert "host-1 is connected, and a message in the window was due 1h00m ago" in found.line
-    assert "`delaylevel dispatcher status orders`" in found.line
+    assert "`delaylevel levels describe orders`" in found.line
 
 
 def test_pause_makes_no_dispatcher_stale() -> None:
