@@ -195,38 +195,20 @@ def _check_condition(where: str) -> None:
     """Raise InvalidInputError unless a text is one condition on the rows of pending messages."""
     with _connected() as connection:
         try:
-            # Without parentheses: nothing in the text can close one that it did not open.
-            condition, plain = (
-                json.loads(
-                    connection.execute("SELECT json_serialize_sql(?)", [sql]).fetchall()[0][0]
-                )
-                for sql in (f"SELECT * FROM pending WHERE\n{where}\n", _selected("true"))
-            )
-            if condition["error"]:
-                raise _wrong_condition(where, condition["error_message"])
-            conditions = [
-                one["node"].pop("where_clause", None)
-                for parsed in (condition, plain)
-                for one in parsed["statements"]
-            ]
-            if _unplaced(condition) != _unplaced(plain) or not conditions[0]:
-                raise _wrong_condition(where, "it is not one condition, but a part of a query")
+            # It is parsed without parentheses here, and has to be valid in them, too: so nothing in
+            # it can close what it did not open, or belong to another part of the query.
+            sql = f"SELECT * FROM pending WHERE\n{where}\n"
+            ((text,),) = connection.execute("SELECT json_serialize_sql(?)", [sql]).fetchall()
+            parsed = json.loads(text)
+            if parsed["error"]:
+                raise _wrong_condition(where, parsed["error_message"])
             # The rows come as a stream, which can be read only once.
-            if '"SUBQUERY"' in json.dumps(conditions[0]):
+            if '"SUBQUERY"' in text:
                 raise _wrong_condition(where, "it may not have a subquery")
             _register(connection, pa.Table.from_batches([], schema=SCHEMA))
             connection.execute(_selected(where)).fetchall()
         except duckdb.Error as error:
             raise _wrong_condition(where, error) from error
-
-
-def _unplaced(value: Any) -> Any:
-    """Return a part of a parsed query without the places in the text."""
-    if isinstance(value, list):
-        return [_unplaced(item) for item in value]
-    if isinstance(value, dict):
-        return {key: _unplaced(one) for key, one in value.items() if key[:9] != "query_loc"}
-    return value
 
 
 def _wrong_condition(where: str, error: object) -> InvalidInputError:

@@ -1,19 +1,15 @@
-"""Tests of all commands and options: help, examples, documentation."""
+"""Tests of all commands and options: help and examples."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
 import click
 import pytest
 from click.testing import CliRunner
 
 from delaylevel.cli.main import SECTIONS, cli
-
-ROOT = Path(__file__).parents[3]
-LISTED = (ROOT / "docs/api.md").read_text(encoding="utf-8")
 
 
 def walk(command: click.Command, path: tuple[str, ...]) -> Iterator[tuple[str, click.Command]]:
@@ -71,9 +67,3 @@ def test_the_help_has_four_sections() -> None:
     ]
     assert listed == [name for names in SECTIONS.values() for name in names]
     assert "..." not in shown.partition("\nSet up:\n")[2], "a command's line is cut off"
-
-
-def test_the_list_of_commands_has_each_one_that_does_something() -> None:
-    listed = re.findall(r"^\| `delaylevel ([a-z -]+)` \|", LISTED, re.MULTILINE)
-    groups = {name.rpartition(" ")[0] for name in SHOWN if name}
-    assert sorted(listed) == sorted(name for name in SHOWN if name and name not in groups)

@@ -207,6 +207,7 @@ def test_a_condition_reads_and_writes_nothing_but_rows(tmp_path: Path) -> None:
         "true LIMIT 1",
         "true UNION SELECT * FROM pending",
         "size > (SELECT avg(size) FROM pending)",
+        "size >= (SELECT 0)",
         "true GROUP BY ALL HAVING true",
         "getenv('HOME') <> ''",
         "sum(size) > 1",
