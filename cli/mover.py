@@ -69,7 +69,6 @@ _name_option = click.option(
     "delaylevel mover deploy orders --parallelism 3 --cpu 0.5 --ram-mb 256",
     "delaylevel mover deploy orders --worker-admin-url http://broker.internal:8080",
     "delaylevel mover deploy orders --worker-python 3.11 --worker-platform manylinux2014_x86_64",
-    "delaylevel mover deploy orders --package-only ./build",
 )
 @click.command()
 @click.argument("topic")
@@ -123,12 +122,6 @@ _name_option = click.option(
     metavar="TAG",
     help="Platform of the workers, e.g. manylinux2014_x86_64; goes with --worker-python.",
 )
-@click.option(
-    "--package-only",
-    type=click.Path(file_okay=False, path_type=Path),
-    metavar="FOLDER",
-    help="Folder for the archive and its configuration; prints the pulsar-admin command and ends.",
-)
 @options.output
 @pass_settings
 def deploy(
@@ -136,7 +129,6 @@ def deploy(
     topic: str,
     worker_python: str | None,
     worker_platform: str | None,
-    package_only: Path | None,
     output: str,
     **fields: Any,
 ) -> None:
@@ -159,9 +151,6 @@ def deploy(
         fields["worker_python"] = WorkerPython(worker_python, worker_platform)
     wanted = deployment.FunctionOptions(**fields)
     with settings.level_topic(topic) as (connection, _, described):
-        if package_only is not None:
-            click.echo(deployment.write_package(package_only, described, connection, wanted))
-            return
         made = deployment.deploy(connection, described, wanted)
     view = {
         "function": made.function,

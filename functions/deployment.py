@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import shlex
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from delaylevel import __version__
@@ -204,42 +201,6 @@ def delete(connection: Connection, description: LevelTopicDescription, function:
                 "it to false, and then delete it"
             )
         worker.delete(function)
-
-
-def write_package(
-    folder: Path,
-    description: LevelTopicDescription,
-    connection: Connection,
-    options: FunctionOptions,
-) -> str:
-    """Write archive and configuration for a deployment with other tools.
-
-    Args:
-        folder: folder to write to; it is created if needed.
-
-    Returns:
-        The ``pulsar-admin`` command that registers the Function, without authentication options.
-    """
-    config = function_config(description, connection, options)
-    del config["py"]  # pulsar-admin accepts it in one place only: on the command line
-    folder.mkdir(parents=True, exist_ok=True)
-    archive = folder / FILE_NAME
-    archive.write_bytes(build(options.worker_python))
-    settings = folder / f"{config['name']}.json"
-    settings.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    return shlex.join(
-        [
-            "pulsar-admin",
-            "--admin-url",
-            connection.admin_url,
-            "functions",
-            "create",
-            "--py",
-            str(archive.absolute()),
-            "--function-config-file",
-            str(settings.absolute()),
-        ]
-    )
 
 
 def not_deployed(function: str) -> LevelTopicError:

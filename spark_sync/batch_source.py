@@ -33,10 +33,7 @@ from .arrow_rows import BYTES_PER_BATCH, ROWS_PER_BATCH, SCHEMA, to_batches
 from .options import SyncOptions, boolean_option, split_options
 from .runtime import InputRange, runtime
 
-_ROLES = {role.value for role in (Role.LEVEL, Role.WINDOW, Role.HELD)}
-_OPTIONS = (
-    *("dueFrom", "dueBefore", "levels", "partitions", "roles", "dueSlackMs", "cancellations"),
-)
+_OPTIONS = ("dueFrom", "dueBefore", "dueSlackMs", "cancellations")
 
 
 @dataclass(frozen=True)
@@ -45,16 +42,11 @@ class BatchOptions:
 
     Attributes:
         due: the window of due times; if it is bounded, rows without a due time are left out.
-        levels, partitions: numbers of levels and of partitions; None for all.
-        roles: of ``level``, ``window`` and ``held``; None for all.
         slack_ms: tolerance of the search, ms; see :mod:`delaylevel.topics.scan`.
         cancellations: True to read cancellations instead of messages; their column ``due`` is null.
     """
 
     due: Window = ALWAYS
-    levels: frozenset[int] | None = None
-    partitions: frozenset[int] | None = None
-    roles: frozenset[Role] | None = None
     slack_ms: int = DEFAULT_SLACK_MS
     cancellations: bool = False
 
@@ -67,9 +59,6 @@ class BatchOptions:
             raise ConfigError(f"option dueSlackMs is {slack!r}: it is one number")
         parsed = cls(
             due=Window(_time_ms(given, "dueFrom"), _time_ms(given, "dueBefore")),
-            levels=_numbers(given, "levels"),
-            partitions=_numbers(given, "partitions"),
-            roles=_roles(given),
             slack_ms=int(slack),
             cancellations=boolean_option(given, "cancellations", False),
         )
@@ -77,13 +66,7 @@ class BatchOptions:
 
     def selects(self, source: SourcePartition) -> bool:
         """Return whether a partition can have selected messages."""
-        if self.cancellations and source.role is Role.HELD:
-            return False
-        return (
-            (self.levels is None or source.level in self.levels)
-            and (self.partitions is None or source.partition in self.partitions)
-            and (self.roles is None or source.role in self.roles)
-        )
+        return not (self.cancellations and source.role is Role.HELD)
 
 
 @dataclass
@@ -192,23 +175,3 @@ def _time_ms(given: Mapping[str, str], name: str) -> int | None:
             f"option {name} is {text!r}: write a time with its zone, 2030-01-31T08:00:00+00:00, "
             "or milliseconds since the epoch"
         ) from None
-
-
-def _numbers(given: Mapping[str, str], name: str) -> frozenset[int] | None:
-    text = given.get(name)
-    if text is None:
-        return None
-    parts = [part.strip() for part in text.split(",") if part.strip()]
-    if not all(part.isdecimal() for part in parts):
-        raise ConfigError(f"option {name} is {text!r}: write whole numbers, with commas")
-    return frozenset(int(part) for part in parts)
-
-
-def _roles(given: Mapping[str, str]) -> frozenset[Role] | None:
-    text = given.get("roles")
-    if text is None:
-        return None
-    parts = {part.strip() for part in text.split(",") if part.strip()}
-    if not parts <= _ROLES:
-        raise ConfigError(f"option roles is {text!r}: write level, window or held, with commas")
-    return frozenset(Role(part) for part in parts)

@@ -204,9 +204,6 @@ def pending(
     *,
     due_from: datetime | None = None,
     due_before: datetime | None = None,
-    levels: Sequence[int] | None = None,
-    partitions: Sequence[int] | None = None,
-    roles: Sequence[Role | str] | None = None,
     columns: Sequence[str] | None = None,
     slack: timedelta | None = None,
 ) -> DataFrame:
@@ -224,25 +221,18 @@ def pending(
         level_topics: names of one or several level topics, or of their business topics.
         due_from: the earliest due time (aware).
         due_before: the first due time that is too late (aware).
-        levels: numbers of levels, 0 for the coarsest; held messages belong to the finest.
-        roles: of ``level``, ``window`` and ``held``.
         columns: names of columns, in this order; Spark does not receive any others.
         slack: tolerance of the search by due time, for outages of the mover and clock differences
             added up; a day by default.
 
     Raises:
-        ConfigError: a column or a role does not exist, or a time has no zone.
+        ConfigError: a column does not exist, or a time has no zone.
     """
     names = [level_topics] if isinstance(level_topics, str) else list(level_topics)
     options = {"levelTopics": ",".join(names), **connection_options(connection)}
     for name, moment in (("dueFrom", due_from), ("dueBefore", due_before)):
         if moment is not None:
             options[name] = moment.isoformat()
-    for name, values in (("levels", levels), ("partitions", partitions)):
-        if values is not None:
-            options[name] = ",".join(str(value) for value in values)
-    if roles is not None:
-        options["roles"] = ",".join(Role(role).value for role in roles)
     if slack is not None:
         options["dueSlackMs"] = str(duration_ms(slack))
     BatchOptions.split(options)  # report unusable values here, not in a worker of Spark
@@ -254,14 +244,8 @@ def pending(
     wanted = list(columns or SCHEMA.fieldNames())
     further = [name for name in _MATCHED if name not in wanted]
     messages = _load(spark, options, [*wanted, *further])
-    # A cancellation may wait in another level and partition than its message.
-    everywhere = {
-        name: value
-        for name, value in options.items()
-        if name not in ("levels", "partitions", "roles")
-    }
     found = _load(
-        spark, {**everywhere, "cancellations": "true"}, ["id", "target", "key", "properties"]
+        spark, {**options, "cancellations": "true"}, ["id", "target", "key", "properties"]
     )
     cancelled = found.select(
         found["id"].alias("cancelled_id"),

@@ -364,9 +364,6 @@ EXPECTED = Expected(
         },
         "docs/functions.md": {
             "delaylevel mover status orders": (_function_runs,),
-            "delaylevel mover deploy orders --package-only ./build": (
-                "delaylevel mover delete orders",
-            ),
         },
         "docs/http.md": {"": (_acting,)},
         "docs/inspect.md": {"": PENDING},

@@ -65,7 +65,7 @@ def test_all_that_waits_and_nothing_that_is_done_with(
         producer.cancel(message_id="far-7", deliver_at=due["far-7"])
         frame = pending(spark, connection, orders)
         rows = frame.select("id", "due", "size", "place", "role").collect()
-        in_window = pending(spark, connection, orders, columns=["id"], roles=["window"]).count()
+        in_window = frame.filter("role = 'window'").count()
     assert Counter(row["id"].split("-")[0] for row in rows) == {"near": 199, "far": 299}
     assert not {"near-7", "far-7"} & {row["id"] for row in rows}
     assert {row["id"]: round(row["due"].timestamp() * 1000) for row in rows}.items() <= due.items()

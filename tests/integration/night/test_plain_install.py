@@ -43,7 +43,6 @@ COMMANDS: dict[str, list[tuple[str, str]]] = {
         ("TOPIC --local --once", ""),
         ("TOPIC --local --once --metrics-port 0", "metrics"),
     ],
-    "mover deploy": [("CALM --package-only PACKAGE", "")],
     "listen": [("shop:app --metrics-port 0", "metrics")],
     "dispatcher run": [("TOPIC", "window")],
     "send": [("TOPIC hi --after 2h", "")],
@@ -71,7 +70,7 @@ COMMANDS: dict[str, list[tuple[str, str]]] = {
 # They manage a broker on this machine or a Function in the cluster, and need no extra here.
 OTHERS = {
     *("broker fetch", "broker logs", "broker start", "broker stop"),
-    *("mover delete", "mover logs", "mover restart", "mover status"),
+    *("mover delete", "mover deploy", "mover logs", "mover restart", "mover status"),
 }
 
 
@@ -105,7 +104,6 @@ def names(world: RealWorld, tmp_path: Path) -> dict[str, str]:
         "NEW": world.topic("new"),
         "NAMESPACE": world.namespace,
         "FILE": str(tmp_path / "pending.jsonl"),
-        "PACKAGE": str(tmp_path / "package"),
     }
 
 

@@ -121,9 +121,6 @@ def test_a_window_of_due_times(
     }
     assert hours(due_from=moment(due["22"])) == {"22", "23"}
     assert hours(due_before=moment(due["3"] + 1)) == {"2", "3"}
-    assert hours(levels=[1]) == {"2", "3", "4", "5"}
-    assert hours(levels=[0], partitions=[1]) == {str(hour) for hour in range(12, 18)}
-    assert hours(roles=["held"]) == set()
 
     # Partitions without matching due times are not opened, except the last one of a level.
     from_8, before_14 = str(due["8"]), str(due["14"])

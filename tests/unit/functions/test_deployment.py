@@ -215,16 +215,6 @@ def test_missing_wheels_for_another_python_are_reported(monkeypatch: pytest.Monk
         archive.build(archive.WorkerPython("3.13", "win_amd64"))
 
 
-def test_the_package_has_a_pulsar_admin_command(tmp_path: Path) -> None:
-    line = deployment.write_package(tmp_path / "out", described(), CONNECTION, FunctionOptions())
-    words = line.split()
-    assert words[:5] == ["pulsar-admin", "--admin-url", "http://broker:8080", "functions", "create"]
-    assert zipfile.is_zipfile(words[words.index("--py") + 1])
-    config = json.loads(Path(words[words.index("--function-config-file") + 1]).read_text())
-    assert config["processingGuarantees"] == "MANUAL"
-    assert config["cleanupSubscription"] is False
-
-
 # -- the instance
 
 

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import shlex
-import subprocess
 from collections.abc import Callable
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pulsar
 import pytest
 from pulsar.schema import AvroSchema, Integer, JsonSchema, Record, String, StringSchema
 
-from delaylevel.broker.distribution import distribution_directory, java
 from delaylevel.cluster.connection.settings import Connection
 from delaylevel.errors import LevelTopicError
 from delaylevel.functions import deployment, health
@@ -108,22 +103,3 @@ def test_delete_keeps_parked_messages_and_a_new_deployment_moves_them(
     assert {item.message.data() for item in found} == {b"%d" % n for n in range(40)}
     at = health.status(connection, world.admin, description, made.function, SystemClock().now_ms())
     assert len(at.instances) == 2
-
-
-def test_the_line_for_pulsar_admin(
-    description: LevelTopicDescription, connection: Connection, world: RealWorld, tmp_path: Path
-) -> None:
-    get = world.arrivals(description.targets[0])
-    options = deployment.FunctionOptions()
-    line = deployment.write_package(tmp_path, description, connection, options)
-    done = subprocess.run(
-        [distribution_directory() / "bin" / "pulsar-admin", *shlex.split(line)[1:]],
-        env={**os.environ, "PATH": f"{Path(java()).parent}:{os.environ['PATH']}"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
-    wrapped(world.client(), description).send(b"1", deliver_after=timedelta(seconds=2))
-    get(1, 90)
-    deployment.delete(connection, description, deployment.function_name(description))
