@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -34,23 +33,22 @@ class PayloadRows:
     Sorted rows are a cursor.
 
     Args:
-        sizes: sizes of the payloads in bytes, shape (n,); None if they are not known yet.
+        payload_bytes: size of all payloads, in bytes; None if it is not known yet.
     """
 
-    __slots__ = ("attribute", "payload_bytes", "payloads", "rows", "sizes")
+    __slots__ = ("attribute", "payload_bytes", "payloads", "rows")
 
     def __init__(
         self,
         rows: Rows,
         attribute: Floats,
         payloads: list[bytes],
-        sizes: Int64s | None = None,
+        payload_bytes: int | None = None,
     ) -> None:
         self.rows = rows
         self.attribute = attribute
         self.payloads = payloads
-        self.sizes = payload_sizes(payloads) if sizes is None else sizes
-        self.payload_bytes = int(self.sizes.sum())
+        self.payload_bytes = sum(map(len, payloads)) if payload_bytes is None else payload_bytes
 
     @classmethod
     def empty(cls) -> PayloadRows:
@@ -71,7 +69,7 @@ class PayloadRows:
             np.concatenate([part.rows for part in parts], axis=1),
             np.concatenate([part.attribute for part in parts]),
             payloads,
-            np.concatenate([part.sizes for part in parts]),
+            sum(part.payload_bytes for part in parts),
         )
 
     @classmethod
@@ -99,15 +97,15 @@ class PayloadRows:
     def select(self, index: Int64s) -> PayloadRows:
         """Return the rows at ``index``, in that order."""
         picked = list(map(self.payloads.__getitem__, index.tolist()))
-        rows = np.take(self.rows, index, axis=1)
-        sizes = self.sizes.take(index)
-        return PayloadRows(rows, self.attribute.take(index), picked, sizes)
+        size = self.payload_bytes if index.size == self.count else None
+        return PayloadRows(
+            np.take(self.rows, index, axis=1), self.attribute.take(index), picked, size
+        )
 
     def between(self, start: int, stop: int) -> PayloadRows:
         """Return a copy of the rows from ``start`` up to ``stop``."""
         rows, attribute = self.rows[:, start:stop].copy(), self.attribute[start:stop].copy()
-        sizes = self.sizes[start:stop].copy()
-        return PayloadRows(rows, attribute, self.payloads[start:stop], sizes)
+        return PayloadRows(rows, attribute, self.payloads[start:stop])
 
     def split_below(self, end: Key) -> tuple[PayloadRows, PayloadRows]:
         """Return the rows below ``end`` and the others; both keep their order."""
@@ -140,16 +138,10 @@ class PayloadRows:
         """Remove and return the first ``count`` rows, without copying the columns."""
         head = self.payloads[:count]
         del self.payloads[:count]
-        sizes, self.sizes = self.sizes[:count], self.sizes[count:]
-        front = PayloadRows(self.rows[:, :count], self.attribute[:count], head, sizes)
+        front = PayloadRows(self.rows[:, :count], self.attribute[:count], head)
         self.rows, self.attribute = self.rows[:, count:], self.attribute[count:]
         self.payload_bytes -= front.payload_bytes
         return front
-
-
-def payload_sizes(payloads: Sequence[bytes]) -> Int64s:
-    """Return the sizes of payloads in bytes, shape (n,)."""
-    return np.fromiter(map(len, payloads), dtype=np.int64, count=len(payloads))
 
 
 class FileCursor:

@@ -188,6 +188,11 @@ def _value_range(attribute: Floats) -> tuple[float, float]:
     return (-np.inf, np.inf) if np.isnan(low) else (low, high)
 
 
+def payload_sizes(payloads: Sequence[bytes]) -> Int64s:
+    """Return the sizes of payloads in bytes, shape (n,)."""
+    return np.fromiter(map(len, payloads), dtype=np.int64, count=len(payloads))
+
+
 class SegmentFile:
     """Append-only file of runs; a failed write leaves earlier runs intact.
 
@@ -208,7 +213,6 @@ class SegmentFile:
         self,
         columns: Columns,
         payloads: Sequence[bytes],
-        sizes: Int64s,
         first_key: Key,
         writing: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> Run:
@@ -220,7 +224,7 @@ class SegmentFile:
         """
         rows, attribute = columns
         offsets = np.zeros(attribute.size + 1, dtype=np.int32)
-        np.cumsum(sizes, dtype=np.int32, out=offsets[1:])
+        np.cumsum(payload_sizes(payloads), dtype=np.int32, out=offsets[1:])
         buffers = [None, pa.py_buffer(offsets), pa.py_buffer(b"".join(payloads))]
         batch = pa.record_batch(
             [

@@ -62,7 +62,6 @@ class OpenRows:
         """Drop all rows."""
         self._rows: Rows = empty_rows()
         self._attribute: Floats = np.empty(0)
-        self._sizes: Int64s = np.empty(0, dtype=np.int64)
         self._taken: npt.NDArray[np.bool_] = np.empty(0, dtype=np.bool_)
         self._payloads: list[bytes] = []  # those of taken rows are empty
         self._index: dict[int, dict[int, int]] = {}  # ledger -> entry -> index of the row
@@ -88,7 +87,6 @@ class OpenRows:
         stop = start + n
         self._rows[:, start:stop] = part.rows
         self._attribute[start:stop] = part.attribute
-        self._sizes[start:stop] = part.sizes
         self._payloads += part.payloads
         self._left += n
         self.payload_bytes += part.payload_bytes
@@ -110,7 +108,7 @@ class OpenRows:
         where = np.array(found, dtype=np.int64)
         self._taken[where] = True
         rows, attribute = self._rows.take(where, axis=1), self._attribute.take(where)
-        part = PayloadRows(rows, attribute, payloads, self._sizes.take(where))
+        part = PayloadRows(rows, attribute, payloads)
         self._left -= len(found)
         self.payload_bytes -= part.payload_bytes
         if not self._left:
@@ -142,11 +140,9 @@ class OpenRows:
         rows[:, : keep.size] = self._rows.take(keep, axis=1)
         attribute = np.empty(capacity)
         attribute[: keep.size] = self._attribute.take(keep)
-        sizes = np.empty(capacity, dtype=np.int64)
-        sizes[: keep.size] = self._sizes.take(keep)
         if keep.size < n:
             self._payloads = self.payloads_at(keep)
-        self._rows, self._attribute, self._sizes = rows, attribute, sizes
+        self._rows, self._attribute = rows, attribute
         self._taken = np.zeros(capacity, dtype=np.bool_)
         if keep.size < n:
             self._index = {}

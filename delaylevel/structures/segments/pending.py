@@ -15,7 +15,7 @@ from delaylevel.errors import DelayLevelError, InvalidInputError
 from delaylevel.structures.rows import DUE, LEDGER, Key, Rows, find_key
 from delaylevel.structures.tracker import TimeBucketTracker
 
-from .cursors import Cursor, FileCursor, MemoryRuns, PayloadRows, payload_sizes, take_lowest
+from .cursors import Cursor, FileCursor, MemoryRuns, PayloadRows, take_lowest
 from .file import (
     Columns,
     DamagedSegmentError,
@@ -29,6 +29,7 @@ from .file import (
     is_full,
     make_private_folder,
     make_spill_folder,
+    payload_sizes,
     reason_of,
 )
 from .frozen import FrozenRows
@@ -89,10 +90,11 @@ class SpillDirectory:
             rows from this index on are unchanged.
         """
         bucket = memory.rows[DUE] // self._bucket_ms * self._bucket_ms
+        sizes = payload_sizes(memory.payloads)
         while start < memory.count:
             low = int(bucket[start])
             count = int(bucket[start : start + _RUN_ROWS].searchsorted(low, side="right"))
-            ends = memory.sizes[start : start + count].cumsum()
+            ends = sizes[start : start + count].cumsum()
             stop = start + min(max(1, int(ends.searchsorted(self._run_bytes, side="right"))), count)
             try:
                 self._write_run(low, memory.between(start, stop))
@@ -109,7 +111,7 @@ class SpillDirectory:
         first_key = (part.first_due, *part.rows[LEDGER:, 0].tolist())
         try:
             columns = Columns(part.rows, part.attribute)
-            file.append(columns, part.payloads, part.sizes, first_key, self._writing)
+            file.append(columns, part.payloads, first_key, self._writing)
         finally:
             if file.runs:
                 self._files[low] = file
@@ -271,10 +273,10 @@ class PendingSegments:
         """
         if not payloads:
             return
-        sizes = payload_sizes(payloads)
-        numbers = np.array(sizes if attribute is None else attribute, dtype=np.float64)
+        found = payload_sizes(payloads) if attribute is None else attribute
+        numbers = np.array(found, dtype=np.float64)
         rows = rows.copy()  # the caller may change its arrays
-        fresh = PayloadRows(rows, numbers, list(payloads), sizes)
+        fresh = PayloadRows(rows, numbers, list(payloads))
         cost = fresh.memory_bytes
         reading = self._ahead_bytes + self._slice.memory_bytes
         # Half of what is left, because a spill needs memory to sort and write the rows.
