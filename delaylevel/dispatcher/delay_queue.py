@@ -345,10 +345,7 @@ class DelayQueue:
         index = tracked[~withheld]
         if index.size:
             some = rows[:, index] if index.size < rows.shape[1] else rows
-            values: npt.NDArray[np.float64] | None = None
-            if fetched.attribute is not None:
-                values = np.asarray(fetched.attribute, dtype=np.float64)[index]
-            self.pending.put(some, [records[each] for each in index.tolist()], values)
+            self.pending.put(some, [records[each] for each in index.tolist()])
         for each in tracked[withheld].tolist():
             record = as_plain(records[each])
             self._unresolved.keep(int(positions[each]), int(rows[DUE, each]), record)

@@ -247,35 +247,21 @@ class Fetcher:
         """Add messages to a batch, up to one that is undecided; keep the others."""
         taken = self._in_order(taken)
         ledgers, entries, indices = positions_of(taken)
-        while indices and max(indices) > LAST_INDEX:
-            # They would have the positions of the messages of the next entry.
-            begin = next(n for n, index in enumerate(indices) if index > LAST_INDEX)
-            end = next(
-                (n for n in range(begin, len(taken)) if indices[n] <= LAST_INDEX), len(taken)
-            )
-            # The last numbered message of the entry comes after them: once it is released, the
-            # entry may be acknowledged.
-            first, entry = begin, (ledgers[begin], entries[begin])
-            if begin and (ledgers[begin - 1], entries[begin - 1]) == entry:
-                first = begin - 1
-            if first:
-                self._convert(batch, taken[:first])
-                if self._undecided:
-                    self._undecided += taken[first:]
-                    return
-            positions = map(Position, ledgers[begin:end], entries[begin:end], indices[begin:end])
+        last = taken[-1].message_id() if taken else None
+        if taken and max(indices) > LAST_INDEX:
+            # They would have the positions of the messages of the next entry. They are stored
+            # before the last numbered one of their entry is offered, because once that is
+            # released, the entry may be acknowledged: `_whole` has read both together.
+            positions = map(Position, ledgers, entries, indices)
+            every = list(zip(taken, positions, strict=True))
             try:
                 with TURNS.pause():
-                    self._unnumbered(tuple(zip(taken[begin:end], positions, strict=True)))
+                    self._unnumbered([each for each in every if each[1].batch > LAST_INDEX])
             except BrokerError as error:
-                self._undecided, self._refused = taken[first:], error
+                self._undecided, self._refused = taken, error
                 return
-            self._undecided, self._last = [], taken[end - 1].message_id()
-            taken, ledgers, entries, indices = (
-                each[first:begin] + each[end:] for each in (taken, ledgers, entries, indices)
-            )
-            if not taken:
-                return
+            taken = [message for message, at in every if at.batch <= LAST_INDEX]
+            ledgers, entries, indices = positions_of(taken)
         records: list[tuple[Any, ...]] = []
         cancellations = self._record.cancellations
         for found in map(self._record.packed, taken, ledgers, entries, indices):
@@ -286,7 +272,7 @@ class Fetcher:
         self._undecided = taken[count:]
         if not count:
             return
-        self._last = taken[count - 1].message_id()
+        self._last = taken[count - 1].message_id() if self._undecided else last
         self._behind = ledgers[count - 1], entries[count - 1], indices[count - 1]
         batch.ledger_ids += ledgers[:count]
         batch.entry_ids += [

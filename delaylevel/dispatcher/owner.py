@@ -635,7 +635,7 @@ class PartitionOwner:
     def _end_recovery(self) -> None:
         if not self._caught_up:
             self._caught_up = self.agenda.caught_up = True
-            self.stats.set(state=self._offers.state, recovery_s=self._now_s() - self._started_s)
+            self.stats.set(state=self._offers.state)
 
     def _take_events(self, event: Any) -> None:
         fetched = 0

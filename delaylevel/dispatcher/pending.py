@@ -10,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from delaylevel.cluster.targets.pool import TargetKey
 from delaylevel.dispatcher.journal.records import ENTRY_BITS, unpack
@@ -132,26 +131,17 @@ class PendingIndex:
             self._changed = False
         return self._next_due_ms
 
-    def put(
-        self,
-        rows: Rows,
-        records: list[MessageRecord],
-        attribute: npt.NDArray[np.float64] | None,
-        *,
-        force: bool = False,
-    ) -> None:
+    def put(self, rows: Rows, records: list[MessageRecord], *, force: bool = False) -> None:
         """Add records: all of them, or none.
 
         Args:
             rows: due times, ledger IDs and entry IDs, shape (3, n), n > 0.
-            attribute: numbers, shape (n,); None for those of the attribute of this instance.
             force: True for records that were in memory before; the budget does not refuse them.
 
         Raises:
             SpillWriteError: the disk is full or fails, and the memory budget is used up.
         """
-        if attribute is None and self.attribute is not None:
-            attribute = self.attribute.of(records)
+        attribute = None if self.attribute is None else self.attribute.of(records)
         payloads = [
             each[STORED] if len(each) == PACKED_FIELDS else packed(each) for each in records
         ]
@@ -163,7 +153,7 @@ class PendingIndex:
         """Add records that were in memory; the budget does not refuse them."""
         if records:
             rows: Rows = np.array([due_ms, *unpack(positions)], dtype=np.int64)
-            self.put(rows, records, None, force=True)
+            self.put(rows, records, force=True)
 
     def take(self, now_ms: int, count: int) -> tuple[Int64s, Int64s, list[MessageRecord]]:
         """Remove messages that are due; return their due times, packed positions and records."""
@@ -316,7 +306,7 @@ class WaitingQueue:
             self._rest.attribute = self._attribute
         ledgers, entries = unpack(batch.positions)
         rows: Rows = np.array([batch.due_ms, ledgers, entries], dtype=np.int64)
-        self._rest.put(rows, batch.records, None)
+        self._rest.put(rows, batch.records)
 
     def loose(self) -> list[Columns]:
         """Return the messages that are kept in memory."""

@@ -392,17 +392,14 @@ class Recorder:
         self._stored_s = float("-inf")
         self.cancellations = 0
 
-    def record(self, message: Any, ledger: int, entry: int, batch: int) -> tuple[Any, ...] | None:
-        """Return the fields of the record of a message of the client's core; None as for a call.
+    def packed(self, message: Any, ledger: int, entry: int, batch: int) -> tuple[Any, ...] | None:
+        """Return the record of a message of the client's core, or None as for a call.
+
+        It nearly always has the fields of `PackedRecord`.
 
         Args:
             ledger, entry, batch: its position; batch is -1 for an unbatched entry.
         """
-        found = self.packed(message, ledger, entry, batch)
-        return None if found is None else as_plain(found)
-
-    def packed(self, message: Any, ledger: int, entry: int, batch: int) -> tuple[Any, ...] | None:
-        """Return a record as `record` does, but nearly always with the fields of `PackedRecord`."""
         # This runs for every message, and a restart reads all pending ones: no further calls.
         try:
             properties = message.properties()
@@ -452,7 +449,7 @@ class Recorder:
     def _record_checked(
         self, message: Any, ledger: int, entry: int, batch: int
     ) -> tuple[Any, ...] | None:
-        """Check a message, and remember its kind; arguments and result as for `record`."""
+        """Check a message, and remember its kind; arguments and result as for `packed`."""
         parked = parked_message(message, ledger, entry, batch)
         found = self(parked)
         if found is None or isinstance(found, Cancellation):
@@ -543,8 +540,6 @@ class FetchedBatch:
         entry_ids: entry << 10 | batch index (0 if not batched).
         records: tuples of values that ``marshal`` can write, which come out as plain tuples. The
             first two values are (id_key, id); a message with the key ``""`` has no copies.
-        attribute: a number for each message, for queries about pending messages; None for the size
-            of the stored record.
         cancellations: number of the records that are a `Cancellation`.
     """
 
@@ -552,7 +547,6 @@ class FetchedBatch:
     entry_ids: list[int] = field(default_factory=list)
     due_ms: list[int] = field(default_factory=list)
     records: list[MessageRecord] = field(default_factory=list)
-    attribute: Sequence[float] | None = None
     cancellations: int = 0
 
     def __len__(self) -> int:
@@ -561,15 +555,7 @@ class FetchedBatch:
 
     def rows(self) -> Rows:
         """Return due times, ledger IDs and entry IDs, shape (3, n)."""
-        try:
-            rows: Rows = np.array([self.due_ms, self.ledger_ids, self.entry_ids], dtype=np.int64)
-        except (TypeError, ValueError, OverflowError):
-            rows = np.empty((3, 0), dtype=np.int64)
-        if rows.shape != (3, len(self)):
-            raise InvalidInputError(
-                "ledger_ids, entry_ids, due_ms and records must have the same length, and all but "
-                "records must hold integers"
-            )
+        rows: Rows = np.array([self.due_ms, self.ledger_ids, self.entry_ids], dtype=np.int64)
         return rows
 
     def split(self, count: int) -> tuple[FetchedBatch, FetchedBatch]:
@@ -582,7 +568,6 @@ class FetchedBatch:
             self.entry_ids[start:stop],
             self.due_ms[start:stop],
             self.records[start:stop],
-            None if self.attribute is None else self.attribute[start:stop],
             self.cancellations and sum(map(_is_read, self.records[start:stop])),
         )
 

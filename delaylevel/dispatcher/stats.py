@@ -48,9 +48,7 @@ class OwnerStats:
         lateness: counts of messages by lateness: one for each bound of `LATENESS_BOUNDS_MS`, and
             one for messages beyond the last bound.
         lateness_ms: sum of the lateness of all messages, in ms.
-        latest_ms: largest lateness, in ms.
         memory_bytes, disk_bytes: approximate size of the pending messages.
-        recovery_s: duration of the takeover, in s.
         checkpoints: number of times that the values of the queue (``pending``, ``in_flight``,
             ``next_due_ms`` and the sizes) were written.
     """
@@ -70,10 +68,8 @@ class OwnerStats:
     next_due_ms: int | None = None
     lateness: npt.NDArray[np.int64] = field(default_factory=_no_lateness)
     lateness_ms: int = 0
-    latest_ms: int = 0
     memory_bytes: int = 0
     disk_bytes: int = 0
-    recovery_s: float = 0.0
     checkpoints: int = 0
 
 
@@ -126,7 +122,6 @@ class SharedOwnerStats:
             stats.released += late.size
             stats.lateness += counts
             stats.lateness_ms += int(late.sum())
-            stats.latest_ms = max(stats.latest_ms, int(late.max(initial=0)))
 
     def set_aside(self, counter: str, key: str) -> None:
         """Count a message that is not published: ``held`` (by target), ``dead`` or ``dropped``."""

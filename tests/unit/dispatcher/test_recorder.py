@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import _pulsar
 import numpy as np
@@ -71,6 +72,10 @@ class Window:
 
     def add_target(self) -> None:
         self.description = replace(FIRST, targets=(ORDERS, ADDED))
+
+
+def plain(record: tuple[Any, ...] | None) -> tuple[Any, ...] | None:
+    return None if record is None else as_plain(record)
 
 
 def message(entry: int, target: str = ADDED, due: str = "1700000000000") -> ParkedMessage:
@@ -162,14 +167,14 @@ def test_a_target_that_is_removed_is_unknown_again() -> None:
     descriptions = DescriptionCache(lambda: now[0], FIRST)
     records = Recorder(descriptions, TOPIC, lambda: None)
     for _ in range(2):
-        found = records.record(CoreMessage(PARKED), 7, 0, 0)
+        found = plain(records.packed(CoreMessage(PARKED), 7, 0, 0))
         assert found is not None
         assert found[3] == ORDERS
     now[0] = replace(FIRST, targets=("persistent://public/default/other",))
     records.refresh()
-    assert records.record(CoreMessage(PARKED), 7, 0, 0) is None
+    assert plain(records.packed(CoreMessage(PARKED), 7, 0, 0)) is None
     records.refresh()
-    found = records.record(CoreMessage(PARKED), 7, 0, 0)
+    found = plain(records.packed(CoreMessage(PARKED), 7, 0, 0))
     assert found is not None
     assert found[3] == ""
 
@@ -178,10 +183,10 @@ def test_a_target_that_is_removed_is_unknown_again() -> None:
 def test_a_field_that_is_not_utf_8_makes_a_dead_letter(warm: bool) -> None:
     records = recorder()
     if warm:
-        records.record(CoreMessage(PARKED), 7, 0, 0)
+        plain(records.packed(CoreMessage(PARKED), 7, 0, 0))
     builder = _pulsar.MessageBuilder().content(b"body").properties(PARKED)
     message = builder.partition_key(b"\xff").build()
-    found = records.record(message, 7, 1, -1)
+    found = plain(records.packed(message, 7, 1, -1))
     assert found is not None
     assert found[3] == ""
     assert RAW_KEY in found[10]
@@ -253,18 +258,15 @@ def test_a_message_has_the_same_record_as_if_it_were_checked_completely(
     for message, position in messages:
         # The table knows the message's kind only the second time.
         for _ in range(2):
-            found = records.record(message, *position)
-            checked = recorder()(parked_message(message, *position))
             stored = records.packed(message, *position)
-            assert type(found) in (tuple, type(None))
-            if found is None:
-                assert checked is stored is None
+            checked = recorder()(parked_message(message, *position))
+            if stored is None:
+                assert checked is None
                 continue
             assert checked is not None
-            assert stored is not None
+            found = as_plain(stored)
+            assert type(found) is tuple
             assert found[: len(checked)] == tuple(checked)
             assert list(found[10]) == list(checked.properties)
-            plain = as_plain(stored)
-            assert plain[: len(checked)] == tuple(checked)
-            assert unpacked(packed(stored)) == unpacked(packed(plain)) == plain
-            np.testing.assert_array_equal(of([stored]), of([plain]))
+            assert unpacked(packed(stored)) == unpacked(packed(found)) == found
+            np.testing.assert_array_equal(of([stored]), of([found]))
