@@ -310,10 +310,10 @@ def segments(layout: str, kind: str, rows: int) -> Case:
             found = reading(store.read_due, until_ms, size)
             if not ours:
                 return len(found)
-            dues = found.rows[0]
+            (dues, _, _), payloads = found
             assert not dues.size or (last <= dues[0] and (dues[1:] >= dues[:-1]).all())
             last = int(dues[-1]) if dues.size else last
-            return len(found.payloads)
+            return len(payloads)
 
         with Peak() as peak:
             for start in range(0, rows, size):

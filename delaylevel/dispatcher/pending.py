@@ -159,14 +159,14 @@ class PendingIndex:
         """Remove messages that are due; return their due times, packed positions and records."""
         self._changed = True
         expected = len(self.tracker)
-        found = self.segments.read_due(now_ms, count)
-        if expected - len(self.tracker) != len(found.payloads):
+        rows, payloads = self.segments.read_due(now_ms, count)
+        if expected - len(self.tracker) != len(payloads):
             raise DelayLevelError(
                 f"tracker and segments disagree on the messages due at {now_ms}; none of them was "
                 "released: start again from the journal, and report this as a defect"
             )
-        due_ms, ledgers, entries = found.rows
-        return due_ms, ledgers << ENTRY_BITS | entries, list(map(unpacked, found.payloads))
+        due_ms, ledgers, entries = rows
+        return due_ms, ledgers << ENTRY_BITS | entries, list(map(unpacked, payloads))
 
 
 def paused_key(key: TargetKey) -> TargetKey:

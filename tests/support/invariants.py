@@ -9,7 +9,7 @@ from delaylevel.structures.buckets import (
     chunk_info,
     chunk_key,
 )
-from delaylevel.structures.rows import BY_POSITION, DUE, LEDGER, find_key, sort_rows
+from delaylevel.structures.rows import BY_POSITION, DUE, find_key, sort_rows
 from delaylevel.structures.segments.opened import OpenRows
 from delaylevel.structures.tracker import _ROW, _STAGE_ROWS, NearRows, TimeBucketTracker
 
@@ -67,11 +67,6 @@ def _check_store(store: BucketStore) -> None:
 
 def check_opened(opened: OpenRows) -> None:
     """Check rows that are looked up by their position."""
-    n = len(opened._payloads)
-    left = (~opened._taken[:n]).nonzero()[0]
-    assert left.size == opened._left == sum(map(len, opened._index.values()))
-    assert opened.payload_bytes == sum(map(len, opened._payloads))
-    assert not opened._taken[n:].any()
-    for each in left.tolist():
-        ledger, entry = opened._rows[LEDGER:, each].tolist()
-        assert opened._index[ledger][entry] == each
+    rows = [row for entries in opened._ledgers.values() for row in entries.values()]
+    assert opened.count == len(rows)
+    assert opened.payload_bytes == sum(len(payload) for _, _, payload in rows)

@@ -295,20 +295,21 @@ class PendingSegments:
             self._memory.add(far)
         self.tracker.put(rows)
 
-    def read_due(self, now_ms: int | None = None, max_rows: int = 1000) -> PayloadRows:
-        """Remove and return due rows in due order.
+    def read_due(self, now_ms: int | None = None, max_rows: int = 1000) -> tuple[Rows, list[bytes]]:
+        """Remove due rows; return their due times and positions, in due order, and their payloads.
 
         Raises:
             DamagedSegmentError: a spill file is truncated or missing.
         """
         now = self._clock() if now_ms is None else now_ms
-        return self._fetch(self.tracker.take(max_rows, now), now)
+        rows = self.tracker.take(max_rows, now)
+        return rows, self._fetch(rows, now)
 
     def freeze(self, rows: FrozenRows) -> None:
         """Add the rows as they are now, for another thread."""
         parts = [Columns(run.rows, run.attribute) for run in self._memory.runs]
         files = self._spilled.files_between(rows.wanted.from_ms, rows.wanted.before_ms)
-        rows.add(parts, self._slice.columns().ordered, self._cursors, files)
+        rows.add(parts, self._slice.frozen(), self._cursors, files)
 
     def close(self) -> None:
         """Delete the spill files, and drop the rows in memory."""
@@ -325,23 +326,23 @@ class PendingSegments:
         """Return the open runs in files and the runs in memory."""
         return [*self._cursors, *self._memory.runs]
 
-    def _fetch(self, rows: Rows, now: int) -> PayloadRows:
+    def _fetch(self, rows: Rows, now: int) -> list[bytes]:
         """Remove and return the payloads of the lowest rows of the tracker."""
-        parts: list[PayloadRows] = []
+        payloads: list[bytes] = []
         while rows.shape[1]:
             below = find_key(rows, self._edge)
             if not below:
                 self._next_slice(max(now, rows.item(DUE, 0)))
                 below = find_key(rows, self._edge)
-            part = self._slice.take(rows[:, :below])
-            if part is None or not below:
+            found = self._slice.take(rows[:, :below])
+            if found is None or not below:
                 raise DelayLevelError(
                     f"tracker and segments disagree on the messages due at {now}; none of them was "
                     "released: start again from the journal, and report this as a defect"
                 )
-            parts.append(part)
+            payloads += found
             rows = rows[:, below:]
-        return PayloadRows.concatenate(parts)
+        return payloads
 
     def _next_slice(self, now: int) -> None:
         """Open the lowest rows; those that are open now are not pending any more."""

@@ -63,9 +63,9 @@ class Fixture:
         return caught.value
 
     def assert_complete(self) -> None:
-        found = self.store.read_due(T0 + 1_000_000, 10 * self.entries + 1)
-        payloads = {int(value.rstrip(b"\0")) for value in found.payloads}
-        assert len(found.payloads) == len(payloads)
+        _, found = self.store.read_due(T0 + 1_000_000, 10 * self.entries + 1)
+        payloads = {int(value.rstrip(b"\0")) for value in found}
+        assert len(found) == len(payloads)
         assert payloads == set(range(self.entries))
         assert len(self.store) == 0
 
@@ -198,11 +198,11 @@ def test_a_row_that_exceeds_the_budget_comes_through_a_full_disk(tmp_path: Path)
     big = bytes(3 << 20)
     with pytest.raises(SpillFullError):
         fix.store.append(np.array([[T0], [6], [0]]), [big])
-    assert len(fix.store.read_due(T0 + 1_000_000, 3 * fix.entries // 4).payloads) > 1000
+    assert len(fix.store.read_due(T0 + 1_000_000, 3 * fix.entries // 4)[1]) > 1000
     fix.store.append(np.array([[T0], [6], [0]]), [big])
     with pytest.raises(SpillFullError):  # not a second one
         fix.store.append(np.array([[T0], [6], [1]]), [big])
-    assert fix.store.read_due(T0, 10).payloads == [big]
+    assert fix.store.read_due(T0, 10)[1] == [big]
 
 
 def test_rows_that_are_in_memory_anyway_are_not_refused(tmp_path: Path) -> None:
@@ -210,7 +210,7 @@ def test_rows_that_are_in_memory_anyway_are_not_refused(tmp_path: Path) -> None:
     fix.add_until_refused()
     rows = np.array([[T0] * 2, [6] * 2, [0, 1]])
     fix.store.append(rows, [bytes(100_000)] * 2, force=True)
-    assert len(fix.store.read_due(T0, 10).payloads) == 2
+    assert len(fix.store.read_due(T0, 10)[1]) == 2
 
 
 # --- permissions
