@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import time
 from collections import deque
@@ -10,10 +11,12 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from pyroaring import BitMap64
 
 from delaylevel.cluster.targets.pool import TargetKey
 from delaylevel.dispatcher.cancelling.decisions import Cancellations, RecentReleases
 from delaylevel.dispatcher.journal.records import (
+    UNCERTAIN,
     Commit,
     Disposition,
     DispositionKind,
@@ -32,10 +35,18 @@ from delaylevel.structures.id_set import RemovableIds
 from delaylevel.structures.rows import DUE, ENTRY, LEDGER, Int64s, Rows
 from delaylevel.structures.segments.pending import PendingSegments, SpillWriteError
 
-from .intents import BatchesInFlight, UnresolvedIntents
 from .pending import PendingIndex, WaitingQueues
-from .positions import IdColumns, Mask, OpenPositions
-from .record import Cancellation, Columns, DueBatch, FetchedBatch, OfferResult, as_plain, joined
+from .positions import IdColumns, Mask, OpenPositions, to_array
+from .record import (
+    Cancellation,
+    Columns,
+    DueBatch,
+    FetchedBatch,
+    MessageRecord,
+    OfferResult,
+    as_plain,
+    joined,
+)
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +57,132 @@ _FREED_S = 0.05
 _REFUSED_S = 1.0
 #: Pause between two log entries about the same trouble, which may come and go many times a second.
 _LOG_S = 60.0
+
+
+class UnresolvedIntents:
+    """The open intents of an earlier owner, and those of their messages that were read again.
+
+    Attributes:
+        withheld: packed positions in the intents that are not released.
+    """
+
+    def __init__(self, state: JournalState) -> None:
+        self._state = state
+        self._intents = dict(state.open_intents)
+        self.withheld = self._positions()
+        self._reopened: list[Intent] = []
+        self._offered_again: dict[int, tuple[int, MessageRecord]] = {}
+
+    def __len__(self) -> int:
+        """Return the number of messages that were read again."""
+        return len(self._offered_again)
+
+    @property
+    def intents(self) -> list[Intent]:
+        """The intents that are not resolved."""
+        return list(self._intents.values())
+
+    @property
+    def targets(self) -> set[str]:
+        """Names of the targets of the intents."""
+        return {intent.target for intent in self._intents.values()}
+
+    def contains(self, positions: Int64s) -> Mask:
+        """Return which packed positions are withheld, shape (n,)."""
+        withheld = np.zeros(positions.size, dtype=np.bool_)
+        if self.withheld:
+            withheld[:] = [item in self.withheld for item in positions.tolist()]
+        return withheld
+
+    def keep(self, position: int, due_ms: int, record: MessageRecord) -> None:
+        """Keep a withheld message that was read again."""
+        self._offered_again[position] = due_ms, record
+
+    def loose(self) -> Columns:
+        """Return due times, packed positions and records of the messages that were read again."""
+        due_ms = np.array([due for due, _ in self._offered_again.values()], dtype=np.int64)
+        positions = np.array(list(self._offered_again), dtype=np.int64)
+        return due_ms, positions, [record for _, record in self._offered_again.values()]
+
+    def resolve(
+        self, number: int, stored: npt.ArrayLike, free_number: int
+    ) -> tuple[list[Intent | Resolved], IdColumns, Columns]:
+        """Close an intent.
+
+        Args:
+            stored: which of its messages the broker has stored, shape (n,).
+            free_number: a number that no intent has.
+
+        Returns:
+            The records, the last of which is its own; the IDs of the messages that are stored; and
+            those that are pending again.
+        """
+        intent = self._intents.get(number)
+        if intent is None:
+            raise InvalidInputError(f"there is no intent {number} to resolve")
+        mask = np.asarray(stored, dtype=np.bool_)
+        if mask.shape != intent.positions.shape:
+            raise InvalidInputError(
+                f"intent {number} has {intent.positions.size} messages, the mask {mask.size}"
+            )
+        records: list[Intent | Resolved] = []
+        if intent.target and not mask.all():
+            # The client of an earlier owner sends the others again once the name of its producer is
+            # free, and no higher sequence ID came. So an intent of them stays open until they are
+            # released again, and they do not expire before.
+            left, ids = intent.positions[~mask], intent.ids.at(~mask)
+            uncertain = Intent(free_number, left, ids, first=UNCERTAIN)
+            self._reopened.append(uncertain)
+            records.append(uncertain)
+        resolved = Resolved(number, intent.positions[mask])
+        records.append(resolved)
+        for record in records:
+            self._state.apply(record)
+        for position in resolved.released.tolist():
+            self._offered_again.pop(position, None)
+        return records, intent.ids.at(mask), self.reopen(number)
+
+    def reopen(self, number: int) -> Columns:
+        """Let the messages of an intent be pending again, and return those that were read."""
+        intent = self._intents.pop(number)
+        if number in self._state.open_intents:
+            self._reopened.append(intent)
+        self.withheld = self._positions()
+        pending = [
+            position
+            for position in intent.positions.tolist()
+            if position in self._offered_again and position not in self.withheld
+        ]
+        again = [self._offered_again.pop(position) for position in pending]
+        due_ms = np.array([due for due, _ in again], dtype=np.int64)
+        positions = np.array(pending, dtype=np.int64)
+        return due_ms, positions, [record for _, record in again]
+
+    def reopened(self, positions: Int64s) -> Mask:
+        """Return which messages an earlier owner may have sent, or may still send, shape (n,)."""
+        found = np.zeros(positions.size, dtype=np.bool_)
+        for intent in self._reopened:
+            found |= np.isin(positions, intent.positions)
+        return found
+
+    def close_reopened(self) -> list[Resolved]:
+        """Close the intents whose messages were pending again, and are all released now."""
+        is_released = self._state.is_released
+        closed = [one for one in self._reopened if is_released(one.positions).all()]
+        numbers = {one.number for one in closed}
+        self._reopened = [one for one in self._reopened if one.number not in numbers]
+        records = [Resolved(one.number, one.positions[:0]) for one in closed]
+        for record in records:
+            self._state.apply(record)
+        return records
+
+    def _positions(self) -> BitMap64:
+        positions = BitMap64()
+        for intent in self._intents.values():
+            positions.update(to_array(intent.positions))
+        positions -= self._state.released
+        positions.remove_range(0, self._state.low_watermark)
+        return positions
 
 
 class DelayQueue:
@@ -90,7 +227,9 @@ class DelayQueue:
         # IDs of the messages that are pending or in flight. The state remembers released ones.
         self._pending_ids = RemovableIds()
         self._open = OpenPositions(state.low_watermark)  # pending or in flight
-        self._in_flight = BatchesInFlight(state.next_number)
+        self._numbers = itertools.count(state.next_number)
+        # The batches that are launched and not released, with their IDs, by number.
+        self._launched: dict[int, tuple[DueBatch, IdColumns]] = {}
         self.waiting = WaitingQueues(clock, overflow)
         self._unresolved = UnresolvedIntents(state)
         self._sent_until_ms = unclear_until_ms
@@ -101,7 +240,7 @@ class DelayQueue:
             self.pending,
             self._pending_ids,
             self._open,
-            self._in_flight.ids,
+            self._launched,
             self.releases,
             clock,
             grace_ms=grace_ms,
@@ -115,7 +254,8 @@ class DelayQueue:
     @property
     def in_flight(self) -> int:
         """Number of messages in batches, or offered again while their intent is unresolved."""
-        return len(self._in_flight) + len(self._unresolved)
+        launched = sum(len(batch) for batch, _ in self._launched.values())
+        return launched + len(self._unresolved)
 
     @property
     def memory_bytes(self) -> int:
@@ -175,7 +315,7 @@ class DelayQueue:
             if part[2]:
                 parts.append(part)
             left -= len(part[2])
-        return self._in_flight.batch(*joined(parts)) if parts else None
+        return self._batch(joined(parts)) if parts else None
 
     def divide(self, batch: DueBatch, parts: Iterable[Sequence[int]]) -> list[DueBatch]:
         """Return parts of a batch that is not launched; each has ascending indices."""
@@ -183,9 +323,7 @@ class DelayQueue:
         for part in parts:
             index = np.asarray(part, dtype=np.int64)
             records = [batch.records[each] for each in part]
-            divided.append(
-                self._in_flight.batch(batch.due_ms[index], batch.positions[index], records)
-            )
+            divided.append(self._batch((batch.due_ms[index], batch.positions[index], records)))
         return divided
 
     def defer(self, batch: DueBatch, target: TargetKey) -> None:
@@ -207,7 +345,7 @@ class DelayQueue:
             DamagedSegmentError: a spill file is gone. Start again from the journal.
         """
         part = self.cancelling.filter(self.waiting.take(target, max_messages))
-        return self._in_flight.batch(*part) if part[2] else None
+        return self._batch(part) if part[2] else None
 
     def launch(self, batch: DueBatch) -> None:
         """Take note that a batch without sequence IDs is sent; it cannot be cancelled any more."""
@@ -240,7 +378,7 @@ class DelayQueue:
         Args:
             held: packed positions of the messages that were set aside and may come back.
         """
-        batch, ids = self._in_flight.get(number)
+        batch, ids = self._in_flight(number)
         held_positions = np.asarray(held, dtype=np.int64)
         if held_positions.size and not np.isin(held_positions, batch.positions).all():
             raise InvalidInputError(f"a held position is not in batch {number}")
@@ -255,7 +393,7 @@ class DelayQueue:
 
         The record is one for all of them, and costs as much as a message. Otherwise as `commit`.
         """
-        batches, columns = zip(*map(self._in_flight.get, numbers), strict=True)
+        batches, columns = zip(*map(self._in_flight, numbers), strict=True)
         positions = np.concatenate([batch.positions for batch in batches])
         record = Released(positions, IdColumns.join(columns), positions[:0])
         self._release(record, numbers, positions, record.ids)
@@ -263,7 +401,7 @@ class DelayQueue:
 
     def dispose(self, number: int, kind: DispositionKind, index: Sequence[int]) -> Disposition:
         """Return the record of messages that are not published, to precede their commit."""
-        _, ids = self._in_flight.get(number)
+        _, ids = self._in_flight(number)
         record = Disposition(kind, 0, ids.at(np.asarray(index, dtype=np.int64)))
         self.state.apply(record)
         return record
@@ -299,7 +437,7 @@ class DelayQueue:
 
     def resolve(self, number: int, stored: npt.ArrayLike) -> list[Intent | Resolved]:
         """Close an intent from before the takeover; messages not ``stored`` are pending again."""
-        records, ids, again = self._unresolved.resolve(number, stored, self._in_flight.take_number)
+        records, ids, again = self._unresolved.resolve(number, stored, next(self._numbers))
         for record in records:
             if isinstance(record, Resolved):
                 self._open.discard(record.released)
@@ -350,6 +488,16 @@ class DelayQueue:
             record = as_plain(records[each])
             self._unresolved.keep(int(positions[each]), int(rows[DUE, each]), record)
 
+    def _batch(self, columns: Columns) -> DueBatch:
+        return DueBatch(next(self._numbers), *columns)
+
+    def _in_flight(self, number: int) -> tuple[DueBatch, IdColumns]:
+        """Return a batch that is launched, and its IDs."""
+        found = self._launched.get(number)
+        if found is None:
+            raise InvalidInputError(f"there is no batch {number} in flight")
+        return found
+
     def _pause(self, targets: Mapping[str, int]) -> Paused:
         record = Paused(targets)
         self.state.apply(record)
@@ -361,7 +509,7 @@ class DelayQueue:
                 "a cancelled message was about to be published; it was not: start again from the "
                 "journal, and report this as a defect"
             )
-        self._in_flight.add(batch, ids)
+        self._launched[batch.number] = batch, ids
         self._sent_until_ms = max(self._sent_until_ms, int(batch.due_ms.max()))
 
     def _release(
@@ -369,7 +517,7 @@ class DelayQueue:
     ) -> None:
         self.state.apply(record)
         for number in numbers:
-            self._in_flight.remove(number)
+            del self._launched[number]
         self._open.discard(positions)
         self._forget(ids)
 

@@ -89,8 +89,8 @@ class QueueView(FrozenRows):
         self.cancellations = delay_queue.cancelling.waiting
         for index in (delay_queue.pending, *delay_queue.waiting.overflows()):
             index.segments.freeze(self)
-        in_flight = delay_queue._in_flight.batches()
-        loose = [(batch.due_ms, batch.positions, batch.records) for batch in in_flight]
+        launched = delay_queue._launched.values()
+        loose = [(batch.due_ms, batch.positions, batch.records) for batch, _ in launched]
         loose += [*delay_queue.waiting.loose(), delay_queue._unresolved.loose()]
         self.add((), partial(_in_due_order, joined(loose), self.attribute))
 

@@ -49,6 +49,7 @@ from delaylevel.dispatcher.positions import IdColumns, Identity, Mask, OpenPosit
 from delaylevel.dispatcher.record import (
     Cancellation,
     Columns,
+    DueBatch,
     MessageRecord,
     WindowMessage,
     as_plain,
@@ -187,7 +188,7 @@ class Cancellations:
     Args:
         pending: the pending messages, which include cancellations that wait.
         open_positions: positions of these messages, and of the cancellations.
-        launched: IDs of the batches that are being published, by number.
+        launched: batches that are being published, and their IDs, by number.
         grace_ms, unclear_until_ms: as for `DelayQueue`.
 
     Attributes:
@@ -201,7 +202,7 @@ class Cancellations:
         pending: PendingIndex,
         pending_ids: RemovableIds,
         open_positions: OpenPositions,
-        launched: Mapping[int, IdColumns],
+        launched: Mapping[int, tuple[DueBatch, IdColumns]],
         releases: RecentReleases,
         clock: Clock,
         *,
@@ -389,7 +390,7 @@ class Cancellations:
     def _are_launched(self, ids: IdColumns) -> list[bool]:
         """Return which IDs are in batches that are being published."""
         listed: set[Identity] = set()
-        for launched in self._launched.values():
+        for _, launched in self._launched.values():
             listed.update(launched.at(np.isin(launched.numbers, ids.numbers)).identities())
         return [identity in listed for identity in ids.identities()]
 
