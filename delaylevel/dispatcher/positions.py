@@ -11,6 +11,7 @@ import numpy.typing as npt
 from pyroaring import BitMap64
 
 from delaylevel.errors import InvalidInputError
+from delaylevel.structures.deduplicator import Deduplicator
 from delaylevel.structures.id_set import RemovableIds
 from delaylevel.structures.rows import Int64s
 
@@ -32,12 +33,6 @@ class IdMemory(Protocol):
 
     def are_duplicates(self, ids: npt.ArrayLike, key: str) -> Mask:
         """Return for each ID whether it is in the set, shape (n,)."""
-
-    def save(self, id: int, key: str) -> None:  # noqa: A002
-        """Add an ID."""
-
-    def save_all(self, ids: npt.ArrayLike, key: str) -> None:
-        """Add IDs, shape (n,)."""
 
 
 class IdColumns(NamedTuple):
@@ -100,7 +95,7 @@ class IdColumns(NamedTuple):
         rows = zip(self.key_index.tolist(), self.numbers.tolist(), strict=True)
         return [(self.keys[index], number) for index, number in rows]
 
-    def save_in(self, memory: IdMemory) -> None:
+    def save_in(self, memory: Deduplicator | RemovableIds) -> None:
         """Let a memory remember the IDs, in their order."""
         self._apply(memory.save, memory.save_all)
 

@@ -33,7 +33,6 @@ from delaylevel.errors import (
 )
 from delaylevel.model.clock import Clock, SteadyClock, SystemClock
 from delaylevel.model.delivery import Delivery
-from delaylevel.model.formatting import exact_duration, format_instant
 from delaylevel.model.level_topic import (
     ALL,
     DEFAULT_WINDOW_PARTITIONS,
@@ -83,42 +82,6 @@ _ALL = -1
 PAUSES = f"{__name__}.pauses"
 
 
-class PauseLog:
-    """The pauses that were logged, so that each begin and end is logged once."""
-
-    def __init__(self) -> None:
-        self._known: Pauses = NO_PAUSES
-
-    def note(self, description: LevelTopicDescription) -> bool:
-        """Log what has changed; return True if anything has."""
-        pauses = logging.getLogger(PAUSES)
-        before, now = self._known, description.pauses
-        if now == before:
-            return False
-        self._known = now
-        paused, resumed = dict(now.paused), dict(now.resumed)
-        for name, since_ms in now.paused:
-            if (name, since_ms) not in before.paused:
-                pauses.warning(
-                    "%s: due messages for %s wait: paused since %s; `delaylevel levels resume` "
-                    "ends it",
-                    description.topic,
-                    _words(name),
-                    format_instant(since_ms),
-                )
-        for name, _ in before.paused:
-            if name not in paused:
-                spread = resumed.get(name)
-                over = f" over {exact_duration(spread.length_ms)}" if spread else ""
-                pauses.info(
-                    "%s: the pause of %s is over; what waits is released%s",
-                    description.topic,
-                    _words(name),
-                    over,
-                )
-        return True
-
-
 @dataclass(eq=False)
 class ServedTopic:
     """A level topic that is served, and the partitions of it that this process owns.
@@ -129,6 +92,7 @@ class ServedTopic:
         processes: names of all processes of this command; empty for one process.
         refusals: why the last attempt to acquire a partition was refused, by partition.
         given_up: the reason why another version has to serve the level topic.
+        pauses: those that the owners know.
     """
 
     descriptions: DescriptionCache
@@ -143,7 +107,7 @@ class ServedTopic:
     group_s: float = 0.0
     probe_s: float = 0.0
     probes: int = 0
-    pauses: PauseLog = field(default_factory=PauseLog)
+    pauses: Pauses = NO_PAUSES
     failures: dict[int, str] = field(default_factory=dict)
     task: Task | None = None
     looked_s: float = field(default_factory=time.monotonic)
@@ -174,9 +138,16 @@ class ServedTopic:
 
     def watch_pauses(self) -> None:
         """Log pauses that have begun or ended, and let the owners look at them at once."""
-        if self.pauses.note(self.description):
-            for owner in self.owners.values():
-                owner.owner.events.wake()
+        if self.description.pauses == self.pauses:
+            return
+        self.pauses = self.description.pauses
+        text = "nothing is paused any more: what waits is released"
+        if self.pauses.paused:
+            names = ("all targets" if name == ALL else name for name, _ in self.pauses.paused)
+            text = f"paused: due messages wait for {', '.join(names)}"
+        logging.getLogger(PAUSES).warning("%s: %s", self.description.topic, text)
+        for owner in self.owners.values():
+            owner.owner.events.wake()
 
     @property
     def problem(self) -> str:
@@ -230,10 +201,6 @@ def check_dispatched(description: LevelTopicDescription) -> None:
 def partition_owners(admin: TopicAdmin, name: str) -> tuple[PartitionStatus, ...]:
     """Return the owner and the backlog of each window partition, by index."""
     return window_stats(admin, served(admin, name, search=True)).reported
-
-
-def _words(name: str) -> str:
-    return "all targets" if name == ALL else name
 
 
 def sweep(directory: Path) -> None:

@@ -80,20 +80,12 @@ class CancelledIds:
         """Return for each ID whether it is remembered, shape (n,)."""
         return self._current.are_duplicates(ids, key) | self._previous.are_duplicates(ids, key)
 
-    def save(self, id: int, key: str) -> None:  # noqa: A002
-        """Remember an ID."""
-        self._current.save(id, key)
-
-    def save_all(self, ids: npt.ArrayLike, key: str) -> None:
-        """Remember IDs, shape (n,)."""
-        self._current.save_all(ids, key)
-
     def add(self, record: Disposition, low_watermark: int) -> None:
         """Remember the IDs of a record."""
         if len(self._current) >= self._half and low_watermark >= self._previous_until:
             self._previous, self._previous_until = self._current, self._current_until
             self._current, self._current_until = Deduplicator(_UNLIMITED), 0
-        record.ids.save_in(self)
+        record.ids.save_in(self._current)
         self._current_until = max(self._current_until, record.until)
 
     def write(self, writer: Writer) -> None:
