@@ -96,6 +96,7 @@ class UnresolvedIntents:
 
     def keep(self, position: int, due_ms: int, record: MessageRecord) -> None:
         """Keep a withheld message that was read again."""
+        # It is not among the pending ones: if the broker has it, nothing must publish it again.
         self._offered_again[position] = due_ms, record
 
     def loose(self) -> Columns:
@@ -163,6 +164,7 @@ class UnresolvedIntents:
         found = np.zeros(positions.size, dtype=np.bool_)
         for intent in self._reopened:
             found |= np.isin(positions, intent.positions)
+        # There are few such intents, and only after a takeover: they need no index.
         return found
 
     def close_reopened(self) -> list[Resolved]:
@@ -276,7 +278,7 @@ class DelayQueue:
         if not len(fetched):
             return OfferResult(0, 0, 0)
         positions = pack(rows[LEDGER], rows[ENTRY])
-        released = self.state.is_released(positions) | self._open.are_below(positions)
+        released = self.state.is_released(positions)
         unknown = self._open.unknown(positions, ~released)
         requests = unknown[:0]
         if fetched.cancellations:
@@ -293,6 +295,7 @@ class DelayQueue:
             self.cancelling.take_arrived(rows[DUE], positions, fetched.records, tracked)
         if requests.size:
             self.cancelling.take_requests(positions, fetched.records, requests)
+        # Last, because the low watermark may then pass what is not open: a copy, or a released one.
         self._open.last_offered = max(self._open.last_offered, int(positions.max()))
         return OfferResult(tracked.size, unknown.size - tracked.size, int(released.sum()))
 

@@ -151,6 +151,7 @@ class Fetcher:
         Returns:
             The monotonic time of the next call, in s, unless `wake` is called before.
         """
+        # The owner's thread gives room at any moment; a wake that is missed would stop the reading.
         self._wants_room = True  # in this order, `batch_taken` sees it or makes room before
         if not self.has_room:
             return NEVER

@@ -215,11 +215,6 @@ class OpenPositions:
         for position in positions.tolist():
             discard(position)
 
-    def are_below(self, positions: Int64s) -> Mask:
-        """Return which packed positions are below the low watermark, shape (n,)."""
-        below: Mask = positions < self._low_watermark
-        return below
-
     def unknown(self, positions: Int64s, candidates: Mask) -> Int64s:
         """Return the indices of the candidates that are not open yet, each position once."""
         index = np.flatnonzero(candidates)

@@ -351,6 +351,7 @@ class Cancellations:
                 CancelDecision(cancellation, outcome, request.position, now_ms, at_ms, reason)
             )
 
+        # In this order: what is certain, then what may change, then what is missing.
         for row, (request, identity) in enumerate(zip(requests, ids.identities(), strict=True)):
             if cancelled[row] or identity in revoked:
                 end(request, CANCELLED)
@@ -382,6 +383,7 @@ class Cancellations:
         ids = IdColumns.of(list(revoked))
         if not ids.numbers.size:
             return []
+        # The messages are pending, so none of them is above the last position that was offered.
         record = Disposition(DispositionKind.CANCELLED, self._open.last_offered + 1, ids)
         self._state.apply(record)
         self.cancelled += ids.numbers.size
@@ -426,6 +428,7 @@ class Cancellations:
             return columns
         due_ms, positions, records = columns
         keep = np.ones(len(records), dtype=np.bool_)
+        # The time of such a cancellation is over: it does not come back to the pending messages.
         if self.waiting:
             keep[:] = [not is_cancellation(record) for record in records]
             for each in np.flatnonzero(~keep).tolist():

@@ -210,6 +210,8 @@ class CancellationDesk:
 
     def _decide(self) -> None:
         records, decisions = self._cancelling.decide()
+        # An owner that was suspended while another one took over must report nothing. It cannot
+        # know that, but its record is not confirmed.
         if decisions and not records:
             records = [LowWatermark(self._queue.state.low_watermark)]
         number = 0
@@ -277,6 +279,8 @@ class CancellationDesk:
             self._start(partial(self._ask, proof.last))
         if not proof.last.done():
             return
+        # Everything up to that message was stored before the question. What comes later arrived
+        # after the end of the wait.
         if proof.last.exception() is not None:
             self._proof, self._proof_s = None, self._now_s() + _RETRY_S
         elif everything_offered:

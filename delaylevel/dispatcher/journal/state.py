@@ -290,6 +290,7 @@ class JournalState:
         self.dispositions.write(writer)
         data = writer.body()
         cuts = range(0, len(data), _CHUNK_BYTES)
+        # A reader must not join the first chunks of one snapshot and the last ones of another.
         serial, self._serial = self._serial, self._serial + 1
         return [
             encode(SnapshotChunk(serial, index, len(cuts), data[start : start + _CHUNK_BYTES]))
@@ -334,12 +335,14 @@ class JournalState:
         if self.refused:
             self.refused -= BitMap64(to_array(positions))
         if held is not None and held.size:
+            # A dead letter that is replayed has the ID of the first one, and is no copy of it.
             ids = ids.at(~np.isin(positions, held))
         ids.save_in(self.memory)
         if self.on_release is not None and report:
             self.on_release(ids)
 
     def _pass(self, positions: Int64s) -> None:
+        # Most questions are about positions above all of these, and need no bitmap.
         if positions.size:
             self._highest = max(self._highest, int(positions.max()))
         above = positions[positions >= self.low_watermark] if self.low_watermark else positions

@@ -176,6 +176,7 @@ class Journal:
         Raises:
             LostOwnershipError: another dispatcher has written meanwhile.
         """
+        # The time before the send: the record proves nothing for the time of its way.
         before, now = self._order.last, self._now()
         sent = self._write(self._producer.send, claim(self._owner, before))
         entry = Position(sent.ledger_id(), sent.entry_id())
@@ -219,6 +220,8 @@ class Journal:
 
     def snapshot(self, chunks: list[bytes]) -> None:
         """Write a snapshot, and acknowledge the records before it."""
+        # Nothing is acknowledged before the last chunk is stored: readers pass over an incomplete
+        # snapshot, and need what was before it.
         first, *_ = [self._write_through(chunk) for chunk in chunks]
         self.size_bytes = 0
         self._lock.acknowledge(self._source, first)
@@ -281,6 +284,8 @@ class Journal:
         with self._answering:
             if number <= self.stored:
                 return  # it was read meanwhile
+            # Right behind the last one, so that nobody else has written. Otherwise the entries in
+            # between have to be read, which a thread of the client must not wait for.
             if not self._unproven and self._order.confirm(self._owner, number, entry):
                 self.stored, self._proven = number, written
             else:

@@ -287,6 +287,7 @@ class PendingSegments:
             counted = cost if fresh.count > 1 else min(cost, self.budget_bytes // 2)
             if self.memory_bytes + counted > self.budget_bytes:
                 raise self._refused(self._error)
+        # Below the edge, everything has to be open: the tracker may name it with the next rows.
         near, far = fresh.split_below(self._edge)
         if near.count:
             self._slice.add(near)
