@@ -11,7 +11,8 @@ import errno
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from itertools import pairwise
+from functools import partial
+from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -94,39 +95,18 @@ def unusable(path: Path, error: OSError) -> SpillError:
 
 def make_private_folder(path: Path) -> None:
     """Create a folder, and missing parents, with mode 0700; tighten one that exists."""
-    missing = []
-    parent = path
-    while not parent.is_dir():
-        missing.append(parent)
-        parent = parent.parent
+    missing = list(takewhile(lambda each: not each.is_dir(), (path, *path.parents)))
     for each in reversed(missing):
         each.mkdir(mode=_FOLDER_MODE, exist_ok=True)
-        _set_mode(each, _FOLDER_MODE)
-    if not missing:
-        _set_mode(path, _FOLDER_MODE)
+    found = path.stat()
+    if not missing and found.st_uid == os.geteuid() and found.st_mode & 0o077:
+        with contextlib.suppress(PermissionError):  # some mounts have fixed permissions
+            path.chmod(_FOLDER_MODE)
 
 
 def append_to(path: Path) -> Any:
     """Open a file for unbuffered binary appending; only this user can read a new file."""
-    return open(path, "ab", buffering=0, opener=_open_private)
-
-
-def _open_private(path: str, flags: int) -> int:
-    handle = os.open(path, flags, _FILE_MODE)
-    try:
-        _set_mode(handle, _FILE_MODE)
-    except OSError:
-        os.close(handle)
-        raise
-    return handle
-
-
-def _set_mode(target: Path | int, mode: int) -> None:
-    """Set the permissions of what belongs to this user; the umask may have changed them."""
-    found = os.stat(target)
-    if found.st_uid == os.geteuid() and found.st_mode & 0o777 != mode:
-        with contextlib.suppress(PermissionError):  # some mounts have fixed permissions
-            os.chmod(target, mode)
+    return open(path, "ab", buffering=0, opener=partial(os.open, mode=_FILE_MODE))
 
 
 Floats = npt.NDArray[np.float64]
