@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from datetime import timedelta
 from typing import Any
 
@@ -155,39 +154,6 @@ def test_wrap_a_producer_of_one_partition(
         wrapped.send(b"x", deliver_after=LONG)
     (parked,) = world.stored(default_level_topic(orders))
     assert parked.properties["delaylevel.target"] == orders
-
-
-def test_two_producers_create_at_once(
-    connection: Connection, world: RealWorld, orders: str
-) -> None:
-    """Threads in one process each get a producer, and create only one level topic."""
-    start = threading.Barrier(6)
-    outcomes: list[object] = []
-
-    def create(number: int) -> None:
-        client = DelayLevelClient.from_connection(connection)
-        start.wait()
-        try:
-            with client.create_producer(
-                orders, enable_delay_level_topic=True, partition_strategy=HOURS
-            ) as producer:
-                producer.send(b"%d" % number, deliver_after=LONG)
-            outcomes.append(producer.description)
-        except Exception as error:
-            outcomes.append(error)
-        finally:
-            client.close()
-
-    threads = [threading.Thread(target=create, args=(number,)) for number in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    described = topics.describe(world.admin, orders)
-    assert outcomes == [described] * 6
-    assert sorted(m.value or b"" for m in world.stored(described.topic)) == [
-        b"%d" % number for number in range(6)
-    ]
 
 
 def test_the_schema_reference_names_the_registered_text(

@@ -30,8 +30,6 @@ from support.run import (
     UNIT,
     Owners,
     Start,
-    answer,
-    conditions,
     create,
     end,
     found,
@@ -201,21 +199,6 @@ def test_bad_input_is_refused_with_a_remedy(world: RealWorld, cli_process: Start
         ]
         for process, code, texts in cases:
             refused(process, code, *texts)
-
-
-def test_the_http_service_of_the_local_mover(world: RealWorld, cli_process: Start) -> None:
-    description = create(world, final_window=FinalWindow.BROKER)
-    process = cli_process("mover", "run", description.targets[0], "--local", "--metrics-port", "0")
-    world.eventually(lambda: answer(process, "readyz")[0] == 200, "readiness")
-    assert conditions(process).keys() == {
-        f"mover lock of {description.topic}",
-        f"hand-offs of {description.topic}",
-    }
-    park(world, description.targets[0], 5, 7_000, 7_500)
-    world.eventually(lambda: "Parked in levels" in answer(process, "")[1], "the status page", 30)
-    assert answer(process, "pending")[0] == 404
-    process.terminate()
-    assert end(process) == 0, said(process)
 
 
 def test_new_partitions_are_served(world: RealWorld, cli_process: Start) -> None:

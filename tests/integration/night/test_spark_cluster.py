@@ -7,7 +7,6 @@ killed with its executor, and another one is started.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import signal
@@ -38,7 +37,6 @@ pytestmark = [
 # Five JVMs start one after another: this takes a minute on an idle machine, more on a busy one.
 PATIENCE_S = 240
 
-TOKEN = "cluster-token-91b7c2"
 MESSAGES = 12_000
 TOTAL = MESSAGES + 2000
 LEVELS = Levels(
@@ -109,15 +107,12 @@ class StandaloneCluster:
                     found.append(pid)
         return found
 
-    def state(self) -> str:
-        """Return the public state of the master."""
-        with urllib.request.urlopen(f"{self.web}/json/", timeout=10) as answer:
-            text: str = answer.read().decode()
-        return text
-
     def alive_workers(self) -> int:
-        with contextlib.suppress(OSError):
-            return self.state().count('"ALIVE"') - 1  # without the master itself
+        with (
+            contextlib.suppress(OSError),
+            urllib.request.urlopen(f"{self.web}/json/", timeout=10) as answer,
+        ):
+            return int(answer.read().count(b'"ALIVE"')) - 1  # without the master itself
         return 0
 
     def close(self) -> None:
@@ -226,9 +221,7 @@ def test_a_killed_worker_loses_no_message(
 ) -> None:
     description, arrived = receiver
     environment["XDG_CACHE_HOME"] = str(tmp_path / "cache")
-    environment["DELAYLEVEL_TOKEN"] = TOKEN  # this broker needs no token, and ignores it
     checkpoint = tmp_path / "a checkpoint"
-    metrics = _free_port()
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     conf = {
@@ -236,24 +229,13 @@ def test_a_killed_worker_loses_no_message(
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.executor.memory": "500m",
         "spark.executor.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
-        "spark.ui.enabled": "true",
-        "spark.ui.port": str(_free_port()),
     }
     job = cli_process(
         *("-v", "mover", "run", description.targets[0], "--master", cluster.url),
         *("--checkpoint", str(checkpoint), "--trigger", "250ms"),
-        *("--metrics-port", str(metrics)),
         *(part for name, value in conf.items() for part in ("--conf", f"{name}={value}")),
         cwd=elsewhere,
     )
-
-    def figure(name: str) -> float | None:
-        with contextlib.suppress(OSError):
-            lines = urllib.request.urlopen(f"http://127.0.0.1:{metrics}/metrics", timeout=30)
-            for line in lines.read().decode().splitlines():
-                if line.startswith(name):
-                    return float(line.rpartition(" ")[2])
-        return None
 
     def log() -> str:
         assert job.poll() is None, job.log.read_text()
@@ -303,45 +285,9 @@ def test_a_killed_worker_loses_no_message(
     world.eventually(lambda: world.backlog(description) == 0, "acknowledgements", PATIENCE_S)
     assert sorted(arrived.seen, key=int) == [str(number) for number in range(TOTAL)]
     assert {len(ids) for ids in arrived.ids.values()} == {1}, "a copy must keep its id"
-    world.eventually(
-        lambda: (figure("delaylevel_sync_rows_total") or 0) >= MESSAGES // 2, "figures", PATIENCE_S
-    )
-    assert figure("delaylevel_sync_broker_answers") == 1
-
-    token_at_work = [
-        TOKEN in Path(f"/proc/{pid}/environ").read_text() for pid in cluster.executors("one")
-    ]
-    assert token_at_work
-    assert all(token_at_work), "an executor has no token"
-    shown = cluster.state() + _shown_by_ui(f"http://127.0.0.1:{conf['spark.ui.port']}")
-    assert "spark.executorEnv.PYTHONPATH" in shown
-    commands = "".join(
-        Path(f"/proc/{pid}/cmdline").read_text()
-        for pid in (job.pid, *_descendants(job.pid), *_descendants(os.getpid()))
-        if Path(f"/proc/{pid}").exists()
-    )
-
     job.send_signal(signal.SIGTERM)
     assert job.wait(PATIENCE_S) == 0, job.log.read_text()
     text = job.log.read_text()
     assert "messages moved." in text
     assert " rows in " in text, "no log line for the batches"
-    files = (*checkpoint.rglob("*"), *(tmp_path / "work").rglob("std*"))
-    written = "".join(path.read_text(errors="replace") for path in files if path.is_file())
-    for place in (shown, commands, written, text):
-        assert TOKEN not in place
     assert not list(elsewhere.iterdir())
-
-
-def _shown_by_ui(url: str) -> str:
-    """Return the environment as Spark's UI and its REST interface show it."""
-    application = json.loads(_read(f"{url}/api/v1/applications"))[0]["id"]
-    return _read(f"{url}/environment/") + _read(
-        f"{url}/api/v1/applications/{application}/environment"
-    )
-
-
-def _read(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=60) as answer:
-        text: str = answer.read().decode()
-    return text

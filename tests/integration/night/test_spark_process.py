@@ -54,13 +54,6 @@ LEVELS = Levels(
 )
 
 
-BRIEF = Levels(
-    PartitionStrategy(
-        partition_by=timedelta(milliseconds=200), maximum_delay=timedelta(milliseconds=800)
-    )
-)
-
-
 def park(client: DelayLevelClient, target: str, count: int, longest_ms: int, seed: int) -> None:
     choose = random.Random(seed)
     with client.create_producer(target, enable_delay_level_topic=True) as producer:
@@ -142,24 +135,3 @@ def test_killed_then_started_twice_then_ended(
     assert sorted(int(value) for value in ids) == list(range(2000))
     assert [value for value, found in ids.items() if len(found) > 1] == []
     assert world.stored(description.dead_letter_topic.full) == []
-
-
-def test_once_from_cron(world: RealWorld, cli_process: Start) -> None:
-    description = world.level_topic(BRIEF, ("orders", "invoices"))
-    for target in description.targets:
-        park_all = world.client().create_producer(
-            target, enable_delay_level_topic=True, delay_level_topic=description.topic
-        )
-        for number in range(100):
-            park_all.send(b"%d" % number, deliver_after=timedelta(milliseconds=200 + number))
-        park_all.close()
-    # The start takes longer than the longest delay.
-    job = cli_process("mover", "run", description.topic, "--once")
-    assert end(job) == 0, said(job)
-    assert "200 messages moved" in said(job)
-    assert "WARN" not in said(job)
-    assert job.log.with_suffix(".out").read_text() == ""
-    assert world.backlog(description) == 0
-    for target in description.targets:
-        assert sorted(int(m.value or b"") for m in world.stored(target)) == list(range(100))
-    assert describe_owner(world.admin, source_partitions(description)[0]) == ""

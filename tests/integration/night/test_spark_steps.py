@@ -117,18 +117,6 @@ def test_a_table_of_closed_accounts_and_changed_due_times(
     assert len(world.stored(description.targets[0])) == 3
 
 
-def test_every_message_is_dropped(
-    ready: Callable[..., LevelTopicDescription],
-    run_once: Callable[..., list[Any]],
-    world: RealWorld,
-) -> None:
-    description = ready(["a-1", "a-2"])
-    progress = run_once(description, lambda frame: frame.filter("false"))
-    assert sum(dropped(item) for item in progress) == 2
-    world.drained(description)
-    assert world.stored(description.targets[0]) == []
-
-
 @pytest.mark.parametrize("wanted", ["false", "true"])
 def test_steps_neither_see_nor_lose_nor_change_cancellations(
     ready: Callable[..., LevelTopicDescription],

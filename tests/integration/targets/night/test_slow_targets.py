@@ -13,17 +13,6 @@ SLOW = ids("slow", 3_000)
 
 
 @BOTH
-def test_a_throttled_target_delays_no_other_and_is_never_held(pair: MakePair) -> None:
-    both = pair()
-    both.setting.throttle(both.bad, 100)
-    both.setting.start()
-    both.publish_to_both(5_000)
-    both.check_that_the_good_one_is_on_time()
-    both.check_that_all_arrive(ids("slow", 5_000))
-    assert both.setting.held == 0
-
-
-@BOTH
 def test_a_target_that_nearly_stops_delays_no_other_and_is_never_held(pair: MakePair) -> None:
     both = pair()
     setting, others = both.setting, both.others
