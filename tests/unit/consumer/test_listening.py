@@ -91,18 +91,6 @@ def register(request: pytest.FixtureRequest, app: Listeners) -> Register:
     return register
 
 
-def test_a_message_is_handled_when_the_clock_is_advanced(
-    memory_pulsar: MemoryPulsar, register: Register, calls: Calls
-) -> None:
-    register(calls.add)
-    send(memory_pulsar, b"1", b"2")
-    assert calls.found == []
-    memory_pulsar.advance(NOW)
-    assert calls.found == [(b"1", 1, NOW), (b"2", 1, NOW)]
-    memory_pulsar.advance(DAY)
-    assert len(calls.found) == 2
-
-
 def test_every_retry_is_handled_at_its_own_time(
     memory_pulsar: MemoryPulsar, register: Register, calls: Calls, app: Listeners
 ) -> None:
@@ -178,6 +166,7 @@ def test_a_failed_attempt_is_repeated_once(
         (KeyError("x"), ONCE, "KeyError: 'x'"),
         (ValueError("no such\n account"), False, "ValueError: no such account"),
         (BrokenError(), False, "BrokenError"),
+        (SystemExit(1), False, "attempt 1 failed: SystemExit: 1"),
         (ValueError("x\n" * 5000), False, "ValueError: x x x"),
         (Retry("1h"), False, "retry=False"),
         (Retry("400d"), ONCE, "cannot be retried: a delay of 400d"),
@@ -186,7 +175,7 @@ def test_a_failed_attempt_is_repeated_once(
 def test_a_message_without_another_attempt_becomes_a_dead_letter(
     memory_pulsar: MemoryPulsar,
     register: Register,
-    error: Exception,
+    error: BaseException,
     retry: Any,
     reason: str,
 ) -> None:
@@ -202,17 +191,6 @@ def test_a_message_without_another_attempt_becomes_a_dead_letter(
     assert "\n" not in found
     assert len(found) < 1100
     assert memory_pulsar.pending("orders-billing-RETRY") == []
-
-
-def test_a_system_exit_is_a_failed_attempt(memory_pulsar: MemoryPulsar, app: Listeners) -> None:
-    @app.on("orders", subscription="billing", retry=False)
-    def leave(message: ReceivedMessage) -> None:
-        raise SystemExit(1)
-
-    send(memory_pulsar, b"1")
-    memory_pulsar.advance(NOW)
-    (dead,) = memory_pulsar.delivered(DEAD)
-    assert dead.properties["delaylevel.reason"] == "attempt 1 failed: SystemExit: 1"
 
 
 @pytest.mark.parametrize("after", ["soon", -1, timedelta(-1)])

@@ -128,13 +128,3 @@ def test_other_names_and_partitions_than_those_of_this_version_are_refused(fault
         value["topics"]["window"] = TOPIC
     with pytest.raises(LevelTopicError, match="it names"):
         LevelTopicDescription.from_json(TOPIC + "s" * (fault == "name"), json.dumps(value))
-
-
-def test_only_with_a_tracker_messages_can_be_cancelled_and_there_are_outcomes() -> None:
-    broker = describe(final_window=FinalWindow.BROKER)
-    assert (describe().cancellable, broker.cancellable) == (True, False)
-    outcomes = Member(TopicName.parse(TOPIC + "-outcomes"), Role.OUTCOMES, 1)
-    assert list(describe().members())[-1] == outcomes
-    assert outcomes.topic == describe().outcomes_topic
-    assert Role.OUTCOMES not in {member.role for member in broker.members()}
-    assert Role.OUTCOMES.value == "outcomes"

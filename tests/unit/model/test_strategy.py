@@ -70,14 +70,6 @@ def test_units_are_given_by_name_or_length() -> None:
     assert str(odd) == "1h30m for 1d (lead 22m30s)"
 
 
-def test_a_strategy_is_frozen_and_refuses_unknown_arguments() -> None:
-    strategy = PartitionStrategy()
-    with pytest.raises(Exception, match="frozen"):
-        strategy.overflow = "recirculate"
-    with pytest.raises(InvalidStrategyError, match=r"partitionBy.*not permitted"):
-        PartitionStrategy(partitionBy="DAY")
-
-
 def _unlimited() -> dict[str, Any]:
     return {"partition_limit": 1 << 30}
 
