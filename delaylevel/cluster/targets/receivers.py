@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Hashable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from delaylevel.cluster import schemas
@@ -68,21 +67,8 @@ def has_receivers(admin: TopicAdmin, topic: TopicName, stats: Collection[Partiti
     Raises:
         BrokerError: this cannot be known now.
     """
-    if stats and all(map(_is_received, stats)):
+    if (stats and all(map(_is_received, stats))) or admin.retains(topic):
         return True
-    return admin.retains(topic) or is_kept(admin, topic)
-
-
-def _is_received(stats: PartitionStats) -> bool:
-    return stats.replicated or any(each.durable for each in stats.subscriptions.values())
-
-
-def is_kept(admin: TopicAdmin, topic: TopicName) -> bool:
-    """Return True if the topic's own policy keeps it while nobody subscribes to it.
-
-    Raises:
-        BrokerError: this cannot be known now.
-    """
     try:
         return admin.topic_policies(topic).delete_while_inactive is False
     except AdminError as error:
@@ -91,41 +77,8 @@ def is_kept(admin: TopicAdmin, topic: TopicName) -> bool:
         return False  # no policies for single topics, or none that this role may read
 
 
-@dataclass(frozen=True)
-class TargetState:
-    """State of a business topic that exists.
-
-    Attributes:
-        received: True if somebody can receive from it: see `has_receivers`.
-    """
-
-    partitions: int
-    received: bool
-    deduplication: bool = True
-
-
-def read_state(admin: TopicAdmin, topic: TopicName, partition: int = -1) -> TargetState:
-    """Return the present state of a topic.
-
-    Args:
-        partition: the partition that is looked at, whatever becomes of the others; -1 for all.
-
-    Raises:
-        NotFoundError: the topic does not exist.
-        BrokerError: no broker serves it, or one of these partitions, now; or somebody can receive
-            from some partitions only; among other reasons.
-    """
-    partitions, found = _read(admin, topic, partition)
-    received = _receives(admin, topic, found, 1 if partition >= 0 else partitions)
-    if not received and any(map(_is_received, found.values())):
-        # A new topic has no subscription at all. New partitions are there before their
-        # subscriptions are.
-        raise BrokerError(SOME_RECEIVED)
-    return TargetState(
-        partitions=partitions,
-        received=received,
-        deduplication=all(each.deduplication for each in found.values()),
-    )
+def _is_received(stats: PartitionStats) -> bool:
+    return stats.replicated or any(each.durable for each in stats.subscriptions.values())
 
 
 def is_still_received(
@@ -251,22 +204,26 @@ class TargetLooks:
 
     def _look(self, topic: TopicName, partition: int, schema: str) -> TargetLook:
         try:
-            state = read_state(self._admin, topic, partition)
+            partitions, found = _read(self._admin, topic, partition)
         except NotFoundError:
             raise OpeningError(Refusal.GONE, NO_TOPIC) from None
-        if partition >= 0 and not state.partitions:
+        if partition >= 0 and not partitions:
             # The topic is a new one. The client would create another one for the partition.
             raise OpeningError(Refusal.GONE, NO_TOPIC)
-        if not state.received:
+        if not _receives(self._admin, topic, found, 1 if partition >= 0 else partitions):
+            if any(map(_is_received, found.values())):
+                # A new topic has no subscription at all. New partitions are there before their
+                # subscriptions are.
+                raise BrokerError(SOME_RECEIVED)
             # Perhaps it is a new topic: whatever it has stored of ours is worth nothing.
             raise OpeningError(Refusal.GONE, NO_RECEIVER)
-        if self._numbered and state.deduplication is False:
+        if self._numbered and not all(each.deduplication for each in found.values()):
             raise OpeningError(Refusal.REFUSED, NO_DEDUPLICATION)
         reference = SchemaRef.parse(schema) if schema else None
-        found = target_schema(self._admin, topic, reference)
-        if isinstance(found, str):
-            raise OpeningError(Refusal.REFUSED, found)
-        return TargetLook(state.partitions, found, self._admin.max_message_size(topic))
+        declared = target_schema(self._admin, topic, reference)
+        if isinstance(declared, str):
+            raise OpeningError(Refusal.REFUSED, declared)
+        return TargetLook(partitions, declared, self._admin.max_message_size(topic))
 
 
 def target_schema(admin: TopicAdmin, target: TopicName, reference: SchemaRef | None) -> Any:
