@@ -34,11 +34,6 @@ def entries(outcomes: EntryOutcomes, payloads: list[ParkedMessage]) -> list[int]
     return found
 
 
-def test_an_entry_ends_when_it_is_full() -> None:
-    outcomes = EntryOutcomes(EntryLimits(3, 100))
-    assert entries(outcomes, [payload()] * 7) == [0, 0, 0, 1, 1, 1, 2]
-
-
 def test_an_entry_ends_before_a_message_for_which_it_has_no_room() -> None:
     outcomes = EntryOutcomes(EntryLimits(10, 100))
     sizes = [60, 40, 60, 50, 1, 200, 1]
@@ -148,15 +143,6 @@ def test_after_some_wrong_predictions_every_message_has_a_callback(
         outcomes.end()
         assert not first.is_proven(StoredId(0))
     assert entries(outcomes, [payload()] * 3) == [0, 1, 2]
-
-
-def test_a_flush_ends_all_entries() -> None:
-    outcomes = EntryOutcomes(EntryLimits(10, 100))
-    first, _ = outcomes.next(payload())
-    outcomes.end()
-    second, callback = outcomes.next(payload())
-    assert second is not first
-    assert callback is not None
 
 
 def test_nothing_joins_an_entry_that_has_failed() -> None:

@@ -39,12 +39,6 @@ def taken(state: SendState[Item]) -> list[int]:
     return [item.number for item in iter(lambda: take(state), None)]
 
 
-def test_messages_of_a_lost_producer_are_sent_again_before_later_ones() -> None:
-    state = lost(numbered=False)
-    state.opened(-1)
-    assert taken(state) == [1, 2, 3]
-
-
 def test_a_message_of_a_lost_producer_is_never_refused_for_certain() -> None:
     state = lost(numbered=False)
     state.opened(-1)
