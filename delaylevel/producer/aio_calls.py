@@ -67,6 +67,7 @@ class Sent(Awaited):
         withdrawn: True once nobody waits.
     """
 
+    in_event_loop = True
     __slots__ = ("_answer", "_lane", "_mailbox", "_message_id", "error", "future", "withdrawn")
 
     def __init__(self, mailbox: Mailbox, lane: Lane) -> None:

@@ -79,14 +79,15 @@ class WaitingMessage:
         The client's thread keeps Python's state from then on, unless an event loop waits.
         """
         callback = self.callback
-        awaited = isinstance(callback, Awaited)
-        if awaited and callback.withdrawn:  # type: ignore[attr-defined]
+        awaited = callback if isinstance(callback, Awaited) else None
+        if awaited is not None and awaited.withdrawn:
             return False
-        if closing_core(producer) is not None and not awaited:
+        in_event_loop = awaited is not None and awaited.in_event_loop
+        if closing_core(producer) is not None and not in_event_loop:
             callback = in_kept_state(producer, callback)
         producer.send_async(self.body, callback, **self.arguments)
-        if isinstance(self.callback, Awaited):
-            self.callback.given()
+        if awaited is not None:
+            awaited.given()
         return True
 
     def end(self, error: Exception) -> None:
