@@ -43,8 +43,7 @@ def create():
     client = pulsar.Client(service_url, logger=logger)
     producer = client.create_producer(orders)
     if kind == "wrapped":
-        off = {"encryption_key": None, "chunking_enabled": False, "message_router": None}
-        producer = wrap(producer, client, admin_url=admin_url, **LEVELS, **off)
+        producer = wrap(producer, client, admin_url=admin_url, plain_producer=True, **LEVELS)
     return client, producer
 """
 
