@@ -107,7 +107,6 @@ def test_topic_policies_are_visible_soon(admin: Admin, topic: TopicName) -> None
 
 def test_the_policies_of_a_namespace(admin: Admin, namespace: str) -> None:
     policies = admin.namespace_policies(namespace)
-    assert policies.message_ttl_s is None
     assert policies.subscription_expiration_min is None
     assert policies.backlog_quotas == ()
     assert policies.replication_clusters == {admin.broker_settings().cluster}
