@@ -325,7 +325,9 @@ class TargetProducer(Generic[Item]):
     @property
     def _lost_s(self) -> float:
         """Time without a confirmation and without a connection, in s."""
-        return min(self.stalled_s, self._now_s() - self._connected_s)
+        stalled_s = self.stalled_s
+        # Nearly always there is nothing without an answer: this runs at every poll.
+        return min(stalled_s, self._now_s() - self._connected_s) if stalled_s else 0.0
 
     @property
     def age_s(self) -> float:
