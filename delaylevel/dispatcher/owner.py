@@ -615,8 +615,8 @@ class PartitionOwner:
 
     def checkpoint(self) -> None:
         """Make a checkpoint now; errors as for `tidy_up`."""
-        agenda = self.agenda
-        if not self._caught_up or agenda.is_publishing or self._queue.in_flight:
+        has_work = self.agenda.is_publishing or self._queue.in_flight
+        if not self._caught_up or has_work or self._publisher.has_targets:
             self._quiet_checkpoints = 0
         pause_s = self._settings.checkpoint_ms / 1000
         if self._quiet_checkpoints >= _QUIET_CHECKPOINTS:

@@ -68,7 +68,7 @@ def test_a_pause_is_seen_and_lasts_until_its_end(
         assert window.now_ms() > begin_ms + 3_000_000, "they are not spread over an hour"
         assert [name for name in window.released(orders) if name in waits] == waits
         window.acknowledged()
-    begun = [each for each in caplog.messages if "wait: paused since" in each]
+    begun = [each for each in caplog.messages if "paused: due messages wait" in each]
     assert len(begun) == 2, "each process logs it once"
 
 

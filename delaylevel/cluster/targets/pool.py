@@ -176,6 +176,11 @@ class TargetPool(Generic[Item]):
         return sum(producer.messages for producer in self._producers.values())
 
     @property
+    def keys(self) -> Collection[TargetKey]:
+        """The producers that are open, or being opened."""
+        return self._producers.keys()
+
+    @property
     def owes_answers(self) -> bool:
         """True if callbacks are about to come; :meth:`poll` has to follow soon."""
         return any(producer.owes_answers for producer in self._producers.values())

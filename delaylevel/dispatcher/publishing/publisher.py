@@ -278,6 +278,11 @@ class BatchPublisher:
                 self._place(part, key._replace(partition=-1), waited=True)
                 self._send()
 
+    @property
+    def has_targets(self) -> bool:
+        """True while producers of targets are open, which `close_idle` has to close in time."""
+        return bool(self._pool.keys)
+
     def close_idle(self) -> None:
         """Close producers that are not used."""
         self._pool.close_idle()
