@@ -1,10 +1,10 @@
-"""Publication of due messages, and the outcome of each of them.
+"""Publication of due messages: which are launched, and which wait.
 
 The owner's thread calls everything here, and nothing here waits for a target: messages of a target
 that is not open, or takes them slowly, wait in the delay queue.
 
 A launched batch has messages of one target only, so that no target delays the release of another
-one's. What cannot be launched waits in the queue of its target, and leaves it by one way: when the
+one's. What cannot be launched waits in the queue of its target, and leaves it in one way: when the
 target takes messages again. `TargetState` says what each state means for the messages of a target,
 and of all others.
 """
@@ -66,12 +66,12 @@ class TargetState(Enum):
     REFUSED = "refused", True, None  # there is room to set its messages aside
     FULL = "full", False, 1  # it is about to have room
     OPENING = "opening", False, _MANY_WAITING
-    SLOW = "slow", False, None  # or without a connection
+    CLOSED = "closed", False, None  # or opening for long
+    SLOW = "slow", False, None  # or without room for what it refuses
     PAUSED = "paused", False, None
     UNKNOWN = "unknown", False, None  # the number of its partitions has been requested
 
-    def __init__(self, label: str, takes: bool, stops_from: int | None) -> None:
-        self.label = label
+    def __init__(self, _: str, takes: bool, stops_from: int | None) -> None:
         self.takes = takes
         self.stops_from = stops_from
 
@@ -95,8 +95,16 @@ class TargetTable:
         self._flights = flights
         self._gate = gate
 
+    def takes(self, key: TargetKey) -> bool:
+        """Return True if a target takes messages now; open it if that is what they wait for."""
+        state = self.state(key)
+        if state in (TargetState.CLOSED, TargetState.OPENING):
+            self._pool.producer(key).open()
+            state = self.state(key)
+        return state.takes
+
     def state(self, key: TargetKey) -> TargetState:
-        """Return the state of a target, which is opened for messages that can be sent to it."""
+        """Return the state of a target."""
         topic, pool = key.topic, self._pool
         if not topic or key.partition == ASIDE_PARTITION:
             return TargetState.READY if self._flights.has_room_aside() else TargetState.FULL
@@ -112,9 +120,7 @@ class TargetTable:
             return TargetState.UNKNOWN if count is None else TargetState.READY
         producer = pool.producer(key)
         if not producer.is_open:
-            producer.open()
-        if not producer.is_open:
-            return TargetState.OPENING if producer.opening_s < SLOW_S else TargetState.SLOW
+            return TargetState.OPENING if producer.opening_s < SLOW_S else TargetState.CLOSED
         # Messages of a lost partition stay there: those of another one must not wait for them.
         if not is_below_limits(*pool.load(topic, without_lost=True)):
             # The limits are those of the whole target, so any of its producers may be slow.
@@ -170,7 +176,7 @@ class BatchPublisher:
         )
         self._gate = PauseGate(description, delay_queue.waiting.count, clock)
         self._table = TargetTable(pool, partitions, self.flights, self._gate)
-        self._launched: list[Flight] = []  # not passed to the sender yet
+        self._launched: list[Flight] = []  # not passed on to the flights yet
 
     @property
     def busy(self) -> bool:
@@ -256,7 +262,7 @@ class BatchPublisher:
             if key.partition == PAUSED_PARTITION:
                 self._end_pause(key)
                 continue
-            while waiting.count(key) and self._table.state(key).takes:
+            while waiting.count(key) and self._table.takes(key):
                 part = self._queue.advance_waiting(key, _BATCH)
                 if part is None:
                     continue
@@ -308,7 +314,7 @@ class BatchPublisher:
         self._launch_or_wait(batch, key)
 
     def _launch_or_wait(self, batch: DueBatch, key: TargetKey) -> None:
-        if not self._queue.waiting.count(key) and self._table.state(key).takes:
+        if not self._queue.waiting.count(key) and self._table.takes(key):
             self._launch(batch, key)
         else:
             self._wait(batch, key)
@@ -329,9 +335,10 @@ class BatchPublisher:
         """Launch a batch of a target that takes messages now."""
         reasons = self._reasons(batch, key)
         if reasons:
-            aside, rest = self._split(batch, sorted(reasons))
+            indices = sorted(reasons)
+            aside, rest = self._split(batch, indices)
             if self.flights.has_room_aside():
-                self._put_aside(aside, dict(enumerate(map(reasons.__getitem__, sorted(reasons)))))
+                self._put_aside(aside, dict(enumerate(reasons[index] for index in indices)))
             else:
                 self._queue.defer(aside, key._replace(partition=ASIDE_PARTITION))
             if rest is None:
