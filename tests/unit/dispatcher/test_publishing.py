@@ -152,6 +152,31 @@ def test_few_messages_that_are_too_large_are_set_aside_at_a_time(
     run.check()
 
 
+def test_no_message_passes_those_that_wait_for_the_same_target(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("delaylevel.dispatcher.publishing.flights.IN_FLIGHT_MESSAGES", 4)
+    monkeypatch.setattr("delaylevel.dispatcher.publishing.publisher._BATCH", 3)
+    monkeypatch.setattr(TargetState.OPENING, "stops_from", 10)
+    run = Simulation(False, tmp_path)
+    run.send(30, ORDERS, too_big=False)
+    rounds(run, 10, seconds=0.02)
+    waiting = run.queue.waiting.count(TargetKey(ORDERS))
+    assert waiting
+    answer(run, ORDERS)  # it has room before those that wait are looked at
+    for _ in range(2):
+        run.publisher.flights.process()
+        run.work()
+    assert not list(run.publisher.flights)
+    batch = run.queue.advance(run.clock.now_ms(), 5)
+    assert batch is not None
+    run.publisher.publish(batch)
+    assert run.queue.waiting.count(TargetKey(ORDERS)) == waiting + len(batch)
+    run.settle()
+    run.check()
+    assert run.broker.topics[ORDERS].delivered == [f"id-{number}" for number in range(30)]
+
+
 @pytest.mark.parametrize("numbered", [False, True])
 def test_messages_wait_in_memory_if_there_is_no_other_place(
     numbered: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
