@@ -142,13 +142,9 @@ def serve(
         stop_on_signals(service.stop)
         port, address = metrics
         if port is not None:
-            from delaylevel.run.actions import ServiceActions
             from delaylevel.run.service import ServiceCollector
 
-            actions = ServiceActions.connect(
-                connection, admin, lambda: service.descriptions, logger
-            )
-            serve_metrics(stack, ServiceCollector(service), port, address, actions)
+            serve_metrics(stack, ServiceCollector(service), port, address)
         if once:
             report = service.run_once()
             note(f"{report.moved.total:,} messages moved, {report.released:,} released.")

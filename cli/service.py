@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from delaylevel.mover.service import MoverStats
     from delaylevel.prometheus import Collector
     from delaylevel.spark_sync import SparkSyncJob
-    from delaylevel.web.reports import Actions
 
 _SERVED = (
     Column("topic", head="LEVEL TOPIC"),
@@ -35,12 +34,11 @@ def serve_metrics(
     collector: Collector,
     port: int,
     address: str,
-    actions: Actions | None = None,
 ) -> None:
     """Serve metrics, probes and the status page until the stack is closed; print the addresses."""
     from delaylevel.prometheus import serve
 
-    served = stack.enter_context(serve(collector, port, address, actions))
+    served = stack.enter_context(serve(collector, port, address))
     for line in _addresses(served, address):
         note(line)
 

@@ -9,12 +9,9 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from delaylevel.errors import from_extra
-
-if TYPE_CHECKING:
-    from delaylevel.web.reports import Actions
 
 
 class Collector(Protocol):
@@ -26,9 +23,7 @@ class Collector(Protocol):
 
 
 @contextlib.contextmanager
-def serve(
-    collector: Collector, port: int, address: str = "127.0.0.1", actions: Actions | None = None
-) -> Iterator[int]:
+def serve(collector: Collector, port: int, address: str = "127.0.0.1") -> Iterator[int]:
     """Serve ``/metrics``, probes and a status page while the block runs.
 
     If the collector has reporters (see `delaylevel.web.reports`), probes, status page and live
@@ -39,32 +34,31 @@ def serve(
         collector: the source of the metrics.
         port: the TCP port; 0 for any free port.
         address: the address of the interface to listen on.
-        actions: what a person with the token in ``DELAYLEVEL_ACTION_TOKEN`` may change.
 
     Yields:
         The port in use.
 
     Raises:
         MissingExtraError: ``prometheus_client`` is not installed.
-        ConfigError: the address or port is not available, or the token of actions is too weak.
+        ConfigError: the address or port is not available.
     """
     with from_extra("metrics", "metrics need"):
         from prometheus_client import CollectorRegistry
         from prometheus_client.exposition import choose_encoder
     from delaylevel.web.application import PROBES, WebApplication
-    from delaylevel.web.reports import LiveAnswer, reporters_of, tokens
+    from delaylevel.web.reports import TOKEN_VARIABLE, LiveAnswer, reporters_of
     from delaylevel.web.server import HttpServer
 
     registry = CollectorRegistry(auto_describe=False)
     registry.register(collector)
     reporters = reporters_of(collector)
-    token, action_token = tokens(os.environ)
+    token = os.environ.get(TOKEN_VARIABLE, "").strip()
 
     def metrics(accept: str) -> LiveAnswer:
         encode, content_type = choose_encoder(accept)
         return LiveAnswer(content_type, encode(registry))
 
-    application = WebApplication(metrics, reporters, address, token, actions, action_token)
+    application = WebApplication(metrics, reporters, address, token)
     server = HttpServer(application, address, port, PROBES)
     host = f"[{address}]" if ":" in address else address
     for reporter in reporters:
