@@ -32,7 +32,7 @@ from delaylevel.producer.receipts import check_cancellable
 from . import options
 from .command import Settings, examples, pass_settings
 from .failures import finish, outcome_tone, with_options
-from .inspection import Reading, id_option, inspector, query, selection_options
+from .inspection import id_option, inspector, query, selection_options
 from .options import DURATION
 
 OUTCOMES: tuple[Column, ...] = (
@@ -191,7 +191,7 @@ def _change(
                 raise click.UsageError("a receipt names one message: give no further conditions")
             chosen = [named_by_receipt(look.description, receipt)]
         else:
-            chosen = _found(look, selection, shown)
+            chosen = _found(look, selection)
         shown.close()
         _confirm(chosen, count)
         results = []
@@ -210,11 +210,11 @@ def _change(
         )
 
 
-def _found(look: Inspector, selection: Selection, shown: Reading) -> list[Receipt]:
+def _found(look: Inspector, selection: Selection) -> list[Receipt]:
     """Return the receipts of the selected messages, without those that are held."""
     if selection == Selection() and look.target is None:
         raise click.UsageError("select messages: --id, --receipt, --key, --where, --from, --to …")
-    rows = pending_rows(look, selection, tell=shown.tell, expect=shown.expect)
+    rows = pending_rows(look, selection)
     found, held = receipts_of(look.description, rows)
     if held:
         note(f"{held:,} selected messages are held or unreadable: they cannot be cancelled.")

@@ -213,9 +213,9 @@ def horizon(settings: Settings, topic: str, exact: bool, target: str | None, out
     business topic or its level topic. Small partitions are counted. Large ones are sampled, and ~
     marks the estimates. Nothing is acknowledged or moved.
     """
-    with inspector(settings, topic, target=target) as look, Reading() as bar:
-        found = look.horizon(exact=exact, tell=bar.tell, expect=bar.expect)
-        bar.close()
+    with Reading() as shown, inspector(settings, topic, shown, target=target) as look:
+        found = look.horizon(exact=exact)
+        shown.close()
         note_delivery(look, topic)
     if output == "json":
         emit_one(horizon_view(found), (), output)

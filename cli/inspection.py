@@ -6,7 +6,7 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import click
 
@@ -25,10 +25,6 @@ from . import options
 from .command import Settings
 from .options import DURATION_MS, TIME
 
-if TYPE_CHECKING:
-    from delaylevel.inspection import Inspector
-
-
 target_option = click.option("--target", metavar="TOPIC", help="Business topic to match.")
 
 slack_option = click.option(
@@ -40,13 +36,15 @@ slack_option = click.option(
 )
 
 
-def inspector(settings: Settings, topic: str, **options: Any) -> Inspector:
+def inspector(
+    settings: Settings, topic: str, shown: Reading | None = None, **options: Any
+) -> Inspector:
     """Open an inspector of the configured cluster, with the client's log kept off stdout.
 
     The options are ``target``, ``slack_ms``, ``live`` and ``live_token``, as for ``Inspector``.
     """
-    from delaylevel.inspection import Inspector
-
+    if shown is not None:
+        options |= {"tell": shown.tell, "expect": shown.expect}
     connection = settings.connection()
     require_reachable(connection)
     client_options = {"logger": settings.client_logger()}
@@ -149,7 +147,7 @@ def query(
     selection = Selection(Window(from_ms, before_ms), **conditions)
     token = None if live_token_file is None else live_token_file.read_text("utf-8").strip()
     chosen = {"target": target, "slack_ms": slack_ms, "live": live, "live_token": token}
-    with inspector(settings, topic, **chosen) as look, Reading() as shown:
+    with Reading() as shown, inspector(settings, topic, shown, **chosen) as look:
         yield look, selection, shown
         refusals = {} if look.live is None else look.live.refusals
         for address, reason in refusals.items():

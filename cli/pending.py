@@ -202,9 +202,8 @@ def list_(
     --jsonl` sends the rows of -o jsonl again, with their IDs, targets and due times.
     """
     with query(settings, topic, **conditions) as (look, selection, shown):
-        reads: dict[str, Any] = {"value": payload, "tell": shown.tell, "expect": shown.expect}
         # One more than the limit shows that there are more.
-        found = look.rows(selection, limit=limit + 1 if limit else None, **reads)
+        found = look.rows(selection, limit=limit + 1 if limit else None, value=payload)
         views = (row_view(row, payload) for row in found)
         if output == "jsonl":
             count = _print_lines(views, limit, shown.close)
@@ -266,8 +265,8 @@ def histogram(
     All hours, days and sizes are shown. For other attributes, --limit shows the values with the
     most messages.
     """
-    with query(settings, topic, **conditions) as (look, selection, shown):
-        bars = look.histogram(by, selection, tell=shown.tell, expect=shown.expect)
+    with query(settings, topic, **conditions) as (look, selection, _):
+        bars = look.histogram(by, selection)
     more = 0
     if by not in ("hour", "day", "size"):
         bars = sorted(bars, key=lambda one: -one.messages)
@@ -301,8 +300,8 @@ def average(settings: Settings, topic: str, attribute: str, output: str, **condi
     ATTRIBUTE is size (bytes), delay (ms from publishing until due), or a numeric property.
     MESSAGES counts all messages, COUNTED those that have a number.
     """
-    with query(settings, topic, **conditions) as (look, selection, shown):
-        found = look.average(attribute, selection, tell=shown.tell, expect=shown.expect)
+    with query(settings, topic, **conditions) as (look, selection, _):
+        found = look.average(attribute, selection)
     view = vars(found)
     if output in ("table", "wide") and attribute == "delay":
         view = {

@@ -158,18 +158,17 @@ def named_by_receipt(description: LevelTopicDescription, text: str) -> Receipt:
     return found
 
 
-def pending_rows(look: Inspector, selection: Selection, **reads: Any) -> list[PendingRow]:
+def pending_rows(look: Inspector, selection: Selection) -> list[PendingRow]:
     """Return the selected messages in due order.
 
     Args:
         selection: the conditions; the extra ``inspect`` is needed only for one in SQL.
-        reads: ``tell`` and ``expect``, as for ``Inspector.rows``.
     """
     from delaylevel.inspection.rows import rows_of
 
     if selection.where is not None:
-        return list(look.rows(selection, **reads))
-    return sorted(rows_of(look.batches(selection, **reads)), key=lambda row: row.due_ms or 0)
+        return list(look.rows(selection))
+    return sorted(rows_of(look.batches(selection)), key=lambda row: row.due_ms or 0)
 
 
 def receipts_of(

@@ -10,6 +10,7 @@
     curl -X DELETE localhost:8000/reminders/RECEIPT
 """
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
@@ -18,11 +19,11 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from pydantic import AwareDatetime, BaseModel
 
-from delaylevel.asyncio import DelayLevelClient, Inspector
+from delaylevel.asyncio import DelayLevelClient
 from delaylevel.config import Connection
 from delaylevel.consumer import Listeners, ReceivedMessage
 from delaylevel.errors import InvalidInputError
-from delaylevel.inspection import Selection
+from delaylevel.inspection import Inspector, Selection
 
 TOPIC = "reminders"
 
@@ -51,9 +52,10 @@ def create_app(
         # One producer and one inspector for all requests.
         async with connect() as client:
             app.state.producer = await client.create_producer(TOPIC, enable_delay_level_topic=True)
-            app.state.inspector = await Inspector.open(client, TOPIC)
             # A client on the same connections, for what has no asyncio form.
-            listeners = Listeners(client.synchronous())
+            threads = client.synchronous()
+            app.state.inspector = await asyncio.to_thread(Inspector, threads, client.admin, TOPIC)
+            listeners = Listeners(threads)
 
             @listeners.on(TOPIC, subscription="mailer")
             async def remind(message: ReceivedMessage) -> None:
@@ -78,9 +80,9 @@ def create_app(
         return {"outcome": outcome.status.value}
 
     @app.get("/customers/{customer}/reminders")
-    async def pending(customer: str) -> list[dict[str, Any]]:
+    def pending(customer: str) -> list[dict[str, Any]]:  # FastAPI calls it in a thread
         # This reads all that waits. With a million messages, keep a list in your database.
-        rows = await app.state.inspector.rows(Selection(key=customer), limit=100, value=True)
+        rows = app.state.inspector.rows(Selection(key=customer), limit=100, value=True)
         return [{"due_ms": row.due_ms, "text": row.value, "place": row.place} for row in rows]
 
     @app.exception_handler(InvalidInputError)  # a delay that is too long, a damaged receipt

@@ -51,6 +51,9 @@ class Inspector:
         slack_ms: the longest outage or clock difference that a search by due time allows for, in
             ms; see :mod:`delaylevel.topics.scan`.
         clock: the clock; by default that of this machine.
+        tell: called with the number of messages that were read since the last call.
+        expect: called before a read with an estimate of its number of messages; 0 if the broker
+            does not know it. It is called again if a second read is necessary.
         live: True to ask running dispatchers about the window; the result is the same.
         live_token: the token of their live queries; by default ``DELAYLEVEL_LIVE_TOKEN``.
 
@@ -72,6 +75,8 @@ class Inspector:
         target: str | None = None,
         slack_ms: int = DEFAULT_SLACK_MS,
         clock: Clock | None = None,
+        tell: OnMessages | None = None,
+        expect: OnMessages | None = None,
         live: bool = True,
         live_token: str | None = None,
     ) -> None:
@@ -85,6 +90,7 @@ class Inspector:
         self._client = client
         self.admin = admin
         self._clock = clock or SystemClock()
+        self._progress = ReadProgress(tell, expect)
         self._snapshot = partial(
             take_snapshot, client, admin, self.description, target=self.target, slack_ms=slack_ms
         )
@@ -125,13 +131,7 @@ class Inspector:
 
     # --- numbers of messages ----------------------------------------------------------------
 
-    def horizon(
-        self,
-        *,
-        exact: bool = False,
-        tell: OnMessages | None = None,
-        expect: OnMessages | None = None,
-    ) -> Horizon:
+    def horizon(self, *, exact: bool = False) -> Horizon:
         """Return the numbers of messages due in the next minute, hour, day and week, and in total.
 
         By default, some entries of each partition are sampled. Small partitions are counted, and
@@ -139,8 +139,6 @@ class Inspector:
 
         Args:
             exact: True to read every message instead.
-            tell: called with the number of messages read since the last call.
-            expect: called once, before the read, with an estimate of the number of messages.
         """
         now_ms = self._clock.now_ms()
         snapshot = self._snapshot(now_ms, most_journal_records=_JOURNAL_RECORDS)
@@ -155,10 +153,9 @@ class Inspector:
         # In small partitions, which are read anyway, cancelled messages are not estimated.
         if not (exact or (estimate.exact and estimate.cancellations)):
             return replace(estimate, exact=estimate.exact and not estimate.cancellations)
-        progress = ReadProgress(tell, expect)
+        progress = self._progress
         complete = without_cancelled(self._snapshot(now_ms), progress)
-        if expect is not None:
-            expect(estimate.messages)
+        progress.expect(lambda: estimate.messages)
         times_ms = edges(now_ms, estimate.last_due_ms)
         counted = _count(complete, times_ms, progress)
         return build(
@@ -180,13 +177,7 @@ class Inspector:
     # --- messages ---------------------------------------------------------------------------
 
     def rows(
-        self,
-        selection: Selection | None = None,
-        *,
-        limit: int | None = None,
-        value: bool = False,
-        tell: OnMessages | None = None,
-        expect: OnMessages | None = None,
+        self, selection: Selection | None = None, *, limit: int | None = None, value: bool = False
     ) -> Iterator[PendingRow]:
         """Yield pending messages in due order; those with equal due times in publish order.
 
@@ -194,9 +185,6 @@ class Inspector:
             selection: the conditions; by default all messages.
             limit: the largest number of rows; by default all are sorted, on disk if necessary.
             value: True to include payloads.
-            tell: called with the number of messages read since the last call.
-            expect: called before the read with an estimate of the number of messages; 0 if the
-                broker does not know it. It is called again if a second read is necessary.
 
         Raises:
             InvalidInputError: the SQL condition is not valid.
@@ -204,10 +192,7 @@ class Inspector:
         """
         from .rows import row_columns, rows_of
 
-        columns = row_columns(value)
-        yield from rows_of(
-            self._ordered(selection, columns=columns, limit=limit, tell=tell, expect=expect)
-        )
+        yield from rows_of(self._ordered(selection, row_columns(value), limit))
 
     def table(
         self,
@@ -215,13 +200,11 @@ class Inspector:
         *,
         columns: Sequence[str] | None = None,
         limit: int | None = None,
-        tell: OnMessages | None = None,
-        expect: OnMessages | None = None,
     ) -> pa.Table:
         """Return pending messages in due order as an Arrow table.
 
         Args:
-            selection, limit, tell, expect: as for :meth:`rows`.
+            selection, limit: as for :meth:`rows`.
             columns: names of columns of :data:`delaylevel.inspection.rows.SCHEMA`; by default all
                 but ``value``.
         """
@@ -230,19 +213,13 @@ class Inspector:
         from .rows import SCHEMA, row_columns
 
         names = list(columns or row_columns(value=False))
-        found = self._ordered(selection, columns=names, limit=limit, tell=tell, expect=expect)
-        batches = list(found)  # a wrong column is reported before the schema needs it
+        # A wrong column is reported before the schema needs it.
+        batches = list(self._ordered(selection, names, limit))
         schema = pa.schema([SCHEMA.field(name) for name in names])
         return pa.Table.from_batches(batches, schema=schema)
 
     def _ordered(
-        self,
-        selection: Selection | None = None,
-        *,
-        columns: Sequence[str],
-        limit: int | None = None,
-        tell: OnMessages | None = None,
-        expect: OnMessages | None = None,
+        self, selection: Selection | None, names: list[str], limit: int | None
     ) -> Iterator[pa.RecordBatch]:
         """Yield pending messages in due order as record batches; the rest is as for :meth:`rows`.
 
@@ -250,8 +227,7 @@ class Inspector:
         """
         from .query import ordered
 
-        names, chosen = list(columns), selection or Selection()
-        read = partial(self._read, ReadProgress(tell, expect))
+        chosen = selection or Selection()
         if limit and chosen == Selection(chosen.due):
             # The first rows of many messages are read from the range that the estimate selects,
             # and from the whole range only if that had too few.
@@ -259,25 +235,20 @@ class Inspector:
             snapshot = self._snapshot(now_ms, most_journal_records=_JOURNAL_RECORDS)
             window = leading_window(sample(snapshot), chosen.due, limit)
             if window is not None:
-                first = list(ordered(read, Selection(window), names, limit))
+                first = list(ordered(self._read, Selection(window), names, limit))
                 if sum(map(len, first)) == limit:
                     yield from first
                     return
-        yield from ordered(read, chosen, names, limit)
+        yield from ordered(self._read, chosen, names, limit)
 
     def batches(
-        self,
-        selection: Selection | None = None,
-        *,
-        columns: Sequence[str] | None = None,
-        tell: OnMessages | None = None,
-        expect: OnMessages | None = None,
+        self, selection: Selection | None = None, *, columns: Sequence[str] | None = None
     ) -> Iterator[pa.RecordBatch]:
         """Yield pending messages as record batches while they are read, in any order.
 
         Args:
             selection: the conditions, without ``where``.
-            columns, tell, expect: as for :meth:`table`.
+            columns: as for :meth:`table`.
 
         Raises:
             InvalidInputError: the selection has an SQL condition.
@@ -288,85 +259,58 @@ class Inspector:
         if chosen.where is not None:
             raise InvalidInputError("batches() takes no condition in SQL: use table() or rows()")
         names = set(columns or row_columns(value=False))
-        yield from self._read(ReadProgress(tell, expect), chosen, names)[1]
+        yield from self._read(chosen, names)[1]
 
-    def histogram(
-        self,
-        by: str,
-        selection: Selection | None = None,
-        *,
-        tell: OnMessages | None = None,
-        expect: OnMessages | None = None,
-    ) -> list[HistogramBar]:
+    def histogram(self, by: str, selection: Selection | None = None) -> list[HistogramBar]:
         """Return the numbers of messages by hour, day, size, key or another attribute.
 
         Args:
             by: ``hour``, ``day`` (both UTC), ``size`` (powers of two), ``key``, ``target``,
                 ``place``, or the name of a property.
-            selection, tell, expect: as for :meth:`rows`.
+            selection: as for :meth:`rows`.
         """
         from .query import histogram
 
-        read = partial(self._read, ReadProgress(tell, expect))
-        return histogram(read, selection or Selection(), by)
+        return histogram(self._read, selection or Selection(), by)
 
-    def average(
-        self,
-        attribute: str,
-        selection: Selection | None = None,
-        *,
-        tell: OnMessages | None = None,
-        expect: OnMessages | None = None,
-    ) -> Average:
+    def average(self, attribute: str, selection: Selection | None = None) -> Average:
         """Return the mean of a numeric attribute.
 
         Args:
             attribute: ``size``, ``delay`` (ms from publishing until due), or the name of a
                 property; messages for which it is no number are counted separately.
-            selection, tell, expect: as for :meth:`rows`.
+            selection: as for :meth:`rows`.
         """
         from .query import average
 
         # A dispatcher does not know cancellations that wait in the levels, so its own average
         # could contain cancelled messages.
-        read = partial(self._read, ReadProgress(tell, expect))
-        return average(read, selection or Selection(), attribute)
+        return average(self._read, selection or Selection(), attribute)
 
-    def find(
-        self,
-        message_id: str,
-        *,
-        value: bool = False,
-        tell: OnMessages | None = None,
-        expect: OnMessages | None = None,
-    ) -> list[PendingRow]:
+    def find(self, message_id: str, *, value: bool = False) -> list[PendingRow]:
         """Return the rows of the pending message with an ID; an empty list if there is none.
 
         A message that a mover forwards meanwhile may be found twice. Everything is read.
 
         Args:
             message_id: the stable identity, ``delaylevel.id`` on the business message.
-            value, tell, expect: as for :meth:`rows`.
+            value: as for :meth:`rows`.
         """
         from .rows import row_columns, rows_of
 
-        selection, columns = Selection(id=message_id), row_columns(value)
-        found = rows_of(self.batches(selection, columns=columns, tell=tell, expect=expect))
+        found = rows_of(self.batches(Selection(id=message_id), columns=row_columns(value)))
         return sorted(found, key=lambda row: (row.due_ms or 0, row.topic))
 
     # --- reads ------------------------------------------------------------------------------
 
     def _read(
-        self,
-        progress: ReadProgress,
-        selection: Selection,
-        columns: set[str],
+        self, selection: Selection, columns: set[str]
     ) -> tuple[pa.Schema, Generator[pa.RecordBatch, None, None]]:
         """Return the schema and a stream of the selected rows; ignore the SQL condition."""
         from .rows import read_rows
 
-        now_ms, live = self._clock.now_ms(), self.live
-        snapshot = self._snapshot(now_ms, due=selection.due, live=live)
+        progress = self._progress
+        snapshot = self._snapshot(self._clock.now_ms(), due=selection.due, live=self.live)
         return read_rows(without_cancelled(snapshot, progress), selection, columns, progress)
 
 

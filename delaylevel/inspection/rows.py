@@ -110,8 +110,7 @@ def read_rows(
         raise InvalidInputError(
             f"there is no column {', '.join(sorted(unknown))}; there are {', '.join(SCHEMA.names)}"
         )
-    if progress.expect is not None:
-        progress.expect(expected_messages(snapshot))
+    progress.expect(lambda: expected_messages(snapshot))
     schema = nullable_schema_of(name for name in SCHEMA.names if name in wanted)
 
     def batches(item: PendingRange) -> Iterator[pa.RecordBatch]:

@@ -48,11 +48,7 @@ _POLL_S = 0.2
 
 
 class ReadProgress:
-    """Progress of a read by several threads.
-
-    Args:
-        expect: called with an estimate of the number of messages before they are read.
-    """
+    """Progress of reads by several threads; for the arguments see ``Inspector``."""
 
     def __init__(
         self,
@@ -60,8 +56,13 @@ class ReadProgress:
         expect: Callable[[int], None] | None = None,
     ) -> None:
         self._tell = tell
-        self.expect = expect
+        self._expect = expect
         self._lock = threading.Lock()
+
+    def expect(self, estimate: Callable[[], int]) -> None:
+        """Report the number of messages that will be read; it is estimated if somebody asks."""
+        if self._expect is not None:
+            self._expect(estimate())
 
     def add(self, messages: int) -> None:
         """Report messages that were read."""
@@ -138,8 +139,7 @@ def without_cancelled(snapshot: PendingSnapshot, progress: ReadProgress) -> Pend
     """
     if snapshot.cancelled is None:
         return snapshot
-    if progress.expect is not None:
-        progress.expect(expected_messages(snapshot))
+    progress.expect(lambda: expected_messages(snapshot))
     parked = _read_parked(snapshot, progress)
     return replace(snapshot, cancelled=replace(snapshot.cancelled, parked=parked))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import pytest
@@ -24,16 +23,14 @@ def pending_commands(
 
     @contextmanager
     def connect(
-        settings: Any, topic: str, target: Any, slack_ms: Any, **live: Any
+        settings: Any, topic: str, shown: Any = None, *, slack_ms: int = 0, **options: Any
     ) -> Iterator[Inspector]:
-        yield Inspector(
-            memory.client(), memory.admin, topic, target=target, clock=memory.clock, **live
-        )
+        yield Inspector(memory.client(), memory.admin, topic, clock=memory.clock, **options)
 
     monkeypatch.setattr(command, "inspector", connect)
     # The in-memory Pulsar moves and releases messages itself.
     monkeypatch.setattr(command, "note_delivery", lambda look, topic: None)
-    monkeypatch.setattr(cancellation, "inspector", partial(connect, target=None, slack_ms=0))
+    monkeypatch.setattr(cancellation, "inspector", connect)
     monkeypatch.setattr(cancellation, "client_of", lambda settings: memory.client())
 
     def invoke(*arguments: str) -> Result:

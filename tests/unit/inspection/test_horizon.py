@@ -84,7 +84,7 @@ def inspector(memory: MemoryPulsar, **options: Any) -> Inspector:
 def test_small_partitions_are_counted(exact: bool) -> None:
     with filled() as (memory, dues):
         read: list[int] = []
-        found = inspector(memory).horizon(exact=exact, tell=read.append)
+        found = inspector(memory, tell=read.append).horizon(exact=exact)
         now = memory.clock.now_ms()
         assert found.exact
         for row in found.within:
@@ -215,8 +215,8 @@ def test_the_command_shows_the_horizon(monkeypatch: pytest.MonkeyPatch) -> None:
     with filled(50) as (memory, dues):
 
         @contextmanager
-        def connect(settings: Any, topic: str, target: Any = None) -> Iterator[Inspector]:
-            yield Inspector(memory.client(), memory.admin, topic, target=target, clock=memory.clock)
+        def connect(settings: Any, topic: str, shown: Any, **options: Any) -> Iterator[Inspector]:
+            yield Inspector(memory.client(), memory.admin, topic, clock=memory.clock, **options)
 
         monkeypatch.setattr(command, "inspector", connect)
         # The in-memory Pulsar moves and releases messages itself.

@@ -419,13 +419,12 @@ def test_a_limit_avoids_reading_all_rows(
     monkeypatch.setattr("delaylevel.inspection.distribution._LARGE_BACKLOG", 100)
     monkeypatch.setattr("delaylevel.inspection.distribution._MARGIN", 5)
     with filled(400) as (memory, sent):
-        look = Inspector(
-            memory.client(), memory.admin, "orders", clock=memory.clock, slack_ms=60_000
-        )
+        read: list[int] = []
+        look = inspector(memory, slack_ms=60_000, tell=read.append)
         every = [row.id for row in look.rows()]
         assert len(every) == len(sent)
-        read: list[int] = []
-        first = [row.id for row in look.rows(limit=10, tell=read.append)]
+        read.clear()
+        first = [row.id for row in look.rows(limit=10)]
         assert first == every[:10]
         assert 10 <= sum(read) < len(sent)
         later = Selection(Window(sorted(one.due_ms for one in sent)[200], None))

@@ -13,7 +13,6 @@ import pytest
 
 import delaylevel.asyncio
 from delaylevel.consumer import Listeners, ReceivedMessage
-from delaylevel.inspection import Selection
 from delaylevel.model.outcome import OutcomeStatus
 from delaylevel.testing import MemoryPulsar
 
@@ -176,27 +175,3 @@ def test_system_exit_in_a_coroutine_is_a_failed_attempt(in_loop: bool) -> None:
             memory.advance(timedelta(0))
         (dead,) = memory.delivered("orders-billing-DLQ")
         assert dead.properties["delaylevel.reason"] == "attempt 1 failed: SystemExit: 1"
-
-
-def test_what_is_pending() -> None:
-    pytest.importorskip("duckdb")
-
-    async def scenario() -> None:
-        with MemoryPulsar() as memory:
-            async with memory.asyncio_client() as client:
-                producer = await client.create_producer("orders", enable_delay_level_topic=True)
-                for number in range(4):
-                    await producer.send(
-                        b"x" * number,
-                        deliver_after=3 * DAY + number * MINUTE,
-                        message_id=f"m{number}",
-                    )
-                look = await delaylevel.asyncio.Inspector.open(client, "orders")
-                assert [row.id for row in await look.rows(limit=3)] == ["m0", "m1", "m2"]
-                assert [row.size for row in await look.find("m3")] == [3]
-                assert len(await look.table(Selection(where="size > 1"))) == 2
-                assert (await look.average("size")).total == 6
-                assert [bar.messages for bar in await look.histogram("place")] == [4]
-                assert (await look.horizon()).messages == 4
-
-    run(scenario())
