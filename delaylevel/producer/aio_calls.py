@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import Any, TypeVar
 
@@ -61,19 +60,14 @@ class Mailbox:
 
 
 class Sent(Awaited):
-    """Callback of one message for which a coroutine waits.
-
-    Attributes:
-        withdrawn: True once nobody waits.
-    """
+    """Callback of one message for which a coroutine waits."""
 
     in_event_loop = True
-    __slots__ = ("_answer", "_lane", "_mailbox", "_message_id", "error", "future", "withdrawn")
+    __slots__ = ("_answer", "_lane", "_mailbox", "_message_id", "error", "future")
 
     def __init__(self, mailbox: Mailbox, lane: Lane) -> None:
         self.future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.error: Exception | None = None
-        self.withdrawn = False
         self._mailbox = mailbox
         self._lane = lane
         self._answer: Any = None
@@ -90,7 +84,8 @@ class Sent(Awaited):
             self._mailbox.call(self._lane.flush_soon)
 
     def end(self) -> None:
-        """Give the outcome to the coroutine."""
+        """Give the outcome to the coroutine, and room to another message."""
+        self._lane.end(self)
         if self.future.done():
             return  # cancelled
         if self._answer == pulsar.Result.Ok:
@@ -125,15 +120,14 @@ class Lane:
     def __init__(
         self, partition: PartitionProducer, settings: Mapping[str, Any], mailbox: Mailbox
     ) -> None:
-        self.in_flight = 0
         self._partition = partition
         self._mailbox = mailbox
         self._batches = bool(settings.get("batching_enabled", True))
-        blocks = settings.get("block_if_queue_full", False)
         limit = settings.get("max_pending_messages", 1000)
-        self._room: AbstractAsyncContextManager[Any] = contextlib.nullcontext()
-        if blocks and limit > 0:
+        self._room: asyncio.Semaphore | None = None
+        if settings.get("block_if_queue_full", False) and limit > 0:
             self._room = asyncio.Semaphore(limit)  # first come, first served
+        # Those that wait for room, too.
         self._sent: dict[Sent, None] = {}
         self._flushing = False
         self._unflushed = False
@@ -142,10 +136,10 @@ class Lane:
     @property
     def hurries(self) -> bool:
         """True if a message must not wait for its batch."""
-        return bool(self._flushes or 0 < self.in_flight <= _FEW_IN_FLIGHT)
+        return bool(self._flushes or 0 < len(self._sent) <= _FEW_IN_FLIGHT)
 
     async def send(self, body: bytes, arguments: Mapping[str, Any]) -> Any:
-        """Publish a message, and return its ID; until the client has it, this can be cancelled.
+        """Publish a message, and return its ID.
 
         Raises:
             pulsar.asyncio.PulsarException: ``Timeout`` if the producer was not opened in time,
@@ -154,40 +148,39 @@ class Lane:
         """
         sent = Sent(self._mailbox, self)
         self._sent[sent] = None
-        self.in_flight += 1
         try:
-            async with self._room:
-                return await self._give(sent, body, arguments)
-        finally:
-            self.in_flight -= 1
-            del self._sent[sent]
-            if not sent.future.done():
-                sent.future.cancel()
-
-    async def _give(self, sent: Sent, body: bytes, arguments: Mapping[str, Any]) -> Any:
-        if self._partition.give(body, sent, arguments) and self.hurries:
-            self.flush_soon()
-        try:
-            return await sent.future
+            if self._room is not None:
+                await self._room.acquire()
         except asyncio.CancelledError:
-            self._partition.withdraw(sent)
+            del self._sent[sent]
+            sent.future.cancel()
             raise
+        try:
+            given = self._partition.give(body, sent, arguments)
+        except BaseException:
+            self.end(sent)
+            sent.future.cancel()
+            raise
+        if given and self.hurries:
+            self.flush_soon()
+        return await sent.future
+
+    def end(self, sent: Sent) -> None:
+        """Forget a message that has its outcome, also if nobody waits for it any more."""
+        del self._sent[sent]
+        if self._room is not None:
+            self._room.release()
 
     async def flush(self) -> None:
         """Wait until all messages whose sends were called before are stored."""
         waiting = [sent.future for sent in self._sent]
-        opened = asyncio.get_running_loop().create_future()
-
-        def given(error: Exception | None) -> None:
-            self._mailbox.call(_set, opened)
-
-        self._partition.await_opening(given)
+        if not waiting:
+            return
+        # Those that still wait for their producer are flushed when it has them.
         self._flushes += 1
         try:
-            await opened
-            await flush(self._partition)
-            if waiting:
-                await asyncio.wait(waiting)
+            self.flush_soon()
+            await asyncio.wait(waiting)
         finally:
             self._flushes -= 1
         for outcome in waiting:
@@ -216,11 +209,6 @@ class Lane:
         self._flushing = False
         if self._unflushed and self.hurries:
             self.flush_soon()
-
-
-def _set(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
 
 
 def _failed(result: Any, text: str | None = None) -> Exception:

@@ -1,4 +1,4 @@
-"""Checks of a message before it is sent: its arguments, and its size in later hops.
+"""A message before it is sent, and the checks of its arguments and of its size in later hops.
 
 The plain client's own code checks the arguments, without a broker. So the same mistakes raise the
 same exceptions as with the plain client.
@@ -7,8 +7,9 @@ same exceptions as with the plain client.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import datetime, timedelta
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pulsar
 
@@ -20,6 +21,39 @@ from delaylevel.model.level_topic import LONGEST_NAME, LevelTopicDescription
 from delaylevel.model.retries import REAL_SUBSCRIPTION
 
 _BYTES = bytes_schema()
+
+
+class Message(NamedTuple):
+    """A message as an application gives it to ``send``, whose arguments the attributes are.
+
+    Attributes:
+        replaces: the ID of the message that this one is sent to replace.
+    """
+
+    content: Any = None
+    properties: Mapping[str, str] | None = None
+    partition_key: str | None = None
+    ordering_key: str | None = None
+    sequence_id: int | None = None
+    replication_clusters: list[str] | None = None
+    disable_replication: bool | None = False
+    event_timestamp: int | None = None
+    deliver_at: int | datetime | None = None
+    deliver_after: timedelta | None = None
+    message_id: str | None = None
+    expires_at: int | datetime | None = None
+    expires_after: timedelta | None = None
+    replaces: str | None = None
+
+    @property
+    def not_parkable(self) -> dict[str, Any]:
+        """The options that have no meaning in a level topic."""
+        disabled = False if self.disable_replication is None else self.disable_replication
+        return {
+            "sequence_id": self.sequence_id,
+            "replication_clusters": self.replication_clusters,
+            "disable_replication": disabled,
+        }
 
 
 def build(
@@ -157,29 +191,19 @@ def _bytes(text: str) -> int:
     return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
 
 
-def check_message_arguments(
-    schema: Any, content: Any, properties: Any, kept: tuple[Any, ...], not_parkable: tuple[Any, ...]
-) -> None:
-    """Raise the exception of ``pulsar.Producer.send`` for arguments of a wrong type.
-
-    Args:
-        content, properties: as the application gave them.
-        kept: partition key, ordering key and event time.
-        not_parkable: sequence ID, replication clusters and the flag to disable replication.
-    """
+def check_arguments(schema: Any, message: Message) -> None:
+    """Raise the exception of ``pulsar.Producer.send`` for arguments of a wrong type."""
     # Times are left out: ours may also be datetimes. The plain client builds a whole message; this
     # is left out for the usual types.
-    if have_usual_types(properties, kept, not_parkable):
-        return
-    partition_key, ordering_key, event_timestamp = kept
-    check_message(
-        schema,
-        content,
-        properties,
-        (partition_key, ordering_key),
-        not_parkable,
-        event_timestamp,
-    )
+    if not _has_usual_types(message):
+        check_message(
+            schema,
+            message.content,
+            message.properties,
+            (message.partition_key, message.ordering_key),
+            tuple(message.not_parkable.values()),
+            message.event_timestamp,
+        )
 
 
 def check_encoded(schema: Any, content: Any) -> bytes | None:
@@ -193,21 +217,20 @@ def check_encoded(schema: Any, content: Any) -> bytes | None:
     return body  # type: ignore[no-any-return]
 
 
-def have_usual_types(properties: Any, kept: tuple[Any, ...], not_parkable: tuple[Any, ...]) -> bool:
-    """Return True if the plain client accepts these arguments of ``send`` without doubt."""
+def _has_usual_types(message: Message) -> bool:
+    """Return True if the plain client accepts the message without doubt."""
+    properties, time_ms = message.properties, message.event_timestamp
     if properties is not None:
         if type(properties) is not dict:
             return False
         for name, value in properties.items():
             if type(name) is not str or type(value) is not str:
                 return False
-    partition_key, ordering_key, event_timestamp = kept
-    sequence_id, clusters, disabled = not_parkable
     return (
-        (partition_key is None or type(partition_key) is str)
-        and (ordering_key is None or type(ordering_key) is str)
-        and (event_timestamp is None or (type(event_timestamp) is int and event_timestamp >= 0))
-        and sequence_id is None
-        and clusters is None
-        and disabled is False
+        (message.partition_key is None or type(message.partition_key) is str)
+        and (message.ordering_key is None or type(message.ordering_key) is str)
+        and (time_ms is None or (type(time_ms) is int and time_ms >= 0))
+        and message.sequence_id is None
+        and message.replication_clusters is None
+        and not message.disable_replication
     )

@@ -81,7 +81,7 @@ def remember(producer: Any, options: Mapping[str, Any]) -> Any:
     return producer
 
 
-def check_pair(producer: Any, client: Any) -> None:
+def check_pair(producer: Any, client: Any, *, for_asyncio: bool = False) -> None:
     """Refuse a producer that is closed, cannot be wrapped, or is not of this client."""
     if isinstance(producer, BaseProducer):
         raise InvalidInputError(
@@ -89,7 +89,7 @@ def check_pair(producer: Any, client: Any) -> None:
         )
     if hasattr(producer, "create_producer"):
         raise InvalidInputError(f"the first argument is a client, not a producer{_REMEDY}")
-    if not hasattr(client, "get_topic_partitions"):
+    if not hasattr(client, "create_producer"):
         raise InvalidInputError(
             f"the second argument is not a client but of type {type(client).__name__}{_REMEDY}"
         )
@@ -98,11 +98,12 @@ def check_pair(producer: Any, client: Any) -> None:
             f"the first argument is not a producer but of type {type(producer).__name__}{_REMEDY}"
         )
     for value, call in ((producer, "send"), (client, "create_producer")):
-        if inspect.iscoroutinefunction(getattr(value, call, None)):
-            raise InvalidInputError(
-                f"{type(value).__module__}.{type(value).__name__} is for asyncio: use "
-                "delaylevel.asyncio.wrap()"
-            )
+        if inspect.iscoroutinefunction(getattr(value, call, None)) is not for_asyncio:
+            name = f"{type(value).__module__}.{type(value).__name__}"
+            other = "is not for asyncio: use delaylevel.wrap()"
+            if not for_asyncio:
+                other = "is for asyncio: use delaylevel.asyncio.wrap()"
+            raise InvalidInputError(f"{name} {other}")
     _check_cluster(producer, client)
 
 

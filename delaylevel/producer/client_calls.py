@@ -177,13 +177,11 @@ class Awaited:
 
     Attributes:
         error: the exception to raise; None for the client's exception for the result.
-        withdrawn: True once the message must not be given to the client any more.
         in_event_loop: True if a coroutine waits.
     """
 
     in_event_loop = False
     error: Exception | None = None
-    withdrawn = False
 
     def __call__(self, result: Any, message_id: Any) -> None:
         """Take the outcome."""

@@ -19,10 +19,9 @@ from __future__ import annotations
 
 import enum
 import logging
-import math
 import threading
 import time
-from collections import OrderedDict
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -68,20 +67,13 @@ class WaitingMessage:
     arguments: Mapping[str, Any]
     deadline_s: float = 0.0
 
-    @property
-    def key(self) -> Any:
-        """The message in a queue: its callback, if that is for this message only."""
-        return self.callback if isinstance(self.callback, Awaited) else self
-
     def give(self, producer: Any) -> bool:
-        """Give the message to the client; return False if it was withdrawn.
+        """Give the message to the client; return True.
 
         The client's thread keeps Python's state from then on, unless an event loop waits.
         """
         callback = self.callback
         awaited = callback if isinstance(callback, Awaited) else None
-        if awaited is not None and awaited.withdrawn:
-            return False
         in_event_loop = awaited is not None and awaited.in_event_loop
         if closing_core(producer) is not None and not in_event_loop:
             callback = in_kept_state(producer, callback)
@@ -122,32 +114,23 @@ class SendQueue:
 
     def __init__(self) -> None:
         self.messages = 0
-        # By message, so that one of many is withdrawn at once.
-        self._items: OrderedDict[Any, WaitingMessage | WaitingFlush] = OrderedDict()
+        self._items: deque[WaitingMessage | WaitingFlush] = deque()
 
     def __len__(self) -> int:
         return len(self._items)
 
     def add(self, message: WaitingMessage) -> None:
         """Append a message; its deadline is not before those of earlier messages."""
-        self._items[message.key] = message
+        self._items.append(message)
         self.messages += 1
 
     def add_flush(self, done: Done) -> None:
         """Append a flush."""
-        flush = WaitingFlush(done)
-        self._items[flush] = flush
-
-    def withdraw(self, message: Awaited) -> list[WaitingMessage | WaitingFlush]:
-        """Remove a message; remove and return the flushes that waited for nothing else."""
-        if self._items.pop(message, None) is None:
-            return []
-        self.messages -= 1
-        return self.take_expired(-math.inf)
+        self._items.append(WaitingFlush(done))
 
     def take_all(self) -> list[WaitingMessage | WaitingFlush]:
         """Remove and return everything."""
-        taken = list(self._items.values())
+        taken = list(self._items)
         self._items.clear()
         self.messages = 0
         return taken
@@ -156,18 +139,18 @@ class SendQueue:
         """Remove and return messages whose deadlines have passed, and the flushes behind them."""
         taken: list[WaitingMessage | WaitingFlush] = []
         while self._items:
-            first = next(iter(self._items.values()))
+            first = self._items[0]
             if isinstance(first, WaitingMessage):
                 if first.deadline_s > now_s:
                     break
                 self.messages -= 1
-            taken.append(self._items.popitem(last=False)[1])
+            taken.append(self._items.popleft())
         return taken
 
     def next_deadline_s(self) -> float | None:
         """Return the earliest deadline; None if no message waits."""
-        items = self._items.values()
-        return next((item.deadline_s for item in items if isinstance(item, WaitingMessage)), None)
+        messages = (item for item in self._items if isinstance(item, WaitingMessage))
+        return next((message.deadline_s for message in messages), None)
 
 
 def end_all(items: Iterable[WaitingMessage | WaitingFlush], error: Exception) -> None:
@@ -289,15 +272,6 @@ class PartitionProducer:
         self._producer.send_async(body, callback, **arguments)
         self._opening.given(1)
         return True
-
-    def withdraw(self, message: Awaited) -> None:
-        """Do not give a message to the client, unless it has it."""
-        message.withdrawn = True
-        with self._changed:
-            ended = self._queue.withdraw(message)
-            self._changed.notify_all()
-        for flush in ended:
-            flush.give(None)
 
     def is_outstanding(self) -> bool:
         """Return True while messages wait for the producer."""

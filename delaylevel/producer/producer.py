@@ -15,7 +15,7 @@ from pulsar.schema import BytesSchema
 
 from delaylevel.errors import UnconfirmedMessagesError
 
-from .checks import build, check_message_arguments
+from .checks import Message, build, check_arguments
 from .client_calls import (
     at_exit,
     first_error,
@@ -23,7 +23,7 @@ from .client_calls import (
     interruptible,
     run_all,
 )
-from .routing import Route, envelope_options
+from .routing import Route
 from .scheduling import BaseProducer, Scheduling, blocking
 from .setup import ProducerSetup
 
@@ -181,58 +181,6 @@ class DelayLevelProducer(BaseProducer):
         self._callbackless = CallbacklessMessages()
         self._count_outcome, self._count_sent = self._callbackless.callback, self._callbackless.sent
 
-    def send(
-        self,
-        content: Any,
-        properties: dict[str, str] | None = None,
-        partition_key: str | None = None,
-        ordering_key: str | None = None,
-        sequence_id: int | None = None,
-        replication_clusters: list[str] | None = None,
-        disable_replication: bool = False,
-        event_timestamp: int | None = None,
-        deliver_at: int | datetime | None = None,
-        deliver_after: timedelta | None = None,
-        *,
-        message_id: str | None = None,
-        expires_at: int | datetime | None = None,
-        expires_after: timedelta | None = None,
-    ) -> Any:
-        """Publish a message and wait until the broker has stored it.
-
-        Args:
-            content: the payload, encoded by the producer's schema; None for a null value.
-            properties: properties of the application; any ``delaylevel.*`` is left out.
-            partition_key, ordering_key, event_timestamp: as in Pulsar; they survive every hop.
-            sequence_id, replication_clusters, disable_replication: as in Pulsar; refused for
-                messages that are parked.
-            deliver_at: due time, in ms since the epoch or as an aware datetime.
-            deliver_after: delay from now, instead of ``deliver_at``.
-            message_id: ID given by the application, stored as ``delaylevel.id``. It identifies the
-                message together with its topic and key: of several messages with the same three,
-                the dispatcher delivers the first that reaches its window, whatever their due times
-                and contents. So a resend makes a copy, not a second message, and a message under
-                the ID of a cancelled one is dropped. Without it, every send is a separate message.
-            expires_at, expires_after: time from which the message is not released any more, in ms
-                since the epoch or as an aware datetime; or its distance from the due time. By
-                default the level topic's own rule applies.
-
-        Returns:
-            The message ID in the business topic, or in the level or window topic where the message
-            waits.
-
-        Raises:
-            InvalidDelayError, DelayTooLongError, UnsupportedOptionError: the message was not sent.
-            MessageTooLargeError: the message would be parked, and is too large for later hops; it
-                was not sent.
-            pulsar.PulsarException: as for ``pulsar.Producer.send``.
-        """
-        kept = (partition_key, ordering_key, event_timestamp)
-        not_parkable = (sequence_id, replication_clusters, disable_replication)
-        expiry = envelope_options(expires_at, expires_after)
-        due = (deliver_at, deliver_after)
-        return self._sent_as(content, properties, *due, message_id, kept, not_parkable, expiry)[-1]
-
     def send_async(
         self,
         content: Any,
@@ -304,19 +252,23 @@ class DelayLevelProducer(BaseProducer):
                 pass  # nothing was sent; the client's own checks give a better error
         if without_callback and self._closed:
             raise pulsar.AlreadyClosed("the producer is closed; the message was not sent")
-        kept = (partition_key, ordering_key, event_timestamp)
-        not_parkable = (sequence_id, replication_clusters, disable_replication)
-        check_message_arguments(self._schema, content, properties, kept, not_parkable)
-        route, body, arguments = self._routed(
+        message = Message(
             content,
             properties,
+            partition_key,
+            ordering_key,
+            sequence_id,
+            replication_clusters,
+            disable_replication,
+            event_timestamp,
             deliver_at,
             deliver_after,
             message_id,
-            kept,
-            not_parkable,
-            envelope_options(expires_at, expires_after),
+            expires_at,
+            expires_after,
         )
+        check_arguments(self._schema, message)
+        route, body, arguments = self._routed(message)
         if route.parked:
             self._partition(route).send_async(body, callback, arguments)
         else:
@@ -359,6 +311,7 @@ class DelayLevelProducer(BaseProducer):
             closed = run_all(self.closes())
             self._report(flushed or closed, self._callbackless.number_sent())
 
+    send = blocking(Scheduling.send)
     schedule = blocking(Scheduling.schedule)
     cancel = blocking(Scheduling.cancel)
     reschedule = blocking(Scheduling.reschedule)
@@ -371,29 +324,8 @@ class DelayLevelProducer(BaseProducer):
     def __exit__(self, *exc_info: object) -> None:
         self.close()
 
-    def _sent_as(
-        self,
-        content: Any,
-        properties: dict[str, str] | None,
-        deliver_at: int | datetime | None,
-        deliver_after: timedelta | None,
-        message_id: str | None,
-        kept: tuple[str | None, str | None, int | None],
-        not_parkable: tuple[int | None, list[str] | None, bool | None],
-        envelope: dict[str, Any] | None = None,
-    ) -> tuple[Route, int, Any]:
-        check_message_arguments(self._schema, content, properties, kept, not_parkable)
-        due = (deliver_at, deliver_after)
-        route, body, arguments = self._routed(
-            content, properties, *due, message_id, kept, not_parkable, envelope
-        )
-        due_ms = self._due_of(route)
-        if not route.parked:
-            return route, due_ms, self._business.send(body, **arguments)
-        return route, due_ms, self._partition(route).send(body, arguments)
-
-    async def _send(self, *message: Any) -> tuple[Route, int, Any]:
-        return self._sent_as(*message)
+    async def _send_straight(self, content: Any, arguments: dict[str, Any]) -> Any:
+        return self._business.send(content, **arguments)
 
     async def _park(self, route: Route, body: bytes | None, arguments: dict[str, Any]) -> Any:
         return self._partition(route).send(body, arguments)

@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from delaylevel.errors import (
     InvalidDelayError,
@@ -29,7 +29,7 @@ from delaylevel.model.outcome import Receipt, cancellation
 from delaylevel.model.router import Decision, Hop, Router
 from delaylevel.model.topic_name import TopicName
 
-from .checks import DEFAULT_MAX_MESSAGE_SIZE, SizeLimit
+from .checks import DEFAULT_MAX_MESSAGE_SIZE, Message, SizeLimit
 
 # Values of Route.level for messages that go into no level.
 BUSINESS = -1
@@ -43,19 +43,6 @@ _DUE, _TARGET = env.DUE, env.TARGET
 # As fast as `len`, and it raises a TypeError for values other than strings.
 _length = str.__len__
 _FEW = SizeLimit.few
-
-# Arguments of send that have no meaning in a level topic.
-NOT_PARKABLE = ("sequence_id", "replication_clusters", "disable_replication")
-
-
-def envelope_options(
-    expires_at: int | datetime | None,
-    expires_after: timedelta | None,
-) -> dict[str, Any]:
-    """Return the arguments of :meth:`Routing.route` for the expiry of a message."""
-    if expires_at is None and expires_after is None:
-        return {}
-    return {"expires_at": expires_at, "expires_after": expires_after}
 
 
 def check_not_expired(expires_ms: int, now_ms: int) -> None:
@@ -129,31 +116,13 @@ class Routing:
         self._window = description.final_window is FinalWindow.TRACKER
         self._unkeyed = itertools.count(random.randrange(description.window_partitions) * _RUN)
 
-    def route(
-        self,
-        deliver_at: int | datetime | None,
-        deliver_after: timedelta | None,
-        properties: Mapping[str, str] | None,
-        message_id: str | None,
-        partition_key: str | None = None,
-        *,
-        replaces: str | None = None,
-        expires_at: int | datetime | None = None,
-        expires_after: timedelta | None = None,
-        **unsupported: Any,
-    ) -> Route:
-        """Route a message.
-
-        Args:
-            deliver_at, deliver_after: as in :func:`~delaylevel.model.due_time.due_time_ms`.
-            properties: properties of the application; any ``delaylevel.*`` is left out.
-            expires_at, expires_after: as in :func:`~delaylevel.model.due_time.expiry_ms`.
-            unsupported: values of the ``NOT_PARKABLE`` options of send.
-        """
+    def route(self, message: Message) -> Route:
+        """Route a message; any ``delaylevel.*`` among its properties is left out."""
         now_ms = self._clock.now_ms()
-        due_ms = due_time_ms(deliver_at, deliver_after, now_ms)
-        expires_ms = expiry_ms(expires_at, expires_after, due_ms)
+        due_ms = due_time_ms(message.deliver_at, message.deliver_after, now_ms)
+        expires_ms = expiry_ms(message.expires_at, message.expires_after, due_ms)
         check_not_expired(expires_ms, now_ms)
+        properties, message_id = message.properties, message.message_id
         if due_ms is None:
             return Route(BUSINESS, -1, _undelayed(properties, message_id, self._target), None)
         decision = self._router.decide(due_ms, now_ms)
@@ -165,15 +134,14 @@ class Routing:
             self._schema,
             compression=self._compression,
             expires_ms=expires_ms,
-            replaces=replaces,
+            replaces=message.replaces,
         )
         if decision.hop is Hop.DUE or (decision.hop is Hop.WINDOW and not self._window):
             deliver_at_ms = due_ms if decision.hop is Hop.WINDOW else None
             return Route(BUSINESS, -1, envelope.delivered_properties(application), deliver_at_ms)
-        if unsupported:
-            _check_parkable(unsupported)
+        _check_parkable(message)
         parked = envelope.parked_properties(application)
-        window = partial(self._window_partition, partition_key, message_id)
+        window = partial(self._window_partition, message.partition_key, message_id)
         return self._parked(decision, parked, now_ms, window)
 
     def route_cancellation(self, wanted: Receipt) -> Route:
@@ -346,8 +314,8 @@ def _undelayed(
     return own
 
 
-def _check_parkable(options: Mapping[str, Any]) -> None:
-    for name, value in options.items():
+def _check_parkable(message: Message) -> None:
+    for name, value in message.not_parkable.items():
         if not value:
             continue
         if name == "sequence_id":

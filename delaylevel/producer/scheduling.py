@@ -27,7 +27,7 @@ from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.message import ParkedMessage
 from delaylevel.model.outcome import PAYLOAD, Outcome, Receipt, Rescheduled
 
-from .checks import check_encoded
+from .checks import Message, check_arguments, check_encoded
 from .client_calls import Done, PartitionOpener, at_exit, client_errors, close_async, interruptible
 from .level_topic_cache import LevelTopicCache
 from .partition import Opening, PartitionProducer
@@ -51,16 +51,13 @@ from .receipts import (
 )
 from .routing import (
     BUSINESS,
-    NOT_PARKABLE,
     WINDOW,
     Route,
     Routing,
     check_not_expired,
-    envelope_options,
 )
 from .setup import ProducerSetup, window_producer_settings
 
-NONE_GIVEN = (None, None, False)
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -197,38 +194,16 @@ class BaseProducer:
         business, *parked = self._producers()
         return [partial(close_async, business), *(each.close_async for each in parked)]
 
-    def _routed(
-        self,
-        content: Any,
-        properties: dict[str, str] | None,
-        deliver_at: int | datetime | None,
-        deliver_after: timedelta | None,
-        message_id: str | None,
-        kept: tuple[str | None, str | None, int | None],
-        not_parkable: tuple[int | None, list[str] | None, bool | None],
-        envelope: dict[str, Any] | None = None,
-    ) -> tuple[Route, Any, dict[str, Any]]:
-        """Return the route of a message, its body for this route, and its other arguments.
-
-        Args:
-            kept: partition key, ordering key and event time.
-            not_parkable: values of the options in ``NOT_PARKABLE``.
-            envelope: further arguments of :meth:`Routing.route`: what it replaces, and its expiry.
-        """
-        partition_key, ordering_key, _ = kept
-        options = dict(envelope or {})
-        if not_parkable != NONE_GIVEN:
-            options.update(zip(NOT_PARKABLE, not_parkable, strict=True))
-        route = self._cache.route(
-            deliver_at, deliver_after, properties, message_id, partition_key, **options
-        )
-        arguments = self._arguments(route, *kept)
+    def _routed(self, message: Message) -> tuple[Route, Any, dict[str, Any]]:
+        """Return the route of a message, its body for this route, and its other arguments."""
+        route = self._cache.route(message)
+        keys = message.partition_key, message.ordering_key
+        arguments = self._arguments(route, *keys, message.event_timestamp)
         if not route.parked:
-            arguments.update(zip(NOT_PARKABLE, not_parkable, strict=True))
             self._sent[BUSINESS] += 1
-            return route, content, arguments
-        body = check_encoded(self._schema, content)
-        self._cache.routing.size_limit.check(body, route.properties, partition_key, ordering_key)
+            return route, message.content, arguments | message.not_parkable
+        body = check_encoded(self._schema, message.content)
+        self._cache.routing.size_limit.check(body, route.properties, *keys)
         return route, body, arguments
 
     def _producers(self) -> list[Any]:
@@ -281,45 +256,30 @@ class BaseProducer:
         """Call a function that routes, with a description that is new enough."""
         return rule()
 
-    async def _send(
-        self,
-        content: Any,
-        properties: dict[str, str] | None,
-        deliver_at: int | datetime | None,
-        deliver_after: timedelta | None,
-        message_id: str | None,
-        kept: tuple[str | None, str | None, int | None],
-        not_parkable: tuple[int | None, list[str] | None, bool | None],
-        envelope: dict[str, Any] | None = None,
-    ) -> tuple[Route, int, Any]:
-        """Send a message, and return its route, due time (ms since the epoch) and message ID.
+    async def _send(self, message: Message) -> tuple[Route, int, Any]:
+        """Send a message, and return its route, due time (ms since the epoch) and message ID."""
+        self._check_open()
+        check_arguments(self._schema, message)
+        route, body, arguments = await self._found(partial(self._routed, message))
+        # From here to the client, an event loop takes no other step: messages keep the order of
+        # their sends, and close() finds each.
+        due_ms = self._due_of(route)
+        send = partial(self._park, route) if route.parked else self._send_straight
+        return route, due_ms, await send(body, arguments)
 
-        Args:
-            kept: partition key, ordering key and event time.
-            not_parkable: values of the options in ``NOT_PARKABLE``.
-        """
+    async def _send_straight(self, content: Any, arguments: dict[str, Any]) -> Any:
+        """Send a message to the business topic, and return its ID."""
         raise NotImplementedError
 
     async def _park(self, route: Route, body: bytes | None, arguments: dict[str, Any]) -> Any:
         """Store a routed message in one of our topics, and return its message ID."""
         raise NotImplementedError
 
-    async def _store(
-        self,
-        content: Any,
-        properties: dict[str, str] | None,
-        deliver_at: int | datetime | None,
-        deliver_after: timedelta | None,
-        message_id: str,
-        kept: tuple[str | None, str | None, int | None],
-        envelope: dict[str, Any] | None = None,
-    ) -> Receipt:
-        """Send a message, and return its receipt once it is stored."""
-        due = (deliver_at, deliver_after)
-        route, due_ms, stored = await self._send(
-            content, properties, *due, message_id, kept, NONE_GIVEN, envelope
-        )
-        return self._receipt(message_id, due_ms, kept[0], route, stored)
+    async def _store(self, message: Message) -> Receipt:
+        """Send a message that has an ID, and return its receipt once it is stored."""
+        route, due_ms, stored = await self._send(message)
+        assert message.message_id is not None
+        return self._receipt(message.message_id, due_ms, message.partition_key, route, stored)
 
     async def _store_again(
         self, old: Receipt, due_ms: int, message_id: str, expires_ms: int
@@ -408,7 +368,74 @@ class BaseProducer:
 
 
 class Scheduling(BaseProducer):
-    """The calls that concern messages by receipt."""
+    """The calls that wait for the broker, but for those that end a producer."""
+
+    async def send(
+        self,
+        content: Any,
+        properties: dict[str, str] | None = None,
+        partition_key: str | None = None,
+        ordering_key: str | None = None,
+        sequence_id: int | None = None,
+        replication_clusters: list[str] | None = None,
+        disable_replication: bool | None = False,
+        event_timestamp: int | None = None,
+        deliver_at: int | datetime | None = None,
+        deliver_after: timedelta | None = None,
+        *,
+        message_id: str | None = None,
+        expires_at: int | datetime | None = None,
+        expires_after: timedelta | None = None,
+    ) -> Any:
+        """Publish a message and wait until the broker has stored it.
+
+        With asyncio, a cancelled call may store the message all the same, and null values are
+        refused, because ``pulsar.asyncio`` does not have them.
+
+        Args:
+            content: the payload, encoded by the producer's schema; None for a null value.
+            properties: properties of the application; any ``delaylevel.*`` is left out.
+            partition_key, ordering_key, event_timestamp: as in Pulsar; they survive every hop.
+            sequence_id, replication_clusters, disable_replication: as in Pulsar; refused for
+                messages that are parked.
+            deliver_at: due time, in ms since the epoch or as an aware datetime.
+            deliver_after: delay from now, instead of ``deliver_at``.
+            message_id: ID given by the application, stored as ``delaylevel.id``. It identifies the
+                message together with its topic and key: of several messages with the same three,
+                the dispatcher delivers the first that reaches its window, whatever their due times
+                and contents. So a resend makes a copy, not a second message, and a message under
+                the ID of a cancelled one is dropped. Without it, every send is a separate message.
+            expires_at, expires_after: time from which the message is not released any more, in ms
+                since the epoch or as an aware datetime; or its distance from the due time. By
+                default the level topic's own rule applies.
+
+        Returns:
+            The message ID in the business topic, or in the level or window topic where the message
+            waits.
+
+        Raises:
+            InvalidDelayError, DelayTooLongError, UnsupportedOptionError: the message was not sent.
+            MessageTooLargeError: the message would be parked, and is too large for later hops; it
+                was not sent.
+            pulsar.PulsarException, pulsar.asyncio.PulsarException: as for ``send`` of the plain
+                producer.
+        """
+        message = Message(
+            content,
+            properties,
+            partition_key,
+            ordering_key,
+            sequence_id,
+            replication_clusters,
+            disable_replication,
+            event_timestamp,
+            deliver_at,
+            deliver_after,
+            message_id,
+            expires_at,
+            expires_after,
+        )
+        return (await self._send(message))[-1]
 
     async def schedule(
         self,
@@ -451,13 +478,25 @@ class Scheduling(BaseProducer):
             As :meth:`~delaylevel.DelayLevelProducer.send`.
         """
         check_scheduled(deliver_at, deliver_after)
-        kept = (partition_key, ordering_key, event_timestamp)
-        expiry = envelope_options(expires_at, expires_after)
-        message = (content, properties, deliver_at, deliver_after)
-        if not replace:
+        if replace:
+            own_id = versioned_id(message_id)
+        else:
             own_id = new_id() if message_id is None else check_id(message_id)
-            return await self._store(*message, own_id, kept, expiry)
-        own_id, timeout_s = versioned_id(message_id), seconds_of(timeout)
+        message = Message(
+            content,
+            properties,
+            partition_key,
+            ordering_key,
+            event_timestamp=event_timestamp,
+            deliver_at=deliver_at,
+            deliver_after=deliver_after,
+            message_id=own_id,
+            expires_at=expires_at,
+            expires_after=expires_after,
+        )
+        if not replace:
+            return await self._store(message)
+        timeout_s = seconds_of(timeout)
         self._check_open()
         with self._errors():
             self._check_cancellable()
@@ -467,7 +506,7 @@ class Scheduling(BaseProducer):
             found, outcomes = await self._waiting(partial(find, message_id))
             routes = [await self._cancellation(old) for old in found]
             async with self._expecting(timeout_s) as reader:
-                new = await self._store(*message, own_id, kept, expiry)
+                new = await self._store(message)
                 for old, route in zip(found, routes, strict=True):
                     outcomes.append(await self._cancel(old, route, reader, timeout_s, new))
         return replaced(new, replaced=tuple(outcomes))
@@ -581,11 +620,18 @@ class Scheduling(BaseProducer):
             route = await self._cancellation(wanted)
             async with self._expecting(timeout_s) as reader:
                 if given:
-                    key = (wanted.key or None) if partition_key is None else partition_key
-                    kept = (key, ordering_key, event_timestamp)
-                    envelope = {"replaces": wanted.id, "expires_at": expires_ms or None}
                     new = await self._store(
-                        content, properties, due_ms, None, own_id, kept, envelope
+                        Message(
+                            content,
+                            properties,
+                            (wanted.key or None) if partition_key is None else partition_key,
+                            ordering_key,
+                            event_timestamp=event_timestamp,
+                            deliver_at=due_ms,
+                            message_id=own_id,
+                            expires_at=expires_ms or None,
+                            replaces=wanted.id,
+                        )
                     )
                 else:
                     new = await self._store_again(wanted, due_ms, own_id, expires_ms)

@@ -205,12 +205,16 @@ class LoopDoor(Door):
 
     def __init__(self, settings: dict[str, Any], describe: Any = None, **changes: Any) -> None:
         super().__init__(settings, describe, **changes)
-        self.producer = AsyncDelayLevelProducer(
-            lambda: None, self.business, self.setup, self._send_straight
-        )
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
+
+        async def create() -> AsyncDelayLevelProducer:
+            return AsyncDelayLevelProducer(
+                lambda: None, self.business, self.setup, self._send_straight
+            )
+
+        self.producer = asyncio.run_coroutine_threadsafe(create(), self._loop).result(60)
 
     def send(self, body: bytes, deliver_after: timedelta | None = TWO_DAYS) -> Future[Any]:
         return self._call(lambda: self.producer.send(body, deliver_after=deliver_after))

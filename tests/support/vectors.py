@@ -37,7 +37,7 @@ from delaylevel.model.level_topic import (
 from delaylevel.model.outcome import Outcome, Receipt, cancellation
 from delaylevel.model.router import Hop, Router
 from delaylevel.model.topic_name import TopicName
-from delaylevel.producer.checks import SizeLimit
+from delaylevel.producer.checks import Message, SizeLimit
 from delaylevel.producer.level_topic_cache import LevelTopicCache
 from delaylevel.producer.routing import WINDOW, Routing
 from delaylevel.producer.setup import level_producer_settings, window_producer_settings
@@ -161,7 +161,9 @@ def _replacement_answer(case: Case) -> Any:
 def _expiry_answer(case: Case) -> Any:
     description = _described_as("days and hours")
     routing = Routing(description, description.targets[0], None, _FixedClock(case["now"]))
-    route = routing.route(case["due"], None, None, "order-1", expires_at=case["expires"])
+    route = routing.route(
+        Message(deliver_at=case["due"], message_id="order-1", expires_at=case["expires"])
+    )
     return (route.properties or {}).get(env.EXPIRES)
 
 
@@ -185,7 +187,9 @@ def _route_answer(case: Case) -> Any:
     description = _described_as(case["level_topic"])
     description.check_target(case["target"])
     routing = Routing(description, case["target"], None, _FixedClock(case["now"]))
-    route = routing.route(case["due"], None, None, case["id"], case["key"])
+    route = routing.route(
+        Message(deliver_at=case["due"], message_id=case["id"], partition_key=case["key"])
+    )
     topic, partition = case["target"], None
     if route.level == WINDOW:
         topic = description.window_topic.full

@@ -17,7 +17,6 @@ from .cores import has_core
 
 # Bound here: an application may replace ``pulsar.asyncio.Client`` with our own client.
 ASYNCIO_CREATE_PRODUCER = pulsar.asyncio.Client.create_producer
-_SEND = pulsar.asyncio.Producer.send
 
 
 class _ChecksPassedError(Exception):
@@ -34,13 +33,6 @@ async def check_create_producer(topic: Any, options: dict[str, Any]) -> None:
         await ASYNCIO_CREATE_PRODUCER(client, topic, **options)
     if not isinstance(topic, str):
         raise TypeError(f"topic must be a str, not {type(topic).__name__}")
-
-
-async def check_send(schema: Any, content: Any, arguments: dict[str, Any]) -> None:
-    """Raise the exception of ``pulsar.asyncio.Producer.send`` for arguments of a wrong type."""
-    producer = SimpleNamespace(_schema=schema, _producer=SimpleNamespace(send_async=_pass))
-    with contextlib.suppress(_ChecksPassedError):
-        await _SEND(producer, content, **arguments)
 
 
 def _pass(*_: Any) -> NoReturn:

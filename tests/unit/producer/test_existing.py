@@ -12,13 +12,10 @@ import pulsar
 import pulsar.asyncio
 import pytest
 
-import delaylevel
-import delaylevel.asyncio
 from delaylevel import PartitionStrategy, WrapWarning, wrap
 from delaylevel.cluster.client_parts import CREATE_PRODUCER
 from delaylevel.errors import InvalidInputError, UnsupportedOptionError
 from delaylevel.model.topic_name import TopicName
-from delaylevel.producer import aio
 from delaylevel.producer import client as producer_client
 from delaylevel.producer.client import WRAP_SIGNATURE, WrapRequest, check_pair
 from delaylevel.testing import MemoryPulsar
@@ -197,15 +194,3 @@ def test_a_producer_of_another_cluster_is_refused() -> None:
     check_pair(*pair(object(), object()))  # clients that do not tell the address
     with pytest.raises(InvalidInputError, match=r"pulsar://a:6650, and the client to pulsar://b"):
         check_pair(*pair(native("pulsar://a:6650"), native("pulsar://b:6650")))
-
-
-def test_wrap_accepts_clients_from_before_their_class_was_replaced(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    producer = object.__new__(pulsar.asyncio.Producer)
-    client = object.__new__(pulsar.asyncio.Client)
-    monkeypatch.setattr(pulsar.asyncio, "Client", delaylevel.asyncio.DelayLevelClient)
-    monkeypatch.setattr(pulsar, "Client", delaylevel.DelayLevelClient)
-    aio._check_pair(producer, client)
-    with pytest.raises(InvalidInputError, match="swapped"):
-        aio._check_pair(client, producer)

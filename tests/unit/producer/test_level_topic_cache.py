@@ -9,6 +9,7 @@ import pytest
 
 from delaylevel.errors import DelayTooLongError, UpgradeRequiredError
 from delaylevel.model.strategy import Levels, PartitionBy, PartitionStrategy
+from delaylevel.producer.checks import Message
 from delaylevel.producer.level_topic_cache import LevelTopicCache
 from delaylevel.producer.routing import Routing
 from delaylevel.testing import ManualClock, MemoryPulsar
@@ -41,7 +42,7 @@ def test_refusals_query_the_broker_at_most_once_a_second() -> None:
     cache = LevelTopicCache(routing, describe, lambda: now[0])  # type: ignore[arg-type]
 
     def route() -> int:
-        return cache.route(None, 8 * DAY, None, None).partition
+        return cache.route(Message(deliver_after=8 * DAY)).partition
 
     now[0] = 2.0
     for _ in range(3):
@@ -84,4 +85,4 @@ def test_a_running_producer_continues_when_the_level_topic_needs_a_later_version
     now[0] = 2.0
     assert not cache.refresh_after_refusal()
     assert "format 9" in caplog.text
-    assert cache.route(None, 2 * DAY, None, None).partition == 1
+    assert cache.route(Message(deliver_after=2 * DAY)).partition == 1

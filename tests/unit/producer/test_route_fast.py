@@ -15,6 +15,7 @@ from delaylevel.model.due_time import LATEST_DUE_MS
 from delaylevel.model.envelope import SchemaRef
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Mover
 from delaylevel.model.strategy import Levels, PartitionStrategy
+from delaylevel.producer.checks import Message
 from delaylevel.producer.routing import BUSINESS, WINDOW, Route, Routing
 from delaylevel.testing import ManualClock
 
@@ -54,10 +55,10 @@ names = st.sampled_from(["tenant", "delaylevel.id", "delaylevel.due", "", "x"])
 properties = st.one_of(st.none(), st.dictionaries(names, st.text(max_size=5)))
 
 
-def outcome(call: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+def outcome(call: Callable[[], Any]) -> Any:
     """Return the result of a call, or the type and text of the error that it raises."""
     try:
-        return call(*arguments)
+        return call()
     except DelayLevelError as error:
         return type(error), str(error)
 
@@ -88,8 +89,10 @@ def test_the_fast_path_gives_the_same_route_or_none(
     routes = Routing(described, described.targets[0], schema, ManualClock(T0), compression)
     routes = routes.with_description(described)
     arguments = (moment.get("deliver_at"), moment.get("deliver_after"), own, message_id, key)
+    message = Message(b"", own, key, message_id=message_id, **moment)
     before = None if own is None else dict(own)
-    placed, found = outcome(routes.route, arguments), outcome(routes.route_fast, arguments)
+    placed = outcome(lambda: routes.route(message))
+    found = outcome(lambda: routes.route_fast(*arguments))
     if not isinstance(placed, Route):
         assert found in (None, placed)
         return
@@ -120,4 +123,4 @@ def test_a_due_time_beyond_the_year_9999_is_left_to_the_general_path() -> None:
     for moment in ((None, timedelta(days=2)), (LATEST_DUE_MS + DAY, None)):
         assert late.route_fast(*moment, None, None, None) is None
         with pytest.raises(InvalidDelayError, match="9999"):
-            late.route(*moment, None, None)
+            late.route(Message(deliver_at=moment[0], deliver_after=moment[1]))

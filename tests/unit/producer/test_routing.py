@@ -17,7 +17,8 @@ from delaylevel.errors import (
 )
 from delaylevel.model.envelope import SchemaRef
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Mover
-from delaylevel.producer.routing import NOT_PARKABLE, WINDOW, Route, Routing
+from delaylevel.producer.checks import Message
+from delaylevel.producer.routing import WINDOW, Route, Routing
 from delaylevel.testing import ManualClock
 from support import fakes
 
@@ -37,7 +38,8 @@ def route(
     **unsupported: Any,
 ) -> Route:
     routing = Routing(description or describe(), ORDERS, schema, ManualClock(T0))
-    return routing.route(deliver_at, deliver_after, properties, message_id, **unsupported)
+    moment = {"deliver_at": deliver_at, "deliver_after": deliver_after}
+    return routing.route(Message(b"", properties, message_id=message_id, **moment, **unsupported))
 
 
 TRACKER = describe(final_window=FinalWindow.TRACKER, window_partitions=8)
@@ -50,7 +52,8 @@ def test_a_near_due_message_goes_into_the_window_with_its_envelope_and_no_timer(
     tracker = replace(TRACKER, mover=mover)
     soon = timedelta(minutes=5)
     routing = Routing(tracker, ORDERS, SchemaRef("AVRO", "abc"), ManualClock(T0))
-    found = routing.route(None, soon, {"a": "b", "delaylevel.id": "stale"}, "mine", "key")
+    own = {"a": "b", "delaylevel.id": "stale"}
+    found = routing.route(Message(b"", own, "key", deliver_after=soon, message_id="mine"))
     assert found == Route(
         WINDOW,
         tracker.window_partition("key", "mine"),
@@ -66,7 +69,7 @@ def test_a_near_due_message_goes_into_the_window_with_its_envelope_and_no_timer(
     assert found.parked
     family = "persistent://public/default/orders-delay-level"
     assert routing.topic_of(found) == f"{family}-window-partition-{found.partition}"
-    later = routing.route(None, timedelta(hours=3), None, None, "key")
+    later = routing.route(Message(partition_key="key", deliver_after=timedelta(hours=3)))
     assert routing.topic_of(later) == f"{family}-hour-partition-2"
 
 
@@ -110,8 +113,8 @@ def test_invalid_options_are_refused_with_a_remedy(
 
 def test_options_without_effect_are_accepted_if_nothing_is_parked() -> None:
     some = {"sequence_id": 7, "replication_clusters": ["a"], "disable_replication": True}
-    assert set(some) == set(NOT_PARKABLE)
+    assert set(some) == set(Message().not_parkable)
     assert not route(deliver_after=timedelta(minutes=1), **some).parked
     assert not route(**some).parked
-    nothing = dict.fromkeys(NOT_PARKABLE)
+    nothing = dict.fromkeys(some)
     assert route(deliver_after=timedelta(days=2), **nothing).parked
