@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from support.pages import ROOT, Block, blocks, missing
-from support.shell import Shell
+from support.terminal import Shell
 
 PAGES = ("README.md", "docs/getting-started.md")
 WAYS = ("run", "spark")
@@ -160,10 +160,10 @@ class Walk:
         def absent() -> list[str]:
             return missing(shown, terminal.lines, any_numbers=True)
 
-        def over() -> bool:
+        def over(_: list[str]) -> bool:
             return terminal.exit_code is not None or (forever and not absent())
 
-        terminal.wait(over, line, PATIENCE_S)
+        terminal.wait_for(over, PATIENCE_S, line)
         self.steps.append(Step(page, number, line, time.monotonic() - started))
         self.outputs.append(terminal.lines)
         screen = "\n".join(terminal.lines)
@@ -178,7 +178,9 @@ class Walk:
             terminal = self._terminals[number]
             if terminal.exit_code is None:
                 terminal.interrupt()
-                terminal.wait(lambda t=terminal: t.exit_code is not None, "the end", PATIENCE_S)
+                terminal.wait_for(
+                    lambda _, t=terminal: t.exit_code is not None, PATIENCE_S, "the end"
+                )
             assert terminal.exit_code == 0, "\n".join(terminal.lines)
 
     def _terminal(self, number: int) -> Shell:

@@ -14,8 +14,6 @@ import pytest
 
 from delaylevel.cluster.connection.settings import Connection
 from support.pages import ROOT, Block, blocks
-from support.plain_install import modules_of
-from support.shell import NotSeenError, Shell
 from support.walk import LIMIT_S, PAGES, WAYS, walk
 
 PROGRAM = ROOT / "tests/support/plain_install.py"
@@ -79,52 +77,3 @@ def test_the_extras_of_the_first_block_suffice(
     answers = [json.loads(line) for line in done.stdout.splitlines()]
     for words, (code, output, trace) in zip(commands, answers, strict=True):
         assert code == 0, f"{words}: {output}\n{trace}"
-
-
-def test_modules_of_other_extras_are_hidden() -> None:
-    window = modules_of(["window"])
-    assert {"numpy", "pyroaring"} <= window
-    assert not {"duckdb", "pyspark"} & window
-    assert "duckdb" in modules_of(["window", "inspect"])
-
-
-def each(
-    lines: list[list[str]], extras: list[str], environment: dict[str, str], folder: Path
-) -> list[tuple[int, str]]:
-    """Return exit code and output of commands in an install that has only these extras."""
-    names = ["--extras", ",".join(extras)]
-    done = subprocess.run(
-        [sys.executable, PROGRAM, *names, "--each"],
-        input="\n".join(json.dumps(line) for line in lines),
-        capture_output=True,
-        text=True,
-        env=environment,
-        cwd=folder,
-        timeout=120,
-        check=True,
-    )
-    found = [json.loads(line) for line in done.stdout.splitlines()]
-    assert not any(trace for _, _, trace in found), found
-    return [(code, output) for code, output, _ in found]
-
-
-def test_a_terminal_shows_what_was_printed(tmp_path: Path) -> None:
-    terminal = Shell(tmp_path, {"PATH": "/usr/bin:/bin"}, columns=40, rows=5)
-    try:
-        terminal.type("for i in 1 2 3 4 5 6 7 8; do echo line $i; done; false")
-        terminal.wait(lambda: terminal.exit_code is not None, "the end", 30)
-        assert terminal.exit_code == 1
-        assert [line for line in terminal.lines if line.startswith("line")] == [
-            f"line {number}" for number in range(1, 9)
-        ]
-        assert len(terminal.display) == 5
-        terminal.type("printf 'old\\rnew\\n'; cat")
-        terminal.wait(lambda: "new" in terminal.display, "the text", 30)
-        assert terminal.exit_code is None
-        with pytest.raises(NotSeenError, match="new"):
-            terminal.wait(lambda: "old" in terminal.display, "the old text", 0.1)
-        terminal.interrupt()
-        terminal.wait(lambda: terminal.exit_code is not None, "the end", 30)
-        assert terminal.exit_code == 130
-    finally:
-        terminal.close()
