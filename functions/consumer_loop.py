@@ -23,7 +23,6 @@ from delaylevel.cluster.targets.pool import TargetClients
 from delaylevel.errors import BrokerError, ConfigError, DelayLevelError, LevelTopicError
 from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription, Mover, Role
 from delaylevel.topics import registry as topics
-from delaylevel.topics.subscriptions import ForeignSubscriptionWatch
 
 from .relay import DEFAULT_IN_FLIGHT, Relay, RelayReport
 
@@ -129,7 +128,6 @@ class ConsumerLoop:
         self._name = name
         self._report = report
         self._warning = RepeatedWarning(log, f"level topic {settings.level_topic}")
-        self._watch = ForeignSubscriptionWatch(admin)
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -207,15 +205,14 @@ class ConsumerLoop:
             while replaces:
                 close_quietly(replaces.pop(), "consumer")
             log.info("moving %s (%s)", description.topic, description.levels)
-            self._watch.look(description)
-            self._receive(consumer, relay, description)
+            self._receive(consumer, relay)
         finally:
             relay.close()
             close_quietly(consumer, "consumer")
             if self._targets is not None:
                 self._targets.close()
 
-    def _receive(self, consumer: Any, relay: Relay, description: LevelTopicDescription) -> None:
+    def _receive(self, consumer: Any, relay: Relay) -> None:
         received = 0
         receive = consumer_core(consumer).receive
         report_at_s = relay.now_s() + _REPORT_S
@@ -237,6 +234,5 @@ class ConsumerLoop:
                 if relay.now_s() >= report_at_s:
                     report_at_s = relay.now_s() + _REPORT_S
                     self._warning.over()
-                    self._watch.look(description)
                     if self._report is not None:
                         self._report(relay.take_report(), relay)

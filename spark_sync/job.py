@@ -39,7 +39,6 @@ from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.position import source_partitions
 from delaylevel.prometheus import serve
 from delaylevel.topics.roster import Roster
-from delaylevel.topics.subscriptions import ForeignSubscriptionWatch
 
 from . import control
 from .arrow_rows import SCHEMA
@@ -119,7 +118,6 @@ class SparkSyncJob:
         self._ready = threading.Event()
         self._stop_requested_s: float | None = None
         self._control_dir = ""
-        self._watches: list[tuple[ForeignSubscriptionWatch, LevelTopicDescription]] = []
         self._warning = RepeatedWarning(log, f"Spark job for {', '.join(settings.level_topics)}")
         self.stats = JobStats()
         self.activity = "Spark starts its Java process; this takes some seconds"
@@ -178,7 +176,6 @@ class SparkSyncJob:
             admin = stack.enter_context(
                 Admin.from_connection(self._connection, for_service=not self._settings.once)
             )
-            self._watches = [(ForeignSubscriptionWatch(admin), item) for item in self.descriptions]
             backlogs = status_reader(admin, self.descriptions)
             if self._settings.metrics_port is not None:
                 topics = tuple(item.topic for item in self.descriptions)
@@ -296,11 +293,9 @@ class SparkSyncJob:
         with _set(spark, settings):
             query = writer.start()
         try:
-            self._look_for_foreign_subscriptions()
             while not query.awaitTermination(_POLL_S):
                 if listener.warm.is_set():
                     self._ready.set()
-                self._look_for_foreign_subscriptions()
                 if listener.moving.is_set():
                     self._warning.over()
                 if self._at_once.is_set() or (self._stop.is_set() and self._is_stopped(query)):
@@ -308,10 +303,6 @@ class SparkSyncJob:
         finally:
             query.stop()
             listener.wait_ended()
-
-    def _look_for_foreign_subscriptions(self) -> None:
-        for watch, description in self._watches:
-            watch.look(description)
 
     def _is_stopped(self, query: Any) -> bool:
         """Request that the source stops; return whether it has stopped."""

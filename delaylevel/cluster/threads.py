@@ -9,7 +9,6 @@ import queue
 import signal
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from types import FrameType
@@ -42,58 +41,6 @@ def in_thread(work: Callable[[], None]) -> None:
     except RuntimeError:
         _running.discard(thread)
         raise
-
-
-class InTurn:
-    """Slow work in one thread for all of it, in the order of the calls; thread-safe.
-
-    The thread lives as long as there is work.
-    """
-
-    def __init__(self, start: Starter = in_thread) -> None:
-        self._start = start
-        self._changed = threading.Condition()
-        self._waiting: deque[Callable[[], None]] = deque()
-        self._working = False
-
-    def add(self, work: Callable[[], None]) -> None:
-        """Run work after all that was given before; an exception of it is logged."""
-        with self._changed:
-            self._waiting.append(work)
-            if self._working:
-                return
-            self._working = True
-        try:
-            self._start(self._run)
-        except RuntimeError:  # no thread can be started
-            with self._changed:
-                # What others have added meanwhile stays, for the thread of the next call.
-                self._working = False
-                self._waiting.remove(work)
-                self._changed.notify_all()
-            raise
-
-    def wait(self, seconds: float) -> bool:
-        """Wait until there is no work; return False if that takes too long."""
-        with self._changed:
-            return self._changed.wait_for(lambda: not self._working, seconds)
-
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                if not self._waiting:
-                    self._working = False
-                    self._changed.notify_all()
-                    return
-                work = self._waiting.popleft()
-            try:
-                work()
-            except Exception:
-                log.exception("work in the background")
-
-
-#: Runs work that is not urgent, in one thread of the process.
-in_turn: Starter = InTurn().add
 
 
 Item = TypeVar("Item")

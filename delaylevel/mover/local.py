@@ -27,7 +27,6 @@ from delaylevel.model.message import ParkedMessage
 from delaylevel.model.position import Position, SourcePartition, source_partitions
 from delaylevel.topics import registry as topics
 from delaylevel.topics.roster import RESTING_S, DescriptionCache
-from delaylevel.topics.subscriptions import ForeignSubscriptionWatch
 
 from .forwarder import Forwarder
 from .ready import NextChecks, ReadyBound, ReadyQueue, ReadyRange, ReadySearch
@@ -90,7 +89,6 @@ class LocalMover:
             description,
             now_s=self._clock.monotonic_s,
         )
-        self._watch = ForeignSubscriptionWatch(admin)
         self._ready_search = ReadySearch(
             client, admin, lambda: self._lock.connected, f"level topic {description.topic}"
         )
@@ -134,7 +132,6 @@ class LocalMover:
         # What is published to a new partition is ready after a unit at the earliest.
         smallest_ms = min(level.unit_ms for level in self._description.levels)
         self._use(self._descriptions.known(min(RESTING_S, smallest_ms / 2000)))
-        self._watch.look(self._description)
         self._ready.forgive(self._clock.monotonic_s())
         failure = self._find_ready(now_ms)
         if self._ready:

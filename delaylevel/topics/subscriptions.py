@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import partial
 
 from delaylevel.cluster.port import PartitionStats, SubscriptionStats, TopicAdmin
 from delaylevel.cluster.targets.receivers import topic_stats
-from delaylevel.cluster.threads import Starter, in_turn
-from delaylevel.errors import AdminError, BrokerError, LevelTopicError
+from delaylevel.errors import AdminError, LevelTopicError
 from delaylevel.model.formatting import shell
 from delaylevel.model.level_topic import (
     SUBSCRIPTION,
@@ -21,8 +18,6 @@ from delaylevel.model.level_topic import (
     Role,
 )
 from delaylevel.model.topic_name import TopicName
-
-log = logging.getLogger(__name__)
 
 _SUBSCRIBE_WAIT_S = 20.0
 _SUBSCRIBE_PAUSE_S = 0.1
@@ -98,23 +93,6 @@ def foreign_subscriptions(
     ]
 
 
-def read_foreign_subscriptions(
-    admin: TopicAdmin, description: LevelTopicDescription
-) -> list[ForeignSubscription]:
-    """Return the subscriptions of all member topics that are not ours.
-
-    Topics whose statistics the role may not read, or that do not exist, are left out.
-    """
-    found = []
-    for member in description.members():
-        try:
-            partitions = admin.partitioned_stats(member.topic).values()
-        except BrokerError:
-            continue
-        found += foreign_subscriptions(member, partitions)
-    return found
-
-
 def _is_ours(name: str, subscription: SubscriptionStats) -> bool:
     if name == SUBSCRIPTION:
         return True
@@ -170,57 +148,3 @@ def early_subscriptions(admin: TopicAdmin, description: LevelTopicDescription) -
         }
         found += [f"{name} of {target} ({type_})" for name, type_ in types.items()]
     return sorted(found)
-
-
-#: Interval between two checks, in s.
-CHECK_EVERY_S = 300.0
-#: Interval between two warnings about the same subscriptions, in s.
-WARN_EVERY_S = 3600.0
-
-
-class ForeignSubscriptionWatch:
-    """The regular check of one level topic for subscriptions that are not ours.
-
-    It runs in the background and never disturbs its host: a failing request means no warning. The
-    checks of many level topics are made one after the other.
-    """
-
-    def __init__(
-        self,
-        admin: TopicAdmin,
-        *,
-        now_s: Callable[[], float] = time.monotonic,
-        start: Starter = in_turn,
-    ) -> None:
-        self._admin = admin
-        self._now_s = now_s
-        self._start = start
-        self._check_at_s = float("-inf")
-        self._warn_at_s = float("-inf")
-        self._known: set[tuple[str, str]] = set()
-
-    def look(self, description: LevelTopicDescription) -> None:
-        """Start a check in the background if it is time; hosts call it at every opportunity."""
-        now_s = self._now_s()
-        if now_s >= self._check_at_s:
-            self._check_at_s = now_s + CHECK_EVERY_S
-            self._start(partial(self._check, description))
-
-    def _check(self, description: LevelTopicDescription) -> None:
-        try:
-            found = read_foreign_subscriptions(self._admin, description)
-        except Exception as error:  # the host goes on, whatever the admin interface does
-            log.debug("subscriptions of %s are not known: %r", description.topic, error)
-            return
-        names = {(item.name, item.topic.full) for item in found}
-        now_s = self._now_s()
-        if not names - self._known and (not names or now_s < self._warn_at_s):
-            return
-        self._known |= names
-        self._warn_at_s = now_s + WARN_EVERY_S
-        log.warning(
-            "level topic %s: %s. `delaylevel doctor %s` names the remedies",
-            description.topic,
-            "; ".join(map(str, found)),
-            description.topic,
-        )

@@ -20,7 +20,7 @@ from delaylevel.model.strategy import Levels
 from delaylevel.model.topic_name import TopicName
 from delaylevel.testing.embedded import own_namespace
 from delaylevel.topics.lifecycle import delete
-from delaylevel.topics.subscriptions import read_foreign_subscriptions
+from delaylevel.topics.status import status
 from support.world import QUIET, MakeClient, RealWorld
 
 HOURS = PartitionStrategy(partition_by=PartitionBy.HOUR, maximum_delay=timedelta(hours=3))
@@ -162,16 +162,9 @@ def test_missing_namespace_is_refused_with_the_command_that_creates_it(
 
 
 @pytest.fixture
-def matched(
-    world: RealWorld, dl_client: MakeClient, request: pytest.FixtureRequest
-) -> LevelTopicDescription:
-    """A level topic of an earlier release, on which a pattern consumer left subscriptions.
-
-    Its parameter is the kind of mover; ``service`` by default.
-    """
-    earlier = world.topic("orders-eu-delay-level")
-    mover = getattr(request, "param", "service")
-    description = _park(world, dl_client, delay_level_topic=earlier, mover=mover)
+def matched(world: RealWorld, dl_client: MakeClient) -> LevelTopicDescription:
+    """A level topic whose name has no underscore, with the subscriptions of a pattern consumer."""
+    description = _park(world, dl_client, delay_level_topic=world.topic("orders-eu-delay-level"))
     _received(world, "orders-.*", 1)
     return description
 
@@ -182,7 +175,7 @@ def test_subscriptions_of_others_are_named_with_the_command_that_removes_them(
     reader = world.plain_client.create_reader(
         matched.window_topic.partition(0).full, pulsar.MessageId.earliest
     )
-    listed = read_foreign_subscriptions(world.admin, matched)
+    listed = status(world.admin, matched, 0).foreign
     durable = [item for item in listed if item.durable]
     assert {item.name for item in durable} == {PATTERN}
     # Applications may read the outcomes topic; this level topic does not have one.
@@ -205,7 +198,7 @@ def test_subscriptions_of_others_are_named_with_the_command_that_removes_them(
         tool, group, *arguments = item.removal.split()
         assert (tool, group) == ("pulsar-admin", "topics")
         _unsubscribe(world, *arguments)
-    assert read_foreign_subscriptions(world.admin, matched) == []
+    assert not status(world.admin, matched, 0).foreign
 
 
 def _unsubscribe(
@@ -215,25 +208,3 @@ def _unsubscribe(
     assert (command, option, force) == ("unsubscribe", "--subscription", "--force")
     path = TopicName.parse(topic).rest_path
     world.admin._rest.delete(f"{path}/subscription/{name}", force="true")
-
-
-@pytest.fixture
-def warned(
-    world: RealWorld, matched: LevelTopicDescription, caplog: pytest.LogCaptureFixture
-) -> Callable[[], None]:
-    """``warned()``: wait for a mover's warning about the subscriptions."""
-
-    def wait() -> None:
-        said = f"subscription {PATTERN} of {matched.topic} is not ours"
-        world.eventually(lambda: said in caplog.text, "the mover's warning")
-        assert f"delaylevel doctor {matched.topic}" in caplog.text
-
-    return wait
-
-
-def test_mover_warns_of_subscriptions_of_others(
-    world: RealWorld, matched: LevelTopicDescription, warned: Callable[[], None]
-) -> None:
-    with world.mover(matched) as mover:
-        mover.run_once()
-        warned()

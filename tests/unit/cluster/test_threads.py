@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import signal
 import subprocess
@@ -12,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from delaylevel.cluster.threads import BackgroundWork, in_turn, stop_on_signals
+from delaylevel.cluster.threads import BackgroundWork, stop_on_signals
 
 PROGRAM = """
 import time
@@ -69,33 +68,6 @@ def test_a_signal_may_arrive_while_the_main_thread_holds_the_lock_that_stop_need
     stopped.clear()
     os.kill(os.getpid(), number)
     assert stopped.wait(20)
-
-
-def test_work_that_is_not_urgent_is_done_in_one_thread(caplog: pytest.LogCaptureFixture) -> None:
-    done: list[tuple[int, threading.Thread]] = []
-    go_on, ended = threading.Event(), threading.Event()
-
-    def work(number: int) -> None:
-        assert go_on.wait(30)
-        done.append((number, threading.current_thread()))
-        if number == 3:
-            raise ValueError("a bug")
-        if number == 19:
-            ended.set()
-
-    for number in range(20):
-        in_turn(functools.partial(work, number))
-    go_on.set()
-    assert ended.wait(30)
-    assert [number for number, _ in done] == list(range(20))
-    threads = {thread for _, thread in done}
-    assert [thread.name for thread in threads] == ["delaylevel-background"]
-    assert "work in the background" in caplog.text
-    for thread in threads:
-        thread.join(60)
-    again = threading.Event()
-    in_turn(again.set)
-    assert again.wait(30)
 
 
 AT_THE_END = """

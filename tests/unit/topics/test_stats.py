@@ -9,13 +9,15 @@ from typing import Any
 
 import pytest
 
+from delaylevel.cluster.port import ConsumerStats, PartitionStats, SubscriptionStats
 from delaylevel.errors import LevelTopicError, NotFoundError
-from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription, Role
+from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription, Member, Role
 from delaylevel.model.strategy import PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.testing import MemoryPulsar
 from delaylevel.topics import lifecycle
 from delaylevel.topics.status import LevelTopicStatus, backlog_series, status, window_stats
+from delaylevel.topics.subscriptions import foreign_subscriptions
 
 HOUR_MS = 3_600_000
 
@@ -144,3 +146,28 @@ def test_partitions_beyond_the_description_are_left_out_on_request(
     described = status(memory_pulsar.admin, parked, 0)
     assert described.backlog_entries == 3
     assert len(described.members[0].partitions) == parked.levels[0].partitions
+
+
+def test_a_subscription_is_foreign_unless_it_is_ours_or_the_brokers(
+    parked: LevelTopicDescription,
+) -> None:
+    durable, reader = SubscriptionStats(0), SubscriptionStats(0, durable=False)
+    found = {
+        "delaylevel": durable,
+        "delaylevel-0123456789ab-reader-x": reader,
+        "__compaction": durable,
+        "pulsar.dedup": durable,
+        "delaylevel-reports": SubscriptionStats(3, consumers=(ConsumerStats("c", "10.0.0.1:99"),)),
+        "reader x": reader,
+    }
+    member = Member(parked.window_topic, Role.WINDOW, 1)
+    first, second = foreign_subscriptions(member, [PartitionStats(0, found)])
+    assert (first.name, first.durable, first.consumers) == (
+        "delaylevel-reports",
+        True,
+        ("10.0.0.1:99",),
+    )
+    assert (second.name, second.durable, second.consumers) == ("reader x", False, ())
+    assert "--subscription 'reader x' --force" in second.removal
+    assert "messages before they are due, and keeps them stored" in str(first)
+    assert "keeps" not in str(second)
