@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import click
@@ -13,7 +12,8 @@ import click
 from delaylevel import doctor as examination
 from delaylevel.cli.views.output import emit, note
 from delaylevel.cli.views.terminal import Tone, has_colour, painted, width_of, wrapped, write
-from delaylevel.doctor import CLUSTER_CHECKS, ExamOptions, Finding, State
+from delaylevel.doctor import CLUSTER_CHECKS, Finding, State
+from delaylevel.model.delivery import Delivery
 
 from . import options
 from .command import Settings, examples, pass_settings
@@ -104,7 +104,7 @@ def _short(text: str) -> str:
     "delaylevel doctor",
     "delaylevel doctor orders",
     "delaylevel doctor orders --all",
-    "delaylevel doctor orders --delivery effectively-once --trigger 10s",
+    "delaylevel doctor orders --delivery effectively-once",
     "delaylevel doctor -o jsonl | jq 'select(.state == \"failed\")'",
 )
 @click.command()
@@ -116,13 +116,6 @@ def _short(text: str) -> str:
     help=options.NAMESPACE,
 )
 @options.delivery
-@options.trigger
-@options.spill_dir
-@click.option(
-    "--bookie-conf",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Configuration file of a bookie, whose settings brokers do not show.",
-)
 @options.everything
 @options.output
 @pass_settings
@@ -132,19 +125,18 @@ def doctor(
     namespace: str,
     everything: bool,
     output: str,
-    **fields: Any,
+    delivery: Delivery,
 ) -> None:
     """Check cluster and level topics, and show remedies.
 
     Without TOPIC, every level topic of the namespace is checked. Failures come first, then warnings
     and checks that could not be made. Checks that passed are only counted; --all shows all checks.
 
-    --delivery describes the dispatchers to check for, --trigger the mover; --spill-dir adds a check
-    of that folder's disk. The exit code is 1 if a check fails. Nothing is changed.
+    --delivery describes the dispatchers to check for. The exit code is 1 if a check fails. Nothing
+    is changed.
     """
-    exam = ExamOptions(**fields)
     connection = settings.connection()
-    findings = list(examination.examine(connection, topic, namespace=namespace, options=exam))
+    findings = list(examination.examine(connection, topic, namespace=namespace, delivery=delivery))
     failed = [finding for finding in findings if finding.state is State.FAILED]
     warned = [finding for finding in findings if finding.state is State.WARNING]
     skipped = [finding for finding in findings if finding.state is State.SKIPPED]

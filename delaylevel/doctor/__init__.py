@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from delaylevel.cluster.rules import Problem
 
-from .context import ExamOptions, Finding, State
+from .context import Finding, State
 from .examination import CHECKS, CLUSTER_CHECKS, examine
 
-__all__ = ["CHECKS", "CLUSTER_CHECKS", "ExamOptions", "Finding", "Problem", "State", "examine"]
+__all__ = ["CHECKS", "CLUSTER_CHECKS", "Finding", "Problem", "State", "examine"]

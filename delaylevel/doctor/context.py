@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property, partial
-from pathlib import Path
 from typing import Any
 
 from delaylevel.cluster.connection.settings import Connection
@@ -114,31 +113,19 @@ class Finding:
         return tuple(dict.fromkeys(problem.remedy for problem in found))
 
 
-@dataclass(frozen=True)
-class ExamOptions:
-    """Facts that the cluster does not know.
-
-    Attributes:
-        delivery: the delivery guarantee of the dispatchers.
-        trigger_ms: the interval between two batches of the mover, in ms; None if it is unknown.
-        spill_dir: the spill directory of a dispatcher on this machine, to check its disk.
-        bookie_conf: the configuration file of a bookie.
-    """
-
-    delivery: Delivery = Delivery.AT_LEAST_ONCE
-    trigger_ms: int | None = None
-    spill_dir: Path | None = None
-    bookie_conf: Path | None = None
-
-
 @dataclass
 class ClusterContext:
-    """Facts about a cluster; ``clock`` is that of this machine."""
+    """Facts about a cluster.
+
+    Attributes:
+        clock: that of this machine.
+        delivery: the guarantee of the dispatchers, which the cluster does not know.
+    """
 
     connection: Connection
     admin: Admin
     clock: Clock
-    options: ExamOptions
+    delivery: Delivery = Delivery.AT_LEAST_ONCE
 
     @cached_property
     def settings(self) -> BrokerSettings:
@@ -172,7 +159,6 @@ class LevelTopicContext:
     def __init__(self, cluster: ClusterContext, description: LevelTopicDescription) -> None:
         self.cluster = cluster
         self.admin = cluster.admin
-        self.options = cluster.options
         self.description = description
         self.members = tuple(description.members())
         self.now_ms = cluster.clock.now_ms()

@@ -18,13 +18,14 @@ from delaylevel.errors import (
     UpgradeRequiredError,
 )
 from delaylevel.model.clock import Clock, SystemClock
+from delaylevel.model.delivery import Delivery
 from delaylevel.model.formatting import shell
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.topic_name import TopicName
 from delaylevel.topics import registry as topics
 
 from . import cluster_checks, running_checks, topic_checks
-from .context import CheckResult, ClusterContext, ExamOptions, Finding, LevelTopicContext
+from .context import CheckResult, ClusterContext, Finding, LevelTopicContext
 
 _UPGRADE = "install that version of delaylevel on this machine (docs/operations.md)"
 
@@ -47,12 +48,10 @@ TOPIC_CHECKS: tuple[tuple[str, Callable[[LevelTopicContext], CheckResult]], ...]
     ("dispatcher", running_checks.dispatcher),
     ("pauses", running_checks.pauses),
     ("hand-offs", running_checks.lateness),
-    ("lead", running_checks.lead),
     ("producer clocks", running_checks.producer_clocks),
     ("held", running_checks.held),
     ("dead letters", running_checks.dead_letters),
     ("ack holes", running_checks.holes),
-    ("disk", running_checks.disk),
 )
 CLUSTER_CHECKS = ("broker", "admin rights", "clock", "level topic")
 CHECKS = (*CLUSTER_CHECKS, *(name for name, _ in TOPIC_CHECKS))
@@ -63,7 +62,7 @@ def examine(
     topic: str | None = None,
     *,
     namespace: str = "public/default",
-    options: ExamOptions | None = None,
+    delivery: Delivery = Delivery.AT_LEAST_ONCE,
     clock: Clock | None = None,
 ) -> Iterator[Finding]:
     """Run every check and yield a finding for each, in their order; nothing is changed.
@@ -73,16 +72,14 @@ def examine(
         topic: a business topic, its level topic, or any member topic; None for every level topic
             of the namespace.
         namespace: ``tenant/namespace`` of the level topics if no topic is given.
-        options: facts that the cluster does not know.
+        delivery: the guarantee of the dispatchers, which the cluster does not know.
         clock: the clock of this machine.
     """
     if topic is not None:
         namespace = TopicName.parse(topic).namespace_path
     away: set[str] = set()
     with Admin.from_connection(connection) as admin:
-        cluster = ClusterContext(
-            connection, admin, clock or SystemClock(), options or ExamOptions()
-        )
+        cluster = ClusterContext(connection, admin, clock or SystemClock(), delivery)
         found = Finding("broker", connection.admin_url, _run(cluster_checks.broker, cluster, away))
         yield found
         if found.outcome.problems:

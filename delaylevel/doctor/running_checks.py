@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from itertools import chain
-from pathlib import Path
 
 from delaylevel.cluster.rules import Problem
 from delaylevel.cluster.threads import in_parallel
@@ -25,10 +23,6 @@ _DEFAULT_RANGES = 10_000
 _SLOW_RANGES = 50_000
 # With fewer delayed messages, a bookie's read-ahead has no noticeable effect.
 _MANY_DELAYED = 20_000
-_READ_AHEAD = "dbStorage_readAheadCacheBatchSize"
-_READ_AHEAD_BEST = 20
-_READ_AHEAD_DEFAULT = 100
-_FREE_BYTES = 256 * 1024 * 1024
 
 
 def mover(context: LevelTopicContext) -> CheckResult:
@@ -117,19 +111,6 @@ def lateness(context: LevelTopicContext) -> CheckResult:
         f"{format_duration(lead_ms)}: messages arrive late",
         "find the cause of the delay (the mover's log, a slow target), or give the mover more "
         "cores or instances; `delaylevel plan` computes their number",
-    )
-
-
-def lead(context: LevelTopicContext) -> CheckResult:
-    """Check that the lead covers two triggers of the mover."""
-    trigger_ms, lead_ms = context.options.trigger_ms, context.description.levels.smallest_lead_ms
-    if trigger_ms is None or 2 * trigger_ms <= lead_ms:
-        return CheckResult(note=format_duration(lead_ms))
-    return CheckResult.failed(
-        f"the mover's trigger is {format_duration(trigger_ms)}, and the lead is "
-        f"{format_duration(lead_ms)}: a single slow batch makes messages late",
-        f"use a trigger of {format_duration(lead_ms // 2)} or less, or a level topic with a "
-        "longer lead",
     )
 
 
@@ -224,19 +205,9 @@ def holes(context: LevelTopicContext) -> CheckResult:
 
 
 def read_ahead(context: LevelTopicContext) -> CheckResult:
-    """Check that bookies do not read far ahead if due times are spread."""
+    """Check that few messages wait in the broker's timer, which reads them at random."""
     if context.description.final_window is not FinalWindow.BROKER:
         return CheckResult(note="no random reads: the dispatcher holds near-due messages")
-    conf = context.options.bookie_conf
-    remedy = f"set {_READ_AHEAD}={_READ_AHEAD_BEST} in bookkeeper.conf"
-    if conf is not None:
-        size = _setting(conf, _READ_AHEAD, _READ_AHEAD_DEFAULT)
-        if size <= _READ_AHEAD_BEST:
-            return CheckResult(note=f"{_READ_AHEAD}={size}")
-        return CheckResult.failed(
-            f"{_READ_AHEAD}={size}: bookies read ahead messages that are delivered much later",
-            f"{remedy}, or use --final-window tracker",
-        )
     delayed = [
         subscription.delayed_entries
         for stats in context.target_partitions.values()
@@ -248,36 +219,6 @@ def read_ahead(context: LevelTopicContext) -> CheckResult:
     return CheckResult.failed(
         f"{most:,} messages wait in the broker's timer: if their due times are spread, "
         "delivery slows down to some hundreds per second",
-        f"{remedy} (name the file with --bookie-conf), add a finer last level, or use "
-        "--final-window tracker",
+        "set dbStorage_readAheadCacheBatchSize=20 in bookkeeper.conf, add a finer last level, or "
+        "use --final-window tracker",
     )
-
-
-def disk(context: LevelTopicContext) -> CheckResult:
-    """Check that the disk of the dispatcher's spill directory has room for the window."""
-    folder = context.options.spill_dir
-    if folder is None:
-        if context.description.final_window is not FinalWindow.TRACKER:
-            return CheckResult(note="nothing is spilled: the broker holds near-due messages")
-        return CheckResult.skip("name the dispatcher's directory with --spill-dir")
-    if not folder.is_dir():
-        return CheckResult.failed(
-            f"{folder} is no directory", "create it, or name the dispatcher's own"
-        )
-    window = sum(row.storage_bytes for row in context.status.rows(Role.WINDOW))
-    free, needed = shutil.disk_usage(folder).free, max(_FREE_BYTES, 2 * window)
-    if free >= needed:
-        return CheckResult(note=f"{free / 1e9:,.1f} GB free")
-    return CheckResult.failed(
-        f"{folder} has {free / 1e6:,.0f} MB free; the window may need {needed / 1e6:,.0f} MB",
-        "free some space, or use another directory; a finer last level makes the window smaller",
-    )
-
-
-def _setting(conf: Path, name: str, default: int) -> int:
-    found = default
-    for line in conf.read_text(encoding="utf-8").splitlines():
-        key, separator, value = line.strip().partition("=")
-        if separator and key.strip() == name and value.strip().isdecimal():
-            found = int(value)
-    return found

@@ -201,7 +201,7 @@ def delayed_delivery(context: LevelTopicContext) -> CheckResult:
 
 def deduplication(context: LevelTopicContext) -> CheckResult:
     """Check that every topic that an effectively-once dispatcher writes has deduplication on."""
-    if context.options.delivery is not Delivery.EFFECTIVELY_ONCE:
+    if context.cluster.delivery is not Delivery.EFFECTIVELY_ONCE:
         return CheckResult(note="not needed for at-least-once")
     if context.description.final_window is not FinalWindow.TRACKER:
         return CheckResult.failed(

@@ -360,7 +360,7 @@ EXPECTED = Expected(
         "delaylevel doctor orders": 1,  # no mover runs
         "delaylevel doctor orders --all": 1,
         "delaylevel pending outcome orders --id renewal-4711 -o json": 1,  # no dispatcher runs
-        "delaylevel doctor orders --delivery effectively-once --trigger 10s": 1,
+        "delaylevel doctor orders --delivery effectively-once": 1,
         "delaylevel dlq replay orders --all": 1,  # some cannot be read
     },
     own_broker=frozenset({"commands", "commands broker", "commands demo"}),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from click.testing import Result
 from delaylevel import topics
 from delaylevel.cluster.connection.settings import Connection
 from delaylevel.cluster.rest.admin import Admin
-from delaylevel.doctor import CHECKS, ExamOptions, Finding, State, examine
+from delaylevel.doctor import CHECKS, Finding, State, examine
 from delaylevel.model.clock import SystemClock
 from delaylevel.model.delivery import Delivery
 from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow, LevelTopicDescription, Mover
@@ -44,7 +44,7 @@ class Ward:
     description: LevelTopicDescription
     folder: Path
     skewed: Callable[[], Any]
-    options: dict[str, Any] = field(default_factory=dict)
+    delivery: Delivery = Delivery.AT_LEAST_ONCE
     clock: Any = None
     moving: Any = None
     consumer: Any = None
@@ -74,10 +74,8 @@ class Ward:
         assert answer.status == 204, answer.data
 
     def findings(self) -> list[Finding]:
-        options = ExamOptions(**self.options)
-        return list(
-            examine(self.connection, self.description.topic, options=options, clock=self.clock)
-        )
+        topic = self.description.topic
+        return list(examine(self.connection, topic, delivery=self.delivery, clock=self.clock))
 
     def failed(self) -> set[str]:
         return {item.check for item in self.findings() if item.state is State.FAILED}
@@ -108,7 +106,6 @@ def ward(
 
 
 def test_a_healthy_setup_has_no_findings(ward: Ward) -> None:
-    ward.options = {"spill_dir": ward.folder, "trigger_ms": 1000}
     with ward.make_client().create_producer(
         ward.target.full, enable_delay_level_topic=True
     ) as producer:
@@ -201,7 +198,7 @@ def short_delays_only(ward: Ward) -> None:
 
 
 def no_deduplication(ward: Ward) -> None:
-    ward.options = {"delivery": Delivery.EFFECTIVELY_ONCE}
+    ward.delivery = Delivery.EFFECTIVELY_ONCE
 
 
 def no_mover(ward: Ward) -> None:

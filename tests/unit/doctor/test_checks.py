@@ -7,9 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
-from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
@@ -35,7 +34,6 @@ from delaylevel.doctor import (
 from delaylevel.doctor.context import (
     CheckResult,
     ClusterContext,
-    ExamOptions,
     Finding,
     LevelTopicContext,
     State,
@@ -82,17 +80,19 @@ class ScriptedAdmin:
         return answer if callable(answer) else lambda *_, **__: answer
 
 
-def cluster(options: ExamOptions | None = None, **answers: Any) -> ClusterContext:
+def cluster(delivery: Delivery = Delivery.AT_LEAST_ONCE, **answers: Any) -> ClusterContext:
     answers.setdefault("broker_settings", BrokerSettings(topic_policies=True))
     answers.setdefault("runtime_configuration", {})
     admin: Any = ScriptedAdmin(**answers)
-    return ClusterContext(Connection(), admin, ManualClock(NOW), options or ExamOptions())
+    return ClusterContext(Connection(), admin, ManualClock(NOW), delivery)
 
 
 def topic_context(
-    description: LevelTopicDescription, options: ExamOptions | None = None, **answers: Any
+    description: LevelTopicDescription,
+    delivery: Delivery = Delivery.AT_LEAST_ONCE,
+    **answers: Any,
 ) -> LevelTopicContext:
-    return LevelTopicContext(cluster(options, **answers), description)
+    return LevelTopicContext(cluster(delivery, **answers), description)
 
 
 def level_row(index: int, *consumers: str) -> PartitionStatus:
@@ -144,46 +144,16 @@ def test_a_short_inactivity_timeout_of_deduplication_is_reported() -> None:
         "partitioned_metadata": TopicMetadata(3, {}),
         "topic_exists": True,
     }
-    options = ExamOptions(delivery=Delivery.EFFECTIVELY_ONCE)
     name = "brokerDeduplicationProducerInactivityTimeoutMinutes"
     for minutes, bad in (("360", False), ("30", True)):
-        context = topic_context(TRACKER, options, runtime_configuration={name: minutes}, **answers)
+        context = topic_context(
+            TRACKER, Delivery.EFFECTIVELY_ONCE, runtime_configuration={name: minutes}, **answers
+        )
         outcome = topic_checks.deduplication(context)
         assert bool(outcome.problems) == bad
         if bad:
             assert "away for 30m00s" in problems_of(outcome)[0]
             assert name in outcome.problems[0].remedy
-
-
-def window_row(storage_bytes: int) -> PartitionStatus:
-    topic = TRACKER.window_topic.partition(0).full
-    return PartitionStatus(
-        topic, Role.WINDOW, -1, "window", 0, 1, storage_bytes, None, None, ("d",)
-    )
-
-
-class Usage(NamedTuple):
-    total: int
-    used: int
-    free: int
-
-
-@pytest.mark.parametrize(
-    ("free", "window", "bad"),
-    [
-        (300 << 20, 0, False),
-        (200 << 20, 0, True),
-        (5 << 30, 2 << 30, False),
-        (3 << 30, 2 << 30, True),
-    ],
-)
-def test_the_disk_needs_room_for_twice_the_window(
-    free: int, window: int, bad: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(running_checks.shutil, "disk_usage", lambda _: Usage(free, 0, free))
-    context = topic_context(TRACKER, ExamOptions(spill_dir=tmp_path))
-    context.__dict__["status"] = status_with(TRACKER, window_row(window))
-    assert bool(running_checks.disk(context).problems) == bad
 
 
 def test_many_delayed_messages_need_a_small_read_ahead() -> None:
