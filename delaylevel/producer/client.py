@@ -198,7 +198,7 @@ class DelayLevelClient(BaseClient, pulsar.Client):
         admin: an existing admin client, instead of ``admin_url``.
         admin_token: the token for the admin interface, or a function that returns it. By default,
             the admin interface gets the credentials of ``authentication`` if that is an
-            ``AuthenticationToken``, ``AuthenticationTLS`` or ``AuthenticationOauth2``.
+            ``AuthenticationToken`` or ``AuthenticationTLS``; with any other, give the token here.
         clock: source of the time at which a message is sent; the machine's by default.
         tls_validate_hostname: as for ``pulsar.Client``, but True by default: the client compares
             the host name with the certificate, for ``pulsar+ssl://`` and the admin address.
