@@ -403,10 +403,9 @@ class Dispatcher:
         membership = Membership(
             self._client, self._admin, description, settings.delivery, self._name
         )
-        read = topics.DescriptionReader(self._admin, description.topic)
 
         def read_again() -> LevelTopicDescription:
-            found = read()
+            found = topics.read_again(self._admin, description.topic)
             check_dispatched(found)
             return found
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -208,27 +208,12 @@ def find(admin: TopicAdmin, topic: str) -> LevelTopicDescription | None:
     return described
 
 
-class DescriptionReader:
-    """Reader of the description of a level topic, again and again: one request each time."""
-
-    def __init__(self, admin: TopicAdmin, level_topic: str) -> None:
-        self._admin = admin
-        self._name = TopicName.parse(level_topic)
-        # What was read last: hosts read again every few seconds, and nearly never anything new.
-        self._last: tuple[Mapping[str, str], LevelTopicDescription] | None = None
-
-    def __call__(self) -> LevelTopicDescription:
-        """Return the description; errors as for `describe`."""
-        metadata = members.metadata_of(self._admin, self._name)
-        properties = {} if metadata is None else metadata.properties
-        last = self._last
-        if last is not None and last[0] == properties:
-            return last[1]
-        described = LevelTopicDescription.from_properties(self._name.full, properties)
-        if described is None:
-            return describe(self._admin, self._name.full)  # it raises the error for what is there
-        self._last = dict(properties), described
-        return described
+def read_again(admin: TopicAdmin, level_topic: str) -> LevelTopicDescription:
+    """Return the description of a level topic by one request; errors as for `describe`."""
+    metadata = members.metadata_of(admin, TopicName.parse(level_topic))
+    properties = {} if metadata is None else metadata.properties
+    described = LevelTopicDescription.from_properties(level_topic, properties)
+    return described or describe(admin, level_topic)  # it raises the error for what is there
 
 
 def default_name(admin: TopicAdmin, business_topic: str, namespace: str | None = None) -> str:

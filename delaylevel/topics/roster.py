@@ -171,7 +171,9 @@ class DescriptionCache:
         self._tried_s = self._now_s()
         failing, is_outdated = True, False
         try:
-            self._known = (self._read(), self._tried_s)
+            found, known = self._read(), self.latest()
+            # Hosts look by identity whether it has changed: it nearly never has.
+            self._known = (known if found == known else found, self._tried_s)
             self._read_s = self._tried_s
             failing = False
         except UpgradeRequiredError:

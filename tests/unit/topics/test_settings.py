@@ -35,7 +35,6 @@ from delaylevel.topics.lifecycle import (
     resume,
 )
 from delaylevel.topics.status import status
-from delaylevel.topics.subscriptions import read_foreign_subscriptions
 from support.fakes import describe
 
 WANTED = describe()
@@ -75,7 +74,7 @@ def test_applications_may_follow_the_outcomes(memory: MemoryPulsar) -> None:
     client = memory.client()
     client.subscribe(after.outcomes_topic.full, "audit")
     client.subscribe(after.window_topic.full, "spy")
-    names = {(found.name, found.role) for found in read_foreign_subscriptions(memory.admin, after)}
+    names = {(found.name, found.role) for found in status(memory.admin, after, 0).foreign}
     assert names == {("spy", Role.WINDOW)}
 
 
