@@ -17,13 +17,13 @@ from delaylevel.errors import (
     LevelTopicError,
 )
 from delaylevel.inspection import Inspector, Selection
-from delaylevel.inspection.cancelled import CancelledName
 from delaylevel.model.level_topic import LevelTopicDescription, Role
 from delaylevel.model.outcome import Outcome, OutcomeStatus, Receipt, Rescheduled, place_of
 from delaylevel.model.topic_name import TopicName
 from delaylevel.producer.client import DelayLevelClient
 from delaylevel.producer.receipts import accepted
 from delaylevel.topics.members import metadata_of
+from delaylevel.topics.outcomes import CancelledName
 
 if TYPE_CHECKING:
     from delaylevel.inspection.rows import PendingRow

@@ -1,4 +1,4 @@
-"""Cancelled messages, which are stored but not pending any more, and outcomes of cancellations.
+"""Cancelled messages, which are stored but not pending any more.
 
 A message is cancelled if the journal of its window partition says so. It counts as cancelled from
 the moment at which its cancellation is stored, too, if that names its ID, due time and key as they
@@ -7,20 +7,14 @@ are: the dispatcher will find it. Held messages cannot be cancelled.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Protocol
 
-from delaylevel.cluster.port import TopicAdmin
-from delaylevel.cluster.reader import PartitionReader, read_range
-from delaylevel.errors import EnvelopeError, LevelTopicError, NotFoundError
+from delaylevel.errors import EnvelopeError
 from delaylevel.model.envelope import ATTEMPT, CANCEL, ID, KIND, TARGET, Envelope
 from delaylevel.model.level_topic import LevelTopicDescription, Role
-from delaylevel.model.outcome import Outcome, OutcomeStatus, no_outcomes
-from delaylevel.model.position import EARLIEST, Position, SourcePartition, stable_id
-from delaylevel.model.topic_name import TopicName
+from delaylevel.model.position import Position, SourcePartition, stable_id
 
 
 class AnyStored(Protocol):
@@ -119,86 +113,3 @@ class CancelledMessages:
 def name_of(target: str, message_id: str, due_ms: int | None, key: str) -> int:
     """Return a number for a message, valid in this process: half a million need little memory."""
     return hash((target, message_id, due_ms, key))
-
-
-_POLL_MS = 100
-
-
-class CancelledName(NamedTuple):
-    """The message that a cancellation names."""
-
-    id: str
-    target: str
-    key: str
-    due_ms: int
-
-
-class Outcomes:
-    """The outcomes topic of a level topic."""
-
-    def __init__(self, client: Any, admin: TopicAdmin, description: LevelTopicDescription) -> None:
-        if not description.cancellable:
-            raise LevelTopicError(
-                f"level topic {description.topic} has no outcomes: with the final window "
-                f"{description.final_window.value!r}, messages cannot be cancelled"
-            )
-        self._client = client
-        self._admin = admin
-        self._partition: TopicName = description.outcomes_topic.partition(0)
-
-    def end(self) -> Position:
-        """Return the position behind the last outcome."""
-        try:
-            last = self._admin.last_message_id(self._partition)
-        except NotFoundError as error:
-            raise LevelTopicError(no_outcomes(self._partition)) from error
-        return EARLIEST if last is None else last.next_entry
-
-    def stored(self, message_id: str | None = None) -> list[Outcome]:
-        """Return the outcome of each message, by the time of the decision; the last one counts.
-
-        ``unknown`` says nothing about a message that another cancellation found.
-        """
-        found: dict[tuple[str, str, str], Outcome] = {}
-        for message in read_range(self._client, self._partition.full, EARLIEST, self.end()):
-            outcome = _outcome(message.properties)
-            if outcome is None or message_id not in (None, outcome.id):
-                continue
-            key = outcome.id, outcome.target, outcome.key
-            known = found.get(key)
-            says_nothing = outcome.status is OutcomeStatus.UNKNOWN
-            if known is None or known.status is OutcomeStatus.UNKNOWN or not says_nothing:
-                found[key] = outcome
-        return sorted(found.values(), key=lambda one: one.decided_ms or 0)
-
-    def wait(
-        self, start: Position, wanted: Collection[CancelledName], timeout_s: float
-    ) -> Mapping[CancelledName, Outcome]:
-        """Wait for outcomes, and return those that came in time."""
-        left = set(wanted)
-        found: dict[CancelledName, Outcome] = {}
-        until_s = time.monotonic() + timeout_s
-        with closing(PartitionReader(self._client, self._partition.full, start)) as reader:
-            while left:
-                left_ms = int((until_s - time.monotonic()) * 1000)
-                message = reader.receive(min(max(left_ms, 0), _POLL_MS))
-                if message is None:
-                    if left_ms <= 0:
-                        break
-                    continue
-                outcome = _outcome(message.properties())
-                if outcome is None:
-                    continue
-                name = CancelledName(outcome.id, outcome.target, outcome.key, outcome.due_ms)
-                if name in left:
-                    left.remove(name)
-                    found[name] = outcome
-        return found
-
-
-def _outcome(properties: Mapping[str, str]) -> Outcome | None:
-    """Return the outcome in the properties of a record; None if it is not one."""
-    try:
-        return Outcome.read(properties)
-    except EnvelopeError:
-        return None

@@ -15,9 +15,9 @@ from delaylevel.model.clock import Clock, SystemClock
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription
 from delaylevel.model.topic_name import TopicName
 from delaylevel.topics import registry as topics
+from delaylevel.topics.outcomes import Outcomes
 from delaylevel.topics.scan import DEFAULT_SLACK_MS, PendingRange
 
-from .cancelled import Outcomes
 from .distribution import CountedDistribution, SampledDistribution, leading_window
 from .horizon import Horizon, build, by_part, edges
 from .live import LiveDispatchers

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import re
-import threading
-import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -16,10 +13,9 @@ from typing import Any
 
 import pulsar
 
-from delaylevel.cluster.client_parts.cores import has_core
 from delaylevel.cluster.failures import error_name
 from delaylevel.cluster.port import TopicAdmin
-from delaylevel.cluster.reader import PartitionReader, messages_in_range, read_range
+from delaylevel.cluster.reader import messages_in_range, read_range
 from delaylevel.errors import (
     CancellationFailedError,
     DelayLevelError,
@@ -27,19 +23,17 @@ from delaylevel.errors import (
     InvalidDelayError,
     InvalidInputError,
     LevelTopicError,
-    NotFoundError,
 )
 from delaylevel.model.clock import SystemClock
 from delaylevel.model.due_time import due_time_ms
 from delaylevel.model.envelope import ID, Envelope, check_id
 from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription, Role
 from delaylevel.model.message import ParkedMessage, parked_message, properties_of
-from delaylevel.model.outcome import Outcome, OutcomeStatus, Receipt, no_outcomes, place_of
-from delaylevel.model.position import EARLIEST
+from delaylevel.model.outcome import Outcome, OutcomeStatus, Receipt, place_of
 from delaylevel.model.topic_name import TopicName
 from delaylevel.topics.status import status
 
-from .client_calls import as_client_error, in_client
+from .client_calls import as_client_error
 
 log = logging.getLogger(__name__)
 
@@ -353,148 +347,3 @@ def read_back(client: Any, receipt: Receipt) -> tuple[ParkedMessage, Envelope]:
         f"message {receipt.id!r} is not stored at {receipt.stored_at} any more, because its ledger "
         f"is deleted: {_REMEDY}"
     )
-
-
-# Wait for a record, in ms. The client does not notice Ctrl-C or a close meanwhile.
-_POLL_MS = 100
-
-
-class OutcomeReader:
-    """A reader of the outcomes of cancellations that one call sends.
-
-    It starts at the end of the topic, at a position: a reader that starts at the symbolic end
-    starts there again when its connection breaks, and loses what was published meanwhile.
-
-    A client without the C++ core, such as the in-memory one, has nothing to wait for: what comes
-    is there at once.
-
-    Args:
-        client: a ``pulsar.Client``; it is not closed here.
-        closed: function that returns True once nobody may wait any longer.
-
-    Attributes:
-        reason: why no outcome can come; empty if one can.
-    """
-
-    def __init__(
-        self,
-        client: Any,
-        admin: TopicAdmin,
-        description: LevelTopicDescription,
-        closed: Callable[[], bool] = lambda: False,
-    ) -> None:
-        self.reason = ""
-        self._client = client
-        self._admin = admin
-        self._partition = description.outcomes_topic.partition(0)
-        self._closed = closed
-        self._waits = has_core(client)
-        self._ended = False
-        self._lock = threading.Lock()  # held while the reader is used
-        self._reader: PartitionReader | None = None
-        # By ID, target, key and due time of the message. The first outcome counts.
-        self._found: dict[tuple[str, str, str, int], Outcome] = {}
-
-    def open(self) -> None:
-        """Find the end of the topic, before a cancellation is sent."""
-        try:
-            last = self._admin.last_message_id(self._partition)
-        except NotFoundError:
-            self.reason = no_outcomes(self._partition)
-            return
-        start = EARLIEST if last is None else last.next_entry
-        with self._lock, in_client:
-            self._reader = PartitionReader(self._client, self._partition.full, start)
-
-    def outcome(self, receipt: Receipt, timeout_s: float) -> Outcome | None:
-        """Return the outcome of a message's cancellation; None if it does not come in time."""
-        wanted = (receipt.id, receipt.target, receipt.key, receipt.due_ms)
-        until_s = time.monotonic() + timeout_s
-        with self._lock:
-            while wanted not in self._found and self._reader is not None:
-                left_ms = int(1000 * (until_s - time.monotonic()))
-                if self._ended or self._closed() or left_ms < 0:
-                    break
-                message = self._receive(self._reader, min(_POLL_MS, left_ms))
-                if message is not None:
-                    self._take(message)
-                elif not self._waits:
-                    break
-            return self._found.get(wanted)
-
-    def end(self) -> None:
-        """Let a thread that waits for an outcome end; it may be called anywhere."""
-        self._ended = True
-
-    def close(self) -> None:
-        """Close the reader once no thread uses it."""
-        with self._lock:
-            reader, self._reader = self._reader, None
-            if reader is not None:
-                # The client may be closed already.
-                with in_client, contextlib.suppress(pulsar.PulsarException):
-                    reader.close()
-
-    def _receive(self, reader: PartitionReader, timeout_ms: int) -> Any:
-        try:
-            # A thread that is inside the client while Python exits aborts the process.
-            with in_client:
-                return reader.receive(timeout_ms if self._waits else 0)
-        except pulsar.Interrupted:
-            raise
-        except pulsar.PulsarException as error:
-            if not self._closed():
-                log.warning("%s cannot be read any more: %s", self._partition, error)
-            self._ended = True
-            return None
-
-    def _take(self, message: Any) -> None:
-        outcome = _outcome_of(message.properties())
-        if outcome is not None:
-            identity = (outcome.id, outcome.target, outcome.key, outcome.due_ms)
-            self._found.setdefault(identity, outcome)
-
-
-def stored_outcome(
-    client: Any, admin: TopicAdmin, partition: TopicName, receipt: Receipt
-) -> Outcome | None:
-    """Return the outcome that the outcomes topic holds; None if it holds none."""
-    # The last one counts. A later cancellation with a wrong key or due time ends as unknown, which
-    # says nothing about the message if another outcome does.
-    try:
-        last = admin.last_message_id(partition)
-    except NotFoundError as error:
-        raise LevelTopicError(no_outcomes(partition)) from error
-    if last is None:
-        return None
-    return last_outcome(
-        (
-            message.properties
-            for message in read_range(client, partition.full, EARLIEST, last.next_entry)
-            if message.key == receipt.id
-        ),
-        receipt,
-    )
-
-
-def last_outcome(records: Iterable[Mapping[str, str]], receipt: Receipt) -> Outcome | None:
-    """Return the outcome that counts among the properties of records, oldest first."""
-    found: Outcome | None = None
-    wanted = receipt.id, receipt.target, receipt.key
-    for properties in records:
-        outcome = _outcome_of(properties)
-        if outcome is None or (outcome.id, outcome.target, outcome.key) != wanted:
-            continue
-        says_nothing = outcome.status is OutcomeStatus.UNKNOWN
-        if found is None or found.status is OutcomeStatus.UNKNOWN or not says_nothing:
-            found = outcome
-    return found
-
-
-def _outcome_of(properties: Mapping[str, str]) -> Outcome | None:
-    """Return the outcome in the properties of a record; None if it is not one."""
-    try:
-        return Outcome.read(properties)
-    except EnvelopeError as error:
-        log.warning("a record in an outcomes topic is ignored: %s", error)
-        return None

@@ -9,30 +9,41 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import AbstractContextManager, asynccontextmanager
+from collections.abc import Callable, Coroutine
+from contextlib import AbstractContextManager
 from dataclasses import replace as replaced
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
+import pulsar
 from pulsar.schema import BytesSchema
 
 from delaylevel.cluster.client_parts.cores import producer_core, schema_of
 from delaylevel.cluster.publisher import compression_name
 from delaylevel.cluster.schemas import reference_to
+from delaylevel.errors import BrokerError, LevelTopicError
 from delaylevel.model.due_time import due_time_ms, expiry_ms
 from delaylevel.model.envelope import DUE, Envelope, application_properties, check_id
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.message import ParkedMessage
 from delaylevel.model.outcome import PAYLOAD, Outcome, Receipt, Rescheduled
+from delaylevel.model.position import Position
+from delaylevel.topics.outcomes import CancelledName, Outcomes
 
 from .checks import Message, check_arguments, check_encoded
-from .client_calls import Done, PartitionOpener, at_exit, client_errors, close_async, interruptible
+from .client_calls import (
+    Done,
+    PartitionOpener,
+    at_exit,
+    client_errors,
+    close_async,
+    in_client,
+    interruptible,
+)
 from .level_topic_cache import LevelTopicCache
 from .partition import Opening, PartitionProducer
 from .receipts import (
-    OutcomeReader,
     accepted,
     check_cancellable,
     check_read_back,
@@ -43,7 +54,6 @@ from .receipts import (
     receipt_for,
     replacement_id,
     seconds_of,
-    stored_outcome,
     too_late,
     versioned_id,
     waiting_under,
@@ -78,6 +88,19 @@ def blocking(
         raise AssertionError("a step of a producer for threads has not waited")
 
     return waiting  # type: ignore[return-value]  # the name of its first argument
+
+
+class Expected(NamedTuple):
+    """The outcomes that a call waits for.
+
+    Attributes:
+        start: position at which they come; None not to wait.
+        reason: why none can come; empty if nobody waits.
+    """
+
+    start: Position | None = None
+    timeout_s: float = 0.0
+    reason: str = ""
 
 
 class BaseProducer:
@@ -335,36 +358,44 @@ class BaseProducer:
             lambda: self._cache.routed(lambda routing: routing.route_cancellation(wanted))
         )
 
-    @asynccontextmanager
-    async def _expecting(self, timeout_s: float) -> AsyncIterator[OutcomeReader | None]:
-        """Expect the outcomes of cancellations that are sent in the block; None not to wait."""
-        if not timeout_s:
-            yield None
-            return
+    def _outcomes(self) -> Outcomes:
         assert self._admin is not None
-        reader = OutcomeReader(self._reading, self._admin, self.description, lambda: self._closed)
+        return Outcomes(self._reading, self._admin, self.description, in_client)
+
+    async def _expected(self, timeout_s: float) -> Expected:
+        """Find the end of the outcomes, before a cancellation is sent."""
+        if not timeout_s:
+            return Expected()
         try:
-            await self._waiting(reader.open)
-            yield reader
-        finally:
-            reader.end()
-            await self._waiting(reader.close)
+            start = await self._waiting(self._outcomes().end)
+        except LevelTopicError as error:
+            return Expected(reason=str(error))
+        return Expected(start, timeout_s)
 
     async def _cancel(
-        self,
-        wanted: Receipt,
-        route: Route,
-        reader: OutcomeReader | None,
-        timeout_s: float,
-        new: Receipt | None = None,
+        self, wanted: Receipt, route: Route, expected: Expected, new: Receipt | None = None
     ) -> Outcome:
         """Send a cancellation, perhaps for a ``new`` message instead; wait for its outcome."""
         with explained(wanted, new):
             await self._park(route, PAYLOAD, self._arguments(route, wanted.key or None))
-        if reader is None:
-            return accepted(wanted)
-        outcome = await self._waiting(partial(reader.outcome, wanted, timeout_s))
-        return outcome or accepted(wanted, reader.reason)
+        if expected.start is None:
+            return accepted(wanted, expected.reason)
+        name = CancelledName(wanted.id, wanted.target, wanted.key, wanted.due_ms)
+        wait = partial(
+            self._outcomes().wait,
+            expected.start,
+            {name},
+            expected.timeout_s,
+            lambda: self._closed,
+        )
+        try:
+            found = await self._waiting(wait)
+        except pulsar.Interrupted:
+            raise
+        except (BrokerError, pulsar.PulsarException) as error:
+            # The cancellation is stored all the same.
+            return accepted(wanted, f"its outcome cannot be read: {error}")
+        return found.get(name) or accepted(wanted)
 
 
 class Scheduling(BaseProducer):
@@ -505,10 +536,10 @@ class Scheduling(BaseProducer):
             find = partial(waiting_under, self._reading, self._admin, level_topic, target)
             found, outcomes = await self._waiting(partial(find, message_id))
             routes = [await self._cancellation(old) for old in found]
-            async with self._expecting(timeout_s) as reader:
-                new = await self._store(message)
-                for old, route in zip(found, routes, strict=True):
-                    outcomes.append(await self._cancel(old, route, reader, timeout_s, new))
+            expected = await self._expected(timeout_s)
+            new = await self._store(message)
+            for old, route in zip(found, routes, strict=True):
+                outcomes.append(await self._cancel(old, route, expected, new))
         return replaced(new, replaced=tuple(outcomes))
 
     async def cancel(
@@ -552,9 +583,8 @@ class Scheduling(BaseProducer):
             self._check_cancellable()
             if wanted.sent_directly:
                 return too_late(wanted)
-            async with self._expecting(timeout_s) as reader:
-                route = await self._cancellation(wanted)
-                return await self._cancel(wanted, route, reader, timeout_s)
+            expected = await self._expected(timeout_s)
+            return await self._cancel(wanted, await self._cancellation(wanted), expected)
 
     async def reschedule(
         self,
@@ -618,27 +648,27 @@ class Scheduling(BaseProducer):
         with self._errors():
             self._check_cancellable()
             route = await self._cancellation(wanted)
-            async with self._expecting(timeout_s) as reader:
-                if given:
-                    new = await self._store(
-                        Message(
-                            content,
-                            properties,
-                            (wanted.key or None) if partition_key is None else partition_key,
-                            ordering_key,
-                            event_timestamp=event_timestamp,
-                            deliver_at=due_ms,
-                            message_id=own_id,
-                            expires_at=expires_ms or None,
-                            replaces=wanted.id,
-                        )
+            expected = await self._expected(timeout_s)
+            if given:
+                new = await self._store(
+                    Message(
+                        content,
+                        properties,
+                        (wanted.key or None) if partition_key is None else partition_key,
+                        ordering_key,
+                        event_timestamp=event_timestamp,
+                        deliver_at=due_ms,
+                        message_id=own_id,
+                        expires_at=expires_ms or None,
+                        replaces=wanted.id,
                     )
-                else:
-                    new = await self._store_again(wanted, due_ms, own_id, expires_ms)
-                if wanted.sent_directly:
-                    return Rescheduled(new, too_late(wanted))
-                outcome = await self._cancel(wanted, route, reader, timeout_s, new)
-                return Rescheduled(new, outcome)
+                )
+            else:
+                new = await self._store_again(wanted, due_ms, own_id, expires_ms)
+            if wanted.sent_directly:
+                return Rescheduled(new, too_late(wanted))
+            outcome = await self._cancel(wanted, route, expected, new)
+            return Rescheduled(new, outcome)
 
     async def fire_now(
         self,
@@ -673,8 +703,6 @@ class Scheduling(BaseProducer):
         self._check_open()
         with self._errors():
             self._check_cancellable()
-            partition = self.description.outcomes_topic.partition(0)
-            assert self._admin is not None
-            return await self._waiting(
-                partial(stored_outcome, self._reading, self._admin, partition, wanted)
-            )
+            found = await self._waiting(partial(self._outcomes().stored, wanted.id))
+        named = wanted.target, wanted.key
+        return next((one for one in found if (one.target, one.key) == named), None)

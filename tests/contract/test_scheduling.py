@@ -23,7 +23,6 @@ from delaylevel.errors import (
     LevelTopicError,
     MessageTooLargeError,
 )
-from delaylevel.inspection.cancelled import Outcomes
 from delaylevel.model import envelope as env
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Role
 from delaylevel.model.message import ParkedMessage
@@ -31,6 +30,7 @@ from delaylevel.model.outcome import place_of
 from delaylevel.model.position import EARLIEST
 from delaylevel.model.strategy import Levels, PartitionBy, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
+from delaylevel.topics.outcomes import Outcomes
 from support.world import World
 
 HOUR = timedelta(hours=1)

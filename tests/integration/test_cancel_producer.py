@@ -28,7 +28,7 @@ from delaylevel.errors import (
 from delaylevel.model import envelope as env
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription
 from delaylevel.model.strategy import Levels, PartitionBy, PartitionStrategy
-from delaylevel.producer.receipts import OutcomeReader
+from delaylevel.topics.outcomes import CancelledName, Outcomes
 from support.proxy import Proxy
 from support.world import QUIET, Eventually, MakeClient, MakeLevelTopic, RealWorld, quiet_client
 from support.world import eventually as wait_until
@@ -139,18 +139,19 @@ def test_outcomes_are_not_lost_when_the_topic_moves(
     partition = orders.outcomes_topic.partition(0)
     url = f"{admin.admin_url}/admin/v2/{partition.rest_path}/unload"
     first = producer.schedule(b"x", deliver_after=FAR)
+    name = CancelledName(first.id, first.target, first.key, first.due_ms)
+    outcomes = Outcomes(world.plain_client, admin, orders)
     for _ in range(3):
-        reader = OutcomeReader(world.plain_client, admin, orders)
-        reader.open()
-        assert urllib3.request("PUT", url).status == 204
-        decider.answer(
-            {env.ID: first.id, env.TARGET: first.target, env.DUE: str(first.due_ms)},
-            OutcomeStatus.CANCELLED,
-        )
-        found = reader.outcome(first, 60)
-        assert found is not None
-        assert found.status is OutcomeStatus.CANCELLED
-        reader.close()
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(outcomes.wait, outcomes.end(), {name}, 60)
+            wait_for_readers(admin, orders, 1)
+            assert urllib3.request("PUT", url).status == 204
+            decider.answer(
+                {env.ID: first.id, env.TARGET: first.target, env.DUE: str(first.due_ms)},
+                OutcomeStatus.CANCELLED,
+            )
+            assert waiting.result(90)[name].status is OutcomeStatus.CANCELLED
+        wait_for_readers(admin, orders, 0)
 
 
 def test_a_close_ends_the_wait(producer: Any, admin: Admin, orders: LevelTopicDescription) -> None:
