@@ -12,7 +12,7 @@ and of all others.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from enum import Enum
 
 from delaylevel.cluster.targets.pool import TargetKey, TargetPool
@@ -64,7 +64,7 @@ class TargetState(Enum):
 
     READY = "ready", True, None
     REFUSED = "refused", True, None  # there is room to set its messages aside
-    FULL = "full", False, 1  # it is about to have room
+    FULL = "full", False, 0  # it is about to have room
     OPENING = "opening", False, _MANY_WAITING
     CLOSED = "closed", False, None  # or opening for long
     SLOW = "slow", False, None  # or without room for what it refuses
@@ -392,7 +392,12 @@ class BatchPublisher:
     def _is_stopped(self) -> bool:
         """True if no further due messages are taken, because of those that wait for a target."""
         waiting = self._queue.waiting
-        for key in waiting.targets:
+        keys: Iterable[TargetKey] = waiting.targets
+        if not is_below_limits(self._queue.in_flight, 0):
+            # In a burst, what is due next is for the target that is full: if it were taken, each
+            # message would go through the queue of its target.
+            keys = {*keys, *(key for key, _ in self._pool.waiting())}
+        for key in keys:
             stops_from = self._table.state(key).stops_from
             if stops_from is not None and waiting.count(key) >= stops_from:
                 return True

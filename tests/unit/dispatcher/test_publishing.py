@@ -71,6 +71,26 @@ def test_a_slow_producer_of_a_target_does_not_stop_other_targets(
     assert len(run.broker.topics[INVOICES].delivered) == 5
 
 
+def test_no_message_of_a_burst_waits_while_its_target_confirms(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("delaylevel.dispatcher.publishing.flights.IN_FLIGHT_MESSAGES", 20)
+    monkeypatch.setattr("delaylevel.dispatcher.publishing.publisher._BATCH", 10)
+    run = Simulation(False, tmp_path)
+    run.send(1, ORDERS, too_big=False)
+    rounds(run, 10)  # its producer is open
+    answer(run, ORDERS)
+    rounds(run, 1)
+    run.send(200, ORDERS, too_big=False)
+    waited = 0
+    for _ in range(40):
+        rounds(run, 1, seconds=0.01)
+        waited += len(run.queue.waiting.targets)
+        answer(run, ORDERS)
+    assert len(run.broker.topics[ORDERS].delivered) == 201
+    assert waited == 0
+
+
 @pytest.mark.parametrize("numbered", [False, True])
 def test_few_messages_are_set_aside_at_a_time(
     numbered: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
