@@ -23,13 +23,11 @@ from delaylevel.functions.relay import SLOW, SLOW_S, Item, RecentIds, Relay, tak
 from delaylevel.model.envelope import (
     ATTEMPT,
     DUE,
-    EXPIRES,
     ID,
     REASON,
     TARGET,
 )
 from delaylevel.model.level_topic import (
-    Expired,
     FinalWindow,
     LevelTopicDescription,
     Mover,
@@ -193,21 +191,6 @@ def test_a_message_is_acknowledged_only_after_its_confirmation(world: RelayWorld
     assert relay.take_report().window == 3
 
 
-def test_an_invalid_message_is_acknowledged_once_it_is_a_dead_letter(world: RelayWorld) -> None:
-    relay = world.relay()
-    relay.offer(received(0, {"mine": "1"}))
-    relay.offer(parked(1, target="persistent://public/default/not-ours"))
-    settle(relay)
-    assert [sent.properties["mine"] for sent in world[DEAD].sent] == ["1", "1"]
-    assert all(sent.properties[REASON] for sent in world[DEAD].sent)
-    settle(relay)
-    assert world.acknowledged == []
-    world[DEAD].answer()
-    settle(relay)
-    assert world.acknowledged == [0, 1]
-    assert relay.take_report().dead.total() == 2
-
-
 def test_a_later_format_stops_the_relay(world: RelayWorld) -> None:
     reads = []
 
@@ -361,42 +344,6 @@ def test_refused_messages_are_held_for_the_pause_and_others_are_sent(
     assert world.opened(BILLS) == 2
     assert world[BILLS].sent[0].properties[ID].endswith("partition-0:7:0:-1"), "another ID"
     assert ATTEMPT not in world[BILLS].sent[0].properties
-
-
-@pytest.mark.parametrize("policy", Expired)
-def test_an_expired_message_is_not_handed_off(policy: Expired) -> None:
-    world = RelayWorld(expired=policy, expire_after_ms=5_000)
-    relay = world.relay()
-    relay.offer(parked(0, due_ms=T0 - 5_000))
-    relay.offer(parked(1, due_ms=T0 - 4_000))
-    properties = {DUE: str(T0 - 4_000), TARGET: ORDERS, EXPIRES: str(T0), ATTEMPT: "1"}
-    relay.offer(received(2, properties, topic=HELD, published_ms=T0 - 60_000))
-    settle(relay)
-    world[ORDERS].answer()
-    settle(relay)
-    if policy is Expired.DEAD_LETTER:
-        assert world.acknowledged == [1]
-        assert len(world[DEAD].sent) == 2
-        assert all(each.properties[REASON].startswith("expired at ") for each in world[DEAD].sent)
-        world[DEAD].answer()
-        settle(relay)
-    assert sorted(world.acknowledged) == [0, 1, 2]
-    assert len(world[ORDERS].sent) == 1
-    report = relay.take_report()
-    assert (report.expired, report.due, report.dead.total()) == ({ORDERS: 2}, 1, 0)
-
-
-def test_a_message_that_cannot_be_held_is_given_back(world: RelayWorld) -> None:
-    relay = world.relay()
-    relay.offer(parked(0, target=BILLS))
-    settle(relay)
-    world[BILLS].answer(pulsar.Result.Timeout)
-    settle(relay)
-    world[HELD].answer(pulsar.Result.Timeout)
-    settle(relay)
-    assert (world.given_back, world.acknowledged) == ([0], [])
-    assert (relay.in_flight, relay.unacknowledged) == (0, 0)
-    assert relay.take_report().given_back.total() == 1
 
 
 def test_other_messages_are_sent_while_a_producer_opens(world: RelayWorld) -> None:
@@ -688,26 +635,6 @@ def test_confirmations_of_a_deleted_target_are_worth_nothing(world: RelayWorld) 
     assert world.opened(ORDERS) == 2
 
 
-def test_a_message_that_is_too_large_for_its_target_becomes_a_dead_letter(
-    world: RelayWorld,
-) -> None:
-    world.limits[ORDERS] = 3
-    relay = world.relay()
-    relay.offer(parked(0))
-    settle(relay)
-    assert world[DEAD].sent[0].properties[REASON] == f"too large for {ORDERS}"
-    assert world.acknowledged == []
-    world[DEAD].answer()
-    settle(relay)
-    assert world.acknowledged == [0]
-    assert relay.take_report().dead.total() == 1
-    # The target is not at fault.
-    world.limits.clear()
-    relay.offer(parked(1))
-    settle(relay)
-    assert len(world[ORDERS].sent) == 1
-
-
 def test_a_message_too_large_for_dead_letters_in_every_form_is_given_back(
     world: RelayWorld,
 ) -> None:
@@ -719,25 +646,6 @@ def test_a_message_too_large_for_dead_letters_in_every_form_is_given_back(
             settle(relay)
     assert world.acknowledged == []
     assert world.given_back == [0, 1]
-
-
-def test_messages_for_a_level_that_cannot_be_opened_are_given_back(world: RelayWorld) -> None:
-    level = f"{LEVEL_TOPIC}-partition-2"
-    world.refusals[level] = pulsar.AuthorizationError("no")
-    relay = world.relay()
-    relay.offer(parked(0, due_ms=T0 + 3 * DAY + 5000))
-    settle(relay)
-    relay.offer(parked(1, due_ms=T0 + 3 * DAY + 5000))
-    settle(relay)
-    assert world.given_back == [0, 1]
-    assert relay.take_report().given_back == {"AuthorizationError": 2}
-    world.refusals.clear()
-    world.pass_time(relay, 1)
-    relay.offer(parked(0, due_ms=T0 + 3 * DAY + 5000))
-    settle(relay)
-    world[level].answer()
-    settle(relay)
-    assert world.acknowledged == [0]
 
 
 def test_a_level_that_does_not_answer_gets_messages_again_once_it_does(world: RelayWorld) -> None:

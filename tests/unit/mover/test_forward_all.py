@@ -20,8 +20,6 @@ from delaylevel.model.envelope import (
     COMPRESSION,
     DUE,
     ID,
-    KIND,
-    REASON,
     SCHEMA,
     TARGET,
     compression_of,
@@ -258,70 +256,6 @@ def test_unreadable_messages_are_dead_letters_between_the_others() -> None:
     dead = [value for topic, value, *_ in client.sent if "-DLQ-" in topic]
     assert parked == [b"first", b"second", b"last"]
     assert dead == [b"key", b"ordering", b"properties"]
-
-
-def test_records_of_an_unknown_kind_are_dead_letters_between_the_others() -> None:
-    client = Client()
-    properties = {DUE: str(T0 + 5 * HOUR), TARGET: ORDERS, ID: "a"}
-    due = {**properties, DUE: str(T0)}
-    records = [properties, {**properties, KIND: "teleport"}, {**due, KIND: "teleport"}, properties]
-    rows = [raw(number, given, b"%d" % number) for number, given in enumerate(records)]
-    moving = forwarder(client)
-    assert moving.forward_all(SOURCE, rows, lambda: T0) == len(rows)
-    reason = "delaylevel.kind is 'teleport': this version does not know this kind of record"
-    report = moving.flush()
-    assert report.parked.total() == 2
-    assert report.dead == {reason: 2}
-    dead = [sent for sent in client.sent if "-DLQ-" in sent[0]]
-    assert [sent[1] for sent in dead] == [b"1", b"2"]
-    assert all(
-        sent[2].items() >= {KIND: "teleport", ID: "a", REASON: reason}.items() for sent in dead
-    )
-    assert {sent[1] for sent in client.sent if sent not in dead} == {b"0", b"3"}
-
-
-@pytest.mark.parametrize("role", [Role.LEVEL, Role.HELD])
-@pytest.mark.parametrize("key", ["", "k"])
-def test_a_cancellation_always_ends_in_the_window_partition_of_its_message(
-    role: Role, key: str
-) -> None:
-    """It is parked like a message, and neither its due time nor its target lets it out."""
-    client = Client()
-    source = next(each for each in source_partitions(TRACKED) if each.role is role)
-    window = TRACKED.window_topic.full
-    own = window.removeprefix("persistent://") + "-partition-2:7:1:-1"
-    mine = {"mine": "1", KIND: "cancel", TARGET: ORDERS}
-    given = [
-        {**mine, DUE: str(T0 + minutes * HOUR // 60), ID: name}
-        for minutes, name in ((-3000, "a"), (-1, own), (0, "a"), (30, own), (300, "a"))
-    ]
-    rows = [raw(number, each, b"%d" % number, key) for number, each in enumerate(given)]
-    moving = forwarder(client, description=TRACKED)
-    assert moving.forward_all(source, rows, lambda: T0) == len(rows)
-    report = moving.flush()
-    client.sent.sort(key=lambda sent: int(sent[1]))
-    assert [sent[2:4] for sent in client.sent] == [(each, key) for each in given]
-    hashed = TRACKED.window_partition(key, "a")
-    direct = TRACKED.window_partition(key, own) if key else 2
-    ends = [f"{window}-partition-{number}" for number in (hashed, direct, hashed, direct)]
-    assert [sent[0] for sent in client.sent[:4]] == ends
-    assert client.sent[4][0] == TRACKED.level_topic(1).partition(4).full
-    assert (report.window, report.parked.total(), report.due, report.total) == (4, 1, 0, 5)
-
-
-def test_a_cancellation_for_the_final_window_of_the_broker_is_a_dead_letter() -> None:
-    """There, nobody decides about it, and the business topic must not get it."""
-    client = Client()
-    given = {TARGET: ORDERS, ID: "a", KIND: "cancel"}
-    rows = [raw(hours, {**given, DUE: str(T0 + hours * HOUR)}, b"cancel") for hours in (0, 1, 5)]
-    moving = forwarder(client)
-    moving.forward_all(SOURCE, rows, lambda: T0)
-    reason = (
-        "delaylevel.kind is 'cancel': no dispatcher decides about such records in level topic "
-        f"{DESCRIPTION.topic}, which has the final window 'broker'"
-    )
-    assert moving.flush().dead == {reason: 3}
-    assert {sent[0] for sent in client.sent} == {DESCRIPTION.dead_letter_topic.partition(0).full}
 
 
 @pytest.mark.parametrize("hours", [0, 5])

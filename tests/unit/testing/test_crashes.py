@@ -17,14 +17,10 @@ from typing import Any, Protocol, TypeVar
 import pulsar
 import pytest
 
-from delaylevel import topics
 from delaylevel.consumer import Backoff, Deduplication, Listeners, ReceivedMessage, TopicIdStore
 from delaylevel.model.delivery import Delivery
-from delaylevel.model.envelope import DUE, ID, TARGET
 from delaylevel.model.outcome import Outcome, OutcomeStatus
 from delaylevel.model.strategy import Levels, PartitionStrategy
-from delaylevel.mover.dead_letters import replay
-from delaylevel.mover.drain import drain
 from delaylevel.testing import Crashed, MemoryPulsar, admin
 from delaylevel.testing.memory import dispatcher
 from delaylevel.testing.memory.log import NO_POSITION, message_id
@@ -239,50 +235,6 @@ def test_a_dispatcher_that_cancels_may_end_after_any_event(
         memory.advance(HOUR)
 
     assert at_every_event(prepare, work) > 10
-
-
-def test_a_drain_may_end_after_any_event() -> None:
-    def work(memory: MemoryPulsar, _: Ledger) -> None:
-        client = memory.client()
-        try:
-            description = topics.describe(memory.admin, "_orders-delay-level")
-            drain(client, memory.admin, description, clock=memory.clock)
-        finally:
-            client.shutdown()
-
-    events = at_every_event(lambda memory: parked(memory, final_window="tracker"), work)
-    assert events > 3
-
-
-def test_a_replay_may_end_after_any_event() -> None:
-    def prepare(memory: MemoryPulsar) -> Ledger:
-        ledger = parked(memory, final_window="tracker")
-        description = topics.describe(memory.admin, "_orders-delay-level")
-        raw = memory.client().create_producer(description.level_topic(0).partition(0).full)
-        for number in range(3):
-            body, due_ms = b"unknown-%d" % number, memory.clock.now_ms() + 86_400_000
-            raw.send(body, properties={DUE: str(due_ms), TARGET: "elsewhere", ID: str(number)})
-            ledger.due_ms[body] = due_ms
-        memory.advance(DAY + HOUR)
-        assert len(memory.delivered(description.dead_letter_topic.partition(0).full)) == 3
-        return ledger
-
-    def work(memory: MemoryPulsar, _: Ledger) -> None:
-        client = memory.client()
-        try:
-            description = topics.describe(memory.admin, "_orders-delay-level")
-            replay(
-                client,
-                memory.admin,
-                description,
-                lambda letter: True,
-                target=description.targets[0],
-                clock=memory.clock,
-            )
-        finally:
-            client.shutdown()
-
-    assert at_every_event(prepare, work) > 1
 
 
 @dataclass
