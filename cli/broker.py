@@ -11,7 +11,7 @@ import click
 
 from delaylevel.broker.distribution import PULSAR_VERSION
 from delaylevel.broker.embedded import BrokerStatus, EmbeddedBroker, instances, prepare
-from delaylevel.cli.views.live import Starting, live_region
+from delaylevel.cli.views.live import Starting, status_line
 from delaylevel.cli.views.output import emit, emit_one, note
 from delaylevel.cli.views.tables import Column
 from delaylevel.errors import AlreadyRunningError
@@ -140,8 +140,8 @@ def _starting(instance: EmbeddedBroker) -> Iterator[None]:
         return
     what = f"the broker {instance.name!r}"
     with (
-        live_region() as region,
-        Starting(region, what, lambda: "this takes some seconds", None),
+        status_line() as line,
+        Starting(line, what, lambda: "this takes some seconds", None),
     ):
         yield
 

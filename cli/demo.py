@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING
 import click
 
 from delaylevel.broker.embedded import EmbeddedBroker
-from delaylevel.cli.views.live import LiveRegion, live_region
+from delaylevel.cli.views.live import StatusLine, status_line
 from delaylevel.cli.views.output import emit_one, note
-from delaylevel.cli.views.tables import Column, chart
-from delaylevel.cli.views.terminal import wrapped
+from delaylevel.cli.views.tables import Column
 from delaylevel.model.formatting import format_duration
 
 from . import options
@@ -57,9 +56,9 @@ def demo(messages: int, output: str) -> None:
             EmbeddedBroker(
                 "demo", directory=where / "broker", follow_parent=True, report=note
             ) as broker,
-            live_region() as region,
+            status_line() as line,
         ):
-            result = run(broker.connection, where / "window", messages, _shown(region))
+            result = run(broker.connection, where / "window", messages, _shown(line))
     late = {"p50": 0.5, "p99": 0.99, "max": 1.0}
     view = {
         "sent": len(result.sent),
@@ -78,15 +77,14 @@ def demo(messages: int, output: str) -> None:
         click.get_current_context().exit(1)
 
 
-def _shown(region: LiveRegion) -> Callable[[Demonstration], None]:
-    """Return a function that shows progress: bars on a terminal, else a line now and then."""
+def _shown(line: StatusLine) -> Callable[[Demonstration], None]:
+    """Return a function that shows progress on a terminal, or else in a line now and then."""
     next_s, phase = 0.0, ""
 
     def show(at: Demonstration) -> None:
         nonlocal next_s, phase
-        if region.live:
-            width, height = region.size
-            region.show("\n".join((wrapped(_line(at), width), *_bars(at, width)[: height - 2])))
+        if line.live:
+            line.show(_line(at))
         elif at.phase != phase or at.seconds >= next_s:
             next_s, phase = at.seconds + _LINE_EVERY_S, at.phase
             note(_line(at))
@@ -96,15 +94,6 @@ def _shown(region: LiveRegion) -> Callable[[Demonstration], None]:
 
 def _line(at: Demonstration) -> str:
     return (
-        f"{at.seconds:.0f}s {at.phase}: {len(at.sent):,} sent, {len(at.seen):,} delivered, "
-        f"median {format_duration(at.late_at(0.5))} late"
+        f"{at.seconds:.0f}s {at.phase}: {len(at.sent):,} sent, {at.window:,} in the window, "
+        f"{len(at.seen):,} delivered, median {format_duration(at.late_at(0.5))} late"
     )
-
-
-def _bars(at: Demonstration, width: int) -> list[str]:
-    rows = {**at.parked, "window": at.window}
-    most = max(1, *rows.values())
-    counts = [f"{waiting:,}" for waiting in rows.values()]
-    shares = [waiting / most for waiting in rows.values()]
-    labels = ["LEVEL AND PARTITION", *rows]
-    return chart(labels, ["WAITING", *counts], [0.0, *shares], width).splitlines()

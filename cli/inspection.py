@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import click
 
 from delaylevel.cli.views.levels import note_undelivered
-from delaylevel.cli.views.live import ProgressLine, live_region
+from delaylevel.cli.views.live import Progress, status_line
 from delaylevel.cli.views.output import note
 from delaylevel.cli.views.terminal import width_of
 from delaylevel.cluster.connection.settings import require_reachable
@@ -57,7 +57,7 @@ def note_delivery(look: Inspector, topic: str) -> None:
 
 
 class Reading(contextlib.ExitStack):
-    """Progress of a long read on stderr: a bar if the number of messages is known, else a count.
+    """Progress of a long read on stderr: a share if the number of messages is known, or a count.
 
     Nothing is drawn if stderr is not a terminal, or for a read that ends at once.
     """
@@ -66,13 +66,13 @@ class Reading(contextlib.ExitStack):
 
     def __init__(self) -> None:
         super().__init__()
-        self._region = self.enter_context(live_region())
-        self._progress = ProgressLine(self._region, "Read", None)
+        self._line = self.enter_context(status_line())
+        self._progress = Progress(self._line, "Read", None)
 
     def expect(self, messages: int) -> None:
         """Set the estimated number of messages that follow."""
         known = messages if messages >= self._LEAST else None
-        self._progress = ProgressLine(self._region, "Reading" if known else "Read", known)
+        self._progress = Progress(self._line, "Reading" if known else "Read", known)
 
     def tell(self, messages: int) -> None:
         """Add a number of messages that were read."""

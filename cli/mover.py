@@ -13,7 +13,7 @@ import click
 import platformdirs
 from click.core import ParameterSource
 
-from delaylevel.cli.views.live import LiveRegion, Starting, first_unmet, is_live, live_region
+from delaylevel.cli.views.live import Starting, StatusLine, first_unmet, status_line
 from delaylevel.cli.views.output import emit, emit_one, note
 from delaylevel.cli.views.tables import Column
 from delaylevel.cluster import logs as client_log
@@ -447,7 +447,7 @@ def run(
         moved += progress.numInputRows - dropped(progress)
 
     with Starting(
-        LiveRegion(None),  # the JVM writes its own log to the terminal
+        StatusLine(None),  # the JVM writes its own log to the terminal
         f"Spark job as mover for {', '.join(topics)}",
         lambda: "" if job.wait_ready(0) else job.activity,
         None if settings.once else serving,
@@ -514,7 +514,7 @@ def _run_local(
             served = serving_lines(service.descriptions, service.stats(), ())
             return [*served, *refused_lines(service.roster.refused), "Ctrl-C ends it."]
 
-        states = MoverStates(first=not is_live())  # the table above has it on a terminal
+        states = MoverStates()
 
         def show() -> None:
             if not start.over:
@@ -522,10 +522,10 @@ def _run_local(
             found = service.stats()
             states.show(found)
             moved = sum(stats.report.total for stats in found.values())
-            region.show(f"since the start: {moved:,} moved")
+            line.show(f"since the start: {moved:,} moved")
 
-        with live_region() as region:
-            start = Starting(region, f"mover for {', '.join(topics)}", waiting, serving)
+        with status_line() as line:
+            start = Starting(line, f"mover for {', '.join(topics)}", waiting, serving)
             with start:
                 service.run(show)
         moved = sum(stats.report.total for stats in service.stats().values())
@@ -541,21 +541,16 @@ def _moved(messages: int, dropped: int = 0) -> str:
 
 
 class MoverStates:
-    """The states of movers, printed when they change.
+    """The states of movers, printed when they change."""
 
-    Args:
-        first: True to print the first state of each mover, too.
-    """
-
-    def __init__(self, *, first: bool = True) -> None:
-        self._first = first
+    def __init__(self) -> None:
         self._known: dict[str, tuple[str, str]] = {}
 
     def show(self, found: Mapping[str, MoverStats]) -> None:
         """Print the changes since the last call."""
         for topic, stats in found.items():
             state = stats.state, stats.holder
-            before = self._known.get(topic, ("starting", "") if self._first else state)
+            before = self._known.get(topic, ("starting", ""))
             self._known[topic] = state
             if state == before:
                 continue

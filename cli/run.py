@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import time
 from functools import partial
 from pathlib import Path
@@ -13,9 +12,8 @@ import click
 import platformdirs
 
 from delaylevel.cli.views import logs as own_logs
-from delaylevel.cli.views.live import LiveRegion, Starting, first_unmet, live_region
+from delaylevel.cli.views.live import Starting, StatusLine, first_unmet, status_line
 from delaylevel.cli.views.output import note
-from delaylevel.cli.views.terminal import has_colour
 from delaylevel.cluster import logs
 from delaylevel.cluster.connection.settings import Connection
 from delaylevel.cluster.threads import stop_on_signals
@@ -150,14 +148,14 @@ def serve(
             note(f"{report.moved.total:,} messages moved, {report.released:,} released.")
             return
         served = ", ".join(topics) or f"the level topics of {namespace}"
-        with live_region(keep=True) as region:
+        with status_line() as line:
             start = Starting(
-                region,
+                line,
                 f"{'mover and dispatcher' if moves else 'dispatcher'} for {served}",
                 lambda: first_unmet(service.start_checks()),
                 lambda: [*_serving(service, namespace), "Ctrl-C ends it."],
             )
-            progress = _Progress(service, region, start)
+            progress = _Progress(service, line, start)
             with start:
                 service.run(progress.show)
         progress.end()
@@ -189,16 +187,16 @@ def _serving(service: LocalService, namespace: str | None) -> list[str]:
 
 
 class _Progress:
-    """The progress of a service: a live table on a terminal, else a line now and then."""
+    """The progress of a service: the last line of a terminal, else a line now and then."""
 
-    def __init__(self, service: LocalService, region: LiveRegion, start: Starting) -> None:
+    def __init__(self, service: LocalService, line: StatusLine, start: Starting) -> None:
         from delaylevel.cli.views.service import ServiceView
 
         self._service = service
         self._start = start
         self._view = ServiceView()
         self._states = MoverStates()
-        self._region = region
+        self._line = line
         self._counts = (0, 0)
         self._line_s = time.monotonic() + _LINE_EVERY_S
 
@@ -206,12 +204,11 @@ class _Progress:
         """Update the view; called once a second."""
         if not self._start.over:
             return
-        if self._region.live:
-            self._update()
-            columns, lines = self._region.size
-            self._region.show(self._view.table(columns, lines, has_colour(sys.stderr)))
-            return
         self._states.show(self._movers())
+        if self._line.live:
+            self._update()
+            self._line.show(self._view.summary())
+            return
         if time.monotonic() >= self._line_s - _REQUEST_S:
             self._service.members()
         if time.monotonic() >= self._line_s:

@@ -25,12 +25,11 @@ from delaylevel.dispatcher import DispatchSettings
 from delaylevel.errors import BrokerError
 from delaylevel.model.clock import SystemClock
 from delaylevel.model.envelope import due_of
-from delaylevel.model.level_topic import LevelTopicDescription, Role
+from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.producer.client import DelayLevelClient
 from delaylevel.run.service import LocalService
 from delaylevel.topics import registry as topics
-from delaylevel.topics.status import status
 
 
 def _level(unit_s: int, maximum_s: int, lead_s: int) -> PartitionStrategy:
@@ -71,7 +70,6 @@ class Demonstration:
         seen: number of arrivals of each message.
         changed: numbers of the messages that did not arrive as they were sent.
         late_ms: lateness of the arrivals, negative for early ones.
-        parked: number of entries that wait in each partition of a level; a batch is one.
         window: number of messages in the final window.
         moved, released: number of messages that the mover, and the dispatcher, have passed on.
     """
@@ -83,7 +81,6 @@ class Demonstration:
     seen: Counter[int] = field(default_factory=Counter)
     changed: set[int] = field(default_factory=set)
     late_ms: list[int] = field(default_factory=list)
-    parked: dict[str, int] = field(default_factory=dict)
     window: int = 0
     moved: int = 0
     released: int = 0
@@ -156,7 +153,7 @@ def run(
             for thread in threads:
                 if thread.done():
                     thread.result()  # raises its failure
-            _look(demo, admin, service, described)
+            _look(demo, service)
             show(demo)
             time.sleep(0.5)
 
@@ -243,12 +240,8 @@ def _consume(demo: Demonstration, consumer: Any, ended: threading.Event) -> None
     consumer.close()
 
 
-def _look(
-    demo: Demonstration, admin: Admin, service: LocalService, described: LevelTopicDescription
-) -> None:
+def _look(demo: Demonstration, service: LocalService) -> None:
     """Update what waits, and what was passed on."""
-    at = status(admin, described, SystemClock().now_ms(), roles=(Role.LEVEL,))
-    demo.parked = {f"{row.level_name} {row.partition}": row.backlog_entries for row in at.rows()}
     owners = [stats for each in service.dispatchers for stats in each.stats().values()]
     demo.window = sum(stats.pending + stats.in_flight for stats in owners)
     demo.moved = sum(s.report.total for each in service.movers for s in each.stats().values())

@@ -16,27 +16,12 @@ from delaylevel.model.level_topic import LEVEL_SUFFIX, Role
 from delaylevel.mover.service import MoverStats
 from delaylevel.topics.status import LevelTopicStatus
 
-from .tables import Column, local, render, yellow_if_any
-from .terminal import cut
+from .tables import local
 
 Owners = Mapping[tuple[str, int], OwnerStats]
 Movers = Mapping[str, MoverStats]
 Members = Mapping[str, LevelTopicStatus | None]
 
-_LATE = ("overdue", "behind")
-# What waits now, the totals of this process, and its state. 80 columns have room for all of them.
-_COLUMNS = (
-    Column("topic"),
-    Column("pending", "number"),
-    Column("next_due", tone=lambda text, _: "red" if str(text).startswith(_LATE) else None),
-    Column("moved", "number"),
-    Column("released", "number"),
-    Column("p99_ms", "duration", head="P99 LATE", rank=1),
-    Column("held", "number", tone=yellow_if_any),
-    Column("mover", tone=lambda state, _: "red" if state == "failing" else None),
-    Column("window"),
-)
-_LEGEND = "PENDING: parked (a batch is one), in the window, held. WINDOW: partitions."
 # A commit may take some tenths of a second; the broker's statistics are some seconds old.
 _USUAL_MS, _USUAL_BEHIND_MS = 1_000, 5_000
 
@@ -75,15 +60,16 @@ class ServiceView:
                 }
             )
 
-    def table(self, width: int, height: int, colour: bool = False) -> str:
-        """Return the rows as a table that fits a terminal, and a legend if it has room."""
-        lines = render(self.rows, _COLUMNS, width=width, colour=colour).splitlines()
-        if len(lines) > height:
-            left_out = len(lines) - height + 1
-            lines = [*lines[: height - 1], f"and {left_out} more"]
-        elif len(lines) < height:
-            lines.append(cut(_LEGEND, width))
-        return "\n".join(lines)
+    def summary(self) -> str:
+        """Return one line for all level topics, which names the first one that is late."""
+        if len(self.rows) == 1:
+            return _line(self.rows[0])
+        moved, released = self.counts
+        pending = sum(row["pending"] or 0 for row in self.rows)
+        late = [row for row in self.rows if str(row["next_due"]).startswith(("overdue", "behind"))]
+        parts = [f"{len(self.rows)} level topics: {pending:,} pending"]
+        parts += [f"{row['topic']} {row['next_due']}" for row in late[:1]]
+        return "; ".join((*parts, f"{moved:,} moved", f"{released:,} released"))
 
     def lines(self) -> list[str]:
         """Return one line for each level topic, for a log."""
@@ -158,13 +144,13 @@ def _next_due(due_ms: int | None, found: LevelTopicStatus, now_ms: int) -> str |
 
 
 def _line(row: Mapping[str, Any]) -> str:
-    parts = [f"{row['topic']}: mover {row['mover'] or 'elsewhere'}, {row['moved']:,} moved"]
-    if row["window"] is not None:
-        parts.append(f"{row['window']} window partitions, {row['released']:,} released")
-    if row["pending"] is not None:
-        parts.append(f"{row['pending']:,} pending")
+    known = row["pending"] is not None
+    parts = [f"{row['topic']}: {row['pending']:,} pending" if known else row["topic"]]
     if row["next_due"] is not None:
         parts.append(f"next due {row['next_due']}")
+    parts.append(f"{row['moved']:,} moved (mover {row['mover'] or 'elsewhere'})")
+    if row["window"] is not None:
+        parts.append(f"{row['released']:,} released ({row['window']} window partitions)")
     if row["p99_ms"] is not None:
         parts.append(f"p99 {format_duration(row['p99_ms'])} late")
     if row["held"]:

@@ -1,4 +1,4 @@
-"""Tests of the lines that are drawn in place, and of the start of a service on the screen."""
+"""Tests of the line that is drawn in place, and of the start of a service on the screen."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import click
 import pytest
 
 from delaylevel.cli.views import live, logs
-from delaylevel.cli.views.live import LiveRegion, Starting, live_region
+from delaylevel.cli.views.live import Starting, StatusLine, status_line
 from delaylevel.cli.views.terminal import has_colour
 
 pyte = pytest.importorskip("pyte")
@@ -75,8 +75,6 @@ class Emulated:
             patch.setattr(sys, "stdout", self)
             yield
             assert (sys.stdout, sys.stderr) == (self, self), "the streams are as before"
-        assert pyte.modes.DECTCEM in self.screen.mode, "the cursor is visible again"
-        assert pyte.modes.DECAWM in self.screen.mode, "lines are wrapped again"
 
 
 def on_terminal(test: Callable[..., None]) -> Callable[..., None]:
@@ -98,13 +96,14 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Emulated:
 @on_terminal
 def test_a_shorter_text_leaves_nothing_of_the_longer_one(terminal: Emulated) -> None:
     click.echo("$ delaylevel run orders")
-    with live_region() as region:
-        region.show("one long line\ntwo\nthree")
-        region.show("one")
+    with status_line() as line:
+        line.show("a text that is longer than a row of this small terminal")
+        assert [len(row) for row in terminal.rows[1:]] == [39]
+        line.show("one")
         assert terminal.rows == ["$ delaylevel run orders", "one"]
-        region.show("")
-        assert terminal.rows == ["$ delaylevel run orders"]
-        region.show("1\n2")
+        with status_line() as inner:
+            inner.show("nothing of another one")
+        assert terminal.rows == ["$ delaylevel run orders", "one"]
     assert terminal.rows == ["$ delaylevel run orders"]
     click.echo("done")
     assert terminal.rows == ["$ delaylevel run orders", "done"]
@@ -125,37 +124,22 @@ def warn(text: str) -> None:
     sys.stderr.write("\n")
 
 
-def echo(text: str) -> None:
-    click.echo(text)
-
-
-@pytest.mark.parametrize("write", [say, log, warn, echo, print])
+@pytest.mark.parametrize("write", [say, log, warn])
 @on_terminal
 def test_other_lines_are_written_above_it(terminal: Emulated, write: Callable[[str], None]) -> None:
-    with live_region(keep=True) as region:
-        region.show("first state\nof two rows")
+    with status_line() as line:
+        line.show("first state")
         write("a line of the log")
-        region.show("second state")
+        line.show("second state")
         write("another line")
         assert terminal.rows == ["a line of the log", "another line", "second state"]
     write("after the end")
-    assert terminal.rows[2:] == ["second state", "after the end"]
-
-
-@pytest.mark.parametrize(("columns", "lines"), [(20, 10), (60, 10), (40, 20), (60, 20)])
-@on_terminal
-def test_nothing_is_left_after_a_resize(terminal: Emulated, columns: int, lines: int) -> None:
-    click.echo("$ top")
-    with live_region(keep=True) as region:
-        region.show("\n".join(f"row {row} {'text ' * 6}" for row in range(6)))
-        terminal.resize(columns, lines)
-        region.show("a new\ntext")
-    assert terminal.rows == ["$ top", "a new", "text"]
+    assert terminal.rows[2:] == ["after the end"]
 
 
 @on_terminal
 def test_threads_do_not_mix_their_lines(terminal: Emulated) -> None:
-    with live_region(keep=True) as region:
+    with status_line() as line:
         threads = [
             threading.Thread(target=lambda name=name: [log(f"{name} {n}") for n in range(50)])
             for name in "abc"
@@ -163,13 +147,13 @@ def test_threads_do_not_mix_their_lines(terminal: Emulated) -> None:
         for each in threads:
             each.start()
         while any(each.is_alive() for each in threads):
-            region.show("state\nof two rows")
+            line.show("state")
         for each in threads:
             each.join()
-        region.show("state")
-    *lines, last = terminal.rows
+        line.show("state")
+        *lines, last = terminal.rows
     assert last == "state"
-    said = [line.partition(": ")[2] or line for line in lines]
+    said = [each.partition(": ")[2] or each for each in lines]
     assert sorted(said) == sorted(f"{name} {number}" for name in "abc" for number in range(50))
 
 
@@ -211,7 +195,7 @@ class Service:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(live, "_PATIENCE_S", 0.0)
-        monkeypatch.setattr(live, "_FRAME_S", 0.001)
+        monkeypatch.setattr(live, "_SHOWN_EVERY_S", 0.001)
         monkeypatch.setattr(live, "_LINE_EVERY_S", 0.0)
         self.reason = "no dispatcher owns partition 0 yet"
         self._asked = threading.Semaphore(0)
@@ -238,8 +222,8 @@ def test_a_terminal_shows_the_reason_until_the_service_is_ready(
 ) -> None:
     service = Service(monkeypatch)
     with (
-        live_region() as region,
-        Starting(region, "dispatcher for orders", service.waiting, service.serving) as start,
+        status_line() as line,
+        Starting(line, "dispatcher for orders", service.waiting, service.serving) as start,
     ):
         service.wait_until_asked(lambda: service.reason[:20] in "".join(terminal.rows))
         assert terminal.rows[0] == "Starting dispatcher for orders."
@@ -253,11 +237,11 @@ def test_a_terminal_shows_the_reason_until_the_service_is_ready(
     assert ready.startswith("Ready after ")
 
 
-def test_a_log_gets_lines_and_no_spinner(
+def test_a_log_gets_lines_now_and_then(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     service = Service(monkeypatch)
-    with Starting(LiveRegion(None), "mover for orders", service.waiting, service.serving) as start:
+    with Starting(StatusLine(None), "mover for orders", service.waiting, service.serving) as start:
         for _ in range(3):
             service.wait_until_asked(lambda: True)
         service.reason = ""

@@ -12,7 +12,6 @@ import pytest
 from delaylevel import PartitionStrategy
 from delaylevel.cli.service import serving_lines
 from delaylevel.cli.views.service import Members, ServiceView
-from delaylevel.cli.views.terminal import cells
 from delaylevel.dispatcher.service import ServedGroup
 from delaylevel.dispatcher.stats import LATENESS_BOUNDS_MS, OwnerStats
 from delaylevel.model.delivery import ForwardReport
@@ -92,25 +91,20 @@ def test_a_mover_that_is_behind_is_shown(members: Members) -> None:
     later = {ORDERS: replace(at, now_ms=NOW_MS + 2 * 3_600_000)}
     view.update({}, {}, {ORDERS: 0}, later, NOW_MS + 2 * 3_600_000)
     assert view.rows[0]["next_due"].startswith("behind 1h05m")
-    assert "\x1b[31m" in view.table(80, 20, colour=True)
+    assert "next due behind 1h05m" in view.summary()
 
 
-def test_the_table_fits_a_terminal(members: Members) -> None:
-    *whole, legend = updated(members).table(200, 20).splitlines()
-    assert legend.startswith("PENDING: parked")
-    assert [line.split()[0] for line in whole] == ["TOPIC", "orders", "others"]
-    assert whole[1].split()[-2:] == ["moving", "4"]
-    for width in (60, 80, 100, 120):
-        assert max(map(cells, updated(members).table(width, 20).splitlines())) <= width
-    eighty = updated(members).table(80, 20).splitlines()[0].split("  ")
-    head = [word.strip() for word in eighty if word]
-    assert head == (
-        ["TOPIC", "PENDING", "NEXT DUE", "MOVED", "RELEASED", "P99 LATE", "HELD", "MOVER", "WINDOW"]
+def test_one_line_tells_the_state_of_all_level_topics(members: Members) -> None:
+    both = updated(members, next_due_ms=NOW_MS - 5_000)
+    assert both.summary() == (
+        "2 level topics: 10 pending; orders overdue 6.0s; 1,200 moved; 600 released"
     )
-    small = updated(members).table(40, 2).splitlines()
-    assert len(small) == 2
-    assert small[-1] == "and 2 more"
-    assert max(map(len, small)) <= 40
+    orders, others = both.lines()
+    assert orders == (
+        "orders: 10 pending; next due overdue 6.0s; 1,200 moved (mover moving); "
+        "600 released (4 window partitions); p99 25ms late"
+    )
+    assert others.startswith("others; 0 moved (mover elsewhere); 0 released (1 recovering window")
 
 
 def test_the_table_has_levels_and_window_partitions() -> None:
