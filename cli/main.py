@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import difflib
-import errno
 import importlib
 import importlib.util
 import io
@@ -228,74 +226,30 @@ def cli(ctx: click.Context, verbose: int, log_format: str) -> None:
     logs.configure(log_format, level)
 
 
-class _OutputError(OSError):
-    """A failure to write to stdout or stderr, rather than to any other file."""
-
-
-class _Output(io.RawIOBase):
-    """The file of a standard stream, whose errors can be told from those of other files."""
-
-    def __init__(self, raw: Any) -> None:
-        super().__init__()
-        self._raw = raw
-
-    def writable(self) -> bool:
-        return True
-
-    def isatty(self) -> bool:
-        return bool(self._raw.isatty())
-
-    def fileno(self) -> int:
-        return int(self._raw.fileno())
-
-    def write(self, data: Any) -> int | None:
-        try:
-            written: int | None = self._raw.write(data)
-        except OSError as error:
-            raise _OutputError(error.errno, error.strerror) from error
-        return written
-
-
-def _watched(stream: Any) -> Any:
-    """Return a standard stream whose failures are an ``_OutputError``.
-
-    A terminal or pipe that is not UTF-8 gets escapes for the characters that it lacks.
-    """
-    if not isinstance(stream, io.TextIOWrapper):
-        return stream
-    stream.flush()
-    # With PYTHONUNBUFFERED, there is no buffer above the file. That of stderr would keep what could
-    # not be written, and fail again when the interpreter ends.
-    raw = getattr(stream.buffer, "raw", None)
-    file = _Output(stream.buffer if raw is None else raw)
-    return io.TextIOWrapper(
-        file if raw is None or stream is sys.stderr else io.BufferedWriter(file),
-        encoding=stream.encoding,
-        errors="backslashreplace",
-        line_buffering=stream.line_buffering,
-        write_through=stream.write_through,
-    )
-
-
 def main() -> None:
     """Run the ``delaylevel`` program."""
-    sys.stdout, sys.stderr = _watched(sys.stdout), _watched(sys.stderr)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # A terminal or pipe that is not UTF-8 gets escapes for the characters that it lacks.
+            stream.reconfigure(errors="backslashreplace")
     code: Any = 0
     try:
+        cli(prog_name="delaylevel")
+    except SystemExit as ended:
+        code = ended.code
+    except OSError as error:  # a full disk, for example; click ends quietly if a pipe is closed
+        logging.getLogger(logs.PROGRAM).debug("the command failed", exc_info=True)
+        where = f": {error.filename}" if error.filename else ""
+        logs.tell(f"Error: {error.strerror or error}{where}", logging.ERROR)
+        code = 1
+    for stream in (sys.stdout, sys.stderr):
         try:
-            cli(prog_name="delaylevel")
-        except SystemExit as ended:
-            code = ended.code
-        sys.stdout.flush()
-    except _OutputError as error:
-        code = code or 1
-        if error.errno != errno.EPIPE:
-            with contextlib.suppress(OSError):
-                click.echo(f"Error: the output cannot be written: {error.strerror}", err=True)
-        # What is left in the buffers would fail again when the interpreter ends.
-        null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, sys.stdout.fileno())
-        os.close(null)
+            stream.flush()
+        except OSError:  # the command has told it, or it is a log, whose loss ends nothing
+            # What is left in the buffer would fail again when the interpreter ends.
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, stream.fileno())
+            os.close(null)
     sys.exit(code)
 
 

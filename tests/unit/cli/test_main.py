@@ -166,9 +166,7 @@ def test_a_full_disk_is_an_error_without_a_traceback() -> None:
             [sys.executable, "-c", PRINTING], stdout=full, stderr=subprocess.PIPE, check=False
         )
         assert done.returncode == 1
-        assert done.stderr.decode() == (
-            "Error: the output cannot be written: No space left on device\n"
-        )
+        assert done.stderr.decode() == "Error: No space left on device\n"
         # Nothing ends because its log cannot be written.
         done = subprocess.run(
             [sys.executable, "-c", PRINTING], stdout=subprocess.PIPE, stderr=full, check=False
