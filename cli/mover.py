@@ -4,31 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 import platformdirs
-from click.core import ParameterSource
 
-from delaylevel.cli.views.live import Starting, StatusLine, first_unmet, status_line
+from delaylevel.cli.views.live import Starting, StatusLine
 from delaylevel.cli.views.output import emit, emit_one, note
 from delaylevel.cli.views.tables import Column
-from delaylevel.cluster import logs as client_log
-from delaylevel.cluster.connection.settings import Connection, require_reachable
+from delaylevel.cluster.connection.settings import require_reachable
 from delaylevel.cluster.threads import stop_on_signals
-from delaylevel.errors import ConfigError, InvalidInputError
+from delaylevel.errors import InvalidInputError
 from delaylevel.model.clock import SystemClock
 from delaylevel.model.formatting import format_duration, shell
 
 from . import options
 from .command import Settings, examples, pass_settings
-from .service import job_addresses, refused_lines, serve_metrics, serving_lines
+from .service import job_addresses, refused_lines, serving_lines
 
 if TYPE_CHECKING:
-    from delaylevel.mover.service import MoverStats
+    pass
 
 
 _DEPLOYED = (
@@ -294,10 +290,6 @@ def logs(settings: Settings, topic: str, lines: int, follow: bool) -> None:
 COMMANDS = (deploy, status, logs, restart, delete)
 
 
-# Options of the mover without Spark.
-_LOCAL_OPTIONS = ("once", "trigger_ms", "metrics_port", "metrics_address")
-
-
 @examples(
     "delaylevel mover run orders",
     "delaylevel mover run orders invoices --once",
@@ -308,9 +300,9 @@ _LOCAL_OPTIONS = ("once", "trigger_ms", "metrics_port", "metrics_address")
 def mover() -> None:
     """Hand off near-due messages from level topics.
 
-    They go to a finer level, the final window or their business topic. `run` starts the Spark job,
-    or with `--local` a mover without Spark. `deploy`, `status`, `logs`, `restart` and `delete`
-    manage the Function, a mover inside Pulsar, for level topics made with
+    They go to a finer level, the final window or their business topic. `run` starts the Spark job;
+    `delaylevel run` contains a mover without Spark. `deploy`, `status`, `logs`, `restart` and
+    `delete` manage the Function, a mover inside Pulsar, for level topics made with
     `levels create --mover function`.
     """
 
@@ -323,7 +315,6 @@ for _command in COMMANDS:
     "delaylevel mover run orders",
     "delaylevel mover run orders invoices --checkpoint /var/lib/delaylevel/checkpoint",
     "delaylevel mover run orders --once   # from cron",
-    "delaylevel mover run orders --local   # without Spark",
     "delaylevel mover run orders --metrics-port 9108",
     "delaylevel mover run orders --steps billing.steps:without_closed_accounts",
     "delaylevel mover run orders --master spark://spark.example:7077 "
@@ -332,12 +323,8 @@ for _command in COMMANDS:
 @mover.command()
 @click.argument("topics", nargs=-1, required=True, metavar="TOPIC...")
 @click.option(
-    "--spark/--local",
-    default=True,
-    show_default=False,
-    help="Run the mover as a Spark job (default), or without Spark in this process.",
+    "--once", is_flag=True, help="End when everything that is ready is moved, e.g. from cron."
 )
-@click.option("--once", is_flag=True, help=options.ONCE)
 @click.option(
     "--checkpoint",
     metavar="FOLDER",
@@ -372,13 +359,10 @@ for _command in COMMANDS:
     help="Python of the executors; by default this version, from their PATH.",
 )
 @options.metrics
-@click.pass_context
 @pass_settings
 def run(
     program: Settings,
-    context: click.Context,
     topics: tuple[str, ...],
-    spark: bool,
     checkpoint: str | None,
     steps: str | None,
     ship: bool,
@@ -386,11 +370,10 @@ def run(
     executor_python: str | None,
     **fields: Any,
 ) -> None:
-    """Run a mover for level topics: the Spark job, or with --local a mover without Spark.
+    """Run the Spark job, the mover of level topics.
 
-    TOPIC is a business topic or a level topic. A level topic has one mover at a time: a second one
-    reports the name of the first and exits. With --local, it is on standby for another one of its
-    kind. `delaylevel run` contains this mover and a dispatcher.
+    TOPIC is a business topic or a level topic. A level topic has one mover at a time: a second job
+    reports the name of the first and exits. `delaylevel run` contains a mover without Spark.
 
     The first SIGTERM or Ctrl-C ends the job after the current batch is committed and acknowledged.
     The second ends it at once, and the next run repeats that batch.
@@ -399,11 +382,6 @@ def run(
     the executors. They receive a token from the environment only within Spark's tasks.
     """
     connection = program.connection()
-    if not spark:
-        _refuse_spark_options(context)
-        fields = {name: fields[name] for name in _LOCAL_OPTIONS}
-        _run_local(program, connection, topics, **fields)
-        return
     from delaylevel.spark_sync import Executors, SparkSyncJob, SyncSettings, default_checkpoint
     from delaylevel.spark_sync.steps import dropped, load_steps
 
@@ -459,102 +437,9 @@ def run(
         click.get_current_context().exit(1)
 
 
-def _refuse_spark_options(context: click.Context) -> None:
-    """Raise ConfigError for a given option that only the Spark job has."""
-    for option in context.command.params:
-        name = option.name or ""
-        given = context.get_parameter_source(name) is not ParameterSource.DEFAULT
-        if given and name not in ("topics", "spark", *_LOCAL_OPTIONS):
-            raise ConfigError(
-                f"{max(option.opts, key=len)} is an option of the Spark job: leave it "
-                "out, or leave --local out"
-            )
-
-
-def _run_local(
-    program: Settings,
-    connection: Connection,
-    topics: tuple[str, ...],
-    once: bool,
-    trigger_ms: int | None,
-    metrics_port: int | None,
-    metrics_address: str,
-) -> None:
-    """Run the mover without Spark."""
-    from delaylevel.cluster.rest.admin import Admin
-    from delaylevel.mover.reporting import lock_check
-    from delaylevel.mover.service import MoverService
-
-    require_reachable(connection)
-    with contextlib.ExitStack() as stack:
-        # Attempts to lock what another mover has fail, and the client would log each with -v.
-        logger = client_log.for_verbosity(program.verbosity if program.verbosity > 1 else 0)
-        open_client = partial(connection.open_service_client, logger=logger)
-        client = stack.enter_context(contextlib.closing(open_client()))
-        admin = stack.enter_context(Admin.from_connection(connection, for_service=not once))
-        service = MoverService(
-            client, admin, topics, trigger_ms=trigger_ms, target_client=open_client
-        )
-
-        stop_on_signals(service.stop)
-        if metrics_port is not None:
-            from delaylevel.mover.reporting import MoverCollector
-
-            serve_metrics(stack, MoverCollector(service), metrics_port, metrics_address)
-        if once:
-            note(_moved(service.run_once().total))
-            return
-
-        def waiting() -> str:
-            found = service.stats()
-            served = [item for item in service.descriptions if item.topic in found]
-            return first_unmet([lock_check(item, found[item.topic]) for item in served])
-
-        def serving() -> list[str]:
-            served = serving_lines(service.descriptions, service.stats(), ())
-            return [*served, *refused_lines(service.roster.refused), "Ctrl-C ends it."]
-
-        states = MoverStates()
-
-        def show() -> None:
-            if not start.over:
-                return
-            found = service.stats()
-            states.show(found)
-            moved = sum(stats.report.total for stats in found.values())
-            line.show(f"since the start: {moved:,} moved")
-
-        with status_line() as line:
-            start = Starting(line, f"mover for {', '.join(topics)}", waiting, serving)
-            with start:
-                service.run(show)
-        moved = sum(stats.report.total for stats in service.stats().values())
-        note(_moved(moved))
-
-
 def _moved(messages: int, dropped: int = 0) -> str:
     if not messages + dropped:
         return "Nothing was ready: no message moved."
     return f"{messages:,} messages moved." + (
         f" {dropped:,} dropped by the steps." if dropped else ""
     )
-
-
-class MoverStates:
-    """The states of movers, printed when they change."""
-
-    def __init__(self) -> None:
-        self._known: dict[str, tuple[str, str]] = {}
-
-    def show(self, found: Mapping[str, MoverStats]) -> None:
-        """Print the changes since the last call."""
-        for topic, stats in found.items():
-            state = stats.state, stats.holder
-            before = self._known.get(topic, ("starting", ""))
-            self._known[topic] = state
-            if state == before:
-                continue
-            if stats.state == "standby":
-                note(f"{topic}: on standby, {stats.holder or 'another mover'} moves its messages")
-            elif stats.state == "moving" and before[0] != "failing":
-                note(f"{topic}: moving its messages")

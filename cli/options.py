@@ -154,9 +154,8 @@ trigger = click.option(
 everything = click.option(
     "--all", "everything", is_flag=True, help="Include everything instead of a selection."
 )
-#: Help of ``--namespace`` and of ``--once``, which several commands have.
+#: Help of ``--namespace``, which several commands have.
 NAMESPACE = "Namespace whose level topics are meant if no TOPIC is given."
-ONCE = "End when everything that is ready or due is done, e.g. from cron."
 spill_dir = click.option(
     "--spill-dir",
     type=click.Path(file_okay=False, path_type=Path),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,6 @@ from delaylevel.model.topic_name import parse_namespace
 
 from . import options
 from .command import examples, pass_connection, settings_of
-from .mover import MoverStates
 from .service import refused_lines, serve_metrics, serving_lines
 
 if TYPE_CHECKING:
@@ -39,7 +39,6 @@ _REQUEST_S = 3.0
 @examples(
     "delaylevel run orders",
     "delaylevel run orders invoices --metrics-port 9109",
-    "delaylevel run orders --once   # from cron",
     "delaylevel run --namespace public/default",
 )
 @click.command()
@@ -49,7 +48,6 @@ _REQUEST_S = 3.0
     metavar="TENANT/NAMESPACE",
     help=options.NAMESPACE,
 )
-@click.option("--once", is_flag=True, help=options.ONCE)
 @options.trigger
 @options.dispatching
 @options.metrics
@@ -58,7 +56,6 @@ def run(
     connection: Connection,
     topics: tuple[str, ...],
     namespace: str | None,
-    once: bool,
     trigger_ms: int | None,
     metrics_port: int | None,
     metrics_address: str,
@@ -73,8 +70,7 @@ def run(
     Start the command twice, on one machine or two: the second process is on standby for the mover,
     takes half of the dispatcher's work, and takes over from the first one.
 
-    SIGTERM or Ctrl-C ends it when the messages in flight are published. --once moves the ready
-    messages, releases the due ones and ends.
+    SIGTERM or Ctrl-C ends it when the messages in flight are published.
     """
     if bool(topics) == (namespace is not None):
         raise ConfigError("give topics, or --namespace to serve all level topics of a namespace")
@@ -88,7 +84,6 @@ def run(
         metrics,
         processes,
         namespace=namespace,
-        once=once,
         trigger_ms=trigger_ms,
     )
 
@@ -102,7 +97,6 @@ def serve(
     *,
     namespace: str | None = None,
     moves: bool = True,
-    once: bool = False,
     trigger_ms: int | None = None,
 ) -> None:
     """Run the mover and the dispatcher of level topics until they are stopped.
@@ -111,7 +105,6 @@ def serve(
         metrics: port and address of the HTTP service; None for no port, and no service.
         count: number of processes; 0 for one for each usable core.
         moves: False to run the dispatcher alone.
-        once: True to end when everything that is ready or due is done.
     """
     from delaylevel.cluster.rest.admin import Admin
     from delaylevel.dispatcher.processes import Processes, tune_interpreter
@@ -124,7 +117,7 @@ def serve(
         verbosity = settings_of(click.get_current_context()).verbosity
         logger = logs.for_verbosity(verbosity if verbosity > 1 else 0)
         open_client = partial(connection.open_service_client, logger=logger)
-        admin = stack.enter_context(Admin.from_connection(connection, for_service=not once))
+        admin = stack.enter_context(Admin.from_connection(connection, for_service=True))
         opener = partial(further_process, connection, topics, settings, namespace, own_logs.again())
         service = LocalService(
             open_client,
@@ -134,7 +127,7 @@ def serve(
             namespace=namespace,
             trigger_ms=trigger_ms,
             moves=moves,
-            processes=None if once or count == 1 else Processes(opener, count),
+            processes=None if count == 1 else Processes(opener, count),
         )
         stack.callback(service.close)
         stop_on_signals(service.stop)
@@ -143,10 +136,6 @@ def serve(
             from delaylevel.run.service import ServiceCollector
 
             serve_metrics(stack, ServiceCollector(service), port, address)
-        if once:
-            report = service.run_once()
-            note(f"{report.moved.total:,} messages moved, {report.released:,} released.")
-            return
         served = ", ".join(topics) or f"the level topics of {namespace}"
         with status_line() as line:
             start = Starting(
@@ -186,6 +175,26 @@ def _serving(service: LocalService, namespace: str | None) -> list[str]:
     return lines
 
 
+class _MoverStates:
+    """The states of movers, printed when they change."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[str, str]] = {}
+
+    def show(self, found: Mapping[str, MoverStats]) -> None:
+        """Print the changes since the last call."""
+        for topic, stats in found.items():
+            state = stats.state, stats.holder
+            before = self._known.get(topic, ("starting", ""))
+            self._known[topic] = state
+            if state == before:
+                continue
+            if stats.state == "standby":
+                note(f"{topic}: on standby, {stats.holder or 'another mover'} moves its messages")
+            elif stats.state == "moving" and before[0] != "failing":
+                note(f"{topic}: moving its messages")
+
+
 class _Progress:
     """The progress of a service: the last line of a terminal, else a line now and then."""
 
@@ -195,7 +204,7 @@ class _Progress:
         self._service = service
         self._start = start
         self._view = ServiceView()
-        self._states = MoverStates()
+        self._states = _MoverStates()
         self._line = line
         self._counts = (0, 0)
         self._line_s = time.monotonic() + _LINE_EVERY_S

@@ -34,8 +34,6 @@ log = logging.getLogger(__name__)
 # Time between two attempts to lock a level topic of another mover. The broker takes five seconds
 # more to find that a process hangs.
 _PROBE_S = 2.0
-# A killed mover of another kind keeps its locks for some seconds; a live one for longer than this.
-LOCK_TIMEOUT_S = 15.0
 # The client reconnects within this time, unless another mover has taken the partitions.
 _RECONNECT_S = 5.0
 # Time between two looks if it has.
@@ -128,29 +126,6 @@ class TopicTask:
         """Wait for the end after `stop`, if it was started; return False after a time, in s."""
         self.wake()
         return self._task is None or self._ended.wait(timeout_s)
-
-    def run_once(self) -> ForwardReport:
-        """Hand off everything that is ready now, in the thread of the caller."""
-        deadline_s = time.monotonic() + LOCK_TIMEOUT_S
-        total = ForwardReport()
-        with translate_errors():
-            while True:
-                try:
-                    mover = self._acquire(self.description)
-                    break
-                except AlreadyRunningError:
-                    if time.monotonic() > deadline_s or self._stopping.wait(_PROBE_S / 4):
-                        raise
-            with mover:
-                # A message that is ready in two levels moves in two passes.
-                for _ in range(len(self.description.levels) + 1):
-                    report = mover.run_once(self._stopping.is_set)
-                    total.add(report)
-                    self._passed(mover, report)
-                    if not report.total or self._stopping.is_set():
-                        break
-        self._set(state="stopped")
-        return total
 
     def _step(self) -> float:
         """Lock the level topic, or make a pass; return the time of the next step."""
@@ -368,26 +343,6 @@ class MoverService:
                 self._stopping.wait(1.0)
         finally:
             self.close()
-
-    def run_once(self) -> ForwardReport:
-        """Hand off everything that is ready now, then release the locks.
-
-        Returns:
-            The numbers of messages, by outcome. A message that passes several levels is counted at
-            each.
-        """
-        total = ForwardReport()
-        failure: BrokerError | None = None
-        for task in self._tasks.values():
-            try:
-                total.add(task.run_once())
-            except BrokerError as error:
-                failure = failure or error
-        if failure is not None:
-            raise failure
-        for name, reason in self.roster.refused.items():
-            raise LevelTopicError(f"level topic {name} was not served: {reason}")
-        return total
 
     def start(self) -> None:
         """Start to serve, in the threads of the process."""

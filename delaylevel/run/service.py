@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import logging
-import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -19,12 +17,10 @@ from delaylevel.cluster.rest.admin import Admin
 from delaylevel.cluster.scheduler import Lanes
 from delaylevel.dispatcher import Dispatcher, DispatchSettings
 from delaylevel.dispatcher.processes import Processes
-from delaylevel.dispatcher.service import PAUSES, check_dispatched, partition_owners
-from delaylevel.dispatcher.stats import OwnerStats
+from delaylevel.dispatcher.service import PAUSES, check_dispatched
 from delaylevel.dispatcher.status import DispatchCollector, start_checks
-from delaylevel.errors import BrokerError, InvalidInputError
-from delaylevel.model.clock import Clock, SystemClock
-from delaylevel.model.delivery import Delivery, ForwardReport
+from delaylevel.errors import InvalidInputError
+from delaylevel.model.delivery import Delivery
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Mover
 from delaylevel.mover.reporting import MoverCollector, lock_check
 from delaylevel.mover.service import MoverService, check_movable
@@ -35,88 +31,6 @@ from delaylevel.web.reports import ProbeCheck, Reporter, reporters_of
 
 # Time for which the broker's statistics of what waits are used again.
 _MEMBERS_S = 1.0
-# The longest time without progress: no partition taken over, no message released.
-_PATIENCE_S = 60.0
-# The first values that a partition reports after its takeover may be older than it.
-_CHECKPOINTS = 2
-
-
-@dataclass(frozen=True)
-class OnceReport:
-    """The result of one run.
-
-    Attributes:
-        moved: numbers of messages that were handed off, by outcome.
-        released: number of messages that the dispatcher has published.
-    """
-
-    moved: ForwardReport
-    released: int
-
-
-class ReleaseOnce:
-    """Stops a dispatcher when it has released everything that was due at the start.
-
-    Window partitions of other dispatchers are left to them.
-    """
-
-    def __init__(
-        self, dispatcher: Dispatcher, admin: TopicAdmin, clock: Clock | None = None
-    ) -> None:
-        self._dispatcher = dispatcher
-        self._admin = admin
-        self._until_ms = (clock or SystemClock()).now_ms()
-        self._checkpoints: dict[tuple[str, int], int] = {}
-        self._missing: list[str] = []
-        self._progress = (-1, -1)
-        self._progress_s = time.monotonic()
-        self._failed = False
-
-    def look(self) -> None:
-        """Stop the dispatcher if everything is released, or if there is no progress."""
-        found = self._dispatcher.stats()
-        self._missing = [
-            f"{description.window_topic.partition(index)}"
-            for description in self._dispatcher.descriptions
-            for index in self._unfinished(description.topic, description.window_partitions, found)
-        ]
-        ended = sum(sum(s.held.values()) + s.dead + s.dropped + s.expired for s in found.values())
-        progress = (-len(self._missing), self._dispatcher.released().total() + ended)
-        now_s = time.monotonic()
-        if progress > self._progress:
-            self._progress, self._progress_s = progress, now_s
-        self._failed = bool(self._missing) and now_s - self._progress_s > _PATIENCE_S
-        if self._failed or not self._missing:
-            self._dispatcher.stop()
-
-    def check(self) -> None:
-        """Raise BrokerError if there was no progress."""
-        if self._failed:
-            raise BrokerError(
-                f"nothing was released for {_PATIENCE_S:.0f} s, although messages may be due in "
-                f"{', '.join(self._missing)}. The log has the reason"
-            )
-
-    def _unfinished(
-        self, topic: str, partitions: int, found: Mapping[tuple[str, int], OwnerStats]
-    ) -> list[int]:
-        mine = {index for index in range(partitions) if (topic, index) in found}
-        left = [index for index in mine if not self._finished((topic, index), found[topic, index])]
-        if len(mine) < partitions:
-            owners = {each.partition: each.owner for each in partition_owners(self._admin, topic)}
-            left += [i for i in range(partitions) if i not in mine and owners.get(i) is None]
-        return sorted(left)
-
-    def _finished(self, key: tuple[str, int], stats: OwnerStats) -> bool:
-        if stats.state in ("recovering", "stopped"):
-            self._checkpoints.pop(key, None)
-            return False
-        since = self._checkpoints.setdefault(key, stats.checkpoints)
-        if stats.checkpoints < since + _CHECKPOINTS or stats.in_flight:
-            return False
-        return stats.next_due_ms is None or stats.next_due_ms > self._until_ms
-
-
 log = logging.getLogger(__name__)
 
 
@@ -163,7 +77,6 @@ class LocalService:
         self._processes = processes
         self._open_client = open_client
         self._dispatcher: Dispatcher | None = None
-        self._stopping = threading.Event()
         self._closing = ExitStack()
         # Movers and window partitions share the threads.
         self._lanes = self._closing.enter_context(closing(Lanes()))
@@ -254,41 +167,8 @@ class LocalService:
             finally:
                 self._movers.close()
 
-    def run_once(self, tick: Callable[[], None] | None = None) -> OnceReport:
-        """Move everything that is ready now, then release everything that is due by then.
-
-        Args:
-            tick: function that is called about once a second while messages are released.
-
-        Raises:
-            AlreadyRunningError: another mover has a level topic.
-            BrokerError: messages could not be moved, or window partitions not be taken over.
-        """
-        with self._closing:
-            moved, failure = ForwardReport(), None
-            try:
-                moved = self._movers.run_once()
-            except BrokerError as error:
-                failure = error  # what is due is released nevertheless
-            released = 0
-            if self._dispatcher is not None and not self._stopping.is_set():
-                release = ReleaseOnce(self._dispatcher, self._admin)
-
-                def look() -> None:
-                    release.look()
-                    if tick is not None:
-                        tick()
-
-                self._dispatcher.run(look)
-                release.check()
-                released = self._dispatcher.released().total()
-            if failure is not None:
-                raise failure
-            return OnceReport(moved, released)
-
     def stop(self) -> None:
         """Request the end of `run`; safe in a signal handler and from any thread."""
-        self._stopping.set()
         self._movers.stop()
         if self._dispatcher is not None:
             self._dispatcher.stop()

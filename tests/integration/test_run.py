@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections import Counter
 from pathlib import Path
 
@@ -54,25 +53,6 @@ def test_it_moves_and_releases_until_it_is_stopped(world: RealWorld, cli_process
     assert f"{description.topic}: moving its messages" in said(process)
     assert Owners(world, description).mover() == 0
     assert Owners(world, description).window() == {0}
-
-
-def test_once_does_what_is_ready_and_due(world: RealWorld, cli_process: Start) -> None:
-    two = [(60 * UNIT, 600 * UNIT), (10 * UNIT, 80 * UNIT)]
-    levels = [PartitionStrategy(partition_by=unit, maximum_delay=longest) for unit, longest in two]
-    levels.append(PartitionStrategy(partition_by=UNIT, maximum_delay=14 * UNIT))
-    description = create(world, Levels(levels))
-    (orders,) = description.targets
-    park(world, orders, 1, 580_000, 580_000)
-    now = park(world, orders, 50, 1_200, 2_000)
-    later = time.monotonic() + 2.5
-    world.eventually(lambda: time.monotonic() > later, "the due times")
-    process = cli_process("run", orders, "--once")
-    assert end(process) == 0, said(process)
-    assert found(world, orders) == Counter(now)
-    assert "50 messages moved, 50 released." in said(process)
-    process = cli_process("run", orders, "--once")
-    assert end(process) == 0, said(process)
-    assert "0 messages moved, 0 released." in said(process)
 
 
 def test_its_http_service_tells_of_mover_and_dispatcher(

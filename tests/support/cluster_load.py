@@ -220,10 +220,7 @@ class ClusterLoad:
         self.released = Arrivals(self._connection, self.topic("released"), self._stop)
         self.moved = Arrivals(self._connection, self.topic("moved"), self._stop)
         names = [self.topic("released"), self.topic("moved")]
-        self.processes.run("mover", "run", "--local", self.topic("moved"))
-        self.processes.run(
-            "dispatcher", "run", *names, "--spill-dir", str(self._directory / "spill")
-        )
+        self.processes.run("run", *names, "--spill-dir", str(self._directory / "spill"))
         self._probe()
         self._store()
         for target in (self._publish, self._administer):

@@ -33,7 +33,7 @@ def main() -> int:
         "--recovery", type=float, default=90.0, help="longest wait for the flow after a fault, in s"
     )
     parser.add_argument("--rate", type=float, default=4.0, help="messages per second and target")
-    parser.add_argument("--topics", default="spark,local,run,function", help="level topics")
+    parser.add_argument("--topics", default="spark,run,function", help="level topics")
     parser.add_argument(
         "--delivery",
         choices=["", "at-least-once", "effectively-once"],

@@ -523,7 +523,6 @@ def _expire(scene: Scene, chosen: random.Random, undo: Undo) -> None:
 ALL: tuple[Fault, ...] = (
     *_signals("dispatcher", "", 3.0),
     *_signals("run", "", 3.0),
-    *_signals("mover-local", "", 1.0),
     *_signals("mover-spark", "", 1.0),
     *_signals("mover-spark", " JVM", 1.0),
     *_signals("mover-spark", " worker", 1.0),

@@ -86,7 +86,6 @@ class Stage:
 
 
 SPARK = ("mover", "run", "--checkpoint", "checkpoint", "--trigger", "300ms")
-LOCAL = ("mover", "run", "--local")
 DISPATCHERS = ("dispatcher-1", "dispatcher-2")
 RUNNERS = ("run-1", "run-2")
 
@@ -102,7 +101,6 @@ def stages(names: tuple[str, ...], once: bool) -> list[Stage]:
     if not once:
         first, second = second, first
     known = {
-        "local": Stage("local", {"mover-local": LOCAL}, DISPATCHERS, first),
         "spark": Stage("spark", {"mover-spark": SPARK}, DISPATCHERS, first),
         "run": Stage("run", {}, RUNNERS, second, (0, 2)),
         "function": Stage("function", {}, DISPATCHERS, first, mover=Mover.FUNCTION),

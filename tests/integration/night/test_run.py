@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import signal
 import socket
 import time
@@ -23,7 +22,6 @@ from delaylevel.model.level_topic import (
     Mover,
 )
 from delaylevel.model.position import source_partitions
-from delaylevel.mover import service as mover_service
 from delaylevel.run import LocalService
 from delaylevel.topics import lifecycle
 from support.run import (
@@ -116,9 +114,7 @@ def test_it_and_a_job_of_spark_exclude_each_other(
     world: RealWorld,
     connection: Connection,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(mover_service, "LOCK_TIMEOUT_S", 0.5)
     description = create(world)
     spark = f"delaylevel-spark@{socket.gethostname()}:{os.getpid()}"
 
@@ -130,11 +126,7 @@ def test_it_and_a_job_of_spark_exclude_each_other(
         assert len(made.movers) == len(made.dispatchers) == 1
         return made
 
-    refusal = f"another mover is at work on level topic {description.topic}: {spark}"
     with spark_has(world, description):
-        with pytest.raises(AlreadyRunningError, match=re.escape(refusal)) as caught:
-            service(description.topic).run_once()
-        assert caught.value.owner == spark
         # The level topic needs the dispatcher, and others in the same process need both.
         for names, options in (((description.topic,), {}), ((), {"namespace": world.namespace})):
             whole = service(*names, **options)
@@ -212,12 +204,12 @@ def test_new_partitions_are_served(world: RealWorld, cli_process: Start) -> None
     assert end(process) == 0, said(process)
 
 
-def test_the_local_mover_works_alone(world: RealWorld, cli_process: Start) -> None:
+def test_with_the_window_of_the_broker_it_only_moves(world: RealWorld, cli_process: Start) -> None:
     description = create(world, final_window=FinalWindow.BROKER)
     (orders,) = description.targets
-    process = cli_process("mover", "run", orders, "--local")
+    process = cli_process("run", orders)
     world.eventually(lambda: Owners(world, description).mover() == process.pid, "the lock")
-    second = cli_process("mover", "run", orders, "--local")
+    second = cli_process("run", orders)
     world.eventually(lambda: "on standby" in said(second), "the standby")
     bodies = park(world, orders, 20, 1_200, 3_000)
     world.eventually(lambda: found(world, orders).keys() == bodies, "all messages")
@@ -227,4 +219,3 @@ def test_the_local_mover_works_alone(world: RealWorld, cli_process: Start) -> No
     world.eventually(lambda: Owners(world, description).mover() == second.pid, "the takeover")
     second.terminate()
     assert end(second) == 0, said(second)
-    assert end(cli_process("mover", "run", orders, "--local", "--once")) == 0

@@ -303,13 +303,6 @@ def test_a_bug_does_not_end_it(
     assert "Traceback" in caplog.text
 
 
-def test_one_run_ends_when_nothing_is_ready(topic: LockedTopic) -> None:
-    clock = SystemClock()
-    task = TopicTask(topic.lock, topic.describe, DESCRIPTION, 5, clock, said)
-    assert task.run_once().window == 2  # one pass more than there are levels
-    assert topic.movers[0].closed.is_set()
-
-
 def test_level_topics_whose_broker_does_not_answer_delay_no_other(
     monkeypatch: pytest.MonkeyPatch, topic: LockedTopic
 ) -> None:

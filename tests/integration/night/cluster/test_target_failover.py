@@ -109,10 +109,9 @@ class TargetLoad:
         self.arrivals = {
             part: Arrivals(connection, topic, self._stop) for part, topic in self.parts.items()
         }
-        self.processes.run("mover", "run", "--local", name)
         spill = str(self._directory / "spill")
         delivery = str(self._delivery.value)
-        self.processes.run("dispatcher", "run", name, "--spill-dir", spill, "--delivery", delivery)
+        self.processes.run("run", name, "--spill-dir", spill, "--delivery", delivery)
         self._producer = self._client.create_producer(
             self.description.window_topic.partition(0).full, block_if_queue_full=True
         )
