@@ -1,4 +1,4 @@
-"""The reading of one window partition from a position on, and the task that does it."""
+"""The reading of one window partition from a position on."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from delaylevel.cluster.logs import RepeatedWarning
 from delaylevel.cluster.reader import PartitionReader
-from delaylevel.cluster.scheduler import AT_ONCE, NEVER, Lanes, LaneTask
+from delaylevel.cluster.scheduler import AT_ONCE, NEVER
 from delaylevel.dispatcher.journal.records import LAST_INDEX
 from delaylevel.errors import BrokerError
 from delaylevel.model.clock import Clock
@@ -59,8 +59,7 @@ class EntryEnd(NamedTuple):
 class Fetcher:
     """Reader of a window partition, which passes messages on in batches.
 
-    Each call of `gather` reads one batch, and does not wait for messages. `FetcherTask` calls it
-    when there are some.
+    Each call of `gather` reads one batch, and does not wait for messages.
 
     Args:
         end: last position that was stored at the takeover; None for an empty partition.
@@ -135,7 +134,7 @@ class Fetcher:
         return self._end is not None or bool(self._undecided)
 
     def open(self) -> None:
-        """Open the reader, before the first call of `gather`."""
+        """Open the reader, before the first call of `gather`; `fetch` does it."""
         self._reader = PartitionReader(self._client, self.topic, self._start, self._now_s)
         if self._end is None:
             self.put(CaughtUp())
@@ -151,6 +150,8 @@ class Fetcher:
         Returns:
             The monotonic time of the next call, in s, unless `wake` is called before.
         """
+        if self._reader is None:
+            self.open()
         # The owner's thread gives room at any moment; a wake that is missed would stop the reading.
         self._wants_room = True  # in this order, `batch_taken` sees it or makes room before
         if not self.has_room:
@@ -344,35 +345,3 @@ class Fetcher:
                 return taken
             if len(taken) == BATCH_MESSAGES or self._now_s() > until:
                 return taken
-
-
-class FetcherTask:
-    """Task that reads a window partition until it is stopped."""
-
-    def __init__(self, fetcher: Fetcher, lanes: Lanes) -> None:
-        self._fetcher = fetcher
-        self._lanes = lanes
-        self._is_open = False
-        self._task = LaneTask(self._step, lanes.slow, f"fetcher {fetcher.topic}")
-        fetcher.wake = self._task.wake
-
-    def start(self) -> None:
-        """Start to read."""
-        self._task.wake()
-
-    def stop(self) -> None:
-        """Stop reading, and close the reader."""
-        self._task.end()
-        self._fetcher.close()
-
-    def _step(self) -> float:
-        fetcher, lanes = self._fetcher, self._lanes
-        try:
-            if not self._is_open:
-                fetcher.open()
-                self._is_open = True
-            until_s = fetcher.fetch()
-        except Exception as error:
-            fetcher.put(error)
-            return NEVER
-        return self._task.move(lanes.slow if fetcher.waits_for_broker else lanes.quick, until_s)

@@ -3,7 +3,7 @@
 Theory of operation. The thread of a partition owner changes the delay queue, and it must not wait
 for a query. So a query has two steps:
 
-1. A `QueueQuestion` is an event for the owner. It copies references, not rows: the columns of the
+1. The question is an event for the owner. It copies references, not rows: the columns of the
    pending rows in memory are arrays that never change, and files are only appended to. This takes
    well under a millisecond, whatever the number of messages, and gives one consistent moment.
 2. The thread of the HTTP service cuts, sorts and formats these rows (`QueueView`), in numpy, Arrow
@@ -19,8 +19,8 @@ A file that is used up between the two steps is gone; then the question is asked
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
@@ -32,7 +32,6 @@ import pyarrow.compute as pc
 
 from delaylevel.dispatcher.delay_queue import DelayQueue
 from delaylevel.dispatcher.journal.records import ENTRY_BITS, unpack
-from delaylevel.dispatcher.owner import QueueQuestion
 from delaylevel.dispatcher.record import Columns, MessageAttribute, joined
 from delaylevel.dispatcher.service import Dispatcher, ServedGroup
 from delaylevel.dispatcher.stats import OwnerStats
@@ -142,33 +141,30 @@ class LiveQueries:
         """Let the owners of a level topic make their views, and close these at the end."""
         views: dict[int, QueueView] = {}
         missing: dict[int, str] = {}
-        asked: dict[int, QueueQuestion[QueueView]] = {}
+        asked: dict[int, Future[QueueView]] = {}
         try:
             for index, owner in sorted(group.owners.items()):
                 reason = incomplete(owner.stats.now())
                 if reason:
                     missing[index] = reason
-                    continue
-                asked[index] = QueueQuestion(partial(_view, wanted), QueueView.close)
-                owner.ask(asked[index])
-            until_s = time.monotonic() + _TIMEOUT_S
-            for index, question in asked.items():
-                view = question.wait(until_s - time.monotonic())
-                if view is None:
-                    missing[index] = "its thread has not answered"
                 else:
-                    views[index] = view
+                    asked[index] = owner.events.ask(partial(_view, wanted))
+            wait(asked.values(), _TIMEOUT_S)
+            for index, answer in asked.items():
+                if answer.done():
+                    views[index] = answer.result()
+                else:
+                    missing[index] = "its thread has not answered"
             names = {view.attribute.name for view in views.values()}
             attribute = names.pop() if len(names) == 1 else group.description.attribute
             for index in [key for key, each in views.items() if each.attribute.name != attribute]:
-                views.pop(index).close()
+                del views[index]
                 missing[index] = "it has been owned since before the attribute was changed"
             yield LiveView(group, attribute, views, missing)
         finally:
-            for question in asked.values():
-                question.give_up()
-            for view in views.values():
-                view.close()
+            for answer in asked.values():
+                if not answer.cancel():
+                    answer.add_done_callback(_close)
 
     def _group(self, parameters: Mapping[str, str], *more: str) -> ServedGroup:
         """Return the level topic that the parameters name; refuse unknown parameters."""
@@ -358,6 +354,12 @@ def _position(packed: int) -> list[int] | None:
 
 def _view(wanted: Range, delay_queue: DelayQueue) -> QueueView:
     return QueueView(delay_queue, wanted)
+
+
+def _close(answer: Future[QueueView]) -> None:
+    """Close a view, which may be made later than anybody waits for it."""
+    if answer.exception() is None:
+        answer.result().close()
 
 
 def _merged(tables: Sequence[pa.Table], partitions: Sequence[int]) -> pa.Table:

@@ -1,8 +1,11 @@
-"""The owner of one window partition, step by step: it reads, publishes, and acknowledges.
+"""The owner of one window partition, step by step, and the task that takes the steps.
 
-Nothing here waits for time to pass. `OwnerTask` takes the steps when there are events, and at due
-times; the in-memory dispatcher takes the same steps by a manual clock. One thread at a time takes
-them, so that journal, publications and acknowledgements have one order.
+Nothing in `PartitionOwner` waits for time to pass. `OwnerTask` takes its steps when there are
+events, and at due times; the in-memory dispatcher takes the same steps by a manual clock. One
+thread at a time takes them, so that journal, publications and acknowledgements have one order.
+
+A second task reads ahead, and the client's own threads report confirmations. A process has hundreds
+of such tasks, and a few threads that take their steps: see `delaylevel.cluster.scheduler`.
 """
 
 from __future__ import annotations
@@ -13,17 +16,17 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
-from delaylevel.cluster.failures import error_name
+from delaylevel.cluster.failures import error_name, translate_errors
 from delaylevel.cluster.locks import PartitionLock
 from delaylevel.cluster.own_producers import DeadLetterTopic, Outgoing
-from delaylevel.cluster.port import TopicAdmin
+from delaylevel.cluster.scheduler import AT_ONCE, NEVER, Lanes, LaneTask
 from delaylevel.cluster.targets.pool import TargetPool
-from delaylevel.cluster.threads import Starter, in_thread
 from delaylevel.dispatcher.cancelling.decisions import UNCLEAR_MS, RecentReleases
 from delaylevel.dispatcher.cancelling.desk import CancellationDesk
 from delaylevel.dispatcher.journal.records import LowWatermark, entry_of, pack
@@ -38,19 +41,24 @@ from delaylevel.model.clock import Clock
 from delaylevel.model.delivery import Delivery
 from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription
 from delaylevel.model.message import parked_message
-from delaylevel.model.position import Position, SourcePartition
+from delaylevel.model.position import Position
 from delaylevel.mover import hop
+from delaylevel.structures.segments.pending import DamagedSegmentError, SpillError
 from delaylevel.topics.roster import DescriptionCache
 
 from .assignment import window_sources
 from .delay_queue import DelayQueue, OfferQueue
 from .fetcher import CaughtUp, EntryEnd, Fetcher
-from .pending import OwnerSegments
+from .host import Host
+from .pending import overflow_segments, pending_segments
 from .record import FetchedBatch, MessageAttribute, recorder_of
 from .stats import SharedOwnerStats
 from .turns import PUBLISHING, TURNS
 
 log = logging.getLogger(__name__)
+
+#: Failures of the broker or the disk, which last or come back.
+FAILURES = (BrokerError, SpillError, DamagedSegmentError)
 
 _BATCH = 1000
 # A takeover publishes nothing until it has read everything that was stored, or for this time.
@@ -78,175 +86,11 @@ _QUIET_S = 15.0
 # while it is read again.
 _SOON_MS = 2_000
 _DESCRIBED_S = 0.01
+# Time for the messages in flight when the owner is stopped.
+_STOP_S = 15.0
+# The longest wait for a due time. The wall clock may be corrected meanwhile.
+_CLOCK_S = 1.0
 Answer = TypeVar("Answer")
-
-
-class OwnerAgenda:
-    """Times of the next work of an owner, without its checkpoints.
-
-    Attributes:
-        caught_up: True if due messages are published.
-    """
-
-    def __init__(
-        self,
-        queue: DelayQueue,
-        offers: OfferQueue,
-        publisher: BatchPublisher,
-        desk: CancellationDesk,
-        now_s: Callable[[], float],
-    ) -> None:
-        self._queue = queue
-        self._offers = offers
-        self._publisher = publisher
-        self._flights = publisher.flights
-        self._desk = desk
-        self._now_s = now_s
-        self.caught_up = False
-
-    @property
-    def next_due_ms(self) -> int | None:
-        """Time of the next work by due times, ms since the epoch; None if there is none."""
-        dues = self.next_send_ms, self.next_step_ms
-        return min((due_ms for due_ms in dues if due_ms is not None), default=None)
-
-    @property
-    def next_send_ms(self) -> int | None:
-        """Time at which a message is due, ms since the epoch; None if none may be sent then."""
-        return self._queue.next_due_ms() if self.caught_up and self._publisher.ready else None
-
-    @property
-    def next_step_ms(self) -> int | None:
-        """Time of the next other work by due times, ms since the epoch; None if there is none."""
-        publisher = self._publisher
-        if self._flights.prepared:
-            return 0
-        if not self.caught_up:
-            return None
-        candidates = [publisher.next_spread_ms]
-        if publisher.ready:
-            candidates.append(publisher.next_warm_up_ms)
-        return min((due_ms for due_ms in candidates if due_ms is not None), default=None)
-
-    @property
-    def next_look_s(self) -> float | None:
-        """Monotonic time of the next work without an event or a due time, in s, or None."""
-        publisher = self._publisher
-        looks = self._offers.retry_s, self._flights.next_commit_s, self._desk.next_look_s
-        times = [each for each in looks if each]
-        if self._flights.owes_answers or publisher.busy:
-            is_calm = not self._flights.owes_answers and self.is_calm
-            times.append(self._now_s() + (_CALM_S if is_calm else self.look_every_s))
-        return min(times, default=None)
-
-    @property
-    def is_publishing(self) -> bool:
-        """True if messages without an outcome were sent, or due ones wait for their targets."""
-        publisher = self._publisher
-        sent = self._queue.in_flight - self._flights.prepared - self._flights.uncommitted
-        return sent > 0 or publisher.has_waiting or not publisher.ready
-
-    @property
-    def is_deciding(self) -> bool:
-        """True while a decision about a cancellation is on its way."""
-        return self._desk.is_deciding
-
-    @property
-    def owes_commits(self) -> bool:
-        """True if outcomes are known that are not in the journal."""
-        return self._flights.next_commit_s is not None
-
-    @property
-    def look_every_s(self) -> float:
-        """Time between two looks at what is in flight, in s."""
-        return _RESOLVE_EVERY_S if self._flights.owes_answers else _CHECK_EVERY_S
-
-    @property
-    def is_calm(self) -> bool:
-        """True if due messages may be sent without a look at anything else."""
-        return self.caught_up and self._publisher.ready and self._publisher.is_calm
-
-    @property
-    def patience_s(self) -> float:
-        """Time for which the answers of targets may wait, in s; 0 if they may not."""
-        if self.is_calm:
-            return _CALM_S
-        return _PATIENCE_S if self._publisher.ready else 0.0
-
-
-def open_queue(
-    journal: Journal,
-    segments: OwnerSegments,
-    settings: DispatchSettings,
-    description: LevelTopicDescription,
-    clock: Clock,
-) -> DelayQueue:
-    """Return a delay queue without messages, with the state at the end of the journal."""
-    releases = RecentReleases(lambda: journal.read_ms)
-    state = JournalState.read(journal.read(), settings.remember, releases)
-    is_first = journal.is_new
-    journal.claim()  # before anything is decided from what was read
-    releases.now_ms = clock.now_ms
-    queue = DelayQueue(
-        state,
-        segments.pending(),
-        clock=clock,
-        overflow=segments.overflow,
-        releases=releases,
-        grace_ms=settings.cancel_grace_ms,
-        unclear_until_ms=0 if is_first else clock.now_ms() + UNCLEAR_MS,
-    )
-    queue.pending.attribute = queue.waiting.attribute = MessageAttribute(description.attribute)
-    return queue
-
-
-class WindowAcknowledgement:
-    """The low watermark of one window partition, in its journal and at its subscription.
-
-    Attributes:
-        entry_end: packed position of the last message that was read, if it is the last one of its
-            entry; otherwise of an earlier one, or -1.
-    """
-
-    def __init__(
-        self, queue: DelayQueue, journal: Journal, lock: PartitionLock, source: SourcePartition
-    ) -> None:
-        self._queue = queue
-        self._journal = journal
-        self._lock = lock
-        self._source = source
-        self.entry_end = -1
-        self._acknowledged = Position(-1, -1)
-        # Number of the journal's last record of a low watermark; 0 if it is acknowledged.
-        self._record = 0
-
-    @property
-    def is_due(self) -> bool:
-        """True if there is something to acknowledge, once the journal has confirmed it."""
-        return bool(self._record)
-
-    def take_entry_end(self, end: EntryEnd) -> None:
-        """Take note that an entry is completely read."""
-        self.entry_end = pack(end.ledger_id, end.entry_id)
-
-    def write_watermark(self) -> None:
-        """Write the low watermark to the journal if it has moved."""
-        record = self._queue.checkpoint()
-        if record is not None:
-            self._record = self._journal.append_soon(record)
-
-    def acknowledge(self) -> None:
-        """Acknowledge everything below the low watermark once the journal has confirmed it."""
-        position = self._queue.state.low_watermark
-        if not position or self._journal.stored < self._record:
-            return
-        self._record = 0
-        end = entry_of(position)
-        if position == self.entry_end + 1:
-            end = entry_of(self.entry_end).next_entry
-        if end > self._acknowledged:
-            self._lock.acknowledge(self._source, end)
-            self._acknowledged = end
 
 
 class EventQueue:
@@ -257,13 +101,14 @@ class EventQueue:
     wait for longer than its patience.
 
     Attributes:
+        are_answered: True if a target has answered, and this was not taken note of.
         on_event: function that is called in any thread after an event was added.
     """
 
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._wake_until_s = 0.0  # an answer before this time is an event
-        self._answered = False
+        self.are_answered = False
         self.on_event: Callable[[], object] = lambda: None
 
     def __bool__(self) -> bool:
@@ -279,21 +124,30 @@ class EventQueue:
         """Let the owner look at once."""
         self.put(WAKE)
 
+    def ask(self, function: Callable[[DelayQueue], Answer]) -> Future[Answer]:
+        """Let the owner call a short function of its delay queue, between two of its steps."""
+        answer: Future[Answer] = Future()
+
+        def call(delay_queue: DelayQueue) -> None:
+            if answer.set_running_or_notify_cancel():
+                try:
+                    answer.set_result(function(delay_queue))
+                except Exception as error:  # no error reaches the owner
+                    answer.set_exception(error)
+
+        self.put(call)
+        return answer
+
     def answered(self) -> None:
         """Let the owner look soon: a target has answered."""
         # In this order: either `rest` sees the answer, or this sees its limit.
-        self._answered = True
+        self.are_answered = True
         if time.monotonic() < self._wake_until_s:
             self.put(WAKE)
 
-    @property
-    def are_answered(self) -> bool:
-        """True if a target has answered, and this was not taken note of."""
-        return self._answered
-
     def take_answered(self) -> None:
         """Take note that all answers until now are going to be processed."""
-        self._answered = False
+        self.are_answered = False
 
     def rest(self, until_s: float, patience_s: float) -> float:
         """Begin to wait for events until a monotonic time, in s; return the time to look again.
@@ -302,7 +156,7 @@ class EventQueue:
             patience_s: time for which answers of targets may wait, in s; 0 if they are events.
         """
         self._wake_until_s = until_s - patience_s if patience_s else float("inf")
-        if self._answered:
+        if self.are_answered:
             until_s = min(until_s, time.monotonic() + patience_s)
         return until_s
 
@@ -345,53 +199,6 @@ class DispatchSettings:
     processes: tuple[str, ...] = ()
 
 
-class QueueQuestion(Generic[Answer]):
-    """A function of a delay queue that the owner calls once, between two of its steps.
-
-    Args:
-        function: function of the queue, which has to be short.
-        discard: function that is called with an answer that comes too late.
-    """
-
-    def __init__(
-        self, function: Callable[[Any], Answer], discard: Callable[[Answer], None]
-    ) -> None:
-        self._function = function
-        self._discard = discard
-        self._lock = threading.Lock()
-        self._done = threading.Event()
-        self._given_up = False
-        self._answer: Answer | None = None
-        self._error: Exception | None = None
-
-    def answer(self, delay_queue: Any) -> None:
-        """Call the function; the owner does, and no error reaches it."""
-        with self._lock:
-            if self._given_up:
-                return
-            try:
-                self._answer = self._function(delay_queue)
-            except Exception as error:
-                self._error = error
-        self._done.set()
-
-    def wait(self, timeout_s: float) -> Answer | None:
-        """Return the answer, or raise the error of the function; None after a time, in s."""
-        self._done.wait(max(timeout_s, 0))
-        with self._lock:
-            self._given_up = True
-            answer, self._answer = self._answer, None
-        if self._error is not None:
-            raise self._error
-        return answer
-
-    def give_up(self) -> None:
-        """Drop the answer, whether it has come or not."""
-        answer = self.wait(0)
-        if answer is not None:
-            self._discard(answer)
-
-
 class PartitionOwner:
     """The steps of the owner of one window partition.
 
@@ -399,54 +206,60 @@ class PartitionOwner:
     and `tidy_up`. At the end come `drain` until nothing is in flight, and `finish`.
 
     Args:
+        host: its ``wake`` is that of the events.
         lock: lock on the window and the journal partition; closed at the end.
         directory: directory for spill files, which nothing else may use; None for no files.
-        client_of: function that returns the ``pulsar.Client`` for a target; always ``client`` if
-            None.
-        start: function that runs slow work.
+        client_of: function that returns the ``pulsar.Client`` for a target; always that of the host
+            if None.
+
+    Attributes:
+        caught_up: True if due messages are published.
+        next_checkpoint_s: monotonic time of the next checkpoint, in s.
     """
 
     def __init__(
         self,
-        client: Any,
-        admin: TopicAdmin,
+        host: Host,
+        events: EventQueue,
         descriptions: DescriptionCache,
         partition: int,
         lock: PartitionLock,
         directory: Path | None,
         settings: DispatchSettings,
-        clock: Clock,
         client_of: Callable[[str], Any] | None = None,
-        *,
-        stats: SharedOwnerStats | None = None,
-        events: EventQueue | None = None,
-        start: Starter = in_thread,
-        now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self.partition = partition
-        self.stats = stats or SharedOwnerStats()
-        self.events = EventQueue() if events is None else events  # an empty queue is false
-        self._now_s = now_s
-        self._background: dict[str, Any] = {"start": start, "now_s": now_s}
-        self._client = client
-        self._client_of = client_of or (lambda target: client)
-        self._admin = admin
+        self.events = events
+        self.caught_up = False
+        self._host = host
         self._descriptions = descriptions
-        self._description = descriptions.latest
         self._lock = lock
         self._directory = directory
         self._settings = settings
-        self._clock = clock
+        self._client_of = client_of or (lambda target: host.client)
         self._source, self._journal_source = window_sources(descriptions.latest(), partition)
         self.topic = self._source.topic
-        self._caught_up = False
         self._snapshot_size = 0
         self._quiet_checkpoints = 0
+        # Packed position of the last message that was read, if it is the last one of its entry;
+        # otherwise of an earlier one, or -1.
+        self._entry_end = -1
+        self._acknowledged = Position(-1, -1)
+        # Number of the journal's last record of a low watermark; 0 if it is acknowledged.
+        self._watermark_record = 0
+
+    @property
+    def stats(self) -> SharedOwnerStats:
+        """Statistics of the window partition."""
+        return self._host.stats
+
+    # -- takeover
 
     def take_over(self, opened: contextlib.ExitStack) -> Fetcher:
         """Open everything, resolve what the last owner left open, and return the fetcher."""
         self._open(opened)
-        self._recover()
+        self._flights.resolve_earlier()
+        self._write_snapshot()
         self._fetcher = self._make_fetcher()
         return self._fetcher
 
@@ -457,89 +270,73 @@ class PartitionOwner:
 
     def _open(self, opened: contextlib.ExitStack) -> None:
         """Open the journal, and build the queue and the publisher from the state in it."""
-        settings, description, source = self._settings, self._description(), self._journal_source
-        self._started_s = self._now_s()
+        host, settings = self._host, self._settings
+        self._started_s = host.now_s()
         self.next_checkpoint_s = self._started_s + settings.checkpoint_ms / 1000
-        self._journal = Journal(
-            self._client, self._admin, source, self._lock, self._now_s, self._clock.now_ms
+        source, clock = self._journal_source, host.clock
+        journal = self._journal = Journal(
+            host.client, host.admin, source, self._lock, host.now_s, clock.now_ms
         )
-        opened.callback(self._journal.close)
-        budget_bytes = settings.memory_bytes // description.window_partitions
-        segments = OwnerSegments(self._directory, budget_bytes, description, self._clock)
-        self._queue = open_queue(self._journal, segments, settings, description, self._clock)
-        self._offers = OfferQueue(self._queue, self.topic, monotonic=self._now_s)
-        opened.callback(self._queue.close)
-        queue, journal = self._queue, self._journal
-        self._acknowledgement = WindowAcknowledgement(queue, journal, self._lock, self._source)
-        set_aside: SetAsideTopics[Flight] = SetAsideTopics(
-            self._client,
-            self._description,
-            self._clock,
-            self.stats,
-            wake=self.events.wake,
-            **self._background,
-        )
+        opened.callback(journal.close)
+        delay_queue = self._queue = self._open_queue(host.description())
+        opened.callback(delay_queue.close)
+        self._offers = OfferQueue(delay_queue, self.topic, monotonic=host.now_s)
+        set_aside: SetAsideTopics[Flight] = SetAsideTopics(host)
         opened.callback(set_aside.close)
         numbered = settings.delivery is Delivery.EFFECTIVELY_ONCE
-        window = self._source.topic.removeprefix("persistent://")
+        window = self.topic.removeprefix("persistent://")
         pool: TargetPool[Any] = TargetPool(
             self._client_of,
-            self._admin,
+            host.admin,
             # Each window partition has a name of its own, so that the broker accepts no other
             # publisher for it while this owner is connected.
             name=f"delaylevel-dispatch-{window}" if numbered else "",
-            pause_s=lambda: self._description().hold_pause_ms / 1000,
+            pause_s=lambda: host.description().hold_pause_ms / 1000,
             patience_s=FAILOVER_S,
             connected=lambda: self._lock.connected,
-            wake=self.events.answered,
-            **self._background,
+            **{**host.producers(), "wake": self.events.answered},
         )
         opened.callback(pool.close)
-        self._publisher = BatchPublisher(
-            self._queue,
-            pool,
-            self._journal,
-            set_aside,
-            partitions=TargetPartitions(self._admin, wake=self.events.wake, **self._background)
-            if numbered
-            else None,
-            description=self._description,
-            clock=self._clock,
-            stats=self.stats,
-            now_s=self._now_s,
-        )
+        partitions = TargetPartitions(host) if numbered else None
+        self._publisher = BatchPublisher(host, delay_queue, pool, journal, set_aside, partitions)
         self._flights = self._publisher.flights
-        self._desk = CancellationDesk(
-            self._queue,
-            self._journal,
-            self._client,
-            self._admin,
-            self._source,
-            self._description,
-            clock=self._clock,
-            stats=self.stats,
-            wake=self.events.wake,
-            **self._background,
-        )
+        self._desk = CancellationDesk(host, delay_queue, journal, self._source)
         opened.callback(self._desk.close)
-        self.agenda = OwnerAgenda(queue, self._offers, self._publisher, self._desk, self._now_s)
 
-    def _recover(self) -> None:
-        """Resolve the intents that the last owner left open, and write a snapshot."""
-        self._flights.resolve_earlier()
-        self._write_snapshot()
+    def _open_queue(self, description: LevelTopicDescription) -> DelayQueue:
+        """Return a delay queue without messages, with the state at the end of the journal."""
+        journal, settings, clock = self._journal, self._settings, self._host.clock
+        releases = RecentReleases(lambda: journal.read_ms)
+        state = JournalState.read(journal.read(), settings.remember, releases)
+        is_first = journal.is_new
+        journal.claim()  # before anything is decided from what was read
+        releases.now_ms = clock.now_ms
+        budget_bytes = settings.memory_bytes // description.window_partitions
+        delay_queue = DelayQueue(
+            state,
+            pending_segments(self._directory, budget_bytes, description, clock),
+            clock=clock,
+            overflow=overflow_segments(self._directory, clock),
+            releases=releases,
+            grace_ms=settings.cancel_grace_ms,
+            unclear_until_ms=0 if is_first else clock.now_ms() + UNCLEAR_MS,
+        )
+        attribute = MessageAttribute(description.attribute)
+        delay_queue.pending.attribute = delay_queue.waiting.attribute = attribute
+        return delay_queue
 
     def _make_fetcher(self) -> Fetcher:
         """Return a fetcher that reads from the low watermark on."""
-        start = self._admin.mark_delete_position(self._source.name, SUBSCRIPTION).next_entry
+        host, name = self._host, self._source.name
+        start = host.admin.mark_delete_position(name, SUBSCRIPTION).next_entry
         low_watermark = self._queue.state.low_watermark
         if low_watermark:
             start = max(start, entry_of(low_watermark))
-        last_stored = partial(self._admin.last_message_id, self._source.name)
-        record = recorder_of(self._descriptions, self.topic, last_stored, self._now_s)
-        make = partial(Fetcher, self._client, self.topic, start, last_stored(), record)
+        last_stored = partial(host.admin.last_message_id, name)
+        record = recorder_of(self._descriptions, self.topic, last_stored, host.now_s)
+        make = partial(Fetcher, host.client, self.topic, start, last_stored(), record)
         unnumbered = self._set_aside_unnumbered
-        return make(self.events.put, unnumbered, self._clock, self.partition, now_s=self._now_s)
+        return make(self.events.put, unnumbered, host.clock, self.partition, now_s=host.now_s)
 
     def _set_aside_unnumbered(self, messages: Sequence[tuple[Any, Position]]) -> None:
         """Store messages as dead letters whose batch index is too high; while they are read."""
@@ -549,11 +346,13 @@ class PartitionOwner:
             parked = parked_message(message, at.ledger, at.entry, at.batch)
             properties = hop.dead_letter_properties(parked, self.topic, _UNNUMBERED)
             letters.append((parked, properties, None))
-        dead_letters = self._description().dead_letter_topic.partition(0).full
-        with contextlib.closing(DeadLetterTopic(self._client, dead_letters)) as topic:
+        dead_letters = self._host.description().dead_letter_topic.partition(0).full
+        with contextlib.closing(DeadLetterTopic(self._host.client, dead_letters)) as topic:
             topic.store(letters)
         for _ in letters:
             self.stats.set_aside("dead", _UNNUMBERED)
+
+    # -- steps
 
     def take_in(self, event: Any = None) -> None:
         """Process an event and those that wait, and the outcomes of what was sent.
@@ -565,7 +364,7 @@ class PartitionOwner:
             self._stir()
         self._take_events(event)
         self.process_outcomes()
-        if not self._caught_up and self._now_s() - self._started_s > _CATCH_UP_S:
+        if not self.caught_up and self._host.now_s() - self._started_s > _CATCH_UP_S:
             log.warning("%s: publishing before everything is read", self.topic)
             self._end_recovery()
 
@@ -578,7 +377,7 @@ class PartitionOwner:
 
     def release(self) -> float:
         """Publish what is due once all is read; return the shortest pause before the next, in s."""
-        if not self._caught_up:
+        if not self.caught_up:
             return 0.0
         if self.releases_soon and not self._descriptions.is_current():
             return _DESCRIBED_S
@@ -587,20 +386,6 @@ class PartitionOwner:
             self._stir()
         return self._flights.pause_s
 
-    @property
-    def releases_soon(self) -> bool:
-        """True if messages are due soon, or wait for their targets or the end of a pause."""
-        if self._queue.waiting.targets or self._publisher.busy:
-            return True
-        due_ms = self.agenda.next_due_ms
-        return due_ms is not None and due_ms <= self._clock.now_ms() + _SOON_MS
-
-    @property
-    def is_settled(self) -> bool:
-        """True if there is nothing to do before an event or the times of the agenda."""
-        waits = self.events or self.events.are_answered or self._acknowledgement.is_due
-        return self._caught_up and not waits
-
     def tidy_up(self) -> None:
         """Offer refused batches again, acknowledge, and make a checkpoint, each at its time.
 
@@ -608,33 +393,142 @@ class PartitionOwner:
             DelayLevelError: the partition has to be given up.
         """
         self._offer(None)
-        if self._acknowledgement.is_due:
-            self._acknowledgement.acknowledge()
-        if self._now_s() >= self.next_checkpoint_s:
+        if self._watermark_record:
+            self._acknowledge()
+        if self._host.now_s() >= self.next_checkpoint_s:
             self.checkpoint()
 
     def checkpoint(self) -> None:
         """Make a checkpoint now; errors as for `tidy_up`."""
-        has_work = self.agenda.is_publishing or self._queue.in_flight
-        if not self._caught_up or has_work or self._publisher.has_targets:
+        has_work = self.is_publishing or self._queue.in_flight
+        if not self.caught_up or has_work or self._publisher.has_targets:
             self._quiet_checkpoints = 0
         pause_s = self._settings.checkpoint_ms / 1000
         if self._quiet_checkpoints >= _QUIET_CHECKPOINTS:
             pause_s = max(pause_s, _QUIET_S)
         self._quiet_checkpoints += 1
-        self.next_checkpoint_s = self._now_s() + pause_s
+        self.next_checkpoint_s = self._host.now_s() + pause_s
         self._checkpoint()
+
+    def drain(self) -> None:
+        """Go on with what is launched, and launch nothing else; errors as for `tidy_up`."""
+        with TURNS.take(PUBLISHING):
+            self._flights.send_prepared()
+        self.process_outcomes()
+
+    def finish(self) -> None:
+        """Write everything that the next owner needs; errors as for `tidy_up`."""
+        self._flights.write_commits()
+        self._desk.finish()
+        self._write_watermark()
+        self._write_snapshot()
+        self._acknowledge()
+
+    # -- what comes next
+
+    @property
+    def next_due_ms(self) -> int | None:
+        """Time of the next work by due times, ms since the epoch; None if there is none."""
+        return _earliest(self.next_send_ms, self.next_step_ms)
+
+    @property
+    def next_send_ms(self) -> int | None:
+        """Time at which a message is due, ms since the epoch; None if none may be sent then."""
+        return self._queue.next_due_ms() if self.caught_up and self._publisher.ready else None
+
+    @property
+    def next_step_ms(self) -> int | None:
+        """Time of the next other work by due times, ms since the epoch; None if there is none."""
+        publisher = self._publisher
+        if self._flights.prepared:
+            return 0
+        if not self.caught_up:
+            return None
+        warm_up_ms = publisher.next_warm_up_ms if publisher.ready else None
+        return _earliest(publisher.next_spread_ms, warm_up_ms)
+
+    @property
+    def next_look_s(self) -> float | None:
+        """Monotonic time of the next work without an event or a due time, in s, or None."""
+        flights = self._flights
+        times = [self._offers.retry_s, flights.next_commit_s, self._desk.next_look_s]
+        if flights.owes_answers or self._publisher.busy:
+            is_calm = not flights.owes_answers and self.is_calm
+            times.append(self._host.now_s() + (_CALM_S if is_calm else self.look_every_s))
+        return min((each for each in times if each), default=None)
+
+    @property
+    def releases_soon(self) -> bool:
+        """True if messages are due soon, or wait for their targets or the end of a pause."""
+        if self._queue.waiting.targets or self._publisher.busy:
+            return True
+        due_ms = self.next_due_ms
+        return due_ms is not None and due_ms <= self._host.clock.now_ms() + _SOON_MS
+
+    @property
+    def is_settled(self) -> bool:
+        """True if there is nothing to do before an event or the next times."""
+        waits = self.events or self.events.are_answered or self._watermark_record
+        return self.caught_up and not waits
+
+    @property
+    def is_publishing(self) -> bool:
+        """True if messages without an outcome were sent, or due ones wait for their targets."""
+        return self._unanswered > 0 or self._publisher.has_waiting or not self._publisher.ready
+
+    @property
+    def is_deciding(self) -> bool:
+        """True while a decision about a cancellation is on its way."""
+        return self._desk.is_deciding
+
+    @property
+    def owes_commits(self) -> bool:
+        """True if outcomes are known that are not in the journal."""
+        return self._flights.next_commit_s is not None
+
+    @property
+    def look_every_s(self) -> float:
+        """Time between two looks at what is in flight, in s."""
+        return _RESOLVE_EVERY_S if self._flights.owes_answers else _CHECK_EVERY_S
+
+    @property
+    def is_calm(self) -> bool:
+        """True if due messages may be sent without a look at anything else."""
+        return self.caught_up and self._publisher.ready and self._publisher.is_calm
+
+    @property
+    def patience_s(self) -> float:
+        """Time for which the answers of targets may wait, in s; 0 if they may not."""
+        if self.is_calm:
+            return _CALM_S
+        return _PATIENCE_S if self._publisher.ready else 0.0
+
+    @property
+    def in_flight(self) -> int:
+        """Number of batches that are not completely confirmed."""
+        return len(self._flights)
+
+    def sent_positions(self) -> set[int]:
+        """Return the packed positions of messages that were sent, in batches without a commit."""
+        return {each for flight in self._flights if flight.sent for each in flight.batch.positions}
+
+    @property
+    def _unanswered(self) -> int:
+        """Number of messages that were sent and have no outcome."""
+        return self._queue.in_flight - self._flights.prepared - self._flights.uncommitted
+
+    # -- reading
 
     def _stir(self) -> None:
         """Let the next checkpoint come at its usual time: there is something to do."""
         if self._quiet_checkpoints > _QUIET_CHECKPOINTS:
-            usual_s = self._now_s() + self._settings.checkpoint_ms / 1000
+            usual_s = self._host.now_s() + self._settings.checkpoint_ms / 1000
             self.next_checkpoint_s = min(self.next_checkpoint_s, usual_s)
         self._quiet_checkpoints = 0
 
     def _end_recovery(self) -> None:
-        if not self._caught_up:
-            self._caught_up = self.agenda.caught_up = True
+        if not self.caught_up:
+            self.caught_up = True
             self.stats.set(state=self._offers.state)
 
     def _take_events(self, event: Any) -> None:
@@ -648,15 +542,15 @@ class PartitionOwner:
                 fetched += 1
                 self._offer(event)
             elif isinstance(event, EntryEnd):
-                self._acknowledgement.take_entry_end(event)
+                self._entry_end = pack(event.ledger_id, event.entry_id)
             elif isinstance(event, CaughtUp):
                 self._end_recovery()
                 self.stats.set(caught_up=True)
-            elif isinstance(event, QueueQuestion):
-                event.answer(self._queue)
             elif isinstance(event, Exception):
                 reason = str(event) or error_name(event)
                 raise BrokerError(f"reading {self.topic} ended: {reason}") from event
+            elif callable(event):
+                event(self._queue)
             event = None
 
     def _offer(self, batch: FetchedBatch | None) -> None:
@@ -664,7 +558,7 @@ class PartitionOwner:
         if batch is None and not self._offers:
             return
         before = self._offers.state
-        with contextlib.nullcontext() if self._caught_up else TURNS.take(self.partition):
+        with contextlib.nullcontext() if self.caught_up else TURNS.take(self.partition):
             accepted = self._offers.retry() if batch is None else self._offers.offer(batch)
         self.stats.add(
             arrived=accepted.tracked + accepted.duplicates, duplicates=accepted.duplicates
@@ -676,12 +570,14 @@ class PartitionOwner:
         if self._offers.state != before:
             self.stats.set(state=self._offers.state)
 
+    # -- publishing and acknowledging
+
     @TURNS.take(PUBLISHING)
     def _release(self) -> None:
         self._publisher.publish_waiting()
         behind = False
         while self._publisher.ready:
-            batch = self._queue.advance(self._clock.now_ms(), _BATCH)
+            batch = self._queue.advance(self._host.clock.now_ms(), _BATCH)
             if batch is None:
                 break
             self._publisher.publish(batch)
@@ -702,53 +598,233 @@ class PartitionOwner:
             # This write fails if another dispatcher has opened the journal. Otherwise it waits
             # for the connection.
             self._journal.append(LowWatermark(self._queue.state.low_watermark))
-        self._acknowledgement.write_watermark()
-        self._acknowledgement.acknowledge()
+        self._write_watermark()
+        self._acknowledge()
         if self._journal.size_bytes > max(_SNAPSHOT_BYTES, 2 * self._snapshot_size):
             self._write_snapshot()
-        if self._caught_up:
+        if self.caught_up:
             # Until then, producers keep the names that an earlier owner may try to use again: what
             # it had in flight is published first, so that the broker drops the earlier copies.
             self._publisher.close_idle()
-        self.stats.set(**self._sizes())
+        delay_queue, waiting = self._queue, self._queue.waiting
+        self.stats.set(
+            pending=len(delay_queue) + self._flights.prepared,
+            in_flight=self._unanswered,
+            next_due_ms=_earliest(delay_queue.next_due_ms(), waiting.first_due_ms),
+            memory_bytes=delay_queue.memory_bytes,
+            disk_bytes=delay_queue.pending.segments.disk_bytes + waiting.disk_bytes,
+        )
         self.stats.add(checkpoints=1)
-
-    def _sizes(self) -> dict[str, int | None]:
-        """Return the statistics that are computed from time to time."""
-        waiting, flights = self._queue, self._flights
-        dues = waiting.next_due_ms(), waiting.waiting.first_due_ms
-        return {
-            "pending": len(waiting) + flights.prepared,
-            "in_flight": waiting.in_flight - self._flights.prepared - self._flights.uncommitted,
-            "next_due_ms": min((due_ms for due_ms in dues if due_ms is not None), default=None),
-            "memory_bytes": waiting.memory_bytes,
-            "disk_bytes": waiting.pending.segments.disk_bytes + waiting.waiting.disk_bytes,
-        }
 
     def _write_snapshot(self) -> None:
         chunks = self._queue.state.snapshot()
         self._journal.snapshot(chunks)
         self._snapshot_size = sum(map(len, chunks))
 
-    def drain(self) -> None:
-        """Go on with what is launched, and launch nothing else; errors as for `tidy_up`."""
-        with TURNS.take(PUBLISHING):
-            self._flights.send_prepared()
-        self.process_outcomes()
+    def _write_watermark(self) -> None:
+        """Write the low watermark to the journal if it has moved."""
+        record = self._queue.checkpoint()
+        if record is not None:
+            self._watermark_record = self._journal.append_soon(record)
 
-    @property
-    def in_flight(self) -> int:
-        """Number of batches that are not completely confirmed."""
-        return len(self._flights)
+    def _acknowledge(self) -> None:
+        """Acknowledge everything below the low watermark once the journal has confirmed it."""
+        position = self._queue.state.low_watermark
+        if not position or self._journal.stored < self._watermark_record:
+            return
+        self._watermark_record = 0
+        end = entry_of(position)
+        if position == self._entry_end + 1:
+            end = entry_of(self._entry_end).next_entry
+        if end > self._acknowledged:
+            self._lock.acknowledge(self._source, end)
+            self._acknowledged = end
 
-    def sent_positions(self) -> set[int]:
-        """Return the packed positions of messages that were sent, in batches without a commit."""
-        return {each for flight in self._flights if flight.sent for each in flight.batch.positions}
 
-    def finish(self) -> None:
-        """Write everything that the next owner needs; errors as for `tidy_up`."""
-        self._flights.write_commits()
-        self._desk.finish()
-        self._acknowledgement.write_watermark()
-        self._write_snapshot()
-        self._acknowledgement.acknowledge()
+def _earliest(*times_ms: int | None) -> int | None:
+    """Return the earliest of times, ms since the epoch; None if there is none."""
+    return min((each for each in times_ms if each is not None), default=None)
+
+
+class OwnerTask:
+    """The task of the owner of one window partition, until it is stopped or loses the partition.
+
+    Each step is one call of the present phase: `_take_over`, `_serve` again and again, `_finish` as
+    often as needed, and `_close`. Only `_serve` is in the quick lane, once everything that was
+    stored is read. The other ones wait for the broker, or for their turn to read.
+
+    Args:
+        owner: an owner that has not taken over; closed at the end.
+        on_end: function that is called in any thread after the partition was given up.
+
+    Attributes:
+        failure: the error that ended it; None while it runs and after a stop.
+    """
+
+    def __init__(
+        self,
+        owner: PartitionOwner,
+        clock: Clock,
+        lanes: Lanes,
+        on_end: Callable[[], object] = lambda: None,
+    ) -> None:
+        self.owner = owner
+        self.events, self.stats = owner.events, owner.stats
+        self.failure: Exception | None = None
+        self._clock = clock
+        self._lanes = lanes
+        self._on_end = on_end
+        self._opened = contextlib.ExitStack()
+        self._stopping = threading.Event()
+        self._ended = threading.Event()
+        self._phase: Callable[[], float] = self._take_over
+        self._task = LaneTask(self._step, lanes.slow, f"owner {owner.topic}")
+        self.events.on_event = self._task.wake
+        self._next_cycle_s = 0.0
+        # The present wait: its end, and the time of the next due message, which may be sent before
+        # without a look at anything else if times are calm.
+        self._until_s = self._due_s = 0.0
+        self._due_ms: int | None = None
+        self._patience_s = 0.0
+        self._is_calm = False
+        self._is_tick = False  # its end is only there to look at the clock again
+        self._deadline_s = 0.0  # of the last phase but one
+
+    def start(self) -> None:
+        """Begin to take over the partition."""
+        self._task.wake()
+
+    def stop(self) -> None:
+        """Request the end: it finishes the messages in flight and then gives up the partition."""
+        self._stopping.set()
+        self._task.wake()
+
+    def is_alive(self) -> bool:
+        """Return True until the partition is given up."""
+        return not self._ended.is_set()
+
+    def join(self) -> None:
+        """Wait until the partition is given up."""
+        self._ended.wait()
+
+    def _step(self) -> float:
+        try:
+            with translate_errors():
+                until_s = self._phase()
+        except Exception as error:
+            self.failure = self.failure or error
+            if not isinstance(error, FAILURES):  # the dispatcher logs those
+                log.exception("window partition %s", self.owner.topic)
+            until_s = self._begin(self._close)
+        if self._ended.is_set():
+            return NEVER
+        is_quick = self._phase == self._serve and self.owner.caught_up
+        return self._task.move(self._lanes.quick if is_quick else self._lanes.slow, until_s)
+
+    def _begin(self, phase: Callable[[], float]) -> float:
+        self._phase = phase
+        return AT_ONCE
+
+    def _take_over(self) -> float:
+        if self._stopping.is_set():
+            return self._begin(self._close)
+        self._read(self.owner.take_over(self._opened))
+        return self._begin(self._serve)
+
+    def _read(self, fetcher: Fetcher) -> None:
+        """Read the window partition ahead, in a task of its own."""
+        lanes = self._lanes
+
+        def read() -> float:
+            try:
+                until_s = fetcher.fetch()
+            except Exception as error:
+                fetcher.put(error)
+                return NEVER
+            return task.move(lanes.slow if fetcher.waits_for_broker else lanes.quick, until_s)
+
+        task = LaneTask(read, lanes.slow, f"fetcher {fetcher.topic}")
+        fetcher.wake = task.wake
+        self._opened.callback(fetcher.close)
+        self._opened.callback(task.end)
+        task.wake()
+
+    def _serve(self) -> float:
+        """Process events, release due messages and make checkpoints, each at its time."""
+        owner = self.owner
+        if self._stopping.is_set():
+            self._deadline_s = time.monotonic() + _STOP_S
+            return self._begin(self._finish)
+        owner.events.stir()
+        if self._is_calm and not owner.events and self._due_s < self._until_s:
+            # In calm times, messages that are due meanwhile are sent here: a look at everything
+            # costs more than that.
+            self._next_cycle_s = time.monotonic() + owner.release()
+            sent_ms, due_ms = self._due_ms, owner.next_send_ms
+            # Otherwise it was not sent, or its target has to be looked at.
+            if due_ms != sent_ms and owner.is_calm:
+                self._until_s = min(self._until_s, owner.next_look_s or self._until_s)
+                return self._rest(due_ms)
+        elif self._is_tick and owner.is_settled and not owner.releases_soon:
+            until_s = self._wait()
+            if until_s > time.monotonic():
+                return until_s
+        owner.take_in()
+        now_s = time.monotonic()
+        if now_s >= self._next_cycle_s:
+            self._next_cycle_s = now_s + owner.release()
+        owner.tidy_up()
+        if owner.events:
+            self._is_calm = False
+            return AT_ONCE
+        return self._wait()
+
+    def _wait(self) -> float:
+        """Begin to wait for whatever comes next; return the time of the next look."""
+        owner = self.owner
+        step_ms, send_ms = owner.next_step_ms, owner.next_send_ms
+        until_s = min(owner.next_checkpoint_s, owner.next_look_s or NEVER)
+        self._until_s = until_s = min(until_s, self._monotonic_s(step_ms))
+        if step_ms is not None or send_ms is not None:
+            self._until_s = min(until_s, time.monotonic() + _CLOCK_S)
+        self._is_tick = self._until_s < until_s
+        self._is_calm, self._patience_s = owner.is_calm, owner.patience_s
+        return self._rest(send_ms)
+
+    def _rest(self, due_ms: int | None) -> float:
+        """Wait for an event, the next due message, or the end of the present wait."""
+        self._due_ms = due_ms
+        self._due_s = min(self._until_s, self._monotonic_s(due_ms))
+        return self.owner.events.rest(self._due_s, self._patience_s)
+
+    def _monotonic_s(self, due_ms: int | None) -> float:
+        """Return the monotonic time of the first cycle from a due time on, in s."""
+        if due_ms is None:
+            return float("inf")
+        due_s = time.monotonic() + (due_ms - self._clock.now_ms()) / 1000
+        return max(due_s, self._next_cycle_s)
+
+    def _finish(self) -> float:
+        """Wait a while for the messages in flight, so that the next owner has less to recover."""
+        owner = self.owner
+        while owner.events:
+            owner.events.get_nowait()
+        owner.drain()
+        now_s = time.monotonic()
+        if owner.in_flight and now_s < self._deadline_s:
+            return owner.events.rest(now_s + owner.look_every_s, 0.0)
+        owner.finish()
+        return self._begin(self._close)
+
+    def _close(self) -> float:
+        """Give up the partition; it ends, whatever fails."""
+        try:
+            self._opened.close()
+        finally:
+            try:
+                self.owner.close()
+            finally:
+                self._task.end()
+                self._ended.set()
+                self._on_end()
+        return NEVER

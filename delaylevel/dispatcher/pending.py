@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from delaylevel.structures.rows import DUE, Int64s, Rows
 from delaylevel.structures.segments.pending import PendingSegments
 from delaylevel.structures.tracker import TimeBucketTracker
 
+from .host import Host
 from .record import (
     PACKED_FIELDS,
     STORED,
@@ -45,45 +47,32 @@ _BYTES_IN_MEMORY = 2 << 20
 _MESSAGE_BYTES = 500  # a message without its payload
 
 
-class OwnerSegments:
-    """Maker of the segments of one partition owner.
+def pending_segments(
+    directory: Path | None, budget_bytes: int, description: LevelTopicDescription, clock: Clock
+) -> PendingSegments:
+    """Return segments for the pending messages of one partition owner.
 
     Args:
         directory: directory for spill files, which nothing else may use; None for no files.
     """
+    return PendingSegments(
+        directory,
+        budget_bytes=max(budget_bytes, _LEAST_BYTES),
+        bucket_ms=_bucket_ms(description),
+        clock=clock.now_ms,
+        writing=TURNS.pause,
+    )
 
-    def __init__(
-        self,
-        directory: Path | None,
-        budget_bytes: int,
-        description: LevelTopicDescription,
-        clock: Clock,
-    ) -> None:
-        self._directory = directory
-        self._budget_bytes = budget_bytes
-        self._description = description
-        self._clock = clock
-        self._overflows = 0
 
-    def pending(self) -> PendingSegments:
-        """Return segments for the pending messages."""
-        return PendingSegments(
-            self._directory,
-            budget_bytes=max(self._budget_bytes, _LEAST_BYTES),
-            bucket_ms=_bucket_ms(self._description),
-            clock=self._clock.now_ms,
-            writing=TURNS.pause,
-        )
-
-    def overflow(self) -> PendingSegments:
-        """Return segments for the due messages of a slow target."""
-        self._overflows += 1
-        return PendingSegments(
-            None if self._directory is None else self._directory / f"slow-{self._overflows}",
-            budget_bytes=_LEAST_BYTES,
-            bucket_ms=65_536,
-            clock=self._clock.now_ms,
-        )
+def overflow_segments(directory: Path | None, clock: Clock) -> Callable[[], PendingSegments]:
+    """Return a function that returns segments for the due messages of a slow target."""
+    numbers = count(1)
+    return lambda: PendingSegments(
+        None if directory is None else directory / f"slow-{next(numbers)}",
+        budget_bytes=_LEAST_BYTES,
+        bucket_ms=65_536,
+        clock=clock.now_ms,
+    )
 
 
 def _bucket_ms(description: LevelTopicDescription) -> int:
@@ -184,15 +173,10 @@ class PauseGate:
         waiting: function that returns the number of messages in a queue.
     """
 
-    def __init__(
-        self,
-        description: Callable[[], LevelTopicDescription],
-        waiting: Callable[[TargetKey], int],
-        clock: Clock,
-    ) -> None:
-        self._description = description
+    def __init__(self, host: Host, waiting: Callable[[TargetKey], int]) -> None:
+        self._description = host.description
         self._waiting = waiting
-        self._clock = clock
+        self._clock = host.clock
         self._released_ms: dict[TargetKey, int] = {}
 
     def is_paused(self, topic: str) -> bool:

@@ -56,8 +56,8 @@ from delaylevel.topics.status import (
 from delaylevel.topics.targets import require_on_targets
 
 from .assignment import GroupState, Membership, assign, default_name, share_of, window_sources
-from .owner import DispatchSettings, PartitionOwner
-from .owner_task import FAILURES, OwnerTask
+from .host import Host
+from .owner import FAILURES, DispatchSettings, EventQueue, OwnerTask, PartitionOwner
 from .processes import JOINING_S, Processes
 from .stats import OwnerStats, ReleaseHistory
 
@@ -147,7 +147,7 @@ class ServedTopic:
             text = f"paused: due messages wait for {', '.join(names)}"
         logging.getLogger(PAUSES).warning("%s: %s", self.description.topic, text)
         for owner in self.owners.values():
-            owner.owner.events.wake()
+            owner.events.wake()
 
     @property
     def problem(self) -> str:
@@ -164,20 +164,20 @@ class ServedTopic:
         self.failures.pop(_ALL, None)
         self.warning.over()
 
-    def watch_owner(self, owner: OwnerTask) -> None:
+    def watch_owner(self, index: int, owner: OwnerTask) -> None:
         """Log the failure of an owner, and the end of the failure once it releases messages."""
-        warning = self.owner_warnings.get(owner.partition)
+        warning = self.owner_warnings.get(index)
         if owner.is_alive():
             if warning is not None and owner.stats.now().state == "releasing":
                 warning.over()
-                self.failures.pop(owner.partition, None)
+                self.failures.pop(index, None)
         elif isinstance(owner.failure, FAILURES):
             if warning is None:
-                partition = self.description.window_topic.partition(owner.partition).full
+                partition = self.description.window_topic.partition(index).full
                 warning = RepeatedWarning(log, f"window partition {partition}")
-                self.owner_warnings[owner.partition] = warning
+                self.owner_warnings[index] = warning
             text = self.explainer.explain(self.description, owner.failure)
-            self.failures[owner.partition] = text
+            self.failures[index] = text
             warning.failed(text)
 
 
@@ -556,7 +556,7 @@ class Dispatcher:
         now = time.monotonic()
         for index, owner in list(topic.owners.items()):
             alive = owner.is_alive()
-            topic.watch_owner(owner)
+            topic.watch_owner(index, owner)
             if not alive:
                 self._forget(topic, index)
                 topic.retry_s[index] = now + _RETRY_S
@@ -621,20 +621,27 @@ class Dispatcher:
         topic.refusals.pop(index, None)
         # A topic's name may be longer than that of a file.
         digest = hashlib.sha256(topic.description.topic.encode()).hexdigest()[:16]
-        owner = PartitionOwner(
+        events = EventQueue()
+        host = Host(
             self._client,
             self._admin,
+            topic.descriptions.latest,
+            self._clock,
+            start=self._background.start,
+            wake=events.wake,
+        )
+        owner = PartitionOwner(
+            host,
+            events,
             topic.descriptions,
             index,
             lock,
             self._directory / f"{digest}-{index}",
             self._settings,
-            self._clock,
             self._client_of,
-            start=self._background.start,
         )
-        on_end = None if topic.task is None else topic.task.wake
-        task = OwnerTask(owner, self._clock, self._lanes, on_end)
+        assert topic.task is not None
+        task = OwnerTask(owner, self._clock, self._lanes, topic.task.wake)
         with self._lock:
             topic.owners[index] = task
         topic.lost.discard(index)
@@ -646,7 +653,7 @@ class Dispatcher:
             topic.owners[index].stop()
         for topic, index in partitions:
             topic.owners[index].join()
-            topic.watch_owner(topic.owners[index])
+            topic.watch_owner(index, topic.owners[index])
             self._forget(topic, index)
 
     def _forget(self, topic: ServedTopic, index: int) -> None:

@@ -31,6 +31,7 @@ from delaylevel.cluster.targets.producer import TargetProducer
 from delaylevel.dispatcher.cancelling.decisions import UNCLEAR_MS
 from delaylevel.dispatcher.cancelling.desk import CancellationDesk
 from delaylevel.dispatcher.delay_queue import DelayQueue
+from delaylevel.dispatcher.host import Host
 from delaylevel.dispatcher.journal.records import Record, encode
 from delaylevel.dispatcher.journal.state import JournalState
 from delaylevel.dispatcher.journal.topic import LostOwnershipError
@@ -39,7 +40,6 @@ from delaylevel.dispatcher.publishing.publisher import BatchPublisher
 from delaylevel.dispatcher.publishing.set_aside import SetAsideTopics
 from delaylevel.dispatcher.publishing.targets import TargetPartitions
 from delaylevel.dispatcher.record import Cancellation, FetchedBatch, WindowMessage, identity
-from delaylevel.dispatcher.stats import SharedOwnerStats
 from delaylevel.errors import BrokerError, BrokerUnreachableError, NotFoundError
 from delaylevel.model import envelope as env
 from delaylevel.model.level_topic import FinalWindow, Role
@@ -503,54 +503,37 @@ class Simulation:
             grace_ms=1000,
             unclear_until_ms=self.clock.now_ms() + UNCLEAR_MS if self.processes > 1 else 0,
         )
-        stats = self.stats = SharedOwnerStats()
-        self.desk = CancellationDesk(
-            self.queue,
-            self.journal,  # type: ignore[arg-type]
+        host = Host(
             self.broker,
             self.broker,  # type: ignore[arg-type]
-            SourcePartition(self.description.topic, "window", Role.WINDOW, 0, 1, 0),
-            lambda: self.description,
-            clock=self.clock,
-            stats=stats,
-            start=self.jobs.append,
-            now_s=self.clock.now_s,
-        )
-        self.set_aside: SetAsideTopics[Any] = SetAsideTopics(
-            self.broker,
             lambda: self.description,
             self.clock,
-            stats,
             start=self.jobs.append,
             now_s=self.clock.now_s,
         )
+        self.stats = host.stats
+        self.desk = CancellationDesk(
+            host,
+            self.queue,
+            self.journal,  # type: ignore[arg-type]
+            SourcePartition(self.description.topic, "window", Role.WINDOW, 0, 1, 0),
+        )
+        self.set_aside: SetAsideTopics[Any] = SetAsideTopics(host)
         self.pool: TargetPool[Any] = TargetPool(
             lambda target: self.broker,
             self.broker,  # type: ignore[arg-type]
             name="dispatch" if self.numbered else "",
             pause_s=lambda: 1.0,
             patience_s=FAILOVER_S,
-            start=self.jobs.append,
-            now_s=self.clock.now_s,
+            **host.producers(),
         )
-        partitions = None
-        if self.numbered:
-            partitions = TargetPartitions(
-                self.broker,  # type: ignore[arg-type]
-                self.jobs.append,
-                lambda: None,
-                self.clock.now_s,
-            )
         self.publisher = BatchPublisher(
+            host,
             self.queue,
             self.pool,
             self.journal,  # type: ignore[arg-type]
             self.set_aside,
-            partitions=partitions,
-            description=lambda: self.description,
-            clock=self.clock,
-            stats=stats,
-            now_s=self.clock.now_s,
+            TargetPartitions(host) if self.numbered else None,
         )
         self.publisher.flights.resolve_earlier()
         self.journal.snapshot(state.snapshot())

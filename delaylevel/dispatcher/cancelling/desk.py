@@ -12,12 +12,10 @@ while another one took over reports nothing.
 from __future__ import annotations
 
 import logging
-import time
 from collections import deque
-from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -25,13 +23,11 @@ from delaylevel.cluster.logs import RepeatedWarning
 from delaylevel.cluster.own_producers import OwnProducers
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.targets.send_state import SendOutcome
-from delaylevel.cluster.threads import Starter, in_thread
 from delaylevel.dispatcher.delay_queue import DelayQueue
+from delaylevel.dispatcher.host import Host
 from delaylevel.dispatcher.journal.records import LowWatermark, pack_message
 from delaylevel.dispatcher.journal.topic import Journal
-from delaylevel.dispatcher.stats import SharedOwnerStats
 from delaylevel.errors import DelayLevelError
-from delaylevel.model.clock import Clock
 from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription
 from delaylevel.model.outcome import Outcome, OutcomeStatus
 from delaylevel.model.position import Position, SourcePartition
@@ -97,54 +93,32 @@ class _Proof(NamedTuple):
 
 
 class CancellationDesk:
-    """The cancellations of one window partition.
-
-    Args:
-        client: a ``pulsar.Client`` for our own topics; it is not closed here.
-        start, wake: as for :class:`~delaylevel.cluster.targets.producer.TargetProducer`.
-    """
+    """The cancellations of one window partition."""
 
     def __init__(
-        self,
-        delay_queue: DelayQueue,
-        journal: Journal,
-        client: Any,
-        admin: TopicAdmin,
-        source: SourcePartition,
-        description: Callable[[], LevelTopicDescription],
-        *,
-        clock: Clock,
-        stats: SharedOwnerStats,
-        start: Starter = in_thread,
-        wake: Callable[[], None] = lambda: None,
-        now_s: Callable[[], float] = time.monotonic,
+        self, host: Host, delay_queue: DelayQueue, journal: Journal, source: SourcePartition
     ) -> None:
+        self._host = host
+        self._now_s = host.now_s
         self._queue = delay_queue
         self._cancelling = delay_queue.cancelling
         self._journal = journal
-        self._topic = description().outcomes_topic.partition(0).full
+        self._topic = host.description().outcomes_topic.partition(0).full
         self._outcomes: OwnProducers[CancelDecision] = OwnProducers(
-            client, "", start=start, wake=wake, now_s=now_s
+            host.client, "", **host.producers()
         )
         # Decisions, each with the number of records that the journal has to confirm before.
         self._decided: deque[tuple[int, CancelDecision]] = deque()
         self._again: list[CancelDecision] = []  # those whose outcomes were not stored
         self._send_again_s = 0.0
         self._warning = RepeatedWarning(log, self._topic)
-        self._admin = admin
         self._source = source
-        self._description = description
-        self._clock = clock
-        self._stats = stats
-        self._start = start
-        self._wake = wake
-        self._now_s = now_s
         self._answered: list[int] = []
         self._answer_s = 0.0
         self._again_ms = 0  # no further decisions are postponed to an earlier time
         self._proof: _Proof | None = None
         self._proof_s = 0.0
-        self._expire_s = now_s() + _EXPIRE_EVERY_S
+        self._expire_s = host.now_s() + _EXPIRE_EVERY_S
 
     @property
     def is_deciding(self) -> bool:
@@ -195,7 +169,7 @@ class CancellationDesk:
         now_s = self._now_s()
         if self._source.partition == 0 and now_s >= self._expire_s:
             self._expire_s = now_s + _EXPIRE_EVERY_S
-            self._start(self._expire_quietly)
+            self._host.start(self._expire_quietly)
 
     def write_answers(self) -> None:
         """Release the cancellations whose outcomes are stored; errors as for `process`."""
@@ -224,7 +198,7 @@ class CancellationDesk:
 
     def _postpone(self, decisions: list[CancelDecision]) -> None:
         """Let decisions be made again, each of them about once."""
-        at_ms = max(self._again_ms, self._clock.now_ms() + _POSTPONED_MS)
+        at_ms = max(self._again_ms, self._host.clock.now_ms() + _POSTPONED_MS)
         for start in range(0, len(decisions), _AGAIN_PER_S):
             some = decisions[start : start + _AGAIN_PER_S]
             self._cancelling.postpone(some, at_ms)
@@ -256,7 +230,7 @@ class CancellationDesk:
                 continue
             if not self._again:
                 self._warning.over()
-            self._stats.outcome(decision.outcome)
+            self._host.stats.outcome(decision.outcome)
             if decision.position is not None:
                 if not self._answered:
                     self._answer_s = self._now_s() + _ANSWER_S
@@ -270,13 +244,13 @@ class CancellationDesk:
 
     def _prove(self, everything_offered: bool) -> None:
         """Find out if everything is read that was stored before some cancellations ended."""
-        now_ms, proof_ms = self._clock.now_ms(), self._cancelling.proof_ms
+        now_ms, proof_ms = self._host.clock.now_ms(), self._cancelling.proof_ms
         proof = self._proof
         if proof is None:
             if proof_ms is None or now_ms < proof_ms or self._now_s() < self._proof_s:
                 return
             self._proof = proof = _Proof(now_ms, Future())
-            self._start(partial(self._ask, proof.last))
+            self._host.start(partial(self._ask, proof.last))
         if not proof.last.done():
             return
         # Everything up to that message was stored before the question. What comes later arrived
@@ -292,14 +266,14 @@ class CancellationDesk:
     def _ask(self, answer: Future[Position | None]) -> None:
         """Look for the last stored message, in a thread of its own."""
         try:
-            answer.set_result(self._admin.last_message_id(self._source.name))
+            answer.set_result(self._host.admin.last_message_id(self._source.name))
         except Exception as error:  # it is asked again
             log.warning("the end of a window partition is not known: %s", error)
             answer.set_exception(error)
-        self._wake()
+        self._host.wake()
 
     def _expire_quietly(self) -> None:
         try:
-            expire_outcomes(self._admin, self._description())
+            expire_outcomes(self._host.admin, self._host.description())
         except DelayLevelError as error:
             log.warning("old outcomes of cancellations could not be deleted: %s", error)

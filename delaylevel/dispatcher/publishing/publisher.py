@@ -11,12 +11,12 @@ and of all others.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from enum import Enum
 
 from delaylevel.cluster.targets.pool import TargetKey, TargetPool
 from delaylevel.dispatcher.delay_queue import DelayQueue
+from delaylevel.dispatcher.host import Host
 from delaylevel.dispatcher.journal.topic import Journal
 from delaylevel.dispatcher.pending import (
     ASIDE_PARTITION,
@@ -26,10 +26,7 @@ from delaylevel.dispatcher.pending import (
     paused_key,
 )
 from delaylevel.dispatcher.record import DueBatch, WindowMessage
-from delaylevel.dispatcher.stats import SharedOwnerStats
-from delaylevel.model.clock import Clock
 from delaylevel.model.due_time import expired_reason
-from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.structures.segments.pending import SpillError
 
 from .flights import ExpiryCheck, Flight, Flights, PoolItem, is_below_limits
@@ -143,26 +140,23 @@ class BatchPublisher:
 
     def __init__(
         self,
+        host: Host,
         delay_queue: DelayQueue,
         pool: TargetPool[PoolItem],
         journal: Journal,
         set_aside: SetAsideTopics[Flight],
-        *,
         partitions: TargetPartitions | None,
-        description: Callable[[], LevelTopicDescription],
-        clock: Clock,
-        stats: SharedOwnerStats,
-        now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._queue = delay_queue
         self._pool = pool
         self._journal = journal
         self._partitions = partitions
         self._numbered = partitions is not None
-        self._description = description
-        self._clock = clock
+        self._clock = host.clock
         self._warm_until_ms = -1
-        self._expiry = ExpiryCheck(delay_queue, description, clock, numbered=self._numbered)
+        self._expiry = ExpiryCheck(
+            delay_queue, host.description, host.clock, numbered=self._numbered
+        )
         self.flights = Flights(
             delay_queue,
             pool,
@@ -170,11 +164,11 @@ class BatchPublisher:
             set_aside,
             self._expiry,
             numbered=self._numbered,
-            clock=clock,
-            stats=stats,
-            now_s=now_s,
+            clock=host.clock,
+            stats=host.stats,
+            now_s=host.now_s,
         )
-        self._gate = PauseGate(description, delay_queue.waiting.count, clock)
+        self._gate = PauseGate(host, delay_queue.waiting.count)
         self._table = TargetTable(pool, partitions, self.flights, self._gate)
         self._launched: list[Flight] = []  # not passed on to the flights yet
 

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Generic, TypeVar
 
 from delaylevel.cluster.logs import RepeatedWarning
-from delaylevel.cluster.threads import Starter, in_thread
+from delaylevel.dispatcher.host import Host
 from delaylevel.dispatcher.record import WindowMessage
-from delaylevel.dispatcher.stats import SharedOwnerStats
-from delaylevel.model.clock import Clock
 from delaylevel.model.envelope import REASON
-from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.mover import hop
 from delaylevel.mover.carrier import Carried, OwnPlaces
 from delaylevel.mover.hop import Place, Placed
@@ -27,32 +23,14 @@ _RETRY_S = 1.0
 
 
 class SetAsideTopics(Generic[Owner]):
-    """The held and the dead-letter topic of a level topic.
+    """The held and the dead-letter topic of a level topic."""
 
-    Args:
-        client: a ``pulsar.Client`` for our own topics; it is not closed here.
-        start, wake, now_s: as for :class:`~delaylevel.cluster.targets.producer.TargetProducer`.
-    """
-
-    def __init__(
-        self,
-        client: Any,
-        description: Callable[[], LevelTopicDescription],
-        clock: Clock,
-        stats: SharedOwnerStats,
-        *,
-        start: Starter = in_thread,
-        wake: Callable[[], None] = lambda: None,
-        now_s: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._description = description
-        self._clock = clock
-        self._stats = stats
-        self._dead_letters = description().dead_letter_topic.partition(0).full
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._dead_letters = host.description().dead_letter_topic.partition(0).full
         self._places: OwnPlaces[tuple[Owner, int]] = OwnPlaces(
-            client, description, clock, start=start, wake=wake, now_s=now_s
+            host.client, host.description, host.clock, **host.producers()
         )
-        self._now_s = now_s
         self._again: list[Carried[tuple[Owner, int]]] = []
         self._again_s = 0.0
         self._warning = RepeatedWarning(log, f"{self._dead_letters} or its held topic")
@@ -96,9 +74,9 @@ class SetAsideTopics(Generic[Owner]):
         return sent, counted
 
     def _placed(self, message: WindowMessage, reason: str) -> Placed:
-        description = self._description()
+        description = self._host.description()
         if message.target:
-            now_ms = self._clock.now_ms()
+            now_ms = self._host.clock.now_ms()
             return hop.set_aside(description, message, message.envelope, reason, now_ms)
         letter, properties = description.dead_letter_topic.partition(0).full, message.properties
         return Placed(Place("dead", properties.get(REASON, ""), letter), properties)
@@ -106,14 +84,14 @@ class SetAsideTopics(Generic[Owner]):
     def count(self, counted: Iterable[tuple[str, str]]) -> None:
         """Count messages that are confirmed."""
         for counter, key in counted:
-            self._stats.set_aside(counter, key)
+            self._host.stats.set_aside(counter, key)
 
     def confirmed(self) -> Iterator[tuple[Owner, int, bool]]:
         """Yield owner, index, and if it is a dead letter, of each message that was confirmed."""
         # A message that was not confirmed is sent again. If the owner gave up instead, the next one
         # would publish the messages in flight of every other target again.
         places = self._places
-        if self._again and self._now_s() >= self._again_s:
+        if self._again and self._host.now_s() >= self._again_s:
             again, self._again = self._again, []
             for carried in again:
                 carried.reason = ""
@@ -138,4 +116,4 @@ class SetAsideTopics(Generic[Owner]):
             f"{carried.place.topic} did not confirm ({carried.reason}): its messages are sent again"
         )
         self._again.append(carried)
-        self._again_s = self._now_s() + _RETRY_S
+        self._again_s = self._host.now_s() + _RETRY_S

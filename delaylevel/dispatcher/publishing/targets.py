@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import attrgetter
 from typing import TypeAlias
 
 from delaylevel.cluster.failures import error_name
-from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.publisher import SHARED_TEXT, needs_own_batch
 from delaylevel.cluster.targets.pool import TargetKey
 from delaylevel.cluster.targets.receivers import NO_TOPIC
-from delaylevel.cluster.threads import Starter
+from delaylevel.dispatcher.host import Host
 from delaylevel.dispatcher.record import DueBatch, WindowMessage
 from delaylevel.errors import BrokerError, NotFoundError
 from delaylevel.model.topic_name import TopicName
@@ -49,17 +47,8 @@ class TargetPartitions:
     With deduplication each partition has a producer of ours, so the client does not choose it.
     """
 
-    def __init__(
-        self,
-        admin: TopicAdmin,
-        start: Starter,
-        wake: Callable[[], None],
-        now_s: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._admin = admin
-        self._start = start
-        self._wake = wake
-        self._now_s = now_s
+    def __init__(self, host: Host) -> None:
+        self._host = host
         self._found: dict[str, tuple[int | str, float]] = {}
         self._asked: set[str] = set()
         self._ask_at_s: dict[str, float] = {}
@@ -67,7 +56,7 @@ class TargetPartitions:
     def count(self, topic: str) -> int | str | None:
         """Return the number; 0 if not partitioned, a reason if not writable, None if unknown."""
         found = self._found.get(topic)
-        now_s = self._now_s()
+        now_s = self._host.now_s()
         if found is not None and now_s <= found[1]:
             return found[0]
         self._ask(topic, now_s)
@@ -89,23 +78,23 @@ class TargetPartitions:
             try:
                 count = self._count(TopicName.parse(topic))
                 lifetime_s = _RETRY_S if isinstance(count, str) else _LIFETIME_S
-                self._found[topic] = (count, self._now_s() + lifetime_s)
+                self._found[topic] = (count, self._host.now_s() + lifetime_s)
             except Exception as error:  # without any answer, the messages would wait for ever
                 if not isinstance(error, BrokerError):
                     log.exception("cannot count the partitions of %s", topic)
                 # A number that is known stays in use.
-                self._ask_at_s[topic] = self._now_s() + _RETRY_S
+                self._ask_at_s[topic] = self._host.now_s() + _RETRY_S
                 if not isinstance(self._found.get(topic, ("",))[0], int):
                     reason = f"no answer ({error_name(error)})"
-                    self._found[topic] = (reason, self._now_s() + _RETRY_S)
+                    self._found[topic] = (reason, self._host.now_s() + _RETRY_S)
             self._asked.discard(topic)
-            self._wake()
+            self._host.wake()
 
-        self._start(ask)
+        self._host.start(ask)
 
     def _count(self, name: TopicName) -> int | str:
         try:
-            return self._admin.partitioned_metadata(name).partitions
+            return self._host.admin.partitioned_metadata(name).partitions
         except NotFoundError:
             return NO_TOPIC
 

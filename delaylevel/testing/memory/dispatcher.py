@@ -23,6 +23,7 @@ from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.threads import at_once
 from delaylevel.dispatcher.assignment import window_sources
 from delaylevel.dispatcher.fetcher import Fetcher
+from delaylevel.dispatcher.host import Host
 from delaylevel.dispatcher.journal.records import pack_message
 from delaylevel.dispatcher.journal.state import JournalState
 from delaylevel.dispatcher.journal.topic import counting
@@ -104,20 +105,18 @@ class MemoryDispatcher:
         try:
             for index in range(description.window_partitions):
                 sources = window_sources(description, index)
-                owner = PartitionOwner(
+                lock, events = PartitionLock(client, admin, sources, "dispatch"), _StepEvents()
+                host = Host(
                     client,
                     admin,
-                    descriptions,
-                    index,
-                    PartitionLock(client, admin, sources, "dispatch"),
-                    None,
-                    SETTINGS,
+                    descriptions.latest,
                     time.steady,
-                    stats=_ReportedStats(lambda: self._report),
-                    events=_StepEvents(),
-                    start=at_once,
-                    now_s=time.now_s,
+                    _ReportedStats(lambda: self._report),
+                    at_once,
+                    events.wake,
+                    time.now_s,
                 )
+                owner = PartitionOwner(host, events, descriptions, index, lock, None, SETTINGS)
                 self._partitions.append(_WindowPartition(broker, owner, time))
         except BaseException:
             self.kill()
@@ -197,7 +196,7 @@ class _WindowPartition:
         """Return the time of the next work, ms since the epoch; None for never."""
         if self._fetcher is None or self._ended:
             return None
-        due_ms = self._time.broker_ms(self._owner.agenda.next_due_ms)
+        due_ms = self._time.broker_ms(self._owner.next_due_ms)
         look_ms = None if self._look_s is None else self._time.wall_ms(self._look_s)
         return min((time for time in (due_ms, look_ms) if time is not None), default=None)
 
@@ -252,12 +251,12 @@ class _WindowPartition:
             if found or owner.events:
                 rounds_left = 2
             else:
-                rounds_left = rounds_left - 1 if owner.agenda.is_publishing else 0
-        if changed or owner.agenda.owes_commits:
+                rounds_left = rounds_left - 1 if owner.is_publishing else 0
+        if changed or owner.owes_commits:
             # Everything is acknowledged when a listener or the test looks at it.
             owner.checkpoint()
-        looks = owner.agenda.is_publishing or owner.agenda.is_deciding
-        self._look_s = owner.agenda.next_look_s if looks else None
+        looks = owner.is_publishing or owner.is_deciding
+        self._look_s = owner.next_look_s if looks else None
 
 
 class _StepEvents(EventQueue):

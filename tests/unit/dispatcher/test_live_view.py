@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from delaylevel.dispatcher.delay_queue import DelayQueue
 from delaylevel.dispatcher.journal.records import unpack
 from delaylevel.dispatcher.journal.state import JournalState
 from delaylevel.dispatcher.live import LiveQueries, QueueView
-from delaylevel.dispatcher.owner import QueueQuestion
+from delaylevel.dispatcher.owner import EventQueue
 from delaylevel.dispatcher.record import (
     Cancellation,
     DueBatch,
@@ -204,21 +204,17 @@ def test_cancelled_messages_are_counted_until_they_leave(tmp_path: Path) -> None
     fix.queue.close()
 
 
-def test_an_answer_that_comes_too_late_is_dropped() -> None:
-    dropped: list[int] = []
-    question = QueueQuestion(lambda queue: 7, dropped.append)
-    assert question.wait(0) is None
-    question.answer(None)
-    question.give_up()
-    assert dropped == []
-    question = QueueQuestion(lambda queue: 7, dropped.append)
-    question.answer(None)
-    question.give_up()
-    assert dropped == [7]
-    question = QueueQuestion(lambda queue: 1 // 0, dropped.append)
-    question.answer(None)
+def test_an_owner_answers_questions_that_were_not_given_up() -> None:
+    events, asked = EventQueue(), list[Any]()
+    answers = [events.ask(function) for function in (asked.append, len, lambda _: 1 // 0)]
+    assert not any(answer.done() for answer in answers)
+    assert answers[0].cancel()
+    while events:
+        events.get_nowait()([])
+    assert asked == []
+    assert answers[1].result(0) == 0
     with pytest.raises(ZeroDivisionError):
-        question.wait(1)
+        answers[2].result(0)
 
 
 # --- attributes
@@ -263,7 +259,8 @@ class Owner:
     def __init__(self, fix: Fixture) -> None:
         self.stats = SharedOwnerStats()
         self.stats.set(state="releasing", caught_up=True)
-        self.ask: Callable[[QueueQuestion[Any]], None] = lambda question: question.answer(fix.queue)
+        self.events = EventQueue()
+        self.events.on_event = lambda: self.events.get_nowait()(fix.queue)
 
 
 class Dispatching:

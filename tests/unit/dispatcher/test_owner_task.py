@@ -5,14 +5,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from delaylevel.cluster.scheduler import Lanes
-from delaylevel.dispatcher.owner import WAKE, EventQueue
-from delaylevel.dispatcher.owner_task import OwnerTask
+from delaylevel.dispatcher.owner import WAKE, EventQueue, OwnerTask
 from delaylevel.errors import BrokerError
 from delaylevel.model.clock import SystemClock
 
@@ -48,23 +46,17 @@ class Owner:
 
     partition = 0
     next_checkpoint_s = float("inf")
-    is_settled = False
-    releases_soon = False
+    is_settled = releases_soon = is_calm = False
+    caught_up = True
+    next_look_s = next_send_ms = None
+    patience_s, look_every_s = 0.25, 0.01
 
     def __init__(self, hangs_at: str = "", go_on: threading.Event | None = None) -> None:
         self.topic = "window"
         self.events = EventQueue()
         self.stats: Any = None
         self.in_flight = 0
-        self.agenda = SimpleNamespace(
-            caught_up=True,
-            next_look_s=None,
-            next_step_ms=None,
-            next_send_ms=None,
-            is_calm=False,
-            patience_s=0.25,
-            look_every_s=0.01,
-        )
+        self.next_step_ms: int | None = None
         self.released_ms: int | None = None
         self.calls: list[str] = []
         self.reading = Reading()
@@ -86,7 +78,7 @@ class Owner:
         return self.reading
 
     def send_later(self, due_ms: int) -> None:
-        self.agenda.next_step_ms = due_ms
+        self.next_step_ms = due_ms
         self.events.wake()
 
     def take_in(self) -> None:
@@ -96,9 +88,9 @@ class Owner:
         self.arrived.set()
 
     def release(self) -> float:
-        due_ms = self.agenda.next_step_ms
+        due_ms = self.next_step_ms
         if due_ms is not None and SystemClock().now_ms() >= due_ms:
-            self.agenda.next_step_ms = None
+            self.next_step_ms = None
             self.released_ms = SystemClock().now_ms()
         return 0.0
 
@@ -199,11 +191,11 @@ def test_a_partition_that_fails_is_closed_but_not_finished(
 
 def test_a_partition_at_rest_sees_that_the_clock_was_corrected(lanes: Lanes) -> None:
     owner = Owner()
-    owner.agenda.next_step_ms = SystemClock().now_ms() + 3_600_000
+    owner.next_step_ms = SystemClock().now_ms() + 3_600_000
     owner.is_settled = True
     task = started(owner, lanes)
     assert owner.arrived.wait(TIMEOUT_S)
-    owner.agenda.next_step_ms = SystemClock().now_ms()
+    owner.next_step_ms = SystemClock().now_ms()
     wait_for(lambda: owner.released_ms is not None)
     task.stop()
     task.join()

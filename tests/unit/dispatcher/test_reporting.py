@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from delaylevel.dispatcher.assignment import GroupState
+from delaylevel.dispatcher.owner import EventQueue
 from delaylevel.dispatcher.service import ServedGroup
 from delaylevel.dispatcher.stats import (
     LATENESS_BOUNDS_MS,
@@ -41,7 +42,7 @@ class Owner:
     def __init__(self, **stats: Any) -> None:
         self.stats = SharedOwnerStats()
         self.stats.set(**{"state": "releasing", "caught_up": True, **stats})
-        self.ask = lambda question: None
+        self.events = EventQueue()  # nobody answers
 
 
 class Dispatching:
