@@ -7,7 +7,6 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -530,18 +529,6 @@ class DelayQueue:
         self.cancelling.take_released(ids)
 
 
-class Accepted(NamedTuple):
-    """Messages that the delay queue has accepted.
-
-    Attributes:
-        batches: number of fetched batches that were completed.
-    """
-
-    batches: int
-    tracked: int
-    duplicates: int
-
-
 # Fetched batches on their way into the delay queue, which refuses them while its disk is full.
 #
 # Order
@@ -569,32 +556,40 @@ class Accepted(NamedTuple):
 #
 # Size
 #     With a small budget, a whole batch may exceed the memory that can ever become free. So a
-#     refused batch is offered in pieces, down to single messages.
+#     refused batch is halved, down to single messages. Its first pieces are small then, and each is
+#     as large as all before it: the next attempt costs little more than what it brings in.
 class OfferQueue:
     """Ordered queue of fetched batches that the delay queue has not accepted yet.
 
     Args:
         queue: the delay queue, which may use up its memory budget.
+        taken: function that is called when a whole batch is accepted.
 
     Attributes:
         refusal: the error of the last attempt; None if no batch waits.
     """
 
     def __init__(
-        self, queue: DelayQueue, name: str, *, monotonic: Callable[[], float] = time.monotonic
+        self,
+        queue: DelayQueue,
+        name: str,
+        taken: Callable[[], None],
+        now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self.refusal: SpillWriteError | None = None
         self._queue = queue
         self._name = name
-        self._monotonic = monotonic
-        self._waiting: deque[FetchedBatch] = deque()
+        self._taken = taken
+        self._now_s = now_s
+        # Pieces of batches, each with True if it is the last one of its batch.
+        self._waiting: deque[tuple[FetchedBatch, bool]] = deque()
         self._refused_s = 0.0
         self._refused_bytes = 0
         self._logged = "", 0.0
 
     def __len__(self) -> int:
         """Return the number of batches that wait, with the partly accepted one."""
-        return len(self._waiting)
+        return sum(is_last for _, is_last in self._waiting)
 
     @property
     def state(self) -> str:
@@ -604,58 +599,43 @@ class OfferQueue:
     @property
     def retry_s(self) -> float | None:
         """Monotonic time of the next attempt, in s; None if no batch waits."""
-        if not self._waiting:
+        if self.refusal is None:
             return None
         freed = self._memory_bytes < self._refused_bytes
         return self._refused_s + (_FREED_S if freed else _REFUSED_S)
 
-    def offer(self, batch: FetchedBatch) -> Accepted:
-        """Offer a batch, or let it wait behind those that wait.
+    def offer(self, batch: FetchedBatch | None = None) -> OfferResult:
+        """Offer a batch behind those that wait, if it is time to; None for only these.
 
         Raises:
             DelayLevelError: the delay queue cannot take the batch at all.
         """
-        self._waiting.append(batch)
-        return Accepted(0, 0, 0) if len(self._waiting) > 1 else self._offer_waiting()
-
-    def retry(self) -> Accepted:
-        """Offer the batches that wait if it is time to; errors as for `offer`."""
-        retry_s = self.retry_s
-        if retry_s is None or self._monotonic() < retry_s:
-            return Accepted(0, 0, 0)
-        return self._offer_waiting()
-
-    def _offer_waiting(self) -> Accepted:
-        """Offer the first batches until one message is refused."""
-        # After a refusal, start with a single message and double the size of the pieces, so that an
-        # attempt costs little more than what it brings in.
-        batches = tracked = duplicates = 0
-        size, growing = (len(self._waiting[0]), False) if self.refusal is None else (1, True)
+        if batch is not None:
+            self._waiting.append((batch, True))
+        total, retry_s = OfferResult(0, 0, 0), self.retry_s
+        if retry_s is not None and self._now_s() < retry_s:
+            return total
         while self._waiting:
-            batch = self._waiting[0]
-            piece, rest = (batch, None) if size >= len(batch) else batch.split(size)
+            piece, is_last = self._waiting[0]
             try:
-                result = self._queue.offer(piece)
+                found = self._queue.offer(piece)
             except SpillWriteError as error:
-                size, growing = len(piece) // 2, False
-                if size:
-                    continue
-                self._refuse(error)
-                return Accepted(batches, tracked, duplicates)
-            tracked += result.tracked
-            duplicates += result.duplicates
-            if growing:
-                size *= 2
-            if rest is not None:
-                self._waiting[0] = rest
-            else:
-                self._waiting.popleft()
-                batches += 1
+                if len(piece) == 1:
+                    self._refuse(error)
+                    return total
+                first, rest = piece.split(len(piece) // 2)
+                self._waiting[0] = rest, is_last
+                self._waiting.appendleft((first, False))
+                continue
+            self._waiting.popleft()
+            total = OfferResult(*map(sum, zip(total, found, strict=True)))
+            if is_last:
+                self._taken()
         self.refusal = None
-        return Accepted(batches, tracked, duplicates)
+        return total
 
     def _refuse(self, error: SpillWriteError) -> None:
-        now_s = self._monotonic()
+        now_s = self._now_s()
         self.refusal = error
         self._refused_s = now_s
         self._refused_bytes = self._memory_bytes

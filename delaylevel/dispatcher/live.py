@@ -86,11 +86,11 @@ class QueueView(FrozenRows):
         self.read_to = delay_queue._open.last_offered
         self.cancelled = delay_queue.cancelling.cancelled
         self.cancellations = delay_queue.cancelling.waiting
-        for index in (delay_queue.pending, *delay_queue.waiting.overflows()):
+        for index in (delay_queue.pending, *delay_queue.waiting.overflows):
             index.segments.freeze(self)
         launched = delay_queue._launched.values()
         loose = [(batch.due_ms, batch.positions, batch.records) for batch, _ in launched]
-        loose += [*delay_queue.waiting.loose(), delay_queue._unresolved.loose()]
+        loose += [*delay_queue.waiting.loose, delay_queue._unresolved.loose()]
         self.add((), partial(_in_due_order, joined(loose), self.attribute))
 
 

@@ -280,7 +280,9 @@ class PartitionOwner:
         opened.callback(journal.close)
         delay_queue = self._queue = self._open_queue(host.description())
         opened.callback(delay_queue.close)
-        self._offers = OfferQueue(delay_queue, self.topic, monotonic=host.now_s)
+        self._offers = OfferQueue(
+            delay_queue, self.topic, lambda: self._fetcher.batch_taken(), host.now_s
+        )
         set_aside: SetAsideTopics[Flight] = SetAsideTopics(host)
         opened.callback(set_aside.close)
         numbered = settings.delivery is Delivery.EFFECTIVELY_ONCE
@@ -559,12 +561,8 @@ class PartitionOwner:
             return
         before = self._offers.state
         with contextlib.nullcontext() if self.caught_up else TURNS.take(self.partition):
-            accepted = self._offers.retry() if batch is None else self._offers.offer(batch)
-        self.stats.add(
-            arrived=accepted.tracked + accepted.duplicates, duplicates=accepted.duplicates
-        )
-        for _ in range(accepted.batches):
-            self._fetcher.batch_taken()
+            found = self._offers.offer(batch)
+        self.stats.add(arrived=found.tracked + found.duplicates, duplicates=found.duplicates)
         if self._offers:
             self._end_recovery()  # the rest cannot be read before something is published
         if self._offers.state != before:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 
@@ -234,127 +235,62 @@ class PauseGate:
         return pauses.spread(key.topic, self._clock.now_ms()) if pauses.resumed else None
 
 
-class WaitingQueue:
-    """Messages of one target, which come out in the order in which they were put in.
+@dataclass(slots=True)
+class _Queue:
+    """Messages of one target: the first ones in memory, and the rest in segments.
 
-    The first ones are kept in memory, and the rest in segments, which may spill.
-
-    Args:
-        overflow: function that returns empty segments; None to keep everything in memory.
+    Attributes:
+        count, size: number and approximate bytes of those in memory.
     """
 
-    def __init__(
-        self,
-        clock: Clock,
-        overflow: Callable[[], PendingSegments] | None,
-        attribute: MessageAttribute | None = None,
-    ) -> None:
-        self._clock = clock
-        self._overflow = overflow
-        self._attribute = attribute
-        self._batches: deque[Columns] = deque()
-        self._count = self._bytes = 0
-        self._rest: PendingIndex | None = None
+    batches: deque[Columns] = field(default_factory=deque)
+    count: int = 0
+    size: int = 0
+    rest: PendingIndex | None = None
 
     def __len__(self) -> int:
         """Return the number of messages."""
-        return self._count + (0 if self._rest is None else len(self._rest))
-
-    @property
-    def memory_bytes(self) -> int:
-        """Approximate memory in use."""
-        return self._bytes + (0 if self._rest is None else self._rest.memory_bytes)
-
-    @property
-    def disk_bytes(self) -> int:
-        """Total size of the spill files."""
-        return 0 if self._rest is None else self._rest.segments.disk_bytes
-
-    @property
-    def first_due_ms(self) -> int | None:
-        """Due time of the first message, ms since the epoch; None without messages."""
-        if self._batches:
-            return int(self._batches[0][0][0])
-        return None if self._rest is None else self._rest.next_due_ms
-
-    def put(self, batch: DueBatch) -> None:
-        """Add messages: all of them, or none."""
-        full = self._count >= _IN_MEMORY or self._bytes >= _BYTES_IN_MEMORY
-        if self._overflow is None or not (full or self._rest):
-            self._batches.append((batch.due_ms, batch.positions, batch.records))
-            self._count += len(batch)
-            self._bytes += sum(map(_size, batch.records))
-            return
-        if self._rest is None:
-            self._rest = PendingIndex(self._overflow())
-            self._rest.attribute = self._attribute
-        ledgers, entries = unpack(batch.positions)
-        rows: Rows = np.array([batch.due_ms, ledgers, entries], dtype=np.int64)
-        self._rest.put(rows, batch.records)
-
-    def loose(self) -> list[Columns]:
-        """Return the messages that are kept in memory."""
-        return list(self._batches)
-
-    @property
-    def overflow(self) -> PendingIndex | None:
-        """The segments with the other messages; None without any."""
-        return self._rest
-
-    def take(self, count: int) -> Columns:
-        """Remove the first messages; return due times, packed positions and records."""
-        if not self._batches:
-            assert self._rest is not None
-            # All are due, whatever the clock says now.
-            return self._rest.take(max(self._clock.now_ms(), self._rest.last_due_ms), count)
-        taken: list[Columns] = []
-        while self._batches and count > 0:
-            due_ms, positions, records = self._batches.popleft()
-            if len(records) > count:
-                self._batches.appendleft((due_ms[count:], positions[count:], records[count:]))
-                due_ms, positions, records = due_ms[:count], positions[:count], records[:count]
-            taken.append((due_ms, positions, records))
-            count -= len(records)
-            self._count -= len(records)
-            self._bytes -= sum(map(_size, records))
-        return joined(taken)
-
-    def close(self) -> None:
-        """Delete the spill files."""
-        if self._rest is not None:
-            self._rest.segments.close()
-
-
-def _size(record: MessageRecord) -> int:
-    return _MESSAGE_BYTES + sum(len(value) for value in record if type(value) is bytes)
+        return self.count + (0 if self.rest is None else len(self.rest))
 
 
 class WaitingQueues:
-    """The waiting queues of all targets.
+    """The due messages that wait, in a queue for each target.
+
+    Messages come out of a queue in the order in which they were put in. A queue is there while it
+    has messages.
 
     Args:
         overflow: function that returns empty segments; None to keep everything in memory.
+
+    Attributes:
+        attribute: as for `PendingIndex`.
     """
 
     def __init__(self, clock: Clock, overflow: Callable[[], PendingSegments] | None) -> None:
+        self.attribute: MessageAttribute | None = None
         self._clock = clock
         self._overflow = overflow
-        self.attribute: MessageAttribute | None = None
-        self._queues: dict[TargetKey, WaitingQueue] = {}
+        self._queues: dict[TargetKey, _Queue] = {}
 
     def __len__(self) -> int:
         """Return the number of messages."""
         return sum(map(len, self._queues.values()))
 
     @property
+    def targets(self) -> list[TargetKey]:
+        """The targets that messages wait for."""
+        return list(self._queues)
+
+    @property
     def memory_bytes(self) -> int:
         """Approximate memory in use."""
-        return sum(queue.memory_bytes for queue in self._queues.values())
+        in_memory = sum(each.size for each in self._queues.values())
+        return in_memory + sum(each.memory_bytes for each in self.overflows)
 
     @property
     def disk_bytes(self) -> int:
         """Total size of the spill files."""
-        return sum(queue.disk_bytes for queue in self._queues.values())
+        return sum(each.segments.disk_bytes for each in self.overflows)
 
     @property
     def first_due_ms(self) -> int | None:
@@ -362,54 +298,85 @@ class WaitingQueues:
 
         Those that wait for the end of a pause, and not for their target, do not count.
         """
-        found = (
-            queue.first_due_ms
-            for key, queue in self._queues.items()
-            if key.partition != PAUSED_PARTITION
-        )
-        return min((due_ms for due_ms in found if due_ms is not None), default=None)
-
-    def loose(self) -> list[Columns]:
-        """Return the messages that are kept in memory, without their segments."""
-        return [batch for queue in self._queues.values() for batch in queue.loose()]
-
-    def overflows(self) -> list[PendingIndex]:
-        """Return the segments that keep the other messages."""
-        found = (queue.overflow for queue in self._queues.values())
-        return [index for index in found if index is not None]
+        found: list[int] = []
+        for key, each in self._queues.items():
+            if key.partition == PAUSED_PARTITION:
+                continue
+            if each.batches:
+                found.append(int(each.batches[0][0][0]))
+            elif each.rest is not None and (due_ms := each.rest.next_due_ms) is not None:
+                found.append(due_ms)
+        return min(found, default=None)
 
     @property
-    def targets(self) -> list[TargetKey]:
-        """The targets that messages wait for."""
-        return list(self._queues)
+    def loose(self) -> list[Columns]:
+        """The messages that are kept in memory."""
+        return [batch for each in self._queues.values() for batch in each.batches]
+
+    @property
+    def overflows(self) -> list[PendingIndex]:
+        """The segments that keep the other messages."""
+        return [each.rest for each in self._queues.values() if each.rest is not None]
 
     def count(self, target: TargetKey) -> int:
         """Return the number of messages that wait for a target."""
-        queue = self._queues.get(target)
-        return 0 if queue is None else len(queue)
+        found = self._queues.get(target)
+        return 0 if found is None else len(found)
 
     def put(self, target: TargetKey, batch: DueBatch) -> None:
         """Add messages: all of them, or none."""
-        queue = self._queues.get(target)
-        if queue is None:
-            # What waits for room to be set aside has found the disk full, or is little: nothing
-            # else is taken meanwhile.
-            in_memory = target.partition == ASIDE_PARTITION
-            overflow = None if in_memory else self._overflow
-            queue = WaitingQueue(self._clock, overflow, self.attribute)
-            self._queues[target] = queue
-        queue.put(batch)
+        each = self._queues.get(target) or _Queue()
+        # What waits for room to be set aside has found the disk full, or is little: nothing else is
+        # taken meanwhile.
+        in_memory = self._overflow is None or target.partition == ASIDE_PARTITION
+        full = each.count >= _IN_MEMORY or each.size >= _BYTES_IN_MEMORY
+        if in_memory or not (full or each.rest):
+            each.batches.append((batch.due_ms, batch.positions, batch.records))
+            each.count += len(batch)
+            each.size += sum(map(_size, batch.records))
+        else:
+            assert self._overflow is not None
+            rest = each.rest
+            if rest is None:
+                rest = PendingIndex(self._overflow())
+                rest.attribute = self.attribute
+            rows: Rows = np.array([batch.due_ms, *unpack(batch.positions)], dtype=np.int64)
+            each.rest = rest
+            rest.put(rows, batch.records)
+        self._queues[target] = each
 
     def take(self, target: TargetKey, count: int) -> Columns:
         """Remove the first messages of a target; return due times, packed positions and records."""
-        queue = self._queues[target]
-        taken = queue.take(count)
-        if not len(queue):
-            queue.close()
+        each = self._queues[target]
+        taken = self._take(each, count)
+        if not len(each):
+            if each.rest is not None:
+                each.rest.segments.close()
             del self._queues[target]
         return taken
 
+    def _take(self, each: _Queue, count: int) -> Columns:
+        if not each.batches:
+            assert each.rest is not None
+            # All are due, whatever the clock says now.
+            return each.rest.take(max(self._clock.now_ms(), each.rest.last_due_ms), count)
+        taken: list[Columns] = []
+        while each.batches and count > 0:
+            due_ms, positions, records = each.batches.popleft()
+            if len(records) > count:
+                each.batches.appendleft((due_ms[count:], positions[count:], records[count:]))
+                due_ms, positions, records = due_ms[:count], positions[:count], records[:count]
+            taken.append((due_ms, positions, records))
+            count -= len(records)
+            each.count -= len(records)
+            each.size -= sum(map(_size, records))
+        return joined(taken)
+
     def close(self) -> None:
         """Delete the spill files."""
-        for queue in self._queues.values():
-            queue.close()
+        for each in self.overflows:
+            each.segments.close()
+
+
+def _size(record: MessageRecord) -> int:
+    return _MESSAGE_BYTES + sum(len(value) for value in record if type(value) is bytes)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from delaylevel.dispatcher.delay_queue import Accepted, DelayQueue, OfferQueue
+from delaylevel.dispatcher.delay_queue import DelayQueue, OfferQueue
 from delaylevel.dispatcher.fetcher import BATCHES_AHEAD
 from delaylevel.dispatcher.journal.records import pack, unpack
 from delaylevel.dispatcher.journal.state import JournalState
@@ -53,23 +53,22 @@ def test_a_full_disk_loses_nothing(tmp_path: Path, free: int) -> None:
         opener=SmallDisk(free),
     )
     queue = DelayQueue(JournalState(100_000), segments, clock=clock)
-    offers = OfferQueue(queue, "a window", monotonic=lambda: clock.now_ms() / 1000)
+    taken: list[None] = []  # an item for each batch
+    offers = OfferQueue(
+        queue, "a window", lambda: taken.append(None), lambda: clock.now_ms() / 1000
+    )
     batches = deque(
         messages(first, size, 1_000, within_ms=12_000) for first in range(0, total, size)
     )
-    ahead = tracked = most = 0
+    read = tracked = most = 0
     released: list[int] = []
     states = set()
     for _ in range(2000):
-        accepted = offers.retry()
-        while batches and ahead < BATCHES_AHEAD:
-            ahead += 1
-            tracked += accepted.tracked
-            ahead -= accepted.batches
-            accepted = offers.offer(batches.popleft())
-        tracked += accepted.tracked
-        ahead -= accepted.batches
-        assert len(offers) == ahead
+        tracked += offers.offer().tracked
+        while batches and read - len(taken) < BATCHES_AHEAD:
+            read += 1
+            tracked += offers.offer(batches.popleft()).tracked
+        assert len(offers) == read - len(taken)
         states.add(offers.state)
         most = max(most, segments.memory_bytes)
         assert queue.low_watermark() <= position(tracked)
@@ -91,11 +90,13 @@ def test_messages_that_wait_are_not_below_the_low_watermark(tmp_path: Path) -> N
         tmp_path, budget_bytes=1 << 20, clock=clock.now_ms, opener=SmallDisk(0)
     )
     queue = DelayQueue(JournalState(100_000), segments, clock=clock)
-    offers = OfferQueue(queue, "a window", monotonic=lambda: clock.now_ms() / 1000)
-    assert offers.offer(messages(0, 300, 1_000)) == Accepted(1, 300, 0)
-    accepted = offers.offer(messages(300, 2000, 1_000))
-    assert accepted.batches == 0
-    first = 300 + accepted.tracked
+    taken: list[None] = []
+    offers = OfferQueue(
+        queue, "a window", lambda: taken.append(None), lambda: clock.now_ms() / 1000
+    )
+    assert offers.offer(messages(0, 300, 1_000)).tracked == 300
+    first = 300 + offers.offer(messages(300, 2000, 1_000)).tracked
+    assert len(taken) == 1
     assert 500 < first < 1000
     offers.offer(messages(2300, 10))
     while (batch := queue.advance(clock.now_ms())) is not None:
