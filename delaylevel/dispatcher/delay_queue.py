@@ -13,7 +13,7 @@ import numpy.typing as npt
 from pyroaring import BitMap64
 
 from delaylevel.cluster.targets.pool import TargetKey
-from delaylevel.dispatcher.cancelling.decisions import Cancellations, RecentReleases
+from delaylevel.dispatcher.cancellations import Cancellations, RecentReleases
 from delaylevel.dispatcher.journal.records import (
     UNCERTAIN,
     Commit,

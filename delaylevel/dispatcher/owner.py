@@ -27,12 +27,12 @@ from delaylevel.cluster.locks import PartitionLock
 from delaylevel.cluster.own_producers import DeadLetterTopic, Outgoing
 from delaylevel.cluster.scheduler import AT_ONCE, NEVER, Lanes, LaneTask
 from delaylevel.cluster.targets.pool import TargetPool
-from delaylevel.dispatcher.cancelling.decisions import UNCLEAR_MS, RecentReleases
-from delaylevel.dispatcher.cancelling.desk import CancellationDesk
+from delaylevel.dispatcher.cancellations import UNCLEAR_MS, RecentReleases
 from delaylevel.dispatcher.journal.records import LowWatermark, entry_of, pack
 from delaylevel.dispatcher.journal.state import JournalState
 from delaylevel.dispatcher.journal.topic import Journal
 from delaylevel.dispatcher.publishing.flights import Flight
+from delaylevel.dispatcher.publishing.outcomes import CancellationDesk
 from delaylevel.dispatcher.publishing.publisher import BatchPublisher
 from delaylevel.dispatcher.publishing.set_aside import SetAsideTopics
 from delaylevel.dispatcher.publishing.targets import TargetPartitions

@@ -8,11 +8,11 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from delaylevel.dispatcher.cancelling.decisions import CANCELLED, TOO_LATE, UNKNOWN
 from delaylevel.dispatcher.live import LiveQueries, incomplete
 from delaylevel.model.clock import Clock, SystemClock
 from delaylevel.model.formatting import format_duration, shell
 from delaylevel.model.level_topic import ALL
+from delaylevel.model.outcome import OutcomeStatus
 from delaylevel.model.topic_name import TopicName
 from delaylevel.topics.status import (
     LevelTopicStatus,
@@ -130,8 +130,10 @@ class DispatchCollector:
         for labels, stats in found.items():
             for target, count in sorted(stats.held.items()):
                 held.add_metric((*labels, target), count)
-            for status in (CANCELLED, TOO_LATE, UNKNOWN):
-                outcomes.add_metric((*labels, status), stats.outcomes.get(status, 0))
+            for status in OutcomeStatus:
+                if status is not OutcomeStatus.ACCEPTED:
+                    count = stats.outcomes.get(status.value, 0)
+                    outcomes.add_metric((*labels, status.value), count)
             due_ms = now_ms if stats.next_due_ms is None else stats.next_due_ms
             overdue.add_metric(labels, max(0, now_ms - due_ms) / 1000)
             for each in ("recovering", "releasing", "disk full", "disk error", "stopped"):

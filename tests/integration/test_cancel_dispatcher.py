@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from delaylevel.dispatcher.cancelling.desk import expire_outcomes
+from delaylevel.dispatcher.publishing.outcomes import expire_outcomes
 from delaylevel.model.delivery import Delivery
 from support.window_world import GRACE_MS, WindowWorld
 from support.world import RealWorld

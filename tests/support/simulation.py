@@ -28,14 +28,14 @@ import pulsar
 from delaylevel.cluster.port import PartitionStats, SubscriptionStats, TopicMetadata, TopicPolicies
 from delaylevel.cluster.targets.pool import TargetKey, TargetPool
 from delaylevel.cluster.targets.producer import TargetProducer
-from delaylevel.dispatcher.cancelling.decisions import UNCLEAR_MS
-from delaylevel.dispatcher.cancelling.desk import CancellationDesk
+from delaylevel.dispatcher.cancellations import UNCLEAR_MS
 from delaylevel.dispatcher.delay_queue import DelayQueue
 from delaylevel.dispatcher.host import Host
 from delaylevel.dispatcher.journal.records import Record, encode
 from delaylevel.dispatcher.journal.state import JournalState
 from delaylevel.dispatcher.journal.topic import LostOwnershipError
 from delaylevel.dispatcher.owner import FAILOVER_S
+from delaylevel.dispatcher.publishing.outcomes import CancellationDesk
 from delaylevel.dispatcher.publishing.publisher import BatchPublisher
 from delaylevel.dispatcher.publishing.set_aside import SetAsideTopics
 from delaylevel.dispatcher.publishing.targets import TargetPartitions

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from delaylevel.cluster.targets.pool import TargetKey
-from delaylevel.dispatcher.cancelling.decisions import UNCLEAR_MS, CancelDecision
+from delaylevel.dispatcher.cancellations import UNCLEAR_MS, CancelRequest
 from delaylevel.dispatcher.delay_queue import DelayQueue
 from delaylevel.dispatcher.journal import state as journal_state
 from delaylevel.dispatcher.journal.records import DispositionKind, Record, encode, pack
@@ -110,7 +110,7 @@ class World:
         self.reader = self.rng.randint(0, self.reader)
         self.flights: list[Flight] = []
         self.waits = False
-        self.outcomes: list[tuple[int, CancelDecision]] = []  # number of records to be confirmed
+        self.outcomes: list[tuple[int, CancelRequest]] = []  # number of records to be confirmed
         self.unanswered: list[int] = []
         for intent in self.queue.unresolved_intents():
             if intent.target:
@@ -293,7 +293,9 @@ class World:
         while self.outcomes and self.outcomes[0][0] <= len(self.journal):
             _, decision = self.outcomes.pop(0)
             self.check_outcome(decision)
-            self.reported.setdefault(decision.cancellation.message_id, set()).add(decision.outcome)
+            assert decision.outcome is not None
+            names = self.reported.setdefault(decision.cancellation.message_id, set())
+            names.add(decision.outcome.status.value)
             if decision.position is not None:
                 self.answers[decision.position] += 1
                 self.unanswered.append(decision.position)
@@ -303,19 +305,20 @@ class World:
             positions, self.unanswered = sorted(set(self.unanswered)), []
             self.append(self.queue.cancelling.answered(np.array(positions, dtype=np.int64)))
 
-    def check_outcome(self, decision: CancelDecision) -> None:
+    def check_outcome(self, decision: CancelRequest) -> None:
         name, outcome = decision.cancellation.message_id, decision.outcome
-        if outcome == "cancelled":
+        assert outcome is not None
+        if outcome.status == "cancelled":
             assert not self.delivered[name], f"{name} was delivered"
             assert name not in self.aside["held"] | self.aside["dropped"]
-        elif outcome == "too late":
+        elif outcome.status == "too late":
             assert self.delivered[name], f"{name} was not delivered"
-            assert decision.released_ms is None or decision.released_ms <= self.clock.now_ms()
-        elif "held" in decision.reason:
+            assert outcome.released_ms is None or outcome.released_ms <= self.clock.now_ms()
+        elif "held" in outcome.reason:
             assert name in self.aside["held"]
-        elif "dropped:" in decision.reason:
+        elif "dropped:" in outcome.reason:
             assert name in self.aside["dropped"]
-        elif "no such" in decision.reason:
+        elif "no such" in outcome.reason:
             deadline_ms = decision.cancellation.due_ms + GRACE_MS
             assert self.clock.now_ms() >= deadline_ms
             times = [e.stored_ms for e in self.window if e.name == name and not e.is_cancellation]

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from delaylevel.dispatcher.cancelling.decisions import UNCLEAR_MS, CancelDecision
+from delaylevel.dispatcher.cancellations import UNCLEAR_MS
 from delaylevel.dispatcher.delay_queue import DelayQueue
 from delaylevel.dispatcher.journal.records import Record, encode
 from delaylevel.dispatcher.journal.state import JournalState
 from delaylevel.dispatcher.record import Cancellation, FetchedBatch, WindowMessage, identity
+from delaylevel.model.outcome import Outcome
 from delaylevel.structures.segments.pending import PendingSegments
 from delaylevel.testing import ManualClock
 
@@ -50,10 +51,10 @@ class Owner:
             FetchedBatch([3], [entry << 10], [due_ms], [record], cancellations=int(cancels))
         )
 
-    def decide(self) -> list[CancelDecision]:
+    def decide(self) -> list[Outcome]:
         records, decisions = self.queue.cancelling.decide()
         self.append(*records)
-        return decisions
+        return [each.outcome for each in decisions if each.outcome is not None]
 
     def launch(self, until_ms: int, first: int = 0) -> int:
         """Launch what is due; with sequence IDs from ``first`` on, if it is not 0."""
@@ -91,7 +92,7 @@ def test_what_a_suspended_owner_may_still_send_is_not_cancelled(
     second.read(3, "kept by the client", due_ms, cancels=True)
     second.read(4, "stored", due_ms, cancels=True)
     (late,) = second.decide()
-    assert late.outcome == "too late"
+    assert late.status == "too late"
     assert late.released_ms is None, "it may have been released long before the takeover"
     third = Owner(tmp_path / "third", second.journal, clock, takes_over=True)
     for intent in third.queue.unresolved_intents():
@@ -102,7 +103,7 @@ def test_what_a_suspended_owner_may_still_send_is_not_cancelled(
     again = third.launch(due_ms, first=3)
     assert again > number + 1
     third.append(third.queue.commit(again))
-    assert [each.outcome for each in third.decide()] == ["too late"]
+    assert [each.status for each in third.decide()] == ["too late"]
     third.append(*third.queue.close_reopened())
     assert not third.queue.state.open_intents
 
@@ -117,14 +118,14 @@ def test_what_was_due_at_a_takeover_is_not_cancelled_before_its_release(
     owner.read(1, "m", due_ms)
     owner.read(2, "m", due_ms, cancels=True)
     if due_in_s > 5:
-        assert [each.outcome for each in owner.decide()] == ["cancelled"]
+        assert [each.status for each in owner.decide()] == ["cancelled"]
         return
     assert owner.decide() == []
     clock.move_to(max(due_ms, clock.now_ms()))
     number = owner.launch(clock.now_ms())
     assert owner.decide() == []
     owner.append(owner.queue.commit(number))
-    assert [each.outcome for each in owner.decide()] == ["too late"]
+    assert [each.status for each in owner.decide()] == ["too late"]
 
 
 def test_what_waits_for_the_end_of_a_pause_is_cancelled_after_a_takeover(
@@ -145,7 +146,7 @@ def test_what_waits_for_the_end_of_a_pause_is_cancelled_after_a_takeover(
             owner.read(entry, name, due_ms)
         for entry, (name, due_ms) in enumerate(dues.items(), 10):
             owner.read(entry, name, due_ms, cancels=True)
-        return {each.cancellation.message_id: each.outcome for each in owner.decide()}
+        return {each.id: each.status for each in owner.decide()}
 
     dues = {"waits": paused_ms, "waits, too": paused_ms + 60_000, "of the same time": before_ms}
     second = Owner(tmp_path / "second", list(owner.journal), clock, takes_over=True)
@@ -169,6 +170,6 @@ def test_a_cancellation_of_another_due_time_does_not_end_the_wait_of_a_later_one
     assert owner.queue.advance(clock.now_ms()) is None
     assert owner.decide() == []
     owner.queue.cancelling.everything_is_read(clock.now_ms())
-    assert [each.outcome for each in owner.decide()] == ["unknown"]
+    assert [each.status for each in owner.decide()] == ["unknown"]
     owner.read(3, "late", now_ms + 60_000)
-    assert [each.outcome for each in owner.decide()] == ["cancelled"]
+    assert [each.status for each in owner.decide()] == ["cancelled"]

@@ -19,6 +19,7 @@ from delaylevel import Levels, Listeners, Outcome, PartitionBy, PartitionStrateg
 from delaylevel.cluster.reader import read_range
 from delaylevel.consumer import Backoff, Reject, Retry
 from delaylevel.consumer.retry_topics import find_dead_letters
+from delaylevel.dispatcher.publishing import outcomes
 from delaylevel.errors import ConflictError, InvalidInputError
 from delaylevel.model import envelope as env
 from delaylevel.model.formatting import parse_delay
@@ -578,7 +579,7 @@ def story(request: pytest.FixtureRequest) -> Iterator[Story]:
 @pytest.fixture(autouse=True)
 def _outcomes_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep outcomes that are older than a day: some stories end days after a decision."""
-    monkeypatch.setattr("delaylevel.dispatcher.cancelling.desk.expire_outcomes", lambda *_: None)
+    monkeypatch.setattr(outcomes, "expire_outcomes", lambda *_: None)
 
 
 @pytest.mark.parametrize(

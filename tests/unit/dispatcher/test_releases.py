@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from delaylevel.dispatcher.cancelling.decisions import RecentReleases
+from delaylevel.dispatcher.cancellations import RecentReleases
 from delaylevel.dispatcher.positions import IdColumns
 
 

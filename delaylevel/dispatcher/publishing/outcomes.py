@@ -23,16 +23,14 @@ from delaylevel.cluster.logs import RepeatedWarning
 from delaylevel.cluster.own_producers import OwnProducers
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.targets.send_state import SendOutcome
+from delaylevel.dispatcher.cancellations import CancelRequest
 from delaylevel.dispatcher.delay_queue import DelayQueue
 from delaylevel.dispatcher.host import Host
 from delaylevel.dispatcher.journal.records import LowWatermark, pack_message
 from delaylevel.dispatcher.journal.topic import Journal
 from delaylevel.errors import DelayLevelError
 from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription
-from delaylevel.model.outcome import Outcome, OutcomeStatus
 from delaylevel.model.position import Position, SourcePartition
-
-from .decisions import CancelDecision
 
 log = logging.getLogger(__name__)
 
@@ -70,28 +68,6 @@ class _OutcomeRecord(NamedTuple):
     event_ms: int = 0
 
 
-def outcome_of(decision: CancelDecision) -> Outcome:
-    """Return the outcome as applications see it."""
-    cancellation = decision.cancellation
-    return Outcome(
-        OutcomeStatus(decision.outcome),
-        cancellation.message_id,
-        cancellation.target,
-        cancellation.due_ms,
-        decision.decided_ms,
-        decision.released_ms,
-        decision.reason,
-        cancellation.key,
-    )
-
-
-class _Proof(NamedTuple):
-    """The question for the last stored message, asked in the background; None for no message."""
-
-    asked_ms: int
-    last: Future[Position | None]
-
-
 class CancellationDesk:
     """The cancellations of one window partition."""
 
@@ -104,19 +80,21 @@ class CancellationDesk:
         self._cancelling = delay_queue.cancelling
         self._journal = journal
         self._topic = host.description().outcomes_topic.partition(0).full
-        self._outcomes: OwnProducers[CancelDecision] = OwnProducers(
+        self._outcomes: OwnProducers[CancelRequest] = OwnProducers(
             host.client, "", **host.producers()
         )
         # Decisions, each with the number of records that the journal has to confirm before.
-        self._decided: deque[tuple[int, CancelDecision]] = deque()
-        self._again: list[CancelDecision] = []  # those whose outcomes were not stored
+        self._decided: deque[tuple[int, CancelRequest]] = deque()
+        self._again: list[CancelRequest] = []  # those whose outcomes were not stored
         self._send_again_s = 0.0
         self._warning = RepeatedWarning(log, self._topic)
         self._source = source
         self._answered: list[int] = []
         self._answer_s = 0.0
         self._again_ms = 0  # no further decisions are postponed to an earlier time
-        self._proof: _Proof | None = None
+        # The question for the last stored message, in the background, and when it was asked.
+        self._proof: Future[Position | None] | None = None
+        self._asked_ms = 0
         self._proof_s = 0.0
         self._expire_s = host.now_s() + _EXPIRE_EVERY_S
 
@@ -196,7 +174,7 @@ class CancellationDesk:
         if len(decisions) > room:
             self._postpone(decisions[room:])
 
-    def _postpone(self, decisions: list[CancelDecision]) -> None:
+    def _postpone(self, decisions: list[CancelRequest]) -> None:
         """Let decisions be made again, each of them about once."""
         at_ms = max(self._again_ms, self._host.clock.now_ms() + _POSTPONED_MS)
         for start in range(0, len(decisions), _AGAIN_PER_S):
@@ -207,13 +185,14 @@ class CancellationDesk:
 
     def _send(self) -> None:
         """Send the outcomes that the journal allows, and again those that were not stored."""
-        ready: list[CancelDecision] = []
+        ready: list[CancelRequest] = []
         if self._again and self._now_s() >= self._send_again_s:
             ready, self._again = self._again, []
         while self._decided and self._decided[0][0] <= self._journal.stored:
             ready.append(self._decided.popleft()[1])
         for decision in ready:
-            outcome = outcome_of(decision)
+            outcome = decision.outcome
+            assert outcome is not None
             record = _OutcomeRecord(outcome.payload(), outcome.id, outcome.properties())
             reason = self._outcomes.send(decision, self._topic, record, record.properties, None)
             if reason is not None:
@@ -230,13 +209,14 @@ class CancellationDesk:
                 continue
             if not self._again:
                 self._warning.over()
-            self._host.stats.outcome(decision.outcome)
+            assert decision.outcome is not None
+            self._host.stats.outcome(decision.outcome.status.value)
             if decision.position is not None:
                 if not self._answered:
                     self._answer_s = self._now_s() + _ANSWER_S
                 self._answered.append(decision.position)
 
-    def _keep(self, decision: CancelDecision, reason: str) -> None:
+    def _keep(self, decision: CancelRequest, reason: str) -> None:
         """Keep an outcome that was not stored; it is sent again."""
         self._warning.failed(f"outcomes of cancellations were not stored ({reason}): tried again")
         self._again.append(decision)
@@ -249,19 +229,20 @@ class CancellationDesk:
         if proof is None:
             if proof_ms is None or now_ms < proof_ms or self._now_s() < self._proof_s:
                 return
-            self._proof = proof = _Proof(now_ms, Future())
-            self._host.start(partial(self._ask, proof.last))
-        if not proof.last.done():
+            proof = self._proof = Future()
+            self._asked_ms = now_ms
+            self._host.start(partial(self._ask, proof))
+        if not proof.done():
             return
         # Everything up to that message was stored before the question. What comes later arrived
         # after the end of the wait.
-        if proof.last.exception() is not None:
+        if proof.exception() is not None:
             self._proof, self._proof_s = None, self._now_s() + _RETRY_S
         elif everything_offered:
-            last = proof.last.result()
+            last = proof.result()
             if last is None or self._cancelling.has_read(pack_message(last)):
                 self._proof = None
-                self._cancelling.everything_is_read(proof.asked_ms)
+                self._cancelling.everything_is_read(self._asked_ms)
 
     def _ask(self, answer: Future[Position | None]) -> None:
         """Look for the last stored message, in a thread of its own."""

@@ -38,7 +38,6 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
@@ -56,6 +55,7 @@ from delaylevel.dispatcher.record import (
     is_cancellation,
 )
 from delaylevel.model.clock import Clock
+from delaylevel.model.outcome import Outcome, OutcomeStatus
 from delaylevel.structures.id_set import RemovableIds
 from delaylevel.structures.rows import Int64s
 
@@ -68,7 +68,6 @@ _SINGLE = 200
 #: last record that its journal confirmed, and a difference of the clocks.
 UNCLEAR_MS = 5_000
 _TARGET = WindowMessage._fields.index("target")
-CANCELLED, TOO_LATE, UNKNOWN = "cancelled", "too late", "unknown"
 _REASONS = {
     DispositionKind.HELD: "its target could not be written: the message is held, or was",
     DispositionKind.DROPPED: "dropped: its target does not exist",
@@ -148,11 +147,12 @@ class AwaitedIds:
 
 
 @dataclass(slots=True)
-class Request:
-    """A cancellation without a decision.
+class CancelRequest:
+    """A cancellation, with its outcome once it is decided.
 
     Attributes:
-        position: its packed position; None if it is among the pending messages, too.
+        position: its packed position; None if it is among the pending messages, too: then another
+            request follows for it.
         waited: True if it has waited for its message until its time was over.
         read_ms: time up to which everything that was stored is known to be read, ms since the
             epoch; 0 if that is not known.
@@ -163,23 +163,7 @@ class Request:
     deadline_ms: int
     waited: bool = False
     read_ms: int = 0
-
-
-class CancelDecision(NamedTuple):
-    """The outcome of a cancellation.
-
-    Attributes:
-        outcome: ``cancelled``, ``too late`` or ``unknown``.
-        position: packed position of the cancellation; None if another decision follows for it.
-        released_ms: time of the release, ms since the epoch; None if it is not known.
-    """
-
-    cancellation: Cancellation
-    outcome: str
-    position: int | None
-    decided_ms: int
-    released_ms: int | None = None
-    reason: str = ""
+    outcome: Outcome | None = None
 
 
 class Cancellations:
@@ -219,10 +203,10 @@ class Cancellations:
         self._grace_ms = grace_ms
         self._unclear_until_ms = unclear_until_ms
         self.waiting = self.cancelled = 0
-        self._undecided: list[Request] = []
-        self._unproven: list[Request] = []
+        self._undecided: list[CancelRequest] = []
+        self._unproven: list[CancelRequest] = []
         # By the message that is being published, or was perhaps.
-        self._awaited: dict[Identity, list[Request]] = {}
+        self._awaited: dict[Identity, list[CancelRequest]] = {}
         # IDs for which cancellations wait among the pending messages.
         self._early = AwaitedIds()
         # IDs of pending messages that an earlier owner may have sent or set aside.
@@ -275,7 +259,7 @@ class Cancellations:
 
     def _add(self, cancellation: Cancellation, position: int | None, waited: bool = False) -> None:
         deadline_ms = cancellation.due_ms + self._grace_ms
-        self._undecided.append(Request(cancellation, position, deadline_ms, waited))
+        self._undecided.append(CancelRequest(cancellation, position, deadline_ms, waited))
 
     # -- decisions
 
@@ -313,12 +297,12 @@ class Cancellations:
         for identity in ids.identities() if self._awaited else ():
             self._undecided += self._awaited.pop(identity, ())
 
-    def decide(self) -> tuple[list[Record], list[CancelDecision]]:
+    def decide(self) -> tuple[list[Record], list[CancelRequest]]:
         """Decide on everything that was added.
 
         Returns:
-            Records, which are applied; and decisions, to be published once the journal has
-            confirmed the records.
+            Records, which are applied; and the requests that have an outcome, to be published once
+            the journal has confirmed the records.
         """
         requests, self._undecided = self._undecided, []
         if not requests:
@@ -339,31 +323,34 @@ class Cancellations:
         launched = self._are_launched(ids)
         times = self._releases.times_of(ids.at(np.array(released)).identities())
         revoked: dict[Identity, None] = {}
-        early: list[Request] = []
-        decisions: list[CancelDecision] = []
-        ended: list[Cancellation] = []  # those that come from among the pending messages
+        early: list[CancelRequest] = []
+        decided: list[CancelRequest] = []
 
-        def end(request: Request, outcome: str, reason: str = "", at_ms: int | None = None) -> None:
-            cancellation = request.cancellation
-            if request.waited:
-                ended.append(cancellation)
-            decisions.append(
-                CancelDecision(cancellation, outcome, request.position, now_ms, at_ms, reason)
+        def end(
+            request: CancelRequest,
+            status: OutcomeStatus,
+            reason: str = "",
+            released_ms: int | None = None,
+        ) -> None:
+            _, _, due_ms, target, message_id, key, _ = request.cancellation
+            request.outcome = Outcome(
+                status, message_id, target, due_ms, now_ms, released_ms, reason, key
             )
+            decided.append(request)
 
         # In this order: what is certain, then what may change, then what is missing.
         for row, (request, identity) in enumerate(zip(requests, ids.identities(), strict=True)):
             if cancelled[row] or identity in revoked:
-                end(request, CANCELLED)
+                end(request, OutcomeStatus.CANCELLED)
             elif row in kinds:
-                end(request, UNKNOWN, _REASONS[kinds[row]])
+                end(request, OutcomeStatus.UNKNOWN, _REASONS[kinds[row]])
             elif released[row]:
-                end(request, TOO_LATE, at_ms=times.get(identity))
+                end(request, OutcomeStatus.TOO_LATE, released_ms=times.get(identity))
             elif launched[row] or unclear[row]:
                 self._awaited.setdefault(identity, []).append(request)
             elif pending[row]:
                 revoked[identity] = None
-                end(request, CANCELLED)
+                end(request, OutcomeStatus.CANCELLED)
             elif request.position is None:
                 continue  # the cancellation is among the pending messages, and comes from there
             elif not request.waited:
@@ -372,11 +359,12 @@ class Cancellations:
                 self._unproven.append(request)
             else:
                 reason = f"no such message was there {self._grace_ms} ms after its due time"
-                end(request, UNKNOWN, reason)
+                end(request, OutcomeStatus.UNKNOWN, reason)
+        ended = [each.cancellation for each in decided if each.waited]
         if ended:
             self._early.remove(IdColumns.of(ended))
-        self._keep([(each.cancellation, each.position, each.deadline_ms) for each in early])
-        return self._cancel(revoked), decisions
+        self._keep(early)
+        return self._cancel(revoked), decided
 
     def _cancel(self, revoked: Iterable[Identity]) -> list[Record]:
         """Return the record of cancelled messages, if there are any."""
@@ -396,9 +384,11 @@ class Cancellations:
             listed.update(launched.at(np.isin(launched.numbers, ids.numbers)).identities())
         return [identity in listed for identity in ids.identities()]
 
-    def postpone(self, decisions: Sequence[CancelDecision], until_ms: int) -> None:
+    def postpone(self, requests: Sequence[CancelRequest], until_ms: int) -> None:
         """Decide on cancellations again later: their outcomes cannot be published now."""
-        self._keep([(each.cancellation, each.position, until_ms) for each in decisions])
+        for each in requests:
+            each.deadline_ms = until_ms
+        self._keep(requests)
 
     def answered(self, positions: Int64s) -> Answered:
         """Return the record of cancellations whose outcomes are stored, and release them."""
@@ -407,17 +397,16 @@ class Cancellations:
         self._open.discard(positions)
         return record
 
-    def _keep(self, rows: Sequence[tuple[Cancellation, int | None, int]]) -> None:
-        """Add cancellations with their positions to the pending messages, until times in ms."""
-        found = [(record, position, at) for record, position, at in rows if position is not None]
+    def _keep(self, requests: Sequence[CancelRequest]) -> None:
+        """Add cancellations to the pending messages, until their deadlines."""
+        found = [each for each in requests if each.position is not None]
         if found:
-            records, positions, until_ms = zip(*found, strict=True)
             self._pending.put_again(
-                np.array(until_ms, dtype=np.int64),
-                np.array(positions, dtype=np.int64),
-                list(map(tuple, records)),
+                np.array([each.deadline_ms for each in found], dtype=np.int64),
+                np.array([each.position for each in found], dtype=np.int64),
+                [tuple(each.cancellation) for each in found],
             )
-            self._early.add(IdColumns.of(records))
+            self._early.add(IdColumns.of([each.cancellation for each in found]))
             self.waiting += len(found)
 
     # -- out of the queue

@@ -1,1 +1,0 @@
-"""Cancellations: the decisions, the messages that they drop, and the published outcomes."""
