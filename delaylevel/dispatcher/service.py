@@ -59,7 +59,7 @@ from .assignment import GroupState, Membership, assign, default_name, share_of, 
 from .host import Host
 from .owner import FAILURES, DispatchSettings, EventQueue, OwnerTask, PartitionOwner
 from .processes import JOINING_S, Processes
-from .stats import OwnerStats, ReleaseHistory
+from .stats import OwnerStats
 
 log = logging.getLogger(__name__)
 
@@ -263,9 +263,6 @@ class Dispatcher:
         lanes: schedulers of the process, which are not closed here; its own ones by default.
         processes: further processes that share the work, started and watched by this one.
 
-    Attributes:
-        history: the releases of the last minutes.
-
     Raises:
         LevelTopicError: none of the level topics can be served: it is missing, or its final window
             is not ``tracker``; or, with effectively-once delivery, a target is without broker
@@ -308,7 +305,6 @@ class Dispatcher:
         self._advertised: dict[str, str] = {}
         self._looked_s = time.monotonic()
         self._is_running = False
-        self.history = ReleaseHistory(self._clock)
         self._directory = settings.directory / f"dispatcher-{os.getpid()}"
         sweep(settings.directory)
         self._roster = Roster(admin, level_topics, lambda description, _: self._serve(description))
@@ -482,7 +478,6 @@ class Dispatcher:
                 self._roster.look(each.topic for each in self.descriptions)
                 if self.processes is not None:
                     self.processes.look()
-                self.history.look(self.stats())
                 self._looked_s = time.monotonic()
                 if tick is not None:
                     tick()

@@ -1,25 +1,18 @@
-"""Statistics of the owner of a window partition, and the releases of the last minutes."""
+"""Statistics of the owner of a window partition."""
 
 from __future__ import annotations
 
 import threading
-from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-
-from delaylevel.model.clock import Clock
 
 #: Upper bounds of the lateness histogram, ms. One further count follows for later messages.
 LATENESS_BOUNDS_MS = (
     5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 30_000, 60_000, 300_000, 3_600_000,
 )  # fmt: skip
-_MINUTE_MS = 60_000
-#: Number of minutes that are kept.
-MINUTES = 15
 
 
 def _no_lateness() -> npt.NDArray[np.int64]:
@@ -157,50 +150,3 @@ def quantile_ms(lateness: npt.NDArray[np.int64], share: float) -> int | None:
     if index >= len(LATENESS_BOUNDS_MS):
         return LATENESS_BOUNDS_MS[-1] + 1
     return LATENESS_BOUNDS_MS[index]
-
-
-class ReleasedMinute(NamedTuple):
-    """Releases of one minute.
-
-    Attributes:
-        lateness: counts by lateness, as in `OwnerStats`.
-    """
-
-    start_ms: int
-    lateness: npt.NDArray[np.int64]
-
-
-class ReleaseHistory:
-    """The lateness of the messages that were released in each of the last minutes.
-
-    One thread looks at the statistics once a second; others read.
-    """
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._lock = threading.Lock()
-        self._last: dict[tuple[str, int], npt.NDArray[np.int64]] = {}
-        self._minutes: dict[str, deque[ReleasedMinute]] = {}
-
-    def look(self, stats: Mapping[tuple[str, int], OwnerStats]) -> None:
-        """Take note of the present statistics, by (level topic, partition)."""
-        start_ms = self._clock.now_ms() // _MINUTE_MS * _MINUTE_MS
-        with self._lock:
-            for key, found in stats.items():
-                last = self._last.get(key)
-                minutes = self._minutes.setdefault(key[0], deque(maxlen=MINUTES))
-                if not minutes or minutes[-1].start_ms < start_ms:
-                    minutes.append(ReleasedMinute(start_ms, _no_lateness()))
-                if found.lateness is last:
-                    continue
-                # A partition that was given back and taken again counts from 0.
-                if last is None or bool((found.lateness < last).any()):
-                    last = _no_lateness()
-                np.add(minutes[-1].lateness, found.lateness - last, out=minutes[-1].lateness)
-            self._last = {key: found.lateness for key, found in stats.items()}
-
-    def minutes(self, level_topic: str) -> list[ReleasedMinute]:
-        """Return the last minutes of a level topic, oldest first."""
-        with self._lock:
-            found = self._minutes.get(level_topic, ())
-            return [each._replace(lateness=each.lateness.copy()) for each in found]

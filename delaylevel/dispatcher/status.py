@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -27,7 +27,6 @@ from delaylevel.web.reports import (
     DISPATCHER,
     DuePeriod,
     LiveAnswer,
-    MinuteLine,
     PartitionLine,
     ProbeCheck,
     ProblemLine,
@@ -36,7 +35,7 @@ from delaylevel.web.reports import (
 )
 
 from .service import Dispatcher, ServedGroup
-from .stats import LATENESS_BOUNDS_MS, OwnerStats, ReleasedMinute, quantile_ms
+from .stats import LATENESS_BOUNDS_MS, OwnerStats, quantile_ms, total_lateness
 
 _LABELS = ("level_topic", "partition")
 _COUNTERS = (
@@ -244,6 +243,7 @@ class DispatchReporter:
         facts = {
             "This process": group.name,
             "Released here": f"{sum(each.released for each in stats.values()):,}",
+            "Lateness": _lateness(stats.values()),
             "In flight": f"{sum(each.in_flight for each in stats.values()):,}",
             "Copies left out": f"{sum(each.duplicates for each in stats.values()):,}",
             "Memory, disk": " + ".join(
@@ -270,7 +270,6 @@ class DispatchReporter:
             periods,
             parked_levels(topic_stats),
             _partition_lines(group, now_ms),
-            [_minute_line(each) for each in self._dispatcher.history.minutes(description.topic)],
             dict(held),
             problems(group, topic_stats, now_ms),
         )
@@ -319,10 +318,13 @@ def _partition_lines(group: ServedGroup, now_ms: int) -> list[PartitionLine]:
     return lines
 
 
-def _minute_line(minute: ReleasedMinute) -> MinuteLine:
-    lateness = minute.lateness
-    p50, p99 = quantile_ms(lateness, 0.5), quantile_ms(lateness, 0.99)
-    return MinuteLine(minute.start_ms, int(lateness.sum()), p50, p99)
+def _lateness(stats: Iterable[OwnerStats]) -> str:
+    """Return the lateness of the released messages, rounded up to a bound of the histogram."""
+    lateness = total_lateness(stats)
+    median, most = quantile_ms(lateness, 0.5), quantile_ms(lateness, 0.99)
+    if median is None or most is None:
+        return "-"
+    return f"median {format_duration(median)}, 99 % within {format_duration(most)}"
 
 
 def _listed(names: Sequence[str]) -> str:

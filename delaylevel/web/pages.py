@@ -8,14 +8,13 @@ from html import escape
 
 from delaylevel import __version__
 
-from .reports import DuePeriod, MinuteLine, PartitionLine, ProbeCheck, ProblemLine, StatusSection
+from .reports import DuePeriod, PartitionLine, ProbeCheck, ProblemLine, StatusSection
 
 _COMMAND = re.compile(r"`([^`]+)`")
 #: Time after which a browser loads the page again, in s.
 REFRESH_S = 5
 # Sizes of a chart in units of its view box, which the browser scales to the width of the screen.
 _WIDTH, _ROW, _LABEL, _NUMBER = 400, 24, 150, 66
-_HEIGHT, _AXIS = 90, 16
 
 # Shorter times are the age of the statistics.
 _OVERDUE_MS = 2_000
@@ -54,7 +53,6 @@ svg { display: block; width: 100%; max-width: 480px; height: auto; }
 code { font-family: ui-monospace, Menlo, Consolas, "DejaVu Sans Mono", monospace; font-size: 13px; }
 svg text { fill: var(--text); font-size: 12px; } svg .soft { fill: var(--soft); }
 svg rect { fill: var(--bar); } svg rect.bad { fill: var(--bad); }
-svg line { stroke: var(--line); }
 footer { color: var(--soft); font-size: 13px; }
 footer a { color: inherit; }
 """
@@ -104,7 +102,6 @@ def _joined(sections: Sequence[StatusSection]) -> list[StatusSection]:
             one.periods or each.periods,
             one.parked or each.parked,
             one.partitions or each.partitions,
-            one.minutes or each.minutes,
             one.held or each.held,
             [*one.problems, *each.problems],
         )
@@ -118,9 +115,6 @@ def _section(section: StatusSection) -> str:
             *_problems(section.problems),
             *_part("Due in the window", _bars(section.periods)),
             *_part("Parked in levels (entries)", _bars(section.parked)),
-            *_part(
-                "Releases of the last minutes (UTC), and their lateness", _minutes(section.minutes)
-            ),
             *_part("Window partitions", _partitions(section.partitions)),
             *_part("Held since the takeover", _held(section)),
             *_part("Facts", _pairs(section.facts)),
@@ -167,42 +161,6 @@ def _bars(periods: Sequence[DuePeriod]) -> Iterator[str]:
     yield "</svg>"
 
 
-def _minutes(minutes: Sequence[MinuteLine]) -> Iterator[str]:
-    """Yield a chart of the releases, and the lateness of the last minutes as text."""
-    if not minutes:
-        return
-    most = max(1, *(minute.released for minute in minutes))
-    step = _WIDTH / max(15, len(minutes))
-    text = f"{sum(minute.released for minute in minutes):,} messages released"
-    yield f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{text}">'
-    base = _HEIGHT - _AXIS
-    yield f'<line x1="0" y1="{base}" x2="{_WIDTH}" y2="{base}"/>'
-    for number, minute in enumerate(minutes):
-        high = (base - 14) * minute.released / most
-        left = number * step
-        if minute.released:
-            yield (
-                f'<rect x="{left + 1:.1f}" y="{base - max(high, 1):.1f}" '
-                f'width="{step - 3:.1f}" height="{max(high, 1):.1f}" rx="1"/>'
-            )
-    yield f'<text class="soft" x="0" y="11">{most:,} released in a minute</text>'
-    first, last = minutes[0], minutes[-1]
-    yield f'<text class="soft" x="0" y="{_HEIGHT - 3}">{_clock(first.start_ms)}</text>'
-    yield (
-        f'<text class="soft" x="{len(minutes) * step:.1f}" y="{_HEIGHT - 3}" text-anchor="end">'
-        f"{_clock(last.start_ms) if len(minutes) > 2 else ''}</text></svg>"
-    )
-    yield '<div class="scroll"><table><tr><th>Minute</th><th class="number">Released</th>'
-    yield '<th class="number">Median</th><th class="number">99 % within</th></tr>'
-    for minute in [each for each in minutes if each.released][-5:][::-1]:
-        yield (
-            f'<tr><td>{_clock(minute.start_ms)}</td><td class="number">{minute.released:,}</td>'
-            f'<td class="number">{_late(minute.p50_ms)}</td>'
-            f'<td class="number">{_late(minute.p99_ms)}</td></tr>'
-        )
-    yield "</table></div>"
-
-
 def _partitions(partitions: Sequence[PartitionLine]) -> Iterator[str]:
     if not partitions:
         return
@@ -238,11 +196,6 @@ def _pairs(facts: Mapping[str, str]) -> Iterator[str]:
         for name, value in facts.items():
             yield f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>"
         yield "</dl>"
-
-
-def _clock(ms: int) -> str:
-    minutes = ms // 60_000
-    return f"{minutes // 60 % 24:02d}:{minutes % 60:02d}"
 
 
 def _late(ms: int | None) -> str:

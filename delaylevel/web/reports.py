@@ -71,20 +71,6 @@ class PartitionLine(NamedTuple):
     overdue_ms: int = 0
 
 
-class MinuteLine(NamedTuple):
-    """Releases of one minute.
-
-    Attributes:
-        p50_ms, p99_ms: quantiles of their lateness, rounded up to a bound of the histogram, ms;
-            None without messages.
-    """
-
-    start_ms: int
-    released: int
-    p50_ms: int | None
-    p99_ms: int | None
-
-
 class ProblemLine(NamedTuple):
     """A problem, and its remedy."""
 
@@ -108,7 +94,6 @@ class StatusSection:
     periods: Sequence[DuePeriod] = ()
     parked: Sequence[DuePeriod] = ()
     partitions: Sequence[PartitionLine] = ()
-    minutes: Sequence[MinuteLine] = ()
     held: Mapping[str, int] | None = None
     problems: Sequence[ProblemLine] = ()
 
