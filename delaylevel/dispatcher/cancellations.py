@@ -308,13 +308,17 @@ class Cancellations:
         if not requests:
             return [], []
         now_ms = self._clock.now_ms()
-        dispositions = self._state.dispositions
         ids = IdColumns.of([each.cancellation for each in requests])
-        kinds = dispositions.kinds_of(ids)
+        kinds = {
+            row: kind
+            # Of several, the first one counts: what was held may still come.
+            for kind, memory in reversed(self._state.set_aside.items())
+            for row in np.flatnonzero(ids.seen_in(memory)).tolist()
+        }
         cancelled, released, unclear, pending = (
             ids.seen_in(memory).tolist()
             for memory in (
-                dispositions.cancelled,
+                self._state.cancelled,
                 self._state.memory,
                 self._unclear,
                 self._pending_ids,
@@ -426,7 +430,7 @@ class Cancellations:
         index = np.flatnonzero(keep)
         if self.cancelled and index.size:
             ids = IdColumns.of(records, index)
-            gone = ids.seen_in(self._state.dispositions.cancelled)
+            gone = ids.seen_in(self._state.cancelled)
             if gone.any():
                 ids.at(gone).remove_from(self._pending_ids)
                 self._open.discard(positions[index[gone]])
@@ -438,4 +442,4 @@ class Cancellations:
 
     def has_cancelled(self, ids: IdColumns) -> bool:
         """Return True if one of these IDs is that of a cancelled message."""
-        return bool(self.cancelled and ids.seen_in(self._state.dispositions.cancelled).any())
+        return bool(self.cancelled and ids.seen_in(self._state.cancelled).any())

@@ -284,8 +284,7 @@ class DelayQueue:
             asks = np.array([type(each) is Cancellation for each in fetched.records])[unknown]
             requests, unknown = unknown[asks], unknown[~asks]
         ids = IdColumns.of(fetched.records, unknown)
-        cancelled = self.state.dispositions.cancelled
-        unseen = ids.unseen_in([self.state.memory, self._pending_ids, cancelled])
+        unseen = ids.unseen_in([self.state.memory, self._pending_ids, self.state.cancelled])
         tracked = unknown[unseen]
         self._add(fetched, rows, positions, tracked)
         if tracked.size:

@@ -12,7 +12,7 @@ import numpy as np
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.reader import messages_in_range
 from delaylevel.dispatcher.journal.records import LAST_INDEX, pack
-from delaylevel.dispatcher.journal.state import Dispositions, JournalState
+from delaylevel.dispatcher.journal.state import CancelledIds, JournalState
 from delaylevel.dispatcher.journal.topic import counting
 from delaylevel.errors import NotFoundError
 from delaylevel.model.position import Position
@@ -54,21 +54,21 @@ class _ReleasedPositions(JournalState):
 class CancelledView:
     """The cancelled messages of a window partition. Threads may share it; it can be pickled."""
 
-    def __init__(self, dispositions: Dispositions) -> None:
-        self._dispositions = dispositions
+    def __init__(self, ids: CancelledIds) -> None:
+        self._ids = ids
         # A look-up may change the order in which IDs are kept.
         self._lock = Lock()
 
     def __len__(self) -> int:
-        return len(self._dispositions.cancelled)
+        return len(self._ids)
 
-    def __reduce__(self) -> tuple[type[CancelledView], tuple[Dispositions]]:
-        return CancelledView, (self._dispositions,)
+    def __reduce__(self) -> tuple[type[CancelledView], tuple[CancelledIds]]:
+        return CancelledView, (self._ids,)
 
     def is_cancelled(self, message_id: str, target: str, key: str, attempt: int) -> bool:
         """Return True if a message is cancelled; ``attempt`` is its number of refusals."""
         with self._lock:
-            return self._dispositions.is_cancelled(message_id, target, key, attempt)
+            return self._ids.contains(message_id, target, key, attempt)
 
 
 class JournalView:
@@ -76,7 +76,7 @@ class JournalView:
 
     def __init__(self, state: JournalState) -> None:
         self._state = state
-        self.cancelled = CancelledView(state.dispositions)
+        self.cancelled = CancelledView(state.cancelled)
 
     def __call__(self, positions: Sequence[RawPosition]) -> list[bool]:
         """Return which positions are released."""

@@ -80,6 +80,11 @@ class CancelledIds:
         """Return for each ID whether it is remembered, shape (n,)."""
         return self._current.are_duplicates(ids, key) | self._previous.are_duplicates(ids, key)
 
+    def contains(self, message_id: str, target: str, key: str, attempt: int = 0) -> bool:
+        """Return True if a message is cancelled; ``attempt`` counts refusals by its target."""
+        id_key, number = identity(message_id, target, key, attempt)
+        return self.is_duplicate(number, id_key)
+
     def add(self, record: Disposition, low_watermark: int) -> None:
         """Remember the IDs of a record."""
         if len(self._current) >= self._half and low_watermark >= self._previous_until:
@@ -101,59 +106,6 @@ class CancelledIds:
         read_ids(reader, self._previous)
 
 
-class Dispositions:
-    """The sum of the Disposition records of a journal."""
-
-    def __init__(self, capacity: int) -> None:
-        """Begin without records.
-
-        Args:
-            capacity: maximum number of IDs that the state's memory keeps for one key. Each of the
-                sets here keeps twice as many, so that it forgets no ID earlier than the memory.
-        """
-        self.cancelled = CancelledIds(2 * capacity)
-        self._others: dict[DispositionKind, Deduplicator] = {
-            kind: Deduplicator(2 * capacity) for kind in _BOUNDED
-        }
-
-    def add(self, record: Disposition, low_watermark: int) -> None:
-        """Add one record."""
-        if record.kind is DispositionKind.CANCELLED:
-            self.cancelled.add(record, low_watermark)
-        else:
-            record.ids.save_in(self._others[record.kind])
-
-    def is_cancelled(self, message_id: str, target: str, key: str, attempt: int) -> bool:
-        """Return True if a message is cancelled; ``attempt`` counts refusals by its target."""
-        id_key, number = identity(message_id, target, key, attempt)
-        return self.cancelled.is_duplicate(number, id_key)
-
-    def kinds_of(self, ids: IdColumns) -> dict[int, DispositionKind]:
-        """Return the reasons for which messages were not published, by index of the ID.
-
-        Those that were cancelled are left out.
-        """
-        found: dict[int, DispositionKind] = {}
-        for kind, memory in self._others.items():
-            for row in np.flatnonzero(ids.seen_in(memory)).tolist():
-                found.setdefault(row, kind)
-        return found
-
-    def write(self, writer: Writer) -> None:
-        """Add everything to a snapshot."""
-        self.cancelled.write(writer)
-        writer.ints(len(self._others))
-        for kind, ids in self._others.items():
-            writer.ints(kind)
-            write_ids(writer, ids)
-
-    def read(self, reader: Reader) -> None:
-        """Restore what `write` added."""
-        self.cancelled.read(reader)
-        for _ in range(reader.number()):
-            read_ids(reader, self._others[DispositionKind(reader.number())])
-
-
 class JournalState:
     """The state of a window partition after a sequence of records, in their order.
 
@@ -164,6 +116,8 @@ class JournalState:
         next_number: lowest number above those of all intents.
         sequences: next sequence ID by target name.
         refused: packed positions of messages that are set aside, until they are released.
+        cancelled: IDs of the cancelled messages.
+        set_aside: IDs of the other messages that were not published, by the reason.
         paused: paused targets whose messages wait, and due time up to which messages may have been
             sent to them, ms since the epoch.
         on_release: function that is called with the IDs of the messages that a Released or Commit
@@ -181,7 +135,9 @@ class JournalState:
         self.sequences: dict[str, int] = {}
         self.refused = BitMap64()
         self.paused: dict[str, int] = {}
-        self.dispositions = Dispositions(capacity)
+        # Twice as many IDs as in the memory for one key, so that none is forgotten earlier.
+        self.cancelled = CancelledIds(2 * capacity)
+        self.set_aside = {kind: Deduplicator(2 * capacity) for kind in _BOUNDED}
         self.on_release: Callable[[IdColumns], None] | None = None
         self._highest = -1  # highest released position: a bitmap finds its own only slowly
         self._serial = 0
@@ -255,7 +211,10 @@ class JournalState:
         elif isinstance(record, Paused):
             self.paused = dict(record.targets)
         elif isinstance(record, Disposition):
-            self.dispositions.add(record, self.low_watermark)
+            if record.kind is DispositionKind.CANCELLED:
+                self.cancelled.add(record, self.low_watermark)
+            else:
+                record.ids.save_in(self.set_aside[record.kind])
         elif isinstance(record, Answered):
             self._pass(record.positions)
 
@@ -287,7 +246,9 @@ class JournalState:
         writer.named(self.sequences)
         writer.compressed(self.refused.serialize())
         writer.named(self.paused)
-        self.dispositions.write(writer)
+        self.cancelled.write(writer)
+        for memory in self.set_aside.values():
+            write_ids(writer, memory)
         data = writer.body()
         cuts = range(0, len(data), _CHUNK_BYTES)
         # A reader must not join the first chunks of one snapshot and the last ones of another.
@@ -312,7 +273,9 @@ class JournalState:
             self.sequences = reader.named()
             self.refused = BitMap64.deserialize(reader.compressed())
             self.paused = reader.named()
-            self.dispositions.read(reader)
+            self.cancelled.read(reader)
+            for memory in self.set_aside.values():
+                read_ids(reader, memory)
         except (struct.error, ValueError, zlib.error, DamagedSnapshotError) as error:
             raise DamagedJournalError(f"a snapshot in the journal is damaged: {error}") from error
 

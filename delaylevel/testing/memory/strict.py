@@ -238,7 +238,7 @@ class StrictRules:
 def _says(journal: JournalState, outcome: Outcome) -> bool:
     """Return True if a journal says that a message is cancelled or was released, as an outcome."""
     if outcome.status is OutcomeStatus.CANCELLED:
-        return journal.dispositions.is_cancelled(outcome.id, outcome.target, outcome.key, 0)
+        return journal.cancelled.contains(outcome.id, outcome.target, outcome.key)
     if outcome.status is OutcomeStatus.TOO_LATE:
         id_key, number = identity(outcome.id, outcome.target, outcome.key)
         return journal.memory.is_duplicate(number, id_key)

@@ -386,7 +386,6 @@ class World:
     def check_end(self) -> None:
         assert len(self.queue) == self.queue.in_flight == 0
         assert self.queue.cancelling.passed_over == 0
-        known = self.queue.state.dispositions
         aside = set().union(*self.aside.values())
         for each in self.window:
             if each.is_cancellation:
@@ -394,7 +393,7 @@ class World:
                 continue
             name, copies = each.name, self.delivered[each.name]
             id_key, number = each.record[:2]
-            cancelled = known.cancelled.is_duplicate(number, id_key)
+            cancelled = self.queue.state.cancelled.is_duplicate(number, id_key)
             if not self.copies:
                 cancelled |= "cancelled" in self.reported.get(name, ())
             if name not in aside:
