@@ -1,4 +1,4 @@
-"""What the parts of a partition owner share: the broker, level topic, clocks and statistics."""
+"""The surroundings of a partition owner: broker, level topic, clocks and statistics."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .stats import SharedOwnerStats
 
 @dataclass(frozen=True)
 class Host:
-    """The surroundings of one partition owner.
+    """Broker, level topic, clocks and statistics, which all parts of a partition owner share.
 
     Attributes:
         client: a ``pulsar.Client`` for our own topics; it is not closed by what uses it.
