@@ -132,6 +132,10 @@ import pulsar
 from delaylevel import DelayLevelClient
 from delaylevel.consumer import Deduplication, TopicIdStore
 
+def tell(*words):
+    # The client's log goes to standard output, in the middle of lines.
+    print(*words, file=sys.stderr, flush=True)
+
 client = DelayLevelClient(sys.argv[1], admin_url=sys.argv[2])
 handled = Deduplication(store=TopicIdStore()).open(client, sys.argv[3], "billing")
 consumer = client.subscribe(sys.argv[3], "billing", consumer_type=pulsar.ConsumerType.Shared)
@@ -141,11 +145,11 @@ while True:
     each = SimpleNamespace(id=name, identity=name)
     assert handled.begin(each)
     if handled.contains(each):
-        print("duplicate", each.id, flush=True)
+        tell("duplicate", each.id)
         handled.release(each)
         consumer.acknowledge(raw)
         continue
-    print("handled", each.id, flush=True)
+    tell("handled", each.id)
     if each.id == sys.argv[4] == "kill before save":
         os.kill(os.getpid(), signal.SIGKILL)
     saved = threading.Event()
@@ -175,11 +179,10 @@ def test_a_killed_process_handles_only_what_it_had_not_saved(
     def run(deadly: str) -> list[str]:
         command = [sys.executable, "-c", _PROGRAM, connection.service_url, connection.admin_url]
         ran = subprocess.run(
-            [*command, topic, deadly], stdout=subprocess.PIPE, text=True, timeout=120, check=False
+            [*command, topic, deadly], stderr=subprocess.PIPE, text=True, timeout=120, check=False
         )
         assert ran.returncode == (-signal.SIGKILL if deadly else 0)
-        # The client's log goes to the same place.
-        return [line for line in ran.stdout.splitlines() if line.startswith(("dup", "handled"))]
+        return [line for line in ran.stderr.splitlines() if line.startswith(("dup", "handled"))]
 
     assert run(marker) == ["handled first", f"handled {marker}"]
     again = sorted(run(""))
