@@ -119,12 +119,10 @@ def _pipe_to(write: Callable[[bytes], None]) -> str:
     return f"/dev/fd/{target}"
 
 
-# Pauses between the lines about one failure, in s; the last one repeats.
-_PAUSES_S = (10.0, 60.0, 600.0)
+# Pauses between the lines about one failure, in s: the first one, which doubles, and the longest.
+_PAUSE_S, _LONGEST_PAUSE_S = 10.0, 600.0
 # A failure that returns within this time belongs to the earlier one.
 _CALM_S = 60.0
-# A new reason is logged at once. A reason with a changing part must not fill the log.
-_REASONS = 5
 
 
 class RepeatedWarning:
@@ -144,32 +142,27 @@ class RepeatedWarning:
         self._now_s = now_s
         self._lock = threading.Lock()
         self._failing = self._logged = False  # since the last end
-        self._ended_s = float("-inf")
-        self._reasons: set[str] = set()
-        self._count = self._lines = 0
-        self._since_s = self._next_s = 0.0
+        self._since_s = self._line_s = self._ended_s = float("-inf")
+        self._reason, self._count, self._pause_s = "", 0, 0.0
 
     def failed(self, reason: object) -> None:
         """Count a failure, and log it unless that was done a moment ago."""
         with self._lock:
             text, now_s = str(reason), self._now_s()
-            if not self._failing:
-                self._start(now_s)
+            # A failure that comes and goes must not fill the log either.
+            if not self._failing and now_s >= self._ended_s + _CALM_S:
+                self._since_s, self._line_s = now_s, float("-inf")
+                self._reason, self._count, self._pause_s = text, 0, _PAUSE_S / 2
+            self._failing = True
             self._count += 1
-            is_new = text not in self._reasons and len(self._reasons) < _REASONS
-            if not is_new and now_s < self._next_s:
+            # Another reason is of interest soon, unless it is only a part that changes.
+            pause_s = self._pause_s if text == self._reason else _PAUSE_S
+            if now_s < self._line_s + pause_s:
                 return
-            self._reasons.add(text)
-            self._logged = True
-            if self._count == 1:
-                self._log.warning("%s: %s", self._subject, text)
-            else:
-                self._log.warning(
-                    "%s: %s (failure %d in %s)", self._subject, text, self._count, self._lasted()
-                )
-            if not is_new or self._count == 1:
-                self._next_s = now_s + _PAUSES_S[min(self._lines, len(_PAUSES_S) - 1)]
-                self._lines += 1
+            self._logged, self._line_s, self._reason = True, now_s, text
+            self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
+            more = f" (failure {self._count} in {self._lasted()})" if self._count > 1 else ""
+            self._log.warning("%s: %s%s", self._subject, text, more)
 
     def over(self) -> None:
         """Log the end of the failure, if there was one."""
@@ -177,24 +170,12 @@ class RepeatedWarning:
             return  # the usual case: without the lock
         with self._lock:
             if self._logged:
+                lasted = self._lasted()
                 self._log.warning(
-                    "%s: works again after %s (failures: %d)",
-                    self._subject,
-                    self._lasted(),
-                    self._count,
+                    "%s: works again after %s (failures: %d)", self._subject, lasted, self._count
                 )
             self._failing = self._logged = False
             self._ended_s = self._now_s()
-
-    def _start(self, now_s: float) -> None:
-        self._failing = True
-        if now_s < self._ended_s + _CALM_S:
-            # It comes and goes: do not log each time, but do not keep it back for long either.
-            self._next_s = min(self._next_s, now_s + _PAUSES_S[0])
-            return
-        self._reasons.clear()
-        self._count = self._lines = 0
-        self._since_s = now_s
 
     def _lasted(self) -> str:
         return format_duration(1000 * (self._now_s() - self._since_s))

@@ -69,9 +69,12 @@ def test_a_lasting_failure_is_logged_at_growing_intervals(
     assert caplog.messages == [
         "orders: no broker answers",
         "orders: no broker answers (failure 11 in 10.0s)",
+        "orders: no broker answers (failure 31 in 30.0s)",
         "orders: no broker answers (failure 71 in 1m10s)",
-        "orders: no broker answers (failure 671 in 11m10s)",
-        "orders: no broker answers (failure 1271 in 21m10s)",
+        "orders: no broker answers (failure 151 in 2m30s)",
+        "orders: no broker answers (failure 311 in 5m10s)",
+        "orders: no broker answers (failure 631 in 10m30s)",
+        "orders: no broker answers (failure 1231 in 20m30s)",
         "orders: works again after 25m00s (failures: 1500)",
     ]
     assert {record.levelname for record in caplog.records} == {"WARNING"}
@@ -89,3 +92,15 @@ def test_a_failure_that_comes_and_goes_does_not_fill_the_log(
     assert all("no broker answers" in line for line in begun)
     assert all("works again" in line for line in ended)
     assert len(begun) == len(ended) <= 3600 / 10
+
+
+def test_another_reason_is_logged_after_a_moment(caplog: pytest.LogCaptureFixture) -> None:
+    failing = Failing()
+    failing.fail(300)
+    caplog.clear()
+    for number in range(20):
+        failing.fail(1, f"port {number} is refused")
+    assert caplog.messages == [
+        "orders: port 0 is refused (failure 301 in 5m00s)",
+        "orders: port 10 is refused (failure 311 in 5m10s)",
+    ]
