@@ -42,19 +42,10 @@ class MissingHost:
     kind: Literal["mover", "dispatcher"]
     finding: str
     remedy: str
-    consequence: str
-    others: str = ""
     stale: bool = False
 
-    @property
-    def line(self) -> str:
-        """One line with the fact and the remedy."""
+    def __str__(self) -> str:
         return f"{self.finding}: {self.remedy}"
-
-    @property
-    def explanation(self) -> str:
-        """Everything, for a log."""
-        return f"{self.finding}, {self.consequence}. {self.remedy}{self.others}"
 
 
 def missing_hosts(
@@ -70,10 +61,13 @@ def missing_hosts(
         topic: the name of the business topic or level topic in texts and commands.
     """
     rows = list(partitions)
-    found = (
-        _missing_mover(admin, description, rows, topic, now_ms),
-        _missing_dispatcher(description, rows, topic, now_ms),
-    )
+    levels = [row for row in rows if row.role is Role.LEVEL and row.subscription]
+    windows = [row for row in rows if row.role is Role.WINDOW and row.stats is not None]
+    found = []
+    if levels:
+        found.append(_missing_mover(admin, description, levels, topic, now_ms))
+    if windows and description.final_window is FinalWindow.TRACKER:
+        found.append(_missing_dispatcher(description, windows, topic, now_ms))
     return tuple(item for item in found if item is not None)
 
 
@@ -83,65 +77,38 @@ def summary(missing: Iterable[MissingHost], topic: str) -> list[str]:
     absent = [item for item in found if not item.stale]
     if len(absent) > 1 and len({item.remedy for item in absent}) == 1:
         return [f"no mover and no dispatcher is running for {topic}: {absent[0].remedy}"]
-    return [item.line for item in found]
+    return list(map(str, found))
 
 
 def _missing_mover(
     admin: TopicAdmin,
     description: LevelTopicDescription,
-    partitions: list[PartitionStatus],
+    rows: list[PartitionStatus],
     topic: str,
     now_ms: int,
 ) -> MissingHost | None:
-    rows = [row for row in partitions if row.role is Role.LEVEL and row.subscription]
-    if not rows:
-        return None
-    absent = f"no mover is running for {topic}"
     behind_ms = max(row.behind_ms(now_ms) for row in rows)
     late = behind_ms > max(description.levels.smallest_lead_ms, _USUAL_DELAY_MS)
+    overdue = f"hand-offs are overdue by {format_duration(behind_ms)}"
     function = description.mover is Mover.FUNCTION
-    if any(row.consumers for row in rows):
-        if not late:
-            return None
-        names = sorted({name for row in rows for name in row.consumers})
-        return MissingHost(
-            "mover",
-            f"the mover of {topic} does not keep up: {', '.join(names[:3])} is connected, and "
-            f"hand-offs are overdue by {format_duration(behind_ms)}",
-            f"look at its log, and restart it (`delaylevel mover restart {shell(topic)}`)"
-            if function
-            else "look at its log, and restart it",
-            "so messages arrive late",
-            stale=True,
-        )
+    if names := _consumers(rows):
+        restart = f" (`delaylevel mover restart {shell(topic)}`)" * function
+        says = f"the mover of {topic} does not keep up: {names} is connected, and {overdue}"
+        remedy = f"look at its log, and restart it{restart}"
+        return MissingHost("mover", says, remedy, stale=True) if late else None
+    absent = f"no mover is running for {topic}"
     if function:
-        return MissingHost(
-            "mover",
-            absent,
-            f"`delaylevel mover deploy {shell(description.topic)}`",
-            "so delayed messages stay parked",
-            ", or `delaylevel mover restart` if it is deployed",
-        )
-    run = f"`delaylevel run {shell(topic)}`"
+        return MissingHost("mover", absent, f"`delaylevel mover deploy {shell(description.topic)}`")
     times = [row.subscription.acknowledged_ms for row in rows if row.subscription]
     last_ms = max((time_ms for time_ms in times if time_ms is not None), default=None)
+    # It may run at intervals, and nothing is overdue.
+    if not late and (last_ms is not None or any(_had_mover(admin, row) for row in rows)):
+        return None
+    if late and last_ms is not None:
+        absent += f" (the last one moved messages {format_duration(now_ms - last_ms)} ago)"
     if late:
-        since = ""
-        if last_ms is not None:
-            since = f" (the last one moved messages {format_duration(now_ms - last_ms)} ago)"
-        consequence = (
-            f"and hand-offs are overdue by {format_duration(behind_ms)}: messages arrive late"
-        )
-        return MissingHost("mover", absent + since, run, consequence)
-    if last_ms is not None or any(_had_mover(admin, row) for row in rows):
-        return None  # it may run at intervals, and nothing is overdue
-    return MissingHost(
-        "mover",
-        absent,
-        run,
-        "and the broker has not seen one so far: delayed messages stay parked until one runs",
-        ", or that with --once at intervals shorter than the lead",
-    )
+        absent += f", and {overdue}"
+    return MissingHost("mover", absent, f"`delaylevel run {shell(topic)}`")
 
 
 def _had_mover(admin: TopicAdmin, row: PartitionStatus) -> bool:
@@ -156,52 +123,30 @@ def _had_mover(admin: TopicAdmin, row: PartitionStatus) -> bool:
 
 
 def _missing_dispatcher(
-    description: LevelTopicDescription, partitions: list[PartitionStatus], topic: str, now_ms: int
+    description: LevelTopicDescription, rows: list[PartitionStatus], topic: str, now_ms: int
 ) -> MissingHost | None:
-    if description.final_window is not FinalWindow.TRACKER:
-        return None
-    rows = [row for row in partitions if row.role is Role.WINDOW and row.stats is not None]
-    names = sorted({name for row in rows for name in row.consumers})
-    if names:
-        return _stale_dispatcher(description, rows, names, topic, now_ms)
-    if not rows:
-        return None
-    both = description.mover is Mover.SERVICE
-    command = f"`delaylevel dispatcher run {shell(description.topic)}`"
-    return MissingHost(
-        "dispatcher",
-        f"no dispatcher is running for {topic}",
-        f"`delaylevel run {shell(topic)}`" if both else command,
-        "so messages that are due are not released",
-        f", or {command}" if both else "",
-    )
-
-
-def _stale_dispatcher(
-    description: LevelTopicDescription,
-    rows: list[PartitionStatus],
-    names: list[str],
-    topic: str,
-    now_ms: int,
-) -> MissingHost | None:
-    """Return the finding for a window with a message that must have been due long ago.
-
-    Messages enter the window when they are due within the finest unit and its lead.
-    """
-    if description.pauses:
-        return None  # due messages wait, also for a while after a pause
+    names = _consumers(rows)
+    if not names:
+        command = f"`delaylevel run {shell(topic)}`"
+        if description.mover is not Mover.SERVICE:
+            command = f"`delaylevel dispatcher run {shell(description.topic)}`"
+        return MissingHost("dispatcher", f"no dispatcher is running for {topic}", command)
     times = [row.oldest_publish_ms for row in rows if row.oldest_publish_ms is not None]
-    if not times:
-        return None
+    if description.pauses or not times:
+        return None  # in a pause, due messages wait, and for a while after it
+    # Messages enter the window when they are due within the finest unit and its lead.
     overdue_ms = now_ms - min(times) - description.levels[-1].near_due_ms
     if overdue_ms <= _STALE_MS:
         return None
     return MissingHost(
         "dispatcher",
-        f"the dispatcher of {topic} does not release messages: {', '.join(names[:3])} is "
-        f"connected, and a message in the window was due {format_duration(overdue_ms)} ago or "
-        "earlier",
+        f"the dispatcher of {topic} does not release messages: {names} is connected, and a message "
+        f"in the window was due {format_duration(overdue_ms)} ago or earlier",
         f"`delaylevel levels describe {shell(topic)}`, look at its log, and restart it",
-        "so messages arrive late",
         stale=True,
     )
+
+
+def _consumers(rows: list[PartitionStatus]) -> str:
+    """Return the names of some consumers; empty if there is none."""
+    return ", ".join(sorted({name for row in rows for name in row.consumers})[:3])

@@ -57,7 +57,7 @@ def test_dispatcher_that_hangs_is_stale(world: RealWorld, level_topic: MakeLevel
         rows = status(world.admin, description, 0).rows()
         now_ms = world.clock.now_ms() + later_ms
         missing = hosts.missing_hosts(world.admin, description, rows, "orders", now_ms)
-        return [item.line for item in missing if item.kind == "dispatcher"]
+        return [str(item) for item in missing if item.kind == "dispatcher"]
 
     world.eventually(lambda: not found(0), "the consumers")
     (line,) = found(description.levels[-1].near_due_ms + 3_600_000)

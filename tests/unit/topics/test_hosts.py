@@ -82,8 +82,8 @@ def test_dispatcher_that_is_connected_and_releases_nothing_is_stale() -> None:
     assert not missing(RUNNING, waiting(RUNNING, near_due_ms + 30_000))
     (found,) = missing(RUNNING, waiting(RUNNING, near_due_ms + HOUR_MS))
     assert (found.kind, found.stale) == ("dispatcher", True)
-    assert "host-1 is connected, and a message in the window was due 1h00m ago" in found.line
-    assert "`delaylevel levels describe orders`" in found.line
+    assert "host-1 is connected, and a message in the window was due 1h00m ago" in str(found)
+    assert "`delaylevel levels describe orders`" in str(found)
 
 
 def test_pause_makes_no_dispatcher_stale() -> None:
@@ -95,7 +95,7 @@ def test_mover_that_is_connected_and_behind_is_stale() -> None:
     # The finest level's first partition hands off after an hour; the lead is five minutes.
     (found,) = missing(waiting(RUNNING, 3 * HOUR_MS), RUNNING)
     assert (found.kind, found.stale) == ("mover", True)
-    assert "host-1 is connected, and hand-offs are overdue by 2h05m" in found.line
+    assert "host-1 is connected, and hand-offs are overdue by 2h05m" in str(found)
     # It is no reason to start another one.
     both = missing(waiting(RUNNING, 3 * HOUR_MS), IDLE)
     assert [item.stale for item in both] == [True, False]
