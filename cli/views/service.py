@@ -112,10 +112,7 @@ def _waiting(
         return dict.fromkeys(("pending", "held", "next_due"))
     held = found.held_entries
     window = sum(stats.pending + stats.in_flight for stats in mine.values()) + sum(
-        item.backlog_entries
-        for member in found.of(Role.WINDOW)
-        for item in member.partitions
-        if item.partition not in mine
+        row.backlog_entries for row in found.rows(Role.WINDOW) if row.partition not in mine
     )
     dues = [stats.next_due_ms for stats in mine.values() if stats.next_due_ms is not None]
     return {
@@ -134,9 +131,9 @@ def _next_due(due_ms: int | None, found: LevelTopicStatus, now_ms: int) -> str |
         return f"behind {format_duration(behind_ms)}"
     levels = found.description.levels
     bounds = [
-        hand_off_ms + levels[member.member.level].lead_ms
-        for member in found.of(Role.LEVEL)
-        for hand_off_ms in member.hand_offs_ms[:1]
+        row.oldest_hand_off_ms + levels[row.level].lead_ms
+        for row in found.partitions
+        if row.oldest_hand_off_ms is not None
     ]
     if due_ms is not None and due_ms <= min(bounds, default=due_ms):
         return f"in {format_duration(max(0, due_ms - now_ms))}"

@@ -137,9 +137,10 @@ class Membership:
         self._check(found)  # one that was away when this one entered may have come back
         members = sorted(found)
         try:
-            owners = window_stats(self._admin, self._description).owners
+            rows = window_stats(self._admin, self._description)
         except BrokerUnreachableError:
             return GroupState(tuple(members), *self._each_owner())
+        owners = {row.partition: row.consumers[0] for row in rows if row.consumers}
         return GroupState(tuple(members), owners)
 
     def is_still(self, members: Collection[str]) -> bool:

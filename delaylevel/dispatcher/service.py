@@ -200,7 +200,7 @@ def check_dispatched(description: LevelTopicDescription) -> None:
 
 def partition_owners(admin: TopicAdmin, name: str) -> tuple[PartitionStatus, ...]:
     """Return the owner and the backlog of each window partition, by index."""
-    return window_stats(admin, served(admin, name, search=True)).reported
+    return window_stats(admin, served(admin, name, search=True))
 
 
 def sweep(directory: Path) -> None:

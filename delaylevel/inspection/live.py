@@ -69,7 +69,7 @@ class LiveDispatchers:
     def addresses(self) -> Mapping[int, DispatcherAddress]:
         """Return the dispatchers that announce an address, by window partition."""
         found = {}
-        for status in window_stats(self._admin, self._description).reported:
+        for status in window_stats(self._admin, self._description):
             address = None if status.owner is None else _address(status.owner)
             if address is not None:
                 found[status.partition] = address

@@ -368,11 +368,10 @@ def pending_entries(admin: TopicAdmin, description: LevelTopicDescription) -> Pe
         LevelTopicError: the broker does not report a partition, so that its contents are unknown.
     """
     stats = _everything(admin, description)
-    for member in stats.members:
-        if member.reported and member.unreported:
-            raise LevelTopicError(
-                f"the broker reports no statistics of {member.unreported[0].topic}: try again"
-            )
+    for rows in stats.topics:
+        missing = [row.topic for row in rows if row.stats is None]
+        if missing and len(missing) < len(rows):  # a topic that does not exist misses all
+            raise LevelTopicError(f"the broker reports no statistics of {missing[0]}: try again")
     return PendingEntries(
         parked=stats.backlog_entries,
         held=stats.held_entries,

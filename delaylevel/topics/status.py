@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain, groupby
 from typing import Any
 
 from delaylevel.cluster.port import ConsumerStats, PartitionStats, SubscriptionStats, TopicAdmin
@@ -25,6 +26,7 @@ from delaylevel.model.level_topic import (
     Role,
 )
 from delaylevel.model.strategy import Level
+from delaylevel.model.topic_name import TopicName
 from delaylevel.web.reports import DuePeriod, ProbeCheck, ProblemLine, StatusSection
 
 from .subscriptions import ForeignSubscription, foreign_subscriptions
@@ -82,63 +84,13 @@ class PartitionStatus:
         return 0 if hand_off_ms is None else max(0, now_ms - hand_off_ms)
 
 
-@dataclass(frozen=True)
-class MemberStats:
-    """Statistics of one member topic."""
-
-    member: Member
-    partitions: tuple[PartitionStatus, ...]
-
-    @property
-    def level_name(self) -> str:
-        """The level's unit (``DAY``), or the role."""
-        return self.partitions[0].level_name
-
-    @property
-    def reported(self) -> tuple[PartitionStatus, ...]:
-        """The partitions with statistics; none of them if the topic does not exist."""
-        return tuple(item for item in self.partitions if item.stats is not None)
-
-    @property
-    def unreported(self) -> tuple[PartitionStatus, ...]:
-        """The partitions without statistics."""
-        return tuple(item for item in self.partitions if item.stats is None)
-
-    @property
-    def broker_stats(self) -> tuple[PartitionStats, ...]:
-        """The broker's own statistics of the partitions that it reported."""
-        return tuple(item.stats for item in self.partitions if item.stats is not None)
-
-    @property
-    def backlog_entries(self) -> int:
-        """Number of entries that are not acknowledged."""
-        return sum(item.backlog_entries for item in self.partitions)
-
-    @property
-    def consumers(self) -> frozenset[str]:
-        """Names of the connected movers or dispatchers."""
-        return frozenset(name for item in self.partitions for name in item.consumers)
-
-    @property
-    def owners(self) -> Mapping[int, str]:
-        """Names of the owners, by partition; partitions without one are left out."""
-        return {item.partition: item.consumers[0] for item in self.partitions if item.consumers}
-
-    @property
-    def hand_offs_ms(self) -> tuple[int, ...]:
-        """Hand-off times of each partition's oldest entry, sorted."""
-        times = (item.oldest_hand_off_ms for item in self.partitions)
-        return tuple(sorted(time for time in times if time is not None))
-
-    def behind_ms(self, now_ms: int) -> int:
-        """Return for how long the earliest hand-off is overdue; 0 if none is."""
-        return max(0, now_ms - min(self.hand_offs_ms, default=now_ms))
-
-
-def window_stats(admin: TopicAdmin, description: LevelTopicDescription) -> MemberStats:
-    """Request the statistics of the window topic alone."""
+def window_stats(
+    admin: TopicAdmin, description: LevelTopicDescription
+) -> tuple[PartitionStatus, ...]:
+    """Request the status of the window topic alone: of the partitions that the broker reports."""
     member = Member(description.window_topic, Role.WINDOW, description.window_partitions)
-    return _member_stats(admin, description, member, False)
+    rows = _member_rows(admin, description, member, as_described=False)
+    return tuple(row for row in rows if row.stats is not None)
 
 
 def pending_entries_in(stats: PartitionStats) -> int:
@@ -147,9 +99,9 @@ def pending_entries_in(stats: PartitionStats) -> int:
     return 0 if subscription is None else subscription.backlog_entries
 
 
-def _member_stats(
-    admin: TopicAdmin, description: LevelTopicDescription, member: Member, as_described: bool
-) -> MemberStats:
+def _member_rows(
+    admin: TopicAdmin, description: LevelTopicDescription, member: Member, *, as_described: bool
+) -> list[PartitionStatus]:
     found = dict(admin.partitioned_stats(member.topic))
     if as_described:
         described = range(member.partitions)
@@ -160,17 +112,15 @@ def _member_stats(
                     found[index] = admin.partition_stats(member.topic.partition(index))
                 except NotFoundError:
                     continue
-    return _interpreted(description, member, found)
+    return _rows(description, member, found)
 
 
-def _interpreted(
+def _rows(
     description: LevelTopicDescription, member: Member, found: Mapping[int, PartitionStats]
-) -> MemberStats:
+) -> list[PartitionStatus]:
     level = description.levels[member.level] if member.role is Role.LEVEL else None
     indices = sorted({*range(member.partitions), *found})
-    return MemberStats(
-        member, tuple(_partition(member, level, index, found.get(index)) for index in indices)
-    )
+    return [_partition(member, level, index, found.get(index)) for index in indices]
 
 
 def _partition(
@@ -207,28 +157,27 @@ class LevelTopicStatus:
     Attributes:
         description: the level topic.
         now_ms: the moment, ms since the epoch.
-        members: its member topics: levels coarse to fine, held, dead letters, window, journal,
-            outcomes.
+        everything: a row for each partition of its member topics: levels coarse to fine, held, dead
+            letters, window, journal, outcomes.
     """
 
     description: LevelTopicDescription
     now_ms: int
-    members: tuple[MemberStats, ...]
-
-    def of(self, role: Role) -> tuple[MemberStats, ...]:
-        """Return the member topics with a role; none if the level topic has no such topic."""
-        return tuple(item for item in self.members if item.member.role is role)
+    everything: tuple[PartitionStatus, ...]
 
     def rows(self, *roles: Role) -> tuple[PartitionStatus, ...]:
         """Return a row for each partition of the member topics with one of the roles; or of all."""
-        wanted = roles or tuple(Role)
-        return tuple(
-            row for item in self.members if item.member.role in wanted for row in item.partitions
-        )
+        return tuple(row for row in self.everything if not roles or row.role in roles)
+
+    @property
+    def topics(self) -> Iterator[list[PartitionStatus]]:
+        """The rows of each member topic."""
+        for _, rows in groupby(self.everything, lambda row: (row.role, row.level)):
+            yield list(rows)
 
     def entries(self, role: Role) -> int:
         """Return the number of entries that are not acknowledged in topics with a role."""
-        return sum(item.backlog_entries for item in self.of(role))
+        return sum(row.backlog_entries for row in self.rows(role))
 
     @property
     def partitions(self) -> tuple[PartitionStatus, ...]:
@@ -259,8 +208,12 @@ class LevelTopicStatus:
         """The subscriptions of the member topics that are not ours."""
         return tuple(
             found
-            for item in self.members
-            for found in foreign_subscriptions(item.member, item.broker_stats)
+            for rows in self.topics
+            for found in foreign_subscriptions(
+                TopicName.parse(rows[0].topic).without_partition,
+                rows[0].role,
+                [row.stats for row in rows if row.stats is not None],
+            )
         )
 
     @property
@@ -306,8 +259,16 @@ class LevelTopicStatus:
     @property
     def next_hand_off_ms(self) -> int | None:
         """The earliest hand-off of what is pending; it has passed if the mover is behind."""
-        times = (row.oldest_hand_off_ms for row in self.partitions)
-        return min((time for time in times if time is not None), default=None)
+        return _earliest_ms(self.partitions)
+
+    @property
+    def levels(self) -> list[tuple[str, int, int | None]]:
+        """Name, number of entries and earliest hand-off (ms since the epoch) of each level."""
+        return [
+            (rows[0].level_name, sum(row.backlog_entries for row in rows), _earliest_ms(rows))
+            for rows in self.topics
+            if rows[0].role is Role.LEVEL
+        ]
 
     @property
     def behind_ms(self) -> int:
@@ -339,6 +300,11 @@ class LevelTopicStatus:
         return tuple(sorted({name for row in self.rows(role) for name in row.consumers}))
 
 
+def _earliest_ms(rows: Iterable[PartitionStatus]) -> int | None:
+    times = (row.oldest_hand_off_ms for row in rows)
+    return min((time_ms for time_ms in times if time_ms is not None), default=None)
+
+
 def status(
     admin: TopicAdmin,
     description: LevelTopicDescription,
@@ -364,14 +330,15 @@ def status(
         BrokerError: a topic's statistics cannot be read.
     """
 
-    def look(member: Member) -> MemberStats:
+    def look(member: Member) -> list[PartitionStatus]:
         try:
-            return _member_stats(admin, description, member, as_described)
+            return _member_rows(admin, description, member, as_described=as_described)
         except NotFoundError:
-            return _interpreted(description, member, {})
+            return _rows(description, member, {})
 
     members = [member for member in description.members() if member.role in roles]
-    return LevelTopicStatus(description, now_ms, tuple(in_parallel(look, members)))
+    found = in_parallel(look, members)
+    return LevelTopicStatus(description, now_ms, tuple(chain.from_iterable(found)))
 
 
 #: Roles of the topics whose statistics are needed.
@@ -466,8 +433,8 @@ def backlog_series(part: str, found: Mapping[str, LevelTopicStatus] | None) -> I
         lag.add_metric((topic,), item.behind_ms / 1000)
         held.add_metric((topic,), item.held_entries)
         dead.add_metric((topic,), item.dead_letter_entries)
-        for member in item.of(Role.LEVEL):
-            parked.add_metric((topic, member.level_name), member.backlog_entries)
+        for name, entries, _ in item.levels:
+            parked.add_metric((topic, name), entries)
         if item.window_entries is not None:
             window.add_metric((topic,), item.window_entries)
     yield from (lag, held, dead, parked, window)
@@ -533,13 +500,11 @@ def parked_levels(found: LevelTopicStatus | None) -> list[DuePeriod]:
     if found is None:
         return []
     periods = []
-    for member in found.of(Role.LEVEL):
-        hand_offs_ms = member.hand_offs_ms
-        label = member.level_name
-        if hand_offs_ms:
-            left_ms = hand_offs_ms[0] - found.now_ms
+    for label, entries, next_ms in found.levels:
+        if next_ms is not None:
+            left_ms = next_ms - found.now_ms
             label += f", next in {format_duration(left_ms)}" if left_ms > 0 else ", next now"
-        periods.append(DuePeriod(label, member.backlog_entries))
+        periods.append(DuePeriod(label, entries))
     return periods
 
 
@@ -548,7 +513,7 @@ def topic_problems(found: LevelTopicStatus) -> list[ProblemLine]:
     name = found.description.name.local
     lines = []
     parked = found.entries(Role.LEVEL)
-    if parked and not any(member.consumers for member in found.of(Role.LEVEL)):
+    if parked and not found.consumers:
         command = "mover deploy" if found.description.mover is Mover.FUNCTION else "run"
         remedy = f"Start one: `delaylevel {command} {shell(name)}`."
         lines.append(ProblemLine(f"No mover reads the levels; {parked:,} entries wait", remedy))

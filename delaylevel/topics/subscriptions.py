@@ -68,13 +68,13 @@ class ForeignSubscription:
 
 
 def foreign_subscriptions(
-    member: Member, partitions: Iterable[PartitionStats]
+    topic: TopicName, role: Role, partitions: Iterable[PartitionStats]
 ) -> list[ForeignSubscription]:
     """Return the subscriptions of a member topic that are not ours, sorted by name.
 
     Applications may have their own ones on the outcomes topic.
     """
-    if member.role in _PUBLIC:
+    if role in _PUBLIC:
         return []
     found: dict[str, list[SubscriptionStats]] = {}
     for stats in partitions:
@@ -84,8 +84,8 @@ def foreign_subscriptions(
     return [
         ForeignSubscription(
             name,
-            member.topic,
-            member.role,
+            topic,
+            role,
             any(subscription.durable for subscription in everywhere),
             tuple(sorted({one.address for item in everywhere for one in item.consumers})),
         )

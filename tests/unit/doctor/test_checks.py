@@ -52,7 +52,7 @@ from delaylevel.model.level_topic import (
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.testing import ManualClock, MemoryPulsar
-from delaylevel.topics.status import LevelTopicStatus, MemberStats, PartitionStatus
+from delaylevel.topics.status import LevelTopicStatus, PartitionStatus
 
 DAYS = Levels(PartitionStrategy(maximum_delay=timedelta(days=4)))
 TRACKER = LevelTopicDescription(
@@ -103,8 +103,7 @@ def level_row(index: int, *consumers: str) -> PartitionStatus:
 
 def status_with(description: LevelTopicDescription, *rows: PartitionStatus) -> LevelTopicStatus:
     """Return the status of a level topic with partitions of one member topic."""
-    member = next(each for each in description.members() if each.role is rows[0].role)
-    return LevelTopicStatus(description, NOW, (MemberStats(member, rows),))
+    return LevelTopicStatus(description, NOW, rows)
 
 
 def problems_of(outcome: CheckResult) -> list[str]:

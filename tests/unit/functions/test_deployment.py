@@ -33,7 +33,7 @@ from delaylevel.model.level_topic import (
     Role,
 )
 from delaylevel.model.strategy import Levels, PartitionStrategy
-from delaylevel.topics.status import LevelTopicStatus, MemberStats, PartitionStatus
+from delaylevel.topics.status import LevelTopicStatus, PartitionStatus
 
 ORDERS = "persistent://public/default/orders"
 LEVEL_TOPIC = f"{ORDERS}-delay-level"
@@ -294,12 +294,7 @@ def level(behind_ms: int = 0, consumers: tuple[str, ...] = (), held: int = 0) ->
             stats=PartitionStats(0, {SUBSCRIPTION: SubscriptionStats(entries)}),
         )
 
-    found = {each.role: each for each in reversed(list(described().members()))}
-    members = (
-        MemberStats(found[Role.LEVEL], (row(Role.LEVEL, 5, 0),)),
-        MemberStats(found[Role.HELD], (row(Role.HELD, held, -1),)),
-    )
-    return LevelTopicStatus(described(), now, members)
+    return LevelTopicStatus(described(), now, (row(Role.LEVEL, 5, 0), row(Role.HELD, held, -1)))
 
 
 def config() -> dict[str, Any]:

@@ -31,7 +31,7 @@ from delaylevel.spark_sync.reporting import (
     batch_line,
     status_reader,
 )
-from delaylevel.topics.status import LevelTopicStatus, MemberStats, PartitionStatus
+from delaylevel.topics.status import LevelTopicStatus, PartitionStatus
 
 TOPIC = "persistent://public/default/orders-delay-level"
 REPORT = {
@@ -61,7 +61,7 @@ def backlogs(behind_ms: int, *entries: int) -> dict[str, LevelTopicStatus]:
         row = PartitionStatus(
             TOPIC, member.role, member.level, level, 0, count, 0, None, late_ms, ("mover",)
         )
-        found.append(MemberStats(member, (row,)))
+        found.append(row)
     return {TOPIC: LevelTopicStatus(DESCRIPTION, NOW, tuple(found))}
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from delaylevel.cluster.port import ConsumerStats, PartitionStats, SubscriptionStats
 from delaylevel.errors import LevelTopicError, NotFoundError
-from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription, Member, Role
+from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription, Role
 from delaylevel.model.strategy import PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.testing import MemoryPulsar
@@ -78,9 +78,11 @@ def test_movers_dispatchers_and_producers_are_listed(
     client.subscribe(window.partition(1).full, SUBSCRIPTION, consumer_name="dispatcher")
     client.create_producer(level.partition(0).full, producer_name="application")
     stats = everything(memory_pulsar.admin, parked)
-    (_, hour), (found,) = stats.of(Role.LEVEL), stats.of(Role.WINDOW)
-    assert hour.consumers == {"mover"}
-    assert (hour.owners, found.owners) == ({3: "mover"}, {1: "dispatcher"})
+    owned = {(row.level_name, row.partition): row.consumers for row in stats.rows()}
+    assert {key: names for key, names in owned.items() if names} == {
+        ("HOUR", 3): ("mover",),
+        ("window", 1): ("dispatcher",),
+    }
     with pytest.raises(LevelTopicError, match=r"consumer dispatcher .*producer application"):
         lifecycle.delete(memory_pulsar.client(), memory_pulsar.admin, parked)
 
@@ -111,10 +113,8 @@ def test_a_missing_topic_has_partitions_without_statistics(
     memory_pulsar.admin.delete(parked.journal_topic)
     memory_pulsar.admin.delete(parked.window_topic)
     stats = everything(memory_pulsar.admin, parked)
-    (window,) = stats.of(Role.WINDOW)
-    assert window.reported == ()
-    assert len(window.unreported) == parked.window_partitions
-    assert (window.backlog_entries, window.owners) == (0, {})
+    found = {(row.stats, row.backlog_entries, row.consumers) for row in stats.rows(Role.WINDOW)}
+    assert found == {(None, 0, ())}
     assert len(status(memory_pulsar.admin, parked, 0).problems) == 2 * parked.window_partitions
     assert lifecycle.pending_entries(memory_pulsar.admin, parked).total == 3
     with pytest.raises(NotFoundError):
@@ -129,9 +129,9 @@ def test_only_status_requests_partitions_missing_in_the_bulk_answer(
     assert status(admin, parked, 0).backlog_entries == 3
     assert admin.requests["partition_stats"] == 2
 
-    day = everything(admin, parked).members[0]
+    rows = everything(admin, parked).rows()
     assert admin.requests["partition_stats"] == 2
-    assert [item.partition for item in day.unreported] == [1, 2]
+    assert [row.partition for row in rows if row.stats is None] == [1, 2]
     with pytest.raises(LevelTopicError, match=f"no statistics of {name.partition(1)}: try again"):
         lifecycle.pending_entries(admin, parked)
 
@@ -145,7 +145,8 @@ def test_partitions_beyond_the_description_are_left_out_on_request(
     assert everything(memory_pulsar.admin, parked).backlog_entries == 4
     described = status(memory_pulsar.admin, parked, 0)
     assert described.backlog_entries == 3
-    assert len(described.members[0].partitions) == parked.levels[0].partitions
+    levels = sum(level.partitions for level in parked.levels)
+    assert len(described.partitions) == levels
 
 
 def test_a_subscription_is_foreign_unless_it_is_ours_or_the_brokers(
@@ -160,8 +161,8 @@ def test_a_subscription_is_foreign_unless_it_is_ours_or_the_brokers(
         "delaylevel-reports": SubscriptionStats(3, consumers=(ConsumerStats("c", "10.0.0.1:99"),)),
         "reader x": reader,
     }
-    member = Member(parked.window_topic, Role.WINDOW, 1)
-    first, second = foreign_subscriptions(member, [PartitionStats(0, found)])
+    stats = [PartitionStats(0, found)]
+    first, second = foreign_subscriptions(parked.window_topic, Role.WINDOW, stats)
     assert (first.name, first.durable, first.consumers) == (
         "delaylevel-reports",
         True,
