@@ -26,15 +26,14 @@ from delaylevel.cluster.failures import error_name
 from delaylevel.cluster.logs import RepeatedWarning
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.threads import Starter, in_thread
-from delaylevel.errors import BrokerError, UnknownTargetError, UpgradeRequiredError
+from delaylevel.errors import UnknownTargetError, UpgradeRequiredError
 from delaylevel.model.clock import Clock, SteadyClock, SystemClock
 from delaylevel.model.delivery import ForwardReport
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.message import ParkedMessage, parked_message
-from delaylevel.model.position import SourcePartition, source_partitions
+from delaylevel.model.position import source_partitions
 from delaylevel.mover.carrier import Carried, Carrier
 from delaylevel.mover.hop import NextHop
-from delaylevel.topics.roster import DescriptionCache
 
 log = logging.getLogger(__name__)
 
@@ -108,116 +107,9 @@ class RecentIds:
         self._young.add(item)
 
 
-# Interval between two reads of the description that nothing else causes, in s.
-_CHECK_EVERY_S = 60.0
-
-
-class UnknownSourceError(BrokerError):
-    """A partition that the level topic's description does not have."""
-
-
-class NewTargets:
-    """The level topic, and the messages that wait until its description is read again.
-
-    A target or partition that was added is missing from an earlier description. Its messages wait
-    here until the description has been read after their arrival; all others continue.
-    """
-
-    def __init__(
-        self,
-        description: LevelTopicDescription,
-        describe: Callable[[], LevelTopicDescription] | None,
-        start: Starter,
-        now_s: Callable[[], float],
-    ) -> None:
-        self._descriptions = DescriptionCache(
-            describe or (lambda: description), description, now_s=now_s
-        )
-        self._start = start
-        self._now_s = now_s
-        self._waiting: deque[tuple[Item, float]] = deque()  # with the time of arrival
-        self._reading = False
-        self._failure: Exception | None = None
-        self._refusal: UpgradeRequiredError | None = None
-        self._check_at_s = now_s() + _CHECK_EVERY_S
-        self._warning = RepeatedWarning(log, description.topic, now_s)
-        self._use(description)
-
-    def wait(self, item: Item) -> None:
-        """Keep a message that is undecided, and read the description in the background."""
-        arrived_s = self._now_s()
-        self._waiting.append((item, arrived_s))
-        if self._descriptions.read_since(arrived_s) is None:
-            self._read_again()
-
-    def check(self) -> None:
-        """Read the description in the background if it is time; hosts call it regularly."""
-        if self._refusal is not None:
-            raise self._refusal
-        if self._now_s() >= self._check_at_s:
-            self._read_again()
-
-    def take_decidable(self) -> list[Item]:
-        """Remove and return the messages that can be routed now."""
-        found = []
-        # In the order of arrival: the first one has waited longest.
-        while self._waiting and self._descriptions.read_since(self._waiting[0][1]) is not None:
-            found.append(self._waiting.popleft()[0])
-        if self._waiting and self._failure is None:
-            self._read_again()
-        return found
-
-    def take_given_up(self) -> list[Item]:
-        """Remove and return all waiting messages if the description cannot be read."""
-        failure, self._failure = self._failure, None
-        if failure is None:
-            return []
-        found = [item for item, _ in self._waiting]
-        self._waiting.clear()
-        return found
-
-    def latest(self) -> LevelTopicDescription:
-        """Use the latest description from now on, and return it."""
-        latest = self._descriptions.latest()
-        if latest is not self.next_hop.description:
-            self._use(latest)
-        return latest
-
-    def source(self, topic: str) -> SourcePartition:
-        """Return a source partition by its full name."""
-        source = self._sources.get(topic)
-        if source is None:
-            raise UnknownSourceError(
-                f"{topic} is not a source of level topic {self.next_hop.description.topic}"
-            )
-        return source
-
-    def _use(self, description: LevelTopicDescription) -> None:
-        self.next_hop = NextHop(description)
-        self._sources = {source.topic: source for source in source_partitions(description)}
-
-    def _read_again(self) -> None:
-        """Start to read the description, unless that is under way."""
-        if not self._reading:
-            self._reading = True
-            self._start(self._read)
-
-    def _read(self) -> None:
-        self._check_at_s = self._now_s() + _CHECK_EVERY_S
-        try:
-            self._descriptions.refresh(self._now_s())
-            self._warning.over()
-        except UpgradeRequiredError as error:
-            self._refusal = error
-        except Exception as error:  # whatever it is, the messages must not wait for ever
-            self._warning.failed(
-                f"a message has a target that may be new, and the description cannot be read "
-                f"({error}): the broker delivers such messages again"
-            )
-            self._failure = error
-        finally:
-            self._reading = False
-
+# Intervals between two reads of the description, in s: if messages wait for one, after a failure,
+# and if nothing causes one.
+_READ_AGAIN_S, _TRY_AGAIN_S, _CHECK_EVERY_S = 0.25, 5.0, 60.0
 
 DEFAULT_IN_FLIGHT = 2000
 IN_FLIGHT_BYTES = 64 * 1024 * 1024
@@ -284,13 +176,18 @@ class Relay:
         self._consumer = consumer
         self._raw_consumer = consumer_core(consumer)
         self._clock = SteadyClock(clock or SystemClock())
-        self._known = NewTargets(description, describe, start, now_s)
+        self._describe = describe or (lambda: description)
+        self._use(description)
+        # The messages whose target or partition the description does not have: it may be new.
+        self._undecided: list[Item] = []
+        self._read_s, self._check_s = float("-inf"), now_s() + _CHECK_EVERY_S
+        self._warning = RepeatedWarning(log, description.topic, now_s)
         self._limit = in_flight
         self.now_s = now_s
         self._carrier: Carrier[Item] = Carrier(
             client,
             admin,
-            lambda: self._known.next_hop,
+            lambda: self._next_hop,
             self._clock,
             client_of=target_client,
             refusal=self._refusal,
@@ -348,32 +245,64 @@ class Relay:
         self._bytes += len(message.value or b"")
         self._route(item)
 
-    def _route(self, item: Item, *, decide: bool = False) -> None:
+    def _route(self, item: Item, latest: LevelTopicDescription | None = None) -> None:
+        """Forward a message, or let it wait for a description that is read after its arrival."""
         message, now_ms = item.message, self._clock.now_ms()
         assert message is not None
+        source = self._sources.get(item.topic)
         try:
-            latest = self._known.latest() if decide else None
-            source = self._known.source(item.topic)
+            if source is None:
+                raise UnknownTargetError(
+                    f"{item.topic} is no source of {self._next_hop.description.topic}"
+                )
             item.lag_ms = max(0, now_ms - message.publish_ms - source.hand_off_after_ms)
             self._carrier.give(item, source, message, now_ms, latest)
         except Exception as error:  # whatever it is, this message must not stop the others
-            if not decide and isinstance(error, (UnknownTargetError, UnknownSourceError)):
-                self._known.wait(item)
-                self._route_decidable()
+            if latest is None and isinstance(error, UnknownTargetError):
+                self._undecided.append(item)
                 return
             log.exception("a message of %s is given back to the broker", item.topic)
             self._give_back(item, error_name(error))
 
-    def _route_decidable(self) -> None:
-        for item in self._known.take_decidable():
-            self._route(item, decide=True)
+    def _use(self, description: LevelTopicDescription) -> None:
+        self._next_hop = NextHop(description)
+        self._sources = {source.topic: source for source in source_partitions(description)}
+
+    def _look_at_description(self) -> None:
+        """Read the description if messages wait for that, or if it is time, and route them.
+
+        Raises:
+            UpgradeRequiredError: the level topic is described in a later format.
+        """
+        now_s = self.now_s()
+        if now_s < (self._read_s if self._undecided else self._check_s):
+            return
+        # One read for all: they arrived before it begins. It is waited for, in seconds at worst:
+        # what is handed off meanwhile is due later than that, by the lead.
+        self._read_s, self._check_s = now_s + _READ_AGAIN_S, now_s + _CHECK_EVERY_S
+        undecided, self._undecided = self._undecided, []
+        try:
+            latest = self._describe()
+        except UpgradeRequiredError:
+            raise
+        except Exception as error:
+            self._read_s = self.now_s() + _TRY_AGAIN_S
+            self._warning.failed(
+                f"a message has a target that may be new, and the description cannot be read "
+                f"({error}): the broker delivers such messages again"
+            )
+            for item in undecided:
+                self._give_back(item, "the description cannot be read")
+            return
+        self._warning.over()
+        if latest != self._next_hop.description:
+            self._use(latest)
+        for item in undecided:
+            self._route(item, latest)
 
     def poll(self) -> None:
         """Acknowledge messages that are confirmed, and set aside those that were refused."""
-        self._known.check()
-        self._route_decidable()
-        for item in self._known.take_given_up():
-            self._give_back(item, "the description cannot be read")
+        self._look_at_description()
         for carried in self._carrier.poll():
             if carried.reason:
                 if not carried.item.given_back:
@@ -408,7 +337,7 @@ class Relay:
         if self.unacknowledged > SCARCE:
             self._targets.give_up_stalled()
         # With a single target, nothing else has to wait for it.
-        several = len(self._known.next_hop.description.targets) > 1
+        several = len(self._next_hop.description.targets) > 1
         self._slow = frozenset(self._targets.slow(SLOW_S) if several else ())
         parts = len(self._slow) + 1
         self._share, self._share_bytes = max(1, self._limit // parts), IN_FLIGHT_BYTES // parts
