@@ -36,23 +36,22 @@ from delaylevel.topics.registry import describe
 
 from . import control
 from .arrow_rows import SCHEMA, to_batches
-from .batch_sink import ScheduleWriter
 from .batch_source import BatchOptions, PendingReader, check_columns, check_schema
 from .driver import Driver, Offset
 from .forwarding import FORWARDED_SCHEMA, forward_input, messages_only
-from .options import FORMAT, SyncOptions, WriteOptions, connection_options
+from .options import FORMAT, SyncOptions, connection_options
 from .runtime import InputRange, runtime
 
 
 class DelayLevelDataSource(DataSource):
-    """``readStream``, ``read`` and ``write`` with ``format("delaylevel")``.
+    """``readStream`` and ``read`` with ``format("delaylevel")``.
 
     Options: ``levelTopics`` (names, with commas), ``serviceUrl``, ``adminUrl``, ``tokenFile``,
     ``tls…``, ``startingOffsets`` (``subscription``, ``earliest`` or JSON), ``maxOffsetsPerTrigger``
     (messages, the earliest due first), ``failOnDataLoss``, ``pollTimeoutMs``. The columns are
     those of :data:`delaylevel.spark_sync.arrow_rows.SCHEMA`, or those given to
-    ``.schema(…)``. A batch read has further options: see `batch_source.BatchOptions`. A batch
-    write has its own: see `options.WriteOptions`, and `batch_sink.COLUMNS` for its columns.
+    ``.schema(…)``. A batch read has further options: see
+    `batch_source.BatchOptions`.
 
     Register it once: ``spark.dataSource.register(DelayLevelDataSource)``.
     """
@@ -63,7 +62,7 @@ class DelayLevelDataSource(DataSource):
 
     @cached_property
     def _reading(self) -> tuple[BatchOptions, SyncOptions]:
-        """The options of everything but a batch write."""
+        """The options, those of a batch read apart."""
         batch, rest = BatchOptions.split(self._given)
         return batch, SyncOptions.parse(rest)
 
@@ -84,10 +83,11 @@ class DelayLevelDataSource(DataSource):
         return PendingReader(options, batch, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """Return the batch writer."""
-        if overwrite:
-            raise ConfigError('messages cannot be overwritten: write with mode("append")')
-        return ScheduleWriter(WriteOptions.parse(self._given), schema)
+        """Refuse rows: a producer sends them."""
+        raise ConfigError(
+            "the data source only reads: send rows with a producer of DelayLevelClient in "
+            "rows.foreachPartition(…); docs/spark.md has an example"
+        )
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         """Return the streaming reader."""
