@@ -36,8 +36,6 @@ _COMPRESSION = {
     "zstd": pulsar.CompressionType.ZSTD,
     "snappy": pulsar.CompressionType.SNAPPY,
 }
-_WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
-_TEXTS = ("subscription", "subscription_type", "initial_position", "compression_type")
 
 
 def _compression(value: Any) -> Any:
@@ -103,13 +101,11 @@ class ApplicationConfig:
         environ: Mapping[str, str] = os.environ,
         **connection: Any,
     ) -> ApplicationConfig:
-        """Collect the settings from arguments, environment and configuration file.
+        """Collect the settings from arguments and configuration file.
 
-        The file and its lookup are those of :meth:`.Connection.load`. Arguments override the
-        environment, which overrides the file: ``DELAYLEVEL_LISTENERS_CONCURRENCY`` and
-        ``DELAYLEVEL_PRODUCER_COMPRESSION_TYPE`` override ``[listeners]`` and ``[producer]``. The
-        settings of a listener's name, ``[listeners.bill]`` for the handler ``bill``, override those
-        of all listeners.
+        The file and its lookup, and the variables of the connection, are those of
+        :meth:`.Connection.load`. Arguments override the file. The settings of a listener's name,
+        ``[listeners.bill]`` for the handler ``bill``, override those of all listeners.
 
         Args:
             environ: the environment.
@@ -121,6 +117,7 @@ class ApplicationConfig:
                 f"unknown settings of the connection: {', '.join(sorted(unknown))}; defaults of "
                 "listeners and producers are given as listeners={...} and producer={...}"
             )
+        _refuse_variables(environ)
         loaded = Connection.load(config_file=config_file, environ=environ, **connection)
         path, must_exist = config_path(config_file, environ)
         contents = read_config(path, sorted(known), must_exist=must_exist)
@@ -131,12 +128,10 @@ class ApplicationConfig:
                 **_checked(
                     PRODUCER_SETTINGS, _table(contents, _PRODUCER, path), f"[{_PRODUCER}] in {path}"
                 ),
-                **_variables(_PRODUCER, PRODUCER_SETTINGS, environ),
                 **_checked(PRODUCER_SETTINGS, producer or {}, "the call"),
             },
             {
                 **defaults,
-                **_variables(_LISTENERS, LISTENER_SETTINGS, environ),
                 **_checked(LISTENER_SETTINGS, listeners or {}, "the call"),
             },
             by_name,
@@ -199,30 +194,13 @@ def _checked(known: Checks, values: Mapping[str, Any], place: str) -> dict[str, 
     return found
 
 
-def _variables(table: str, known: Checks, environ: Mapping[str, str]) -> dict[str, Any]:
-    """Return the settings in the environment."""
-    prefix = f"{ENVIRONMENT_PREFIX}{table.upper()}_"
-    options = {option.upper(): option for option in known}
-    found: dict[str, Any] = {}
-    for variable, text in sorted(environ.items()):
-        if not variable.startswith(prefix) or not text:
-            continue
-        option = options.get(variable.removeprefix(prefix))
-        if option is None:
-            single = f"; settings of one listener stand in [{_LISTENERS}.NAME] of the file"
-            raise ConfigError(
-                f"the environment variable {variable} is not a setting: {prefix} is followed by "
-                f"one of {', '.join(sorted(options))}{single if table == _LISTENERS else ''}"
-            )
-        value = text if option in _TEXTS else _read(text)
-        found |= _checked(known, {option: value}, f"the environment variable {variable}")
-    return found
-
-
-def _read(text: str) -> Any:
-    """Return what the text of a variable means: a flag, a whole number, a list or a text."""
-    if text.lower() in _WORDS:
-        return _WORDS[text.lower()]
-    if text.isdecimal():
-        return int(text)
-    return [part.strip() for part in text.split(",")] if "," in text else text
+def _refuse_variables(environ: Mapping[str, str]) -> None:
+    """Refuse variables for the tables: only the connection is configured by variables."""
+    for table, argument in ((_PRODUCER, "producer"), (_LISTENERS, "listeners")):
+        prefix = f"{ENVIRONMENT_PREFIX}{table.upper()}_"
+        for variable, text in sorted(environ.items()):
+            if variable.startswith(prefix) and text:
+                raise ConfigError(
+                    f"the environment variable {variable} is not a setting: write it into [{table}]"
+                    f" of the configuration file, or give it to from_config({argument}={{...}})"
+                )

@@ -8,6 +8,7 @@ failure, and waits for the broker.
 
 from __future__ import annotations
 
+import enum
 import heapq
 import inspect
 import itertools
@@ -20,7 +21,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import pulsar
 
@@ -33,8 +34,11 @@ from delaylevel.model.formatting import exact_duration
 
 from .listener import Listener, Tally
 from .message import ReceivedMessage
-from .retry import Bury, Handling, Park, Verdict, trace_of
+from .retry import Bury, Park, decide, trace_of
 from .retry_publisher import CannotParkError, RetryPublisher
+
+if TYPE_CHECKING:
+    from .handled_ids import HandledIds
 
 log = logging.getLogger(__name__)
 
@@ -296,13 +300,35 @@ RECEIVE_MS = 500
 WAIT_S = 0.05
 
 
-class Parts(NamedTuple):
-    """The parts of a listener that its threads share."""
+class Verdict(enum.Enum):
+    """The next step for a received message."""
 
-    listener: Listener
-    handling: Handling
-    unfinished: Unfinished
-    clock: Clock
+    HANDLE = enum.auto()
+    FILTERED = enum.auto()
+    DUPLICATE = enum.auto()
+    WAIT = enum.auto()
+
+
+class Handling:
+    """The steps around a call of one listener's handler, shared by its threads.
+
+    Three hosts follow them: threads, an event loop, and the in-memory Pulsar of tests. A host calls
+    :meth:`begin` before the handler, and one of the others after it. It acknowledges nothing else.
+    So a crash at any time leaves a message unacknowledged until it was handled, or until a copy
+    with its ID is stored.
+
+    Attributes:
+        handles_all: True if every message is handled, so that a host may leave out :meth:`begin`.
+    """
+
+    def __init__(
+        self, listener: Listener, handled: HandledIds | None, unfinished: Unfinished, clock: Clock
+    ) -> None:
+        self.listener = listener
+        self.unfinished = unfinished
+        self.clock = clock
+        self._handled = handled
+        self.handles_all = listener.condition is None and handled is None
 
     def received(self, raw: Any) -> ReceivedMessage:
         """Return a message of the client as its handler sees it."""
@@ -310,11 +336,39 @@ class Parts(NamedTuple):
         now_ms = self.clock.now_ms()
         return ReceivedMessage(raw, listener.business_topic, listener.subscription, now_ms)
 
+    def begin(self, message: ReceivedMessage, ended: Callable[[], object] | None = None) -> Verdict:
+        """Decide about a received message.
+
+        Args:
+            ended: function to call, in any thread, when it makes sense to ask again after ``WAIT``.
+
+        Raises:
+            BaseException: the error of the application's filter or function for IDs; it is a
+                failed attempt.
+        """
+        condition, handled = self.listener.condition, self._handled
+        if condition is not None and not condition(message):
+            return Verdict.FILTERED
+        if handled is None:
+            return Verdict.HANDLE
+        if not handled.begin(message, ended):
+            return Verdict.WAIT
+        if handled.contains(message):
+            handled.release(message)
+            return Verdict.DUPLICATE
+        return Verdict.HANDLE
+
+    def release(self, message: ReceivedMessage) -> None:
+        """Give up a message after :meth:`begin`, without a decision."""
+        if self._handled is not None:
+            self._handled.release(message)
+
     def failed(
         self, message: ReceivedMessage, consumer: Any, error: BaseException, tally: Tally
     ) -> None:
         """Decide about a message whose attempt failed; hand it over to the unfinished ones."""
-        decision = self.handling.failed(message, error)
+        self.release(message)
+        decision = decide(self.listener.backoff, message.attempt, error)
         tally.failed += 1
         self.unfinished.add(message, consumer, decision)
 
@@ -330,16 +384,21 @@ class Parts(NamedTuple):
 
     def succeeded(self, message: ReceivedMessage, consumer: Any, tally: Tally) -> None:
         """Save the ID of a handled message, then acknowledge it."""
+        tally.handled += 1
+        if self._handled is None:
+            consumer.acknowledge(message.raw)
+            return
         thread = threading.get_ident()
 
         def acknowledge() -> None:
+            # With a store, the ID may be saved later, in a thread of the client, which must not
+            # wait.
             if threading.get_ident() == thread:
                 consumer.acknowledge(message.raw)
             else:
                 self.unfinished.acknowledge(message, consumer)
 
-        tally.handled += 1
-        self.handling.succeeded(message, acknowledge)
+        self._handled.save(message, acknowledge)
 
 
 class RunningListener(Protocol):

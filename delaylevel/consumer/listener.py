@@ -9,7 +9,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import pulsar
 from pulsar import ConsumerType
@@ -17,10 +17,7 @@ from pulsar import ConsumerType
 from delaylevel.errors import InvalidInputError
 from delaylevel.model.topic_name import TopicName
 
-from .retry import DEFAULT_BACKOFF, Backoff, Handling
-
-if TYPE_CHECKING:
-    from .handled_ids import HandledIds
+from .retry import DEFAULT_BACKOFF, Backoff
 
 #: Upper bounds of the duration histogram, in seconds; one more bucket has the longer ones.
 BOUNDS_S = (
@@ -194,10 +191,6 @@ class Listener:
         shared = self.is_coroutine or self.subscription_type == ConsumerType.Shared
         # The broker keeps the order within a key or partition for each consumer.
         return 1 if shared else self.concurrency
-
-    def handling(self, handled: HandledIds | None) -> Handling:
-        """Return the rules for the messages of this listener."""
-        return Handling(self.backoff, self.condition, handled)
 
     def __str__(self) -> str:
         return f"{self.name} ({self.topic}, {self.subscription})"

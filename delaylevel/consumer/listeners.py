@@ -28,7 +28,7 @@ from delaylevel.errors import ConfigError, InvalidInputError
 from delaylevel.model.clock import Clock, SystemClock
 from delaylevel.model.formatting import parse_delay
 
-from .host import Parts, RunningListener, Unfinished, left_s
+from .host import Handling, RunningListener, Unfinished, left_s
 from .listener import Listener, ListenerHealth, listeners_of, name_of
 from .metrics import ListenerCollector
 from .retry_publisher import RetryPublisher
@@ -52,7 +52,7 @@ Handler = TypeVar("Handler", bound=Callable[[Any], Any])
 #: Configured options of a listener by its name. Arguments override them.
 Defaults = Callable[[str], Mapping[str, Any]]
 
-Host = Callable[[Parts, list[Callable[[int], Any]]], RunningListener]
+Host = Callable[[Handling, list[Callable[[int], Any]]], RunningListener]
 
 # A coroutine listener gets enough messages for its calls, and leaves the rest to other processes.
 _SMALLEST_QUEUE, _LARGEST_QUEUE = 100, 1000
@@ -108,7 +108,7 @@ def start_listener(
             stack.callback(handled.close)
         host = host_of(client)
         unfinished = Unfinished(listener, publisher, clock, threaded=host is None)
-        parts = Parts(listener, listener.handling(handled), unfinished, clock)
+        handling = Handling(listener, handled, unfinished, clock)
         opened = [subscribe_to(listener, client, listener.topic, listener.subscription_type)]
         kind = retry_type(listener.subscription_type, level_topic)
         # A listener without retries gets the dead letters that are replayed.
@@ -116,12 +116,12 @@ def start_listener(
         opened.append(subscribe_to(listener, client, retry_topic, kind, earliest=True))
         running: RunningListener
         if host is not None:
-            running = host(parts, opened)
+            running = host(handling, opened)
         elif listener.is_coroutine:
             assert loop is not None
-            running = LoopListener(parts, opened, loop)
+            running = LoopListener(handling, opened, loop)
         else:
-            running = ThreadedListener(parts, opened)
+            running = ThreadedListener(handling, opened)
         stack.callback(running.close)
         stack.callback(running.stop)
         running.start()
@@ -210,9 +210,8 @@ class Listeners:
         """Return listeners with a client of their own and configured defaults.
 
         The configuration file has the connection, as for the command line, and the tables
-        ``[producer]``, ``[listeners]`` and ``[listeners.NAME]``. The environment overrides it
-        (``DELAYLEVEL_LISTENERS_CONCURRENCY``), and arguments override both. The client is closed
-        when the application ends.
+        ``[producer]``, ``[listeners]`` and ``[listeners.NAME]``. Arguments override it. The client
+        is closed when the application ends.
 
         Args:
             config_file: the file; by default ``DELAYLEVEL_CONFIG``, or ``delaylevel/config.toml``

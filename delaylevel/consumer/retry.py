@@ -1,15 +1,7 @@
-"""Retries: delays, wishes of handlers, and the decision about one message, without communication.
-
-Three hosts follow the decision: threads, an event loop, and the in-memory Pulsar of tests, step by
-step. A host calls :meth:`Handling.begin` before the handler. After it, it calls
-:meth:`Handling.succeeded`, or :meth:`Handling.failed`, carries out the decision and then
-acknowledges. It acknowledges nothing else. So a crash at any time leaves a message unacknowledged
-until it was handled, or until a copy with its ID is stored.
-"""
+"""Retries: delays, wishes of handlers, and the decision about a failed attempt."""
 
 from __future__ import annotations
 
-import enum
 import random as random_numbers
 import traceback
 from collections.abc import Callable
@@ -17,15 +9,10 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import NamedTuple
 
 from delaylevel.errors import InvalidInputError
 from delaylevel.model.formatting import parse_delay
-
-from .message import ReceivedMessage
-
-if TYPE_CHECKING:
-    from .handled_ids import HandledIds
 
 _MOST_ATTEMPTS = 10_000
 #: Classes of exceptions.
@@ -198,85 +185,30 @@ def _outside(error: BaseException) -> TracebackType | None:
     return found or error.__traceback__
 
 
-class Verdict(enum.Enum):
-    """The next step for a received message."""
+def decide(
+    backoff: Backoff | None,
+    attempt: int,
+    error: BaseException,
+    random: Callable[[], float] = random_numbers.random,
+) -> Park | Bury:
+    """Return the decision about a message whose attempt failed.
 
-    HANDLE = enum.auto()
-    FILTERED = enum.auto()
-    DUPLICATE = enum.auto()
-    WAIT = enum.auto()
-
-
-class Handling:
-    """The rules of one listener."""
-
-    def __init__(
-        self,
-        backoff: Backoff | None,
-        condition: Callable[[ReceivedMessage], Any] | None = None,
-        handled: HandledIds | None = None,
-        random: Callable[[], float] = random_numbers.random,
-    ) -> None:
-        self._backoff = backoff
-        self._condition = condition
-        self._handled = handled
-        self._random = random
-        #: True if every message is handled, so that a host may leave out :meth:`begin`.
-        self.handles_all = condition is None and handled is None
-
-    def begin(self, message: ReceivedMessage, ended: Callable[[], object] | None = None) -> Verdict:
-        """Decide about a received message.
-
-        Args:
-            ended: function to call, in any thread, when it makes sense to ask again after ``WAIT``.
-
-        Raises:
-            BaseException: the error of the application's filter or function for IDs; it is a
-                failed attempt.
-        """
-        if self._condition is not None and not self._condition(message):
-            return Verdict.FILTERED
-        if self._handled is None:
-            return Verdict.HANDLE
-        if not self._handled.begin(message, ended):
-            return Verdict.WAIT
-        if self._handled.contains(message):
-            self._handled.release(message)
-            return Verdict.DUPLICATE
-        return Verdict.HANDLE
-
-    def succeeded(self, message: ReceivedMessage, acknowledge: Callable[[], object]) -> None:
-        """Record that the handler succeeded, then have the message acknowledged.
-
-        Args:
-            acknowledge: function that is called when the message may be acknowledged, in this
-                thread or, with a store of handled IDs, maybe in another one, later.
-        """
-        if self._handled is None:
-            acknowledge()
-        else:
-            self._handled.save(message, acknowledge)
-
-    def release(self, message: ReceivedMessage) -> None:
-        """Give up a message after :meth:`begin`, without a decision."""
-        if self._handled is not None:
-            self._handled.release(message)
-
-    def failed(self, message: ReceivedMessage, error: BaseException) -> Park | Bury:
-        """Return the decision about a message whose attempt failed."""
-        self.release(message)
-        reason = reason_of(error)
-        if isinstance(error, Reject):
-            return Bury(Failure(error, reason, trace_of(error)))
-        if self._backoff is None:
-            if isinstance(error, Retry):
-                reason += " (it has no effect: the listener has retry=False)"
-            return Bury(Failure(error, reason, trace_of(error)))
-        delay = None
-        if isinstance(error, Retry) or self._backoff.retries(error):
-            delay = self._backoff.delay(message.attempt, self._random)
-        if delay is None:
-            return Bury(Failure(error, reason, trace_of(error)))
-        if isinstance(error, Retry) and error.after is not None:
-            delay = error.after
-        return Park(delay, Failure(error, reason))
+    Args:
+        backoff: delays between attempts; None if the first failure is final.
+        attempt: number of the failed attempt, from 1.
+    """
+    reason = reason_of(error)
+    if isinstance(error, Reject):
+        return Bury(Failure(error, reason, trace_of(error)))
+    if backoff is None:
+        if isinstance(error, Retry):
+            reason += " (it has no effect: the listener has retry=False)"
+        return Bury(Failure(error, reason, trace_of(error)))
+    delay = None
+    if isinstance(error, Retry) or backoff.retries(error):
+        delay = backoff.delay(attempt, random)
+    if delay is None:
+        return Bury(Failure(error, reason, trace_of(error)))
+    if isinstance(error, Retry) and error.after is not None:
+        delay = error.after
+    return Park(delay, Failure(error, reason))

@@ -26,28 +26,28 @@ import pulsar
 from .host import (
     RECEIVE_MS,
     WAIT_S,
-    Parts,
+    Handling,
     ReceivingThreads,
     Subscribe,
     Subscribed,
+    Verdict,
     left_s,
     refuse_awaitable,
 )
 from .message import ReceivedMessage
-from .retry import Verdict
 
 
 class _Receiver(threading.Thread):
     """A thread that receives messages, from a consumer that is opened again when it fails."""
 
     def __init__(
-        self, name: str, parts: Parts, subscribed: Subscribed, stopping: threading.Event
+        self, name: str, handling: Handling, subscribed: Subscribed, stopping: threading.Event
     ) -> None:
         super().__init__(name=f"delaylevel-{name}", daemon=True)
-        self._parts = parts
+        self._handling = handling
         self._subscribed = subscribed
         self._stopping = stopping
-        self._tally = parts.listener.stats.tally()
+        self._tally = handling.listener.stats.tally()
 
     def run(self) -> None:
         """Receive messages until the listener stops."""
@@ -60,7 +60,7 @@ class _Receiver(threading.Thread):
             except pulsar.PulsarException as error:
                 self._subscribed.fail(consumer, error)
             except Exception as error:
-                log.exception("%s: unexpected failure", self._parts.listener)
+                log.exception("%s: unexpected failure", self._handling.listener)
                 self._subscribed.fail(consumer, error)
 
     def _receive(self, consumer: Any) -> None:
@@ -74,7 +74,7 @@ class _Receiver(threading.Thread):
 
     def _wait_for_room(self) -> None:
         """Wait until there are fewer unfinished messages, or the listener stops."""
-        unfinished = self._parts.unfinished
+        unfinished = self._handling.unfinished
         while unfinished.full and not self._stopping.is_set():
             unfinished.wait_for_room(WAIT_S)
 
@@ -84,18 +84,18 @@ class Worker(_Receiver):
 
     def __init__(
         self,
-        parts: Parts,
+        handling: Handling,
         subscribed: Subscribed,
         locks: list[threading.Lock],
         index: int,
         stopping: threading.Event,
     ) -> None:
-        super().__init__(f"{parts.listener.name}-{index}", parts, subscribed, stopping)
-        self._listener, self._handling, self._unfinished, _ = parts
-        self._handler = parts.listener.handler
+        super().__init__(f"{handling.listener.name}-{index}", handling, subscribed, stopping)
+        self._listener, self._unfinished = handling.listener, handling.unfinished
+        self._handler = handling.listener.handler
         self._locks = locks
         self._lock = locks[index]
-        self._handles_all = parts.handling.handles_all
+        self._handles_all = handling.handles_all
 
     @property
     def running(self) -> bool:
@@ -104,7 +104,11 @@ class Worker(_Receiver):
 
     def _receive(self, consumer: Any) -> None:
         # This loop costs each message time, so everything that it calls is looked up once.
-        stopped, receive, now_ms = self._stopping.is_set, consumer.receive, self._parts.clock.now_ms
+        stopped, receive, now_ms = (
+            self._stopping.is_set,
+            consumer.receive,
+            self._handling.clock.now_ms,
+        )
         topic, subscription = self._listener.business_topic, self._listener.subscription
         tally, handle, timeout = self._tally, self._handle_one, pulsar.Timeout
         unfinished, most = self._unfinished, self._unfinished.most
@@ -141,14 +145,14 @@ class Worker(_Receiver):
         finally:
             lock.release()
         if failure is not None:
-            self._parts.failed(message, consumer, failure, self._tally)
+            self._handling.failed(message, consumer, failure, self._tally)
         elif handles_all:
             self._tally.handled += 1
             consumer.acknowledge(message.raw)
         elif verdict is Verdict.HANDLE:
-            self._parts.succeeded(message, consumer, self._tally)
+            self._handling.succeeded(message, consumer, self._tally)
         elif verdict is not None:
-            self._parts.finish(verdict, message, consumer, self._tally)
+            self._handling.finish(verdict, message, consumer, self._tally)
 
     def _begin(self, message: ReceivedMessage) -> Verdict | None:
         """Return the next step for a message; None if the listener stops before it is known."""
@@ -191,12 +195,12 @@ class Worker(_Receiver):
 class ThreadedListener(ReceivingThreads):
     """The threads of one listener, which call its handler."""
 
-    def __init__(self, parts: Parts, subscribe: Subscribe) -> None:
-        super().__init__(parts.listener)
-        listener = parts.listener
+    def __init__(self, handling: Handling, subscribe: Subscribe) -> None:
+        super().__init__(handling.listener)
+        listener = handling.listener
         locks = [threading.Lock() for _ in range(listener.concurrency)]
         self._workers = [
-            Worker(parts, sources[index % len(sources)], locks, index, self.stopping)
+            Worker(handling, sources[index % len(sources)], locks, index, self.stopping)
             for sources in self.consumers(subscribe, listener.consumers)
             for index in range(listener.concurrency)
         ]
@@ -254,9 +258,9 @@ class Feeder(_Receiver):
     """A thread that receives messages for the loop."""
 
     def __init__(
-        self, parts: Parts, subscribed: Subscribed, tasks: Tasks, stopping: threading.Event
+        self, handling: Handling, subscribed: Subscribed, tasks: Tasks, stopping: threading.Event
     ) -> None:
-        super().__init__(parts.listener.name, parts, subscribed, stopping)
+        super().__init__(handling.listener.name, handling, subscribed, stopping)
         self._tasks = tasks
         #: Consumer that failed in the loop, and the error.
         self.failure: tuple[Any, BaseException] | None = None
@@ -274,7 +278,7 @@ class Feeder(_Receiver):
                     return
                 continue
             self._tally.received += 1
-            if not self._tasks.put(_Call(self._parts.received(raw), self, consumer)):
+            if not self._tasks.put(_Call(self._handling.received(raw), self, consumer)):
                 return  # stopping: the message stays unacknowledged
             self._wait_for_room()
 
@@ -283,13 +287,13 @@ class Tasks:
     """The calls of the handler of one listener, as tasks of an event loop."""
 
     def __init__(
-        self, parts: Parts, loop: asyncio.AbstractEventLoop, stopping: threading.Event
+        self, handling: Handling, loop: asyncio.AbstractEventLoop, stopping: threading.Event
     ) -> None:
-        self._parts = parts
+        self._handling = handling
         self._loop = loop
         self._stopping = stopping
-        self._tally = parts.listener.stats.tally()
-        self._slots = threading.Semaphore(parts.listener.concurrency)
+        self._tally = handling.listener.stats.tally()
+        self._slots = threading.Semaphore(handling.listener.concurrency)
         self._inbox: deque[_Call] = deque()
         self._woken = False
         self._tasks: set[asyncio.Task[None]] = set()
@@ -332,7 +336,7 @@ class Tasks:
         while self._inbox:
             call = self._inbox.popleft()
             key = ""
-            if self._parts.listener.key_ordered:
+            if self._handling.listener.key_ordered:
                 key = call.message.ordering_key or call.message.key
             if key in self._keys:
                 self._keys[key].append(call)
@@ -354,7 +358,7 @@ class Tasks:
                 self._drop(key)
                 raise
             except Exception:
-                log.exception("%s: unexpected failure", self._parts.listener)
+                log.exception("%s: unexpected failure", self._handling.listener)
             finally:
                 self._ended()
             waiting = self._keys.get(key)
@@ -377,10 +381,10 @@ class Tasks:
 
     async def _handle(self, call: _Call) -> None:
         """Handle a message, and acknowledge it or leave it to the unfinished ones."""
-        parts, tally, (message, _, consumer) = self._parts, self._tally, call
+        handling, tally, (message, _, consumer) = self._handling, self._tally, call
         verdict, failure = Verdict.HANDLE, None
         try:
-            while (verdict := parts.handling.begin(message)) is Verdict.WAIT:
+            while (verdict := handling.begin(message)) is Verdict.WAIT:
                 # Another task or thread is handling a message with the same ID.
                 await asyncio.sleep(WAIT_S)
         except asyncio.CancelledError:
@@ -390,11 +394,11 @@ class Tasks:
         if failure is None and verdict is Verdict.HANDLE:
             failure = await self._call(message)
         if failure is not None:
-            parts.failed(message, consumer, failure, tally)
+            handling.failed(message, consumer, failure, tally)
         elif verdict is Verdict.HANDLE:
-            parts.succeeded(message, consumer, tally)
+            handling.succeeded(message, consumer, tally)
         else:
-            parts.finish(verdict, message, consumer, tally)
+            handling.finish(verdict, message, consumer, tally)
 
     async def _call(self, message: ReceivedMessage) -> BaseException | None:
         """Call the handler, and return its error; None if it succeeded."""
@@ -402,10 +406,10 @@ class Tasks:
         tally.in_progress += 1
         start_s = time.perf_counter()
         try:
-            await self._parts.listener.handler(message)
+            await self._handling.listener.handler(message)
         except asyncio.CancelledError as error:
             if self._stopping.is_set():
-                self._parts.handling.release(message)
+                self._handling.release(message)
                 raise
             return error  # of the handler's own making
         except BaseException as error:
@@ -419,11 +423,13 @@ class Tasks:
 class LoopListener(ReceivingThreads):
     """The tasks of one listener, and the threads that receive their messages."""
 
-    def __init__(self, parts: Parts, subscribe: Subscribe, loop: asyncio.AbstractEventLoop) -> None:
-        super().__init__(parts.listener)
-        self._tasks = Tasks(parts, loop, self.stopping)
+    def __init__(
+        self, handling: Handling, subscribe: Subscribe, loop: asyncio.AbstractEventLoop
+    ) -> None:
+        super().__init__(handling.listener)
+        self._tasks = Tasks(handling, loop, self.stopping)
         self.threads += [
-            Feeder(parts, source, self._tasks, self.stopping)
+            Feeder(handling, source, self._tasks, self.stopping)
             for (source,) in self.consumers(subscribe, 1)
         ]
 

@@ -32,7 +32,6 @@ import pulsar
 from delaylevel.cluster.client_parts.cores import closing_core, in_kept_state, not_stored
 from delaylevel.cluster.threads import Starter
 
-from .checks import check_types
 from .client_calls import (
     Awaited,
     Confirmation,
@@ -265,10 +264,9 @@ class PartitionProducer:
         self, body: bytes | None, callback: Callable[[Any, Any], Any], arguments: Mapping[str, Any]
     ) -> bool:
         """Send a message as :meth:`send_async`; return False if it waits, or was refused."""
-        if self._state is not _Phase.OPEN:
-            check_types(body, **arguments)
-            if self._accept_unopened(WaitingMessage(body, callback, arguments)):
-                return False
+        message = None if self._state is _Phase.OPEN else WaitingMessage(body, callback, arguments)
+        if message is not None and self._accept_unopened(message):
+            return False
         self._producer.send_async(body, callback, **arguments)
         self._opening.given(1)
         return True

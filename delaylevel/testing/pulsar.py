@@ -13,17 +13,15 @@ from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, 
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pulsar
 
 from delaylevel.cluster.failures import close_quietly
 from delaylevel.cluster.port import NamespacePolicies
-from delaylevel.consumer.host import Parts, refuse_awaitable
+from delaylevel.consumer.host import Handling, Verdict, refuse_awaitable
 from delaylevel.consumer.listener import Listener
 from delaylevel.consumer.message import ReceivedMessage
-from delaylevel.consumer.retry import Verdict
 from delaylevel.errors import EnvelopeError, InvalidInputError
 from delaylevel.model.clock import Clock, duration_ms
 from delaylevel.model.delivery import ForwardReport
@@ -55,7 +53,7 @@ class MemoryListener:
     """A listener whose handler is called when the clock is advanced.
 
     Args:
-        parts: the listener and what it needs.
+        handling: the listener and what it needs.
         subscribe: functions that return a new consumer, of new messages and of retried copies.
         running: the running listeners; this one is added while it runs.
         handled: function that is called for each message that was handled.
@@ -63,18 +61,18 @@ class MemoryListener:
 
     def __init__(
         self,
-        parts: Parts,
+        handling: Handling,
         subscribe: list[Callable[[int], Any]],
         running: list[MemoryListener],
         handled: Handled,
     ) -> None:
-        self.listener = parts.listener
-        self._parts = parts
+        self.listener = handling.listener
+        self._handling = handling
         self._subscribe = subscribe
         self._all = running
         self._handled = handled
         self._consumers: list[Any] = []
-        self._tally = parts.listener.stats.tally()
+        self._tally = handling.listener.stats.tally()
         self.running = 0
 
     def start(self) -> None:
@@ -124,7 +122,7 @@ class MemoryListener:
 
     def _receive(self, consumer: Any) -> ReceivedMessage | None:
         try:
-            message = self._parts.received(consumer.receive(0))
+            message = self._handling.received(consumer.receive(0))
         except pulsar.Timeout:
             return None
         self._tally.received += 1
@@ -132,16 +130,16 @@ class MemoryListener:
 
     def _take(self, message: ReceivedMessage, consumer: Any) -> Step:
         """Call the handler unless the filter or the handled IDs leave the message out."""
-        parts, tally = self._parts, self._tally
+        handling, tally = self._handling, self._tally
         try:
-            verdict = parts.handling.begin(message)
+            verdict = handling.begin(message)
         except (Exception, SystemExit) as error:
-            parts.failed(message, consumer, error, tally)
+            handling.failed(message, consumer, error, tally)
             return
         if verdict is Verdict.HANDLE:
             yield from self._handle(message, consumer)
         else:
-            parts.finish(verdict, message, consumer, tally)
+            handling.finish(verdict, message, consumer, tally)
 
     def _handle(self, message: ReceivedMessage, consumer: Any) -> Step:
         self.running = self._tally.in_progress = 1
@@ -154,19 +152,18 @@ class MemoryListener:
                 refuse_awaitable(returned)
         except (Exception, SystemExit, asyncio.CancelledError) as error:
             # Others are for the test: the end by Ctrl-C, or an outcome such as pytest.fail().
-            self._parts.failed(message, consumer, error, self._tally)
+            self._handling.failed(message, consumer, error, self._tally)
             return
         finally:
             self._tally.took(time.perf_counter() - start_s)
             self.running = self._tally.in_progress = 0
-        self._tally.handled += 1
         self._handled(self.listener, message)
-        self._parts.handling.succeeded(message, partial(consumer.acknowledge, message.raw))
+        self._handling.succeeded(message, consumer, self._tally)
 
     def _finish(self) -> bool:
         """Store and acknowledge failed messages; return True if there was one."""
         worked = False
-        while self._parts.unfinished.work():
+        while self._handling.unfinished.work():
             worked = True
         return worked
 
@@ -180,9 +177,9 @@ class Listening:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._busy = False
 
-    def host(self, parts: Parts, subscribe: list[Callable[[int], Any]]) -> MemoryListener:
+    def host(self, handling: Handling, subscribe: list[Callable[[int], Any]]) -> MemoryListener:
         """Return the host of a listener; it does not run yet."""
-        return MemoryListener(parts, subscribe, self._running, self._handled)
+        return MemoryListener(handling, subscribe, self._running, self._handled)
 
     def next_event_ms(self) -> int | None:
         """Return the next time, ms, at which a listener has work; None for never."""

@@ -1,6 +1,6 @@
 """Tests of what must have happened before a message is acknowledged, with answers that come late.
 
-The in-memory Pulsar answers at once, so these tests use the parts that all hosts share.
+The in-memory Pulsar answers at once, so these tests use what all hosts share.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import pytest
 from delaylevel.consumer import Backoff, ReceivedMessage
 from delaylevel.consumer import host as module
 from delaylevel.consumer.handled_ids import HandledIds
-from delaylevel.consumer.host import Parts, Unfinished
+from delaylevel.consumer.host import Handling, Unfinished, Verdict
 from delaylevel.consumer.listener import listeners_of
 from delaylevel.consumer.listeners import Started
-from delaylevel.consumer.retry import Bury, Failure, Park, Verdict
+from delaylevel.consumer.retry import Bury, Failure, Park
 from delaylevel.consumer.retry_publisher import CannotParkError
 from delaylevel.errors import DelayTooLongError, UnsupportedOptionError
 from support.fakes import HandClock
@@ -130,7 +130,7 @@ class LateLog:
 
 
 class Scene:
-    """The parts of a listener that deduplicates."""
+    """The shared state of a listener that deduplicates."""
 
     def __init__(self, threaded: bool = False, ids: LateLog | None = None) -> None:
         options = {"subscription": "billing", "retry": Backoff("1m")}
@@ -140,8 +140,7 @@ class Scene:
         self.clock = HandClock()
         self.unfinished = Unfinished(self.listener, self.publisher, self.clock, threaded)
         self.handled: HandledIds = HandledIds(None, 100, ids)
-        handling = self.listener.handling(self.handled)
-        self.parts = Parts(self.listener, handling, self.unfinished, self.clock)
+        self.handling = Handling(self.listener, self.handled, self.unfinished, self.clock)
         self.tally = self.listener.stats.tally()
 
     def fail(self, decision: Park | Bury = PARK) -> None:
@@ -159,11 +158,11 @@ class Scene:
     def handle(self, name: str) -> Verdict:
         """Receive a message, and handle it as a host does."""
         (message,) = self.messages(name)
-        verdict = self.parts.handling.begin(message)
+        verdict = self.handling.begin(message)
         if verdict is Verdict.HANDLE:
-            self.parts.succeeded(message, self.consumer, self.tally)
+            self.handling.succeeded(message, self.consumer, self.tally)
         else:
-            self.parts.finish(verdict, message, self.consumer, self.tally)
+            self.handling.finish(verdict, message, self.consumer, self.tally)
         return verdict
 
 
