@@ -15,7 +15,7 @@ from delaylevel.errors import DelayLevelError
 
 from .faults import ALL, named
 from .report import as_json, as_table
-from .run import Limits, Torture
+from .run import Torture
 from .scene import Settings, StageError
 from .stage import stages
 
@@ -26,13 +26,6 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=30.0, help="time with faults")
     parser.add_argument("--seed", type=int, default=0, help="seed; 0 for a random one")
     parser.add_argument("--json", type=Path, help="file for the result")
-    parser.add_argument(
-        "--drain", type=float, default=420.0, help="seconds until everything has come in the end"
-    )
-    parser.add_argument(
-        "--recovery", type=float, default=90.0, help="longest wait for the flow after a fault, in s"
-    )
-    parser.add_argument("--rate", type=float, default=4.0, help="messages per second and target")
     parser.add_argument("--topics", default="spark,run,function", help="level topics")
     parser.add_argument(
         "--delivery",
@@ -80,15 +73,13 @@ def main() -> int:
     settings = Settings(
         folder=folder,
         stages=tuple(stages(names, once)),
-        rate=given.rate,
         seed=seed,
         java=not given.no_java,
         tokens=tokens,
     )
     keep = True
     try:
-        limits = Limits(given.minutes, given.recovery, given.drain)
-        result = Torture(settings, faults, limits, say).run()
+        result = Torture(settings, faults, given.minutes, say).run()
         keep = given.keep or not result.ok
     except KeyboardInterrupt:
         keep = given.keep

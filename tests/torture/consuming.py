@@ -6,7 +6,6 @@ import contextlib
 import os
 import signal
 import threading
-import time
 from collections import deque
 from pathlib import Path
 from typing import Any
@@ -16,12 +15,11 @@ import pulsar
 from delaylevel.cluster.connection.settings import Connection
 from delaylevel.model.envelope import ID
 
-from .control import ControlFile, note_open
+from .control import ControlFile, Openings
 from .ledger import NAME, Ledger, Received, checksum, now_ms
 from .stage import SUBSCRIPTIONS, load_connection
 
 _TICK_S = 0.05
-_AGAIN_S = 0.5
 
 
 class Receiver:
@@ -30,6 +28,9 @@ class Receiver:
     Args:
         subscription: name of the subscription, which is also its type.
         ledger: the ledger to write to.
+
+    Attributes:
+        consumers: the consumers.
     """
 
     def __init__(self, connection: Connection, subscription: str, ledger: Ledger) -> None:
@@ -37,44 +38,18 @@ class Receiver:
         self._ledger = ledger
         self._client = connection.open_client(logger=_quiet())
         self._arrived: deque[tuple[str, Any, Any, int]] = deque()
-        self._consumers: dict[str, Any] = {}
-        self._opening: dict[str, threading.Thread] = {}
-        self._wanted: set[str] = set()
-        self._noted: set[str] = {""}
+        self.consumers = Openings(self._open)
 
-    def follow(self, wanted: set[str]) -> None:
-        """Open consumers of these topics, and close all others."""
-        self._wanted = wanted
-        for topic in wanted - self._consumers.keys():
-            if topic not in self._opening:
-                thread = threading.Thread(target=self._open, args=(topic,), daemon=True)
-                self._opening[topic] = thread
-                thread.start()
-        for topic in self._consumers.keys() - wanted:
-            with contextlib.suppress(pulsar.PulsarException):
-                self._consumers.pop(topic).close()
-        used = self._consumers.keys() | self._opening.keys()
-        if used != self._noted:
-            self._noted = used
-            note_open(used)
-
-    def _open(self, topic: str) -> None:
-        while topic in self._wanted:
-            try:
-                self._consumers[topic] = self._client.subscribe(
-                    topic,
-                    self._subscription,
-                    consumer_type=SUBSCRIPTIONS[self._subscription],
-                    initial_position=pulsar.InitialPosition.Earliest,
-                    message_listener=lambda consumer, message: self._arrived.append(
-                        (topic, consumer, message, now_ms())
-                    ),
-                )
-                break
-            except pulsar.PulsarException as error:
-                print(f"{topic}: {error}", flush=True)
-                time.sleep(_AGAIN_S)
-        del self._opening[topic]
+    def _open(self, topic: str) -> Any:
+        return self._client.subscribe(
+            topic,
+            self._subscription,
+            consumer_type=SUBSCRIPTIONS[self._subscription],
+            initial_position=pulsar.InitialPosition.Earliest,
+            message_listener=lambda consumer, message: self._arrived.append(
+                (topic, consumer, message, now_ms())
+            ),
+        )
 
     def note(self) -> None:
         """Write down what has arrived, and acknowledge it."""
@@ -122,7 +97,7 @@ def consume(name: str, folder: str, subscription: str) -> None:
     while not ended.wait(_TICK_S):
         control.refresh()
         targets = control.control.targets.items()
-        receiver.follow({topic for topic, state in targets if state.receives})
+        receiver.consumers.follow({topic for topic, state in targets if state.receives})
         receiver.note()
     receiver.note()
     os._exit(0)  # whatever the client waits for

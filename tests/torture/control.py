@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
+import threading
+import time
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
+
+_AGAIN_S = 1.0
 
 
 @dataclass
@@ -69,6 +74,50 @@ def open_targets(folder: Path) -> list[str]:
         return list(json.loads((folder / _OPEN).read_text()))
     except FileNotFoundError:
         return []
+
+
+class Openings:
+    """Producers or consumers of this process, each opened in a thread, as that may take long.
+
+    Args:
+        open_one: function that opens the one of a topic; it is called again after an error.
+
+    Attributes:
+        open: those that are open, by topic.
+    """
+
+    def __init__(self, open_one: Callable[[str], Any]) -> None:
+        self.open: dict[str, Any] = {}
+        self._open_one = open_one
+        self._opening: set[str] = set()
+        self._wanted: set[str] = set()
+        self._noted: set[str] = {""}
+
+    def follow(self, wanted: set[str]) -> None:
+        """Open those of these topics, close all others, and note what is used."""
+        self._wanted = wanted
+        for topic in wanted - self.open.keys() - self._opening:
+            self._opening.add(topic)
+            threading.Thread(target=self._run, args=(topic,), daemon=True).start()
+        for topic in self.open.keys() - wanted:
+            try:
+                self.open.pop(topic).close()
+            except Exception as error:
+                print(f"close {topic}: {error!r}", flush=True)
+        used = self.open.keys() | self._opening
+        if used != self._noted:
+            self._noted = used
+            note_open(used)
+
+    def _run(self, topic: str) -> None:
+        while topic in self._wanted:
+            try:
+                self.open[topic] = self._open_one(topic)
+                break
+            except Exception as error:
+                print(f"open {topic}: {error!r}", flush=True)
+                time.sleep(_AGAIN_S)
+        self._opening.discard(topic)
 
 
 def _replace(path: Path, text: str) -> None:

@@ -12,7 +12,7 @@ import contextlib
 import random
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
@@ -21,7 +21,6 @@ import psutil
 import pulsar
 
 from delaylevel import topics
-from delaylevel.dispatcher.service import partition_owners
 from delaylevel.errors import BrokerError
 from delaylevel.model.clock import SystemClock
 from delaylevel.model.level_topic import SUBSCRIPTION
@@ -32,7 +31,7 @@ from support.world import quiet_client
 from .function import MovingFunction
 from .part import batches_refused
 from .process import Part
-from .scene import TOKEN_S, Scene, StageError
+from .scene import TOKEN_S, Scene
 from .stage import COARSE_UNIT_S, KEEP, MOST_ADDED, MOST_S
 
 #: What repairs a fault: everything that it has done so far, even if the rest of it fails.
@@ -249,71 +248,26 @@ def _is_partitioned(scene: Scene, target: str) -> bool:
     return bool(scene.admin.partitioned_metadata(TopicName.parse(target)).partitions)
 
 
-def _over_quota(scene: Scene, target: str, policy: str, undo: Undo) -> None:
+def _exceed_quota(scene: Scene, chosen: random.Random, undo: Undo) -> None:
+    """Put a target over its backlog quota."""
+    target = choose_target(scene, chosen)
+    policy = chosen.choice(("producer_exception", "producer_request_hold"))
+    scene.burst(200, target=target)
     path = f"{TopicName.parse(target).rest_path}/backlogQuota"
     quota = {"limit": 1, "limitSize": 1, "limitTime": -1, "policy": policy}
     undo.callback(scene.rest.delete, path, backlogQuotaType="destination_storage")
     scene.rest.post(path, quota, backlogQuotaType="destination_storage")
 
 
-def _throttle(scene: Scene, target: str, per_second: int, undo: Undo) -> None:
-    path = f"{TopicName.parse(target).rest_path}/publishRate"
-    rate = {"publishThrottlingRateInMsg": per_second, "publishThrottlingRateInByte": -1}
-    undo.callback(scene.rest.delete, path)
-    scene.rest.post(path, rate)
-
-
-def _exceed_quota(scene: Scene, chosen: random.Random, undo: Undo) -> None:
-    """Put a target over its backlog quota."""
-    target = choose_target(scene, chosen)
-    policy = chosen.choice(("producer_exception", "producer_request_hold"))
-    scene.burst(200, target=target)
-    _over_quota(scene, target, policy, undo)
-
-
 def _throttle_target(scene: Scene, chosen: random.Random, undo: Undo) -> None:
     """Let a target take few messages per second."""
     target = choose_target(scene, chosen)
     scene.burst(300, target=target)
-    _throttle(scene, target, chosen.choice((5, 50, 200)), undo)
-
-
-def _kill_and_refuse(scene: Scene, chosen: random.Random, undo: Undo) -> None:
-    """Kill dispatchers while they publish to a target, which refuses their successors.
-
-    The dispatchers die without the answers of the broker, so only the target knows what it has
-    stored, and it tells nobody.
-    """
-    target = choose_target(scene, chosen, plain=True)
-    stage = scene.stage_of(target)
-    name = TopicName.parse(target)
-
-    def stored() -> int:
-        return sum(scene.admin.messages_in(name).values())
-
-    with ExitStack() as meanwhile:
-        _throttle(scene, target, 50, meanwhile)
-        before = stored()
-        scene.burst(300, target=target)
-        scene.wait(lambda: stored() > before + 100, "the first messages of a burst", 60)
-        before = stored()
-        meanwhile.callback(scene.proxy.restore)
-        scene.proxy.hold_answers()
-        # The journal does not answer either: what is not sent by now is not sent any more.
-        with suppress(StageError):
-            scene.wait(lambda: stored() > before + 50, "further messages of a burst", 3)
-        for dispatcher in stage.dispatchers:
-            scene.parts[dispatcher].kill(lambda tree: tree[0] if tree else None)
-        _over_quota(scene, target, "producer_exception", undo)
-
-    def taken_over() -> bool:
-        pids = [scene.parts[dispatcher].pid for dispatcher in stage.dispatchers]
-        owners = partition_owners(scene.admin, stage.level_topic)
-        names = [each.owner.name if each.owner else "" for each in owners]
-        return all(name.endswith(tuple(f":{pid}" for pid in pids)) for name in names)
-
-    with suppress(StageError):
-        scene.wait(taken_over, "a takeover", 60)
+    path = f"{TopicName.parse(target).rest_path}/publishRate"
+    per_second = chosen.choice((5, 50, 200))
+    rate = {"publishThrottlingRateInMsg": per_second, "publishThrottlingRateInByte": -1}
+    undo.callback(scene.rest.delete, path)
+    scene.rest.post(path, rate)
 
 
 def _terminate(scene: Scene, chosen: random.Random, undo: Undo) -> None:
@@ -543,7 +497,6 @@ ALL: tuple[Fault, ...] = (
     Fault("admin away", (2.0, 15.0), _admin_away, weight=2.0),
     Fault("over quota", (1.0, 10.0), _exceed_quota, weight=2.0),
     Fault("throttled", (3.0, 10.0), _throttle_target, weight=2.0),
-    Fault("takeover over quota", (3.0, 8.0), _kill_and_refuse, alone=True),
     Fault("terminate", (1.0, 8.0), _terminate, weight=1.5, alone=True),
     # Dispatchers follow the end of the pause within five seconds.
     Fault("delete", (8.0, 14.0), _delete, weight=1.5, alone=True),

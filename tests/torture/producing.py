@@ -24,11 +24,13 @@ from delaylevel import DelayLevelClient
 from delaylevel.errors import CancellationFailedError, DelayLevelError
 from delaylevel.model.outcome import Outcome, Receipt
 
-from .control import Control, ControlFile, TargetState, note_open
+from .control import Control, ControlFile, Openings, TargetState
 from .ledger import NAME, Cancelled, Confirmed, Ledger, Row, Sent, checksum, now_ms
 from .stage import load_connection
 
 _TICK_S = 0.05
+# Messages per second to each target.
+_RATE = 4.0
 _SEND_TIMEOUT_MS = 20_000
 _CANCEL_SHARE = 0.08
 # Of the messages that are cancelled: those that are replaced by another message instead.
@@ -92,9 +94,9 @@ class Sender:
         self._name = f"{name}-{os.getpid()}-{now_ms() % 1_000_000}"
         self._count = 0
         self._chosen = chosen
-        self._producers: dict[str, Any] = {}
-        self._opening: dict[str, threading.Thread] = {}
-        self._noted: set[str] = {""}
+        self._targets: dict[str, TargetState] = {}
+        self._openings = Openings(self._open)
+        self._producers = self._openings.open
         self._answers: deque[Row] = deque()
         self._longest_ms = 6_000
         self._cancellations: queue.PriorityQueue[tuple[int, str, str, int, str]] = (
@@ -105,49 +107,27 @@ class Sender:
 
     def follow(self, targets: dict[str, TargetState]) -> None:
         """Open producers of the targets that are used now, and close all others."""
-        wanted = {name for name, state in targets.items() if state.sends}
-        for target in wanted - self._producers.keys():
-            if target not in self._opening:
-                arguments = (target, targets[target].level_topic)
-                thread = threading.Thread(target=self._open, args=arguments, daemon=True)
-                self._opening[target] = thread
-                thread.start()
-        for target in self._producers.keys() - wanted:
-            producer = self._producers.pop(target)
-            try:
-                producer.close()
-            except Exception as error:
-                print(f"close {target}: {error!r}", flush=True)
-        used = self._producers.keys() | self._opening.keys()
-        if used != self._noted:
-            self._noted = used
-            note_open(used)
+        self._targets = targets
+        self._openings.follow({name for name, state in targets.items() if state.sends})
 
-    def _open(self, target: str, level_topic: str) -> None:
-        try:
-            self._producers[target] = self._client.create_producer(
-                target,
-                enable_delay_level_topic=True,
-                delay_level_topic=level_topic,
-                send_timeout_millis=_SEND_TIMEOUT_MS,
-                batching_enabled=True,
-                max_pending_messages=20_000,
-                # Without it, the plain client loses messages without a delay: see
-                # docs/operations.md.
-                initial_sequence_id=1,
-            )
-        except Exception as error:
-            print(f"open {target}: {error!r}", flush=True)
-            time.sleep(1)
-        finally:
-            del self._opening[target]
+    def _open(self, target: str) -> Any:
+        return self._client.create_producer(
+            target,
+            enable_delay_level_topic=True,
+            delay_level_topic=self._targets[target].level_topic,
+            send_timeout_millis=_SEND_TIMEOUT_MS,
+            batching_enabled=True,
+            max_pending_messages=20_000,
+            # Without it, the plain client loses messages without a delay: see docs/operations.md.
+            initial_sequence_id=1,
+        )
 
-    def send(self, control: Control, rate: float, burst: bool) -> None:
+    def send(self, control: Control, burst: bool) -> None:
         """Send the messages of one tick; the ledger has them before."""
         messages: list[tuple[str, Message]] = []
         self._longest_ms = control.longest_delay_ms
         for target in list(self._producers):
-            count = _poisson(rate * _TICK_S, self._chosen)
+            count = _poisson(_RATE * _TICK_S, self._chosen)
             for _ in range(count):
                 message = random_message(self._next(), control, self._chosen)
                 if message.due_ms > now_ms() and self._chosen.random() < _EXPIRY_SHARE:
@@ -289,8 +269,8 @@ class Sender:
         return f"{self._name}-{self._count}"
 
 
-def produce(name: str, folder: str, rate: str, seed: str) -> None:
-    """Send until the end of the process; `rate` is that of each target, messages per second."""
+def produce(name: str, folder: str, seed: str) -> None:
+    """Send until the end of the process."""
     ended = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: ended.set())
     chosen = random.Random(f"{seed} {os.getpid()}")
@@ -307,7 +287,7 @@ def produce(name: str, folder: str, rate: str, seed: str) -> None:
             own_burst_s = time.monotonic() + chosen.uniform(5, 15)
         bursts = now.bursts
         if now.sending:
-            sender.send(now, float(rate), burst)
+            sender.send(now, burst)
         sender.note()
     os._exit(0)  # whatever the client waits for
 

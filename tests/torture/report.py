@@ -17,50 +17,34 @@ def as_json(result: Result) -> str:
 def as_table(result: Result) -> str:
     """Return the result as text."""
     values = _values(result)
-    lines = [f"seed {result.seed}, {result.minutes:g} minutes", ""]
-    lines.append(f"{'FAULT':32}{'INJECTED':>9}{'RECOVERY P50':>14}{'MAX':>8}")
-    for row in values["faults"]:
-        p50, most = row["recovery_p50_s"], row["recovery_max_s"]
-        times = f"{p50:>12.1f} s{most:>6.1f} s" if p50 is not None else f"{'-':>14}{'-':>8}"
-        lines.append(f"{row['fault']:32}{row['injected']:>9}{times}")
-    lines.append(f"{'all':32}{values['injected']:>9}")
-    lines.append("")
-    lines += [f"{name:32}{count:>9,}" for name, count in values["messages"].items()]
-    late = values["late_ms"]
-    lines.append(
-        f"{'late p50 / p99 / max':32}{late['p50']:>9,} / {late['p99']:,} / {late['max']:,} ms"
-    )
-    lines.append(f"{'drained after':32}{result.drain_s:>9.1f} s")
-    lines.append("")
-    for rule, count in values["violations"].items():
-        lines.append(f"{rule:32}{count:>9}")
+    rows = [["FAULT", "INJECTED", "RECOVERY P50", "MAX"]]
+    rows += [list(map(str, row.values())) for row in values["faults"]]
+    rows += [["all", str(values["injected"])], []]
+    rows += [[name, f"{count:,}"] for name, count in values["messages"].items()]
+    rows += [[f"late {name}, ms", f"{ms:,}"] for name, ms in values["late_ms"].items()]
+    rows += [["drained after, s", str(values["drain_s"])], []]
+    rows += [[rule, str(count)] for rule, count in values["violations"].items()]
+    lines = [
+        "".join(f"{cell:<32}" if not at else f"{cell:>14}" for at, cell in enumerate(row))
+        for row in rows
+    ]
     lines += [f"  {found.rule} {found.name}: {found.text}" for found in result.violations[:40]]
     if result.unfinished:
         lines.append(f"{result.unfinished} messages were still on their way")
     lines.append("everything that is promised was kept" if result.ok else "FAILED")
-    return "\n".join(lines)
+    return f"seed {result.seed}, {result.minutes:g} minutes\n\n" + "\n".join(lines)
 
 
 def _values(result: Result) -> dict[str, Any]:
-    kinds: dict[str, list[float]] = defaultdict(list)
+    recoveries: dict[str, list[float]] = defaultdict(list)
     injected: Counter[str] = Counter()
     for blow in result.blows:
         if blow.failure and not blow.lasted_s:
             continue  # it was not injected
         injected[blow.kind] += 1
         if blow.recovery_s is not None:
-            kinds[blow.kind].append(blow.recovery_s)
-    rules = (
-        "lost",
-        "expired",
-        "early",
-        "changed",
-        "copied",
-        "another id",
-        "false outcome",
-        "never sent",
-    )
-    found = Counter(each.rule for each in result.violations)
+            recoveries[blow.kind].append(round(blow.recovery_s, 1))
+    shares = {"p50": 0.5, "p99": 0.99, "max": 1.0}
     return {
         "seed": result.seed,
         "minutes": result.minutes,
@@ -70,21 +54,16 @@ def _values(result: Result) -> dict[str, Any]:
             {
                 "fault": kind,
                 "injected": count,
-                "recovery_p50_s": _at(kinds[kind], 0.5),
-                "recovery_max_s": _at(kinds[kind], 1.0),
+                "recovery_p50_s": _at(recoveries[kind], 0.5),
+                "recovery_max_s": _at(recoveries[kind], 1.0),
             }
             for kind, count in sorted(injected.items())
         ],
-        "failed_faults": [blow._asdict() for blow in result.blows if blow.failure],
         "messages": result.totals,
-        "late_ms": {
-            "p50": _at(result.late_ms, 0.5) or 0,
-            "p99": _at(result.late_ms, 0.99) or 0,
-            "max": _at(result.late_ms, 1.0) or 0,
-        },
+        "late_ms": {name: _at(result.late_ms, share) or 0 for name, share in shares.items()},
         "drain_s": round(result.drain_s, 1),
         "unfinished": result.unfinished,
-        "violations": {rule: found[rule] for rule in rules},
+        "violations": Counter(each.rule for each in result.violations),
         "examples": [each._asdict() for each in result.violations[:200]],
         "ended_by_themselves": result.ended,
         "history": [blow._asdict() for blow in result.blows],

@@ -25,6 +25,9 @@ from .stage import MOST_ADDED, SUBSCRIPTIONS, Stage
 from .story import Pipeline, Story
 
 _BEGIN_S = 240.0
+# Longest wait for the flow after a fault, and for everything after the last one.
+_RECOVERY_S = 90.0
+_DRAIN_S = 420.0
 # Share of the faults that come before the one before has ended or everything flows again.
 _OVERLAP = 0.3
 # A process that ends more often before the first fault does not work.
@@ -32,20 +35,6 @@ _MOST_ENDS = 5
 _PRODUCERS = ("producer-1", "producer-2")
 # What a fault raises if it cannot be injected or undone.
 _FAILURES = (DelayLevelError, pulsar.PulsarException, StageError, OSError, psutil.Error)
-
-
-class Limits(NamedTuple):
-    """The times of a run.
-
-    Attributes:
-        minutes: time during which faults are injected, in minutes.
-        recovery_s: longest wait for the flow after a fault, in s.
-        drain_s: longest time after the last fault until everything has come, in s.
-    """
-
-    minutes: float
-    recovery_s: float
-    drain_s: float
 
 
 class Blow(NamedTuple):
@@ -104,7 +93,7 @@ class Torture:
     Args:
         settings: the settings of the scene.
         faults: the kinds of faults.
-        limits: the times.
+        minutes: time during which faults are injected.
         say: function that shows a line of progress.
 
     Attributes:
@@ -116,15 +105,14 @@ class Torture:
         self,
         settings: Settings,
         faults: tuple[Fault, ...],
-        limits: Limits,
+        minutes: float,
         say: Callable[[str], None],
     ) -> None:
-        self._limits = limits
         self.scene = Scene(settings, say)
         self._faults = faults
         self._chosen = random.Random(settings.seed)
         self._say = say
-        self.result = Result(settings.seed, limits.minutes)
+        self.result = Result(settings.seed, minutes)
         self._flow = Flow(
             LedgerReader(settings.folder / "ledgers"),
             Story(_pipelines(settings.stages), frozenset(SUBSCRIPTIONS)),
@@ -202,12 +190,11 @@ class Torture:
         undone_ms = now_ms()
         recovery_s: float | None = None
         try:
-            self._await_flow(undone_ms, self._limits.recovery_s, "the flow")
+            self._await_flow(undone_ms, _RECOVERY_S, "the flow")
             recovery_s = (now_ms() - undone_ms) / 1000
         except StageError:
             overdue = self._flow.overdue(undone_ms)
-            limit_s = self._limits.recovery_s
-            self._say(f"  no flow after {limit_s:.0f} s: {len(overdue)} overdue {overdue[:2]}")
+            self._say(f"  no flow in {_RECOVERY_S:.0f} s: {len(overdue)} overdue {overdue[:2]}")
         for fault, began_ms, lasted_s, failure in ended:
             alone_s = recovery_s if len(ended) == 1 else None
             self.result.blows.append(Blow(fault.name, began_ms, lasted_s, alone_s, failure))
@@ -252,7 +239,7 @@ class Torture:
             return not self._flow.undecided()
 
         with contextlib.suppress(StageError):
-            self.scene.wait(drained, "the end of all messages", self._limits.drain_s)
+            self.scene.wait(drained, "the end of all messages", _DRAIN_S)
         # Copies come soon after, if at all.
         self._pause(5)
         self._read_outcomes()

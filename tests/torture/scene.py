@@ -52,7 +52,6 @@ class Settings:
     Attributes:
         folder: folder for all files.
         stages: the level topics.
-        rate: messages per second to each target from each producer.
         seed: the seed of everything that is random.
         java: True to send from the Java producer too; it does not know tokens.
         tokens: True for a broker that asks for tokens, which expire.
@@ -60,7 +59,6 @@ class Settings:
 
     folder: Path
     stages: tuple[Stage, ...]
-    rate: float
     seed: int
     java: bool = True
     tokens: bool = False
@@ -192,8 +190,7 @@ class Scene:
         for subscription in SUBSCRIPTIONS:
             self._start_part(f"consumer-{subscription}", "consumer", subscription)
         for number in (1, 2):
-            rate, seed = str(self.settings.rate), f"{self.settings.seed}-{number}"
-            self._start_part(f"producer-{number}", "producer", rate, seed)
+            self._start_part(f"producer-{number}", "producer", f"{self.settings.seed}-{number}")
         if self.settings.java and self.token is None:
             self._start_java()
 

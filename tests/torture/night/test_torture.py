@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from torture.faults import ALL, Fault, Undo, named
-from torture.run import Limits, Torture
+from torture.run import Torture
 from torture.scene import Scene, Settings, StageError
 from torture.stage import stages
 
@@ -48,9 +48,9 @@ def torture(tmp_path: Path) -> Iterator[Callable[..., Torture]]:
     made: list[Torture] = []
 
     def make(inject: Callable[..., object]) -> Torture:
-        settings = Settings(tmp_path / "run", tuple(stages(("local",), True)), 1.0, 1)
+        settings = Settings(tmp_path / "run", tuple(stages(("local",), True)), 1)
         faults = (Fault("planted", (0.0, 0.0), inject),)
-        made.append(Torture(settings, faults, Limits(1.0, 1.0, 1.0), print))
+        made.append(Torture(settings, faults, 1.0, print))
         return made[-1]
 
     yield make
