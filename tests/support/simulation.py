@@ -9,7 +9,7 @@ messages in flight stored and others not, forgets the last sequence ID of a prod
 deletes topics, and dies, so that another one serves the topic later. A takeover ends the process
 at any step: of the journal, everything that was confirmed remains, and some of the rest. A process
 that was only suspended goes on after the takeover. No message may be sent to its target before it
-is due.
+is due, after it has expired, or while its target is paused.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ import contextlib
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pulsar
 
 from delaylevel.cluster.port import PartitionStats, SubscriptionStats, TopicMetadata, TopicPolicies
@@ -31,7 +32,7 @@ from delaylevel.cluster.targets.producer import TargetProducer
 from delaylevel.dispatcher.cancellations import UNCLEAR_MS
 from delaylevel.dispatcher.delay_queue import DelayQueue
 from delaylevel.dispatcher.host import Host
-from delaylevel.dispatcher.journal.records import Record, encode
+from delaylevel.dispatcher.journal.records import Intent, Record, encode, unpack
 from delaylevel.dispatcher.journal.state import JournalState
 from delaylevel.dispatcher.journal.topic import LostOwnershipError
 from delaylevel.dispatcher.owner import FAILOVER_S
@@ -42,7 +43,7 @@ from delaylevel.dispatcher.publishing.targets import TargetPartitions
 from delaylevel.dispatcher.record import Cancellation, FetchedBatch, WindowMessage, identity
 from delaylevel.errors import BrokerError, BrokerUnreachableError, NotFoundError
 from delaylevel.model import envelope as env
-from delaylevel.model.level_topic import FinalWindow, Role
+from delaylevel.model.level_topic import ALL, Expired, FinalWindow, Role
 from delaylevel.model.outcome import Outcome
 from delaylevel.model.position import Position, SourcePartition
 from delaylevel.model.topic_name import TopicName
@@ -213,7 +214,7 @@ class Producer:
             stored: number of entries in flight that were stored before.
         """
         self.store(stored)
-        self.lost = True
+        self.lost = self.broker.failed = True
 
     def store(self, count: int) -> None:
         """Store the first entries in flight; their confirmations are on their way then."""
@@ -241,7 +242,7 @@ class Producer:
 
     def fail(self, result: Any) -> None:
         """Fail everything without a confirmation, stored or not, as a reconnect does."""
-        self.lost = False
+        self.lost, self.broker.failed = False, True
         entries = [*(entry for entry, _ in self.answers), *self.wire]
         self.answers.clear()
         self.wire.clear()
@@ -307,7 +308,10 @@ class Broker:
 
     Attributes:
         on_send: function that is called with target and ID of each message that is sent to it.
+        failed: True once messages were stored without a confirmation.
     """
+
+    failed = False
 
     def __init__(self, clock: Time, partitions: int = 0) -> None:
         self.clock = clock
@@ -457,7 +461,12 @@ class SimulatedJournal:
 
 
 class Simulation:
-    """Broker, journal, mover, and the one dispatcher process that runs at a time."""
+    """Broker, journal, mover, and the one dispatcher process that runs at a time.
+
+    Attributes:
+        sent_ms: time at which each message was sent to its target for the first time, by ID.
+        expired: number of times that a message was set aside because of its expiry, by ID.
+    """
 
     def __init__(
         self,
@@ -469,6 +478,7 @@ class Simulation:
         self.directory = directory
         self.clock = Time()
         self.broker = Broker(self.clock, partitions)
+        self.broker.on_send = self._on_send
         for target in TARGETS:
             self.broker.topic(target)
         self.journal_topic = JournalTopic()
@@ -480,6 +490,11 @@ class Simulation:
         self.window: list[WindowMessage | Cancellation] = []
         self.broker.window = self.window
         self.sent: dict[str, bytes] = {}
+        self.sent_ms: dict[str, int] = {}
+        self.expired: Counter[str] = Counter()
+        self._times: dict[str, tuple[int, int]] = {}  # due time and expiry, by ID
+        self._in_intents: set[str] = set()  # when the last pause began
+        self._may_be_sent: set[str] = set()  # by an earlier process, with sequence IDs
         self.disk_full = False
         self.returned = 0  # messages of the held topic that came back
         self.replaced = False
@@ -494,6 +509,9 @@ class Simulation:
         self.jobs: list[Callable[[], None]] = []
         self.journal = SimulatedJournal(self.journal_topic, self.clock)
         state = JournalState.read(self.journal_topic.confirmed, 1000)
+        for intent in state.open_intents.values():
+            if intent.first:
+                self._may_be_sent.update(self._names(intent))
         self.overflows = 0
         self.queue = DelayQueue(
             state,
@@ -519,6 +537,7 @@ class Simulation:
             SourcePartition(self.description.topic, "window", Role.WINDOW, 0, 1, 0),
         )
         self.set_aside: SetAsideTopics[Any] = SetAsideTopics(host)
+        self._watch_expiry(self.set_aside)
         self.pool: TargetPool[Any] = TargetPool(
             lambda target: self.broker,
             self.broker,  # type: ignore[arg-type]
@@ -527,6 +546,7 @@ class Simulation:
             patience_s=FAILOVER_S,
             **host.producers(),
         )
+        self._watch_sends(self.pool)
         self.publisher = BatchPublisher(
             host,
             self.queue,
@@ -539,6 +559,56 @@ class Simulation:
         self.journal.snapshot(state.snapshot())
         self.offered = 0
         self.offer()
+
+    def _watch_expiry(self, topics: Any) -> None:
+        """Note what expires, and check that it does not before its time."""
+        send = topics.send
+
+        def checked(owner: Any, messages: Any, refused: Any) -> Any:
+            count, counted = send(owner, messages, refused)
+            for index, (counter, _) in zip(sorted(refused), counted, strict=True):
+                if counter == "expired":
+                    message_id = messages[index].message_id
+                    assert self._expires_ms(message_id) <= self.clock.now_ms()
+                    self.expired[message_id] += 1
+            return count, counted
+
+        topics.send = checked
+
+    def _expires_ms(self, message_id: str) -> float:
+        due_ms, expires_ms = self._times[message_id]
+        default_ms = self.description.expire_after_ms
+        return expires_ms or (due_ms + default_ms if default_ms else float("inf"))
+
+    def _watch_sends(self, pool: Any) -> None:
+        """Check each message that is given to the producer of its target."""
+        opened, watched = pool.producer, set[Any]()
+
+        def producer(key: TargetKey) -> Any:
+            found: Any = opened(key)
+            if found not in watched:
+                watched.add(found)
+                send_all = found.send_all
+
+                def checked(items: Any, messages: Any, first_number: int) -> None:
+                    for each in messages:
+                        self._check_send(key.topic, each.message_id)
+                    send_all(items, messages, first_number)
+
+                found.send_all = checked
+            return found
+
+        pool.producer = producer
+
+    def _check_send(self, target: str, message_id: str) -> None:
+        now_ms = self.clock.now_ms()
+        if self.description.pauses.paused_since_ms(target) is not None:
+            assert message_id in self._in_intents, f"{message_id} is released during a pause"
+        if message_id not in self._may_be_sent:
+            assert self._expires_ms(message_id) > now_ms, f"{message_id} has expired"
+
+    def _on_send(self, target: str, message_id: str) -> None:
+        self.sent_ms.setdefault(message_id, self.clock.now_ms())
 
     def segments(self, name: str) -> PendingSegments:
         return PendingSegments(self.directory / name, budget_bytes=1 << 20, clock=self.clock.now_ms)
@@ -680,18 +750,25 @@ class Simulation:
         too_big: bool,
         compression: str = "",
         due_in_ms: Sequence[int] = (10,),
-    ) -> None:
-        """Put messages into the window topic that are due soon.
+        expires_after_ms: Sequence[int] = (0,),
+    ) -> list[str]:
+        """Put messages into the window topic that are due soon; return their IDs.
 
         Args:
             due_in_ms: times until they are due, in turn.
+            expires_after_ms: times from then until they expire, in turn; 0 for never.
         """
+        names = []
         for index in range(count):
             number = len(self.sent)
             value = TOO_BIG if too_big else b"%d" % number
             self.sent[f"id-{number}"] = value
+            names.append(f"id-{number}")
             delay_ms = due_in_ms[index % len(due_in_ms)]
-            self.add(f"id-{number}", target, 0, value, compression, delay_ms)
+            after_ms = expires_after_ms[index % len(expires_after_ms)]
+            expires_ms = self.clock.now_ms() + delay_ms + after_ms if after_ms else 0
+            self.add(names[-1], target, 0, value, compression, delay_ms, expires_ms)
+        return names
 
     def add(
         self,
@@ -704,10 +781,25 @@ class Simulation:
         expires_ms: int = 0,
     ) -> None:
         due_ms = self.clock.now_ms() + due_in_ms
+        self._times[message_id] = due_ms, expires_ms
         key, number = identity(message_id, target, "", attempt)
         properties = {env.ID: message_id, env.DUE: str(due_ms)}
         fields = key, number, due_ms, target, "", attempt, message_id, "", "", 0, properties, value
         self.window.append(WindowMessage(*fields, compression, expires_ms))
+
+    def pause(self, target: str = ALL) -> None:
+        pauses = self.description.pauses.pause(target, self.clock.now_ms())
+        self.description = replace(self.description, pauses=pauses)
+        for intent in self.queue.state.open_intents.values():
+            self._in_intents.update(self._names(intent))
+
+    def resume(self, target: str = ALL, spread_ms: int = 0) -> None:
+        pauses = self.description.pauses.resume(target, self.clock.now_ms(), spread_ms)
+        self.description = replace(self.description, pauses=pauses)
+
+    def _names(self, intent: Intent) -> list[str]:
+        entries = unpack(intent.positions)[1].tolist()
+        return [self.window[entry >> 10].message_id for entry in entries]
 
     def cancel(self, number: int, target: str) -> None:
         """Cancel the message with a number, which may not be there yet."""
@@ -845,7 +937,11 @@ class Simulation:
         raise AssertionError("it does not come to rest")
 
     def check(self) -> None:
-        """Check that nothing is lost, and with deduplication that there are no copies."""
+        """Check that each message is released, expired or cancelled.
+
+        With deduplication, there are no copies, and without faults it is only one of these.
+        """
+        calm = not self.broker.failed and self.processes == 1
         letters = self.broker.topics.get(self.description.dead_letter_topic.partition(0).full)
         dead = Counter(properties[env.ID] for _, properties in letters.messages) if letters else {}
         outcomes = self.outcomes()
@@ -858,17 +954,25 @@ class Simulation:
                 for topic in self.broker.every_topic
                 if is_target(topic.name)
             )
-            reported = outcomes.get(message_id, ())
+            reported, expired = outcomes.get(message_id, ()), self.expired[message_id]
             if "cancelled" in reported:
                 assert not copies, f"{message_id} was published and cancelled"
                 assert not dead.get(message_id), f"{message_id} is a dead letter, and cancelled"
+                assert not (expired and calm), f"{message_id} expired, and was cancelled"
                 continue
+            if expired and self.description.expired is Expired.DEAD_LETTER:
+                assert dead.get(message_id), f"{message_id} is not in the dead-letter topic"
             if "too late" in reported and not self.replaced:
                 assert copies, f"{message_id} was not published"
             if value == TOO_BIG:
-                assert dead.get(message_id), f"{message_id} is not in the dead-letter topic"
+                assert dead.get(message_id) or expired, f"{message_id} is not a dead letter"
                 assert not copies
                 continue
-            assert copies, f"{message_id} is lost"
-            if self.numbered and not self.replaced:
-                assert copies == 1, f"{message_id} was published {copies} times"
+            assert copies or expired, f"{message_id} is lost"
+            if (self.numbered or calm) and not self.replaced:
+                assert bool(copies) != bool(expired), f"{message_id} expired, and was published"
+                assert copies <= 1, f"{message_id} was published {copies} times"
+        assert not self.queue.waiting.targets
+        if self.window:
+            low_watermark = np.array(self.queue.low_watermark())
+            assert unpack(low_watermark)[1] >> 10 >= len(self.window) - 1

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import random
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from delaylevel.cluster.targets.send_state import EntryOutcome
 from delaylevel.dispatcher.journal import state as journal_state
 from delaylevel.dispatcher.publishing.publisher import TargetState
 from delaylevel.dispatcher.record import WindowMessage
+from delaylevel.model.level_topic import ALL, Expired
 from support.seeds import SEARCH, examples
 from support.simulation import (
     TARGETS,
@@ -32,7 +35,7 @@ from support.simulation import (
 )
 
 # Examples of each search by day.
-RUNS = 20
+RUNS = 30
 ACTIONS = (
     "publish", "publish", "publish", "send", "cycle", "work", "run", "run", "store", "store",
     "confirm", "fail", "refuse", "accept", "forget", "replace", "takeover", "takeover", "wait",
@@ -40,6 +43,7 @@ ACTIONS = (
     "turn", "journal", "crash", "suspend", "race", "race", "hand over", "hand over",
     "cancel", "cancel", "cancel early", "cancel and takeover", "copy", "copy",
     "lose", "lose", "fail over", "reconnect", "pass time",
+    "expiring", "expiring", "pause", "pause all", "resume", "resume", "spread",
 )  # fmt: skip
 
 
@@ -205,6 +209,17 @@ def step(run: Simulation, action: str, which: int, amount: int, replacing: bool)
             run.cycle()
     elif action == "held":
         run.bring_back()
+    elif action == "expiring":
+        run.send(amount, target, False, "", (10, 250), (30, 200, 1_000, 60_000))
+        run.cycle()
+    elif action == "pause":
+        run.pause(target)
+    elif action == "pause all":
+        run.pause()
+    elif action == "resume":
+        run.resume(ALL if amount % 2 else target)
+    elif action == "spread":
+        run.resume(ALL if amount % 2 else target, (100, 1_000, 3_000)[amount % 3])
 
 
 def run_all(
@@ -212,14 +227,19 @@ def run_all(
     replacing: bool,
     actions: list[tuple[str, int, int]],
     partitions: int = 0,
-) -> None:
+) -> Simulation:
     send_state._mistakes = 0
     with tempfile.TemporaryDirectory() as directory:
         run = Simulation(numbered, Path(directory), partitions)
+        policy = list(Expired)[len(actions) % 2]
+        default_ms = (0, 0, 800)[len(actions) % 3]
+        run.description = replace(run.description, expired=policy, expire_after_ms=default_ms)
         for action, which, amount in actions:
             step(run, action, which, amount, replacing)
+        run.resume()
         run.settle()
         run.check()
+    return run
 
 
 def search_runs(numbered: bool, replacing: bool, partitions: int = 0) -> None:
@@ -241,8 +261,22 @@ def test_nothing_is_lost_or_published_twice(numbered: bool, replacing: bool) -> 
     search_runs(numbered, replacing)
 
 
-def test_nothing_is_lost_or_published_twice_in_partitions() -> None:
-    search_runs(True, False, partitions=2)
+@pytest.mark.parametrize("numbered", [False, True])
+def test_nothing_is_lost_or_published_twice_in_partitions(numbered: bool) -> None:
+    search_runs(numbered, False, partitions=2)
+
+
+def test_the_runs_reach_everything() -> None:
+    expired, found = 0, Counter[str]()
+    for seed in range(40):
+        rng = random.Random(seed)
+        chosen = rng.choices(ACTIONS, k=rng.randint(8, 60))
+        actions = [(each, rng.randint(0, 1), rng.randint(0, 7)) for each in chosen]
+        run = run_all(seed % 2 == 0, False, actions)
+        expired += len(run.expired)
+        found.update(each for outcomes in run.outcomes().values() for each in outcomes)
+    assert expired > 25
+    assert min(found["cancelled"], found["too late"], found["unknown"]) > 2, found
 
 
 @pytest.mark.parametrize(("numbered", "partitions"), [(False, 0), (True, 0), (True, 2)])
@@ -416,7 +450,7 @@ def test_messages_keep_their_order_while_the_number_of_partitions_becomes_known(
 
 def test_two_copies_of_a_held_message_are_known_as_copies(tmp_path: Path) -> None:
     """A crash before the commit makes two copies; one of them may be held again meanwhile."""
-    actions = ("fail", 0), ("publish", 2), ("publish", 0), ("takeover", 0), ("held", 0)
+    actions = [("fail", 0), ("publish", 2), ("publish", 0), ("takeover", 0), ("held", 0)]
     actions += ("publish", 0), ("run", 0), ("publish", 0), ("takeover", 0)
     run_all(True, False, [(action, 0, amount) for action, amount in actions])
     run_all(True, False, [*((a, 0, n) for a, n in actions[:-1]), ("takeover", 0, 1)])
