@@ -215,7 +215,7 @@ def test_with_the_window_of_the_broker_it_only_moves(world: RealWorld, cli_proce
     world.eventually(lambda: found(world, orders).keys() == bodies, "all messages")
     process.terminate()
     assert end(process) == 0, said(process)
-    assert "20 messages moved." in said(process)
+    assert "20 messages moved, 0 released." in said(process)
     world.eventually(lambda: Owners(world, description).mover() == second.pid, "the takeover")
     second.terminate()
     assert end(second) == 0, said(second)
