@@ -1,4 +1,4 @@
-"""``delaylevel pending``: pending messages as rows, bars or averages."""
+"""``delaylevel pending``: pending messages as rows, or the average of an attribute."""
 
 from __future__ import annotations
 
@@ -6,27 +6,24 @@ import base64
 import difflib
 import functools
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from delaylevel.cli.views.output import emit, emit_one, note
-from delaylevel.cli.views.tables import DAY_MS, Column, bucket_label, chart
+from delaylevel.cli.views.tables import Column
 from delaylevel.cli.views.terminal import cut, printable
 from delaylevel.model.formatting import format_duration
-from delaylevel.model.topic_name import TopicName
 
 from . import cancellation, options
 from .command import Settings, examples, pass_settings
-from .inspection import query, screen, selection_options
+from .inspection import query, selection_options
 
 if TYPE_CHECKING:
-    from delaylevel.inspection.query import HistogramBar
     from delaylevel.inspection.rows import PendingRow
 
 
-_LENGTHS_MS = {"hour": 3_600_000, "day": DAY_MS}
 # The longest key and payload that leave room for the other columns of an 80-character table.
 _KEY_WIDTH = 24
 _PAYLOAD_WIDTH = 40
@@ -62,54 +59,6 @@ def _payload_text(value_base64: str | None) -> str | None:
         return None
     text = base64.b64decode(value_base64).decode(errors="replace")
     return cut(printable(text[: 4 * _PAYLOAD_WIDTH]), _PAYLOAD_WIDTH)
-
-
-def histogram_view(one: HistogramBar, by: str) -> dict[str, Any]:
-    """Return a bar as one row; ``by`` gives the meaning of its ``value``."""
-    return {"by": by, **vars(one)}
-
-
-def histogram_text(found: Sequence[HistogramBar], by: str, width: int, bars: bool) -> str:
-    """Return a histogram for a person, from at least one bar; ``by`` is the attribute."""
-    most = max(one.messages for one in found)
-    head = {"hour": "hour (UTC)", "day": "day (UTC)", "size": "size (bytes)"}.get(by, by)
-    rows = [(head.upper(), "MESSAGES", 0.0)]
-    texts = _labels(found, by)
-    for before, one, text in zip([None, *found], found, texts, strict=False):
-        if before is not None and _is_gap(before.value, one.value, by):
-            rows.append(("…", "", 0.0))
-        label = cut(printable(text), max(10, width - 30))
-        rows.append((label, f"{one.messages:,}", one.messages / most if bars else 0.0))
-    labels, counts, shares = zip(*rows, strict=True)
-    return chart(labels, counts, shares, width)
-
-
-def _labels(found: Sequence[HistogramBar], by: str) -> list[str]:
-    """Return the labels of bars; topics of one namespace without it."""
-    if by != "target":
-        return [_label(one.value, by) for one in found]
-    names = [TopicName.parse(str(one.value)) for one in found]
-    local = len({name.namespace_path for name in names}) == 1
-    return [name.local if local else name.short for name in names]
-
-
-def _label(value: int | str | None, by: str) -> str:
-    if value is None:
-        return "(none)"
-    if not isinstance(value, int):
-        return value
-    if by in _LENGTHS_MS:
-        return bucket_label(value, _LENGTHS_MS[by])
-    if by == "size" and value > 1:  # the sizes up to the next power of two
-        return f"{value:,} to {2 * value - 1:,}"
-    return f"{value:,}"
-
-
-def _is_gap(before: int | str | None, value: int | str | None, by: str) -> bool:
-    """Return True if hours or days without messages lie between two bars."""
-    length_ms = _LENGTHS_MS.get(by)
-    both = isinstance(before, int) and isinstance(value, int)
-    return length_ms is not None and both and value - before > length_ms  # type: ignore[operator]
 
 
 _ROWS: tuple[Column, ...] = (
@@ -159,7 +108,6 @@ _payload_option = click.option(
     "delaylevel pending orders --from +1h --to +2h",
     "delaylevel pending list orders --where 'size > 1000' --limit 20",
     "delaylevel pending list orders --key customer-7",
-    "delaylevel pending histogram orders --by day",
     "delaylevel pending average orders size --to +1d",
     "delaylevel pending cancel orders --key customer-7 --count 3",
 )
@@ -237,50 +185,6 @@ def _print_lines(rows: Iterable[dict[str, Any]], limit: int, before: Callable[[]
             break
         click.echo(json.dumps(row))
     return number
-
-
-@examples(
-    "delaylevel pending histogram orders --by day",
-    "delaylevel pending histogram orders --by hour --to +1d",
-    "delaylevel pending histogram orders --by customer --limit 10",
-    "delaylevel pending histogram orders --by size -o json",
-)
-@pending.command()
-@click.argument("topic")
-@click.option(
-    "--by",
-    default="hour",
-    metavar="ATTRIBUTE",
-    help="Attribute to group by: hour, day (UTC), size, key, target, place, or a property's name.",
-)
-@selection_options
-@_limit_option(default=20)
-@options.output
-@pass_settings
-def histogram(
-    settings: Settings, topic: str, by: str, limit: int, output: str, **conditions: Any
-) -> None:
-    """Count pending messages of TOPIC by an attribute.
-
-    All hours, days and sizes are shown. For other attributes, --limit shows the values with the
-    most messages.
-    """
-    with query(settings, topic, **conditions) as (look, selection, _):
-        bars = look.histogram(by, selection)
-    more = 0
-    if by not in ("hour", "day", "size"):
-        bars = sorted(bars, key=lambda one: -one.messages)
-        more = max(0, len(bars) - limit) if limit else 0
-        bars = bars[: limit or None]
-    if output in ("json", "jsonl"):
-        emit([histogram_view(one, by) for one in bars], (), output)
-    elif not bars:
-        note("No pending message matches.")
-    else:
-        width, watched = screen()
-        click.echo(histogram_text(bars, by, width, bars=watched or output == "wide"))
-    if more:
-        note(f"{more:,} more are not shown; --limit 0 shows all.")
 
 
 @examples(

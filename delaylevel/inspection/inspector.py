@@ -28,7 +28,7 @@ from .snapshot import CountingAdmin, PendingSnapshot, observe, own_topic, take_s
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from .query import Average, HistogramBar
+    from .query import Average
     from .rows import PendingRow
 
 OnMessages = Callable[[int], None]
@@ -260,18 +260,6 @@ class Inspector:
             raise InvalidInputError("batches() takes no condition in SQL: use table() or rows()")
         names = set(columns or row_columns(value=False))
         yield from self._read(chosen, names)[1]
-
-    def histogram(self, by: str, selection: Selection | None = None) -> list[HistogramBar]:
-        """Return the numbers of messages by hour, day, size, key or another attribute.
-
-        Args:
-            by: ``hour``, ``day`` (both UTC), ``size`` (powers of two), ``key``, ``target``,
-                ``place``, or the name of a property.
-            selection: as for :meth:`rows`.
-        """
-        from .query import histogram
-
-        return histogram(self._read, selection or Selection(), by)
 
     def average(self, attribute: str, selection: Selection | None = None) -> Average:
         """Return the mean of a numeric attribute.

@@ -1,7 +1,7 @@
 """SQL queries on rows of pending messages, which DuckDB evaluates while the rows are read.
 
-Rows arrive as a stream of record batches and are not kept. Data that DuckDB must keep (a sort, the
-groups of a histogram) has a memory limit, and goes to a temporary folder beyond it.
+Rows arrive as a stream of record batches and are not kept. A sort has a memory limit, and goes to a
+temporary folder beyond it.
 """
 
 from __future__ import annotations
@@ -30,27 +30,7 @@ ReadRows = Callable[[Selection, set[str]], tuple[pa.Schema, Generator[pa.RecordB
 
 _MEMORY = "512MB"
 _TEMPORARY = "100GB"
-_HOUR_MS, _DAY_MS = 3_600_000, 86_400_000
 _BATCH_ROWS = 10_000
-
-
-@dataclass(frozen=True)
-class HistogramBar:
-    """One bar of a histogram.
-
-    Attributes:
-        value: the value that its messages share: the beginning of the hour or day in ms, the
-            smallest size, the key or the property; None for messages without one.
-        messages: number of messages.
-        bytes: size of their payloads.
-        first_due_ms, last_due_ms: their first and last due times.
-    """
-
-    value: int | str | None
-    messages: int
-    bytes: int
-    first_due_ms: int | None
-    last_due_ms: int | None
 
 
 @dataclass(frozen=True)
@@ -89,20 +69,6 @@ def ordered(
             yield pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def histogram(read: ReadRows, selection: Selection, by: str) -> list[HistogramBar]:
-    """Return a bar for each value of an attribute, sorted; messages without one come last."""
-    bucket, column = _bucket(by)
-    sql = (
-        f"SELECT {bucket} AS bucket, count(*), sum(size), min(due_ms), max(due_ms) FROM selected "
-        "GROUP BY bucket ORDER BY bucket NULLS LAST"
-    )
-    with _query(read, selection, {column, "due_ms", "size"}, sql) as result:
-        return [
-            HistogramBar(value, messages, int(size or 0), first, last)
-            for value, messages, size, first, last in result.fetchall()
-        ]
-
-
 def average(read: ReadRows, selection: Selection, attribute: str) -> Average:
     """Return the mean of an attribute over the selected rows."""
     number, column = _number(attribute)
@@ -132,22 +98,6 @@ def _number(attribute: str) -> tuple[str, str]:
     # As a dispatcher reads it: without the further spellings of DuckDB.
     spelled = f"regexp_full_match({text}, '{NUMBER_PATTERN}') AND isfinite({number})"
     return f"CASE WHEN {spelled} THEN {number} END", "properties"
-
-
-def _bucket(by: str) -> tuple[str, str]:
-    """Return the SQL expression by which a histogram groups, and the column that it needs."""
-    if by in ("hour", "day"):
-        length = _HOUR_MS if by == "hour" else _DAY_MS
-        return f"due_ms - due_ms % {length}", "due_ms"
-    if by == "size":
-        # Powers of two: 0, 1, 2, 4, 8 …
-        return (
-            "CASE WHEN size = 0 THEN 0 ELSE CAST(pow(2, floor(log2(size))) AS BIGINT) END",
-            "size",
-        )
-    if by in ("key", "target", "place"):
-        return by, by
-    return _property(by), "properties"
 
 
 @contextmanager

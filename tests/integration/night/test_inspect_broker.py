@@ -77,7 +77,7 @@ def test_every_message_is_seen_once_and_no_subscription_is_left_behind(
     wanted = [row for row in rows[700:720] if row.size % 2 == 0]
     assert list(look.rows(chosen)) == wanted
     assert look.average("size", chosen).total == sum(row.size for row in wanted)
-    assert sum(bar.messages for bar in look.histogram("day")) == COUNT
+    assert look.table(columns=["key"]).num_rows == COUNT
     assert look.find(rows[-1].id) == [rows[-1]]
     for member in description.members():
         for stats in world.admin.partitioned_stats(member.topic).values():

@@ -43,7 +43,6 @@ COMMANDS: dict[str, list[tuple[str, str]]] = {
     "dispatcher run": [("TOPIC", "window")],
     "send": [("TOPIC hi --after 2h", "")],
     "pending list": [("TOPIC", "inspect")],
-    "pending histogram": [("TOPIC", "inspect")],
     "pending average": [("TOPIC size", "inspect")],
     "pending cancel": [
         ("TOPIC --key k --count 1", "inspect"),

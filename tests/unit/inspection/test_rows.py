@@ -1,11 +1,10 @@
-"""Tests of rows, histograms and averages of pending messages, compared with plain Python."""
+"""Tests of rows and averages of pending messages, compared with plain Python."""
 
 from __future__ import annotations
 
 import base64
 import json
 import random
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -146,24 +145,6 @@ def test_conditions_select_by_due_time_and_column(
             assert (found.least, found.most, found.total) == (min(sizes), max(sizes), sum(sizes))
 
 
-def test_histograms_count_messages() -> None:
-    with filled() as (memory, sent):
-        look = inspector(memory)
-        for by, length in (("hour", HOUR), ("day", DAY)):
-            wanted = Counter(one.due_ms // length * length for one in sent)
-            bars = look.histogram(by)
-            assert [(bar.value, bar.messages) for bar in bars] == sorted(wanted.items())
-        sizes = {bar.value: bar.messages for bar in look.histogram("size")}
-        assert sizes == Counter(1 << (one.size.bit_length() - 1) if one.size else 0 for one in sent)
-        keys = {bar.value: bar.bytes for bar in look.histogram("key")}
-        assert keys["k1"] == sum(one.size for one in sent if one.key == "k1")
-        amounts = look.histogram("amount")
-        assert {bar.value: bar.messages for bar in amounts} == Counter(one.amount for one in sent)
-        assert amounts[-1].value is None
-        places = {str(bar.value).split()[0] for bar in look.histogram("place")}
-        assert places == {"DAY", "HOUR", "window"}
-
-
 def test_a_message_is_found_by_id_in_any_part() -> None:
     with filled() as (memory, _):
         look = inspector(memory)
@@ -247,7 +228,7 @@ def test_an_error_during_a_read_keeps_its_message(monkeypatch: pytest.MonkeyPatc
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Return ``run("histogram", …)``, which runs ``delaylevel pending`` on 200 messages."""
+    """Return ``run("list", …)``, which runs ``delaylevel pending`` on 200 messages."""
     with filled(200) as (memory, sent):
         invoke: Any = pending_commands(monkeypatch, memory)
         invoke.sent = sent
@@ -293,17 +274,7 @@ def test_the_list_shows_rows(run: Any) -> None:
     assert "PAYLOAD" in run("orders", "--payload", "--limit", "1").stdout
 
 
-def test_the_commands_show_histograms_and_averages(run: Any) -> None:
-    shown = run("histogram", "orders", "--by", "day")
-    assert shown.stdout.splitlines()[0].split() == ["DAY", "(UTC)", "MESSAGES"]
-    assert "█" not in shown.stdout
-    wide = run("histogram", "orders", "--by", "key", "--limit", "2", "-o", "wide")
-    assert len(wide.stdout.splitlines()) == 3
-    assert "█" in wide.stdout
-    assert max(map(len, wide.stdout.splitlines())) <= 80
-    assert wide.stderr == "5 more are not shown; --limit 0 shows all.\n"
-    bars = json.loads(run("histogram", "orders", "--by", "size", "-o", "json").stdout)
-    assert list(bars[0]) == ["by", "value", "messages", "bytes", "first_due_ms", "last_due_ms"]
+def test_the_command_shows_an_average(run: Any) -> None:
     one = json.loads(run("average", "orders", "size", "-o", "json").stdout)
     assert one["mean"] == pytest.approx(sum(sent.size for sent in run.sent) / 200)
     assert "d" in run("average", "orders", "delay").stdout.splitlines()[1]
