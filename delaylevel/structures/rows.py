@@ -98,6 +98,12 @@ def argsort_columns(first: Int64s, second: Int64s, third: Int64s) -> Int64s | No
     return key
 
 
+def key_at(rows: Rows, index: int) -> Key:
+    """Return the key of a row."""
+    due, ledger, entry = rows[:, index].tolist()
+    return due, ledger, entry
+
+
 def find_key(rows: Rows | Sequence[Int64s], key: Key, start: int = 0) -> int:
     """Return the index of the first row at or after ``start`` that is not below ``key``.
 

@@ -14,6 +14,7 @@ from delaylevel.structures.rows import (
     argsort_columns,
     empty_rows,
     find_key,
+    key_at,
     sort_rows,
 )
 
@@ -197,13 +198,12 @@ class FileCursor:
             loaded = stop - self.taken
         if loaded == self.count:
             return None
-        due, ledger, entry = self._columns.rows[:, -1].tolist()
-        return due, ledger, entry
+        return key_at(self._columns.rows, -1)
 
     def find(self, key: Key) -> int:
         """Return the number of loaded rows below a key."""
-        if key[0] > self.run.max_due:
-            return self.count  # the usual case: the key is the start of the next file
+        if key > self.run.last_key:
+            return self.count  # the usual case: the key is the start of the next run
         return find_key(self._columns.rows, key, self._head) - self._head
 
     def sample_keys(self, stride: int) -> Rows:
@@ -229,19 +229,19 @@ class FileCursor:
 Cursor: TypeAlias = PayloadRows | FileCursor
 
 
-def take_lowest(cursors: list[Cursor], want: int, end_due: int) -> tuple[Key, list[PayloadRows]]:
+def take_lowest(cursors: list[Cursor], want: int, end: Key) -> tuple[Key, list[PayloadRows]]:
     """Take about ``want`` of the lowest rows of all cursors.
 
     Instead of a row-by-row merge, choose a key with about ``want`` rows below it from a sample
     of the keys, take the rows below that key from every cursor, and let the caller sort them.
 
     Args:
-        end_due: exclusive upper bound of due times, ms.
+        end: exclusive upper bound of the keys.
 
     Returns:
         The key (every remaining row is at or above it), and the sorted rows of each cursor.
     """
-    edge: Key = (end_due, -1, -1)
+    edge = end
     count = max(_MIN_LOADED, 2 * want // max(1, len(cursors)))
     for cursor in cursors:
         last = cursor.load(count)
@@ -253,7 +253,7 @@ def take_lowest(cursors: list[Cursor], want: int, end_due: int) -> tuple[Key, li
         keys = [cursor.sample_keys(stride) for cursor in cursors]
         sample = sort_rows(np.concatenate(keys, axis=1))
         if sample.shape[1] > want // stride:
-            due, ledger, entry = sample[:, max(want // stride, 1) - 1].tolist()
+            due, ledger, entry = key_at(sample, max(want // stride, 1) - 1)
             edge = min(edge, (due, ledger, entry + 1))
     parts = []
     for cursor in cursors:

@@ -21,7 +21,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from delaylevel.errors import DelayLevelError
-from delaylevel.structures.rows import DUE, Int64s, Key, Rows
+from delaylevel.structures.rows import Int64s, Key, Rows, key_at
 
 _FULL = errno.ENOSPC, errno.EDQUOT
 _FOLDER_MODE = 0o700
@@ -136,7 +136,7 @@ class Run(NamedTuple):
 
     Attributes:
         stride: distance from one column to the next, in bytes.
-        first_key: lowest (truncated due, ledger, entry).
+        first_key, last_key: lowest and highest (due, ledger, entry).
     """
 
     columns_at: int
@@ -146,10 +146,19 @@ class Run(NamedTuple):
     payload_size: int
     rows: int
     first_key: Key
-    min_due: int
-    max_due: int
+    last_key: Key
     min_attribute: float
     max_attribute: float
+
+    @property
+    def min_due(self) -> int:
+        """Lowest due time, ms."""
+        return self.first_key[0]
+
+    @property
+    def max_due(self) -> int:
+        """Highest due time, ms."""
+        return self.last_key[0]
 
 
 def to_arrow(values: Int64s | Floats) -> pa.Array:
@@ -193,7 +202,6 @@ class SegmentFile:
         self,
         columns: Columns,
         payloads: Sequence[bytes],
-        first_key: Key,
         writing: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> Run:
         """Write one sorted batch, within the context that ``writing`` returns.
@@ -231,9 +239,8 @@ class SegmentFile:
             at + starts[-1],
             int(offsets[-1]),
             attribute.size,
-            first_key,
-            int(rows[DUE].min()),
-            int(rows[DUE].max()),
+            key_at(rows, 0),
+            key_at(rows, -1),
             *_value_range(attribute),
         )
         self.runs.append(run)

@@ -6,6 +6,7 @@ import contextlib
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -108,10 +109,8 @@ class SpillDirectory:
         file = self._files.get(low)
         if file is None:
             file = self._new_file(low)
-        first_key = (part.first_due, *part.rows[LEDGER:, 0].tolist())
         try:
-            columns = Columns(part.rows, part.attribute)
-            file.append(columns, part.payloads, first_key, self._writing)
+            file.append(Columns(part.rows, part.attribute), part.payloads, self._writing)
         finally:
             if file.runs:
                 self._files[low] = file
@@ -125,15 +124,26 @@ class SpillDirectory:
         self._serial += 1
         return SegmentFile(self._path / f"due-{low}-{self._serial}{_SUFFIX}", self._opener)
 
-    def bucket_starts(self, horizon: int) -> list[int]:
-        """Return the start times of the buckets that begin by ``horizon``, ascending, ms."""
-        return sorted(low for low in self._files if low <= horizon)
+    def first_key(self, horizon: int) -> Key | None:
+        """Return the lowest key of all runs; None if it is due after ``horizon``, ms."""
+        low = min(self._files, default=horizon + 1)
+        if low > horizon:
+            return None
+        key = min(run.first_key for run in self._files[low].runs)
+        return key if key[0] <= horizon else None
 
-    def open(self, low: int, horizon: int) -> list[FileCursor]:
-        """Return cursors for the runs of one file that begin by ``horizon``; forget these runs."""
+    def open(self, count: int, horizon: int) -> list[FileCursor]:
+        """Return cursors for the first runs that begin by ``horizon``; forget these runs.
+
+        Args:
+            count: maximum number of runs; they are from one file.
+        """
+        low = min(self._files)
         file = self._files[low]
-        cursors = [FileCursor(file, run) for run in file.runs if run.first_key[0] <= horizon]
-        file.runs = [run for run in file.runs if run.first_key[0] > horizon]
+        runs = sorted(file.runs, key=_FIRST_KEY)
+        chosen = [run for run in runs[:count] if run.first_key[0] <= horizon]
+        cursors = [FileCursor(file, run) for run in chosen]
+        file.runs = runs[len(chosen) :]
         if not file.runs:
             # The cursors keep the file open; it needs no name any more.
             _delete(file.path)
@@ -165,6 +175,7 @@ def _delete(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
+_FIRST_KEY = attrgetter("first_key")
 _SLICE_ROWS = 16_384
 _MIN_SLICE_ROWS = 16
 _LOOKAHEAD_MS = 1_000
@@ -348,17 +359,16 @@ class PendingSegments:
     def _next_slice(self, now: int) -> None:
         """Open the lowest rows; those that are open now are not pending any more."""
         horizon = now + _LOOKAHEAD_MS
-        starts = self._spilled.bucket_starts(horizon)
-        end_due = horizon + 1
-        for low in starts:
-            start: Key = (low, -1, -1)
-            below = sum(cursor.find(start) for cursor in self._sources())
-            if below >= _SLICE_ROWS:
-                end_due = low  # enough rows are due before this file, which stays closed
+        end: Key = (horizon + 1, -1, -1)
+        opened = 1
+        while (start := self._spilled.first_key(horizon)) is not None:
+            if sum(cursor.find(start) for cursor in self._sources()) >= self._slice_rows():
+                end = start  # enough rows come before this run, which stays closed
                 break
-            self._cursors += self._spilled.open(low, horizon)
-        rows = min(_SLICE_ROWS, max(_MIN_SLICE_ROWS, self.budget_bytes // 8 // self._mean_bytes()))
-        self._edge, parts = take_lowest(self._sources(), rows, end_due)
+            # Those of a slow target follow each other. In the others, due times are mixed.
+            self._cursors += self._spilled.open(opened, horizon)
+            opened *= 2
+        self._edge, parts = take_lowest(self._sources(), self._slice_rows(), end)
         self._memory.drop_empty()
         for cursor in self._cursors:
             if not cursor.count:
@@ -378,11 +388,12 @@ class PendingSegments:
             self._edge = rest.first_due, *rest.rows[LEDGER:, 0].tolist()
             self._memory.add(rest)
 
-    def _mean_bytes(self) -> int:
-        """Return the average memory of a row, in bytes."""
+    def _slice_rows(self) -> int:
+        """Return the number of rows of a slice: an eighth of the budget, if they are as others."""
         sources = self._sources()
         rows = sum(source.count for source in sources)
-        return OPEN_ROW_BYTES + sum(source.payload_bytes for source in sources) // max(rows, 1)
+        mean = OPEN_ROW_BYTES + sum(source.payload_bytes for source in sources) // max(rows, 1)
+        return min(_SLICE_ROWS, max(_MIN_SLICE_ROWS, self.budget_bytes // 8 // mean))
 
     def _spill(self) -> None:
         """Write the rows in memory to files; keep the first to be due, an eighth of the budget."""

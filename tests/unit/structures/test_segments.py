@@ -353,3 +353,21 @@ def test_rows_that_arrive_in_reverse_due_order_stay_within_the_budget(tmp_path: 
     assert most <= store.budget_bytes
     assert store.disk_bytes > 0
     assert drain(store, T0 + 2000) == in_order(rows)
+
+
+def test_rows_that_follow_each_other_are_read_with_few_open_runs(tmp_path: Path) -> None:
+    """So the messages of a slow target wait: twenty times the budget, due at one instant."""
+    store = PendingSegments(tmp_path, budget_bytes=1 << 20, clock=lambda: T0)
+    entries = np.arange(20_000)
+    for part in np.split(entries, 20):
+        rows = np.array([np.full(1000, T0), np.full(1000, 7), part])
+        store.append(rows, [payload(entry, 1100) for entry in part.tolist()])
+    read: list[int] = []
+    most = 0
+    while len(read) < entries.size:
+        rows, payloads = store.read_due(T0, 1000)
+        assert payloads == [payload(entry, 1100) for entry in rows[2].tolist()]
+        read += rows[2].tolist()
+        most = max(most, store.memory_bytes)
+    assert read == entries.tolist()
+    assert most <= store.budget_bytes
