@@ -302,8 +302,7 @@ def set_(
         if keep_target:
             full = TopicName.parse(topic).full
             for name in (full,) if full in after.targets else after.targets:
-                if done := keep(admin, TopicName.parse(name)):
-                    note(f"{done}.")
+                keep(admin, TopicName.parse(name))
     emit_one(description_view(after), DESCRIPTION, output)
 
 
@@ -448,8 +447,7 @@ def create(
         names = [TopicName.parse(name) for name in (business.full, *more_targets)]
         if keep_target:
             for name in names:
-                if done := keep(admin, name):
-                    note(f"{done}.")
+                keep(admin, name)
         emit_one(description_view(made), DESCRIPTION, output)
         if existed:
             note("The level topic exists already: it keeps its settings, and has all targets now.")

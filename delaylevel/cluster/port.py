@@ -220,8 +220,6 @@ class NamespacePolicies(ClientLimits):
         encryption_required: True if producers that do not encrypt are refused.
         subscription_prefix: True if the name of a subscription must begin with the consumer's role.
         max_topics: maximum number of topics and partitions; 0 for no limit.
-        new_partitions: number of partitions of a topic that is created automatically; 0 for one
-            without partitions.
     """
 
     subscription_expiration_min: int | None = None
@@ -230,7 +228,6 @@ class NamespacePolicies(ClientLimits):
     encryption_required: bool = False
     subscription_prefix: bool = False
     max_topics: int | None = None
-    new_partitions: int | None = None
 
 
 @dataclass(frozen=True)
@@ -246,7 +243,6 @@ class BrokerSettings(ClientLimits):
         encryption_required: True if producers that do not encrypt are refused.
         authorization: True if roles have rights only where they were granted.
         max_topics: the default for namespaces; 0 for no limit.
-        new_partitions: the default for namespaces.
     """
 
     cluster: str | None = None
@@ -257,7 +253,6 @@ class BrokerSettings(ClientLimits):
     encryption_required: bool | None = None
     authorization: bool | None = None
     max_topics: int | None = None
-    new_partitions: int | None = None
 
 
 @dataclass(frozen=True)

@@ -447,9 +447,8 @@ def _found(
     found = registry.find(admin, wanted.topic)
     if found is None:
         if not create:
-            like = registry.similar(admin, TopicName.parse(target))
             raise LevelTopicError(
-                f"level topic {wanted.topic} does not exist{like}: create it with "
+                f"level topic {wanted.topic} does not exist: create it with "
                 f"`{creation_command(wanted)}`, or allow the producer to (create_level_topic=True)"
             )
         return None

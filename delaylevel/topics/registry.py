@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -24,8 +23,6 @@ from delaylevel.errors import (
 )
 from delaylevel.model.formatting import shell
 from delaylevel.model.level_topic import (
-    LEVEL_PREFIX,
-    LEVEL_SUFFIX,
     MEMBER_PROPERTY,
     PLAN_PROPERTY,
     LevelTopicDescription,
@@ -283,30 +280,9 @@ def _existing(
             return LevelTopicDescription.from_json(level_topic, metadata.properties[PLAN_PROPERTY])
         raise LevelTopicError(f"level topic {level_topic}: {_UNFINISHED}")
     raise LevelTopicError(
-        f"{name} has no level topic ({level_topic} does not exist){similar(admin, name)}: create "
-        f"one with `delaylevel levels create {shell(name)}`"
+        f"{name} has no level topic ({level_topic} does not exist): create one "
+        f"with `delaylevel levels create {shell(name)}`"
     )
-
-
-def similar(admin: TopicAdmin, business_topic: TopicName) -> str:
-    """Return a suggestion for a name without a level topic; empty if no other name is like it.
-
-    Only level topics of default names in the topic's namespace count.
-    """
-    try:
-        names = admin.list_partitioned_topics(business_topic.namespace_path)
-    except BrokerError:
-        return ""
-    served = {
-        name.local.removesuffix(LEVEL_SUFFIX).removeprefix(LEVEL_PREFIX)
-        for name in names
-        if name.local.endswith(LEVEL_SUFFIX)
-    }
-    asked = business_topic.local.removesuffix(LEVEL_SUFFIX).removeprefix(LEVEL_PREFIX)
-    near = difflib.get_close_matches(asked, sorted(served - {asked}), 1)
-    if not near:
-        return ""
-    return f" (did you mean {replace(business_topic, local=near[0]).short!r}?)"
 
 
 def _default_named(

@@ -55,23 +55,16 @@ def unsubscribed(
     )
 
 
-def keep(admin: TopicAdmin, topic: TopicName) -> str:
+def keep(admin: TopicAdmin, topic: TopicName) -> None:
     """Create a business topic if it is missing, and let it be without subscriptions.
 
     The broker does not delete it, and movers and dispatchers publish to it all the same. What is
     published while it has neither subscription nor retention is not stored for later ones. A new
-    topic has as many partitions as one that its namespace creates automatically.
-
-    Returns:
-        The creation in words; empty unless a topic with partitions was created.
+    topic has no partitions.
     """
-    done = ""
     if not admin.topic_exists(topic):
-        count = _new_partitions(admin, topic)
         with contextlib.suppress(ConflictError):  # another client was faster
-            admin.create_partitioned(topic, count)
-            if count:
-                done = f"{topic.short} was created with {count} partition{'s' * (count > 1)}"
+            admin.create_partitioned(topic, 0)
     try:
         admin.set_topic_policies(topic, TopicPolicies(delete_while_inactive=False))
     except AdminError as error:
@@ -86,16 +79,6 @@ def keep(admin: TopicAdmin, topic: TopicName) -> str:
             f"the broker accepted the policy of {topic.short} but does not report it after "
             f"{WAIT_S:.0f} s: is the namespace's system topic healthy? Try again"
         )
-    return done
-
-
-def _new_partitions(admin: TopicAdmin, topic: TopicName) -> int:
-    """Return the number of partitions with which its namespace creates a topic; 0 for none."""
-    try:
-        own = admin.namespace_policies(topic.namespace_path).new_partitions
-    except AdminError:
-        own = None  # this role may not read them
-    return own if own is not None else admin.broker_settings().new_partitions or 0
 
 
 def without_deduplication(

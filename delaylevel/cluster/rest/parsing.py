@@ -33,12 +33,6 @@ def broker_settings(value: Mapping[str, str]) -> BrokerSettings:
         topic_policies=None if None in policies else all(policies),
         max_partitions=_number(value, "maxNumPartitionsPerPartitionedTopic"),
         max_topics=_number(value, "maxTopicsPerNamespace"),
-        new_partitions=_new_partitions(
-            {
-                "topicType": value.get("allowAutoTopicCreationType"),
-                "defaultNumPartitions": _number(value, "defaultNumPartitions"),
-            }
-        ),
         subscription_expiration_min=_number(value, "subscriptionExpirationTimeMinutes"),
         backlog_quotas=_default_quotas(value),
         encryption_required=_flag(value, "encryptionRequireOnProducer"),
@@ -63,7 +57,6 @@ def namespace_policies(value: Mapping[str, Any]) -> NamespacePolicies:
                     policy=str(quota.get("policy", "")),
                 )
             )
-    override = value.get("autoTopicCreationOverride")
     return NamespacePolicies(
         subscription_expiration_min=value.get("subscription_expiration_time_minutes"),
         backlog_quotas=tuple(sorted(quotas, key=lambda quota: quota.type)),
@@ -73,15 +66,7 @@ def namespace_policies(value: Mapping[str, Any]) -> NamespacePolicies:
         subscription_types=frozenset(value.get("subscription_types_enabled") or ()) or None,
         max_producers=value.get("max_producers_per_topic"),
         max_topics=value.get("max_topics_per_namespace"),
-        new_partitions=None if override is None else _new_partitions(override),
     )
-
-
-def _new_partitions(value: Mapping[str, Any]) -> int | None:
-    """Return the number of partitions of topics that are created automatically; None if unknown."""
-    if not value.get("topicType"):
-        return None
-    return int(value.get("defaultNumPartitions") or 1) if value["topicType"] == "partitioned" else 0
 
 
 def delayed_delivery(value: Mapping[str, Any]) -> DelayedDelivery:
