@@ -111,6 +111,8 @@ _NOT_USED = "not used: the broker delays no message of this level topic"
 _NO_SUPERUSER = "only superusers may read the broker's settings"
 _LIMIT = "delayedDeliveryMaxDelayInMillis"
 _TRACKER = "delayedDeliveryTrackerFactoryClassName"
+# With this setting, Pulsar's default, a read may begin again before its entries are dispatched.
+_IN_SUBSCRIPTION_THREAD = "dispatcherDispatchMessagesInSubscriptionThread"
 _OTHER_WAY = "use --final-window tracker with a mover other than the Function"
 
 _Release = tuple[int, int, int]
@@ -166,7 +168,7 @@ _FAULTS = (
     # The default. An instance drops a message that it received before, but a message that two
     # instances receive is published twice.
     _Fault(
-        "dispatcherDispatchMessagesInSubscriptionThread",
+        _IN_SUBSCRIPTION_THREAD,
         "true",
         _EVERY,
         "delivers some delayed messages twice, each with the same message ID",
@@ -178,63 +180,75 @@ _FAULTS = (
 )
 
 
-def delay_limit(context: LevelTopicContext) -> CheckResult:
-    """Check that the broker accepts the delays that the Function and the final window need."""
-    if not context.broker_delays:
-        return CheckResult(note=_NOT_USED)
+def delayed_delivery(context: LevelTopicContext) -> CheckResult:
+    """Check that the broker delays our messages, precisely and long enough, and delays no others.
+
+    A fixed delay also delays what the dispatcher publishes when it is due.
+    """
+    configuration = context.cluster.configuration or {}
+    # A broker whose settings are not known counts as one with Pulsar's defaults.
+    default = DelayedDelivery(
+        configuration.get("delayedDeliveryEnabled", "true") == "true",
+        int(configuration.get("delayedDeliveryTickTimeMillis", "1000")),
+        int(configuration.get(_LIMIT, 0)),
+    )
+    lead_ms = context.description.levels.smallest_lead_ms
 
     def problems() -> Iterator[Problem]:
-        for topic, needed_ms in context.broker_delays.items():
-            limit_ms = limit_of(topic)
-            if limit_ms and limit_ms < needed_ms:
+        for topic, own in context.delay_policies.items():
+            policy, needed_ms = own or default, context.broker_delays.get(topic)
+            if policy.fixed_delay_ms:
+                delay = format_duration(policy.fixed_delay_ms)
+                effect = (
+                    "messages that are published when they are due come that late"
+                    if needed_ms is None
+                    else "the broker ignores the delivery times of our messages"
+                )
                 yield Problem(
-                    f"{topic} refuses delays of more than {format_duration(limit_ms)}, and needs "
-                    f"{format_duration(needed_ms)}: the broker disconnects whoever sends such a "
-                    "message, and clients send it again without end",
-                    f"`{_setting(topic, context.delay_policies[topic])} --maxDelay {needed_ms}ms`, "
-                    f"or {_LIMIT}=0 in broker.conf",
+                    f"{topic} delays every message by {delay} (fixed-delay policy): {effect}",
+                    f"`{_setting(topic, own)} --fixed-delay 0`; if the namespace has the policy, "
+                    "this exempts the topic",
+                )
+            if needed_ms is None:
+                continue  # the broker delays nothing here
+            if not policy.active:
+                yield Problem(
+                    f"{topic} does not delay messages: they are delivered up to a unit early",
+                    f"`pulsar-admin topicPolicies set-delayed-delivery {topic} --enable --time "
+                    f"{default.tick_ms}ms`, or set delayedDeliveryEnabled=true in broker.conf",
+                )
+            elif policy.tick_ms > min(2 * default.tick_ms, lead_ms):
+                tick = format_duration(policy.tick_ms)
+                yield Problem(
+                    f"{topic} delays messages with a precision of only {tick}",
+                    f"`pulsar-admin topicPolicies set-delayed-delivery {topic} --enable --time "
+                    "1s`, or set a shorter delayedDeliveryTickTimeMillis in broker.conf",
+                )
+            if 0 < policy.max_delay_ms < needed_ms:
+                yield Problem(
+                    f"{topic} refuses delays of more than {format_duration(policy.max_delay_ms)}, "
+                    f"and needs {format_duration(needed_ms)}: the broker disconnects whoever sends "
+                    "such a message, and clients send it again without end",
+                    f"`{_setting(topic, own)} --maxDelay {needed_ms}ms`, or {_LIMIT}=0 in "
+                    "broker.conf",
                 )
 
-    def limit_of(topic: TopicName) -> int | None:
-        policy = context.delay_policies[topic]
-        if policy is not None:
-            return policy.max_delay_ms
-        configuration = context.cluster.configuration
-        # Earlier brokers have neither the setting nor a limit.
-        return None if configuration is None else int(configuration.get(_LIMIT, 0))
-
     found = list(problems())
-    if not found and None in map(limit_of, context.broker_delays):
+    used = [context.delay_policies[topic] for topic in context.broker_delays]
+    if not used:
+        return CheckResult.of(found, _NOT_USED)
+    if not found and context.cluster.configuration is None and None in used:
         return CheckResult.skip(_NO_SUPERUSER)
-    longest = format_duration(max(context.broker_delays.values()))
-    return CheckResult.of(found, f"delays of up to {longest} are accepted")
-
-
-def fixed_delay(context: LevelTopicContext) -> CheckResult:
-    """Check that no policy replaces the delivery times of our messages by a fixed delay.
-
-    It delays messages that the dispatcher publishes when they are due, too.
-    """
-
-    def problems() -> Iterator[Problem]:
-        for topic, policy in context.delay_policies.items():
-            if policy is None or not policy.fixed_delay_ms:
-                continue
-            delay = format_duration(policy.fixed_delay_ms)
-            ours = topic in context.broker_delays
-            effect = (
-                "the broker ignores the delivery times of our messages"
-                if ours
-                else "messages that are published when they are due come that late"
-            )
-            yield Problem(
-                f"{topic} delays every message by {delay} (fixed-delay policy): {effect}",
-                f"`{_setting(topic, policy)} --fixed-delay 0`; if the namespace has the policy, "
-                "this exempts the topic",
-            )
-
-    # Without a policy of the topic or its namespace there is none: brokers have no default.
-    return CheckResult.of(problems(), "no topic has a fixed delay")
+    most = format_duration(max((own or default).tick_ms for own in used))
+    strict = configuration.get("isDelayedDeliveryDeliverAtTimeStrict") == "true"
+    note = (
+        f"late by up to {most}, never early"
+        if strict
+        else f"early by up to {most} (isDelayedDeliveryDeliverAtTimeStrict=false)"
+    )
+    if configuration.get(_IN_SUBSCRIPTION_THREAD) == "true":
+        note += f"; a few messages may come twice ({_IN_SUBSCRIPTION_THREAD}=true)"
+    return CheckResult.of(found, note)
 
 
 def broker_faults(context: LevelTopicContext) -> CheckResult:

@@ -25,8 +25,6 @@ from .context import CheckResult, LevelTopicContext
 
 _NEAR_LIMIT = 0.8
 _DEFAULT_DEDUPLICATION_MIN = 360
-# With this setting, Pulsar's default, a read may begin again before its entries are dispatched.
-_IN_SUBSCRIPTION_THREAD = "dispatcherDispatchMessagesInSubscriptionThread"
 
 
 def partitions(context: LevelTopicContext) -> CheckResult:
@@ -154,49 +152,6 @@ def target_subscriptions(context: LevelTopicContext) -> CheckResult:
         )
         for name in early_subscriptions(context.admin, context.description)
     )
-
-
-def delayed_delivery(context: LevelTopicContext) -> CheckResult:
-    """Check that the broker delays messages in the final window, and precisely enough."""
-    if context.description.final_window is not FinalWindow.BROKER:
-        return CheckResult(note="not used: the dispatcher delays messages itself")
-    configuration = context.cluster.configuration or {}
-    enabled = configuration.get("delayedDeliveryEnabled", "true") == "true"
-    tick_ms = int(configuration.get("delayedDeliveryTickTimeMillis", "1000"))
-    strict = configuration.get("isDelayedDeliveryDeliverAtTimeStrict") == "true"
-    problems, ticks = [], set()
-    for target, found in context.targets.items():
-        if found is None:
-            continue
-        policy = context.admin.delayed_delivery(target)
-        active = policy.active if policy is not None else enabled
-        tick = policy.tick_ms if policy is not None else tick_ms
-        ticks.add(tick)
-        if not active:
-            problems.append(
-                Problem(
-                    f"{target} does not delay messages: they are delivered up to a unit early",
-                    f"`pulsar-admin topicPolicies set-delayed-delivery {target} --enable --time "
-                    f"{tick_ms}ms`, or set delayedDeliveryEnabled=true in broker.conf",
-                )
-            )
-        elif tick > 2 * tick_ms or tick > context.description.levels.smallest_lead_ms:
-            problems.append(
-                Problem(
-                    f"{target} delays messages with a precision of only {format_duration(tick)}",
-                    f"`pulsar-admin topicPolicies set-delayed-delivery {target} --enable --time "
-                    "1s`, or set a shorter delayedDeliveryTickTimeMillis in broker.conf",
-                )
-            )
-    most = format_duration(max(ticks, default=tick_ms))
-    note = (
-        f"late by up to {most}, never early"
-        if strict
-        else f"early by up to {most} (isDelayedDeliveryDeliverAtTimeStrict=false)"
-    )
-    if configuration.get(_IN_SUBSCRIPTION_THREAD) == "true":
-        note += f"; a few messages may come twice ({_IN_SUBSCRIPTION_THREAD}=true)"
-    return CheckResult.of(problems, note)
 
 
 def deduplication(context: LevelTopicContext) -> CheckResult:

@@ -263,7 +263,7 @@ PLANTED = [
     ("target subscriptions", exclusive_subscription),
     ("delayed delivery", no_delayed_delivery),
     ("delayed delivery", coarse_tick),
-    ("delay limit", short_delays_only),
+    ("delayed delivery", short_delays_only),
     ("deduplication", no_deduplication),
     ("mover", no_mover),
     ("producer clocks", producer_ahead),

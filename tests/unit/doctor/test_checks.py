@@ -194,11 +194,11 @@ def test_a_strict_broker_delivers_late_and_not_early() -> None:
     }
     context = topic_context(BROKER, runtime_configuration=strict, delayed_delivery=None)
     context.__dict__["targets"] = {target: {}}
-    assert topic_checks.delayed_delivery(context).note == "late by up to 500ms, never early"
+    assert cluster_checks.delayed_delivery(context).note == "late by up to 500ms, never early"
     twice = {"dispatcherDispatchMessagesInSubscriptionThread": "true"}
     default = topic_context(BROKER, runtime_configuration=twice, delayed_delivery=None)
     default.__dict__["targets"] = {target: {}}
-    outcome = topic_checks.delayed_delivery(default)
+    outcome = cluster_checks.delayed_delivery(default)
     assert outcome.problems == ()
     assert outcome.note.startswith("early by up to 1.0s")
     assert "may come twice" in outcome.note
@@ -208,14 +208,14 @@ def test_a_strict_broker_delivers_late_and_not_early() -> None:
         delayed_delivery=None,
     )
     off.__dict__["targets"] = {target: {}}
-    assert "does not delay" in problems_of(topic_checks.delayed_delivery(off))[0]
+    assert "does not delay" in problems_of(cluster_checks.delayed_delivery(off))[0]
     on = topic_context(
         BROKER,
         runtime_configuration={"delayedDeliveryEnabled": "false"},
         delayed_delivery=DelayedDelivery(True, 1000),
     )
     on.__dict__["targets"] = {target: {}}
-    assert topic_checks.delayed_delivery(on).problems == ()
+    assert cluster_checks.delayed_delivery(on).problems == ()
 
 
 def test_a_failed_request_is_skipped_or_fails_but_never_raises() -> None:
@@ -399,8 +399,7 @@ def look(
 
 
 ALL = (
-    cluster_checks.delay_limit,
-    cluster_checks.fixed_delay,
+    cluster_checks.delayed_delivery,
     cluster_checks.broker_faults,
     running_checks.holes,
 )
@@ -421,7 +420,7 @@ def test_a_limit_below_the_delays_of_the_function() -> None:
 
     def limited(limit_ms: int, topic: TopicName = days) -> Finding:
         policy = {**POLICY, "maxDeliveryDelayInMillis": limit_ms}
-        return look(cluster_checks.delay_limit, FUNCTION, policies={topic.full: policy})
+        return look(cluster_checks.delayed_delivery, FUNCTION, policies={topic.full: policy})
 
     assert limited(needed_ms).state is State.OK
     found = limited(needed_ms - 1)
@@ -447,13 +446,10 @@ def test_a_broker_that_does_not_tell_the_limit_of_a_topic() -> None:
         (DENIED, State.SKIPPED),
     ):
         found = look(
-            cluster_checks.delay_limit, BROKER, configuration=configuration, policies=unknown
+            cluster_checks.delayed_delivery, BROKER, configuration=configuration, policies=unknown
         )
         assert found.state is state, found.says
     assert found.says == "not checked: only superusers may read the broker's settings"
-    # There is no such setting for fixed delays.
-    fixed = look(cluster_checks.fixed_delay, BROKER, configuration=DENIED, policies=unknown)
-    assert fixed.state is State.OK
 
 
 @pytest.mark.parametrize(
@@ -470,7 +466,7 @@ def test_a_fixed_delay_of_a_topic(
 ) -> None:
     # The field of PIP-437.
     policy = {**POLICY, "fixedDeliveryDelayInMillis": 60_000}
-    found = look(cluster_checks.fixed_delay, description, policies={topic.full: policy})
+    found = look(cluster_checks.delayed_delivery, description, policies={topic.full: policy})
     if words is None:
         assert found.state is State.OK, "readers of a level topic ignore delivery times"
         return
