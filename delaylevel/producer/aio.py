@@ -43,7 +43,6 @@ from .client import (
     DelayLevelClient,
     WrapRequest,
     check_pair,
-    remember,
     warn_of_assumptions,
 )
 from .client import wrap as wrap_for_threads
@@ -232,8 +231,7 @@ class AsyncDelayLevelClient(BaseClient, pulsar.asyncio.Client):
     ) -> Any:
         """Create a producer; arguments and errors are those of the synchronous client."""
         if not enable_delay_level_topic:
-            producer = await super().create_producer(topic, *args, **kwargs)
-            return remember(producer, given_options(ASYNCIO_CREATE_PRODUCER, topic, args, kwargs))
+            return await super().create_producer(topic, *args, **kwargs)
         chosen = {name: kwargs.pop(name) for name in LevelTopicChoice._fields if name in kwargs}
         options = given_options(ASYNCIO_CREATE_PRODUCER, topic, args, kwargs, OWN_OPTIONS)
         await check_create_producer(topic, options)

@@ -45,11 +45,10 @@ class Message(NamedTuple):
     @property
     def not_parkable(self) -> dict[str, Any]:
         """The options that have no meaning in a level topic."""
-        disabled = False if self.disable_replication is None else self.disable_replication
         return {
             "sequence_id": self.sequence_id,
             "replication_clusters": self.replication_clusters,
-            "disable_replication": disabled,
+            "disable_replication": self.disable_replication,
         }
 
 
@@ -214,5 +213,5 @@ def _has_usual_types(message: Message) -> bool:
         and (time_ms is None or (type(time_ms) is int and time_ms >= 0))
         and message.sequence_id is None
         and message.replication_clusters is None
-        and not message.disable_replication
+        and message.disable_replication is False
     )

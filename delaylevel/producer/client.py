@@ -1,8 +1,7 @@
 """The drop-in client: a pulsar.Client whose producers can have a delay-level topic; and ``wrap``.
 
-The options of a ``pulsar.Producer`` cannot be read from it. Those of a producer that one of our
-clients created are remembered. The application confirms those of others, or is warned of the
-assumptions.
+The options of a ``pulsar.Producer`` cannot be read from it. The application confirms what is
+assumed of them, or is warned.
 """
 
 from __future__ import annotations
@@ -41,7 +40,6 @@ from .setup import (
     LevelTopicChoice,
     ProducerSetup,
     StrategyArgument,
-    check_producer_options,
     given_options,
     prepare,
 )
@@ -50,9 +48,6 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-_ATTRIBUTE = "_delaylevel_options"
-#: The attribute of a client in memory.
-IN_MEMORY = "_delaylevel_in_memory"
 _REMEDY = "; give wrap() the producer first, then the client that created it"
 
 
@@ -73,12 +68,6 @@ def warn_of_assumptions(stacklevel: int) -> None:
     if not _warned.is_set():
         _warned.set()
         warnings.warn(_ASSUMED, WrapWarning, stacklevel=stacklevel + 1)
-
-
-def remember(producer: Any, options: Mapping[str, Any]) -> Any:
-    """Return a plain producer after storing the options with which it was created."""
-    setattr(producer, _ATTRIBUTE, dict(options))
-    return producer
 
 
 def check_pair(producer: Any, client: Any, *, for_asyncio: bool = False) -> None:
@@ -289,8 +278,7 @@ class DelayLevelClient(BaseClient, pulsar.Client):
             max_message_size,
         )
         if not enable_delay_level_topic:
-            producer = super().create_producer(topic, *args, **kwargs)
-            return remember(producer, given_options(CREATE_PRODUCER, topic, args, kwargs))
+            return super().create_producer(topic, *args, **kwargs)
         options = given_options(CREATE_PRODUCER, topic, args, kwargs, OWN_OPTIONS)
         check_create_producer(topic, options)
         with client_errors():
@@ -331,11 +319,10 @@ def wrap(
 ) -> DelayLevelProducer:
     """Add a delay-level topic to an existing producer.
 
-    The producers of level topics, which :func:`wrap` adds, get the options of the given one. These
-    are known if a :class:`DelayLevelClient` created it. Otherwise, give all options that differ
-    from the defaults here, too. Delayed messages cannot be encrypted, for example; unless you
-    confirm with ``plain_producer`` that the producer is plain, the first call in a process warns of
-    this with a :class:`WrapWarning`.
+    The producers of level topics, which :func:`wrap` adds, need the options of the given one, which
+    cannot be read from it: give all that differ from the defaults here, too. Delayed messages
+    cannot be encrypted, for example; unless you confirm with ``plain_producer`` that the producer
+    is plain, the first call in a process warns of this with a :class:`WrapWarning`.
 
     Args:
         producer: a ``pulsar.Producer``. It still sends the messages that are not parked, and is
@@ -352,9 +339,8 @@ def wrap(
         clock: source of the time at which a message is sent.
         max_message_size: the broker's ``maxMessageSize``, in bytes.
         block_if_queue_full: True to let ``send_async`` wait while the queue of a level producer is
-            full; the default, unless the producer is known to have another value. Give False if
-            callbacks send messages: they must not wait. Messages that do not fit into the queue
-            then fail.
+            full; the default. Give False if callbacks send messages: they must not wait. Messages
+            that do not fit into the queue then fail.
         plain_producer: True to confirm that the producer has no encryption, no chunks, no message
             router, and the access mode Shared, and is not of one partition alone.
         producer_options: the other options with which the producer was created, by their names in
@@ -410,18 +396,11 @@ class WrapRequest(NamedTuple):
     def of(cls, create_producer: Any, arguments: Mapping[str, Any]) -> WrapRequest:
         """Return the request of the arguments of :func:`wrap`, by name."""
         producer, client = arguments["producer"], arguments["client"]
-        name = TopicName.parse(producer.topic())
-        topic = name.without_partition.full
+        topic = TopicName.parse(producer.topic()).without_partition.full
         given = dict(arguments["producer_options"])
         if arguments["block_if_queue_full"] is not None:
             given["block_if_queue_full"] = arguments["block_if_queue_full"]
         given = given_options(create_producer, topic, (), given, WRAP_SIGNATURE.parameters)
-        remembered = getattr(producer, _ATTRIBUTE, None)
-        check_producer_options(remembered or {})
-        # Delayed messages of a producer of one partition may go to any. A client in memory stands
-        # for one of Pulsar, too.
-        assumed = remembered is None or name.partition_index is not None
-        assumes = assumed or getattr(client, IN_MEMORY, False)
         admin = arguments["admin"] or getattr(client, "admin", None)
         if admin is None and arguments["admin_url"] is not None:
             known = client_options(client)
@@ -431,8 +410,8 @@ class WrapRequest(NamedTuple):
             admin = admin_for(known, arguments["admin_url"], arguments["admin_token"])
         return cls(
             topic,
-            {"block_if_queue_full": True, **(remembered or {}), **given},
-            assumes and not arguments["plain_producer"],
+            {"block_if_queue_full": True, **given},
+            not arguments["plain_producer"],
             admin,
             arguments["clock"] or getattr(client, "_delaylevel_clock", None) or SystemClock(),
             LevelTopicChoice(*(arguments[field] for field in LevelTopicChoice._fields)),

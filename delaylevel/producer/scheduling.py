@@ -451,6 +451,8 @@ class Scheduling(BaseProducer):
             pulsar.PulsarException, pulsar.asyncio.PulsarException: as for ``send`` of the plain
                 producer.
         """
+        if disable_replication is None and not self._waits:
+            disable_replication = False  # the default of pulsar.asyncio
         message = Message(
             content,
             properties,

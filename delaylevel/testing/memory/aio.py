@@ -106,7 +106,6 @@ class MemoryAsyncClient(AsyncDelayLevelClient, _PlainMemoryAsyncClient):
     task sends, or for :meth:`~delaylevel.testing.MemoryPulsar.advance_async`.
     """
 
-    _delaylevel_in_memory = True
     # Set by `MemoryPulsar`.
     _delaylevel_threads: MemoryClient
 

@@ -570,7 +570,6 @@ class MemoryClient(DelayLevelClient, PlainMemoryClient):
 
     # Set by `MemoryPulsar`: it calls the handlers of listeners itself, without threads.
     _delaylevel_host: Any = None
-    _delaylevel_in_memory = True
 
 
 def _bind(

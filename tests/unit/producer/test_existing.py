@@ -1,4 +1,4 @@
-"""Tests of wrap(): options that are read, remembered or assumed, and arguments that are refused."""
+"""Tests of wrap(): options that are given or assumed, and arguments that are refused."""
 
 from __future__ import annotations
 
@@ -13,11 +13,9 @@ import pulsar.asyncio
 import pytest
 
 from delaylevel import PartitionStrategy, WrapWarning, wrap
-from delaylevel.cluster.client_parts import CREATE_PRODUCER
 from delaylevel.errors import InvalidInputError, UnsupportedOptionError
-from delaylevel.model.topic_name import TopicName
 from delaylevel.producer import client as producer_client
-from delaylevel.producer.client import WRAP_SIGNATURE, WrapRequest, check_pair
+from delaylevel.producer.client import check_pair
 from delaylevel.testing import MemoryPulsar
 
 WEEK = PartitionStrategy(maximum_delay=timedelta(days=7))
@@ -45,12 +43,6 @@ def client(memory_pulsar: MemoryPulsar) -> Any:
     return memory_pulsar.client()
 
 
-def forget(producer: Any) -> Any:
-    """Return a producer as a plain client would have created it."""
-    del producer._delaylevel_options
-    return producer
-
-
 @pytest.fixture(autouse=True)
 def new_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """No warning was given before."""
@@ -66,28 +58,24 @@ def warned(call: Any) -> list[str]:
     return [str(each.message) for each in seen]
 
 
-# -- options of producers that our client created
+# -- options
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_known_options_are_refused(memory_pulsar: MemoryPulsar, client: Any, name: str) -> None:
-    producer = client.create_producer("orders", **{name: REFUSED[name]})
+def test_options_that_delayed_messages_cannot_keep_are_refused(
+    memory_pulsar: MemoryPulsar, client: Any, name: str
+) -> None:
+    producer = client.create_producer("orders")
+    refused = {name: REFUSED[name]}
     with pytest.raises(UnsupportedOptionError, match=f"{name}.*{SAID[name]}"):
-        wrap(producer, client, partition_strategy=WEEK)
+        wrap(producer, client, partition_strategy=WEEK, plain_producer=True, **refused)
     producer.send(b"works on")
     with pytest.raises(UnsupportedOptionError, match=f"{name}.*{SAID[name]}"):
-        client.create_producer("others", enable_delay_level_topic=True, **{name: REFUSED[name]})
+        client.create_producer("others", enable_delay_level_topic=True, **refused)
     assert memory_pulsar.admin.list_partitioned_topics("public/default") == []
 
 
-@pytest.mark.parametrize("name", [name for name in REFUSED if name != "send_timeout_millis"])
-def test_a_statement_does_not_hide_a_known_option(client: Any, name: str) -> None:
-    producer = client.create_producer("orders", **{name: REFUSED[name]})
-    with pytest.raises(UnsupportedOptionError, match=name):
-        wrap(producer, client, partition_strategy=WEEK, plain_producer=True)
-
-
-def test_known_options_are_inherited(client: Any) -> None:
+def test_options_are_those_of_level_producers(client: Any) -> None:
     options = {
         "compression_type": pulsar.CompressionType.LZ4,
         "send_timeout_millis": 7000,
@@ -99,20 +87,10 @@ def test_known_options_are_inherited(client: Any) -> None:
         "batching_max_publish_delay_ms": 3,
         "properties": {"team": "a"},
     }
-    producer = client.create_producer("orders", **options)
-    settings = wrap(producer, client, partition_strategy=WEEK)._settings
+    producer = client.create_producer("orders")
+    settings = wrap(producer, client, partition_strategy=WEEK, **options)._settings
     assert {name: settings[name] for name in options} == options
-
-
-def test_statements_replace_known_settings(client: Any) -> None:
-    producer = client.create_producer("orders", max_pending_messages=5, send_timeout_millis=0)
-    wrapped = wrap(producer, client, max_pending_messages=7, send_timeout_millis=9000)
-    settings = wrapped._settings
-    assert (settings["max_pending_messages"], settings["send_timeout_millis"]) == (7, 9000)
-    assert settings["block_if_queue_full"] is True  # the default of wrap()
-
-
-# -- options of other producers
+    assert wrap(producer, client)._settings["block_if_queue_full"] is True
 
 
 def test_a_process_is_warned_once_of_what_is_assumed(client: Any) -> None:
@@ -121,22 +99,6 @@ def test_a_process_is_warned_once_of_what_is_assumed(client: Any) -> None:
     (text,) = warned(lambda: wrap(producer, client))
     assert "plain_producer=True" in text
     assert warned(lambda: wrap(producer, client)) == []
-
-
-def test_what_is_assumed(memory_pulsar: MemoryPulsar, client: Any) -> None:
-    def assumes(producer: Any, **options: Any) -> bool:
-        # A client in memory would count as one of Pulsar.
-        bound = WRAP_SIGNATURE.bind(producer, SimpleNamespace(), **options)
-        bound.apply_defaults()
-        return WrapRequest.of(CREATE_PRODUCER, bound.arguments).assumes
-
-    memory_pulsar.admin.create_partitioned(TopicName.parse("orders"), 2)
-    plain = forget(client.create_producer("orders"))
-    assert assumes(plain)
-    assert not assumes(plain, plain_producer=True)
-    # Its delayed messages may go to other partitions.
-    assert assumes(client.create_producer("orders-partition-1"))
-    assert not assumes(client.create_producer("orders", max_pending_messages=5))
 
 
 def test_an_unknown_option_is_refused_with_the_nearest_name(client: Any) -> None:
