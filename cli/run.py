@@ -127,7 +127,7 @@ def serve(
             namespace=namespace,
             trigger_ms=trigger_ms,
             moves=moves,
-            processes=None if count == 1 else Processes(opener, count),
+            processes=Processes(opener, count),
         )
         stack.callback(service.close)
         stop_on_signals(service.stop)

@@ -24,7 +24,7 @@ from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -102,19 +102,6 @@ def _in_due_order(messages: Columns, attribute: MessageAttribute) -> SegmentColu
     return SegmentColumns(rows[:, order], attribute.of(records)[order])
 
 
-class LiveView(NamedTuple):
-    """The messages of one level topic in this process at one moment.
-
-    Attributes:
-        missing: reasons why partitions of this process are left out, by their number.
-    """
-
-    group: ServedGroup
-    attribute: str
-    views: Mapping[int, QueueView]
-    missing: Mapping[int, str]
-
-
 class LiveQueries:
     """Live queries to one dispatcher; see `delaylevel.dispatcher.live`."""
 
@@ -137,8 +124,15 @@ class LiveQueries:
         raise QueryRefusedError("the spill files change too fast: ask again", 503)
 
     @contextmanager
-    def look(self, group: ServedGroup, wanted: Range) -> Iterator[LiveView]:
-        """Let the owners of a level topic make their views, and close these at the end."""
+    def look(
+        self, group: ServedGroup, wanted: Range
+    ) -> Iterator[tuple[dict[int, QueueView], dict[int, str]]]:
+        """Let the owners of a level topic make their views, and close these at the end.
+
+        Yields:
+            The view of each window partition of this process, and the reasons why others are left
+            out. All views have the same attribute.
+        """
         views: dict[int, QueueView] = {}
         missing: dict[int, str] = {}
         asked: dict[int, Future[QueueView]] = {}
@@ -156,11 +150,12 @@ class LiveQueries:
                 else:
                     missing[index] = "its thread has not answered"
             names = {view.attribute.name for view in views.values()}
-            attribute = names.pop() if len(names) == 1 else group.description.attribute
-            for index in [key for key, each in views.items() if each.attribute.name != attribute]:
-                del views[index]
-                missing[index] = "it has been owned since before the attribute was changed"
-            yield LiveView(group, attribute, views, missing)
+            if len(names) > 1:
+                for index, view in list(views.items()):
+                    if view.attribute.name != group.description.attribute:
+                        del views[index]
+                        missing[index] = "it has been owned since before the attribute was changed"
+            yield views, missing
         finally:
             for answer in asked.values():
                 if not answer.cancel():
@@ -191,8 +186,8 @@ class LiveQueries:
     @contextmanager
     def _asked(
         self, parameters: Mapping[str, str], *more: str
-    ) -> Iterator[tuple[LiveView, dict[str, Any]]]:
-        """Make the view for the parameters, and the head of the answer."""
+    ) -> Iterator[tuple[dict[int, QueueView], dict[str, Any]]]:
+        """Make the views for the parameters, and the head of the answer."""
         group = self._group(parameters, *more)
         wanted = Range(
             max(_FIRST_MS, _integer(parameters, "from", _FIRST_MS)),
@@ -200,34 +195,36 @@ class LiveQueries:
             _number(parameters, "min", -np.inf),
             _number(parameters, "max", np.inf),
         )
-        with self.look(group, wanted) as live:
-            attribute = parameters.get("attribute", live.attribute)
-            if attribute != live.attribute:
+        with self.look(group, wanted) as (views, missing):
+            names = {view.attribute.name for view in views.values()}
+            known = names.pop() if names else group.description.attribute
+            attribute = parameters.get("attribute", known)
+            if attribute != known:
                 raise QueryRefusedError(
-                    f"the attribute of {group.description.topic} is {live.attribute!r} here, not "
+                    f"the attribute of {group.description.topic} is {known!r} here, not "
                     f"{attribute[:40]!r}: set it with `delaylevel levels set --attribute`, which "
                     "dispatchers apply when they are started again",
                     409,
                 )
-            if not live.views:
-                reasons = "; ".join(f"partition {k}: {why}" for k, why in live.missing.items())
+            if not views:
+                reasons = "; ".join(f"partition {k}: {why}" for k, why in missing.items())
                 raise QueryRefusedError(
                     f"no window partition can be asked here ({reasons or 'none is owned'})", 503
                 )
             yield (
-                live,
+                views,
                 {
                     "level_topic": group.description.topic,
                     "dispatcher": group.name,
-                    "attribute": live.attribute,
+                    "attribute": known,
                     "now_ms": self._clock.now_ms(),
-                    "partitions": list(live.views),
-                    "missing": {str(index): why for index, why in live.missing.items()},
+                    "partitions": list(views),
+                    "missing": {str(index): why for index, why in missing.items()},
                     "read_to": {
-                        str(index): _position(view.read_to) for index, view in live.views.items()
+                        str(index): _position(view.read_to) for index, view in views.items()
                     },
-                    "cancelled": sum(view.cancelled for view in live.views.values()),
-                    "cancellations": sum(view.cancellations for view in live.views.values()),
+                    "cancelled": sum(view.cancelled for view in views.values()),
+                    "cancellations": sum(view.cancellations for view in views.values()),
                     "window_partitions": group.description.window_partitions,
                 },
             )
@@ -237,12 +234,12 @@ class LiveQueries:
         if not 1 <= limit <= MOST_ROWS:
             raise QueryRefusedError(f"limit has to be from 1 to {MOST_ROWS}")
         bounded = {"min", "max"}.isdisjoint(parameters)
-        with self._asked(parameters, "limit") as (live, head):
-            views = list(live.views.values())
+        with self._asked(parameters, "limit") as (found, head):
+            views = list(found.values())
             count = before_ms = None
             if bounded:
                 count, before_ms = _leading(views, limit)
-            rows = _merged([view.table(before_ms) for view in views], list(live.views))
+            rows = _merged([view.table(before_ms) for view in views], list(found))
         count = rows.num_rows if count is None else count
         if rows.num_rows > limit:
             # Rows that are due with the last one come too, so that the limit never depends on the
@@ -262,8 +259,8 @@ class LiveQueries:
         return LiveAnswer("application/json", body)
 
     def _average(self, parameters: Mapping[str, str]) -> LiveAnswer:
-        with self._asked(parameters) as (live, head):
-            found = np.concatenate([view.attributes() for view in live.views.values()])
+        with self._asked(parameters) as (views, head):
+            found = np.concatenate([view.attributes() for view in views.values()])
         numbers = found[~np.isnan(found)]
         any_ = bool(numbers.size)
         total = float(numbers.sum()) if any_ else None
@@ -292,18 +289,11 @@ class LiveQueries:
             edges = [_integer({"edges": part}, "edges", 0) for part in parts]
             if any(one >= other for one, other in pairwise(edges)):
                 raise QueryRefusedError("the edges have to rise")
-        with self._asked(parameters, "edges") as (live, head):
-            counts = count_between(live, edges)
+        with self._asked(parameters, "edges") as (views, head):
+            times: Int64s = np.array([*edges, _LAST_MS], dtype=np.int64)
+            counts = np.diff(_before(list(views.values()), times), prepend=0).tolist()
         head |= {"edges_ms": edges, "counts": counts, "messages": sum(counts)}
         return _as_json(head)
-
-
-def count_between(live: LiveView, edges: Sequence[int]) -> list[int]:
-    """Return the numbers of messages due before, between and from ascending edges, in ms."""
-    times: Int64s = np.array([*edges, _LAST_MS], dtype=np.int64)
-    before = _before(list(live.views.values()), times)
-    found: list[int] = np.diff(before, prepend=0).tolist()
-    return found
 
 
 def _leading(views: Sequence[QueueView], limit: int) -> tuple[int | None, int | None]:

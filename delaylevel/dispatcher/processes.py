@@ -165,11 +165,11 @@ class Processes:
     `start`, `look` and `stop` are called by one thread; the others by any.
 
     Args:
-        opener: opens what each of them runs.
+        opener: opens what each of them runs; None without any.
         count: number of processes with this one; 0 for one for each usable core.
     """
 
-    def __init__(self, opener: Opener, count: int) -> None:
+    def __init__(self, opener: Opener | None, count: int) -> None:
         self._opener = opener
         self._count = count or usable_cores()
         self._names: list[str] = []
@@ -274,6 +274,7 @@ class Processes:
         return list(self._children.values())
 
     def _begin(self, name: str) -> None:
+        assert self._opener is not None
         self._children[name] = _Child(name, self._names, self._opener, self.url)
 
     def _take_leave(self, name: str) -> None:

@@ -43,7 +43,7 @@ from delaylevel.model.level_topic import (
 )
 from delaylevel.structures.segments.file import make_spill_folder
 from delaylevel.topics import registry as topics
-from delaylevel.topics.roster import RESTING_S, DescriptionCache, Roster
+from delaylevel.topics.roster import RESTING_S, DescriptionCache
 from delaylevel.topics.status import (
     ADDRESS_PROPERTY,
     NAME_PROPERTY,
@@ -263,10 +263,13 @@ class Dispatcher:
         lanes: schedulers of the process, which are not closed here; its own ones by default.
         processes: further processes that share the work, started and watched by this one.
 
+    Attributes:
+        refused: the reason for each level topic that was given up, because only a later version can
+            serve it, by its name.
+
     Raises:
-        LevelTopicError: none of the level topics can be served: it is missing, or its final window
-            is not ``tracker``; or, with effectively-once delivery, a target is without broker
-            deduplication. If others can be served, this one is reported and tried again.
+        LevelTopicError: a level topic is missing, or its final window is not ``tracker``; or, with
+            effectively-once delivery, a target is without broker deduplication.
     """
 
     def __init__(
@@ -281,7 +284,8 @@ class Dispatcher:
         processes: Processes | None = None,
     ) -> None:
         self._client = client
-        self.processes = processes
+        self.processes = processes or Processes(None, 1)
+        self.refused: dict[str, str] = {}
         self._names: tuple[str, ...] = settings.processes
         self._name = settings.name or default_name()
         self._begun_s = time.monotonic()
@@ -307,8 +311,8 @@ class Dispatcher:
         self._is_running = False
         self._directory = settings.directory / f"dispatcher-{os.getpid()}"
         sweep(settings.directory)
-        self._roster = Roster(admin, level_topics, lambda description, _: self._serve(description))
-        self._roster.start()
+        for name in level_topics:
+            self.add(name)
 
     @property
     def descriptions(self) -> tuple[LevelTopicDescription, ...]:
@@ -333,8 +337,7 @@ class Dispatcher:
                 for topic in self._topics
                 for index, owner in topic.owners.items()
             }
-        others = {} if self.processes is None else self.processes.stats()
-        return others | {key: owner.stats.now() for key, owner in owners.items()}
+        return self.processes.stats() | {key: owner.stats.now() for key, owner in owners.items()}
 
     def released(self) -> Counter[str]:
         """Return the number of messages that were released here, by level topic.
@@ -342,7 +345,7 @@ class Dispatcher:
         It includes those from window partitions that were given back since, and those of further
         processes.
         """
-        total = Counter[str]() if self.processes is None else self.processes.released()
+        total = self.processes.released()
         with self._lock:
             total += self._released
             for topic in self._topics:
@@ -356,11 +359,7 @@ class Dispatcher:
         Raises:
             LevelTopicError: as for the class.
         """
-        self._serve(topics.describe(self._admin, level_topic))
-
-    def _serve(self, description: LevelTopicDescription) -> None:
-        """Serve a level topic; errors as for `add`."""
-        check_dispatched(description)
+        description = served(self._admin, level_topic)
         if self._settings.delivery is Delivery.EFFECTIVELY_ONCE:
             require_on_targets(self._admin, description)
         topic = self._join(description)
@@ -374,18 +373,13 @@ class Dispatcher:
         """The name of this process in the groups of its level topics."""
         return self._name
 
-    @property
-    def refused(self) -> Mapping[str, str]:
-        """The reason for each level topic that cannot be served now, by its name."""
-        return self._roster.refused
-
     def remove(self, level_topic: str) -> None:
         """Give up the partitions of a level topic; call it in the thread of `run`.
 
         Args:
             level_topic: full name of the level topic.
         """
-        self._roster.forget(level_topic)
+        self.refused.pop(level_topic, None)
         for topic in [each for each in self._topics if each.description.topic == level_topic]:
             self._end(topic)
             self._revoke([(topic, index) for index in topic.owners])
@@ -417,14 +411,14 @@ class Dispatcher:
         with self._lock:
             looked_s = min((topic.looked_s for topic in self._topics), default=self._looked_s)
         silent_s = time.monotonic() - min(looked_s, self._looked_s)
-        return silent_s if self.processes is None else max(silent_s, self.processes.silent_s)
+        return max(silent_s, self.processes.silent_s)
 
     def groups(self) -> tuple[ServedGroup, ...]:
         """Return the level topics that are served, with the owners of their partitions."""
         stats: dict[str, dict[int, OwnerStats]] = {}
         for (level_topic, index), each in sorted(self.stats().items(), key=itemgetter(0)):
             stats.setdefault(level_topic, {})[index] = each
-        starting = 0 if self.processes is None else self.processes.starting
+        starting = self.processes.starting
         with self._lock:
             return tuple(
                 ServedGroup(
@@ -449,8 +443,7 @@ class Dispatcher:
     def advertise(self, url: str) -> None:
         """Publish the address of the HTTP service with every partition acquired from now on."""
         self._advertised = {ADDRESS_PROPERTY: url}
-        if self.processes is not None:
-            self.processes.url = url
+        self.processes.url = url
 
     def run(self, tick: Callable[[], None] | None = None) -> None:
         """Serve until `stop` is called; then give up all partitions.
@@ -465,26 +458,24 @@ class Dispatcher:
             make_spill_folder(self._directory, shared=self._settings.directory)
             self._is_running = True
             self._begun_s = time.monotonic()
-            if self.processes is not None:
-                self._start_processes(self.processes)
+            self._start_processes()
             for topic in self._topics:
                 self._begin(topic)
             while not self._stopping.is_set():
                 for topic in tuple(self._topics):
                     if topic.given_up is not None:
                         # Dispatchers of a later version take over the partitions.
-                        self.remove(topic.description.topic)
-                        self._roster.refuse(topic.description.topic, topic.given_up)
-                self._roster.look(each.topic for each in self.descriptions)
-                if self.processes is not None:
-                    self.processes.look()
+                        name, reason = topic.description.topic, str(topic.given_up)
+                        self.remove(name)
+                        self.refused[name] = reason
+                        log.warning("level topic %s is not served: %s", name, reason)
+                self.processes.look()
                 self._looked_s = time.monotonic()
                 if tick is not None:
                     tick()
                 self._stopping.wait(_LOOK_S)
         finally:
-            if self.processes is not None:
-                self.processes.request_stop()
+            self.processes.request_stop()
             for topic in self._topics:
                 self._end(topic)
             self._revoke([(topic, index) for topic in self._topics for index in topic.owners])
@@ -494,19 +485,19 @@ class Dispatcher:
                 self._own_lanes.close()
             self._opened.close()
             shutil.rmtree(self._directory, ignore_errors=True)
-            if self.processes is not None:
-                self.processes.join()
+            self.processes.join()
 
     def stop(self) -> None:
         """Request the end of `run`; safe in a signal handler and from any thread."""
         self._stopping.set()
 
-    def _start_processes(self, processes: Processes) -> None:
+    def _start_processes(self) -> None:
         windows = (topic.description.window_partitions for topic in self._topics)
-        names = processes.start(self._name, max(windows, default=DEFAULT_WINDOW_PARTITIONS))
-        self._names = names if len(names) > 1 else ()
-        for topic in self._topics:
-            topic.processes = self._names
+        names = self.processes.start(self._name, max(windows, default=DEFAULT_WINDOW_PARTITIONS))
+        if len(names) > 1:
+            self._names = names
+            for topic in self._topics:
+                topic.processes = names
 
     def _begin(self, topic: ServedTopic) -> None:
         """Look at a level topic now and then: a task, so that none waits for another's broker."""

@@ -224,7 +224,7 @@ class DispatchReporter:
         parameters = {key: value for key, value in parameters.items() if key != DISPATCHER}
         if name in (None, self._dispatcher.name):
             return self._queries.answer(question, parameters)
-        answer = None if processes is None else processes.answer(name, question, parameters)
+        answer = processes.answer(str(name), question, parameters)
         if answer is None:
             raise QueryRefusedError(f"there is no dispatcher {name[:200]} here", 404)
         return answer
@@ -284,8 +284,7 @@ class DispatchReporter:
         """
         edges = ",".join(str(now_ms + ms) for ms, _ in _PERIODS)
         question = "counts", {"topic": group.description.topic, "edges": edges}
-        processes = self._dispatcher.processes
-        answers = [] if processes is None else processes.ask(*question)
+        answers = self._dispatcher.processes.ask(*question)
         with suppress(QueryRefusedError):  # it has no partition that can be asked
             answers.append(self._queries.answer(*question))
         if not answers:

@@ -106,7 +106,11 @@ class Fixture:
         self.queue.cancelling.everything_is_read(self.clock.now_ms())
         while self.queue.cancelling.undecided:
             _, decisions = self.queue.cancelling.decide()
-            gone = {each.cancellation.id for each in decisions if each.outcome == "cancelled"}
+            gone = set()
+            for each in decisions:
+                assert each.outcome is not None
+                if each.outcome.status == "cancelled":
+                    gone.add(each.cancellation.id)
             for entry in list(self.expected):
                 if entry in gone:
                     del self.expected[entry]

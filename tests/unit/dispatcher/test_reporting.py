@@ -13,6 +13,7 @@ import pytest
 
 from delaylevel.dispatcher.assignment import GroupState
 from delaylevel.dispatcher.owner import EventQueue
+from delaylevel.dispatcher.processes import Processes
 from delaylevel.dispatcher.service import ServedGroup
 from delaylevel.dispatcher.stats import (
     LATENESS_BOUNDS_MS,
@@ -49,7 +50,7 @@ class Dispatching:
 
     def __init__(self) -> None:
         self.name = "a"
-        self.processes: Any = None
+        self.processes: Any = Processes(None, 1)
         self.refusals: dict[int, str] = {}
         self.further: dict[int, OwnerStats] = {}
         self.description = DESCRIPTION
