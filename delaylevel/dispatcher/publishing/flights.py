@@ -14,8 +14,7 @@ much as a message. With sequence IDs they are written before the next intents at
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import repeat
@@ -27,6 +26,7 @@ from delaylevel.cluster.targets.pool import TargetKey, TargetPool
 from delaylevel.cluster.targets.producer import TargetProducer
 from delaylevel.cluster.targets.send_state import SendOutcome, Sent
 from delaylevel.dispatcher.delay_queue import DelayQueue
+from delaylevel.dispatcher.host import Host
 from delaylevel.dispatcher.journal.records import (
     UNCERTAIN,
     DispositionKind,
@@ -35,10 +35,8 @@ from delaylevel.dispatcher.journal.records import (
     Record,
 )
 from delaylevel.dispatcher.journal.topic import Journal
-from delaylevel.dispatcher.record import DueBatch
-from delaylevel.dispatcher.stats import SharedOwnerStats
+from delaylevel.dispatcher.record import DueBatch, WindowMessage
 from delaylevel.dispatcher.turns import PUBLISHING, TURNS
-from delaylevel.model.clock import Clock
 from delaylevel.model.due_time import expired_reason, expires_at_ms
 from delaylevel.model.level_topic import LevelTopicDescription
 
@@ -123,43 +121,18 @@ class Recall:
     stored: set[int] = field(default_factory=set)  # indices
 
 
-class ExpiryCheck:
-    """The decision which due messages have expired.
-
-    Args:
-        numbered: True if the messages have sequence IDs. Then a message that an earlier owner may
-            still send does not expire: it would be released all the same.
-    """
-
-    def __init__(
-        self,
-        delay_queue: DelayQueue,
-        description: Callable[[], LevelTopicDescription],
-        clock: Clock,
-        *,
-        numbered: bool,
-    ) -> None:
-        self._queue = delay_queue
-        self._description = description
-        self._clock = clock
-        self._numbered = numbered
-
-    def expired(self, batch: DueBatch) -> dict[int, int]:
-        """Return the expired messages: index -> time of the expiry, ms since the epoch."""
-        description, messages = self._description(), batch.messages
-        if not description.expire_after_ms and not any(map(_EXPIRES, messages)):
-            return {}
-        now_ms = self._clock.now_ms()
-        expired: dict[int, int] = {}
-        for index, message in enumerate(messages):
-            at_ms = expires_at_ms(description, message.due_ms, message.expires_ms)
-            if 0 < at_ms <= max(now_ms, message.due_ms):
-                expired[index] = at_ms
-        if expired and self._numbered:
-            # Its release has a higher sequence ID, so the broker drops what the other one sends.
-            for index in np.flatnonzero(self._queue.reopened(batch)).tolist():
-                expired.pop(index, None)
-        return expired
+def expired(
+    description: LevelTopicDescription, messages: Sequence[WindowMessage], now_ms: int
+) -> dict[int, int]:
+    """Return the expired ones of due messages: index -> time of the expiry, ms since the epoch."""
+    if not description.expire_after_ms and not any(map(_EXPIRES, messages)):
+        return {}
+    found: dict[int, int] = {}
+    for index, message in enumerate(messages):
+        at_ms = expires_at_ms(description, message.due_ms, message.expires_ms)
+        if 0 < at_ms <= max(now_ms, message.due_ms):
+            found[index] = at_ms
+    return found
 
 
 def is_below_limits(messages: int, size: int) -> bool:
@@ -167,78 +140,12 @@ def is_below_limits(messages: int, size: int) -> bool:
     return messages < IN_FLIGHT_MESSAGES and size < IN_FLIGHT_BYTES
 
 
-class EarlierIntents:
-    """The intents from before the takeover, until it is known which messages are stored.
-
-    The broker is asked, through the pool of targets. An intent of what it has not stored stays open
-    until that is released, as long as the owners use sequence IDs.
-
-    Args:
-        numbered: True if this owner does.
-    """
-
-    def __init__(
-        self,
-        queue: DelayQueue,
-        pool: TargetPool[PoolItem],
-        journal: Journal,
-        *,
-        numbered: bool,
-    ) -> None:
-        self._queue = queue
-        self._numbered = numbered
-        self._pool = pool
-        self._journal = journal
-        self._recalls: dict[int, Recall] = {}
-
-    def __len__(self) -> int:
-        """Return the number of unresolved intents."""
-        return len(self._recalls)
-
-    @property
-    def targets(self) -> set[str]:
-        """Names of the targets with unresolved intents."""
-        return {each.intent.target for each in self._recalls.values()}
-
-    def begin(self) -> None:
-        """Ask about all messages of all intents."""
-        refused = self._queue.state.refused
-        for intent in self._queue.unresolved_intents():
-            if intent.first == UNCERTAIN and self._numbered:
-                # An earlier owner may still send its messages, so they do not expire.
-                self._queue.reopen(intent.number)
-                continue
-            recall = self._recalls[intent.number] = Recall(intent)
-            if intent.target:
-                producer = self._pool.producer(parse_target(intent.target))
-                for index, position in enumerate(intent.positions.tolist()):
-                    if position not in refused:
-                        producer.recall((recall, index), intent.first + index)
-                        recall.left += 1
-            if not recall.left:
-                self._resolve(recall)
-
-    def settle(self, recall: Recall, index: int, stored: bool) -> None:
-        """Process the outcome of a message; write the record when it was the intent's last."""
-        if stored:
-            recall.stored.add(index)
-        recall.left -= 1
-        if not recall.left:
-            self._resolve(recall)
-
-    def _resolve(self, recall: Recall) -> None:
-        number = recall.intent.number
-        mask = np.zeros(recall.intent.positions.size, dtype=np.bool_)
-        mask[list(recall.stored)] = True
-        del self._recalls[number]
-        for record in self._queue.resolve(number, mask):
-            self._journal.append_soon(record)
-
-
 class Flights:
     """The batches that are launched, until they are released.
 
-    Messages that a target refuses are set aside.
+    Messages that a target refuses are set aside. Of the intents from before the takeover, the
+    broker is asked, through the pool of targets, which messages it has stored. An intent of what it
+    has not stored stays open until that is released, as long as the owners use sequence IDs.
 
     Args:
         numbered: True to publish with sequence IDs.
@@ -251,36 +158,32 @@ class Flights:
 
     def __init__(
         self,
+        host: Host,
         delay_queue: DelayQueue,
         pool: TargetPool[PoolItem],
         journal: Journal,
         set_aside: SetAsideTopics[Flight],
-        expiry: ExpiryCheck,
         *,
         numbered: bool,
-        clock: Clock,
-        stats: SharedOwnerStats,
-        now_s: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._host = host
         self._queue = delay_queue
         self._pool = pool
         self._journal = journal
         self._set_aside = set_aside
-        self._expiry = expiry
         self._numbered = numbered
-        self._clock = clock
-        self._stats = stats
-        self._now_s = now_s
+        self._clock = host.clock
+        self._now_s = host.now_s
         self._open: set[Flight] = set()  # with messages that have no outcome
         # Launched flights by target, in the order of their intents, which is that of their sequence
         # IDs.
         self._unsent: dict[TargetKey, list[Flight]] = {}
         self.prepared = self.sent_ms = self.uncommitted = 0
         self._count = 0
-        self._counted_s = now_s()
+        self._counted_s = host.now_s()
         self._rate = 0.0
         self._sent_s = 0.0
-        self._earlier = EarlierIntents(delay_queue, pool, journal, numbered=numbered)
+        self._recalls: dict[int, Recall] = {}  # of unresolved intents, by their number
         # By topic, messages and bytes of the flights of which messages are being set aside.
         self._refused_load: dict[str, tuple[int, int]] = {}
         self._confirmed: list[Flight] = []
@@ -406,16 +309,25 @@ class Flights:
             del self._unsent[key]
         return reason is None
 
+    def expired(self, batch: DueBatch) -> dict[int, str]:
+        """Return the reasons of the messages of a batch that have expired, by index."""
+        found = expired(self._host.description(), batch.messages, self._clock.now_ms())
+        if found and self._numbered:
+            # An earlier owner may still send them. Their release has a higher sequence ID, so the
+            # broker drops what that one sends.
+            for index in np.flatnonzero(self._queue.reopened(batch)).tolist():
+                found.pop(index, None)
+        return {index: expired_reason(at_ms) for index, at_ms in found.items()}
+
     def _without_expired(self, flights: list[Flight]) -> list[_Run] | None:
         """Refuse expired messages; return the others, or None without room to set more aside."""
         kept: list[_Run] = []
         refused: list[tuple[Flight, dict[int, str]]] = []
         for flight in flights:
-            expired, begin = self._expiry.expired(flight.batch), 0
-            if expired:
-                reasons = {index: expired_reason(at_ms) for index, at_ms in expired.items()}
+            reasons, begin = self.expired(flight.batch), 0
+            if reasons:
                 refused.append((flight, reasons))
-            for index in (*expired, len(flight.batch)):
+            for index in (*reasons, len(flight.batch)):
                 if index > begin:
                     kept.append((flight, range(begin, index)))
                 begin = index + 1
@@ -454,7 +366,7 @@ class Flights:
     @property
     def busy(self) -> bool:
         """True while flights or earlier intents are open."""
-        return bool(self._open or self._earlier) or self.next_commit_s is not None
+        return bool(self._open or self._recalls) or self.next_commit_s is not None
 
     @property
     def next_commit_s(self) -> float | None:
@@ -467,7 +379,30 @@ class Flights:
 
     def resolve_earlier(self) -> None:
         """Begin to resolve the intents that the last owner left open; `process` goes on."""
-        self._earlier.begin()
+        refused = self._queue.state.refused
+        for intent in self._queue.unresolved_intents():
+            if intent.first == UNCERTAIN and self._numbered:
+                # An earlier owner may still send its messages, so they do not expire.
+                self._queue.reopen(intent.number)
+                continue
+            recall = self._recalls[intent.number] = Recall(intent)
+            if intent.target:
+                producer = self._pool.producer(parse_target(intent.target))
+                for index, position in enumerate(intent.positions.tolist()):
+                    if position not in refused:
+                        producer.recall((recall, index), intent.first + index)
+                        recall.left += 1
+            if not recall.left:
+                self._resolve(recall)
+
+    def _resolve(self, recall: Recall) -> None:
+        """Resolve an intent of which it is known what is stored."""
+        number = recall.intent.number
+        mask = np.zeros(recall.intent.positions.size, dtype=np.bool_)
+        mask[list(recall.stored)] = True
+        del self._recalls[number]
+        for record in self._queue.resolve(number, mask):
+            self._journal.append_soon(record)
 
     @TURNS.take(PUBLISHING)
     def process(self) -> None:
@@ -478,7 +413,11 @@ class Flights:
         for _, (sent, outcome, reason) in self._pool.poll():
             owner, index = sent.item
             if isinstance(owner, Recall):
-                self._earlier.settle(owner, index, outcome is SendOutcome.STORED)
+                if outcome is SendOutcome.STORED:
+                    owner.stored.add(index)
+                owner.left -= 1
+                if not owner.left:
+                    self._resolve(owner)
                 continue
             if outcome is SendOutcome.STORED:
                 stored.append(sent)
@@ -509,7 +448,7 @@ class Flights:
         """Write the commits of flights that are completely confirmed, and count the messages."""
         plain: list[Flight] = []
         if self._late_ms:
-            self._stats.released(np.array(self._late_ms))
+            self._host.stats.released(np.array(self._late_ms))
             self._late_ms = []
         for flight in self._confirmed:
             if flight.counted:
@@ -576,7 +515,7 @@ class Flights:
     def _resume(self) -> None:
         """Let producers go on whose refusals are in the journal."""
         suspended = self._pool.suspended()
-        unresolved = self._earlier.targets
+        unresolved = {each.intent.target for each in self._recalls.values()}
         ready = [key for key in suspended if target_name(key) not in unresolved]
         if ready:
             self._journal.append(LowWatermark(self._queue.state.low_watermark))

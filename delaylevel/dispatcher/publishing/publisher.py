@@ -26,10 +26,9 @@ from delaylevel.dispatcher.pending import (
     paused_key,
 )
 from delaylevel.dispatcher.record import DueBatch, WindowMessage
-from delaylevel.model.due_time import expired_reason
 from delaylevel.structures.segments.pending import SpillError
 
-from .flights import ExpiryCheck, Flight, Flights, PoolItem, is_below_limits
+from .flights import Flight, Flights, PoolItem, is_below_limits
 from .set_aside import SetAsideTopics
 from .targets import TargetPartitions, by_partition, by_target
 
@@ -73,61 +72,6 @@ class TargetState(Enum):
         self.stops_from = stops_from
 
 
-class TargetTable:
-    """The state of each target, as it is at this moment: nothing is remembered.
-
-    Args:
-        partitions: numbers of the targets' partitions, with deduplication; None without.
-    """
-
-    def __init__(
-        self,
-        pool: TargetPool[PoolItem],
-        partitions: TargetPartitions | None,
-        flights: Flights,
-        gate: PauseGate,
-    ) -> None:
-        self._pool = pool
-        self._partitions = partitions
-        self._flights = flights
-        self._gate = gate
-
-    def takes(self, key: TargetKey) -> bool:
-        """Return True if a target takes messages now; open it if that is what they wait for."""
-        state = self.state(key)
-        if state in (TargetState.CLOSED, TargetState.OPENING):
-            self._pool.producer(key).open()
-            state = self.state(key)
-        return state.takes
-
-    def state(self, key: TargetKey) -> TargetState:
-        """Return the state of a target."""
-        topic, pool = key.topic, self._pool
-        if not topic or key.partition == ASIDE_PARTITION:
-            return TargetState.READY if self._flights.has_room_aside() else TargetState.FULL
-        if key.partition == PAUSED_PARTITION or self._gate.is_paused(topic):
-            return TargetState.PAUSED
-        if pool.refusal(topic, key.schema) is not None:
-            return TargetState.REFUSED if self._flights.has_room_aside() else TargetState.SLOW
-        if key.partition == UNKNOWN_PARTITION:
-            assert self._partitions is not None
-            count = self._partitions.count(topic)
-            if isinstance(count, str):
-                return TargetState.REFUSED if self._flights.has_room_aside() else TargetState.SLOW
-            return TargetState.UNKNOWN if count is None else TargetState.READY
-        producer = pool.producer(key)
-        if not producer.is_open:
-            return TargetState.OPENING if producer.opening_s < SLOW_S else TargetState.CLOSED
-        # Messages of a lost partition stay there: those of another one must not wait for them.
-        if not is_below_limits(*pool.load(topic, without_lost=True)):
-            # The limits are those of the whole target, so any of its producers may be slow.
-            return TargetState.SLOW if pool.age_s(topic) > SLOW_S else TargetState.FULL
-        # More messages than these would be refused, too, and memory has no room for them.
-        if producer.is_lost or not is_below_limits(*self._flights.refused_load(topic)):
-            return TargetState.SLOW
-        return TargetState.READY
-
-
 class BatchPublisher:
     """Publisher of due messages: it launches them, or lets them wait for their targets.
 
@@ -154,22 +98,8 @@ class BatchPublisher:
         self._numbered = partitions is not None
         self._clock = host.clock
         self._warm_until_ms = -1
-        self._expiry = ExpiryCheck(
-            delay_queue, host.description, host.clock, numbered=self._numbered
-        )
-        self.flights = Flights(
-            delay_queue,
-            pool,
-            journal,
-            set_aside,
-            self._expiry,
-            numbered=self._numbered,
-            clock=host.clock,
-            stats=host.stats,
-            now_s=host.now_s,
-        )
+        self.flights = Flights(host, delay_queue, pool, journal, set_aside, numbered=self._numbered)
         self._gate = PauseGate(host, delay_queue.waiting.count)
-        self._table = TargetTable(pool, partitions, self.flights, self._gate)
         self._launched: list[Flight] = []  # not passed on to the flights yet
 
     @property
@@ -256,7 +186,7 @@ class BatchPublisher:
             if key.partition == PAUSED_PARTITION:
                 self._end_pause(key)
                 continue
-            while waiting.count(key) and self._table.takes(key):
+            while waiting.count(key) and self._takes(key):
                 part = self._queue.advance_waiting(key, _BATCH)
                 if part is None:
                     continue
@@ -308,7 +238,7 @@ class BatchPublisher:
         self._launch_or_wait(batch, key)
 
     def _launch_or_wait(self, batch: DueBatch, key: TargetKey) -> None:
-        if not self._queue.waiting.count(key) and self._table.takes(key):
+        if not self._queue.waiting.count(key) and self._takes(key):
             self._launch(batch, key)
         else:
             self._wait(batch, key)
@@ -361,15 +291,12 @@ class BatchPublisher:
         everything = range(len(batch))
         if not key.topic:
             return dict.fromkeys(everything, "")  # the message has its reason
-        expired = self._expiry.expired(batch)
         refusal = self._pool.refusal(key.topic, key.schema)
         if refusal is not None:
             reasons = dict.fromkeys(everything, refusal)
         else:
             reasons = dict.fromkeys(self._queue.refused_earlier(batch), _REFUSED_EARLIER)
-        if expired:
-            reasons |= {index: expired_reason(at_ms) for index, at_ms in expired.items()}
-        return reasons
+        return reasons | self.flights.expired(batch)
 
     def _split(self, batch: DueBatch, first: list[int]) -> tuple[DueBatch, DueBatch | None]:
         """Return the messages with these ascending indices, and the others; None for no others."""
@@ -392,10 +319,45 @@ class BatchPublisher:
             # message would go through the queue of its target.
             keys = {*keys, *(key for key, _ in self._pool.waiting())}
         for key in keys:
-            stops_from = self._table.state(key).stops_from
+            stops_from = self._state(key).stops_from
             if stops_from is not None and waiting.count(key) >= stops_from:
                 return True
         return False
+
+    def _takes(self, key: TargetKey) -> bool:
+        """Return True if a target takes messages now; open it if that is what they wait for."""
+        state = self._state(key)
+        if state in (TargetState.CLOSED, TargetState.OPENING):
+            self._pool.producer(key).open()
+            state = self._state(key)
+        return state.takes
+
+    def _state(self, key: TargetKey) -> TargetState:
+        """Return the state of a target, as it is at this moment: nothing is remembered."""
+        topic, pool = key.topic, self._pool
+        if not topic or key.partition == ASIDE_PARTITION:
+            return TargetState.READY if self.flights.has_room_aside() else TargetState.FULL
+        if key.partition == PAUSED_PARTITION or self._gate.is_paused(topic):
+            return TargetState.PAUSED
+        if pool.refusal(topic, key.schema) is not None:
+            return TargetState.REFUSED if self.flights.has_room_aside() else TargetState.SLOW
+        if key.partition == UNKNOWN_PARTITION:
+            assert self._partitions is not None
+            count = self._partitions.count(topic)
+            if isinstance(count, str):
+                return TargetState.REFUSED if self.flights.has_room_aside() else TargetState.SLOW
+            return TargetState.UNKNOWN if count is None else TargetState.READY
+        producer = pool.producer(key)
+        if not producer.is_open:
+            return TargetState.OPENING if producer.opening_s < SLOW_S else TargetState.CLOSED
+        # Messages of a lost partition stay there: those of another one must not wait for them.
+        if not is_below_limits(*pool.load(topic, without_lost=True)):
+            # The limits are those of the whole target, so any of its producers may be slow.
+            return TargetState.SLOW if pool.age_s(topic) > SLOW_S else TargetState.FULL
+        # More messages than these would be refused, too, and memory has no room for them.
+        if producer.is_lost or not is_below_limits(*self.flights.refused_load(topic)):
+            return TargetState.SLOW
+        return TargetState.READY
 
     def _send(self) -> None:
         flights, self._launched = self._launched, []

@@ -12,10 +12,9 @@ import pytest
 from delaylevel.cluster.targets.pool import TargetKey
 from delaylevel.dispatcher.journal.records import UNCERTAIN
 from delaylevel.dispatcher.pending import ASIDE_PARTITION
-from delaylevel.dispatcher.publishing.flights import ExpiryCheck
+from delaylevel.dispatcher.publishing.flights import expired
 from delaylevel.dispatcher.publishing.publisher import TargetState
 from delaylevel.model import envelope as env
-from delaylevel.testing import ManualClock
 from support.fakes import describe
 from support.simulation import TARGETS, Simulation
 
@@ -327,9 +326,7 @@ def test_a_message_that_expires_while_the_journal_confirms_is_not_sent(
 
 def test_what_expires_at_its_due_time_expires_also_where_it_is_released_early() -> None:
     messages = [SimpleNamespace(due_ms=1_000, expires_ms=each) for each in (0, 999, 1_000, 1_001)]
-    early = ManualClock(990)
-    check = ExpiryCheck(cast(Any, None), describe, early, numbered=False)
-    assert check.expired(cast(Any, SimpleNamespace(messages=messages))) == {1: 999, 2: 1_000}
+    assert expired(describe(), cast(Any, messages), 990) == {1: 999, 2: 1_000}
 
 
 @pytest.mark.parametrize("takeovers", [1, 2])
