@@ -206,6 +206,7 @@ class DelayQueue:
         *,
         clock: Clock,
         overflow: Callable[[], PendingSegments] | None = None,
+        attribute: str | None = None,
         releases: RecentReleases | None = None,
         grace_ms: int = 60_000,
         unclear_until_ms: int = 0,
@@ -218,20 +219,23 @@ class DelayQueue:
             segments: empty segments, owned by the queue from now on.
             overflow: function that returns further empty segments, for the due messages of a target
                 that takes them slowly; None to keep these in memory.
+            attribute: as for `PendingIndex`.
             grace_ms: time after its due time until which the message of a cancellation is waited
                 for, ms.
             unclear_until_ms: due time up to which an earlier owner may have sent messages, ms since
                 the epoch; 0 if there was none.
         """
         self.state = state
-        self.pending = PendingIndex(segments)
+        self.pending = PendingIndex(segments, attribute)
         # IDs of the messages that are pending or in flight. The state remembers released ones.
         self._pending_ids = RemovableIds()
         self._open = OpenPositions(state.low_watermark)  # pending or in flight
         self._numbers = itertools.count(state.next_number)
         # The batches that are launched and not released, with their IDs, by number.
         self._launched: dict[int, tuple[DueBatch, IdColumns]] = {}
-        self.waiting = WaitingQueues(clock, overflow)
+        self.waiting = WaitingQueues(
+            clock, None if overflow is None else lambda: PendingIndex(overflow(), attribute)
+        )
         self._unresolved = UnresolvedIntents(state)
         self._sent_until_ms = unclear_until_ms
         self.releases = releases or RecentReleases(clock.now_ms)

@@ -45,8 +45,8 @@ _RETRY_S = 1.0
 _DESCRIBED_S = 0.01
 
 
-class CaughtUp:
-    """Event: every message that was stored at the takeover has been read. It comes once."""
+#: Event: every message that was stored at the takeover has been read. It comes once.
+CAUGHT_UP = object()
 
 
 class EntryEnd(NamedTuple):
@@ -63,8 +63,8 @@ class Fetcher:
 
     Args:
         end: last position that was stored at the takeover; None for an empty partition.
-        put: function that is called with each `FetchedBatch`, with `CaughtUp` once, with `EntryEnd`
-            when no further message is stored, or with the error that ended the reading.
+        put: function that is called with each `FetchedBatch`, with `CAUGHT_UP` once, with an
+            `EntryEnd` when no further message is stored, or with the error that ended the reading.
         unnumbered: function that stores those messages as dead letters whose batch index is above
             LAST_INDEX. If it raises a BrokerError, it is called again.
         rank: rank among the partitions that have not caught up; the lowest is read first.
@@ -137,7 +137,7 @@ class Fetcher:
         """Open the reader, before the first call of `gather`; `fetch` does it."""
         self._reader = PartitionReader(self._client, self.topic, self._start, self._now_s)
         if self._end is None:
-            self.put(CaughtUp())
+            self.put(CAUGHT_UP)
 
     def close(self) -> None:
         """Close the reader."""
@@ -320,7 +320,7 @@ class Fetcher:
         elif (ledger, entry) == end and reader.has_message_available():
             return  # messages of the same entry follow
         self._end = None
-        self.put(CaughtUp())
+        self.put(CAUGHT_UP)
 
     def _whole(self, reader: PartitionReader, taken: list[Any]) -> list[Any]:
         """Add the rest of an entry with messages behind LAST_INDEX, which the client has."""

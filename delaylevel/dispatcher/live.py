@@ -32,13 +32,13 @@ import pyarrow.compute as pc
 
 from delaylevel.dispatcher.delay_queue import DelayQueue
 from delaylevel.dispatcher.journal.records import ENTRY_BITS, unpack
-from delaylevel.dispatcher.record import Columns, MessageAttribute, joined
+from delaylevel.dispatcher.record import Columns, attributes, joined
 from delaylevel.dispatcher.service import Dispatcher, ServedGroup
 from delaylevel.dispatcher.stats import OwnerStats
 from delaylevel.dispatcher.turns import TURNS
 from delaylevel.errors import InvalidInputError
 from delaylevel.model.clock import Clock
-from delaylevel.model.level_topic import named_in
+from delaylevel.model.level_topic import SIZE_ATTRIBUTE, named_in
 from delaylevel.model.topic_name import TopicName
 from delaylevel.structures.rows import Int64s, Rows
 from delaylevel.structures.segments.file import Columns as SegmentColumns
@@ -82,7 +82,7 @@ class QueueView(FrozenRows):
 
     def __init__(self, delay_queue: DelayQueue, wanted: Range) -> None:
         super().__init__(wanted, partial(TURNS.take, _QUERYING))
-        self.attribute = delay_queue.pending.attribute or MessageAttribute()
+        self.attribute = delay_queue.pending.attribute or SIZE_ATTRIBUTE
         self.read_to = delay_queue._open.last_offered
         self.cancelled = delay_queue.cancelling.cancelled
         self.cancellations = delay_queue.cancelling.waiting
@@ -94,12 +94,12 @@ class QueueView(FrozenRows):
         self.add((), partial(_in_due_order, joined(loose), self.attribute))
 
 
-def _in_due_order(messages: Columns, attribute: MessageAttribute) -> SegmentColumns:
+def _in_due_order(messages: Columns, attribute: str) -> SegmentColumns:
     """Return messages outside the segments: in flight, or waiting for their target."""
     due_ms, positions, records = messages
     rows: Rows = np.array([due_ms, *unpack(positions)], dtype=np.int64)
     order = np.lexsort(rows[::-1])
-    return SegmentColumns(rows[:, order], attribute.of(records)[order])
+    return SegmentColumns(rows[:, order], attributes(attribute, records)[order])
 
 
 class LiveQueries:
@@ -149,10 +149,10 @@ class LiveQueries:
                     views[index] = answer.result()
                 else:
                     missing[index] = "its thread has not answered"
-            names = {view.attribute.name for view in views.values()}
+            names = {view.attribute for view in views.values()}
             if len(names) > 1:
                 for index, view in list(views.items()):
-                    if view.attribute.name != group.description.attribute:
+                    if view.attribute != group.description.attribute:
                         del views[index]
                         missing[index] = "it has been owned since before the attribute was changed"
             yield views, missing
@@ -196,7 +196,7 @@ class LiveQueries:
             _number(parameters, "max", np.inf),
         )
         with self.look(group, wanted) as (views, missing):
-            names = {view.attribute.name for view in views.values()}
+            names = {view.attribute for view in views.values()}
             known = names.pop() if names else group.description.attribute
             attribute = parameters.get("attribute", known)
             if attribute != known:

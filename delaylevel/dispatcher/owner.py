@@ -48,10 +48,10 @@ from delaylevel.topics.roster import DescriptionCache
 
 from .assignment import window_sources
 from .delay_queue import DelayQueue, OfferQueue
-from .fetcher import CaughtUp, EntryEnd, Fetcher
+from .fetcher import CAUGHT_UP, EntryEnd, Fetcher
 from .host import Host
 from .pending import overflow_segments, pending_segments
-from .record import FetchedBatch, MessageAttribute, recorder_of
+from .record import FetchedBatch, recorder_of
 from .stats import SharedOwnerStats
 from .turns import PUBLISHING, TURNS
 
@@ -314,18 +314,16 @@ class PartitionOwner:
         journal.claim()  # before anything is decided from what was read
         releases.now_ms = clock.now_ms
         budget_bytes = settings.memory_bytes // description.window_partitions
-        delay_queue = DelayQueue(
+        return DelayQueue(
             state,
             pending_segments(self._directory, budget_bytes, description, clock),
             clock=clock,
             overflow=overflow_segments(self._directory, clock),
+            attribute=description.attribute,
             releases=releases,
             grace_ms=settings.cancel_grace_ms,
             unclear_until_ms=0 if is_first else clock.now_ms() + UNCLEAR_MS,
         )
-        attribute = MessageAttribute(description.attribute)
-        delay_queue.pending.attribute = delay_queue.waiting.attribute = attribute
-        return delay_queue
 
     def _make_fetcher(self) -> Fetcher:
         """Return a fetcher that reads from the low watermark on."""
@@ -545,7 +543,7 @@ class PartitionOwner:
                 self._offer(event)
             elif isinstance(event, EntryEnd):
                 self._entry_end = pack(event.ledger_id, event.entry_id)
-            elif isinstance(event, CaughtUp):
+            elif event is CAUGHT_UP:
                 self._end_recovery()
                 self.stats.set(caught_up=True)
             elif isinstance(event, Exception):

@@ -28,8 +28,8 @@ from .record import (
     STORED,
     Columns,
     DueBatch,
-    MessageAttribute,
     MessageRecord,
+    attributes,
     joined,
     packed,
     unpacked,
@@ -87,15 +87,20 @@ class PendingIndex:
 
     Attributes:
         last_due_ms: highest due time so far, ms since the epoch.
-        attribute: attribute of the messages for queries; None for the sizes of the stored records.
     """
 
-    def __init__(self, segments: PendingSegments) -> None:
+    def __init__(self, segments: PendingSegments, attribute: str | None = None) -> None:
+        """Create an index without records.
+
+        Args:
+            attribute: attribute of the messages for queries; None for the sizes of the stored
+                records.
+        """
         if len(segments):
             raise InvalidInputError("the segments must be empty")
         self.segments = segments
         self.last_due_ms = 0
-        self.attribute: MessageAttribute | None = None
+        self.attribute = attribute
         self._next_due_ms: int | None = None
         self._changed = False
 
@@ -131,7 +136,7 @@ class PendingIndex:
         Raises:
             SpillWriteError: the disk is full or fails, and the memory budget is used up.
         """
-        attribute = None if self.attribute is None else self.attribute.of(records)
+        attribute = None if self.attribute is None else attributes(self.attribute, records)
         payloads = [
             each[STORED] if len(each) == PACKED_FIELDS else packed(each) for each in records
         ]
@@ -260,14 +265,10 @@ class WaitingQueues:
     has messages.
 
     Args:
-        overflow: function that returns empty segments; None to keep everything in memory.
-
-    Attributes:
-        attribute: as for `PendingIndex`.
+        overflow: function that returns an empty index; None to keep everything in memory.
     """
 
-    def __init__(self, clock: Clock, overflow: Callable[[], PendingSegments] | None) -> None:
-        self.attribute: MessageAttribute | None = None
+    def __init__(self, clock: Clock, overflow: Callable[[], PendingIndex] | None) -> None:
         self._clock = clock
         self._overflow = overflow
         self._queues: dict[TargetKey, _Queue] = {}
@@ -336,13 +337,9 @@ class WaitingQueues:
             each.size += sum(map(_size, batch.records))
         else:
             assert self._overflow is not None
-            rest = each.rest
-            if rest is None:
-                rest = PendingIndex(self._overflow())
-                rest.attribute = self.attribute
+            each.rest = each.rest if each.rest is not None else self._overflow()
             rows: Rows = np.array([batch.due_ms, *unpack(batch.positions)], dtype=np.int64)
-            each.rest = rest
-            rest.put(rows, batch.records)
+            each.rest.put(rows, batch.records)
         self._queues[target] = each
 
     def take(self, target: TargetKey, count: int) -> Columns:

@@ -132,29 +132,22 @@ PACKED_FIELDS = len(PackedRecord._fields)
 STORED = PackedRecord._fields.index("stored")
 
 
-class _KindTable:
-    """The kinds of this process; their numbers never change."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._numbers: dict[StoredKind, int] = {}
-        self.kinds: list[tuple[StoredKind, str]] = []  # with their sources
-
-    def number(self, kind: StoredKind) -> int | None:
-        """Return the number of a kind; None if there are too many."""
-        number = self._numbers.get(kind)
-        if number is not None:
-            return number
-        with self._lock:
-            if kind not in self._numbers and len(self.kinds) < _MOST_KINDS:
-                self.kinds.append((kind, kind.source))
-                self._numbers[kind] = len(self.kinds) - 1
-            return self._numbers.get(kind)
+# The kinds of this process with their sources, and their numbers, which never change.
+_KINDS: list[tuple[StoredKind, str]] = []
+_NUMBERS: dict[StoredKind, int] = {}
+_ADDING = threading.Lock()
 
 
-_TABLE = _KindTable()
-#: Function that returns the number of a kind in this process; None if there are too many kinds.
-kind_number = _TABLE.number
+def kind_number(kind: StoredKind) -> int | None:
+    """Return the number of a kind in this process; None if there are too many kinds."""
+    number = _NUMBERS.get(kind)
+    if number is not None:
+        return number
+    with _ADDING:
+        if kind not in _NUMBERS and len(_KINDS) < _MOST_KINDS:
+            _KINDS.append((kind, kind.source))
+            _NUMBERS[kind] = len(_KINDS) - 1
+        return _NUMBERS.get(kind)
 
 
 def packed_extended(
@@ -187,7 +180,7 @@ def unpacked(stored: bytes) -> tuple[Any, ...]:
     tag = stored[0]
     if tag == PLAIN:
         _, kind, number, due_ms = _HEAD.unpack_from(stored)
-        (target, schema, compression, id_key), source = _TABLE.kinds[kind]
+        (target, schema, compression, id_key), source = _KINDS[kind]
         name = _position_id(source, number)
         properties = {DUE: str(due_ms), TARGET: target, ID: name}
         value = stored[_HEAD.size :]
@@ -203,7 +196,7 @@ def unpacked(stored: bytes) -> tuple[Any, ...]:
     is_null, name, key, ordering_key, event_ms, properties, expires_ms = marshal.loads(
         stored[start : start + size]
     )
-    (target, schema, compression, id_key), source = _TABLE.kinds[kind]
+    (target, schema, compression, id_key), source = _KINDS[kind]
     if name is None:
         name = _position_id(source, number)
     properties[DUE], properties[TARGET], properties[ID] = str(due_ms), target, name
@@ -635,36 +628,30 @@ _DELAY = len(WindowMessage._fields)
 
 # Every message has one number: the size of its payload, its delay in the window (from its publish
 # time there until it is due), or one of its properties. It is NaN without a number.
-class MessageAttribute:
-    """The attribute of a level topic.
+def attributes(name: str, records: Sequence[tuple[Any, ...]]) -> npt.NDArray[np.float64]:
+    """Return the attribute of each record, shape (n,).
 
     Args:
-        name: ``size``, ``delay``, or the name of a property.
+        name: attribute of the level topic: ``size``, ``delay``, or the name of a property.
     """
-
-    def __init__(self, name: str = SIZE_ATTRIBUTE) -> None:
-        self.name = name
-
-    def of(self, records: Sequence[tuple[Any, ...]]) -> npt.NDArray[np.float64]:
-        """Return the attribute of each record, shape (n,)."""
-        found: list[float]
-        if self.name == SIZE_ATTRIBUTE:
-            found = [
-                record[_PACKED_SIZE]
-                if len(record) == PACKED_FIELDS
-                else np.nan
-                if is_cancellation(record)
-                else len(record[_VALUE] or b"")
-                for record in records
-            ]
-        elif self.name == DELAY_ATTRIBUTE:
-            found = [record[_DELAY] if len(record) > _DELAY else np.nan for record in records]
-        else:
-            found = [
-                np.nan if is_cancellation(record) else number(_properties(record).get(self.name))
-                for record in records
-            ]
-        return np.array(found, dtype=np.float64)
+    found: list[float]
+    if name == SIZE_ATTRIBUTE:
+        found = [
+            record[_PACKED_SIZE]
+            if len(record) == PACKED_FIELDS
+            else np.nan
+            if is_cancellation(record)
+            else len(record[_VALUE] or b"")
+            for record in records
+        ]
+    elif name == DELAY_ATTRIBUTE:
+        found = [record[_DELAY] if len(record) > _DELAY else np.nan for record in records]
+    else:
+        found = [
+            np.nan if is_cancellation(record) else number(_properties(record).get(name))
+            for record in records
+        ]
+    return np.array(found, dtype=np.float64)
 
 
 def _properties(record: tuple[Any, ...]) -> Mapping[str, str]:

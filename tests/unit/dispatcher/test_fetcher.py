@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from delaylevel.dispatcher.fetcher import CaughtUp, EntryEnd, Fetcher
+from delaylevel.dispatcher.fetcher import CAUGHT_UP, EntryEnd, Fetcher
 from delaylevel.dispatcher.record import FetchedBatch, WindowMessage
 from delaylevel.errors import BrokerError
 from delaylevel.model.position import EARLIEST, Position
@@ -90,7 +90,7 @@ class Window:
         return tuple(WindowMessage("", 0, due_ms, "orders", "", 0, "", "", "", 0, {}, b""))
 
     def refresh(self) -> None:
-        assert not any(isinstance(event, CaughtUp) for event in self.events)
+        assert CAUGHT_UP not in self.events
         self.undecided = (-1, -1, -1)
 
 
@@ -141,7 +141,7 @@ def test_a_message_with_a_new_target_and_those_behind_it_belong_to_the_takeover(
     while window.fetcher.gather():
         pass
     assert window.batches() == [[0], [1, 2]]
-    assert isinstance(window.events[2], CaughtUp)
+    assert window.events[2] is CAUGHT_UP
 
 
 def test_messages_wait_while_the_description_is_read_again(

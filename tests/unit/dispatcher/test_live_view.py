@@ -22,7 +22,6 @@ from delaylevel.dispatcher.record import (
     Cancellation,
     DueBatch,
     FetchedBatch,
-    MessageAttribute,
     WindowMessage,
 )
 from delaylevel.dispatcher.service import ServedGroup
@@ -60,9 +59,8 @@ class Fixture:
             self.segments("pending"),
             clock=self.clock,
             overflow=self._overflow,
+            attribute=attribute,
         )
-        self.queue.pending.attribute = MessageAttribute(attribute)
-        self.queue.waiting.attribute = self.queue.pending.attribute
         self.expected: dict[int, tuple[int, float]] = {}  # entry -> due time, size
 
     def segments(self, name: str) -> PendingSegments:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import _pulsar
@@ -12,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from delaylevel.dispatcher.record import (
-    MessageAttribute,
     Recorder,
     as_plain,
+    attributes,
     packed,
     recorder_of,
     unpacked,
@@ -254,7 +255,7 @@ def test_a_message_has_the_same_record_as_if_it_were_checked_completely(
     messages: list[tuple[CoreMessage, tuple[int, int, int]]], attribute: str
 ) -> None:
     records = recorder(attribute)
-    of = MessageAttribute(attribute).of
+    of = partial(attributes, attribute)
     for message, position in messages:
         # The table knows the message's kind only the second time.
         for _ in range(2):
