@@ -320,16 +320,7 @@ class DelayQueue:
             if part[2]:
                 parts.append(part)
             left -= len(part[2])
-        return self._batch(joined(parts)) if parts else None
-
-    def divide(self, batch: DueBatch, parts: Iterable[Sequence[int]]) -> list[DueBatch]:
-        """Return parts of a batch that is not launched; each has ascending indices."""
-        divided = []
-        for part in parts:
-            index = np.asarray(part, dtype=np.int64)
-            records = [batch.records[each] for each in part]
-            divided.append(self._batch((batch.due_ms[index], batch.positions[index], records)))
-        return divided
+        return DueBatch(*joined(parts)) if parts else None
 
     def defer(self, batch: DueBatch, target: TargetKey) -> None:
         """Let the messages of a batch that is not launched wait until their target takes them.
@@ -350,7 +341,7 @@ class DelayQueue:
             DamagedSegmentError: a spill file is gone. Start again from the journal.
         """
         part = self.cancelling.filter(self.waiting.take(target, max_messages))
-        return self._batch(part) if part[2] else None
+        return DueBatch(*part) if part[2] else None
 
     def launch(self, batch: DueBatch) -> None:
         """Take note that a batch without sequence IDs is sent; it cannot be cancelled any more."""
@@ -370,8 +361,9 @@ class DelayQueue:
             raise InvalidInputError(f"sequence ID {first} of target {target} was used before")
         if target and target in self._unresolved.targets:
             raise InvalidInputError(f"target {target} has an intent from before the takeover")
-        intent = Intent(batch.number, batch.positions, IdColumns.of(batch.records), target, first)
-        self._launch(batch, intent.ids)
+        ids = IdColumns.of(batch.records)
+        self._launch(batch, ids)
+        intent = Intent(batch.number, batch.positions, ids, target, first)
         self.state.apply(intent)
         return intent
 
@@ -493,9 +485,6 @@ class DelayQueue:
             record = as_plain(records[each])
             self._unresolved.keep(int(positions[each]), int(rows[DUE, each]), record)
 
-    def _batch(self, columns: Columns) -> DueBatch:
-        return DueBatch(next(self._numbers), *columns)
-
     def _in_flight(self, number: int) -> tuple[DueBatch, IdColumns]:
         """Return a batch that is launched, and its IDs."""
         found = self._launched.get(number)
@@ -514,6 +503,7 @@ class DelayQueue:
                 "a cancelled message was about to be published; it was not: start again from the "
                 "journal, and report this as a defect"
             )
+        batch.number = next(self._numbers)
         self._launched[batch.number] = batch, ids
         self._sent_until_ms = max(self._sent_until_ms, int(batch.due_ms.max()))
 

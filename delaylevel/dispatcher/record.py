@@ -12,7 +12,7 @@ import marshal
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from struct import Struct
@@ -581,23 +581,33 @@ class OfferResult(NamedTuple):
     released: int
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class DueBatch:
     """Messages that are due, in the order (due time, position).
 
     Attributes:
         due_ms: due times, ms since the epoch, shape (n,).
         positions: packed positions, shape (n,).
+        number: number of a batch that is launched; -1 before.
     """
 
-    number: int
     due_ms: Int64s
     positions: Int64s
     records: list[MessageRecord]
+    number: int = -1
 
     def __len__(self) -> int:
         """Return the number of messages."""
         return len(self.records)
+
+    def divide(self, parts: Iterable[Sequence[int]]) -> list[DueBatch]:
+        """Return parts of a batch that is not launched; each has ascending indices."""
+        divided = []
+        for part in parts:
+            index = np.asarray(part, dtype=np.int64)
+            records = [self.records[each] for each in part]
+            divided.append(DueBatch(self.due_ms[index], self.positions[index], records))
+        return divided
 
     @cached_property
     def messages(self) -> list[WindowMessage]:

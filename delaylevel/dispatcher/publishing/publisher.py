@@ -147,7 +147,7 @@ class BatchPublisher:
 
     def publish(self, batch: DueBatch) -> None:
         """Launch a batch; messages of targets that are not ready wait in the delay queue."""
-        for key, part in by_target(batch, self._queue.divide, batched=not self._numbered):
+        for key, part in by_target(batch, batched=not self._numbered):
             self._place(part, key)
         self._send()
 
@@ -278,7 +278,7 @@ class BatchPublisher:
         assert self._partitions is not None
         count = self._partitions.count(key.topic)
         if isinstance(count, int):
-            for each, part in by_partition(batch, key, count, self._partitions, self._queue.divide):
+            for each, part in by_partition(batch, key, count, self._partitions):
                 self._launch_or_wait(part, each)
         elif count is None:  # the reason has just become old
             self._wait(batch, key)
@@ -303,7 +303,7 @@ class BatchPublisher:
         if len(first) == len(batch):
             return batch, None
         rest = sorted(set(range(len(batch))) - set(first))
-        one, other = self._queue.divide(batch, [first, rest])
+        one, other = batch.divide([first, rest])
         return one, other
 
     def _put_aside(self, batch: DueBatch, reasons: dict[int, str]) -> None:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from operator import attrgetter
-from typing import TypeAlias
 
 from delaylevel.cluster.failures import error_name
 from delaylevel.cluster.publisher import SHARED_TEXT, needs_own_batch
@@ -108,13 +107,7 @@ def java_string_hash(key: str) -> int:
     return value & 0x7FFFFFFF
 
 
-#: Function that returns parts of a batch; each has ascending indices.
-Divide: TypeAlias = "Callable[[DueBatch, Iterable[Sequence[int]]], list[DueBatch]]"
-
-
-def by_target(
-    batch: DueBatch, divide: Divide, *, batched: bool
-) -> Iterator[tuple[TargetKey, DueBatch]]:
+def by_target(batch: DueBatch, *, batched: bool) -> Iterator[tuple[TargetKey, DueBatch]]:
     """Divide a batch by the targets of its messages, which share a batch there if ``batched``."""
     messages = batch.messages
     if len(set(map(_TARGET, messages))) == 1 and _have_short_texts(messages):
@@ -125,19 +118,19 @@ def by_target(
         alone = batched and needs_own_batch(message, message.properties)
         group = message.target, message.schema, message.compression, alone
         groups.setdefault(group, []).append(index)
-    parts = [batch] if len(groups) == 1 else divide(batch, groups.values())
+    parts = [batch] if len(groups) == 1 else batch.divide(groups.values())
     for (target, schema, compression, alone), part in zip(groups, parts, strict=True):
         yield TargetKey(target, schema, compression, alone=alone), part
 
 
 def by_partition(
-    batch: DueBatch, key: TargetKey, count: int, partitions: TargetPartitions, divide: Divide
+    batch: DueBatch, key: TargetKey, count: int, partitions: TargetPartitions
 ) -> Iterator[tuple[TargetKey, DueBatch]]:
     """Divide a batch of one target by its partitions; ``count`` is 0 for a topic without."""
     groups: dict[int, list[int]] = {}
     for index, message in enumerate(batch.messages):
         groups.setdefault(partitions.of(message, count) if count else -1, []).append(index)
-    parts = [batch] if len(groups) == 1 else divide(batch, groups.values())
+    parts = [batch] if len(groups) == 1 else batch.divide(groups.values())
     for partition, part in zip(groups, parts, strict=True):
         yield key._replace(partition=partition), part
 

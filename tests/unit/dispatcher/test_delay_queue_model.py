@@ -311,7 +311,7 @@ class World:
         partitions = [partition_of(each.message_id) for each in batch.messages]
         used = sorted(set(partitions))
         parts = [[i for i, each in enumerate(partitions) if each == one] for one in used]
-        for partition, part in zip(used, self.queue.divide(batch, parts), strict=True):
+        for partition, part in zip(used, batch.divide(parts), strict=True):
             target = str(partition)
             flight = Flight(part, partition, self.queue.state.next_sequence(target))
             if self.numbered:
