@@ -194,6 +194,7 @@ class FakeMessage:
     published_ms: int = 11
     order: str = "order"
     event_ms: int = 12
+    key: str = "key"
 
     def topic_name(self) -> str:
         return self.topic
@@ -205,7 +206,7 @@ class FakeMessage:
         return self.published_ms
 
     def partition_key(self) -> str:
-        return "key"
+        return self.key
 
     def ordering_key(self) -> str:
         return self.order
@@ -214,7 +215,7 @@ class FakeMessage:
         return self.event_ms
 
     def properties(self) -> dict[str, str]:
-        return self.given
+        return dict(self.given)
 
     def has_null_value(self) -> bool:
         return self.value is None
@@ -224,36 +225,6 @@ class FakeMessage:
 
 
 # -- a cluster
-
-
-@dataclass
-class CoreMessage:
-    """A message with the methods of one of the client's core."""
-
-    fields: dict[str, str]
-    key: str = ""
-    value: bytes | None = b"body"
-
-    def properties(self) -> dict[str, str]:
-        return dict(self.fields)
-
-    def partition_key(self) -> str:
-        return self.key
-
-    def ordering_key(self) -> str:
-        return self.key[:1]
-
-    def publish_timestamp(self) -> int:
-        return 5
-
-    def event_timestamp(self) -> int:
-        return len(self.key)
-
-    def has_null_value(self) -> bool:
-        return self.value is None
-
-    def data(self) -> bytes:
-        return self.value or b""
 
 
 @dataclass

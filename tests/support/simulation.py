@@ -845,6 +845,20 @@ class Simulation:
         for job in jobs:
             job()
 
+    def round(self, seconds: float = 0.05, *, work: bool = True) -> None:
+        """Let everything happen that can happen without faults, then some time pass.
+
+        Args:
+            work: False to let nothing slow make progress, and therefore not the journal.
+        """
+        if work:
+            self.work()
+        self.cycle()
+        for producer in list(self.broker.producers):
+            producer.store(len(producer.wire))
+            producer.confirm(len(producer.answers))
+        self.wait(seconds)
+
     def turn_several(self, turns: int) -> None:
         """Let the process and its slow work take turns."""
         for _ in range(turns):
@@ -917,12 +931,7 @@ class Simulation:
         for topic in self.broker.topics.values():
             topic.refuses = topic.away = False
         for round_number in range(300):
-            self.work()
-            for producer in list(self.broker.producers):
-                producer.store(len(producer.wire))
-                producer.confirm(len(producer.answers))
-            self.own_topics_answer()
-            self.cycle()
+            self.round(0)
             self.bring_back()
             if round_number == 20:
                 # By now every dispatcher has noticed that the topic was deleted.

@@ -22,21 +22,10 @@ def put(run: Simulation, target: str, due_in_ms: int = 10, expires_after_ms: int
     return found
 
 
-def round_of(run: Simulation, seconds: float = 0.05) -> None:
-    """Let everything happen that can happen without faults, then some time pass."""
-    run.work()
-    for producer in list(run.broker.producers):
-        producer.store(len(producer.wire))
-        producer.confirm(len(producer.answers))
-    run.own_topics_answer()
-    run.cycle()
-    run.wait(seconds)
-
-
 def run_for(run: Simulation, seconds: float) -> None:
     end_s = run.clock.seconds + seconds
     while run.clock.seconds < end_s:
-        round_of(run)
+        run.round()
 
 
 def delivered(run: Simulation) -> Counter[str]:
@@ -113,7 +102,7 @@ def test_a_spread_of_a_few_messages_has_one_release_for_each(tmp_path: Path) -> 
     while len(run.sent_ms) < 5:
         run.cycle()
         next_ms = run.publisher.next_spread_ms
-        round_of(run, 0 if next_ms is None else max(next_ms - run.clock.now_ms(), 0) / 1000)
+        run.round(0 if next_ms is None else max(next_ms - run.clock.now_ms(), 0) / 1000)
         times.append(run.clock.now_ms())
         assert len(times) < 30
     assert [round((run.sent_ms[each] - begin_ms) / 1000) for each in waits] == [2, 4, 6, 8]

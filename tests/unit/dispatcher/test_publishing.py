@@ -1,4 +1,4 @@
-"""Tests of publishing step by step, against the simulated broker."""
+"""Tests of publishing and its records step by step, against the simulated broker."""
 
 from __future__ import annotations
 
@@ -10,7 +10,15 @@ from typing import Any, cast
 import pytest
 
 from delaylevel.cluster.targets.pool import TargetKey
-from delaylevel.dispatcher.journal.records import UNCERTAIN
+from delaylevel.dispatcher.journal.records import (
+    UNCERTAIN,
+    Commit,
+    Intent,
+    Paused,
+    Record,
+    Released,
+    decode,
+)
 from delaylevel.dispatcher.pending import ASIDE_PARTITION
 from delaylevel.dispatcher.publishing.flights import expired
 from delaylevel.dispatcher.publishing.publisher import TargetState
@@ -36,6 +44,17 @@ def answer(run: Simulation, target: str) -> None:
         if producer.topic.name == target:
             producer.store(len(producer.wire))
             producer.confirm(len(producer.answers))
+
+
+def ready(numbered: bool, directory: Path, *targets: str) -> Simulation:
+    """Return a simulation with an open producer for some targets, and nothing in flight."""
+    run = Simulation(numbered, directory)
+    for target in targets or (ORDERS,):
+        run.send(1, target, too_big=False)
+    for _ in range(10):
+        run.round(0.1)
+    assert not run.publisher.busy
+    return run
 
 
 def held(run: Simulation) -> list[str]:
@@ -90,26 +109,30 @@ def test_no_message_of_a_burst_waits_while_its_target_confirms(
     assert waited == 0
 
 
+@pytest.mark.parametrize("too_big", [False, True])
 @pytest.mark.parametrize("numbered", [False, True])
 def test_few_messages_are_set_aside_at_a_time(
-    numbered: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    numbered: bool, too_big: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("delaylevel.dispatcher.publishing.flights.IN_FLIGHT_MESSAGES", 20)
     monkeypatch.setattr("delaylevel.dispatcher.publishing.publisher._BATCH", 5)
     monkeypatch.setattr(TargetState.OPENING, "stops_from", 5)
     run = Simulation(numbered, tmp_path)
-    run.broker.topics[ORDERS].refuses = True
-    run.send(200, ORDERS, too_big=False)
+    run.broker.topics[ORDERS].refuses = not too_big
+    run.send(200, ORDERS, too_big=too_big)
     run.send(5, INVOICES, too_big=False)
-    for _ in range(30):  # the held topic is slow
+    for _ in range(60 if too_big else 30):  # the held or the dead-letter topic is slow
         run.work()
         run.cycle()
         answer(run, INVOICES)
         run.wait(0.02)
-    assert run.queue.in_flight <= 40
+    assert run.queue.in_flight <= (50 if too_big else 40)
     assert len(run.broker.topics[INVOICES].delivered) == 5
-    rounds(run, 60, seconds=0.01)
-    assert sorted(set(held(run))) == sorted(run.sent.keys() - {f"id-{n}" for n in range(200, 205)})
+    if not too_big:
+        rounds(run, 60, seconds=0.01)
+        assert set(held(run)) == run.sent.keys() - {f"id-{n}" for n in range(200, 205)}
+    run.settle()
+    run.check()
 
 
 def test_large_properties_share_no_batch_when_they_are_set_aside(tmp_path: Path) -> None:
@@ -148,27 +171,6 @@ def test_a_held_topic_that_refuses_ends_no_process(numbered: bool, tmp_path: Pat
     held_topic.refuses = False
     rounds(run, 30)
     assert sorted(held(run)) == [f"id-{number}" for number in range(5)]
-
-
-@pytest.mark.parametrize("numbered", [False, True])
-def test_few_messages_that_are_too_large_are_set_aside_at_a_time(
-    numbered: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("delaylevel.dispatcher.publishing.flights.IN_FLIGHT_MESSAGES", 20)
-    monkeypatch.setattr("delaylevel.dispatcher.publishing.publisher._BATCH", 5)
-    monkeypatch.setattr(TargetState.OPENING, "stops_from", 5)
-    run = Simulation(numbered, tmp_path)
-    run.send(200, ORDERS, too_big=True)
-    run.send(5, INVOICES, too_big=False)
-    for _ in range(60):  # the dead-letter topic is slow
-        run.work()
-        run.cycle()
-        answer(run, INVOICES)
-        run.wait(0.02)
-    assert run.queue.in_flight <= 50
-    assert len(run.broker.topics[INVOICES].delivered) == 5
-    run.settle()
-    run.check()
 
 
 def test_no_message_passes_those_that_wait_for_the_same_target(
@@ -272,23 +274,12 @@ def test_a_burst_is_sent_without_a_wait_for_its_intents(
     run.check()
 
 
-def opened(numbered: bool, directory: Path) -> Simulation:
-    """Return a simulation with an open producer."""
-    run = Simulation(numbered, directory)
-    run.send(1, ORDERS, too_big=False)
-    for _ in range(10):
-        rounds(run, 1)
-        answer(run, ORDERS)
-    assert not run.publisher.busy
-    return run
-
-
 @pytest.mark.parametrize("numbered", [False, True])
 @pytest.mark.parametrize("left_ms", [0, 1])
 def test_a_message_expires_in_the_millisecond_of_its_expiry(
     numbered: bool, left_ms: int, tmp_path: Path
 ) -> None:
-    run = opened(numbered, tmp_path)
+    run = ready(numbered, tmp_path)
     expires_ms = run.clock.now_ms() + 500
     run.add("x", ORDERS, 0, b"x", expires_ms=expires_ms)
     while run.clock.now_ms() < expires_ms - left_ms:  # the process has no turn
@@ -304,7 +295,7 @@ def test_a_message_expires_in_the_millisecond_of_its_expiry(
 def test_a_message_that_expires_while_the_journal_confirms_is_not_sent(
     numbered: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = opened(numbered, tmp_path)
+    run = ready(numbered, tmp_path)
     store = run.journal.store
 
     def slowly(count: int) -> None:
@@ -334,7 +325,7 @@ def test_a_message_that_an_earlier_owner_may_still_send_does_not_expire(
     takeovers: int, tmp_path: Path
 ) -> None:
     """Its client sends it once the name of its producer is free, unless a later one was stored."""
-    run = opened(True, tmp_path)
+    run = ready(True, tmp_path)
     run.add("x", ORDERS, 0, b"x", expires_ms=run.clock.now_ms() + 1_000)
     run.wait(0.02)
     run.cycle()
@@ -359,7 +350,7 @@ def test_no_message_passes_a_refusal_that_the_journal_does_not_know(
     recorded: bool, tmp_path: Path
 ) -> None:
     """The sequence ID of the later one would tell the next owner that both are stored."""
-    run = opened(True, tmp_path)
+    run = ready(True, tmp_path)
     run.send(1, ORDERS, too_big=True)
     run.send(1, ORDERS, too_big=False)
     run.wait(0.02)
@@ -369,3 +360,121 @@ def test_no_message_passes_a_refusal_that_the_journal_does_not_know(
         run.takeover(random.Random(0), worst=True)
     run.settle()
     run.check()
+
+
+# -- the records of the journal around a send
+
+
+def kinds(run: Simulation) -> list[type[Record]]:
+    """Return the kinds of the records that name messages."""
+    data = [*run.journal_topic.confirmed, *(each for each, _ in run.journal.tail)]
+    every = [type(decode(each)) for each in data]
+    return [kind for kind in every if kind in (Intent, Released, Commit, Paused)]
+
+
+@pytest.mark.parametrize("numbered", [False, True])
+def test_the_records_of_a_fraction_of_a_second(numbered: bool, tmp_path: Path) -> None:
+    run = ready(numbered, tmp_path, *TARGETS)
+    before = len(kinds(run))
+    run.send(20, ORDERS, too_big=False, due_in_ms=range(40, 240, 10))
+    for _ in range(60):
+        run.round(0.01)
+    assert len(run.broker.topics[ORDERS].delivered) == 21
+    found = kinds(run)[before:]
+    if numbered:
+        assert set(found) == {Intent, Commit}
+        assert found.count(Intent) == found.count(Commit) > 10
+    else:
+        # Batches without sequence IDs have one record each, and these are gathered.
+        assert set(found) == {Released}
+        assert len(found) <= 5
+
+
+@pytest.mark.parametrize("numbered", [False, True])
+def test_each_message_is_sent_when_it_is_due(numbered: bool, tmp_path: Path) -> None:
+    run = ready(numbered, tmp_path, *TARGETS)
+    start_s = run.clock.seconds
+    run.send(3, ORDERS, too_big=False, due_in_ms=(50, 100, 150))
+    for due_s, count in ((0.047, 0), (0.051, 1), (0.097, 1), (0.101, 2), (0.151, 3)):
+        while run.clock.seconds < start_s + due_s:
+            run.round(0.001)
+        run.round(0)
+        assert len(run.broker.topics[ORDERS].delivered) == 1 + count
+
+
+def test_no_numbered_message_is_sent_before_its_intent_is_confirmed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("delaylevel.dispatcher.publishing.flights._MANY", 1)
+    run = ready(True, tmp_path, *TARGETS)
+    run.send(2, ORDERS, too_big=False)
+    for _ in range(5):
+        run.round(0.02, work=False)
+    assert run.broker.topics[ORDERS].delivered == ["id-0"]
+    run.round(0.1)
+    run.round(0.1)
+    assert run.broker.topics[ORDERS].delivered == ["id-0", "id-2", "id-3"]
+
+
+@pytest.mark.parametrize("numbered", [False, True])
+def test_targets_are_opened_some_time_before_the_next_message(
+    numbered: bool, tmp_path: Path
+) -> None:
+    run = ready(numbered, tmp_path, *TARGETS)
+    run.send(1, ORDERS, too_big=False, due_in_ms=(60_000,))
+    run.wait(59.5)
+    run.round(0.15)
+    assert not run.pool.producer(TargetKey(ORDERS)).is_open
+    for _ in range(4):
+        run.round(0.05)
+    assert run.clock.now_ms() < run.window[-1].due_ms
+    assert run.pool.producer(TargetKey(ORDERS)).is_open
+    assert run.journal.proof_age_s < 1
+    assert run.broker.topics[ORDERS].delivered == ["id-0"]
+    assert not run.pool.producer(TargetKey(INVOICES)).is_open
+
+
+@pytest.mark.parametrize("numbered", [False, True])
+def test_a_proof_that_only_the_wall_clock_calls_old_is_renewed(
+    numbered: bool, tmp_path: Path
+) -> None:
+    """A machine was suspended: its monotonic clock stood still."""
+    run = ready(numbered, tmp_path, *TARGETS)
+    run.send(1, ORDERS, too_big=False)
+    run.wait(0.02)
+    run.journal.fails_after = 0
+    run.journal._proven_s = run.clock.seconds - 1.5
+    processes = run.processes
+    run.cycle()
+    assert run.processes == processes + 1, "it sent a message without a proof"
+
+
+@pytest.mark.parametrize("numbered", [False, True])
+def test_nothing_is_set_aside_without_a_fresh_proof(numbered: bool, tmp_path: Path) -> None:
+    """A held message comes back with its next attempt, which no cancellation names."""
+    run = ready(numbered, tmp_path, *TARGETS)
+    run.pool.refuse(ORDERS, "", "it is over its quota")
+    run.send(1, ORDERS, too_big=False)
+    run.wait(0.02)
+    run.journal.fails_after = 0
+    run.journal._proven_s = run.clock.seconds - 1.5
+    processes = run.processes
+    run.cycle()
+    assert run.processes == processes + 1, "it set a message aside without a proof"
+    assert run.description.held_topic.partition(0).full not in run.broker.topics
+
+
+@pytest.mark.parametrize("numbered", [False, True])
+def test_a_pause_and_its_end_are_in_the_journal(numbered: bool, tmp_path: Path) -> None:
+    run = ready(numbered, tmp_path, *TARGETS)
+    run.pause()
+    run.send(2, ORDERS, too_big=False)
+    for _ in range(3):
+        run.round(0.1)
+    assert kinds(run)[-1] is Paused
+    assert list(run.queue.state.paused) == [ORDERS]
+    run.resume()
+    for _ in range(3):
+        run.round(0.1)
+    assert run.queue.state.paused == {}
+    assert len(run.broker.topics[ORDERS].delivered) == 3

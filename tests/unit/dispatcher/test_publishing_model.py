@@ -456,17 +456,6 @@ def test_two_copies_of_a_held_message_are_known_as_copies(tmp_path: Path) -> Non
     run_all(True, False, [*((a, 0, n) for a, n in actions[:-1]), ("takeover", 0, 1)])
 
 
-def turn(run: Simulation, seconds: float) -> None:
-    """Let time pass, and the process work; targets that are served store and confirm all."""
-    run.wait(seconds)
-    run.work()
-    run.cycle()
-    for producer in list(run.broker.producers):
-        producer.store(len(producer.wire))
-        producer.confirm(len(producer.answers))
-    run.cycle()
-
-
 @pytest.mark.parametrize("numbered", [False, True])
 def test_messages_wait_for_a_target_that_fails_over_and_delay_no_other(
     numbered: bool, tmp_path: Path
@@ -476,17 +465,17 @@ def test_messages_wait_for_a_target_that_fails_over_and_delay_no_other(
     for target in TARGETS:
         run.send(1, target, too_big=False)
     for _ in range(6):
-        turn(run, 0.5)
+        run.round(0.5)
     run.lose(TARGETS[0], 0)
     for number in range(80):  # 40 s
         for target in TARGETS:
             run.send(1, target, too_big=False)
-        turn(run, 0.25)
-        turn(run, 0.25)
+        run.round(0.25)
+        run.round(0.25)
         assert len(near.delivered) == number + 2
     assert away.delivered == ["id-0"]
     run.fail_over()
     for _ in range(12):
-        turn(run, 0.5)
+        run.round(0.5)
     assert away.delivered == [f"id-{number}" for number in range(0, len(run.sent), 2)]
     assert run.description.held_topic.partition(0).full not in run.broker.topics
