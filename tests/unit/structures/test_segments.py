@@ -359,8 +359,8 @@ def test_rows_that_follow_each_other_are_read_with_few_open_runs(tmp_path: Path)
     """So the messages of a slow target wait: twenty times the budget, due at one instant."""
     store = PendingSegments(tmp_path, budget_bytes=1 << 20, clock=lambda: T0)
     entries = np.arange(20_000)
-    for part in np.split(entries, 20):
-        rows = np.array([np.full(1000, T0), np.full(1000, 7), part])
+    for part in np.split(entries, 100):
+        rows = np.array([np.full(200, T0), np.full(200, 7), part])
         store.append(rows, [payload(entry, 1100) for entry in part.tolist()])
     read: list[int] = []
     most = 0
