@@ -341,19 +341,6 @@ for _command in COMMANDS:
     help="Function that transforms the DataFrame between source and sink.",
 )
 @click.option(
-    "--ship/--no-ship",
-    default=True,
-    show_default=False,
-    help="Send the Python packages to the executors (default), or rely on installed ones.",
-)
-@click.option(
-    "--package",
-    "packages",
-    multiple=True,
-    metavar="NAME",
-    help="Name of a further installed package to send. Repeatable.",
-)
-@click.option(
     "--executor-python",
     metavar="NAME|PATH",
     help="Python of the executors; by default this version, from their PATH.",
@@ -365,9 +352,6 @@ def run(
     topics: tuple[str, ...],
     checkpoint: str | None,
     steps: str | None,
-    ship: bool,
-    packages: tuple[str, ...],
-    executor_python: str | None,
     **fields: Any,
 ) -> None:
     """Run the Spark job, the mover of level topics.
@@ -378,18 +362,17 @@ def run(
     The first SIGTERM or Ctrl-C ends the job after the current batch is committed and acknowledged.
     The second ends it at once, and the next run repeats that batch.
 
-    With the --master of a cluster, this program is Spark's driver and sends the Python packages to
-    the executors. They receive a token from the environment only within Spark's tasks.
+    With the --master of a cluster, this program is Spark's driver. The executors need the Python
+    packages, and receive a token from the environment only within Spark's tasks.
     """
     connection = program.connection()
-    from delaylevel.spark_sync import Executors, SparkSyncJob, SyncSettings, default_checkpoint
+    from delaylevel.spark_sync import SparkSyncJob, SyncSettings, default_checkpoint
     from delaylevel.spark_sync.steps import dropped, load_steps
 
     state = Path(platformdirs.user_state_dir("delaylevel"))
     settings = SyncSettings(
         level_topics=topics,
         checkpoint=checkpoint or default_checkpoint(state, connection, topics),
-        executors=Executors(ship=ship, packages=packages, python=executor_python),
         **fields,
     )
     own_steps = None if steps is None else load_steps(steps)

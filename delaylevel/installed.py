@@ -1,4 +1,4 @@
-"""Packages installed in this environment, for shipping to Spark executors and Functions."""
+"""Packages installed in this environment, for shipping to Functions."""
 
 from __future__ import annotations
 
@@ -16,12 +16,11 @@ _EXCLUDED_SUFFIXES = (".pyc", ".pyi", ".pyx", ".pxd", ".pxi", ".h", ".hpp", ".cc
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
-def distributions(roots: Iterable[str], without: frozenset[str] = frozenset()) -> tuple[str, ...]:
+def distributions(roots: Iterable[str]) -> tuple[str, ...]:
     """Return distributions and their installed requirements, sorted, without this project.
 
     Args:
         roots: names of installed distributions.
-        without: normalized names of distributions to leave out, with their requirements.
 
     Raises:
         ConfigError: one of ``roots`` is not installed.
@@ -31,7 +30,7 @@ def distributions(roots: Iterable[str], without: frozenset[str] = frozenset()) -
     found: set[str] = set()
     while queue:
         name = _normalized_name(queue.pop())
-        if name in found or name in without or name == "delaylevel":
+        if name in found or name == "delaylevel":
             continue
         try:
             requirements = importlib.metadata.requires(name) or []

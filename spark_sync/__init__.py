@@ -8,14 +8,12 @@ from typing import TYPE_CHECKING, Any
 from delaylevel.errors import MissingExtraError
 
 if TYPE_CHECKING:
-    from .cluster import Executors
     from .job import SparkSyncJob, default_checkpoint
     from .options import SyncSettings, connection_options
     from .source import DelayLevelDataSource, pending
 
 __all__ = [
     "DelayLevelDataSource",
-    "Executors",
     "SparkSyncJob",
     "SyncSettings",
     "connection_options",
@@ -25,7 +23,6 @@ __all__ = [
 
 _MODULES = {
     "DelayLevelDataSource": "source",
-    "Executors": "cluster",
     "SparkSyncJob": "job",
     "SyncSettings": "options",
     "connection_options": "options",

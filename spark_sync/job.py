@@ -42,12 +42,11 @@ from delaylevel.topics.roster import Roster
 
 from . import control
 from .arrow_rows import SCHEMA
-from .cluster import enter_environment
 from .driver import LOCK_TIMEOUT_S, check_movable
 from .forwarding import forwarded
 from .options import FORMAT, SyncOptions, SyncSettings, connection_options
 from .reporting import OBSERVATION, JobCollector, JobReporter, JobStats, SyncListener, status_reader
-from .session import spark_session
+from .session import enter_environment, spark_session
 from .source import DelayLevelDataSource
 from .steps import LOCAL_SORT_ALLOWED, Steps, apply_steps, cause_of, place_of_failure
 
@@ -370,6 +369,8 @@ def _raise_if_fatal(error: PySparkException) -> None:
 def _explained(error: PySparkException) -> tuple[str, bool]:
     """Return where a query failed and why, and False if it failed in the steps."""
     lines = str(error).splitlines()
+    if "No module named 'delaylevel'" in str(error):
+        return ": the executors' Python has no delaylevel; see docs/spark.md, On a cluster", True
     ours = next((line.strip() for line in reversed(lines) if _OUR_ERROR.match(line.strip())), None)
     if ours is not None:
         return f": {ours}", True

@@ -14,8 +14,6 @@ from delaylevel.model.delivery import Delivery, check_mover_delivery
 from delaylevel.model.position import Position
 from delaylevel.model.topic_name import TopicName
 
-from .cluster import Executors
-
 
 @dataclass(frozen=True)
 class SyncSettings:
@@ -31,7 +29,8 @@ class SyncSettings:
         master: Spark's master.
         options: further options of the source, e.g. ``startingOffsets``.
         spark_conf: further Spark settings.
-        executors: what the executors of a cluster receive; unused with a local master.
+        executor_python: the Python of a cluster's executors, a name in their PATH or a path. It
+            must have the driver's minor version; ``python3.X`` by default.
         metrics_port: the port that serves metrics for Prometheus; 0 for any free port, None for
             no metrics.
         metrics_address: the address of the interface that serves the metrics.
@@ -44,7 +43,7 @@ class SyncSettings:
     master: str = "local[2]"
     options: Mapping[str, str] = field(default_factory=dict)
     spark_conf: Mapping[str, str] = field(default_factory=dict)
-    executors: Executors = field(default_factory=Executors)
+    executor_python: str | None = None
     metrics_port: int | None = None
     metrics_address: str = "127.0.0.1"
 

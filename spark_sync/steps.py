@@ -21,7 +21,6 @@ from pyspark.sql import DataFrame
 from delaylevel.errors import ConfigError, StepsError
 
 from .arrow_rows import REQUIRED, SCHEMA
-from .cluster import FOLDER
 
 log = logging.getLogger(__name__)
 
@@ -108,9 +107,7 @@ def apply_steps(frame: DataFrame, steps: Steps) -> DataFrame:
 _FRAME = re.compile(r'\s*File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<name>\S+)')
 # Code that is not the user's: here, and on an executor, where the paths are others.
 _OURS = tuple(os.path.dirname(file) + os.sep for file in (getfile(StepsError), __file__))
-_LIBRARIES = re.compile(
-    rf"[/\\](pyspark|py4j|({FOLDER}|site-packages)[/\\]delaylevel)[/\\.]|<frozen "
-)
+_LIBRARIES = re.compile(r"[/\\](pyspark|py4j|(site-)?packages[/\\]delaylevel)[/\\.]|<frozen ")
 # The last line of a Python traceback, not of a Java stack trace.
 _PYTHON_ERROR = re.compile(
     r"(?!(org|java|scala|py4j|pyspark|at|Caused)\b)[A-Za-z_][\w.]*(Error|Exception)\b"

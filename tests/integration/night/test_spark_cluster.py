@@ -1,4 +1,4 @@
-"""Tests of the sync job on Spark's standalone cluster, with executors that have only Python.
+"""Tests of the sync job on Spark's standalone cluster, with executors that have another Python.
 
 A master and two workers run on loopback in their own processes. During the run one worker is
 killed with its executor, and another one is started.
@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+import sysconfig
 import threading
 import urllib.request
 from collections import Counter
@@ -58,12 +59,15 @@ class StandaloneCluster:
         self.folder = folder
         self.workers: dict[str, subprocess.Popen[bytes]] = {}
         self._started: list[subprocess.Popen[bytes]] = []
-        bare = folder / "bare python"
-        # A Python of the same version, without any package.
+        other = folder / "other python"
+        # A Python of the same version, with the packages of this one.
         base = os.path.realpath(sys.executable)
-        subprocess.run([base, "-m", "venv", "--without-pip", str(bare)], check=True)
+        subprocess.run([base, "-m", "venv", "--without-pip", str(other)], check=True)
+        (site,) = other.glob("lib/python*/site-packages")
+        here = sysconfig.get_path("purelib")
+        (site / "here.pth").write_text(f"import site; site.addsitedir({here!r})\n")
         self._environment = {
-            "PATH": f"{bare}/bin:/usr/local/bin:/usr/bin:/bin",
+            "PATH": f"{other}/bin:/usr/local/bin:/usr/bin:/bin",
             "SPARK_HOME": str(self.home),
             "SPARK_LOCAL_IP": "127.0.0.1",
             "SPARK_DAEMON_MEMORY": "128m",
