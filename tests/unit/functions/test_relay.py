@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import Any
 
 import pulsar
 import pytest
@@ -15,13 +15,10 @@ from hypothesis import strategies as st
 
 from delaylevel.cluster.targets.opener import STALL_S
 from delaylevel.cluster.targets.pool import TargetClients
-from delaylevel.cluster.targets.producer import GIVE_UP_S
-from delaylevel.cluster.targets.receivers import NO_RECEIVER
 from delaylevel.errors import BrokerUnreachableError, UpgradeRequiredError
 from delaylevel.functions import relay as relay_module
 from delaylevel.functions.relay import SLOW, SLOW_S, Item, RecentIds, Relay, take_confirmed
 from delaylevel.model.envelope import (
-    ATTEMPT,
     DUE,
     ID,
     REASON,
@@ -49,35 +46,10 @@ OK = pulsar.Result.Ok
 LEVELS = Levels([PartitionStrategy(maximum_delay=timedelta(days=5))])
 
 
-class Stored(NamedTuple):
-    """The ID that the client reports for a message that is stored."""
-
-    ledger: int
-
-    def ledger_id(self) -> int:
-        return self.ledger
-
-    def partition(self) -> int:
-        return -1
-
-
 class RelayProducer(FakeProducer):
-    """A producer that confirms only on ``answer``, and refuses large messages as the client does.
+    """A producer that confirms only on ``answer``."""
 
-    The producers that store chunks are the ones without batches: they confirm on ``flush``.
-    """
-
-    def send_async(self, value: bytes | None, callback: Any, **given: Any) -> None:
-        world = self.client
-        assert isinstance(world, RelayWorld)
-        if len(value or b"") > world.limits.get(self.topic, 1 << 30):
-            callback(pulsar.Result.MessageTooBig, None)
-        else:
-            super().send_async(value, callback, **given)
-
-    def flush(self) -> None:
-        if not self.settings["batching_enabled"]:
-            super().flush()
+    def flush(self) -> None: ...
 
 
 class RelayWorld(FakeClient):
@@ -98,7 +70,6 @@ class RelayWorld(FakeClient):
             hold_pause_ms=30_000,
             **description,
         )
-        self.limits: dict[str, int] = {}  # of a message, in bytes
         self.openings: list[Callable[[], None]] = []
         self.describe: Callable[[], LevelTopicDescription] | None = None
 
@@ -285,40 +256,6 @@ def test_a_message_is_given_back_if_the_description_cannot_be_read(world: RelayW
     assert relay.unacknowledged == 0
 
 
-def test_refused_messages_are_held_for_the_pause_and_others_are_sent(
-    world: RelayWorld,
-) -> None:
-    relay = world.relay()
-    relay.offer(parked(0, target=BILLS))
-    relay.offer(parked(1))
-    settle(relay)
-    world[BILLS].answer(pulsar.Result.TopicTerminated)
-    world[ORDERS].answer()
-    settle(relay)
-    assert world.acknowledged == [1]
-    held = world[HELD].sent[0].given
-    assert held["deliver_at"] == T0 + 30_000
-    assert held["properties"][ATTEMPT] == "1"
-    assert held["properties"][REASON] == "TopicTerminated"
-    world[HELD].answer()
-    settle(relay)
-    assert world.acknowledged == [1, 0]
-
-    # After the pause, the relay tries the target again with a new producer.
-    relay.offer(parked(2, target=BILLS))
-    settle(relay)
-    assert len(world[HELD].sent) == 2
-    assert world.opened(BILLS) == 1
-    assert world.closings == [BILLS]
-    world.advance(30)
-    back = received(3, held["properties"], topic=HELD, published_ms=T0)
-    relay.offer(back)
-    settle(relay)
-    assert world.opened(BILLS) == 2
-    assert world[BILLS].sent[0].properties[ID].endswith("partition-0:7:0:-1"), "another ID"
-    assert ATTEMPT not in world[BILLS].sent[0].properties
-
-
 def test_other_messages_are_sent_while_a_producer_opens(world: RelayWorld) -> None:
     relay = world.relay(later=True)
     relay.offer(parked(0, target=BILLS))
@@ -393,21 +330,6 @@ def test_a_redelivery_after_the_acknowledgement_is_acknowledged_and_not_sent(
     assert world.acknowledged == [0, 0]
     assert relay.take_report().duplicates == 1
     assert (relay.in_flight, relay.unacknowledged) == (1, 1)
-
-
-def test_a_message_that_was_given_back_is_sent_on_redelivery(world: RelayWorld) -> None:
-    relay = world.relay()
-    relay.offer(parked(0, due_ms=T0 + 3 * DAY))
-    settle(relay)
-    (again,) = world.topics
-    world[again].answer(pulsar.Result.Timeout)
-    settle(relay)
-    assert world.given_back == [0]
-    relay.offer(parked(0, due_ms=T0 + 3 * DAY))
-    settle(relay)
-    world[again].answer()
-    settle(relay)
-    assert world.acknowledged == [0]
 
 
 def test_only_the_latest_ids_are_remembered() -> None:
@@ -535,33 +457,6 @@ def test_a_single_target_is_never_held_because_it_is_slow() -> None:
     assert world.acknowledged == [0, 1, 2, 3, 4]
 
 
-def test_a_target_that_confirms_nothing_is_held_after_the_stall_time(
-    world: RelayWorld, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def no_broker_serves_it(_: object) -> None:
-        raise BrokerUnreachableError("the broker does not answer")
-
-    relay = world.relay()
-    relay.offer(parked(0, target=BILLS))
-    settle(relay)
-    world[BILLS].connected = False  # a throttled target keeps its connection, and is not held
-    monkeypatch.setattr(world.admin, "partition_stats", no_broker_serves_it)
-    world.pass_time(relay, STALL_S + 0.5)
-    relay.offer(parked(1, target=BILLS))
-    settle(relay)
-    (held,) = world.to(HELD)
-    assert held.properties[REASON] == "1 messages are not confirmed"
-    world[HELD].answer()
-    settle(relay)
-    assert world.acknowledged == [1]
-    # Its own message is in flight: the relay waits before it gives it up.
-    world.pass_time(relay, GIVE_UP_S - STALL_S)
-    assert len(world.to(HELD)) == 2
-    world[HELD].answer()
-    settle(relay)
-    assert world.acknowledged == [1, 0]
-
-
 def test_a_silent_target_is_given_up_when_others_run_out_of_acknowledgements(
     world: RelayWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -575,50 +470,6 @@ def test_a_silent_target_is_given_up_when_others_run_out_of_acknowledgements(
     world[HELD].answer()
     settle(relay)
     assert world.acknowledged == [0, 1, 2, 3]
-
-
-def test_confirmations_of_a_deleted_target_are_worth_nothing(world: RelayWorld) -> None:
-    relay = world.relay()
-    relay.offer(parked(0))
-    settle(relay)
-    world[ORDERS].answer(message_id=Stored(5))
-    settle(relay)
-    assert world.acknowledged == [0]
-    relay.offer(parked(1))
-    settle(relay)
-    # The client creates the topic again: it has no subscriptions, and other ledgers.
-    world.admin.subscriptions[ORDERS] = set()
-    world[ORDERS].answer(message_id=Stored(9))
-    settle(relay)
-    assert world.acknowledged == [0]
-    (held,) = world.to(HELD)
-    assert held.properties[REASON] == NO_RECEIVER
-    world[HELD].answer()
-    settle(relay)
-    assert world.acknowledged == [0, 1]
-    # It is written again when its subscriptions are back.
-    world.advance(30)
-    relay.offer(parked(2))
-    settle(relay)
-    assert world.opened(ORDERS) == 1
-    world.admin.subscriptions[ORDERS] = {"billing"}
-    world.advance(30)
-    relay.offer(parked(3))
-    settle(relay)
-    assert world.opened(ORDERS) == 2
-
-
-def test_a_message_too_large_for_dead_letters_in_every_form_is_given_back(
-    world: RelayWorld,
-) -> None:
-    world.limits |= {ORDERS: 3, DEAD: 3}
-    relay = world.relay()
-    for number in range(2):  # the others go on
-        relay.offer(parked(number))
-        for _ in range(3):
-            settle(relay)
-    assert world.acknowledged == []
-    assert world.given_back == [0, 1]
 
 
 def test_a_level_that_does_not_answer_gets_messages_again_once_it_does(world: RelayWorld) -> None:

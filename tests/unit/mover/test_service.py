@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import threading
-import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from functools import partial
@@ -245,62 +244,30 @@ def test_a_failing_pass_is_repeated_after_a_pause_and_the_description_read_again
     assert len(topic.movers) == 2
 
 
-def test_pauses_grow_while_it_fails(
-    topic: LockedTopic, serve: Callable[..., TopicTask], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("error", "pauses_s"),
+    [
+        # A broker that fails over is back at any moment.
+        (AdminError("Session expired", status=500), [1, 2, 2, 2, 2, 2, 2]),
+        (NotFoundError("deleted", status=404), [1, 2, 4, 8, 16, 30, 30]),
+    ],
+)
+def test_pauses_grow_while_it_fails(error: Exception, pauses_s: list[float]) -> None:
+    topic = LockedTopic()
+    task = TopicTask(topic.lock, topic.describe, DESCRIPTION, 5, SystemClock(), said)
+    assert [task._failed(error) for _ in pauses_s] == pauses_s
+    assert task.stats().failures == len(pauses_s)
+
+
+@pytest.mark.parametrize("error", [UpgradeRequiredError("too new"), ZeroDivisionError()])
+def test_no_failure_ends_it(
+    error: Exception, topic: LockedTopic, serve: Callable[..., TopicTask]
 ) -> None:
-    monkeypatch.setattr(service, "_LONGEST_PAUSE_S", 0.2)
-    topic.refusal = BrokerError("no answer")
+    topic.refusal = error
     task = serve()
-    assert reached(task, state="failing").problem == "no answer"
-    began = time.monotonic()
-    eventually(lambda: task.stats().failures >= 8, "failures")
-    assert time.monotonic() - began > 0.5
+    assert reached(task, state="failing").problem == said(DESCRIPTION, error)
     topic.refusal = None
     reached(task, state="moving", problem="")
-
-
-def test_it_tries_again_soon_while_a_broker_fails_over(
-    topic: LockedTopic, serve: Callable[..., TopicTask], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(service, "_LONGEST_PASSING_S", 0.02)
-    topic.refusal = AdminError("Session expired", status=500)
-    task = serve()
-    # Pauses that double would take 80 s.
-    eventually(lambda: task.stats().failures >= 14, "failures")
-    topic.refusal = None
-    reached(task, state="moving", problem="")
-
-
-def test_it_takes_its_time_while_the_broker_refuses(
-    topic: LockedTopic, serve: Callable[..., TopicTask], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(service, "_LONGEST_PASSING_S", 0.02)
-    topic.refusal = NotFoundError("deleted", status=404)
-    task = serve()
-    began = time.monotonic()
-    eventually(lambda: task.stats().failures >= 8, "failures")
-    assert time.monotonic() - began > 1
-
-
-def test_it_waits_for_a_version_that_reads_a_later_format(
-    topic: LockedTopic, serve: Callable[..., TopicTask]
-) -> None:
-    topic.refusal = UpgradeRequiredError("too new")
-    task = serve()
-    assert reached(task, state="failing").problem == "too new"
-    topic.refusal = None
-    reached(task, state="moving")
-
-
-def test_a_bug_does_not_end_it(
-    topic: LockedTopic, serve: Callable[..., TopicTask], caplog: pytest.LogCaptureFixture
-) -> None:
-    topic.refusal = ZeroDivisionError()
-    task = serve()
-    assert reached(task, state="failing").problem == "ZeroDivisionError"
-    topic.refusal = None
-    reached(task, state="moving")
-    assert "Traceback" in caplog.text
 
 
 def test_level_topics_whose_broker_does_not_answer_delay_no_other(
