@@ -37,6 +37,8 @@ from delaylevel.errors import (
 )
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.position import source_partitions
+from delaylevel.mover.ready import trigger_of
+from delaylevel.mover.reporting import MoverCollector
 from delaylevel.prometheus import serve
 from delaylevel.topics.roster import Roster
 
@@ -45,14 +47,13 @@ from .arrow_rows import SCHEMA
 from .driver import LOCK_TIMEOUT_S, check_movable
 from .forwarding import forwarded
 from .options import FORMAT, SyncOptions, SyncSettings, connection_options
-from .reporting import OBSERVATION, JobCollector, JobReporter, JobStats, SyncListener, status_reader
+from .reporting import OBSERVATION, JobMovers, SyncListener
 from .session import enter_environment, spark_session
 from .source import DelayLevelDataSource
 from .steps import Steps, apply_steps, cause_of, place_of_failure
 
 log = logging.getLogger(__name__)
 
-_SHORTEST_TRIGGER_MS = 200
 _LONGEST_TRIGGER_MS = 5000
 _POLL_S = 0.25
 _STOP_SLACK_S = 5.0
@@ -88,7 +89,6 @@ class SparkSyncJob:
         steps: the user's DataFrame steps between source and sink: see docs/spark.md.
 
     Attributes:
-        stats: the statistics of the job.
         descriptions: the level topics.
         refused: the reason for each level topic that cannot be served, by its name.
         activity: the current step of the start, in words.
@@ -118,7 +118,6 @@ class SparkSyncJob:
         self._stop_requested_s: float | None = None
         self._control_dir = ""
         self._warning = RepeatedWarning(log, f"Spark job for {', '.join(settings.level_topics)}")
-        self.stats = JobStats()
         self.activity = "Spark starts its Java process; this takes some seconds"
         self.http_address: tuple[str, int] | None = None
         with Admin.from_connection(connection) as admin:
@@ -137,15 +136,14 @@ class SparkSyncJob:
             if may_pass(error):
                 raise error
         self.descriptions = tuple(found)
-        self.refused = roster.refused
+        self._roster, self.refused = roster, roster.refused
 
     @property
     def trigger_ms(self) -> int:
         """The interval between two searches for ready messages, in ms."""
         if self._settings.trigger_ms is not None:
             return self._settings.trigger_ms
-        lead_ms = min(item.levels.smallest_lead_ms for item in self.descriptions)
-        return max(_SHORTEST_TRIGGER_MS, min(_LONGEST_TRIGGER_MS, lead_ms // 5))
+        return min(map(trigger_of, self.descriptions))
 
     def run(self, on_progress: Callable[[Any], None] | None = None) -> None:
         """Run until the job is stopped, or, with ``once``, until all ready messages are moved.
@@ -175,22 +173,17 @@ class SparkSyncJob:
             admin = stack.enter_context(
                 Admin.from_connection(self._connection, for_service=not self._settings.once)
             )
-            backlogs = status_reader(admin, self.descriptions)
+            movers = JobMovers(self._roster, self.descriptions, admin)
             if self._settings.metrics_port is not None:
-                topics = tuple(item.topic for item in self.descriptions)
-                started = self._ready.is_set
-                reporter = JobReporter(
-                    self.stats, backlogs, self.descriptions, started, self.refused
-                )
-                collector = JobCollector(self.stats, backlogs, topics, (reporter,), self.refused)
                 port, address = self._settings.metrics_port, self._settings.metrics_address
-                self.http_address = address, stack.enter_context(serve(collector, port, address))
-            listener = SyncListener(self._query_name, self.stats, backlogs, on_progress)
+                served = stack.enter_context(serve(MoverCollector(movers), port, address))
+                self.http_address = address, served
+            listener = SyncListener(self._query_name, movers, on_progress)
             spark.streams.addListener(listener)
             stack.callback(spark.streams.removeListener, listener)
             refused = "; ".join(f"{name}: {reason}" for name, reason in self.refused.items())
             try:
-                self._run_queries(spark, listener, Explainer(admin))
+                self._run_queries(spark, listener, movers, Explainer(admin))
             except LevelTopicError as error:
                 if not refused:
                     raise
@@ -203,7 +196,7 @@ class SparkSyncJob:
             )
 
     def _run_queries(
-        self, spark: SparkSession, listener: SyncListener, explainer: Explainer
+        self, spark: SparkSession, listener: SyncListener, movers: JobMovers, explainer: Explainer
     ) -> None:
         pause_s = _FIRST_PAUSE_S
         while not self._stop.is_set():
@@ -220,7 +213,7 @@ class SparkSyncJob:
                     if self._steps is None or is_ours:
                         raise BrokerError(f"the query failed{cause}") from None
                     raise StepsError(f"the steps failed{cause}") from None
-                self.stats.add_failure()
+                movers.failed(f"the query failed{cause}")
                 if time.monotonic() - started > 2 * _LONGEST_PAUSE_S:
                     pause_s = _FIRST_PAUSE_S
                 found = next(filter(None, map(explainer.rules, self.descriptions)), "")

@@ -1,14 +1,16 @@
-"""The state of movers without Spark, as their HTTP service reports it."""
+"""The state of movers, those of the Spark job too, as their HTTP service reports it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 from delaylevel.model.formatting import shell
 from delaylevel.model.level_topic import LevelTopicDescription
+from delaylevel.topics.roster import Roster
 from delaylevel.topics.status import (
     LevelTopicStatus,
+    StatusCache,
     backlog_series,
     lag_check,
     parked_levels,
@@ -19,7 +21,28 @@ from delaylevel.topics.status import (
 )
 from delaylevel.web.reports import ProbeCheck, ProblemLine, Reporter, StatusSection
 
-from .service import STATES, MoverService, MoverStats
+from .service import STATES, MoverStats
+
+
+class Movers(Protocol):
+    """The movers of a process.
+
+    Attributes:
+        members: the broker's statistics of level topics.
+        roster: the level topics to serve.
+        retries: the time at which one that was refused is tried again, as a sentence.
+    """
+
+    members: StatusCache
+    roster: Roster
+    retries: str
+
+    @property
+    def descriptions(self) -> Sequence[LevelTopicDescription]:
+        """The descriptions of the level topics that are served."""
+
+    def stats(self) -> Mapping[str, MoverStats]:
+        """Return the statistics by level topic."""
 
 
 def _nothing(topic: str) -> bool:
@@ -36,7 +59,7 @@ class MoverReporter(Reporter):
 
     def __init__(
         self,
-        movers: MoverService,
+        movers: Movers,
         is_reported: Callable[[str], bool] = _nothing,
     ) -> None:
         self._movers = movers
@@ -55,7 +78,7 @@ class MoverReporter(Reporter):
 
     def status(self) -> Sequence[StatusSection]:
         served = [self._section(*each) for each in self._served()]
-        return served + refused_sections(self._movers.roster.refused)
+        return served + refused_sections(self._movers.roster.refused, self._movers.retries)
 
     def backlogs(self) -> dict[str, LevelTopicStatus] | None:
         """Return what waits, by level topic; None if the broker does not report it."""
@@ -108,7 +131,7 @@ def lock_check(description: LevelTopicDescription, stats: MoverStats) -> ProbeCh
 
 
 _COUNTERS = (
-    ("passes", "Passes over a level topic that ended without a failure."),
+    ("passes", "Passes over a level topic, or batches, that ended without a failure."),
     ("failures", "Failures after which the mover tried again."),
 )
 
@@ -116,9 +139,7 @@ _COUNTERS = (
 class MoverCollector:
     """Collector that reads the statistics of the movers at each scrape."""
 
-    def __init__(
-        self, movers: MoverService, is_reported: Callable[[str], bool] | None = None
-    ) -> None:
+    def __init__(self, movers: Movers, is_reported: Callable[[str], bool] | None = None) -> None:
         self._movers = movers
         self._reporter = MoverReporter(movers, is_reported or _nothing)
         self.reporters = (self._reporter,)
@@ -136,12 +157,18 @@ class MoverCollector:
             "1 for the current state of the mover.",
             labels=("level_topic", "state"),
         )
+        late = GaugeMetricFamily(
+            "delaylevel_mover_lateness_seconds",
+            "The largest lateness at hand-off in the last pass that handed off messages.",
+            labels=("level_topic",),
+        )
         for topic, stats in found:
+            late.add_metric((topic,), stats.late_ms / 1000)
             for outcome, count in stats.report.counts().items():
                 messages.add_metric((topic, outcome), count)
             for each in STATES:
                 state.add_metric((topic, each), int(stats.state == each))
-        yield from (messages, state)
+        yield from (messages, late, state)
         for name, text in _COUNTERS:
             series = CounterMetricFamily(f"delaylevel_mover_{name}", text, labels=("level_topic",))
             for topic, stats in found:

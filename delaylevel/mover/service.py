@@ -53,6 +53,8 @@ class MoverStats:
     Attributes:
         state: one of `STATES`.
         holder: name of the mover that has the lock, in the state ``standby``; else empty.
+        passes: number of passes, or batches of Spark, that ended without a failure.
+        late_ms: the largest lateness at hand-off in the last pass that handed off messages, ms.
     """
 
     state: str = "starting"
@@ -61,6 +63,26 @@ class MoverStats:
     report: ForwardReport = field(default_factory=ForwardReport)
     passes: int = 0
     failures: int = 0
+    late_ms: int = 0
+
+    def copy(self) -> MoverStats:
+        """Return a copy."""
+        report = ForwardReport()
+        report.add(self.report)
+        return replace(self, report=report)
+
+    def passed(self, report: ForwardReport) -> None:
+        """Count a pass that ended."""
+        self.state, self.problem = "moving", ""
+        self.passes += 1
+        self.report.add(report)
+        if report.handed_off:
+            self.late_ms = report.latest_ms
+
+    def failed(self, reason: str) -> None:
+        """Count a failure."""
+        self.state, self.problem = "failing", reason
+        self.failures += 1
 
 
 class TopicTask:
@@ -104,9 +126,7 @@ class TopicTask:
     def stats(self) -> MoverStats:
         """Return a copy of the statistics."""
         with self._lock:
-            report = ForwardReport()
-            report.add(self._stats.report)
-            return replace(self._stats, report=report)
+            return self._stats.copy()
 
     def start(self, lanes: Lanes) -> None:
         """Begin to serve, in the threads of the process."""
@@ -210,9 +230,7 @@ class TopicTask:
         self._pause_s = _FIRST_PAUSE_S
         self._warning.over()
         with self._lock:
-            self._stats.state, self._stats.problem = "moving", ""
-            self._stats.passes += 1
-            self._stats.report.add(report)
+            self._stats.passed(report)
 
     def _stand_by(self, error: AlreadyRunningError) -> float:
         """Take note that another mover has the lock; return the pause before the next attempt."""
@@ -226,8 +244,7 @@ class TopicTask:
         reason = self._explain(self.description, error)
         self._warning.failed(reason)
         with self._lock:
-            self._stats.state, self._stats.problem = "failing", reason
-            self._stats.failures += 1
+            self._stats.failed(reason)
         longest_s = _LONGEST_PASSING_S if may_pass(error) else _LONGEST_PAUSE_S
         pause_s = min(self._pause_s, longest_s)
         self._pause_s = min(2 * pause_s, longest_s)
@@ -268,6 +285,8 @@ class MoverService:
         trigger_ms: time between two passes, in ms; by default a fifth of the shortest lead.
         lanes: schedulers of the process, which are not closed here; its own ones by default.
     """
+
+    retries = "It is tried again every few seconds."
 
     def __init__(
         self,

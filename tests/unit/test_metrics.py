@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import pytest
 
 pytest.importorskip("prometheus_client")
-pytest.importorskip("pyspark")
 
 
 from delaylevel.consumer import Listeners
@@ -25,11 +24,6 @@ from delaylevel.model.delivery import ForwardReport
 from delaylevel.model.strategy import PartitionStrategy
 from delaylevel.mover.service import MoverStats
 from delaylevel.run.service import ServiceCollector
-from delaylevel.spark_sync.reporting import (
-    BatchStats,
-    JobCollector,
-    JobStats,
-)
 from delaylevel.testing import MemoryPulsar
 from delaylevel.topics.status import status
 
@@ -37,9 +31,8 @@ ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/http.md").read_text(encoding="utf-8")
 TOPIC = "persistent://public/default/orders-delay-level"
 TARGET = "persistent://public/default/orders"
-OUTCOMES = {"parked": 3, "window": 2, "due": 1, "held": 1, "dead": 0, "latest_ms": 1500}
 NAME = re.compile(
-    r"delaylevel_(producer|listener|sync|dispatch|function|mover)_[a-z]+(_[a-z]+)*"
+    r"delaylevel_(producer|listener|dispatch|function|mover)_[a-z]+(_[a-z]+)*"
     # base units only
     r"(?<!_ms)(?<!_ms_total)(?<!_ms_max)(?<!_mb)"
 )
@@ -88,6 +81,7 @@ class Moving:
     """A fake service that moves the messages of one level topic."""
 
     roster = SimpleNamespace(refused={"invoices": "not there"})
+    retries = ""
 
     def __init__(self) -> None:
         with MemoryPulsar() as memory:
@@ -95,7 +89,6 @@ class Moving:
             self.descriptions = memory.level_topics()
             found = {TOPIC: status(memory.admin, self.descriptions[0], memory.clock.now_ms())}
         self.members = SimpleNamespace(read_all=lambda descriptions: found)
-        self.found = found
 
     def stats(self) -> dict[str, MoverStats]:
         return {TOPIC: MoverStats("standby", report=ForwardReport(window=3, due=1))}
@@ -118,9 +111,6 @@ def families() -> Iterator[Any]:
         app = Listeners(memory.client())
         app.on("orders", subscription="billing")(lambda message: None)
         yield from ListenerCollector(app).collect()
-    job = JobStats()
-    job.add(BatchStats(1, 7, 500, {TOPIC: OUTCOMES}))
-    yield from JobCollector(job, lambda: Moving().found, (TOPIC,), refused=("invoices",)).collect()
     service: Any = Serving()
     yield from ServiceCollector(service).collect()
 
@@ -160,6 +150,6 @@ def test_names_follow_the_scheme() -> None:
 def test_other_pages_name_only_existing_series(page: Path) -> None:
     known = set(in_code())
     known |= {f"{name}_{end}" for name in known for end in ("bucket", "sum", "count")}
-    parts = r"delaylevel_(?:producer|sync|dispatch|function)_[a-z_]+"
+    parts = r"delaylevel_(?:producer|dispatch|function|mover)_[a-z_]+"
     named = set(re.findall(rf"\b{parts}\b", page.read_text(encoding="utf-8")))
     assert named <= known

@@ -13,6 +13,7 @@ import pytest
 
 from delaylevel.cli.main import cli
 from delaylevel.dispatcher.stats import LATENESS_BOUNDS_MS
+from delaylevel.model.delivery import ForwardReport
 from delaylevel.model.level_topic import (
     DEAD_LETTER_SUFFIX,
     HELD_SUFFIX,
@@ -107,9 +108,7 @@ def _check_value(label: str, operator: str, value: str) -> None:
     elif label == "state":
         assert f"`{value}`" in (DOCS / "http.md").read_text("utf-8")
     elif label == "became":
-        from delaylevel.spark_sync.reporting import OUTCOMES
-
-        assert value in OUTCOMES
+        assert value in ForwardReport().counts()
     elif label == "topic":
         topics = {
             f"persistent://a/b/orders-delay-level{suffix}-partition-{index}"
@@ -176,26 +175,25 @@ def function(metric: str) -> Labels:
 
 
 RELEASED = "delaylevel_dispatch_lateness_seconds"
+LAG = series("delaylevel_mover_lag_seconds", **LEVEL)
 #: For each rule: series, with their values ten minutes ago and now, when it fires and when not.
 CASES: list[tuple[str, dict[Labels, tuple[float, float]], dict[Labels, tuple[float, float]]]] = [
     ("NoMover", {of_broker("consumers_count", ""): (1, 0)},
      {of_broker("consumers_count", ""): (0, 1), of_broker("consumers_count", "-held"): (0, 0)}),
     *(("NotServed", {series(f"delaylevel_{part}_refused", **LEVEL): (0, 1)}, {})
-      for part in ("mover", "dispatch", "sync")),
-    *(case for part in ("sync", "mover")
-      for lag in [series(f"delaylevel_{part}_lag_seconds", **LEVEL)]
-      for case in (("MoverBehind", {lag: (0, 151)}, {lag: (200, 149)}),
-                   ("LagGrows", {lag: (31, 400)}, {lag: (200, 210)}))),
+      for part in ("mover", "dispatch")),
+    ("MoverBehind", {LAG: (0, 151)}, {LAG: (200, 149)}),
+    ("LagGrows", {LAG: (31, 400)}, {LAG: (200, 210)}),
     ("FunctionBehind", {function("lag_seconds"): (0, 3_000), function("window"): (0, 10)},
      {function("lag_seconds"): (0, 10), function("window"): (0, 10)}),
-    ("JobFails", {series("delaylevel_sync_query_failures_total"): (1, 4)},
-     {series("delaylevel_sync_query_failures_total"): (3, 4)}),
+    ("MoverRestarts", {series("delaylevel_mover_failures_total", **LEVEL): (1, 30)},
+     {series("delaylevel_mover_failures_total", **LEVEL): (3, 4)}),
     ("MoverFails", {series("delaylevel_mover_state", state="failing", **LEVEL): (0, 1)},
      {series("delaylevel_mover_state", state="standby", **LEVEL): (0, 1)}),
-    *(("BrokerSilent", {series(f"delaylevel_{part}_broker_answers"): (1, 0)},
-       {series(f"delaylevel_{part}_broker_answers"): (0, 1)}) for part in ("sync", "mover")),
-    ("HandsOffLate", {series("delaylevel_sync_last_batch_lateness_seconds", **LEVEL): (0, 61)},
-     {series("delaylevel_sync_last_batch_lateness_seconds", **LEVEL): (61, 0)}),
+    ("BrokerSilent", {series("delaylevel_mover_broker_answers"): (1, 0)},
+     {series("delaylevel_mover_broker_answers"): (0, 1)}),
+    ("HandsOffLate", {series("delaylevel_mover_lateness_seconds", **LEVEL): (0, 61)},
+     {series("delaylevel_mover_lateness_seconds", **LEVEL): (61, 0)}),
     ("ReleasesLate",
      {series(f"{RELEASED}_bucket", le="1.0", **PARTITION): (0, 90),
       series(f"{RELEASED}_count", **PARTITION): (0, 100)},
@@ -220,9 +218,8 @@ CASES: list[tuple[str, dict[Labels, tuple[float, float]], dict[Labels, tuple[flo
      {of_broker("back_log", "-held"): (4, 3)}),
     ("Dropped", {series("delaylevel_dispatch_dropped_total", **PARTITION): (3, 4)},
      {series("delaylevel_dispatch_dropped_total", **PARTITION): (4, 4)}),
-    *(("Dropped", {series(f"delaylevel_{part}_messages_total", became="dropped", **LEVEL): (3, 4)},
-       {series(f"delaylevel_{part}_messages_total", became="due", **LEVEL): (3, 4)})
-      for part in ("sync", "mover")),
+    ("Dropped", {series("delaylevel_mover_messages_total", became="dropped", **LEVEL): (3, 4)},
+     {series("delaylevel_mover_messages_total", became="due", **LEVEL): (3, 4)}),
     ("ProducerDisconnected", {series("delaylevel_producer_connected", target="x"): (1, 0)},
      {series("delaylevel_producer_connected", target="x"): (0, 1)}),
 ]  # fmt: skip
@@ -283,6 +280,6 @@ def test_the_dashboard_shows_every_series_of_delaylevel() -> None:
         if name.startswith("delaylevel_")
         and not shown & {name, f"{name}_bucket"}
         # For held messages and dead letters, the dashboard has the broker's series.
-        and not re.fullmatch(r"delaylevel_(sync|mover)_(held|dead_letter)_entries", name)
+        and not re.fullmatch(r"delaylevel_mover_(held|dead_letter)_entries", name)
     }
     assert missing == set()

@@ -32,6 +32,7 @@ class Movers:
     """A fake service with one level topic."""
 
     descriptions = (DESCRIPTION,)
+    retries = "It is tried again."
 
     def __init__(self) -> None:
         self.roster = SimpleNamespace(refused={}, named_refused={})
