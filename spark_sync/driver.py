@@ -112,21 +112,8 @@ class Driver:
         return self._fixed_now_ms is not None
 
     def initial_offset(self) -> Offset:
-        """Return the start of every partition according to startingOffsets."""
-        wanted = self._options.starting_offsets
-        if wanted == "earliest":
-            positions = dict.fromkeys(self._sources, EARLIEST)
-        else:
-            positions = dict(self._first)
-            if isinstance(wanted, tuple):
-                for topic, text in wanted:
-                    if topic not in self._sources:
-                        raise LevelTopicError(
-                            f"startingOffsets names {topic}, which is no partition of "
-                            f"{', '.join(self._options.level_topics)}"
-                        )
-                    positions[topic] = Position.parse(text)
-        return make_offset(0, positions)
+        """Return the first message of every partition that is not acknowledged."""
+        return make_offset(0, self._first)
 
     def latest_offset(self, start: Offset, max_messages: int | None) -> Offset:
         """Return the end of a batch of ready messages; a limited one has what is due first."""

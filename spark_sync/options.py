@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from delaylevel.cluster.connection.settings import Connection
-from delaylevel.cluster.reader import DEFAULT_POLL_TIMEOUT_MS
 from delaylevel.errors import ConfigError, DelayLevelError
 from delaylevel.model.delivery import Delivery, check_mover_delivery
-from delaylevel.model.position import Position
 from delaylevel.model.topic_name import TopicName
 
 
@@ -27,7 +23,7 @@ class SyncSettings:
         trigger_ms: the interval between two batches, in ms; by default a fifth of the shortest
             lead, between 0.2 and 5 s.
         master: Spark's master.
-        options: further options of the source, e.g. ``startingOffsets``.
+        options: further options of the source, e.g. ``failOnDataLoss``.
         spark_conf: further Spark settings.
         executor_python: the Python of a cluster's executors, a name in their PATH or a path. It
             must have the driver's minor version; ``python3.X`` by default.
@@ -63,14 +59,7 @@ _CONNECTION = {
     "tlsValidateHostname": "tls_validate_hostname",
     "operationTimeoutSeconds": "operation_timeout_seconds",
 }
-_READING = (
-    "levelTopics",
-    "startingOffsets",
-    "maxOffsetsPerTrigger",
-    "failOnDataLoss",
-    "pollTimeoutMs",
-    "delivery",
-)
+_READING = ("levelTopics", "maxOffsetsPerTrigger", "failOnDataLoss", "delivery")
 # The folder through which the job's program and the query's processes communicate: control.py.
 _CONTROL = "controlDir"
 # The source forwards what it reads: forwarding.py.
@@ -85,22 +74,17 @@ class SyncOptions:
 
     Attributes:
         connection: settings for :meth:`delaylevel.config.Connection.load`, never a token.
-        starting_offsets: start of a new query: ``"subscription"``, ``"earliest"``, or (partition,
-            position) pairs.
         max_offsets_per_trigger: maximum number of messages in a batch, over all partitions; None
             for all ready messages.
         fail_on_data_loss: True to end the query if messages were lost that it has not moved.
-        poll_timeout_ms: longest wait for a message that the broker reports as available, ms.
         forward: True if the source forwards; see :mod:`delaylevel.spark_sync.forwarding`.
         control_dir: the folder of :mod:`delaylevel.spark_sync.control`; empty for none.
     """
 
     connection: tuple[tuple[str, str], ...]
     level_topics: tuple[str, ...]
-    starting_offsets: str | tuple[tuple[str, str], ...] = "subscription"
     max_offsets_per_trigger: int | None = None
     fail_on_data_loss: bool = True
-    poll_timeout_ms: int = DEFAULT_POLL_TIMEOUT_MS
     forward: bool = False
     # Different in each run, but no reason for a separate connection.
     control_dir: str = field(default="", compare=False)
@@ -122,10 +106,8 @@ class SyncOptions:
         return cls(
             connection=_connection(given),
             level_topics=level_topics,
-            starting_offsets=_starting_offsets(given.get("startingOffsets", "subscription")),
             max_offsets_per_trigger=_positive(given, "maxOffsetsPerTrigger"),
             fail_on_data_loss=boolean_option(given, "failOnDataLoss", True),
-            poll_timeout_ms=_positive(given, "pollTimeoutMs") or DEFAULT_POLL_TIMEOUT_MS,
             forward=boolean_option(given, _FORWARD, False),
             control_dir=given.get(_CONTROL, ""),
         )
@@ -134,6 +116,11 @@ class SyncOptions:
 def _known_options(options: Mapping[str, str], names: Sequence[str]) -> dict[str, str]:
     given, rest = split_options(options, names)
     unknown = [name for name in rest if name.lower() not in _SPARKS_OWN]
+    if "startingoffsets" in map(str.lower, unknown):
+        raise ConfigError(
+            "option startingOffsets: a query without a checkpoint starts at the first message that "
+            "is not acknowledged. Move the subscription instead (pulsar-admin topics reset-cursor)"
+        )
     if unknown:
         raise ConfigError(f"unknown option {unknown[0]!r}; there are {', '.join(sorted(names))}")
     return given
@@ -174,26 +161,6 @@ def boolean_option(given: Mapping[str, str], name: str, default: bool) -> bool:
     if text not in ("true", "false"):
         raise ConfigError(f"option {name} is {text!r}: it is true or false")
     return text == "true"
-
-
-def _starting_offsets(text: str) -> str | tuple[tuple[str, str], ...]:
-    if text.strip().lower() in ("subscription", "earliest"):
-        return text.strip().lower()
-    try:
-        value: Any = json.loads(text)
-        if not isinstance(value, dict):
-            raise TypeError
-        return tuple(
-            sorted(
-                (TopicName.parse(topic).full, str(Position.parse(position)))
-                for topic, position in value.items()
-            )
-        )
-    except (ValueError, TypeError) as error:
-        raise ConfigError(
-            f"option startingOffsets is {text!r}: write subscription, earliest, or JSON such as "
-            '{"persistent://public/default/t-partition-0": "12:0"}' + f" ({error})"
-        ) from error
 
 
 def _positive(given: Mapping[str, str], name: str) -> int | None:

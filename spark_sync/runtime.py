@@ -137,10 +137,5 @@ class InputRange(InputPartition):
 
     def read(self, options: SyncOptions) -> Generator[ParkedMessage, None, None]:
         """Yield the messages of the range."""
-        return read_range(
-            runtime(options).client,
-            self.source.topic,
-            self.start,
-            self.end,
-            options.poll_timeout_ms,
-        )
+        client = runtime(options).client
+        return read_range(client, self.source.topic, self.start, self.end)

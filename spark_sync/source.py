@@ -47,11 +47,9 @@ class DelayLevelDataSource(DataSource):
     """``readStream`` and ``read`` with ``format("delaylevel")``.
 
     Options: ``levelTopics`` (names, with commas), ``serviceUrl``, ``adminUrl``, ``tokenFile``,
-    ``tls…``, ``startingOffsets`` (``subscription``, ``earliest`` or JSON), ``maxOffsetsPerTrigger``
-    (messages, the earliest due first), ``failOnDataLoss``, ``pollTimeoutMs``. The columns are
-    those of :data:`delaylevel.spark_sync.arrow_rows.SCHEMA`, or those given to
-    ``.schema(…)``. A batch read has further options: see
-    `batch_source.BatchOptions`.
+    ``tls…``, ``maxOffsetsPerTrigger`` (messages, the earliest due first), ``failOnDataLoss``. The
+    columns are those of :data:`delaylevel.spark_sync.arrow_rows.SCHEMA`, or those given to
+    ``.schema(…)``. A batch read has further options: see `batch_source.BatchOptions`.
 
     Register it once: ``spark.dataSource.register(DelayLevelDataSource)``.
     """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -44,15 +43,6 @@ def test_once_leaves_messages_that_are_not_ready(
         return subscription.backlog_entries, subscription.consumers
 
     world.eventually(lambda: left() == (1, ()), "the end of the job's consumers")
-
-
-def test_starting_offsets_that_do_not_fit(
-    world: RealWorld, spark_once: Callable[..., None]
-) -> None:
-    description = world.level_topic(BRIEF)
-    wrong = f"persistent://{world.namespace}/other-partition-0"
-    with pytest.raises(LevelTopicError, match=r"other-partition-0, which is no partition"):
-        spark_once(description, options={"startingOffsets": json.dumps({wrong: "1:0"})})
 
 
 def test_a_deleted_target_delays_no_other_target(

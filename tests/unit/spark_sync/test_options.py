@@ -37,3 +37,9 @@ def test_a_job_that_shall_be_effectively_once_names_the_remedy() -> None:
     assert asked.exit_code == 2
     assert "at least once" in asked.stderr
     assert "final window tracker" in asked.stderr
+
+
+def test_the_start_of_a_query_is_that_of_the_subscription() -> None:
+    given = {"levelTopics": "orders-delay-level", "startingOffsets": "earliest"}
+    with pytest.raises(ConfigError, match="reset-cursor"):
+        SyncOptions.parse(given)
