@@ -54,7 +54,7 @@ class Movers:
             dead_letter_entries=0,
             window_entries=0,
             entries=lambda role: self.held if role.value == "held" else 0,
-            of=lambda role: (),
+            levels=(),
         )
 
 
