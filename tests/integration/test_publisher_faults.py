@@ -17,7 +17,7 @@ from delaylevel.cluster.publisher import BULK_SETTINGS, open_producer
 from delaylevel.cluster.rest.admin import Admin
 from delaylevel.cluster.targets import send_state
 from delaylevel.cluster.targets.pool import TargetKey, TargetPool
-from delaylevel.cluster.targets.send_state import SendOutcome, Settled
+from delaylevel.cluster.targets.send_state import SendOutcome, Sent, Settled
 from delaylevel.model.message import ParkedMessage
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
@@ -140,7 +140,8 @@ def test_messages_to_a_target_share_the_outcome_of_their_entry(
         producer.send_all(range(at, at + count), payloads[at : at + count], 0)
         at += count
         if chosen.random() < 0.2:
-            producer.send(-at, payloads[0]._replace(value=b"later"), {"n": "later"}, 1)
+            later = payloads[0]._replace(value=b"later")
+            producer.put(Sent(-at, later, {"n": "later"}, 1, 0, 5, 0.0))
         if chosen.random() < 0.7:
             producer.flush()
         if chosen.random() < 0.1:
@@ -176,7 +177,7 @@ def test_a_message_to_a_partitioned_target_does_not_wait_for_the_next_one(
     for number in range(20):
         for index in range(5):
             message = ParkedMessage(1, number, -1, 0, f"key-{index}", "", 0, {}, b"x")
-            producer.send(index, message, {})
+            producer.put(Sent(index, message, {}, None, 0, 1, 0.0))
             producer.flush()
         eventually(poll, "all messages have an outcome", 10)
     pool.close()

@@ -171,10 +171,6 @@ class TargetPool(Generic[Item]):
         self._refused: dict[tuple[str, str], tuple[str, float]] = {}
         self._looks = TargetLooks(admin, self.numbered, connected)
 
-    def __len__(self) -> int:
-        """Return the number of messages without an outcome."""
-        return sum(producer.messages for producer in self._producers.values())
-
     @property
     def keys(self) -> Collection[TargetKey]:
         """The producers that are open, or being opened."""
@@ -199,12 +195,6 @@ class TargetPool(Generic[Item]):
             )
             self._by_topic.setdefault(key.topic, []).append(producer)
         return producer
-
-    @property
-    def active(self) -> int:
-        """Number of messages that get an outcome without a call of ``resume``."""
-        producers = self._producers.values()
-        return sum(each.messages for each in producers if not each.state.waits_for_resume)
 
     def waiting(self) -> list[tuple[TargetKey, TargetProducer[Item]]]:
         """Return the producers with messages without an outcome."""

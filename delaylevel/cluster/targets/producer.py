@@ -225,7 +225,7 @@ Item = TypeVar("Item")
 
 
 class TargetProducer(Generic[Item]):
-    """The messages of one topic, from :meth:`send` to their outcomes in :meth:`poll`.
+    """The messages of one topic, from :meth:`put` to their outcomes in :meth:`poll`.
 
     One thread uses it. Without a connection it keeps messages; the caller limits their number by
     ``messages`` and ``size``.
@@ -345,33 +345,8 @@ class TargetProducer(Generic[Item]):
         self.used_s = self._now_s()
         self._open()
 
-    def send(
-        self,
-        item: Item,
-        payload: Payload,
-        properties: dict[str, str],
-        deliver_at_ms: int | None = None,
-        number: int = 0,
-    ) -> None:
-        """Send a message as soon as the producer is open.
-
-        Args:
-            properties: all properties; those of the payload are not sent.
-            number: the sequence ID; 0 without deduplication.
-        """
-        size, now_s = len(payload.value or b""), self._now_s()
-        sent = Sent(item, payload, properties, deliver_at_ms, number, size, now_s)
-        self.messages += 1
-        self.size += size
-        self.used_s = now_s
-        self.state.unsent.append(sent)
-        if self._opened is None:
-            self._open()
-        else:
-            self._pass_on()
-
     def put(self, sent: Sent[Item]) -> None:
-        """Send a message together with others, at the next `poll` or flush at the latest."""
+        """Send a message once the producer is open, at the next `poll` or flush at the latest."""
         unsent = self.state.unsent
         unsent.append(sent)
         self.messages += 1

@@ -302,20 +302,10 @@ class SendState(Generic[Message]):
         self.recalled: deque[Message] = deque()
         self._settled: list[Settled] = []
 
-    def __len__(self) -> int:
-        """Return the number of messages without an outcome."""
-        waiting = len(self.unsent) + len(self.in_flight) + len(self.unverified)
-        return waiting + len(self._unclear) + len(self.recalled)
-
     @property
     def wants_producer(self) -> bool:
         """True if a new producer is needed, to send messages or to ask what is stored."""
         return not self.is_open and bool(self.unsent or self._unclear or self.recalled)
-
-    @property
-    def waits_for_resume(self) -> bool:
-        """True if nothing but `resume` lets the messages make progress."""
-        return self.suspended and len(self) == len(self.unsent)
 
     @property
     def oldest(self) -> Message | None:

@@ -16,7 +16,7 @@ from delaylevel.cluster.targets.opener import Opened
 from delaylevel.cluster.targets.pool import TargetKey, TargetPool
 from delaylevel.cluster.targets.producer import Flushes
 from delaylevel.cluster.targets.receivers import NO_RECEIVER, SOME_RECEIVED
-from delaylevel.cluster.targets.send_state import EntryOutcomes
+from delaylevel.cluster.targets.send_state import EntryOutcomes, Sent
 from delaylevel.errors import BrokerUnreachableError, NotFoundError
 from delaylevel.model.message import ParkedMessage
 from delaylevel.model.topic_name import TopicName
@@ -142,6 +142,9 @@ class World:
             now_s=lambda: self.time_s,
         )
 
+    def send(self, item: int, key: TargetKey = ORDERS, number: int = 0) -> None:
+        self.pool.producer(key).put(Sent(item, message(), {}, None, number, 5, self.time_s))
+
     def work(self) -> None:
         while self.jobs:
             self.jobs.pop(0)()
@@ -167,7 +170,7 @@ def test_a_producer_that_opens_during_the_close_is_closed() -> None:
 def test_a_target_is_tried_again_after_each_pause() -> None:
     world = World()
     world.client.refusal = pulsar.ServiceUnitNotReady("moving")
-    world.pool.producer(ORDERS).send(1, message(), {})
+    world.send(1)
     while world.pool.refusal(ORDERS.topic, "") is None:
         world.work()
         world.outcomes()
@@ -179,7 +182,7 @@ def test_a_target_is_tried_again_after_each_pause() -> None:
     world.time_s += 10.5  # the pause is over
     world.outcomes()
     assert world.pool.refusal(ORDERS.topic, "") is None
-    world.pool.producer(ORDERS).send(2, message(), {})
+    world.send(2)
     for _ in range(3):
         world.outcomes()
         world.work()
@@ -190,7 +193,7 @@ def test_a_target_is_tried_again_after_each_pause() -> None:
 def test_no_topic_is_created_for_a_partition_that_is_gone() -> None:
     world = World("name")
     key = ORDERS._replace(partition=3)
-    world.pool.producer(key).send(1, message(), {}, number=1)
+    world.send(1, key, 1)
     world.outcomes()
     world.work()
     assert world.outcomes() == [(1, "refused")]
@@ -202,7 +205,7 @@ def test_a_stalled_partition_is_refused_once_while_another_confirms() -> None:
     world.client.partitions = 2
     keys = [ORDERS._replace(partition=index) for index in range(2)]
     for number, key in enumerate(keys, 1):
-        world.pool.producer(key).send(number, message(), {}, number=number)
+        world.send(number, key, number)
     for _ in range(3):
         world.outcomes()
         world.work()
@@ -213,7 +216,7 @@ def test_a_stalled_partition_is_refused_once_while_another_confirms() -> None:
     refusals: list[str | None] = []
     for number in range(3, 30):
         world.time_s += 0.5
-        world.pool.producer(keys[1]).send(number, message(), {}, number=number)
+        world.send(number, keys[1], number)
         for _, callback in healthy.sent:
             callback(pulsar.Result.Ok, None)
         healthy.sent.clear()
@@ -227,7 +230,7 @@ def test_a_stalled_partition_is_refused_once_while_another_confirms() -> None:
 def test_confirmations_are_verified_before_another_producer_is_opened() -> None:
     world = World()
     producer = world.pool.producer(ORDERS)
-    producer.send(1, message(), {})
+    world.send(1)
     producer.open()
     world.work()
     world.outcomes()
@@ -247,8 +250,8 @@ def test_confirmations_are_verified_before_another_producer_is_opened() -> None:
 def test_a_producer_with_unanswered_messages_is_not_forgotten() -> None:
     world = World()
     producer = world.pool.producer(ORDERS)
-    producer.send(1, message(), {})
-    producer.send(2, message(), {})
+    world.send(1)
+    world.send(2)
     producer.open()
     world.work()
     world.outcomes()
@@ -256,12 +259,12 @@ def test_a_producer_with_unanswered_messages_is_not_forgotten() -> None:
     first.sent[0][1](pulsar.Result.UnknownError, None)
     assert world.outcomes() == [(1, "unknown")]  # the answer to the other one is on its way
     producer.open()
-    producer.send(3, message(), {})
+    world.send(3)
     for _ in range(3):
         world.outcomes()
         world.work()
     first.sent[1][1](pulsar.Result.UnknownError, None)
-    producer.send(4, message(), {})
+    world.send(4)
     for _ in range(3):
         world.outcomes()
         world.work()
@@ -277,7 +280,7 @@ def test_no_clock_ends_a_batch(settings: dict[str, Any]) -> None:
 def lose(world: World, key: TargetKey, messages: int = 2) -> Producer:
     """Send messages with a producer that has lost its connection; return it."""
     for number in range(1, messages + 1):
-        world.pool.producer(key).send(number, message(), {}, number=number)
+        world.send(number, key, number)
     for _ in range(3):
         world.outcomes()
         world.work()
@@ -321,7 +324,7 @@ def test_a_lost_producer_that_cannot_be_replaced_leaves_its_messages_unknown() -
         assert not world.outcomes()
     world.work()  # a broker serves the topic
     assert not world.outcomes()
-    world.pool.producer(ORDERS).send(3, message(), {})
+    world.send(3)
     found = []
     for _ in range(4):
         world.work()
@@ -364,7 +367,7 @@ def test_a_lost_partition_takes_no_room_from_the_others() -> None:
     world = World("name")
     world.client.partitions = 2
     lose(world, ORDERS._replace(partition=0), 5)
-    world.pool.producer(ORDERS._replace(partition=1)).send(6, message(), {}, number=1)
+    world.send(6, ORDERS._replace(partition=1), 1)
     assert world.pool.load(ORDERS.topic, without_lost=True)[0] == 6
     world.time_s += 2
     assert world.pool.load(ORDERS.topic, without_lost=True)[0] == 1
@@ -378,7 +381,7 @@ def test_a_partition_is_looked_at_whatever_becomes_of_the_others() -> None:
     world.client.away_partitions = {0}
     for index in range(2):
         key = ORDERS._replace(partition=index)
-        world.pool.producer(key).send(index, message(), {}, number=1)
+        world.send(index, key, 1)
     for _ in range(3):
         world.outcomes()
         world.work()
@@ -417,7 +420,7 @@ NOBODY = BrokerUnreachableError("no address of the admin interface answers")
 
 def settle(world: World, value: int, ledger: int, key: TargetKey = ORDERS) -> list[tuple[int, str]]:
     """Send a message, confirm it from a ledger, and return the outcomes after that."""
-    world.pool.producer(key).send(value, message(), {}, number=value)
+    world.send(value, key, value)
     found = []
     for _ in range(4):
         found += world.outcomes()
@@ -466,7 +469,8 @@ def test_a_message_without_an_answer_is_not_stored() -> None:
     world = World()
     settle(world, 1, ledger=7)
     for value in (2, 3):
-        world.pool.producer(ORDERS).send(value, message(), {}, number=value)
+        world.send(value, number=value)
+    assert not world.outcomes()
     (producer,) = world.client.connected
     _, callback = producer.sent.pop(0)
     callback(pulsar.Result.Ok, pulsar.MessageId(-1, 7, 2, -1)._msg_id)
@@ -502,7 +506,7 @@ def test_a_sequence_id_of_a_new_topic_settles_nothing() -> None:
     """The client created the topic again when it reconnected, and its confirmation was lost."""
     world = World("name", connected=True)
     assert settle(world, 1, ledger=7) == [(1, "stored")]
-    world.pool.producer(ORDERS).send(2, message(), {}, number=2)
+    world.send(2, number=2)
     world.outcomes()
     (producer,) = world.client.connected
     producer.is_connected = lambda: False  # type: ignore[method-assign]
