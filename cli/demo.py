@@ -44,7 +44,7 @@ def demo(messages: int, output: str) -> None:
 
     The demo starts a broker and sends messages through two levels. Everything is real and runs on
     this machine only: a private Pulsar broker, the producer wrapper, the service of `delaylevel
-    run`, and consumers that check every message. The exit code is 0 only if no message is lost,
+    run`, and a consumer that checks every message. The exit code is 0 only if no message is lost,
     duplicated, changed or early.
     """
     from delaylevel.demo import run
@@ -94,6 +94,6 @@ def _shown(line: StatusLine) -> Callable[[Demonstration], None]:
 
 def _line(at: Demonstration) -> str:
     return (
-        f"{at.seconds:.0f}s {at.phase}: {len(at.sent):,} sent, {at.window:,} in the window, "
+        f"{at.seconds:.0f}s {at.phase}: {len(at.sent):,} sent, {at.moved:,} moved, "
         f"{len(at.seen):,} delivered, median {format_duration(at.late_at(0.5))} late"
     )

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import pulsar
-from pulsar.schema import BytesSchema, JsonSchema, Record, String
 
 from delaylevel.cluster import logs
 from delaylevel.cluster.connection.settings import Connection
@@ -25,11 +24,9 @@ from delaylevel.dispatcher import DispatchSettings
 from delaylevel.errors import BrokerError
 from delaylevel.model.clock import SystemClock
 from delaylevel.model.envelope import due_of
-from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.producer.client import DelayLevelClient
 from delaylevel.run.service import LocalService
-from delaylevel.topics import registry as topics
 
 
 def _level(unit_s: int, maximum_s: int, lead_s: int) -> PartitionStrategy:
@@ -38,50 +35,35 @@ def _level(unit_s: int, maximum_s: int, lead_s: int) -> PartitionStrategy:
 
 
 LEVELS = Levels([_level(10, 50, 4), _level(4, 12, 2)])
+_TOPIC = "demo-reminders"
 _LONGEST_DELAY_MS = 48_000
 _START_S = 60.0
 # What has not arrived by then counts as lost.
 _TIMEOUT_S = 150.0
 # A duplicate arrives within moments of the original.
 _DUPLICATES_S = 2.0
-_NUMBER = "number"
-
-
-class Order(Record):  # type: ignore[misc, unused-ignore]
-    """Value of the messages in the topic with a JSON schema."""
-
-    customer = String()
-
-
-# Topic, subscription type and schema. The broker's own timer does not support the first type.
-_TOPICS: tuple[tuple[str, Any, Any], ...] = (
-    ("demo-reminders", pulsar.ConsumerType.Exclusive, BytesSchema()),
-    ("demo-orders", pulsar.ConsumerType.Shared, JsonSchema(Order)),
-)
 
 
 @dataclass
 class Demonstration:
-    """The messages of the demonstration; consumers write it from several threads.
+    """The messages of the demonstration; the consumer writes it from a thread of its own.
 
     Attributes:
         total: number of messages to send.
-        sent: topic, value, key and due time of each message, by its number.
+        sent: key and due time of each message, by its number, which is its value.
         seen: number of arrivals of each message.
         changed: numbers of the messages that did not arrive as they were sent.
         late_ms: lateness of the arrivals, negative for early ones.
-        window: number of messages in the final window.
         moved, released: number of messages that the mover, and the dispatcher, have passed on.
     """
 
     total: int
     phase: str = "starting mover and dispatcher"
     seconds: float = 0.0
-    sent: dict[int, tuple[str, Any, str, int]] = field(default_factory=dict)
+    sent: dict[int, tuple[str, int]] = field(default_factory=dict)
     seen: Counter[int] = field(default_factory=Counter)
     changed: set[int] = field(default_factory=set)
     late_ms: list[int] = field(default_factory=list)
-    window: int = 0
     moved: int = 0
     released: int = 0
 
@@ -117,43 +99,43 @@ def run(
     """Send messages with random delays, and wait until all are delivered.
 
     Args:
-        connection: a cluster for this demonstration alone: it uses the topics ``demo-*`` of
+        connection: a cluster for this demonstration alone: it uses the topic ``demo-reminders`` of
             ``public/default``.
         folder: for the files of the window.
         show: called with the progress, about twice a second.
     """
     demo = Demonstration(messages)
-    show(demo)
     ended = threading.Event()
     with ExitStack() as stack:
-        open_client = partial(connection.open_client, logger=logs.silent())
         client = DelayLevelClient.from_connection(connection, logger=logs.silent())
         stack.callback(client.close)
         admin = stack.enter_context(Admin.from_connection(connection))
-        consumers = [
-            client.subscribe(topic, "demo", consumer_type=kind, schema=schema)
-            for topic, kind, schema in _TOPICS
-        ]
-        described = topics.create(
-            admin,
-            LevelTopicDescription(
-                topic="demo-delay-level", levels=LEVELS, targets=tuple(t for t, *_ in _TOPICS)
-            ),
+        # The broker's own timer does not support this type of subscription.
+        exclusive = pulsar.ConsumerType.Exclusive
+        consumer = client.subscribe(_TOPIC, "demo", consumer_type=exclusive)
+        producer = client.create_producer(
+            _TOPIC,
+            enable_delay_level_topic=True,
+            partition_strategy=LEVELS,
+            block_if_queue_full=True,
+            batching_enabled=True,
         )
+        open_client = partial(connection.open_client, logger=logs.silent())
         settings = DispatchSettings(directory=folder)
-        service = LocalService(open_client, admin, [described.topic], settings, trigger_ms=250)
+        service = LocalService(open_client, admin, [_TOPIC], settings, trigger_ms=250)
         # It waits for its threads when the callbacks below have ended them.
-        pool = stack.enter_context(ThreadPoolExecutor(1 + len(consumers), "demo"))
+        pool = stack.enter_context(ThreadPoolExecutor(2, "demo"))
         stack.callback(ended.set)
         stack.callback(service.stop)
-        threads = [pool.submit(service.run)]
-        threads += [pool.submit(_consume, demo, consumer, ended) for consumer in consumers]
+        threads = [pool.submit(service.run), pool.submit(_consume, demo, consumer, ended)]
 
         def look() -> None:
             for thread in threads:
                 if thread.done():
                     thread.result()  # raises its failure
-            _look(demo, service)
+            movers = [stats for each in service.movers for stats in each.stats().values()]
+            demo.moved = sum(stats.report.total for stats in movers)
+            demo.released = sum(each.released().total() for each in service.dispatchers)
             show(demo)
             time.sleep(0.5)
 
@@ -162,9 +144,8 @@ def run(
             if time.monotonic() > deadline_s:
                 raise BrokerError(f"mover and dispatcher did not start within {_START_S:.0f} s")
             look()
-        demo.phase = "sending"
-        started_s = time.monotonic()
-        _send(demo, client, described.topic, lambda: show(demo))
+        demo.phase, started_s = "sending", time.monotonic()
+        _send(demo, producer, look)
         demo.phase = "waiting for due messages"
         while demo.lost and demo.seconds < _TIMEOUT_S:
             look()
@@ -175,10 +156,7 @@ def run(
     return demo
 
 
-def _send(
-    demo: Demonstration, client: DelayLevelClient, level_topic: str, show: Callable[[], None]
-) -> None:
-    """Send all messages, to one topic after the other."""
+def _send(demo: Demonstration, producer: Any, look: Callable[[], None]) -> None:
     choose, clock = random.Random(1), SystemClock()
     refused: set[str] = set()
 
@@ -186,67 +164,29 @@ def _send(
         if result != pulsar.Result.Ok:
             refused.add(str(result))
 
-    producers = [
-        client.create_producer(
-            topic,
-            enable_delay_level_topic=True,
-            delay_level_topic=level_topic,
-            schema=schema,
-            block_if_queue_full=True,
-            batching_enabled=True,
-        )
-        for topic, _, schema in _TOPICS
-    ]
     for number in range(demo.total):
-        index = number % len(_TOPICS)
-        value: Any = Order(customer=f"c{number} \u2713") if index else b"%d" % number
-        due_ms = clock.now_ms() + choose.randint(0, _LONGEST_DELAY_MS)
-        key = f"key-{number % 11}"
-        demo.sent[number] = _TOPICS[index][0], _plain(value), key, due_ms
-        producers[index].send_async(
-            value,
-            confirmed,
-            properties={_NUMBER: str(number)},
-            partition_key=key,
-            deliver_at=due_ms,
-        )
-        if number % 500 == 0:
-            show()
-    for producer in producers:
-        producer.flush()
-        producer.close()
+        key, due_ms = f"key-{number % 11}", clock.now_ms() + choose.randint(0, _LONGEST_DELAY_MS)
+        demo.sent[number] = key, due_ms
+        producer.send_async(b"%d" % number, confirmed, partition_key=key, deliver_at=due_ms)
+        if number % 5000 == 0:
+            look()
+    producer.flush()
     if refused:
         raise BrokerError(f"the broker refused messages: {', '.join(sorted(refused))}")
 
 
 def _consume(demo: Demonstration, consumer: Any, ended: threading.Event) -> None:
-    """Compare every message of a topic with the one that was sent, until the end."""
+    """Compare every message with the one that was sent, until the end."""
     clock = SystemClock()
-    topic = consumer.topic().rpartition("/")[2]
     while not ended.is_set():
         try:
             message = consumer.receive(timeout_millis=250)
         except pulsar.Timeout:
             continue
-        now_ms = clock.now_ms()
-        properties = message.properties()
-        number = int(properties[_NUMBER])
-        found = topic, _plain(message.value()), message.partition_key(), due_of(properties)
-        if found != demo.sent[number]:
+        now_ms, number = clock.now_ms(), int(message.data())
+        if (message.partition_key(), due_of(message.properties())) != demo.sent[number]:
             demo.changed.add(number)
-        demo.late_ms.append(now_ms - demo.sent[number][-1])
-        demo.seen[number] += 1  # of one topic, so no other thread has this number
+        demo.late_ms.append(now_ms - demo.sent[number][1])
+        demo.seen[number] += 1
         consumer.acknowledge(message)
     consumer.close()
-
-
-def _look(demo: Demonstration, service: LocalService) -> None:
-    """Update what waits, and what was passed on."""
-    owners = [stats for each in service.dispatchers for stats in each.stats().values()]
-    demo.window = sum(stats.pending + stats.in_flight for stats in owners)
-    demo.moved = sum(s.report.total for each in service.movers for s in each.stats().values())
-    demo.released = sum(each.released().total() for each in service.dispatchers)
-
-
-def _plain(value: Any) -> Any:
-    return vars(value) if isinstance(value, Record) else value
