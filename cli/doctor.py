@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -12,7 +11,7 @@ import click
 from delaylevel import doctor as examination
 from delaylevel.cli.views.output import emit, note
 from delaylevel.cli.views.terminal import Tone, has_colour, painted, width_of, wrapped, write
-from delaylevel.doctor import CLUSTER_CHECKS, Finding, State
+from delaylevel.doctor import Finding, State
 from delaylevel.model.delivery import Delivery
 
 from . import options
@@ -45,11 +44,12 @@ def findings_text(
         for finding in findings
         if finding.state is state
     ]
-    skipped = [finding for finding in findings if finding.state is State.SKIPPED]
-    if everything:
-        parts += _tables(findings, width, colour)
-    elif skipped:
-        parts.append("\n".join(_skipped_line(finding, width) for finding in skipped))
+    others = [
+        _line(finding, width)
+        for finding in findings
+        if finding.state is State.SKIPPED or (everything and finding.state is State.OK)
+    ]
+    parts += ["\n".join(others)] if others else []
     passed = sum(finding.state is State.OK for finding in findings)
     if passed and not everything:
         checks, them = ("check", "it") if passed == 1 else ("checks", "them")
@@ -70,29 +70,9 @@ def _paragraph(finding: Finding, width: int | None, colour: bool) -> str:
     )
 
 
-def _skipped_line(finding: Finding, width: int | None) -> str:
+def _line(finding: Finding, width: int | None) -> str:
     text = f"{finding.check} ({finding.subject}): {finding.says}"
-    return wrapped(_short(text), width, "-     ", "      ")
-
-
-def _tables(findings: Sequence[Finding], width: int | None, colour: bool) -> Iterator[str]:
-    """Yield a table for the cluster, and one for each level topic under its name."""
-    for topic, found in itertools.groupby(findings, _level_topic):
-        listed = list(found)
-        checks = max(len(finding.check) for finding in listed)
-        lines = [] if topic is None else [_short(topic)]
-        lines.append(f"STATE   {'CHECK'.ljust(checks)}   RESULT")
-        for finding in listed:
-            mark = _MARKS[finding.state]
-            head = f"{mark.ljust(5)}   {finding.check.ljust(checks)}   "
-            line = wrapped(_short(finding.says), width, head, " " * len(head)).rstrip()
-            tone = _TONES.get(mark) if colour else None
-            lines.append(painted(mark, tone) + line.removeprefix(mark))
-        yield "\n".join(lines)
-
-
-def _level_topic(finding: Finding) -> str | None:
-    return None if finding.check in CLUSTER_CHECKS else finding.subject
+    return wrapped(_short(text), width, _MARKS[finding.state].ljust(6), "      ")
 
 
 def _short(text: str) -> str:

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from delaylevel.cli.views import logs
 from delaylevel.cli.views.output import note
-from delaylevel.cli.views.tables import Column, local, render
-from delaylevel.cli.views.terminal import width_of
+from delaylevel.cli.views.tables import local
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.topic_name import TopicName
 
@@ -20,13 +17,6 @@ if TYPE_CHECKING:
     from delaylevel.mover.service import MoverStats
     from delaylevel.prometheus import Collector
     from delaylevel.spark_sync import SparkSyncJob
-
-_SERVED = (
-    Column("topic", head="LEVEL TOPIC"),
-    Column("targets"),
-    Column("levels"),
-    Column("window"),
-)
 
 
 def serve_metrics(
@@ -66,25 +56,18 @@ def serving_lines(
     movers: Mapping[str, MoverStats | None],
     groups: Iterable[ServedGroup],
 ) -> list[str]:
-    """Return a table of the level topics that a process serves.
+    """Return a line for each level topic that a process serves.
 
     Args:
         movers: statistics of this process's movers, by level topic; None for a mover that has the
             lock.
     """
     groups_of = {group.description.topic: group for group in groups}
-    rows = [
-        {
-            "topic": local(item.topic),
-            "targets": _targets(item),
-            "levels": _levels(item, movers),
-            "window": _window(groups_of.get(item.topic)),
-        }
+    return [
+        f"{local(item.topic)} for {_targets(item)}: "
+        + "; ".join((*_levels(item, movers), *_window(groups_of.get(item.topic))))
         for item in descriptions
     ]
-    if logs.is_json():
-        return [", ".join(f"{key} {value}" for key, value in row.items() if value) for row in rows]
-    return render(rows, _SERVED, width=width_of(sys.stderr)).splitlines() if rows else []
 
 
 def refused_lines(
@@ -101,17 +84,17 @@ def _targets(description: LevelTopicDescription) -> str:
 
 def _levels(
     description: LevelTopicDescription, movers: Mapping[str, MoverStats | None]
-) -> str | None:
-    if description.topic not in movers:
-        return None
-    stats = movers[description.topic]
-    if stats is not None and stats.state == "standby":
-        return f"standby for {stats.holder or 'another mover'}"
-    return f"{sum(level.partitions for level in description.levels)} partitions"
+) -> Iterator[str]:
+    if description.topic in movers:
+        stats = movers[description.topic]
+        if stats is not None and stats.state == "standby":
+            yield f"levels on standby for {stats.holder or 'another mover'}"
+        else:
+            count = sum(level.partitions for level in description.levels)
+            yield f"levels with {count} partitions"
 
 
-def _window(group: ServedGroup | None) -> str | None:
-    if group is None:
-        return None
-    held = len(group.stats)
-    return f"{held} of {group.description.window_partitions} partitions" if held else "standby"
+def _window(group: ServedGroup | None) -> Iterator[str]:
+    if group is not None:
+        held, of = len(group.stats), group.description.window_partitions
+        yield f"window with {held} of {of} partitions" if held else "window on standby"

@@ -26,9 +26,9 @@ class Collector(Protocol):
 def serve(collector: Collector, port: int, address: str = "127.0.0.1") -> Iterator[int]:
     """Serve ``/metrics``, probes and a status page while the block runs.
 
-    If the collector has reporters (see `delaylevel.web.reports`), probes, status page and live
-    queries are about them. If other machines can reach the address, live queries and the status
-    page need the token in the environment variable ``DELAYLEVEL_LIVE_TOKEN``.
+    If the collector has an attribute ``reporters`` (see `delaylevel.web.reports`), probes, status
+    page and live queries are about them. If other machines can reach the address, live queries and
+    the status page need the token in the environment variable ``DELAYLEVEL_LIVE_TOKEN``.
 
     Args:
         collector: the source of the metrics.
@@ -46,12 +46,12 @@ def serve(collector: Collector, port: int, address: str = "127.0.0.1") -> Iterat
         from prometheus_client import CollectorRegistry
         from prometheus_client.exposition import choose_encoder
     from delaylevel.web.application import PROBES, WebApplication
-    from delaylevel.web.reports import TOKEN_VARIABLE, LiveAnswer, reporters_of
+    from delaylevel.web.reports import TOKEN_VARIABLE, LiveAnswer
     from delaylevel.web.server import HttpServer
 
     registry = CollectorRegistry(auto_describe=False)
     registry.register(collector)
-    reporters = reporters_of(collector)
+    reporters = tuple(getattr(collector, "reporters", ()))
     token = os.environ.get(TOKEN_VARIABLE, "").strip()
 
     def metrics(accept: str) -> LiveAnswer:

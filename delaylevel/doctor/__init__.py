@@ -8,6 +8,6 @@ from __future__ import annotations
 from delaylevel.cluster.rules import Problem
 
 from .context import Finding, State
-from .examination import CHECKS, CLUSTER_CHECKS, examine
+from .examination import CHECKS, examine
 
-__all__ = ["CHECKS", "CLUSTER_CHECKS", "Finding", "Problem", "State", "examine"]
+__all__ = ["CHECKS", "Finding", "Problem", "State", "examine"]

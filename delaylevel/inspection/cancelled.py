@@ -9,40 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from delaylevel.errors import EnvelopeError
 from delaylevel.model.envelope import ATTEMPT, CANCEL, ID, KIND, TARGET, Envelope
 from delaylevel.model.level_topic import LevelTopicDescription, Role
+from delaylevel.model.message import LazyMessage, ParkedMessage
 from delaylevel.model.position import Position, SourcePartition, stable_id
 
+from .distribution import Observation
 
-class AnyStored(Protocol):
-    """A message or row of a partition, or a cancellation."""
-
-    @property
-    def ledger(self) -> int:
-        """Ledger of its position."""
-
-    @property
-    def entry(self) -> int:
-        """Entry of its position."""
-
-    @property
-    def batch(self) -> int:
-        """Batch index of its position; -1 for an unbatched entry."""
-
-    @property
-    def due_ms(self) -> int | None:
-        """Due time, ms since the epoch; None if it cannot be read."""
-
-    @property
-    def key(self) -> str | None:
-        """Partition key; None or empty for none."""
-
-    @property
-    def properties(self) -> Mapping[str, str]:
-        """All properties, ours included."""
+#: Messages of a partition, or cancellations.
+Messages: TypeAlias = Sequence[Observation | LazyMessage | ParkedMessage]
 
 
 class CancelledIdentities(Protocol):
@@ -79,14 +57,16 @@ class CancelledMessages:
     journals: Mapping[int, CancelledIdentities]
     parked: Collection[int] = frozenset()
 
-    def among(self, source: SourcePartition, messages: Sequence[AnyStored]) -> list[bool]:
+    def among(self, source: SourcePartition, messages: Messages) -> list[bool]:
         """Return which messages of a partition are cancelled, or are cancellations."""
         own = source.name.without_partition.full
         if not self.journals and not self.parked:
             return [is_cancellation(message.properties) for message in messages]
         return [self._is_cancelled(source, own, message) for message in messages]
 
-    def _is_cancelled(self, source: SourcePartition, own: str, message: AnyStored) -> bool:
+    def _is_cancelled(
+        self, source: SourcePartition, own: str, message: Observation | LazyMessage | ParkedMessage
+    ) -> bool:
         properties = message.properties
         if is_cancellation(properties):
             return True

@@ -22,7 +22,7 @@ from delaylevel.cluster.threads import in_parallel
 from delaylevel.errors import MissingExtraError, NotFoundError
 from delaylevel.model.envelope import TARGET, due_of, is_control
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Role
-from delaylevel.model.message import LazyMessage, ParkedMessage, RawMessage, properties_of, text_of
+from delaylevel.model.message import RawMessage, properties_of, text_of
 from delaylevel.model.position import EARLIEST, Position, SourcePartition
 from delaylevel.model.topic_name import TopicName
 from delaylevel.topics.members import metadata_of
@@ -35,14 +35,19 @@ from delaylevel.topics.scan import (
     published_range,
 )
 
-from .cancelled import CancelledIdentities, CancelledMessages, cancelled_due_ms, is_cancellation
+from .cancelled import (
+    CancelledIdentities,
+    CancelledMessages,
+    Messages,
+    cancelled_due_ms,
+    is_cancellation,
+)
 from .distribution import Observation
 from .live import LiveDispatchers
 
 if TYPE_CHECKING:
     from .released import JournalView
 
-Messages: TypeAlias = Sequence[Observation | LazyMessage | ParkedMessage]
 StoredRule: TypeAlias = Callable[[Messages], list[bool]]
 # Threads that import the same module at once see it half-initialized if the import fails.
 _IMPORTING = Lock()

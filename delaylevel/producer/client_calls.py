@@ -74,6 +74,8 @@ def result_of(error: BaseException) -> Any:
     """Return the result for callbacks that stands for an exception."""
     if isinstance(error, LevelTopicError):
         return pulsar.Result.TopicNotFound
+    if isinstance(error, (TypeError, ValueError)):  # a key that is not UTF-8, for example
+        return pulsar.Result.InvalidMessage
     name = type(error).__name__
     return pulsar.Result.__members__.get(name, pulsar.Result.UnknownError)
 

@@ -24,10 +24,9 @@ from delaylevel.model.delivery import Delivery
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Mover
 from delaylevel.mover.reporting import MoverCollector, lock_check
 from delaylevel.mover.service import MoverService, check_movable
-from delaylevel.prometheus import Collector
 from delaylevel.topics import roster
 from delaylevel.topics.status import LevelTopicStatus
-from delaylevel.web.reports import ProbeCheck, Reporter, reporters_of
+from delaylevel.web.reports import ProbeCheck, Reporter
 
 # Time for which the broker's statistics of what waits are used again.
 _MEMBERS_S = 1.0
@@ -240,10 +239,13 @@ class ServiceCollector:
         def is_dispatched(topic: str) -> bool:
             return any(each.descriptions_of(topic) is not None for each in service.dispatchers)
 
-        self._collectors: list[Collector] = [
+        self._collectors: list[MoverCollector | DispatchCollector] = [
             *(MoverCollector(each, is_dispatched) for each in service.movers),
             *map(DispatchCollector, service.dispatchers),
         ]
+        self.reporters: tuple[Reporter, ...] = tuple(
+            reporter for each in self._collectors for reporter in each.reporters
+        )
 
     def collect(self) -> Iterator[Any]:
         """Yield every series."""
@@ -277,4 +279,4 @@ def further_process(
         namespace=namespace,
         moves=False,
     )
-    return service, reporters_of(ServiceCollector(service))
+    return service, ServiceCollector(service).reporters

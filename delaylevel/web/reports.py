@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from delaylevel.errors import DelayLevelError
 
@@ -131,18 +131,3 @@ class Reporter(Protocol):
     def served_at(self, url: str) -> None:
         """Take note of the address at which the process answers."""
         return
-
-
-def reporters_of(collector: Any) -> tuple[Reporter, ...]:
-    """Return the reporters of a collector.
-
-    They are in its attribute ``reporters``. A collector without it may keep others in a list, and
-    has the reporters of these.
-    """
-    own = getattr(collector, "reporters", None)
-    if own is not None:
-        return tuple(own)
-    parts = [each for each in getattr(collector, "__dict__", {}).values() if isinstance(each, list)]
-    return tuple(
-        reporter for part in parts for each in part for reporter in getattr(each, "reporters", ())
-    )

@@ -215,7 +215,7 @@ def test_the_client_for_threads_has_the_same_connections(
                 await asyncio.wait_for(handled.wait(), 30)
             outcome = await producer.cancel(receipt)
             assert outcome.status is OutcomeStatus.ACCEPTED
-            assert await look.rows() == []
-            assert (await look.horizon()).messages == 0
+            assert await asyncio.to_thread(lambda: list(look.rows())) == []
+            assert (await asyncio.to_thread(look.horizon)).messages == 0
 
     asyncio.run(test())

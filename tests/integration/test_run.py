@@ -20,7 +20,6 @@ from delaylevel.model.topic_name import TopicName
 from delaylevel.run import LocalService
 from delaylevel.run.service import ServiceCollector
 from delaylevel.topics import roster
-from delaylevel.web.reports import reporters_of
 from support.background import Background
 from support.run import (
     UNIT,
@@ -135,7 +134,7 @@ def test_one_level_topic_that_cannot_be_served_stops_no_other(
     (target,) = good.targets
 
     def unready() -> dict[str, str]:
-        reporters = reporters_of(collector)
+        reporters = collector.reporters
         checks = [check for each in reporters for check in each.ready()]
         return {check.name: check.text for check in checks if not check.ok}
 

@@ -107,16 +107,17 @@ def test_one_line_tells_the_state_of_all_level_topics(members: Members) -> None:
     assert others.startswith("others; 0 moved (mover elsewhere); 0 released (1 recovering window")
 
 
-def test_the_table_has_levels_and_window_partitions() -> None:
+def test_a_service_tells_what_it_serves() -> None:
     group = ServedGroup(LEVEL_TOPIC, "a", None, 0.0, {}, {0: OwnerStats(), 1: OwnerStats()})
-    head, row = serving_lines([LEVEL_TOPIC], {ORDERS: MoverStats("moving")}, [group])
-    assert head.split() == ["LEVEL", "TOPIC", "TARGETS", "LEVELS", "WINDOW"]
-    assert " ".join(row.split()) == "_orders-delay-level orders 29 partitions 2 of 4 partitions"
-    assert len(row) <= 80
+    name = "_orders-delay-level for orders"
+    assert serving_lines([LEVEL_TOPIC], {ORDERS: MoverStats("moving")}, [group]) == [
+        f"{name}: levels with 29 partitions; window with 2 of 4 partitions"
+    ]
     standby = MoverStats("standby", "delaylevel-run@host:1")
     none = ServedGroup(LEVEL_TOPIC, "a", None, 0.0, {}, {})
-    (_, row) = serving_lines([LEVEL_TOPIC], {ORDERS: standby}, [none])
-    assert row.split()[-4:] == ["standby", "for", "delaylevel-run@host:1", "standby"]
-    (_, row) = serving_lines([LEVEL_TOPIC], {ORDERS: None}, [])
-    assert row.split()[-3:] == ["29", "partitions", "-"]
-    assert serving_lines([], {}, []) == []
+    assert serving_lines([LEVEL_TOPIC], {ORDERS: standby}, [none]) == [
+        f"{name}: levels on standby for delaylevel-run@host:1; window on standby"
+    ]
+    assert serving_lines([LEVEL_TOPIC], {ORDERS: None}, []) == [
+        f"{name}: levels with 29 partitions"
+    ]

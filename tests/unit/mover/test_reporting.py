@@ -16,7 +16,7 @@ from delaylevel.mover.reporting import MoverCollector, MoverReporter
 from delaylevel.mover.service import MoverStats
 from delaylevel.topics.status import StatusCache
 from delaylevel.web.pages import status_page
-from delaylevel.web.reports import ProblemLine, StatusSection, reporters_of
+from delaylevel.web.reports import ProblemLine, StatusSection
 
 T0 = 1_700_000_000_000
 
@@ -130,7 +130,7 @@ def test_what_another_reporter_tells_is_not_told_twice() -> None:
     movers: Any = Movers()
     movers.held = 4
     assert MoverReporter(movers, lambda topic: True).status()[0].problems == []
-    (found,) = reporters_of(MoverCollector(movers))
+    (found,) = MoverCollector(movers).reporters
     assert found.answer("pending", {}) is None
     assert found.alive() == ()
 
