@@ -65,7 +65,7 @@ def test_every_public_name_has_a_docstring(module: str, item: Any) -> None:
 @pytest.mark.parametrize(
     "place",
     [
-        "delaylevel/producer/producer.py",
+        "delaylevel/producer/scheduling.py",
         "the help",
         "docs/wire.md",
         "clients/java/README.md",

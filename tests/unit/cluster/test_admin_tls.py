@@ -112,6 +112,9 @@ class FakePulsarClient:
     def get_topic_partitions(self, topic: str) -> list[str]:
         return [topic]
 
+    def create_producer(self, topic: str) -> Any:
+        raise AssertionError(topic)
+
 
 def client_with(server: Secure, **options: Any) -> DelayLevelClient:
     return DelayLevelClient(
