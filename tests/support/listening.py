@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from delaylevel.consumer import Listeners
+import pulsar
+
+from delaylevel.consumer import Listener, Listeners
 from support.world import RealWorld
 
 
+def bodies(begin: int, end: int) -> list[bytes]:
+    """Return the numbers of a range as payloads."""
+    return [b"%d" % number for number in range(begin, end)]
+
+
 class AppRunner:
-    """An application with listeners, in a thread of the test.
+    """An application with listeners of ``billing`` to ``orders``, in a thread of the test.
 
     Attributes:
         app: the application.
+        topic: the full name of ``orders``.
     """
 
     def __init__(self, world: RealWorld, **options: Any) -> None:
         self._world = world
+        self.topic = world.topic("orders")
         self.app = Listeners(world.client(), **options)
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
@@ -27,6 +37,40 @@ class AppRunner:
 
     def __exit__(self, *exc_info: object) -> None:
         self.stop()
+
+    def on(self, handler: Callable[[Any], Any], **options: Any) -> None:
+        """Register a handler."""
+        given = {"subscription": "billing", "initial_position": "earliest", **options}
+        self.app.on(given.pop("topic", self.topic), **given)(handler)
+
+    def send(self, messages: Iterable[bytes], **options: Any) -> None:
+        """Publish messages to ``orders``, or another ``topic``."""
+        topic = options.pop("topic", self.topic)
+        key_of = options.pop("key_of", lambda body: None)
+        producer = self._world.plain_client.create_producer(
+            topic, block_if_queue_full=True, **options
+        )
+        for body in messages:
+            producer.send_async(body, None, partition_key=key_of(body))
+        producer.flush()
+        producer.close()
+
+    @property
+    def listener(self) -> Listener:
+        """The only listener."""
+        (found,) = self.app.listeners
+        return found
+
+    def unacknowledged(self, subscription: str = "billing") -> int:
+        """Return the number of entries of ``orders`` that a subscription has not acknowledged."""
+        stats = self._world.admin.partition_stats(self._world.name("orders"))
+        return stats.subscriptions[subscription].backlog_entries
+
+    def left(self, count: int) -> list[bytes]:
+        """Return what the next consumer of the subscription gets."""
+        shared = pulsar.ConsumerType.Shared
+        consumer = self._world.plain_client.subscribe(self.topic, "billing", shared)
+        return self._world.bodies(consumer, count)
 
     def _run(self) -> None:
         try:

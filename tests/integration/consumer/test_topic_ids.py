@@ -57,15 +57,6 @@ def test_ids_survive_a_restart(opened: Open, world: RealWorld) -> None:
     assert records(world) < 2000
 
 
-def test_a_save_returns_when_the_broker_has_confirmed(opened: Open) -> None:
-    handled = opened()
-    for number in range(20):
-        assert handled.begin(message(number))
-        save_one(handled, number)
-        assert handled.unsaved == 0
-    assert all(known(opened(), *range(20)))
-
-
 def test_processes_learn_the_ids_of_each_other(opened: Open, eventually: Eventually) -> None:
     one, other = opened(), opened()
     save(one, *range(100))
@@ -220,15 +211,3 @@ def test_a_refusing_topic_lets_messages_be_acknowledged(
     monkeypatch.setattr(handled_ids, "_FLUSH_S", 0.1)  # it refuses them at the end, too
     handled.close()
     assert "2 IDs of handled messages could not be stored" in caplog.text
-
-
-def test_a_closed_producer_is_replaced(opened: Open, eventually: Eventually) -> None:
-    handled = opened()
-    save(handled, 1)
-    log: Any = handled._log
-    log._producer.close()
-    assert handled.begin(message(2))
-    save_one(handled, 2)
-    assert handled.flush()
-    assert handled.unsaved == 0
-    assert known(opened(), 1, 2) == [True, True]

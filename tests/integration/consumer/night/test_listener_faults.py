@@ -1,12 +1,16 @@
-"""Tests of listeners whose consumers fail, and of a graceful stop."""
+"""Tests of listeners whose topics, brokers and messages fail, and of a graceful stop."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import shutil
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pulsar
@@ -17,12 +21,13 @@ from delaylevel import DelayLevelClient
 from delaylevel.broker.embedded import EmbeddedBroker
 from delaylevel.cluster.connection.settings import Connection
 from delaylevel.cluster.locks import PartitionLock
-from delaylevel.consumer import Backoff, Deduplication, Listeners, TopicIdStore
+from delaylevel.consumer import Backoff, Deduplication, Listeners, ReceivedMessage, TopicIdStore
+from delaylevel.consumer import host as unfinished_messages
 from delaylevel.errors import BrokerError
 from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow
 from delaylevel.model.position import source_partitions
 from delaylevel.model.strategy import Levels, PartitionStrategy
-from support.listening import AppRunner
+from support.listening import AppRunner, bodies
 from support.world import QUIET, RealWorld, quiet_client
 
 pytestmark = pytest.mark.broker
@@ -39,59 +44,41 @@ def runner(world: RealWorld) -> Iterator[AppRunner]:
         yield made
 
 
-def send(world: RealWorld, topic: str, *bodies: bytes) -> None:
-    producer = world.plain_client.create_producer(topic)
-    for body in bodies:
-        producer.send_async(body, None)
-    producer.flush()
-    producer.close()
-
-
-def numbers(begin: int, end: int) -> list[bytes]:
-    return [str(number).encode() for number in range(begin, end)]
-
-
-@pytest.mark.parametrize("subscription_type", ["Shared", "Exclusive"])
-@pytest.mark.parametrize("is_coroutine", [False, True])
+@pytest.mark.parametrize("kind", ["Shared", "Exclusive"])
 def test_an_unloaded_topic_stops_no_listener(
-    world: RealWorld, runner: AppRunner, subscription_type: str, is_coroutine: bool
+    world: RealWorld, runner: AppRunner, kind: str
 ) -> None:
-    topic = world.topic("orders")
     handled: list[bytes] = []
 
-    async def handle_async(message: Any) -> None:
+    async def handle(message: Any) -> None:
         handled.append(message.value)
 
-    runner.app.on(topic, subscription="s", subscription_type=subscription_type, retry=False)(
-        handle_async if is_coroutine else lambda message: handled.append(message.value)
-    )
+    runner.on(handle, subscription_type=kind, retry=False)
     runner.start()
-    send(world, topic, *numbers(0, 50))
+    runner.send(bodies(0, 50))
     world.eventually(lambda: len(set(handled)) >= 25, "some messages")
     world.admin.unload(world.name("orders"))
-    send(world, topic, *numbers(50, 100))
-    world.eventually(lambda: set(handled) == set(numbers(0, 100)), "all messages")
+    runner.send(bodies(50, 100))
+    world.eventually(lambda: set(handled) == set(bodies(0, 100)), "all messages")
     runner.stop()
-    assert backlog(world, "orders") == 0
+    assert runner.unacknowledged() == 0
 
 
 def test_a_deleted_topic_stops_no_listener(world: RealWorld, runner: AppRunner) -> None:
-    topic, other = world.topic("orders"), world.topic("others")
+    other = world.topic("others")
     handled: list[bytes] = []
-    for each in (topic, other):
-        runner.app.on(each, subscription="s", retry=False)(
-            lambda message: handled.append(message.value)
-        )
+    for each in (runner.topic, other):
+        runner.on(lambda message: handled.append(message.value), topic=each, retry=False)
     runner.start()
-    send(world, topic, b"before")
+    runner.send([b"before"])
     world.eventually(lambda: handled == [b"before"], "a message")
     world.admin.delete(world.name("orders"), force=True)
-    send(world, other, b"other")
+    runner.send([b"other"], topic=other)
     world.eventually(lambda: b"other" in handled, "the other listener")
 
     def arrives() -> bool:
         # Connected clients create the topic again, maybe after this message.
-        send(world, topic, b"after")
+        runner.send([b"after"])
         return b"after" in handled
 
     world.eventually(arrives, "messages of the topic that exists again")
@@ -120,7 +107,7 @@ def test_a_missing_subscription_is_named(world: RealWorld, connection: Connectio
             app.start()
         world.admin.create_subscription(world.name("orders"), "s")
         app.start()
-        send(world, world.topic("orders"), b"now")
+        world.plain_client.create_producer(world.topic("orders")).send(b"now")
         world.eventually(lambda: handled == [b"now"], "the message")
         app.close()
         source = source_partitions(level_topic)[0]
@@ -143,30 +130,58 @@ def test_listeners_go_on_when_the_broker_is_back(
         async def handle(message: Any) -> None:
             coroutines.append(message.value)
 
-        topic = world.topic("orders")
-        runner.app.on(topic, subscription="functions", retry=False)(
-            lambda message: functions.append(message.value)
-        )
-        runner.app.on(topic, subscription="coroutines", retry=False)(handle)
+        runner.on(lambda message: functions.append(message.value), retry=False)
+        runner.on(handle, subscription="coroutines", retry=False)
         runner.start()
-        send(world, topic, *numbers(0, 10))
+        runner.send(bodies(0, 10))
         world.eventually(lambda: len(functions) == len(coroutines) == 10, "the first messages")
         assert broker.kill()
         world.eventually(lambda: not runner.ready(), "the end of the connections")
         broker.start()
-        send(world, topic, *numbers(10, 20))
-        wanted = set(numbers(0, 20))
+        runner.send(bodies(10, 20))
+        wanted = set(bodies(0, 20))
         world.eventually(lambda: set(functions) == set(coroutines) == wanted, "all messages", 120)
         world.eventually(runner.ready, "the listeners")
 
 
-@pytest.mark.parametrize("is_coroutine", [False, True])
-def test_a_graceful_stop_finishes_calls_and_copies(
-    world: RealWorld, runner: AppRunner, is_coroutine: bool
+def test_encrypted_messages_that_fail_do_not_stop_a_listener(
+    world: RealWorld, runner: AppRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import asyncio
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("openssl is not installed")
+    private, public = str(tmp_path / "private.pem"), str(tmp_path / "public.pem")
+    for words in (
+        ["genrsa", "-out", private, "2048"],
+        ["rsa", "-in", private, "-pubout", "-out", public],
+    ):
+        subprocess.run([openssl, *words], check=True, capture_output=True)
+    keys = pulsar.CryptoKeyReader(public, private)
+    monkeypatch.setattr(unfinished_messages, "_MOST", 3)
+    world.level_topic(LEVELS, final_window=FinalWindow.TRACKER, window_partitions=1)
+    seen: list[bytes] = []
 
-    topic = world.topic("orders")
+    def handle(message: ReceivedMessage) -> None:
+        seen.append(message.value)
+        if message.value.startswith(b"bad") and seen.count(message.value) == 1:
+            raise ValueError(message.value)
+
+    redelivery = {"negative_ack_redelivery_delay_ms": 500}
+    runner.on(handle, retry=Backoff("20s"), crypto_key_reader=keys, **redelivery)
+    runner.start()
+    bad = [b"bad %d" % number for number in range(6)]
+    unbatched = {"batching_enabled": False, "encryption_key": "key"}
+    runner.send([*bad, b"good"], crypto_key_reader=keys, **unbatched)
+    world.eventually(lambda: b"good" in seen, "a message behind the failed ones")
+    world.eventually(lambda: not runner.unacknowledged(), "the second attempts")
+    assert sorted(seen) == sorted([*bad, *bad, b"good"])
+    assert not world.stored(f"{runner.topic}-billing-DLQ")
+
+
+@pytest.mark.parametrize("coroutine", [False, True])
+def test_a_graceful_stop_finishes_calls_and_copies(
+    world: RealWorld, runner: AppRunner, coroutine: bool
+) -> None:
     description = world.level_topic(LEVELS, final_window=FinalWindow.TRACKER)
     ended: list[bytes] = []
     started = threading.Semaphore(0)
@@ -186,45 +201,34 @@ def test_a_graceful_stop_finishes_calls_and_copies(
         await asyncio.sleep(0.3)
         end(message)
 
-    runner.app.on(topic, subscription="s", retry=Backoff("20s"), concurrency=50)(
-        handle_async if is_coroutine else handle
-    )
+    runner.on(handle_async if coroutine else handle, retry=Backoff("20s"), concurrency=50)
     runner.start()
-    send(world, topic, *numbers(0, 200))
+    runner.send(bodies(0, 200))
     for _ in range(60):
         assert started.acquire(timeout=30)
     runner.stop()  # while calls run, and copies are on their way
     done = set(ended)
     assert 50 <= len(done) < 200
-    counts = runner.app.listeners[0].stats.counts()
+    counts = runner.listener.stats.counts()
     odd = {body for body in done if int(body) % 2}
     assert (counts.handled, counts.retried) == (len(done) - len(odd), len(odd))
     assert counts.in_progress == 0
     stored = [m for each in description.members() for m in world.stored(each.topic.full)]
     assert sorted(m.value for m in stored if m.value) == sorted(odd)
     # The other messages are delivered to the next consumer, and none of those that are done.
-    consumer = world.plain_client.subscribe(topic, "s", pulsar.ConsumerType.Shared)
-    left = world.bodies(consumer, 200 - len(done))
-    assert set(left) == set(numbers(0, 200)) - done
+    assert set(runner.left(200 - len(done))) == set(bodies(0, 200)) - done
 
 
 def test_a_handler_that_does_not_end_is_left_behind(world: RealWorld) -> None:
-    topic, release = world.topic("orders"), threading.Event()
+    release = threading.Event()
     with AppRunner(world, stop_timeout="1s") as runner:
-        runner.app.on(topic, subscription="s", retry=False)(lambda _: release.wait(60))
+        runner.on(lambda _: release.wait(60), retry=False)
         runner.start()
-        send(world, topic, b"x")
-        (listener,) = runner.app.listeners
-        world.eventually(lambda: listener.stats.counts().in_progress == 1, "the call")
+        runner.send([b"x"])
+        stats = runner.listener.stats
+        world.eventually(lambda: stats.counts().in_progress == 1, "the call")
         start_s = time.monotonic()
         runner.stop()
-        assert 0.9 < time.monotonic() - start_s < 8
+        assert 0.9 < time.monotonic() - start_s < 30
         release.set()
-    consumer = world.plain_client.subscribe(topic, "s", pulsar.ConsumerType.Shared)
-    assert world.bodies(consumer, 1) == [b"x"]
-
-
-def backlog(world: RealWorld, name: str) -> int:
-    """Return the number of entries that the subscription has not acknowledged."""
-    stats = world.admin.partition_stats(world.name(name))
-    return int(stats.subscriptions["s"].backlog_entries)
+    assert runner.left(1) == [b"x"]

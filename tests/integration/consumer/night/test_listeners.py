@@ -1,156 +1,177 @@
-"""Tests of listeners on the broker: at-least-once handling, stops, failures and ways to run."""
+"""Tests of listeners on a real broker: threads and coroutines at once, order, limits, and ends."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import random
 import signal
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
+import pulsar
 import pytest
 
-from delaylevel import DelayLevelClient
-from delaylevel.consumer import Backoff, Listener, Listeners, ReceivedMessage
+from delaylevel.consumer import Backoff, ReceivedMessage
 from delaylevel.model.level_topic import FinalWindow
 from delaylevel.model.strategy import Levels, PartitionStrategy
-from support.world import RealWorld, eventually
+from support.listening import AppRunner, bodies
+from support.world import RealWorld
 
 pytestmark = pytest.mark.broker
 
 HALF_DAY = timedelta(hours=12)
 LEVELS = Levels([PartitionStrategy(partition_by=HALF_DAY, maximum_delay=4 * HALF_DAY)])
-
-
-class Orders:
-    """A topic with an application's listeners."""
-
-    def __init__(self, world: RealWorld) -> None:
-        self.world = world
-        self.topic = world.topic("orders")
-        # Its few partitions are created faster than the default ones.
-        world.level_topic(LEVELS, final_window=FinalWindow.TRACKER)
-        self.client: DelayLevelClient = world.client()
-        self.app = Listeners(self.client, stop_timeout="10s")
-
-    def on(self, handler: Callable[[Any], Any], **options: Any) -> None:
-        given = {"subscription": "billing", "initial_position": "earliest", **options}
-        self.app.on(self.topic, **given)(handler)
-
-    def send(self, *bodies: bytes, **options: Any) -> None:
-        producer = self.client.create_producer(self.topic, batching_enabled=False)
-        for body in bodies:
-            producer.send(body, **options)
-        producer.close()
-
-    @contextmanager
-    def running(self) -> Iterator[Listener]:
-        self.app.start()
-        try:
-            yield self.app.listeners[0]
-        finally:
-            self.app.close()
-
-    def unacknowledged(self, topic: str | None = None) -> int:
-        name = self.world.name(topic or "orders")
-        return self.world.admin.partition_stats(name).subscriptions["billing"].backlog_entries
-
-    def acknowledged(self) -> None:
-        eventually(lambda: not self.unacknowledged(), "the acknowledgements")
-
-    def dead(self) -> list[Any]:
-        return self.world.stored(f"{self.topic}-billing-DLQ")
+both = pytest.mark.parametrize("coroutine", [False, True], ids=["function", "coroutine"])
 
 
 @pytest.fixture
-def orders(world: RealWorld) -> Orders:
-    return Orders(world)
+def runner(world: RealWorld) -> Iterator[AppRunner]:
+    """Listeners to ``orders``, which has a level topic."""
+    # Its few partitions are created faster than the default ones.
+    world.level_topic(LEVELS, final_window=FinalWindow.TRACKER)
+    with AppRunner(world, stop_timeout="10s") as made:
+        yield made
 
 
-def bodies(count: int) -> list[bytes]:
-    return [b"%d" % number for number in range(count)]
+def handler(
+    coroutine: bool, begin: Callable[[Any], float], end: Callable[[Any], None]
+) -> Callable[[Any], Any]:
+    """Return a function or a coroutine function that waits between two calls."""
+
+    def handle(message: Any) -> None:
+        time.sleep(begin(message))
+        end(message)
+
+    async def handle_async(message: Any) -> None:
+        await asyncio.sleep(begin(message))
+        end(message)
+
+    return handle_async if coroutine else handle
 
 
-@pytest.mark.parametrize("kind", ["Shared", "Key_Shared", "Failover", "Exclusive"])
-@pytest.mark.parametrize("coroutine", [False, True], ids=["function", "coroutine"])
-def test_every_message_is_handled_and_acknowledged(
-    orders: Orders, kind: str, coroutine: bool
+def waiting(coroutine: bool, release: threading.Event) -> Callable[[], Any]:
+    """Return a function, or a coroutine function, that waits for an event."""
+
+    async def wait_async() -> None:
+        while not release.is_set():
+            await asyncio.sleep(0.01)
+
+    return wait_async if coroutine else lambda: release.wait(60)
+
+
+@both
+def test_a_handler_that_hangs_stops_no_other(
+    world: RealWorld, runner: AppRunner, coroutine: bool
 ) -> None:
-    seen: list[bytes] = []
+    other = world.topic("others")
+    release, handled, of_other = threading.Event(), [], []
+    wait = waiting(coroutine, release)
 
-    async def later(message: ReceivedMessage) -> None:
-        await asyncio.sleep(0)
-        seen.append(message.value)
+    def handle(message: Any) -> None:
+        if message.value == b"3":
+            wait()
+        handled.append(message.value)
 
-    def at_once(message: ReceivedMessage) -> None:
-        seen.append(message.value)
+    async def handle_async(message: Any) -> None:
+        if message.value == b"3":
+            await wait()
+        handled.append(message.value)
 
-    orders.on(later if coroutine else at_once, subscription_type=kind)
-    orders.send(*bodies(50))
-    with orders.running() as listener:
-        eventually(lambda: len(seen) == 50, "all messages")
-        orders.acknowledged()
-    if kind in ("Failover", "Exclusive"):
-        assert seen == bodies(50)
-    assert sorted(seen) == sorted(bodies(50))
-    counts = listener.stats.counts()
-    assert (counts.received, counts.handled, counts.failed, counts.in_progress) == (50, 50, 0, 0)
-    assert sum(counts.durations) == 50
+    runner.on(handle_async if coroutine else handle, concurrency=2, retry=False)
+    runner.on(lambda message: of_other.append(message.value), topic=other, retry=False)
+    for topic in (runner.topic, other):
+        runner.send(bodies(0, 100), topic=topic)
+    runner.start()
+    world.eventually(lambda: len(of_other) == 100, "the other listener")
+    # The threads share one consumer, so those that wait with the hanging one are not stuck.
+    world.eventually(lambda: len(handled) == 99, "all other messages")
+    assert b"3" not in handled
+    release.set()
+    world.eventually(lambda: len(handled) == 100, "the message that hung")
 
 
-def test_a_listener_without_retries_handles_a_dead_letter_that_is_replayed(
-    orders: Orders, invoke: Callable[..., Any], cli_process: Callable[..., Any]
+@both
+def test_slow_handlers_make_no_queue_grow(
+    world: RealWorld, runner: AppRunner, coroutine: bool
 ) -> None:
-    attempts: list[int] = []
+    runner.send(bodies(0, 3_000), batching_enabled=False)
+    release = threading.Event()
+    wait = waiting(coroutine, release)
 
-    def fail_once(message: ReceivedMessage) -> None:
-        attempts.append(message.attempt)
-        if len(attempts) == 1:
-            raise ValueError("not yet")
+    async def handle_async(_: Any) -> None:
+        await wait()
 
-    orders.on(fail_once, retry=False)
-    orders.send(b"1")
-    with orders.running() as listener:
-        eventually(lambda: listener.stats.counts().dead, "the dead letter")
-        result = invoke("dlq", "replay", orders.topic, "--subscription", "billing", "--all")
-        assert result.exit_code == 0, result.output
-        cli_process("run", orders.topic)
-        eventually(lambda: attempts == [1, 1], "the second first attempt")
+    handle = handle_async if coroutine else lambda _: wait()
+    runner.on(handle, concurrency=5, receiver_queue_size=20, retry=False)
+    runner.start()
+    stats = runner.listener.stats
+    world.eventually(lambda: stats.counts().in_progress == 5, "all calls")
 
+    def delivered() -> int:
+        found = world.admin.partition_stats(world.name("orders")).subscriptions["billing"]
+        return int(found.messages_out)
 
-def test_a_retried_message_is_handled_again(orders: Orders) -> None:
-    seen: list[tuple[bytes, int, str]] = []
-
-    def fail_once(message: ReceivedMessage) -> None:
-        seen.append((message.value, message.attempt, message.id))
-        if message.attempt == 1:
-            raise ValueError
-
-    orders.on(fail_once, retry=Backoff("0s"))
-    orders.send(b"1")
-    with orders.running():
-        eventually(lambda: len(seen) == 2, "the second attempt")
-        orders.acknowledged()
-        eventually(lambda: not orders.unacknowledged("orders-billing-RETRY-partition-0"), "the end")
-    (first, second) = seen
-    assert second == (b"1", 2, first[2])
+    # The queue, what is being handled, one that a thread has received, and the next permits.
+    world.eventually(lambda: delivered() >= 20, "a full queue")
+    time.sleep(1)  # a queue that grows would do so now
+    assert stats.counts().received <= 6
+    assert stats.counts().in_progress == 5
+    assert delivered() <= 20 + 5 + 1 + 20, delivered()
+    release.set()
+    world.eventually(lambda: stats.counts().handled == 3_000, "all messages")
 
 
-@pytest.mark.parametrize("coroutine", [False, True], ids=["function", "coroutine"])
-def test_retries_do_not_exceed_the_concurrency(orders: Orders, coroutine: bool) -> None:
+@both
+def test_the_order_within_a_key_is_kept(
+    world: RealWorld, runner: AppRunner, coroutine: bool
+) -> None:
+    found: dict[str, list[int]] = defaultdict(list)
+    running: set[str] = set()
+    together = 0
+    chosen = random.Random(5)
+
+    def begin(message: Any) -> float:
+        nonlocal together
+        assert message.key not in running
+        running.add(message.key)
+        together = max(together, len(running))
+        return chosen.uniform(0, 0.01)
+
+    def end(message: Any) -> None:
+        found[message.key].append(int(message.value))
+        running.discard(message.key)
+
+    handle = handler(coroutine, begin, end)
+    runner.on(handle, subscription_type="Key_Shared", concurrency=8, retry=False)
+    runner.start()
+    # A Key_Shared subscription needs batches of one key.
+    by_key = {"batching_type": pulsar.BatchingType.KeyBased}
+    runner.send(bodies(0, 600), key_of=lambda body: f"k{int(body) % 20}", **by_key)
+    stats = runner.listener.stats
+    world.eventually(lambda: stats.counts().handled == 600, "all messages")
+    assert {key: sorted(numbers) for key, numbers in found.items()} == found
+    assert stats.counts().failed == 0
+    assert together > 1
+
+
+@both
+def test_retries_do_not_exceed_the_concurrency(
+    world: RealWorld, runner: AppRunner, coroutine: bool
+) -> None:
     running = most = 0
     attempts: Counter[bytes] = Counter()
 
-    def enter(message: ReceivedMessage) -> None:
+    def enter(message: ReceivedMessage) -> float:
         nonlocal running, most
         running += 1
         most = max(most, running)
         attempts[message.value] += 1
+        return 0.01
 
     def leave(message: ReceivedMessage) -> None:
         nonlocal running
@@ -158,29 +179,18 @@ def test_retries_do_not_exceed_the_concurrency(orders: Orders, coroutine: bool) 
         if message.attempt == 1:
             raise ValueError
 
-    def at_once(message: ReceivedMessage) -> None:
-        enter(message)
-        time.sleep(0.01)
-        leave(message)
-
-    async def later(message: ReceivedMessage) -> None:
-        enter(message)
-        await asyncio.sleep(0.01)
-        leave(message)
-
-    orders.on(later if coroutine else at_once, concurrency=1, retry=Backoff("0s"))
-    orders.send(*bodies(30))
-    with orders.running() as listener:
-        eventually(lambda: listener.stats.counts().handled == 30, "the second attempts")
+    runner.on(handler(coroutine, enter, leave), concurrency=1, retry=Backoff("0s"))
+    runner.send(bodies(0, 30))
+    runner.start()
+    world.eventually(lambda: runner.listener.stats.counts().handled == 30, "the second attempts")
     assert most == 1
     assert set(attempts.values()) == {2}
 
 
 @pytest.mark.parametrize("kind", ["Shared", "Failover"])
-def test_partitions_and_their_retries(orders: Orders, kind: str) -> None:
-    name = orders.world.name("parts")
-    orders.world.admin.create_partitioned(name, 3)
-    orders.topic = name.full
+def test_partitions_and_their_retries(world: RealWorld, runner: AppRunner, kind: str) -> None:
+    name = world.name("parts")
+    world.admin.create_partitioned(name, 3)
     attempts: Counter[tuple[bytes, str, str]] = Counter()
 
     def handle(message: ReceivedMessage) -> None:
@@ -188,40 +198,40 @@ def test_partitions_and_their_retries(orders: Orders, kind: str) -> None:
         if message.attempt == 1:
             raise ValueError
 
-    orders.on(handle, subscription_type=kind, concurrency=3, retry=Backoff("0s"))
-    orders.send(*bodies(30))
-    with orders.running() as listener:
-        eventually(lambda: listener.stats.counts().handled == 30, "the second attempts")
+    options = {"subscription_type": kind, "concurrency": 3, "retry": Backoff("0s")}
+    runner.on(handle, topic=name.full, **options)
+    runner.send(bodies(0, 30), topic=name.full, batching_enabled=False)
+    runner.start()
+    world.eventually(lambda: runner.listener.stats.counts().handled == 30, "the second attempts")
     assert set(attempts.values()) == {2}
-    assert sorted(value for value, _, _ in attempts) == sorted(bodies(30))
+    assert sorted(value for value, _, _ in attempts) == sorted(bodies(0, 30))
     assert {topic for _, _, topic in attempts} == {name.full}
 
 
-def test_a_busy_subscription_is_taken_when_it_is_free(orders: Orders) -> None:
-    other = orders.world.client().subscribe(orders.topic, "billing")
+def test_a_busy_subscription_is_taken_when_it_is_free(world: RealWorld, runner: AppRunner) -> None:
+    other = world.client().subscribe(runner.topic, "billing")
     seen: list[bytes] = []
-    orders.on(lambda message: seen.append(message.value), subscription_type="Exclusive")
-    orders.send(b"1")
-    with orders.running():
-        (state,) = orders.app.health().values()
-        assert state.alive
-        assert not state.subscribed
-        other.close()
-        eventually(lambda: seen, "the message")
+    runner.on(lambda message: seen.append(message.value), subscription_type="Exclusive")
+    runner.send([b"1"])
+    runner.app.start()
+    (state,) = runner.app.health().values()
+    assert (state.alive, state.subscribed) == (True, False)
+    other.close()
+    world.eventually(lambda: seen, "the message")
+    runner.app.close()
 
 
-def test_run_ends_by_a_signal_and_restores_the_handlers(orders: Orders) -> None:
+def test_run_ends_by_a_signal_and_restores_the_handlers(runner: AppRunner) -> None:
     earlier = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
-    orders.on(lambda message: os.kill(os.getpid(), signal.SIGTERM))
-    orders.send(b"1")
-    orders.app.run()
+    runner.on(lambda message: os.kill(os.getpid(), signal.SIGTERM))
+    runner.send([b"1"])
+    runner.app.run()
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == earlier
-    assert orders.unacknowledged() == 0
+    assert runner.unacknowledged() == 0
 
 
-def test_a_second_signal_does_not_wait_for_handlers(orders: Orders) -> None:
-    go = threading.Event()
-    started = time.monotonic()
+def test_a_second_signal_does_not_wait_for_handlers(world: RealWorld, runner: AppRunner) -> None:
+    go, patient = threading.Event(), AppRunner(world, stop_timeout="1h")
 
     def handle(message: ReceivedMessage) -> None:
         for _ in range(2):
@@ -229,10 +239,61 @@ def test_a_second_signal_does_not_wait_for_handlers(orders: Orders) -> None:
             go.wait(1)
         go.wait(60)
 
-    orders.app = Listeners(orders.client, stop_timeout="1h")
-    orders.on(handle)
-    orders.send(b"1")
-    orders.app.run()
+    patient.on(handle)
+    patient.send([b"1"])
+    patient.app.run()
+    assert not go.is_set()
     go.set()
-    assert time.monotonic() - started < 50
-    assert orders.unacknowledged() == 1
+    assert patient.unacknowledged() == 1
+
+
+def test_a_stop_that_is_cancelled_waits_for_no_handler(runner: AppRunner) -> None:
+    seen: list[str] = []
+
+    async def handle(message: ReceivedMessage) -> None:
+        seen.append("began")
+        try:
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:
+            seen.append("cancelled")
+            raise
+
+    async def run() -> None:
+        async with runner.app:
+            while not seen:
+                await asyncio.sleep(0.01)
+
+    async def cancel() -> None:
+        task = asyncio.create_task(run())
+        while not seen:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.5)  # in the stop now, which takes 10 s
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert seen == ["began", "cancelled"]
+
+    runner.on(handle, retry=Backoff("20s"))
+    runner.send([b"order 1"])
+    asyncio.run(cancel())
+    assert not runner.app.health()
+    assert runner.unacknowledged() == 1
+
+
+@pytest.mark.parametrize("name", ["a+b", "100%", "a%2Bb", "a b#c?d=é&,"])
+def test_every_name_of_a_subscription_names_that_of_the_retries(
+    world: RealWorld, runner: AppRunner, name: str
+) -> None:
+    def handle(message: ReceivedMessage) -> None:
+        raise ValueError
+
+    runner.on(handle, subscription=name, retry=Backoff("20s"))
+    runner.send([b"order 1"])
+    runner.start()
+    world.eventually(lambda: runner.listener.stats.counts().retried, "the retry")
+    retries = world.name(f"orders-{name}-RETRY")
+    stats = world.admin.partition_stats(retries.partition(0))
+    assert list(stats.subscriptions) == [name]
+    runner.stop()
+    world.admin.delete_subscription(retries, name)
+    assert not world.admin.partition_stats(retries.partition(0)).subscriptions
