@@ -1,13 +1,9 @@
-"""Tests of scheduling and cancelling on a real broker, without a dispatcher.
-
-A thread of the test decides instead, and publishes outcomes in the form of the wire format.
-"""
+"""Tests of scheduling and cancelling on a real broker, without a dispatcher."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -34,7 +30,7 @@ from support.world import QUIET, Eventually, MakeClient, MakeLevelTopic, RealWor
 from support.world import eventually as wait_until
 
 HOURS = Levels(PartitionStrategy(partition_by=PartitionBy.HOUR, maximum_delay=timedelta(hours=5)))
-NEAR, FAR = timedelta(minutes=10), timedelta(hours=2, minutes=5)
+FAR = timedelta(hours=2, minutes=5)
 KNOWN = {
     "encryption_key": None,
     "chunking_enabled": False,
@@ -56,52 +52,6 @@ def producer(dl_client: MakeClient, orders: LevelTopicDescription) -> Any:
     )
 
 
-class Decider:
-    """A stand-in for the dispatcher: it answers every cancellation in the window."""
-
-    def __init__(self, world: RealWorld, description: LevelTopicDescription) -> None:
-        self._world = world
-        self._window = description.window_topic.full
-        self._outcomes = world.plain_client.create_producer(
-            description.outcomes_topic.partition(0).full, batching_enabled=False
-        )
-        self.stop = threading.Event()
-
-    def run(self) -> None:
-        answered = set()
-        while not self.stop.wait(0.02):
-            for message in self._world.stored(self._window):
-                if message.properties.get(env.KIND) == "cancel":
-                    if message.position not in answered:
-                        self.answer(message.properties, OutcomeStatus.CANCELLED, message.key)
-                    answered.add(message.position)
-
-    def answer(self, properties: Any, status: OutcomeStatus, key: str = "") -> None:
-        self.publish(
-            Outcome(
-                status,
-                properties[env.ID],
-                properties[env.TARGET],
-                int(properties[env.DUE]),
-                self._world.clock.now_ms(),
-                key=key,
-            )
-        )
-
-    def publish(self, outcome: Outcome) -> None:
-        self._outcomes.send(outcome.payload(), outcome.properties(), partition_key=outcome.id)
-
-
-@pytest.fixture
-def decider(world: RealWorld, orders: LevelTopicDescription) -> Iterator[Decider]:
-    made = Decider(world, orders)
-    thread = threading.Thread(target=made.run)
-    thread.start()
-    yield made
-    made.stop.set()
-    thread.join()
-
-
 def wait_for_readers(admin: Admin, orders: LevelTopicDescription, count: int) -> None:
     """Wait until the outcomes topic has a number of readers: they connect again at any time."""
 
@@ -112,31 +62,12 @@ def wait_for_readers(admin: Admin, orders: LevelTopicDescription, count: int) ->
     wait_until(lambda: readers() == count, f"{count} readers")
 
 
-def test_a_caller_can_wait_for_the_outcome(
-    producer: Any, decider: Decider, admin: Admin, orders: LevelTopicDescription
-) -> None:
-    threads = set(threading.enumerate())
-    receipt = producer.schedule(b"x", deliver_after=NEAR)
-    assert producer.cancel(receipt).status is OutcomeStatus.ACCEPTED
-    assert set(threading.enumerate()) <= threads  # nobody has waited
-    for _ in range(3):
-        receipt = producer.schedule(b"x", deliver_after=NEAR)
-        outcome = producer.cancel(receipt, timeout=60)
-        assert outcome.status is OutcomeStatus.CANCELLED
-        assert (outcome.id, outcome.due_ms) == (receipt.id, receipt.due_ms)
-        assert producer.outcome(receipt) == outcome
-        wait_for_readers(admin, orders, 0)
-    producer.close()
-    # Threads of earlier tests may end meanwhile.
-    wait_until(lambda: set(threading.enumerate()) <= threads, "the end of its threads")
-
-
 def test_outcomes_are_not_lost_when_the_topic_moves(
     producer: Any, world: RealWorld, admin: Admin, orders: LevelTopicDescription
 ) -> None:
     """A reader that starts at the symbolic end would start there again."""
-    decider = Decider(world, orders)
     partition = orders.outcomes_topic.partition(0)
+    decisions = world.plain_client.create_producer(partition.full, batching_enabled=False)
     url = f"{admin.admin_url}/admin/v2/{partition.rest_path}/unload"
     first = producer.schedule(b"x", deliver_after=FAR)
     name = CancelledName(first.id, first.target, first.key, first.due_ms)
@@ -146,10 +77,10 @@ def test_outcomes_are_not_lost_when_the_topic_moves(
             waiting = pool.submit(outcomes.wait, outcomes.end(), {name}, 60)
             wait_for_readers(admin, orders, 1)
             assert urllib3.request("PUT", url).status == 204
-            decider.answer(
-                {env.ID: first.id, env.TARGET: first.target, env.DUE: str(first.due_ms)},
-                OutcomeStatus.CANCELLED,
+            decided = Outcome(
+                OutcomeStatus.CANCELLED, first.id, first.target, first.due_ms, world.clock.now_ms()
             )
+            decisions.send(decided.payload(), decided.properties(), partition_key=first.id)
             assert waiting.result(90)[name].status is OutcomeStatus.CANCELLED
         wait_for_readers(admin, orders, 0)
 

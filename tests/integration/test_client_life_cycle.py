@@ -29,7 +29,6 @@ from support.world import QUIET, RealWorld, eventually
 
 DAYS = PartitionStrategy(maximum_delay=timedelta(days=3))
 WEEK = PartitionStrategy(maximum_delay=timedelta(days=7))
-LATER = timedelta(days=2)
 LEVELS: dict[str, Any] = {"enable_delay_level_topic": True, "partition_strategy": DAYS}
 
 
@@ -133,98 +132,6 @@ def test_the_business_producer_is_closed_if_a_later_step_fails(
     eventually(lambda: stats(TopicName.parse(orders)).producers == (), "the end of the producer")
 
 
-# --- asyncio: the same mistakes -------------------------------------------------------------
-
-
-def test_asyncio_raises_the_plain_exceptions(
-    world: RealWorld, connection: Connection, orders: str
-) -> None:
-    create: list[dict[str, Any]] = [
-        *({name: "x"} for name in ("schema", "compression_type", "properties", "access_mode")),
-        *({name: "x"} for name in ("send_timeout_millis", "batching_max_messages")),
-        *({name: 1.5} for name in ("max_pending_messages", "producer_name")),
-        *({"topic": wrong} for wrong in (None, 5, "", "a/b")),
-        {"batching_enabled": True, "chunking_enabled": True},
-        {"properties": {"a": 5}},
-        {"unheard_of": 1},
-    ]
-    send: list[dict[str, Any]] = [
-        *({"content": wrong} for wrong in ("text", 5)),
-        *({"properties": wrong} for wrong in ("x", [], 0, {"a": 5}, {5: "a"})),
-        *({"partition_key": wrong} for wrong in (5, 0)),
-        *({"ordering_key": wrong} for wrong in (5, False)),
-        *({"event_timestamp": wrong} for wrong in ("x", "", 1.5, -1)),
-        *({"sequence_id": "x"}, {"replication_clusters": "x"}, {"disable_replication": "x"}),
-    ]
-
-    async def raised(call: Any, **arguments: Any) -> BaseException | None:
-        try:
-            await call(**arguments)
-        except Exception as error:
-            return error
-        return None
-
-    async def test() -> None:
-        plain = pulsar.asyncio.Client(connection.service_url, logger=QUIET)
-        client = delaylevel.asyncio.DelayLevelClient.from_connection(connection, logger=QUIET)
-        for mistake in create:
-            arguments = {"topic": orders, **mistake}
-            expected = await raised(plain.create_producer, **arguments)
-            for levels in ({}, LEVELS):
-                found = await raised(client.create_producer, **arguments, **levels)
-                assert expected is not None
-                assert isinstance(found, type(expected)), (mistake, found)
-        assert world.admin.list_partitioned_topics(world.namespace) == []
-        usual = await plain.create_producer(orders)
-        for levels in ({}, LEVELS):
-            producer = await client.create_producer(orders, **levels)
-            for mistake in send:
-                arguments = {"content": b"x", **mistake}
-                expected = await raised(usual.send, **arguments)
-                for delay in ({}, {"deliver_after": LATER}):
-                    found = await raised(producer.send, **arguments, **delay)
-                    # Some options are refused for delayed messages, whatever their type.
-                    if not (levels and delay and isinstance(found, UnsupportedOptionError)):
-                        assert expected is not None
-                        assert isinstance(found, type(expected)), (mistake, delay, found)
-        await plain.close()
-        await client.close()
-
-    run(test())
-
-
-# --- closing -------------------------------------------------------------------------------
-
-
-def test_closing_a_client_closes_its_admin_connections(connection: Connection, orders: str) -> None:
-    made = [
-        lambda: DelayLevelClient(
-            connection.service_url, admin_url=connection.admin_url, logger=QUIET
-        ),
-        lambda: DelayLevelClient.from_connection(connection, logger=QUIET),
-    ]
-    for make in made:
-        for way in ("close", "shutdown", "with"):
-            client = make()
-            pools = client.admin._rest._pool.pools  # type: ignore[union-attr]
-            client.create_producer(orders, **LEVELS)
-            assert len(pools) == 1
-            if way == "with":
-                with client as entered:
-                    assert entered is client
-            else:
-                getattr(client, way)()
-            assert len(pools) == 0
-
-
-def test_the_applications_own_admin_stays_open(world: RealWorld, connection: Connection) -> None:
-    pools = world.admin._rest._pool.pools
-    world.admin.version()
-    with DelayLevelClient(connection.service_url, admin=world.admin, logger=QUIET):
-        pass
-    assert len(pools) == 1
-
-
 def test_a_second_close_is_refused_as_by_the_plain_client(connection: Connection) -> None:
     plain = pulsar.Client(connection.service_url, logger=QUIET)
     ours = DelayLevelClient.from_connection(connection, logger=QUIET)
@@ -316,6 +223,3 @@ def test_our_clients_can_replace_the_plain_ones(connection: Connection, orders: 
     )
     assert found.returncode == 0, found.stderr
     assert "done" in found.stdout
-
-
-# --- wrap ----------------------------------------------------------------------------------

@@ -5,24 +5,20 @@ from __future__ import annotations
 import functools
 import json
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import timedelta
 
 import pytest
 from click.testing import Result
 
-from delaylevel import topics
-from delaylevel.cluster.rest.admin import Admin
 from delaylevel.errors import (
     AlreadyRunningError,
     DelayTooLongError,
     LevelTopicError,
     StillPendingError,
-    StrategyMismatchError,
 )
-from delaylevel.model.level_topic import DESCRIPTION_PROPERTY, SUBSCRIPTION, LevelTopicDescription
+from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription
 from delaylevel.model.strategy import Levels, PartitionStrategy
-from delaylevel.model.topic_name import TopicName
 from delaylevel.mover.drain import drain
 from delaylevel.producer.client import DelayLevelClient
 from delaylevel.topics import lifecycle
@@ -98,62 +94,6 @@ def test_an_expansion_of_a_level_topic_in_use_loses_nothing(
     assert sorted(item.message.data() for item in found) == sorted(sent)
     assert len({item.message.properties()["delaylevel.id"] for item in found}) == len(sent)
     producer.close()
-
-
-def test_an_application_with_the_shorter_maximum_starts_after_the_expansion(
-    world: RealWorld,
-) -> None:
-    description = world.level_topic(MINUTES)
-    longer = lifecycle.longer_levels(MINUTES, timedelta(minutes=9))
-    lifecycle.expand(world.admin, description.targets[0], longer)
-    producer = world.client().create_producer(
-        description.targets[0], enable_delay_level_topic=True, partition_strategy=MINUTES.strategies
-    )
-    producer.send(b"x", deliver_after=timedelta(minutes=8, seconds=30))
-    producer.close()
-    assert len(world.stored(description.topic)) == 1
-    assert (
-        world.admin.partition_stats(description.name.partition(7))
-        .subscriptions[SUBSCRIPTION]
-        .backlog_entries
-    )
-    again = topics.create(world.admin, description)
-    assert again.levels == longer
-    other = PartitionStrategy(partition_by="MINUTE", maximum_delay=timedelta(minutes=7))
-    with pytest.raises(StrategyMismatchError):
-        world.client().create_producer(
-            description.targets[0], enable_delay_level_topic=True, partition_strategy=other
-        )
-
-
-class Interrupted(Admin):
-    """An admin client that fails before it writes the longer description."""
-
-    def set_properties(self, topic: TopicName, properties: Mapping[str, str]) -> None:
-        if DESCRIPTION_PROPERTY in properties:
-            raise KeyboardInterrupt
-        super().set_properties(topic, properties)
-
-
-def test_an_interrupted_expansion_is_finished_by_the_next(world: RealWorld) -> None:
-    description = world.level_topic(MINUTES)
-    longer = lifecycle.longer_levels(MINUTES, timedelta(minutes=9))
-    with Interrupted(world.admin.admin_url) as failing, pytest.raises(KeyboardInterrupt):
-        lifecycle.expand(failing, description.topic, longer)
-    assert world.admin.partitioned_metadata(description.name).partitions == 8
-    # No application uses an incomplete expansion.
-    assert topics.describe(world.admin, description.topic) == description
-    with pytest.raises(DelayTooLongError):
-        park(world.client(), description, x=timedelta(minutes=8))
-    park(world.client(), description, x=timedelta(minutes=4))
-    with pytest.raises(LevelTopicError, match="was not finished"):
-        topics.create(world.admin, description)
-    less = lifecycle.longer_levels(MINUTES, timedelta(minutes=7))
-    with pytest.raises(LevelTopicError, match="was not finished"):
-        lifecycle.expand(world.admin, description.topic, less)
-    assert lifecycle.expand(world.admin, description.topic, longer).levels == longer
-    assert topics.create(world.admin, description).levels == longer
-    assert len(world.stored(description.topic)) == 1
 
 
 # -- draining and deleting
@@ -232,57 +172,3 @@ def test_a_level_topic_is_deleted_only_when_nothing_is_pending(
         b"y",
         b"z",
     ]
-
-
-def test_an_open_producer_does_not_recreate_a_deleted_level_topic(world: RealWorld) -> None:
-    description = world.level_topic(MINUTES)
-    producer = world.client().create_producer(description.targets[0], enable_delay_level_topic=True)
-    lifecycle.delete(world.plain_client, world.admin, description)
-    with pytest.raises(LevelTopicError, match="was deleted"):
-        producer.send(b"x", deliver_after=timedelta(minutes=3))
-    assert world.admin.list_partitioned_topics(world.namespace) == []
-    assert not [
-        name for name in world.admin.list_topics(world.namespace) if "delay-level" in name.local
-    ]
-
-
-def test_messages_in_undescribed_partitions_are_pending_too(world: RealWorld) -> None:
-    description = world.level_topic(MINUTES)
-    world.admin.expand(description.name, 6)
-    producer = world.plain_client.create_producer(description.name.partition(5).full)
-    producer.send(b"x")
-    producer.close()
-    with pytest.raises(StillPendingError, match="1 parked"):
-        lifecycle.delete(world.plain_client, world.admin, description)
-    assert lifecycle.delete(world.plain_client, world.admin, description, discard=1).parked == 1
-
-
-def test_the_commands_for_expanding_and_draining(
-    world: RealWorld, run: Callable[..., Result]
-) -> None:
-    description = world.level_topic(MINUTES)
-    target = description.targets[0]
-    park(world.client(), description, x=timedelta(minutes=3))
-    assert run("expand", target).exit_code == 2
-    for arguments, words in (
-        (("--max-delay", "3m"), "cannot be made shorter"),
-        (("--max-delay", "5m"), "already has these levels"),
-        (("--then", "hour:48h"), "no level with a unit of 1h"),
-    ):
-        refused = run("expand", target, *arguments)
-        assert (refused.exit_code, words in refused.stderr) == (2, True), refused.output
-    answer = run("expand", target, "--max-delay", "9m", "-o", "json")
-    assert answer.exit_code == 0, answer.output
-    assert json.loads(answer.stdout)["partitions"] == 8
-    answer = run("drain", target, "-o", "json")
-    assert answer.exit_code == 0, answer.output
-    assert json.loads(answer.stdout) == {
-        "topic": description.topic,
-        "window": 1,
-        "due": 0,
-        "dead": 0,
-        "dropped": 0,
-        "expired": 0,
-        "left": 0,
-    }
-    assert lifecycle.pending_entries(world.admin, description).total == 0

@@ -13,7 +13,6 @@ from pulsar.schema import JsonSchema, Record, String
 
 from delaylevel.model.delivery import ForwardReport
 from delaylevel.model.level_topic import LevelTopicDescription
-from delaylevel.model.message import ParkedMessage
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.mover.local import LocalMover
@@ -87,50 +86,6 @@ def setting(world: RealWorld) -> Setting:
 
 def values(prefix: str) -> list[bytes]:
     return [f"{prefix}{number}".encode() for number in range(10)]
-
-
-@pytest.mark.parametrize("partitions", [0, 2])
-def test_a_target_that_is_deleted_and_recreated(
-    setting: Setting, world: RealWorld, partitions: int
-) -> None:
-    orders = TopicName.parse(setting.orders)
-    world.admin.delete(orders, force=True)
-
-    def held(attempt: int) -> list[ParkedMessage]:
-        return [
-            message
-            for message in world.stored(setting.description.held_topic.full)
-            if message.properties["delaylevel.attempt"] == str(attempt)
-        ]
-
-    setting.move_until(lambda: len(held(2)) == 10, "a second attempt for each message")
-    assert sorted(m.value or b"" for m in held(1)) == values("a")
-    assert all("does not exist" in m.properties["delaylevel.reason"] for m in held(1))
-    assert sorted(m.value or b"" for m in world.stored(setting.others)) == values("b")
-    assert not world.admin.topic_exists(orders), "the mover recreated it"
-
-    # The target stays missing, and messages of other targets continue.
-    setting.park(setting.others, "c")
-    setting.move_until(
-        lambda: len(world.stored(setting.others)) == 20, "the other target's messages"
-    )
-    assert sorted(m.value or b"" for m in world.stored(setting.others)) == values("b") + values("c")
-    setting.move_until(lambda: len(held(4)) == 10, "further attempts")
-    assert not world.admin.topic_exists(orders)
-    assert set(setting.report.held) == {setting.orders}
-
-    if partitions:
-        world.admin.create_partitioned(orders, partitions)
-    else:
-        world.plain_client.create_producer(setting.orders).close()
-    setting.move_until(lambda: len(world.stored(setting.orders)) >= 10, "the held messages")
-    world.drained(setting.description)
-    found = world.stored(setting.orders)
-    assert sorted(m.value or b"" for m in found) == values("a")
-    assert len({m.properties["delaylevel.id"] for m in found}) == 10
-    for message in found:
-        assert message.key == f"key-{(message.value or b'').decode()[1:]}"
-        assert set(message.properties) == {"delaylevel.id", "delaylevel.due", "delaylevel.target"}
 
 
 @pytest.mark.parametrize("policy", ["producer_exception", "producer_request_hold"])

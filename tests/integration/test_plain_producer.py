@@ -13,8 +13,7 @@ from delaylevel.model.envelope import EXPIRES, ID
 from delaylevel.model.level_topic import FinalWindow
 from delaylevel.model.outcome import OUTCOME
 from delaylevel.model.strategy import Levels, PartitionStrategy
-from delaylevel.model.topic_name import TopicName
-from examples.plain_producer import PlainProducer, WireError
+from examples.plain_producer import PlainProducer
 from support.background import Moving, Serving
 from support.world import RealWorld
 
@@ -71,32 +70,3 @@ def test_its_messages_are_delivered_and_one_is_cancelled(world: RealWorld, tmp_p
         world.eventually(lambda: world.stored(outcomes), "the outcome")
     (outcome,) = world.stored(outcomes)
     assert (outcome.properties[ID], outcome.properties[OUTCOME]) == ("order 9", "cancelled")
-
-
-def test_it_refuses_what_it_must_refuse(world: RealWorld) -> None:
-    description = world.level_topic(SECONDS)
-    (orders,) = description.targets
-    admin_url = world.admin.admin_url
-
-    def refused(reason: str, *, body: bytes = b"x", after_ms: int = 7_000, **more: object) -> None:
-        with pytest.raises(WireError) as caught:
-            producer.send(body, time.time_ns() // 1_000_000 + after_ms, **more)
-        assert caught.value.args[0] == reason
-
-    for topic, level_topic, reason in (
-        (orders, f"{orders}-other", "level-topic"),
-        (f"{orders}-other", description.topic, "target-not-allowed"),
-        (orders, description.held_topic.full, "level-topic"),
-    ):
-        with pytest.raises(WireError) as caught:
-            PlainProducer(world.plain_client, admin_url, topic, level_topic)
-        assert caught.value.args[0] == reason
-    producer = PlainProducer(world.plain_client, admin_url, orders, description.topic)
-    refused("delay-too-long", after_ms=60_000)
-    refused("invalid-delay", expires=2_000_000_000)
-    refused("message-too-large", body=bytes(5_240_000))
-    refused("invalid-input", message_id="")
-    for member in description.members():
-        world.admin.delete(member.topic)
-    refused("level-topic")
-    assert not world.admin.topic_exists(TopicName.parse(description.topic))

@@ -6,12 +6,10 @@ import json
 from datetime import timedelta
 from typing import Any
 
-import pulsar
 import pytest
 import urllib3
 from pulsar.schema import Integer, JsonSchema, Record, String
 
-from delaylevel import topics
 from delaylevel.cluster import schemas
 from delaylevel.cluster.connection.settings import Connection
 from delaylevel.errors import (
@@ -47,12 +45,6 @@ class Order(Record):
     note = String()
 
 
-def test_it_is_off_by_default(world: RealWorld, orders: str) -> None:
-    plain = world.client().create_producer(orders)
-    assert type(plain) is pulsar.Producer
-    assert topics.find(world.admin, default_level_topic(orders)) is None
-
-
 def test_undelayed_messages_go_straight_through(producer: Any, orders: str, stored: Stored) -> None:
     producer.send(b"007", {"a": "1"}, "key", "order", event_timestamp=5)
     producer.send(None)
@@ -72,31 +64,6 @@ def test_undelayed_messages_go_straight_through(producer: Any, orders: str, stor
     assert [str(result) for result, _ in seen] == ["Result.Ok"]
     assert (seen[0][1].ledger_id(), seen[0][1].entry_id()) == (found[5].ledger, found[5].entry)
     assert stored(default_level_topic(orders)) == []
-
-
-def test_our_properties_are_removed_from_the_applications(
-    producer: Any, orders: str, stored: Stored
-) -> None:
-    received = {
-        "delaylevel.id": "old",
-        "delaylevel.due": "5",
-        "delaylevel.made-up": "x",
-        "own": "1",
-    }
-    producer.send(b"now", received)
-    producer.send(b"later", received, deliver_after=LONG)
-    producer.send(b"own id", received, deliver_after=LONG, message_id="mine")
-    producer.send(b"own id, now", message_id="mine too")
-
-    now, own_now = stored(orders)
-    assert now.properties == {"own": "1"}
-    assert own_now.properties["delaylevel.id"] == "mine too"
-    assert set(own_now.properties) == {"delaylevel.id", "delaylevel.target"}
-    later, own = stored(default_level_topic(orders))
-    assert "delaylevel.id" not in later.properties
-    assert "delaylevel.made-up" not in later.properties
-    assert int(later.properties["delaylevel.due"]) > 5
-    assert own.properties["delaylevel.id"] == "mine"
 
 
 def test_without_an_admin_url(

@@ -4,23 +4,10 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
-from delaylevel.cluster.connection.settings import Connection
-from delaylevel.dispatcher import DispatchSettings
-from delaylevel.model.level_topic import (
-    DESCRIPTION_PROPERTY,
-    LevelTopicDescription,
-    Mover,
-)
 from delaylevel.model.strategy import Levels, PartitionStrategy
-from delaylevel.model.topic_name import TopicName
-from delaylevel.run import LocalService
-from delaylevel.run.service import ServiceCollector
-from delaylevel.topics import roster
-from support.background import Background
 from support.run import (
     UNIT,
     Owners,
@@ -34,7 +21,7 @@ from support.run import (
     said,
     started,
 )
-from support.world import RealWorld, quiet_client
+from support.world import RealWorld
 
 pytestmark = pytest.mark.broker
 
@@ -100,61 +87,3 @@ def test_its_http_service_tells_of_mover_and_dispatcher(
     for each in (process, second):
         each.terminate()
         assert end(each) == 0, said(each)
-
-
-def test_one_level_topic_that_cannot_be_served_stops_no_other(
-    world: RealWorld,
-    connection: Connection,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """At the start and while it runs: a later format, a Function, and one that is missing."""
-    monkeypatch.setattr(roster, "_LOOK_S", 0.3)
-    monkeypatch.setattr(roster, "LIFETIME_S", 0.2)
-    good, turning, later, function = (
-        create(world, targets=(name,), **values)
-        for name, values in (
-            ("good", {}),
-            ("turning", {}),
-            ("later", {}),
-            ("function", {"mover": Mover.FUNCTION}),
-        )
-    )
-
-    def store(description: LevelTopicDescription, version: int) -> None:
-        text = json.dumps({**json.loads(description.to_json()), "version": version})
-        world.admin.set_properties(description.name, {DESCRIPTION_PROPERTY: text})
-
-    store(later, 2)
-    names = (good.topic, turning.topic, later.topic, function.topic, world.topic("none"))
-    settings = DispatchSettings(directory=tmp_path / "spill")
-    made = LocalService(lambda: quiet_client(connection), world.admin, names, settings)
-    assert made.refused.keys() == {later.topic, function.topic, world.topic("none")}
-    collector = ServiceCollector(made)
-    (target,) = good.targets
-
-    def unready() -> dict[str, str]:
-        reporters = collector.reporters
-        checks = [check for each in reporters for check in each.ready()]
-        return {check.name: check.text for check in checks if not check.ok}
-
-    with Background(made.run, made.stop):
-        bodies = park(world, target, 5, 1_200, 2_500)
-        world.eventually(lambda: found(world, target).keys() == bodies, "the messages", 60)
-        store(turning, 2)
-        world.eventually(lambda: turning.topic in made.refused, "the refusal")
-        world.eventually(lambda: len(unready()) == 5, "all of them")
-        assert {name.split("/")[-1] for name in unready()} >= {
-            TopicName.parse(topic).local for topic in (later.topic, turning.topic)
-        }
-        more = park(world, target, 5, 1_200, 2_500, first=5)
-        world.eventually(lambda: found(world, target).keys() == bodies | more, "more of them", 60)
-        store(later, 1)
-        store(turning, 1)
-        world.eventually(
-            lambda: made.refused.keys() == {function.topic, world.topic("none")}, "the others", 60
-        )
-        others = park(world, later.targets[0], 5, 1_200, 2_500)
-        world.eventually(
-            lambda: found(world, later.targets[0]).keys() == others, "the messages of the other", 60
-        )

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
-import delaylevel.producer.aio
 from delaylevel import topics
 from delaylevel.cluster.connection.settings import Connection
 from delaylevel.errors import LevelTopicError, UnsupportedOptionError
@@ -98,35 +96,3 @@ def test_without_an_admin_url_the_window_is_found_by_its_partitions(
             client.create_producer(orders, final_window="tracker", **options)
     finally:
         client.close()
-
-
-def test_the_asyncio_twin_writes_to_the_window(connection: Connection, world: RealWorld) -> None:
-    orders = f"persistent://{world.namespace}/orders"
-
-    async def run() -> LevelTopicDescription:
-        client = delaylevel.producer.aio.AsyncDelayLevelClient.from_connection(connection)
-        producer = await client.create_producer(
-            orders,
-            enable_delay_level_topic=True,
-            partition_strategy=HOURS,
-            final_window="tracker",
-        )
-        sends = [
-            producer.send(b"%d" % number, None, f"{number}", deliver_after=NEAR)
-            for number in range(50)
-        ]
-        await asyncio.gather(
-            *sends, producer.send(b"now"), producer.send(b"far", deliver_after=FAR)
-        )
-        with pytest.raises(UnsupportedOptionError, match="sequence_id"):
-            await producer.send(b"", deliver_after=NEAR, sequence_id=7)
-        await producer.close()
-        await client.close()
-        return producer.description
-
-    description = asyncio.run(run())
-    assert places(description, world.stored) == {
-        b"%d" % number: {description.window_partition(f"{number}", "")} for number in range(50)
-    }
-    assert [message.value for message in world.stored(orders)] == [b"now"]
-    assert [message.value for message in world.stored(description.topic)] == [b"far"]

@@ -51,10 +51,10 @@ def create(world: RealWorld, levels: Levels = LEVELS, **values: Any) -> LevelTop
 
 
 def park(
-    world: RealWorld, target: str, count: int, shortest_ms: int, longest_ms: int, first: int = 0
+    world: RealWorld, target: str, count: int, shortest_ms: int, longest_ms: int
 ) -> set[bytes]:
     choose = random.Random(count)
-    bodies = {b"%s %d" % (target[-6:].encode(), first + number) for number in range(count)}
+    bodies = {b"%s %d" % (target[-6:].encode(), number) for number in range(count)}
     with world.client().create_producer(target, enable_delay_level_topic=True) as producer:
         for body in bodies:
             delay = timedelta(milliseconds=choose.randint(shortest_ms, longest_ms))

@@ -10,8 +10,18 @@ import pulsar
 import pytest
 
 from delaylevel import topics
-from delaylevel.errors import BrokerError, BrokerUnreachableError, InvalidStrategyError
+from delaylevel.errors import (
+    BrokerError,
+    BrokerUnreachableError,
+    DelayTooLongError,
+    InvalidStrategyError,
+    LevelTopicError,
+    StillPendingError,
+    StrategyMismatchError,
+)
+from delaylevel.model.level_topic import DESCRIPTION_PROPERTY
 from delaylevel.model.strategy import Levels, PartitionBy, PartitionStrategy
+from delaylevel.model.topic_name import TopicName
 from delaylevel.mover.drain import drain
 from delaylevel.testing import MemoryPulsar
 from delaylevel.topics import lifecycle
@@ -125,3 +135,51 @@ def test_a_deletion_that_fails_keeps_no_partition_closed(failure: Exception) -> 
     client.create_producer = real  # type: ignore[method-assign]
     lifecycle.delete(client, memory.admin, description)
     assert topics.find(memory.admin, description.topic) is None
+
+
+def test_an_interrupted_expansion_is_finished_by_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    levels, longer = Levels([WEEK]), lifecycle.longer_levels(Levels([WEEK]), 9 * DAY)
+    memory = MemoryPulsar()
+    client, options = memory.client(), {"enable_delay_level_topic": True}
+    producer = client.create_producer("orders", partition_strategy=levels.strategies, **options)
+    description = producer.description
+
+    set_properties = memory.admin.set_properties
+
+    def fail(topic: TopicName, properties: Any) -> None:
+        if DESCRIPTION_PROPERTY in properties:
+            raise KeyboardInterrupt
+        set_properties(topic, properties)
+
+    monkeypatch.setattr(memory.admin, "set_properties", fail)
+    with pytest.raises(KeyboardInterrupt):
+        lifecycle.expand(memory.admin, "orders", longer)
+    monkeypatch.undo()
+    assert memory.admin.partitioned_metadata(description.name).partitions == 8
+    # No application uses an incomplete expansion.
+    assert topics.describe(memory.admin, "orders") == description
+    with pytest.raises(DelayTooLongError):
+        producer.send(b"x", deliver_after=8 * DAY)
+    for again in (
+        lambda: topics.create(memory.admin, description),
+        lambda: lifecycle.expand(memory.admin, "orders", lifecycle.longer_levels(levels, 8 * DAY)),
+    ):
+        with pytest.raises(LevelTopicError, match="was not finished"):
+            again()
+    assert lifecycle.expand(memory.admin, "orders", longer).levels == longer
+    # An application with the shorter maximum uses the longer one, and with another one none.
+    assert topics.create(memory.admin, description).levels == longer
+    other = client.create_producer("orders", partition_strategy=levels.strategies, **options)
+    other.send(b"x", deliver_after=8.5 * DAY)
+    eight = lifecycle.longer_levels(levels, 8 * DAY).strategies
+    with pytest.raises(StrategyMismatchError):
+        client.create_producer("orders", partition_strategy=eight, **options)
+    # What is in a partition of an expansion counts.
+    memory.admin.expand(description.name, 10)
+    plain = client.create_producer(description.name.partition(9).full)
+    plain.send(b"x")
+    for each in (plain, other, producer):
+        each.close()
+    with pytest.raises(StillPendingError, match="2 parked"):
+        lifecycle.delete(client, memory.admin, description)
+    assert lifecycle.delete(client, memory.admin, description, discard=2).parked == 2
