@@ -29,7 +29,7 @@ from delaylevel.model.level_topic import (
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.topics.status import status
-from support.levels_broker import LEVELS, at_once, described, narrow, run, set_policy  # noqa: F401
+from support.levels_broker import LEVELS, described
 from support.world import World
 
 OTHER = Levels(

@@ -16,7 +16,6 @@ from support.page_reader import (
     PAGES,
     Reader,
     bare,
-    compare,
     pages_to_walk,
     reader,  # noqa: F401
     walk,
@@ -58,15 +57,3 @@ def test_expectations_name_existing_commands(expected: Any) -> None:
         assert set(steps) - {""} <= typed[title], title
     assert set(expected.exits) <= set.union(*typed.values())
     assert expected.own_broker <= set(typed)
-
-
-@pytest.mark.parametrize(("title", "whole"), [("commands levels", False)])
-def test_wrong_exit_codes_and_output_are_detected(reader: Reader, title: str, whole: bool) -> None:
-    for line in ("delaylevel levels describe orders", "false", "delaylevel dlq show orders"):
-        with pytest.raises(AssertionError, match=line):
-            reader.type(line)
-    with pytest.raises(AssertionError, match="exit code 0"):
-        reader.type("delaylevel levels list", code=1)
-    compare(["A  B", "one ..."], "A     B\none  two")
-    with pytest.raises(AssertionError, match="nothing like"):
-        compare(["B"], "A     B")

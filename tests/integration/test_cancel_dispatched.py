@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -11,15 +10,14 @@ from typing import Any
 import pytest
 
 from delaylevel import OutcomeStatus
-from delaylevel.cluster.connection.settings import Connection
 from delaylevel.dispatcher import Dispatcher, DispatchSettings
+from delaylevel.dispatcher.publishing.outcomes import expire_outcomes
 from delaylevel.model.delivery import Delivery
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription
 from delaylevel.model.strategy import Levels, PartitionStrategy
-from delaylevel.producer.aio import AsyncDelayLevelClient
 from support.background import Serving
 from support.fakes import JumpingClock
-from support.world import QUIET, RealWorld
+from support.world import RealWorld
 
 LEVELS = Levels(
     PartitionStrategy(partition_by=timedelta(minutes=1), maximum_delay=timedelta(minutes=5))
@@ -118,24 +116,21 @@ def test_a_message_is_cancelled_while_it_is_in_a_level(
     assert [arrival.message.data() for arrival in arrivals(1)] == [b"kept"]
 
 
-def test_the_asyncio_producer_cancels(
-    connection: Connection, orders: LevelTopicDescription, arrivals: Arrivals, jumping: JumpingClock
-) -> None:
-    async def run() -> None:
-        client = AsyncDelayLevelClient(
-            connection.service_url, admin_url=connection.admin_url, logger=QUIET, clock=jumping
-        )
-        producer = await client.create_producer(
-            orders.targets[0], enable_delay_level_topic=True, delay_level_topic=orders.topic
-        )
-        receipts = [await producer.schedule(b"never", deliver_after=NEAR) for _ in range(5)]
-        outcomes = await asyncio.gather(
-            *(producer.cancel(receipt, timeout=60) for receipt in receipts)
-        )
-        assert {outcome.status for outcome in outcomes} == {OutcomeStatus.CANCELLED}
-        last = await producer.schedule(b"last", deliver_after=NEAR)
-        pass_by(jumping, last.due_ms)
-        await client.close()
+def test_old_outcomes_are_deleted(world: RealWorld) -> None:
+    description = world.level_topic(LEVELS, final_window=FinalWindow.TRACKER)
+    partition = description.outcomes_topic.partition(0)
+    producer = world.plain_client.create_producer(partition.full)
+    producer.send(b"old")
+    expire_outcomes(world.admin, description)  # nothing is older than a day
+    stats = world.admin.partition_stats
 
-    asyncio.run(run())
-    assert [arrival.message.data() for arrival in arrivals(1)] == [b"last"]
+    def backlog() -> int:
+        return stats(partition).subscriptions["delaylevel"].backlog_entries
+
+    assert backlog() == 1
+
+    def is_gone() -> bool:
+        world.admin.expire_messages(partition, "delaylevel", 1)
+        return not backlog()
+
+    world.eventually(is_gone, "the end of what is older than a second")

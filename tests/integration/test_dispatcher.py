@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -237,36 +236,6 @@ def test_dispatchers_share_partitions_and_take_over(
     assert Counter(m.key for m in world.stored(description.targets[0])) == Counter(
         str(number) for number in range(200)
     )
-
-
-def test_every_producer_is_closed_when_a_dispatcher_has_ended(
-    tracked: MakeLevelTopic,
-    serve: Callable[..., Serving],
-    world: RealWorld,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    # Closing a client fails while one of its producers is being closed.
-    description = tracked(window_partitions=1)
-    target = description.targets[0]
-    serving = serve(description)
-    with producer_of(world.client, description) as producer:
-        producer.send(b"due", deliver_after=timedelta(milliseconds=200))
-    world.eventually(lambda: world.stored(target), "the message")
-    close = pulsar.Producer.close
-    closing: list[str] = []
-    closed: list[str] = []
-
-    def close_slowly(self: pulsar.Producer) -> None:
-        closing.append(self.topic())
-        if self.topic() == target:
-            time.sleep(1)
-        close(self)
-        closed.append(self.topic())
-
-    monkeypatch.setattr(pulsar.Producer, "close", close_slowly)
-    serving.stop()
-    assert target in closed
-    assert sorted(closed) == sorted(closing)
 
 
 def deduplicate(admin: Admin, topic: str, eventually: Eventually) -> None:

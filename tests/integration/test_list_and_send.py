@@ -139,18 +139,3 @@ def test_listed_messages_keep_the_version_of_their_schema(
     numbers = sorted(one.value().number for one in received if not one.has_null_value())
     assert numbers == [1, 1, 1, 2, 2]
     assert {one.value().note for one in received if not one.has_null_value()} == {None}
-
-
-def test_lines_without_payload_are_refused(
-    world: RealWorld, invoke: Callable[..., Result], tmp_path: Path
-) -> None:
-    orders = world.level_topic(DAYS, final_window=FinalWindow.TRACKER).targets[0]
-    assert invoke("send", orders, "hi", "--after", "2d").exit_code == 0
-    file = tmp_path / "pending.jsonl"
-    listed = invoke("pending", "list", orders, "-o", "jsonl")
-    file.write_text(listed.stdout)
-    refused = invoke("send", orders, "--jsonl", str(file), "-o", "json")
-    assert refused.exit_code == 1
-    (row,) = json.loads(refused.stdout)
-    assert (row["line"], row["outcome"]) == (1, "failed")
-    assert row["reason"] == "it has no payload: list the messages with --payload"

@@ -10,10 +10,9 @@ import pytest
 from click.testing import Result
 
 from delaylevel.model.delivery import Delivery
-from delaylevel.model.level_topic import FinalWindow
 from delaylevel.topics.lifecycle import pause, resume
-from support.window_world import LEVELS, WindowWorld
-from support.world import MakeLevelTopic, RealWorld
+from support.window_world import WindowWorld
+from support.world import RealWorld
 
 pytestmark = pytest.mark.broker
 
@@ -104,12 +103,3 @@ def test_a_pause_of_all_targets_on_the_command_line(
     again = invoke("levels", "resume", topic)
     assert again.exit_code == 2
     assert "is not paused" in again.output
-
-
-def test_the_brokers_own_delivery_cannot_be_paused(
-    level_topic: MakeLevelTopic, invoke: Command
-) -> None:
-    description = level_topic(LEVELS, ("orders",), final_window=FinalWindow.BROKER)
-    result = invoke("levels", "pause", description.topic)
-    assert result.exit_code == 1
-    assert "the broker itself delivers its messages and cannot be paused" in result.output

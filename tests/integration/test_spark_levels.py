@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 
-from delaylevel.errors import LevelTopicError
 from delaylevel.model.clock import SystemClock
-from delaylevel.model.level_topic import SUBSCRIPTION, Mover
+from delaylevel.model.level_topic import SUBSCRIPTION
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
-from support.world import MakeLevelTopic, RealWorld
+from support.world import RealWorld
 
 pytestmark = [pytest.mark.spark, pytest.mark.broker]
 
@@ -80,11 +79,3 @@ def test_a_deleted_target_delays_no_other_target(
     found = world.stored(orders)
     assert [m.value for m in found] == [b"after"] * 20
     assert len({m.properties["delaylevel.id"] for m in found}) == 20
-
-
-def test_a_level_topic_of_a_function_is_not_moved(
-    level_topic: MakeLevelTopic, spark_once: Callable[..., None]
-) -> None:
-    description = level_topic(BRIEF, mover=Mover.FUNCTION)
-    with pytest.raises(LevelTopicError, match="moved by a function"):
-        spark_once(description)

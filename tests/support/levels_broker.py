@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-import pytest
 import urllib3
-from click.testing import Result
 
 from delaylevel.cluster.rest.admin import Admin
 from delaylevel.model.level_topic import (
@@ -25,13 +22,6 @@ LEVELS = Levels(
         PartitionStrategy(partition_by=timedelta(minutes=5), maximum_delay=timedelta(minutes=10)),
     ]
 )
-
-
-NARROW = {
-    "topicLevelPoliciesEnabled": False,
-    "maxNumPartitionsPerPartitionedTopic": 20,
-    "subscriptionExpirationTimeMinutes": 7,
-}
 
 
 def described(namespace: str, *, levels: Levels = LEVELS, **changes: Any) -> LevelTopicDescription:
@@ -68,14 +58,3 @@ def at_once(calls: list[Callable[[], object]]) -> list[object]:
     for thread in threads:
         thread.join()
     return results
-
-
-@pytest.fixture
-def narrow(broker_with: Callable[..., Any]) -> Iterator[Admin]:
-    with Admin.from_connection(broker_with(NARROW).connection) as admin:
-        yield admin
-
-
-@pytest.fixture
-def run(invoke: Callable[..., Result]) -> Callable[..., Result]:
-    return functools.partial(invoke, "levels")

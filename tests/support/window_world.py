@@ -12,7 +12,6 @@ from delaylevel.model import envelope as env
 from delaylevel.model.delivery import Delivery
 from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow
 from delaylevel.model.message import ParkedMessage
-from delaylevel.model.outcome import Outcome
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.mover.dead_letters import DeadLetter, dead_letters
 from support.background import Serving
@@ -69,10 +68,6 @@ class WindowWorld:
         more = {env.EXPIRES: str(expires_ms)} if expires_ms else {}
         self._send(name.encode(), name, due_ms, target, more)
 
-    def cancel(self, name: str, due_ms: int, target: str = "") -> None:
-        """Store a cancellation of a message in the window."""
-        self._send(b"cancel", name, due_ms, target, {env.KIND: env.CANCEL})
-
     def _send(self, body: bytes, name: str, due_ms: int, target: str, more: dict[str, str]) -> None:
         if self._producer is None:
             topic = self.description.window_topic.partition(0).full
@@ -92,21 +87,6 @@ class WindowWorld:
     def wait_for(self, *names: str, target: str = "") -> None:
         """Wait until these messages are the ones in a business topic."""
         self.world.eventually(lambda: set(self.released(target)) == set(names), f"{names}")
-
-    def outcomes(self) -> list[Outcome]:
-        topic = self.description.outcomes_topic.partition(0).full
-        return [Outcome.read(each.properties) for each in self.world.stored(topic)]
-
-    def outcomes_of(self, *names: str) -> dict[str, Outcome]:
-        """Return the last outcome of each message once all of these have one."""
-        found: dict[str, Outcome] = {}
-
-        def complete() -> bool:
-            found.update({each.id: each for each in self.outcomes()})
-            return set(names) <= set(found)
-
-        self.world.eventually(complete, f"outcomes of {names}")
-        return found
 
     def dead(self) -> list[DeadLetter]:
         """Return the dead letters."""

@@ -204,28 +204,6 @@ def test_messages_of_a_target_whose_rules_forbid_them_are_held_until_these_are_l
             place.world.eventually(other.arrived, "all messages", 90)
 
 
-def test_policies_that_somebody_removes_are_found_and_set_again(place: Place) -> None:
-    description = place.create()
-    place.park()
-    admin, window = place.world.admin, description.window_topic
-    place.rule("subscriptionTypesEnabled", ["Shared"])
-    url = f"{admin.admin_url}/admin/v2/{window.rest_path}/subscriptionTypesEnabled"
-    assert urllib3.request("DELETE", url).status == 204
-    with place.serving() as service:
-        world = place.world
-
-        def said() -> str:
-            return " ".join(check.text for check in service.start_checks() if not check.ok)
-
-        world.eventually(lambda: "levels create" in said(), "the remedy")
-        assert "lacks policies of ours (subscription_types)" in said()
-        found = place.failed()
-        assert "topic policies" in found
-        assert "NotAllowedError" in found["openings"]
-        place.create()
-        world.eventually(place.arrived, "all messages")
-
-
 def test_doctor_changes_nothing_and_takes_no_lock(place: Place) -> None:
     description = place.create()
     place.park(UNIT / 2)

@@ -9,14 +9,10 @@ import pulsar
 import pytest
 
 from delaylevel import wrap
-from delaylevel.cluster.reader import read_range
 from delaylevel.model.envelope import COMPRESSION
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription
 from delaylevel.model.message import ParkedMessage
-from delaylevel.model.position import EARLIEST, source_partitions
 from delaylevel.model.strategy import Levels, PartitionStrategy
-from delaylevel.model.topic_name import TopicName
-from delaylevel.mover.forwarder import Forwarder
 from support.world import RealWorld
 
 LEVELS = Levels(
@@ -78,17 +74,3 @@ def test_every_hop_compresses_as_the_producer_does(
     assert moving.run_once().window == 2102
     check(world.stored(parked.window_topic.full))
     world.eventually(lambda: world.backlog(parked) == 0, "the acknowledgement of all")
-
-
-def test_the_hop_between_levels_compresses_too(
-    world: RealWorld, parked: LevelTopicDescription, clock: Any
-) -> None:
-    clock.advance(60 * MINUTE_MS)
-    forwarder = Forwarder(world.plain_client, world.admin, parked, clock)
-    source = source_partitions(parked)[0]
-    last = world.admin.last_message_id(TopicName.parse(source.topic))
-    found = read_range(world.plain_client, source.topic, EARLIEST, last.next_entry)
-    assert forwarder.forward_all(source, found, clock.now_ms) == 2102
-    assert forwarder.flush().parked.total() == 2102
-    forwarder.close()
-    check(world.stored(parked.level_topic(1).full))

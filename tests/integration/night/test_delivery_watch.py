@@ -7,11 +7,9 @@ from pathlib import Path
 
 from delaylevel import PartitionBy, PartitionStrategy
 from delaylevel.dispatcher import Dispatcher, DispatchSettings
-from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow
+from delaylevel.model.level_topic import FinalWindow
 from delaylevel.model.strategy import Levels
 from delaylevel.producer.setup import missing_hosts
-from delaylevel.topics import hosts
-from delaylevel.topics.status import status
 from support.background import Serving
 from support.world import MakeLevelTopic, RealWorld
 
@@ -38,28 +36,3 @@ def test_movers_and_dispatchers_are_seen_by_their_consumers_and_traces(
         # It moved nothing, but it was there: a job that runs at intervals.
         assert missing() == {}
     world.eventually(lambda: set(missing()) == {"dispatcher"}, "the end of the dispatcher")
-
-
-def test_dispatcher_that_hangs_is_stale(world: RealWorld, level_topic: MakeLevelTopic) -> None:
-    description = level_topic(Levels(HOURS), final_window=FinalWindow.TRACKER)
-    orders = description.targets[0]
-    with (
-        world.client() as client,
-        client.create_producer(orders, enable_delay_level_topic=True) as producer,
-    ):
-        producer.send(b"soon", deliver_after=timedelta(minutes=30))
-    # A process that was suspended keeps its consumers for a while.
-    hanging = world.plain_client.subscribe(
-        description.window_topic.full, SUBSCRIPTION, consumer_name="hanging"
-    )
-
-    def found(later_ms: int) -> list[str]:
-        rows = status(world.admin, description, 0).rows()
-        now_ms = world.clock.now_ms() + later_ms
-        missing = hosts.missing_hosts(world.admin, description, rows, "orders", now_ms)
-        return [str(item) for item in missing if item.kind == "dispatcher"]
-
-    world.eventually(lambda: not found(0), "the consumers")
-    (line,) = found(description.levels[-1].near_due_ms + 3_600_000)
-    assert line.startswith("the dispatcher of orders does not release messages: hanging")
-    hanging.close()

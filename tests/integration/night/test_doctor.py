@@ -311,32 +311,6 @@ def test_a_missing_function(ward: Ward) -> None:
     assert ward.failed() == {"mover"}
 
 
-@pytest.mark.parametrize("ward", [{"mover": Mover.FUNCTION}], indirect=True)
-def test_a_broker_that_delivers_some_messages_twice_where_a_function_moves(
-    ward: Ward, eventually: Callable[..., Any]
-) -> None:
-    name = "dispatcherDispatchMessagesInSubscriptionThread"
-    url = f"{ward.admin.admin_url}/admin/v2/brokers/configuration/{name}"
-
-    def request(method: str, value: str = "") -> None:
-        answer = urllib3.request(method, url + value)
-        assert answer.status in (200, 204), answer.data
-
-    def failed(expected: set[str]) -> Callable[[], bool]:
-        return lambda: ward.failed() == expected
-
-    # No Function is deployed, which is the other finding.
-    assert ward.failed() == {"mover"}
-    try:
-        request("POST", "/true")
-        eventually(failed({"mover", "broker faults"}), "the planted setting", seconds=60)
-    finally:
-        request("POST", "/false")
-        eventually(failed({"mover"}), "the restored setting", seconds=60)
-        request("DELETE")
-    assert ward.failed() == {"mover"}, "the remedy's setting must pass, like the broker's own"
-
-
 def test_by_command(ward: Ward, invoke: Callable[..., Result]) -> None:
 
     run = functools.partial(invoke, "doctor")

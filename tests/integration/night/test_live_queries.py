@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import random
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from datetime import timedelta
@@ -19,7 +17,6 @@ pytest.importorskip("prometheus_client")
 
 import pulsar
 
-from delaylevel import OutcomeStatus
 from delaylevel.dispatcher import Dispatcher, DispatchSettings
 from delaylevel.dispatcher.status import DispatchCollector
 from delaylevel.inspection import Inspector, Selection, Window
@@ -128,59 +125,6 @@ def test_what_a_dispatcher_has_not_read_yet_is_read_from_the_topic(
         for number in range(30):
             producer.send(b"late", deliver_at=now + 1_800_000 + number)
     assert len(check(world, filled.topic, due, 3)) == before + 30
-
-
-def test_cancelled_messages_are_counted_and_no_command_shows_them(
-    world: RealWorld, run: Callable[..., tuple[Dispatcher, int]]
-) -> None:
-    description = world.level_topic(
-        LEVELS,
-        final_window=FinalWindow.TRACKER,
-        window_partitions=2,
-        attribute="amount",
-    )
-    dispatcher, port = run(description)
-    world.eventually(
-        lambda: len(found := dispatcher.stats()) == 2 and all(x.caught_up for x in found.values()),
-        "owners of all partitions",
-    )
-
-    def ask(question: str) -> Any:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/{question}", timeout=10) as answer:
-            return json.load(answer)
-
-    def answers() -> tuple[Any, ...]:
-        due = f"from={start}&to={start + 60_000}"
-        pending, average = ask(f"pending?{due}"), ask(f"average?{due}")
-        amounts = [dict(zip(pending["columns"], row, strict=True)) for row in pending["rows"]]
-        assert average["messages"] == ask(f"counts?{due}")["messages"] == pending["messages"]
-        return sorted(row["attribute"] for row in amounts), average["mean"]
-
-    start = SystemClock().now_ms() + 60_000
-    with world.client().create_producer(
-        description.targets[0], enable_delay_level_topic=True
-    ) as producer:
-        receipts = [
-            producer.schedule(
-                b"x", {"amount": str(n)}, deliver_at=start + 100 * n, partition_key=f"k{n % 5}"
-            )
-            for n in range(40)
-        ]
-        world.eventually(lambda: ask("counts")["messages"] == 40, "all messages")
-        for n in (0, 3, 7, 39):
-            outcome = producer.cancel(receipts[n], timeout=60)
-            assert outcome.status is OutcomeStatus.CANCELLED
-        assert answers() == (list(range(40)), pytest.approx(sum(range(40)) / 40))
-        assert ask("counts")["cancelled"] == 4
-        # A cancellation that waits for its message is a row, too.
-        producer.cancel(message_id="later", deliver_at=start + 30_000)
-        world.eventually(lambda: ask("counts")["cancellations"] == 1, "the early cancellation")
-        producer.schedule(b"x", {"amount": "99"}, deliver_at=start + 30_000, message_id="later")
-        world.eventually(lambda: ask("counts")["cancelled"] == 5, "the message of it")
-        # The commands read the topic then, so that they show no cancelled message.
-        inspector = Inspector(world.plain_client, world.admin, description.topic)
-        amounts = {row.properties["amount"] for row in inspector.rows()}
-        assert amounts == {str(n) for n in range(40)} - {"0", "3", "7", "39"}
 
 
 def test_an_answer_of_another_process_does_not_count(

@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import signal
 import socket
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from delaylevel.cluster.connection.settings import Connection
-from delaylevel.cluster.locks import PartitionLock
-from delaylevel.dispatcher import DispatchSettings
-from delaylevel.errors import AlreadyRunningError
 from delaylevel.model.level_topic import (
     FinalWindow,
-    LevelTopicDescription,
     Mover,
 )
-from delaylevel.model.position import source_partitions
-from delaylevel.run import LocalService
-from delaylevel.topics import lifecycle
 from support.run import (
-    UNIT,
     Owners,
     Start,
     create,
@@ -35,7 +23,7 @@ from support.run import (
     said,
     started,
 )
-from support.world import RealWorld, quiet_client
+from support.world import RealWorld
 
 pytestmark = pytest.mark.broker
 
@@ -100,61 +88,6 @@ def test_a_namespace_is_served_with_what_is_created_later(
     assert "40 messages moved, 20 released." in said(process)
 
 
-@contextlib.contextmanager
-def spark_has(world: RealWorld, description: LevelTopicDescription) -> Any:
-    """Lock a level topic as a Spark job does."""
-    lock = PartitionLock(world.plain_client, world.admin, source_partitions(description), "spark")
-    try:
-        yield
-    finally:
-        lock.close()
-
-
-def test_it_and_a_job_of_spark_exclude_each_other(
-    world: RealWorld,
-    connection: Connection,
-    tmp_path: Path,
-) -> None:
-    description = create(world)
-    spark = f"delaylevel-spark@{socket.gethostname()}:{os.getpid()}"
-
-    def service(*names: str, **options: Any) -> LocalService:
-        settings = DispatchSettings(directory=tmp_path / "spill")
-        made = LocalService(
-            lambda: quiet_client(connection), world.admin, names, settings, **options
-        )
-        assert len(made.movers) == len(made.dispatchers) == 1
-        return made
-
-    with spark_has(world, description):
-        # The level topic needs the dispatcher, and others in the same process need both.
-        for names, options in (((description.topic,), {}), ((), {"namespace": world.namespace})):
-            whole = service(*names, **options)
-            states: list[tuple[str, str]] = []
-
-            def look(whole: LocalService = whole, states: list[Any] = states) -> None:
-                states.append(next((s.state, s.holder) for s in whole.movers[0].stats().values()))
-                if states[-1][0] == "standby" and Owners(world, description).window() == {
-                    os.getpid()
-                }:
-                    whole.stop()
-
-            whole.run(look)
-            assert states[-1] == ("standby", spark)
-    running = service(description.topic)
-
-    def lock_as_spark() -> None:
-        if Owners(world, description).mover():
-            with (
-                pytest.raises(AlreadyRunningError, match=r"delaylevel-local@\S+ from .* Stop it"),
-                spark_has(world, description),
-            ):
-                pass
-            running.stop()
-
-    running.run(lock_as_spark)
-
-
 def refused(process: Any, code: int, *texts: str) -> None:
     assert end(process) == code, said(process)
     assert "Traceback" not in said(process)
@@ -193,18 +126,7 @@ def test_bad_input_is_refused_with_a_remedy(world: RealWorld, cli_process: Start
             refused(process, code, *texts)
 
 
-def test_new_partitions_are_served(world: RealWorld, cli_process: Start) -> None:
-    description = create(world)
-    process = started(world, cli_process, description)
-    longer = lifecycle.expand(
-        world.admin, description.topic, lifecycle.longer_levels(description.levels, 12 * UNIT)
-    )
-    world.eventually(lambda: Owners(world, longer).all_with(process), "the new partitions")
-    process.terminate()
-    assert end(process) == 0, said(process)
-
-
-def test_with_the_window_of_the_broker_it_only_moves(world: RealWorld, cli_process: Start) -> None:
+def test_the_local_mover_works_alone(world: RealWorld, cli_process: Start) -> None:
     description = create(world, final_window=FinalWindow.BROKER)
     (orders,) = description.targets
     process = cli_process("run", orders)

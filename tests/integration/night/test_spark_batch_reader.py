@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import socket
-from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -20,7 +18,7 @@ from delaylevel.spark_sync import pending
 from delaylevel.spark_sync.arrow_rows import SCHEMA
 from delaylevel.spark_sync.batch_source import BatchOptions, PendingReader
 from delaylevel.spark_sync.options import SyncOptions, connection_options
-from support.world import MakeLevelTopic, RealWorld
+from support.world import RealWorld
 
 pytestmark = pytest.mark.spark
 
@@ -138,72 +136,3 @@ def test_a_window_of_due_times(
         (1, 0),
         (1, 1),
     ]
-
-
-def test_a_partition_is_read_in_part(
-    connection: Connection,
-    level_topic: MakeLevelTopic,
-    parked: Callable[..., dict[str, str]],
-    skewed: Callable[..., None],
-) -> None:
-    description = level_topic(LEVELS)
-    topic = description.level_topic(0).partition(0).full
-    # Published over ten hours, oldest first.
-    now = int(datetime.now(timezone.utc).timestamp() * 1000)
-    for hours in range(10, 0, -1):
-        skewed(topic, -hours * HOUR, b"x", parked(now + (7 - hours) * HOUR))
-    wanted, rest = BatchOptions.split(
-        {
-            "levelTopics": description.topic,
-            **connection_options(connection),
-            "dueFrom": str(now + 3 * HOUR),
-            "dueBefore": str(now + 3 * HOUR + 60_000),
-            "dueSlackMs": str(30 * 60_000),
-        }
-    )
-    reader: Any = PendingReader(SyncOptions.parse(rest), wanted, SCHEMA)
-    (item,) = reader.partitions()
-    assert (item.start.entry, item.end.entry) == (1, 8)
-    found = [due for batch in reader.read(item) for due in batch.column("due").to_pylist()]
-    assert found == [moment(now + 3 * HOUR)]
-
-
-def test_a_read_while_a_mover_runs(
-    spark: Any,
-    connection: Connection,
-    filled: tuple[LevelTopicDescription, dict[str, int]],
-    world: RealWorld,
-    clock: Any,
-) -> None:
-    description, due = filled
-    moving = world.mover(description, clock)
-    owner = f"delaylevel-local@{socket.gethostname()}"
-    source = TopicName.parse(description.level_topic(0).partition(0).full)
-
-    def holders() -> list[str]:
-        consumers = world.admin.partition_stats(source).subscriptions[SUBSCRIPTION].consumers
-        return [consumer.name.partition(":")[0] for consumer in consumers]
-
-    frame = pending(spark, connection, description.topic)
-    assert frame.count() == 23
-    assert holders() == [owner]
-    clock.advance(6 * HOUR)
-    assert moving.run_once().total > 0
-    moving.run_once()  # what the first pass has parked in the finer level
-    # One DataFrame is one snapshot; a new one shows moved messages with their old IDs.
-    assert frame.count() == 23
-    moved = {"2", "3", "4", "5", "6", "7", "8"}
-
-    def later() -> list[Any]:
-        found = pending(spark, connection, description.topic, columns=["id", "place", "properties"])
-        rows: list[Any] = found.collect()
-        hours = [row["properties"].get("hours", "chosen") for row in rows]
-        in_window = {
-            row["properties"].get("hours") for row in rows if row["place"].startswith("window ")
-        }
-        return rows if (sorted(hours), in_window) == (sorted({*due, "chosen"}), moved) else []
-
-    # The broker applies an acknowledgement a moment after it was sent.
-    rows = world.eventually(later, "the acknowledgement of what was moved")
-    assert len({row["id"] for row in rows}) == len(rows)
-    assert holders() == [owner]

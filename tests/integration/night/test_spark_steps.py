@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
@@ -155,26 +154,6 @@ def test_steps_neither_see_nor_lose_nor_change_cancellations(
             else:
                 assert (wanted, int(one.properties[DUE]) < due_ms - HOUR) == ("true", True)
     assert found == expected
-
-
-def test_a_row_that_is_multiplied_is_a_copy_with_the_same_id(
-    ready: Callable[..., LevelTopicDescription],
-    run_once: Callable[..., list[Any]],
-    world: RealWorld,
-) -> None:
-    description = ready(["a-1", "b-1"])
-
-    def steps(frame: DataFrame) -> DataFrame:
-        regions = frame.sparkSession.createDataFrame(
-            [("a", "eu"), ("b", "eu"), ("b", "us")], "account string, region string"
-        )
-        joined = frame.withColumn("account", account()).join(F.broadcast(regions), "account")
-        return joined.repartition(7, "region")
-
-    run_once(description, steps)
-    world.drained(description)
-    sent = Counter((m.value, m.properties[ID]) for m in world.stored(description.targets[0]))
-    assert sorted(sent.values()) == [1, 2]
 
 
 def test_the_result_of_the_steps_is_checked_before_the_first_batch(

@@ -88,6 +88,49 @@ def test_a_line_that_cannot_be_read_costs_no_row(
     assert rows[1]["reason"]
 
 
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ('{"after": "1s"}', "body"),
+        ('{"body": "x", "base64": "eA=="}', "either body"),
+        ('{"base64": "?"}', "base64"),
+        ('{"body": {"a": 1}}', "body"),
+        ('{"body": "x", "properties": {"a": 1}}', "properties"),
+        ('{"body": "x", "key": 5}', "key"),
+        ('{"body": "x", "after": "soon"}', "soon"),
+        ('{"body": "x", "after": 5}', "after is 5, not a string"),
+        ('{"body": "x", "at": "2030-01-01"}', "no time zone"),
+        ('{"body": "x", "after": "1s", "at": "+1s"}', "both"),
+        ('{"body": "x", "after": "-3s"}', "'-3s' is no duration"),
+    ],
+)
+def test_the_reason_of_a_refused_line(
+    send: tuple[MemoryPulsar, Send], line: str, says: str
+) -> None:
+    memory, run = send
+    sent = run("orders", "--jsonl", "-", "-o", "json", lines=line)
+    (row,) = json.loads(sent.stdout)
+    assert (row["outcome"], says in row["reason"]) == ("failed", True), row
+    assert memory.pending("orders") == []
+
+
+def test_a_body_from_stdin_is_sent_as_it_is(send: tuple[MemoryPulsar, Send]) -> None:
+    memory, run = send
+    for arguments, given in ((("orders",), b"\x00\xff\n"), (("orders", ""), b"not read")):
+        assert run(*arguments, lines=given).exit_code == 0
+    lines = [
+        {"base64": "AP8=", "after": "1d", "key": "k", "properties": {"a": "1"}},
+        {"body": "", "at": "+2d"},
+    ]
+    sent = run("orders", "--jsonl", "-", lines="\n".join(map(json.dumps, lines)))
+    assert sent.exit_code == 0, sent.stderr
+    memory.advance(timedelta(days=3))
+    *now, first, second = memory.delivered("orders")
+    assert [message.data for message in now] == [b"\x00\xff\n", b""]
+    assert (first.data, first.key, first.properties["a"]) == (b"\x00\xff", "k", "1")
+    assert second.data == b""
+
+
 def test_after_an_interruption_the_rows_are_shown(
     send: tuple[MemoryPulsar, Send], monkeypatch: pytest.MonkeyPatch
 ) -> None:

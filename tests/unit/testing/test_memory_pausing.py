@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pulsar import ConsumerType
 
-from delaylevel.errors import InvalidDelayError
+from delaylevel.errors import DelayLevelError, InvalidDelayError
 from delaylevel.model.level_topic import Expired
 from delaylevel.testing import ManualClock, MemoryPulsar
 from delaylevel.topics.lifecycle import change_settings, pause, resume
@@ -55,6 +55,12 @@ def test_a_pause_and_its_end() -> None:
     assert counts[-1] == 7
     assert all(abs(count - (minute + (minute > 2))) <= 1 for minute, count in enumerate(counts, 1))
     assert [body for body in bench.bodies() if body != b"later"] == [b"%d" % n for n in range(6)]
+
+
+def test_the_brokers_own_delivery_cannot_be_paused() -> None:
+    bench = Bench("broker")
+    with pytest.raises(DelayLevelError, match="the broker itself delivers its messages"):
+        pause(bench.memory.admin, bench.topic, None, bench.clock)
 
 
 @pytest.mark.parametrize("final_window", ["tracker", "broker"])

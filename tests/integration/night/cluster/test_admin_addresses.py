@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -69,19 +68,6 @@ def test_the_broker_that_is_away_is_named(cluster: Cluster, world: RealWorld) ->
     with Admin(living.admin_url) as admin:
         cluster.eventually(lambda: stats(admin, description), "a takeover", 90)
     assert not [each for each in examine(connection, description.topic) if host in each.says]
-
-
-def test_a_suspended_first_address_costs_its_timeout_once(
-    cluster: Cluster, world: RealWorld
-) -> None:
-    description = world.level_topic(LEVELS)
-    cluster.place(world.namespace, cluster.broker_nodes[1])
-    cluster.broker_nodes[0].suspend()
-    with Admin(cluster.connection.admin_url, timeout_s=8) as admin:
-        began = time.monotonic()
-        for _ in range(5):
-            assert topics.describe(admin, description.topic) == description
-        assert time.monotonic() - began < 2 * 8
 
 
 def test_messages_arrive_although_the_first_admin_address_is_dead(

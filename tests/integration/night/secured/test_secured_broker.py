@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import functools
 import os
@@ -15,19 +14,15 @@ from typing import Any
 import pulsar
 import pytest
 
-import delaylevel.asyncio
 from delaylevel import topics
 from delaylevel.cluster.connection.settings import Connection
 from delaylevel.cluster.rest.admin import Admin
 from delaylevel.dispatcher import Dispatcher, DispatchSettings
-from delaylevel.doctor import State, examine
-from delaylevel.errors import BrokerUnreachableError, NotFoundError, PermissionDeniedError
-from delaylevel.inspection import Inspector
+from delaylevel.errors import NotFoundError, PermissionDeniedError
 from delaylevel.model.level_topic import Role
 from delaylevel.model.topic_name import TopicName
 from delaylevel.mover.local import LocalMover
-from delaylevel.producer.client import DelayLevelClient, wrap
-from delaylevel.topics import lifecycle
+from delaylevel.producer.client import DelayLevelClient
 from delaylevel.topics import status as levelstatus
 from support.background import Serving
 from support.world import QUIET, quiet_client
@@ -67,148 +62,11 @@ def publish(connection: Connection) -> None:
         client.close()
 
 
-def is_refused(connection: Connection) -> pulsar.PulsarException:
-    """Return the error of a refused client, which retries until its timeout and gives no reason."""
-    impatient = connection.model_copy(update={"operation_timeout_seconds": 2})
-    with pytest.raises(pulsar.PulsarException) as refused:
-        publish(impatient)
-    return refused.value
-
-
-def partitions(connection: Connection) -> None:
-    with Admin.from_connection(connection) as admin:
-        admin.list_topics("public/default")
-
-
 def test_token_and_certificate_admit_client_and_admin(secured: Any) -> None:
     connection = secured.load(token=secured.token)
     publish(connection)
     with Admin.from_connection(connection) as admin:
         assert TopicName.parse(TOPIC) in admin.list_topics("public/default")
-
-
-def test_the_plain_ports_require_the_token_too(secured: Any) -> None:
-    publish(secured.broker.connection)
-    with pytest.raises(PermissionDeniedError):
-        partitions(secured.broker.connection.model_copy(update={"token": None}))
-
-
-@pytest.mark.parametrize("renewed", [False, True])
-def test_the_credentials_of_a_client_serve_the_admin_interface(secured: Any, renewed: bool) -> None:
-    options: dict[str, Any] = {
-        "tls_trust_certs_file_path": str(secured.certificate),
-        "authentication": pulsar.AuthenticationToken(
-            (lambda: secured.token) if renewed else secured.token
-        ),
-        "logger": QUIET,
-    }
-    name = f"{TOPIC}-{secrets.token_hex(4)}"
-    with DelayLevelClient(secured.service_url, admin_url=secured.admin_url, **options) as client:
-        client.create_producer(name, enable_delay_level_topic=True).close()
-        # The wrapper of a producer asks the client that made it.
-        wrap(client.create_producer(name), client).close()
-
-    async def in_a_loop() -> None:
-        async with delaylevel.asyncio.DelayLevelClient(
-            secured.service_url, admin_url=secured.admin_url, **options
-        ) as client:
-            await (await client.create_producer(name, enable_delay_level_topic=True)).close()
-
-    asyncio.run(in_a_loop())
-    plain = pulsar.Client(secured.service_url, **options)
-    producer = plain.create_producer(name)
-    tls = {"tls_trust_certs_file_path": options["tls_trust_certs_file_path"]}
-    with pytest.raises(PermissionDeniedError, match=r"\(admin_token=\)"):
-        wrap(producer, plain, admin_url=secured.admin_url, **tls)
-    wrap(producer, plain, admin_url=secured.admin_url, admin_token=secured.token, **tls).close()
-    with Admin.from_connection(secured.load(token=secured.token)) as admin:
-        # The doctor would miss a mover.
-        lifecycle.delete(plain, admin, topics.describe(admin, name))
-    plain.close()
-
-
-@pytest.mark.parametrize("kind", ["none", "foreign"])
-def test_access_requires_the_right_token(secured: Any, kind: str) -> None:
-    token = None if kind == "none" else secured.foreign_token
-    connection = secured.load(token=token)
-    with pytest.raises(PermissionDeniedError) as refused:
-        partitions(connection)
-    refused_by_client = is_refused(connection)
-    assert isinstance(refused_by_client, pulsar.Timeout)
-    if token:
-        assert token not in str(refused.value)
-        assert token not in str(refused_by_client)
-
-
-def test_a_client_verifies_host_names_by_default(secured: Any) -> None:
-    """Without a ``Connection``: the settings are those of ``pulsar.Client``."""
-    options: dict[str, Any] = {
-        "service_url": secured.service_url.replace("127.0.0.1", "localhost"),
-        "admin_url": secured.admin_url.replace("127.0.0.1", "localhost"),
-        "authentication": pulsar.AuthenticationToken(secured.token),
-        "admin_token": secured.token,
-        "tls_trust_certs_file_path": str(secured.certificate),
-        "operation_timeout_seconds": 5,
-        "logger": QUIET,
-    }
-    strict = DelayLevelClient(**options)
-    with pytest.raises(BrokerUnreachableError, match="Hostname mismatch"):
-        strict.create_producer(TOPIC, enable_delay_level_topic=True)
-    with pytest.raises(pulsar.PulsarException):
-        strict.create_producer(TOPIC)
-    strict.shutdown()
-
-    plain_options = {name: value for name, value in options.items() if "admin" not in name}
-    plain = pulsar.Client(**plain_options)  # its own default is not to verify
-    producer = plain.create_producer(TOPIC)
-    admin_options = {
-        "admin_url": options["admin_url"],
-        "admin_token": secured.token,
-        "tls_trust_certs_file_path": str(secured.certificate),
-    }
-    with pytest.raises(BrokerUnreachableError, match="Hostname mismatch"):
-        wrap(producer, plain, **admin_options)
-    wrapped = wrap(producer, plain, **admin_options, tls_validate_hostname=False)
-    wrapped.send(b"parked", deliver_after=timedelta(days=2))
-    wrapped.close()
-    plain.close()
-
-    lenient = DelayLevelClient(**options, tls_validate_hostname=False)
-    with lenient.create_producer(TOPIC, enable_delay_level_topic=True) as second:
-        second.send(b"parked", deliver_after=timedelta(days=2))
-    with Admin.from_connection(secured.load(token=secured.token)) as admin:
-        lifecycle.delete(lenient, admin, topics.describe(admin, TOPIC), discard=2)
-    lenient.close()
-
-
-def test_the_doctor_reports_missing_rights(secured: Any) -> None:
-    good = list(examine(secured.load(token=secured.token)))
-    assert [item.check for item in good if item.state is State.FAILED] == []
-    found = list(examine(secured.load(token=secured.foreign_token)))
-    (finding,) = [item for item in found if item.state is State.FAILED]
-    assert finding.check == "admin rights"
-    assert secured.foreign_token not in finding.says
-    assert "pulsar-admin tenants update" in finding.remedies[0]
-
-
-def test_inspection_needs_only_consume(secured: Any) -> None:
-    pytest.importorskip("duckdb")
-    owner = secured.load(token=secured.token)
-    client = DelayLevelClient.from_connection(owner, logger=QUIET)
-    try:
-        with client.create_producer("looked-at", enable_delay_level_topic=True) as producer:
-            producer.send(b"due in days", deliver_after=timedelta(days=2))
-            producer.send(b"due in hours", deliver_after=timedelta(hours=2))
-    finally:
-        client.close()
-    reader = secured.load(token=secured.reader_token)
-    with pytest.raises(PermissionDeniedError):
-        Inspector.connect(reader, "looked-at", client_options={"logger": QUIET})
-    rest = Admin.from_connection(owner)._rest
-    rest.post("namespaces/public/default/permissions/reader", ["consume"])
-    with Inspector.connect(reader, "looked-at", client_options={"logger": QUIET}) as look:
-        assert look.horizon().messages == 2
-        assert [row.size for row in look.rows()] == [12, 11]
 
 
 # -- least privileges

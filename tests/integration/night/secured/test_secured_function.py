@@ -15,7 +15,7 @@ import pytest
 
 from delaylevel.dispatcher import Dispatcher, DispatchSettings
 from delaylevel.functions import deployment
-from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow, Mover
+from delaylevel.model.level_topic import SUBSCRIPTION, Mover
 from delaylevel.model.topic_name import TopicName
 from delaylevel.topics import status as levelstatus
 from support.background import Serving
@@ -162,35 +162,3 @@ def test_a_function_with_its_own_token_has_the_least_privileges(
     texts = [*at_work, *commands(secured), ("words", said.encode())]
     texts += [*files(secured.folder, secured.own_token_file), *files(tmp_path)]
     assert tokens_in([*token.given, deployer, secured.token], texts) == []
-
-
-def test_a_worker_reveals_a_token_in_its_settings(
-    secured_with: Callable[..., Any],
-    make_roles_on: Callable[..., Any],
-    privileges: dict[str, Any],
-    arrivals: Callable[..., Any],
-    tokens_in: Callable[..., list[str]],
-    program: Callable[..., tuple[int, str]],
-    eventually: Callable[..., Any],
-) -> None:
-    """Pulsar reveals the token, as docs/security.md warns; a failure here would be good news."""
-    secured = secured_with(**BROKER, brokerClientAuthenticationParameters="token:{token}")
-    roles = make_roles_on(secured, mover=Mover.FUNCTION, final_window=FinalWindow.BROKER)
-    roles.grant("sender", privileges["sender"])
-    roles.grant("application", privileges["application"])
-    code, said = program(secured, secured.token, "mover", "deploy", roles.description.topic)
-    assert code == 0, said
-    with contextlib.ExitStack() as stack:
-        clients = {role: roles.client(role) for role in ("sender", "application")}
-        for client in clients.values():
-            stack.callback(client.close)
-        consumer = arrivals(clients["application"], roles.target)
-        producer = clients["sender"].create_producer(roles.target, enable_delay_level_topic=True)
-        producer.send(b"moved", deliver_after=timedelta(seconds=1))
-        eventually(lambda: consumer.has(b"moved"), instance_log(secured), PATIENCE_S)
-    lines = [item for item in commands(secured) if b"--client_auth_params" in item[1]]
-    assert tokens_in([secured.token], lines) == [name for name, _ in lines] != []
-    logs = secured.broker.directory / "logs"
-    shown = tokens_in([secured.token], files(logs))
-    assert str(secured.broker.log_file) in shown
-    assert any("functions" in name for name in shown)

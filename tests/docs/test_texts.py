@@ -1,0 +1,48 @@
+"""The glossary, the rules of clusters and the picture of the pages are complete."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from delaylevel.cluster.rules import OURS, RULES
+
+ROOT = Path(__file__).parents[2]
+OPERATIONS = (ROOT / "docs/operations.md").read_text(encoding="utf-8")
+CONCEPTS = (ROOT / "docs/concepts.md").read_text(encoding="utf-8")
+ROWS = re.findall(r"^\| \*\*(.+?)\*\* \| (.+?) \|(.*)\|$", CONCEPTS, re.MULTILINE)
+TERMS = [term.strip("`") for term, _, _ in ROWS]
+
+
+def test_each_term_has_one_entry_in_alphabetical_order() -> None:
+    assert len(TERMS) > 40
+    assert sorted(set(TERMS), key=str.lower) == TERMS
+
+
+def test_the_terms_of_messages_and_topics_are_explained() -> None:
+    kept = "park, unit, lead, hand off, nearly due, final window, level, mover, dispatcher, held"
+    assert {*kept.split(", "), "dead letter", "level topic", "business topic"} <= set(TERMS)
+
+
+def test_another_name_is_no_term_of_its_own_with_the_same_meaning() -> None:
+    for term, meaning, elsewhere in ROWS:
+        assert term.strip("`") not in [word.strip() for word in elsewhere.split(",")], term
+        assert meaning[0].isupper(), term
+
+
+def test_the_table_has_the_rules_of_the_code() -> None:
+    _, _, rest = OPERATIONS.partition("| rule | what we need |")
+    table = rest.split("\n\n")[0].splitlines()[2:]
+    assert [line.split("|")[1].strip() for line in table] == [rule.name for rule in RULES]
+
+
+def test_the_page_names_every_policy_of_our_topics() -> None:
+    (row,) = re.findall(r"\| topic policies \|.*", OPERATIONS)
+    assert row.count("`set-") == sum(value is not None for value in vars(OURS).values()) + 1
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/concepts.md"])
+def test_the_path_of_a_message_is_shown(page: str) -> None:
+    assert "images/message-path.svg)" in (ROOT / page).read_text(encoding="utf-8")
