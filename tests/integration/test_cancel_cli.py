@@ -3,61 +3,30 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
 pytest.importorskip("duckdb")
 
-from delaylevel.cli.main import cli
-from delaylevel.cluster.connection.settings import Connection
-from delaylevel.dispatcher import Dispatcher, DispatchSettings
-from delaylevel.inspection import Inspector
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription
 from delaylevel.model.outcome import Receipt
 from delaylevel.model.strategy import Levels, PartitionBy, PartitionStrategy
-from delaylevel.model.topic_name import TopicName
-from support.background import Serving
-from support.world import MakeLevelTopic, RealWorld
+from support.world import RealWorld
 
 LEVELS = Levels(PartitionStrategy(partition_by=PartitionBy.HOUR, maximum_delay=timedelta(hours=5)))
 Run = Callable[..., Result]
 
 
 @pytest.fixture
-def run(connection: Connection) -> Run:
-    """Return ``run("cancel", …)``, which runs ``delaylevel pending`` against the broker."""
-
-    def invoke(*arguments: str, group: str = "pending") -> Result:
-        environment = {
-            "DELAYLEVEL_SERVICE_URL": connection.service_url,
-            "DELAYLEVEL_ADMIN_URL": connection.admin_url,
-        }
-        result = CliRunner().invoke(cli, [group, *arguments], env=environment)
-        assert result.exception is None or isinstance(result.exception, SystemExit), (
-            result.exception
-        )
-        return result
-
-    return invoke
-
-
-@pytest.fixture
-def orders(
-    level_topic: MakeLevelTopic, world: RealWorld, tmp_path: Path
-) -> Iterator[LevelTopicDescription]:
+def orders(world: RealWorld) -> LevelTopicDescription:
     """A level topic that allows cancellations, with a dispatcher."""
-    description = level_topic(LEVELS, final_window=FinalWindow.TRACKER)
-    settings = DispatchSettings(directory=tmp_path, checkpoint_ms=200, cancel_grace_ms=700)
-    with ExitStack() as stack:
-        dispatcher = Dispatcher(world.plain_client, world.admin, [description.topic], settings)
-        stack.enter_context(Serving(dispatcher))
-        yield description
+    description = world.level_topic(LEVELS, final_window=FinalWindow.TRACKER)
+    world.serving(description, cancel_grace_ms=700)
+    return description
 
 
 def rows(result: Result) -> list[dict[str, Any]]:
@@ -65,17 +34,17 @@ def rows(result: Result) -> list[dict[str, Any]]:
     return found
 
 
-def pending_ids(run: Run, topic: str) -> list[str]:
-    return sorted(row["id"] for row in rows(run("list", topic, "-o", "json")))
+def pending_ids(invoke: Run, topic: str) -> list[str]:
+    return sorted(row["id"] for row in rows(invoke("pending", "list", topic, "-o", "json")))
 
 
 @pytest.mark.parametrize("after", ["10m", "2h"])
 def test_a_sent_message_is_cancelled_by_its_id_or_receipt(
-    run: Run, orders: LevelTopicDescription, after: str
+    invoke: Run, orders: LevelTopicDescription, after: str
 ) -> None:
     topic = orders.targets[0]
     answers = [
-        json.loads(run(topic, "pay", "--after", after, *more, "-o", "json", group="send").stdout)
+        json.loads(invoke("send", topic, "pay", "--after", after, *more, "-o", "json").stdout)
         for more in (("--id", "a"), ("--id", "b", "--key", "k"), ())
     ]
     receipts = [Receipt.parse(answer["receipt"]) for answer in answers]
@@ -85,26 +54,26 @@ def test_a_sent_message_is_cancelled_by_its_id_or_receipt(
         at = receipt.place[1]
         assert answer["message_id"] == f"({at.ledger},{at.entry},-1,-1)"
     assert [receipt.id for receipt in receipts[:2]] == ["a", "b"]
-    assert pending_ids(run, topic) == sorted(receipt.id for receipt in receipts)
+    assert pending_ids(invoke, topic) == sorted(receipt.id for receipt in receipts)
 
     wait = ("--timeout", "60s", "-o", "json") if after == "10m" else ("-o", "json")
     expected = "cancelled" if after == "10m" else "accepted"
     for named in (("--id", "b"), ("--receipt", str(receipts[2]))):
-        result = run("cancel", topic, *named, *wait)
+        result = invoke("pending", "cancel", topic, *named, *wait)
         assert result.exit_code == 0, result.stderr
         (row,) = rows(result)
         assert row["outcome"] == expected
         assert (row["decided_ms"] is None) == (expected == "accepted")
-    assert pending_ids(run, topic) == ["a"]
-    horizon = json.loads(run(topic, "-o", "json", group="horizon").stdout)
+    assert pending_ids(invoke, topic) == ["a"]
+    horizon = json.loads(invoke("horizon", topic, "-o", "json").stdout)
     assert (horizon["messages"], horizon["damaged"], horizon["exact"]) == (1, 0, True)
-    assert run("cancel", topic, "--id", "b").exit_code == 1
-    outcomes = rows(run("outcome", topic, "-o", "json"))
+    assert invoke("pending", "cancel", topic, "--id", "b").exit_code == 1
+    outcomes = rows(invoke("pending", "outcome", topic, "-o", "json"))
     assert len(outcomes) == (2 if after == "10m" else 0)
 
 
 def test_messages_are_fired_and_rescheduled_by_their_key(
-    run: Run, orders: LevelTopicDescription, world: RealWorld
+    invoke: Run, orders: LevelTopicDescription, world: RealWorld
 ) -> None:
     topic = orders.targets[0]
     get = world.arrivals(topic)
@@ -116,37 +85,28 @@ def test_messages_are_fired_and_rescheduled_by_their_key(
                 deliver_after=timedelta(minutes=20),
                 partition_key=f"k{number % 3}",
             )
-    moved = run(
+    moved = invoke(
+        "pending",
         *("reschedule", topic, "--key", "k1", "--at", "+30m", "--count", "2"),
         *("--timeout", "60s", "-o", "json"),
     )
     assert moved.exit_code == 0, moved.stderr
     assert [row["outcome"] for row in rows(moved)] == ["cancelled"] * 2
-    fired = run("fire", topic, "--key", "k2", "--count", "2", "--timeout", "60s", "-o", "json")
+    fired = invoke(
+        "pending", "fire", topic, "--key", "k2", "--count", "2", "--timeout", "60s", "-o", "json"
+    )
     assert fired.exit_code == 0, fired.stderr
     assert [row["outcome"] for row in rows(fired)] == ["cancelled"] * 2
     assert {arrival.message.data() for arrival in get(2)} == {b"2", b"5"}
 
     def left() -> bool:
         # The release is in the journal shortly after the arrival.
-        keys = [row["key"] for row in rows(run("list", topic, "-o", "json"))]
+        keys = [row["key"] for row in rows(invoke("pending", "list", topic, "-o", "json"))]
         return sorted(keys) == ["k0", "k0", "k1", "k1"]
 
     world.eventually(left, "the fired messages are not pending any more")
-    late = run("cancel", topic, "--receipt", rows(fired)[0]["receipt"], "--timeout", "60s")
+    late = invoke(
+        "pending", "cancel", topic, "--receipt", rows(fired)[0]["receipt"], "--timeout", "60s"
+    )
     assert late.exit_code == 1
     assert "too late" in late.stdout
-
-
-def test_a_target_that_does_not_exist_is_not_created(
-    run: Run, orders: LevelTopicDescription, world: RealWorld, connection: Connection
-) -> None:
-    topic = orders.targets[0]
-    with world.client().create_producer(topic, enable_delay_level_topic=True) as producer:
-        producer.send(b"x", deliver_after=timedelta(hours=2), message_id="a")
-    world.admin.delete(TopicName.parse(topic), force=True)
-    refused = run("cancel", orders.topic, "--id", "a")
-    assert refused.exit_code == 2
-    assert "does not exist" in refused.stderr
-    with Inspector.connect(connection, orders.topic) as look:
-        assert [row.id for row in look.find("a")] == ["a"]

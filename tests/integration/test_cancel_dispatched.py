@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from delaylevel import OutcomeStatus
-from delaylevel.dispatcher import Dispatcher, DispatchSettings
 from delaylevel.dispatcher.publishing.outcomes import expire_outcomes
 from delaylevel.model.delivery import Delivery
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription
 from delaylevel.model.strategy import Levels, PartitionStrategy
-from support.background import Serving
 from support.fakes import JumpingClock
 from support.world import RealWorld
 
@@ -38,18 +35,11 @@ def delivery(request: pytest.FixtureRequest, world: RealWorld) -> Delivery:
 
 
 @pytest.fixture
-def orders(
-    delivery: Delivery, world: RealWorld, jumping: JumpingClock, tmp_path: Path
-) -> Iterator[LevelTopicDescription]:
+def orders(delivery: Delivery, world: RealWorld, jumping: JumpingClock) -> LevelTopicDescription:
     """A level topic that allows cancellations, with a dispatcher."""
     description = world.level_topic(LEVELS, final_window=FinalWindow.TRACKER)
-    settings = DispatchSettings(
-        directory=tmp_path, delivery=delivery, checkpoint_ms=200, cancel_grace_ms=GRACE_MS
-    )
-    with Serving(
-        Dispatcher(world.plain_client, world.admin, [description.topic], settings, jumping)
-    ):
-        yield description
+    world.serving(description, jumping, delivery=delivery, cancel_grace_ms=GRACE_MS)
+    return description
 
 
 @pytest.fixture

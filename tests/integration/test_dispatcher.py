@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pulsar
@@ -16,18 +13,16 @@ from pulsar.schema import JsonSchema, Record, String
 
 from delaylevel.cluster.port import TopicPolicies
 from delaylevel.cluster.rest.admin import Admin
-from delaylevel.dispatcher import Dispatcher, DispatchSettings
 from delaylevel.dispatcher.publishing.targets import java_string_hash
 from delaylevel.dispatcher.service import partition_owners
 from delaylevel.errors import LevelTopicError
 from delaylevel.model import envelope as env
-from delaylevel.model.clock import Clock, SystemClock
+from delaylevel.model.clock import SystemClock
 from delaylevel.model.delivery import Delivery
 from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow, LevelTopicDescription
 from delaylevel.model.strategy import Levels, PartitionBy, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.producer.client import DelayLevelClient
-from support.background import Serving
 from support.fakes import JumpingClock
 from support.world import Eventually, MakeLevelTopic, RealWorld
 
@@ -36,30 +31,6 @@ pytestmark = pytest.mark.broker
 LEVELS = Levels(
     [PartitionStrategy(partition_by=PartitionBy.HOUR, maximum_delay=timedelta(hours=4))]
 )
-
-
-@pytest.fixture
-def serve(world: RealWorld, tmp_path: Path) -> Iterator[Callable[..., Serving]]:
-    """``serve(description, clock=None, delivery=…)``: start a dispatcher, stopped at the end."""
-    with contextlib.ExitStack() as stack:
-
-        def make(
-            description: LevelTopicDescription,
-            clock: Clock | None = None,
-            delivery: Delivery = Delivery.AT_LEAST_ONCE,
-            checkpoint_ms: int = 200,
-        ) -> Serving:
-            settings = DispatchSettings(
-                directory=tmp_path / uuid.uuid4().hex,
-                delivery=delivery,
-                checkpoint_ms=checkpoint_ms,
-            )
-            dispatcher = Dispatcher(
-                world.plain_client, world.admin, [description.topic], settings, clock
-            )
-            return stack.enter_context(Serving(dispatcher))
-
-        yield make
 
 
 @pytest.fixture
@@ -94,7 +65,6 @@ def backlog(admin: Admin, description: LevelTopicDescription) -> int:
 def test_release_is_by_due_time_then_order_of_sending_and_never_early(
     kind: Any,
     tracked: MakeLevelTopic,
-    serve: Callable[..., Serving],
     world: RealWorld,
     jumping: JumpingClock,
 ) -> None:
@@ -108,7 +78,7 @@ def test_release_is_by_due_time_then_order_of_sending_and_never_early(
             sent.append((due_ms, number))
             producer.send_async(b"%d" % number, None, deliver_at=due_ms)
         producer.flush()
-    serving = serve(description, jumping)
+    serving = world.serving(description, jumping)
     world.eventually(lambda: serving.owned == [0], "the takeover")
     jumping.advance(begin_ms - jumping.now_ms())
 
@@ -135,14 +105,14 @@ class Order(Record):  # type: ignore[misc] # pulsar's records are not typed
 
 @pytest.mark.parametrize("delivery", list(Delivery))
 def test_every_field_of_a_message_arrives(
-    delivery: Delivery, tracked: MakeLevelTopic, serve: Callable[..., Serving], world: RealWorld
+    delivery: Delivery, tracked: MakeLevelTopic, world: RealWorld
 ) -> None:
     description = tracked(targets=("orders", "typed"))
     plain, typed = sorted(description.targets)
     if delivery is Delivery.EFFECTIVELY_ONCE:
         for topic in (plain, typed):
             deduplicate(world.admin, topic, world.eventually)
-    serve(description, delivery=delivery)
+    world.serving(description, delivery=delivery)
     consumer = world.plain_client.subscribe(plain, "application")
     of_orders = world.plain_client.subscribe(typed, "application", schema=JsonSchema(Order))
     soon = timedelta(milliseconds=300)
@@ -170,13 +140,13 @@ def test_every_field_of_a_message_arrives(
 
 
 def test_with_deduplication_keys_keep_their_partition_and_no_message_comes_twice(
-    tracked: MakeLevelTopic, serve: Callable[..., Serving], world: RealWorld
+    tracked: MakeLevelTopic, world: RealWorld
 ) -> None:
     target = f"persistent://{world.namespace}/spread"
     world.admin.create_partitioned(TopicName.parse(target), 3)
     description = tracked(targets=("spread",), topic=f"{target}-delay-level", window_partitions=2)
     with pytest.raises(LevelTopicError, match="set-deduplication --enable"):
-        serve(description, delivery=Delivery.EFFECTIVELY_ONCE)
+        world.serving(description, delivery=Delivery.EFFECTIVELY_ONCE)
     deduplicate(world.admin, target, world.eventually)
     keys = [f"key-{number}" for number in range(30)] + ["\u00e9\u4e2d", "x" * 300]
     with producer_of(world.client, description, topic=target) as producer:
@@ -190,7 +160,7 @@ def test_with_deduplication_keys_keep_their_partition_and_no_message_comes_twice
         producer.flush()
     total = 10 * len(keys) + 60
     for _ in range(2):
-        serving = serve(description, delivery=Delivery.EFFECTIVELY_ONCE)
+        serving = world.serving(description, delivery=Delivery.EFFECTIVELY_ONCE)
         world.eventually(
             lambda: sum(len(world.stored(f"{target}-partition-{i}")) for i in range(3)) == total,
             "all sent messages",
@@ -208,7 +178,7 @@ def test_with_deduplication_keys_keep_their_partition_and_no_message_comes_twice
 
 
 def test_dispatchers_share_partitions_and_take_over(
-    tracked: MakeLevelTopic, serve: Callable[..., Serving], world: RealWorld
+    tracked: MakeLevelTopic, world: RealWorld
 ) -> None:
     description = tracked(window_partitions=4)
     with producer_of(world.client, description) as producer:
@@ -220,9 +190,9 @@ def test_dispatchers_share_partitions_and_take_over(
                 deliver_after=timedelta(milliseconds=500 + 20 * number),
             )
         producer.flush()
-    first = serve(description)
+    first = world.serving(description)
     world.eventually(lambda: first.owned == [0, 1, 2, 3], "all partitions", 60)
-    second = serve(description)
+    second = world.serving(description)
     world.eventually(lambda: len(first.owned) == len(second.owned) == 2, "equal shares", 60)
     assert sorted(first.owned + second.owned) == [0, 1, 2, 3]
     assert {

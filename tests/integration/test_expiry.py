@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from delaylevel.dispatcher.stats import OwnerStats
@@ -18,9 +16,9 @@ from support.world import RealWorld
 pytestmark = pytest.mark.broker
 
 
-def test_messages_expire_while_their_target_is_paused(world: RealWorld, tmp_path: Path) -> None:
+def test_messages_expire_while_their_target_is_paused(world: RealWorld) -> None:
     world.deduplicate()
-    window = WindowWorld(world, tmp_path, expired=Expired.DEAD_LETTER, expire_after_ms=120_000)
+    window = WindowWorld(world, expired=Expired.DEAD_LETTER, expire_after_ms=120_000)
     pause(world.admin, window.description.topic, None, window.clock)
     now_ms = window.now_ms()
     for number in range(3):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from click.testing import Result
@@ -20,12 +19,12 @@ Command = Callable[..., Result]
 
 
 @pytest.fixture
-def window(world: RealWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WindowWorld:
+def window(world: RealWorld, monkeypatch: pytest.MonkeyPatch) -> WindowWorld:
     # A description is read all the time, also at rest.
     monkeypatch.setattr("delaylevel.topics.roster.LIFETIME_S", 0.2)
     monkeypatch.setattr("delaylevel.dispatcher.service.RESTING_S", 0.2)
     world.deduplicate()
-    return WindowWorld(world, tmp_path, ("orders", "invoices"))
+    return WindowWorld(world, ("orders", "invoices"))
 
 
 @pytest.mark.parametrize("delivery", list(Delivery))

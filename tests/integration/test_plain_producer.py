@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import time
 from datetime import timedelta
-from pathlib import Path
 
 import pytest
 
-from delaylevel.dispatcher import Dispatcher, DispatchSettings
 from delaylevel.model.envelope import EXPIRES, ID
 from delaylevel.model.level_topic import FinalWindow
 from delaylevel.model.outcome import OUTCOME
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from examples.plain_producer import PlainProducer
-from support.background import Moving, Serving
+from support.background import Moving
 from support.world import RealWorld
 
 pytestmark = pytest.mark.broker
@@ -28,7 +26,7 @@ SECONDS = Levels(
 )
 
 
-def test_its_messages_are_delivered_and_one_is_cancelled(world: RealWorld, tmp_path: Path) -> None:
+def test_its_messages_are_delivered_and_one_is_cancelled(world: RealWorld) -> None:
     description = world.level_topic(SECONDS, final_window=FinalWindow.TRACKER)
     (orders,) = description.targets
     consumer = world.plain_client.subscribe(orders, "application")
@@ -45,17 +43,7 @@ def test_its_messages_are_delivered_and_one_is_cancelled(world: RealWorld, tmp_p
     producer.send(b"now", properties={"n": "now"})
     producer.send(b"moved", now_ms + 2000, message_id="moved", replaces="order 9", expires=2**46)
     producer.cancel("order 9", due_ms[b"9"], "k" * (due_ms[b"9"] % 2))
-    with (
-        Moving(world.mover(description)),
-        Serving(
-            Dispatcher(
-                world.plain_client,
-                world.admin,
-                [description.topic],
-                DispatchSettings(directory=tmp_path / "spill", checkpoint_ms=200),
-            )
-        ),
-    ):
+    with Moving(world.mover(description)), world.serving(description):
         found = {}
         for _ in range(11):
             message = consumer.receive(20_000)

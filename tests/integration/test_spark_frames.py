@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,12 +11,10 @@ import pytest
 pytest.importorskip("pyspark")
 
 from delaylevel.cluster.connection.settings import Connection
-from delaylevel.dispatcher import Dispatcher, DispatchSettings
 from delaylevel.model.clock import SystemClock
 from delaylevel.model.level_topic import FinalWindow
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.spark_sync import pending
-from support.background import Serving
 from support.world import RealWorld
 
 pytestmark = [pytest.mark.spark, pytest.mark.broker]
@@ -26,22 +23,19 @@ SECOND, MINUTE = 1000, 60_000
 
 
 def test_all_that_waits_and_nothing_that_is_done_with(
-    spark: Any, connection: Connection, world: RealWorld, tmp_path: Path
+    spark: Any, connection: Connection, world: RealWorld
 ) -> None:
     description = world.level_topic(
         Levels(PartitionStrategy(partition_by="HOUR", maximum_delay=timedelta(hours=4))),
         final_window=FinalWindow.TRACKER,
     )
     orders = description.targets[0]
-    dispatcher = Dispatcher(
-        world.plain_client, world.admin, [orders], DispatchSettings(directory=tmp_path)
-    )
     now_ms = SystemClock().now_ms()
     due = {f"soon-{n}": now_ms + SECOND for n in range(100)}
     due |= {f"near-{n}": now_ms + 30 * MINUTE + n for n in range(200)}
     due |= {f"far-{n}": now_ms + 150 * MINUTE + n for n in range(300)}
     with (
-        Serving(dispatcher),
+        world.serving(description),
         world.client().create_producer(orders, enable_delay_level_topic=True) as producer,
     ):
         for name, due_ms in due.items():

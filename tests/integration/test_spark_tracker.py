@@ -6,7 +6,6 @@ import random
 import threading
 from collections.abc import Callable
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pulsar
@@ -14,12 +13,10 @@ import pytest
 
 from delaylevel.cluster.port import AcknowledgedRange
 from delaylevel.cluster.rest.admin import Admin
-from delaylevel.dispatcher import Dispatcher, DispatchSettings
 from delaylevel.model.clock import SystemClock
 from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow, LevelTopicDescription, Role
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
-from support.background import Serving
 from support.world import RealWorld
 
 pytestmark = [pytest.mark.spark, pytest.mark.broker]
@@ -68,17 +65,14 @@ class Watch(threading.Thread):
 
 
 def test_from_wrapper_to_consumer_without_acknowledgement_holes(
-    world: RealWorld, spark_job: Callable[..., Any], tmp_path: Path
+    world: RealWorld, spark_job: Callable[..., Any]
 ) -> None:
     description = world.level_topic(LEVELS, final_window=FinalWindow.TRACKER)
     orders = description.targets[0]
     get = world.arrivals(orders, consumer_type=pulsar.ConsumerType.Exclusive)
-    dispatcher = Dispatcher(
-        world.plain_client, world.admin, [orders], DispatchSettings(directory=tmp_path)
-    )
     watch = Watch(world.admin, description)
     delays = [random.Random(5).randint(0, 6000) for _ in range(600)]
-    serving = Serving(dispatcher)
+    serving = world.serving(description)
     watch.start()
     try:
         with (

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
-from delaylevel.dispatcher import Dispatcher, DispatchSettings
 from delaylevel.model import envelope as env
 from delaylevel.model.delivery import Delivery
 from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow
@@ -19,7 +17,6 @@ from support.fakes import JumpingClock
 from support.world import RealWorld
 
 LEVELS = Levels([PartitionStrategy(partition_by="HOUR", maximum_delay=timedelta(hours=3))])
-GRACE_MS = 700
 
 
 class WindowWorld:
@@ -31,7 +28,7 @@ class WindowWorld:
     """
 
     def __init__(
-        self, world: RealWorld, directory: Path, targets: Sequence[str] = ("orders",), **values: Any
+        self, world: RealWorld, targets: Sequence[str] = ("orders",), **values: Any
     ) -> None:
         self.world = world
         self.clock = JumpingClock()
@@ -39,9 +36,7 @@ class WindowWorld:
             LEVELS, targets, final_window=FinalWindow.TRACKER, window_partitions=1, **values
         )
         self.target = self.description.targets[0]
-        self._directory = directory
         self._producer: Any = None
-        self._processes = 0
 
     def now_ms(self) -> int:
         return self.clock.now_ms()
@@ -52,14 +47,7 @@ class WindowWorld:
 
     def serving(self, delivery: Delivery = Delivery.AT_LEAST_ONCE) -> Serving:
         """Start a dispatcher."""
-        self._processes += 1
-        directory = self._directory / str(self._processes)
-        directory.mkdir()
-        settings = DispatchSettings(
-            directory=directory, delivery=delivery, checkpoint_ms=200, cancel_grace_ms=GRACE_MS
-        )
-        world, topic = self.world, self.description.topic
-        return Serving(Dispatcher(world.plain_client, world.admin, [topic], settings, self.clock))
+        return self.world.serving(self.description, self.clock, delivery=delivery)
 
     # -- what goes in
 

@@ -16,6 +16,8 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pulsar
@@ -34,6 +36,7 @@ from delaylevel.model.strategy import Levels
 from delaylevel.model.topic_name import TopicName
 from delaylevel.mover.local import LocalMover
 from delaylevel.testing import MemoryPulsar
+from support.background import Serving
 from support.fakes import SkewedClock
 
 # Discards the client's log, because tests that break something cause expected errors.
@@ -405,6 +408,17 @@ class RealWorld(World):
         return self._stack.enter_context(
             LocalMover(self.plain_client, self.admin, description, clock)
         )
+
+    def serving(
+        self, description: LevelTopicDescription, clock: Clock | None = None, **settings: Any
+    ) -> Serving:
+        """Start a dispatcher in this process: a context manager, stopped at the end anyway."""
+        from delaylevel.dispatcher import Dispatcher, DispatchSettings
+
+        directory = self._stack.enter_context(TemporaryDirectory())
+        chosen = DispatchSettings(Path(directory), **{"checkpoint_ms": 200, **settings})
+        made = Dispatcher(self.plain_client, self.admin, [description.topic], chosen, clock)
+        return self._stack.enter_context(Serving(made))
 
     def arrivals(self, topic: str, **options: Any) -> Callable[..., list[Arrival]]:
         """Subscribe to a topic from its beginning (Shared by default).

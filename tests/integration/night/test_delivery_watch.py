@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from pathlib import Path
 
 from delaylevel import PartitionBy, PartitionStrategy
-from delaylevel.dispatcher import Dispatcher, DispatchSettings
 from delaylevel.model.level_topic import FinalWindow
 from delaylevel.model.strategy import Levels
 from delaylevel.producer.setup import missing_hosts
-from support.background import Serving
 from support.world import MakeLevelTopic, RealWorld
 
 HOURS = PartitionStrategy(partition_by=PartitionBy.HOUR, maximum_delay=timedelta(hours=3))
 
 
 def test_movers_and_dispatchers_are_seen_by_their_consumers_and_traces(
-    world: RealWorld, level_topic: MakeLevelTopic, tmp_path: Path
+    world: RealWorld, level_topic: MakeLevelTopic
 ) -> None:
     description = level_topic(Levels(HOURS), final_window=FinalWindow.TRACKER)
 
@@ -26,9 +23,7 @@ def test_movers_and_dispatchers_are_seen_by_their_consumers_and_traces(
         return missing_hosts(world.admin, description, description.targets[0], now_ms)
 
     assert set(missing()) == {"mover", "dispatcher"}
-    settings = DispatchSettings(directory=tmp_path)
-    dispatcher = Dispatcher(world.plain_client, world.admin, [description.topic], settings)
-    with Serving(dispatcher):
+    with world.serving(description):
         world.eventually(lambda: set(missing()) == {"mover"}, "the dispatcher's consumers")
         mover = world.mover(description)
         assert missing() == {}

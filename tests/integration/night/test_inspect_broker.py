@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import random
-from collections.abc import Callable, Iterator
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,13 +12,10 @@ pytest.importorskip("duckdb")
 import pulsar
 
 from delaylevel.cluster.rest.admin import Admin
-from delaylevel.dispatcher import Dispatcher, DispatchSettings
 from delaylevel.inspection import Inspector, Selection, Window
 from delaylevel.model.clock import SystemClock
-from delaylevel.model.envelope import Envelope
 from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow, LevelTopicDescription
 from delaylevel.model.strategy import Levels, PartitionStrategy
-from support.background import Serving
 from support.world import RealWorld
 
 HOUR, DAY = 3_600_000, 86_400_000
@@ -84,55 +77,6 @@ def test_every_message_is_seen_once_and_no_subscription_is_left_behind(
             assert stats.subscriptions.keys() == {SUBSCRIPTION}
 
 
-def test_an_estimate_is_true_after_the_broker_has_forgotten_its_counters(
-    world: RealWorld, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("delaylevel.inspection.sampling._COUNTED", 0)
-    description = world.level_topic(Levels(PartitionStrategy(maximum_delay=timedelta(days=4))))
-    due_ms = SystemClock().now_ms() + 5 * DAY // 2
-    envelope = Envelope(due_ms, description.targets[0]).parked_properties({"a": "b"})
-    chosen, total = random.Random(3), 0
-    for partition in range(3):
-        topic = description.level_topic(0).partition(partition)
-        with contextlib.closing(
-            world.plain_client.create_producer(
-                topic.full,
-                batching_enabled=True,
-                batching_max_messages=2000,
-                batching_max_publish_delay_ms=10_000,
-            )
-        ) as producer:
-            # The first entry is the largest one.
-            for messages in (1000, *(chosen.choice((1, 1, 1, 3, 90)) for _ in range(150))):
-                for _ in range(messages):
-                    producer.send_async(chosen.randbytes(100), None, properties=envelope)
-                producer.flush()
-                total += messages
-        world.admin.unload(topic)
-    for seed in range(3):
-        random.seed(seed)
-        found = Inspector(world.plain_client, world.admin, description.topic).horizon()
-        assert not found.exact
-        assert found.messages == pytest.approx(total, rel=0.05)
-        assert abs(found.messages - total) <= max(2 * found.error, total // 50)
-        assert found.error < total // 10
-
-
-@pytest.fixture
-def releasing(
-    world: RealWorld, tmp_path: Path
-) -> Iterator[Callable[[LevelTopicDescription], Serving]]:
-    """``releasing(description)``: start a dispatcher; it is stopped at the end."""
-    with contextlib.ExitStack() as stack:
-
-        def start(description: LevelTopicDescription) -> Serving:
-            settings = DispatchSettings(directory=tmp_path / "spill", checkpoint_ms=100)
-            made = Dispatcher(world.plain_client, world.admin, [description.topic], settings)
-            return stack.enter_context(Serving(made))
-
-        yield start
-
-
 def fronts(admin: Admin, description: LevelTopicDescription) -> dict[Any, Any]:
     """Return the position and the consumers of every subscription of a level topic."""
     return {
@@ -149,12 +93,12 @@ def fronts(admin: Admin, description: LevelTopicDescription) -> dict[Any, Any]:
 
 
 def test_the_window_is_read_through_the_journal_while_a_dispatcher_runs(
-    world: RealWorld, releasing: Callable[[LevelTopicDescription], Serving]
+    world: RealWorld,
 ) -> None:
     levels = Levels([PartitionStrategy(partition_by="HOUR", maximum_delay=timedelta(hours=5))])
     description = world.level_topic(levels, final_window=FinalWindow.TRACKER, window_partitions=2)
     topic = description.targets[0]
-    dispatcher = releasing(description)
+    dispatcher = world.serving(description, checkpoint_ms=100)
     producer = world.client().create_producer(topic, enable_delay_level_topic=True)
     now = SystemClock().now_ms()
     # Messages that are due soon alternate with later ones, so the position cannot follow.

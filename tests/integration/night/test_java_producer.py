@@ -23,7 +23,6 @@ from delaylevel import topics
 from delaylevel.broker.embedded import EmbeddedBroker
 from delaylevel.cluster.connection.settings import Connection
 from delaylevel.cluster.rest.admin import Admin
-from delaylevel.dispatcher import Dispatcher, DispatchSettings
 from delaylevel.model.clock import SystemClock
 from delaylevel.model.envelope import DUE, EXPIRES, ID, KIND, REPLACES, TARGET
 from delaylevel.model.level_topic import (
@@ -36,7 +35,7 @@ from delaylevel.model.outcome import OUTCOME, PAYLOAD, Receipt, cancellation
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.mover.local import LocalMover
 from delaylevel.topics.lifecycle import expand
-from support.background import Moving, Serving
+from support.background import Moving
 from support.java_client import JavaSession, compile_producer
 from support.world import RealWorld, eventually
 
@@ -87,15 +86,13 @@ def level_topic(world: RealWorld) -> Callable[..., LevelTopicDescription]:
 
 @pytest.fixture
 def delivering(
-    world: RealWorld, tmp_path: Path
+    world: RealWorld,
 ) -> Callable[[LevelTopicDescription], contextlib.AbstractContextManager[None]]:
     """``with delivering(description):`` run a local mover and a dispatcher."""
 
     @contextlib.contextmanager
     def run(description: LevelTopicDescription) -> Iterator[None]:
-        settings = DispatchSettings(directory=tmp_path / "spill", checkpoint_ms=200)
-        dispatcher = Dispatcher(world.plain_client, world.admin, [description.topic], settings)
-        with Moving(world.mover(description)), Serving(dispatcher):
+        with Moving(world.mover(description)), world.serving(description):
             yield
 
     return run

@@ -35,20 +35,13 @@ COUNT = 300
 
 @pytest.fixture
 def run(world: RealWorld, tmp_path: Path) -> Iterator[Callable[..., tuple[Dispatcher, int]]]:
-    """``run(description, address)``: start a dispatcher with its HTTP service; return the port."""
+    """``run(description)``: start a dispatcher with its HTTP service; return the port."""
     with ExitStack() as stack:
-        number = 0
 
-        def start(
-            description: LevelTopicDescription, address: str = "127.0.0.1"
-        ) -> tuple[Dispatcher, int]:
-            nonlocal number
-            number += 1
-            settings = DispatchSettings(
-                tmp_path / str(number), memory_bytes=4 << 20, name=f"dispatcher-{number}"
-            )
+        def start(description: LevelTopicDescription) -> tuple[Dispatcher, int]:
+            settings = DispatchSettings(tmp_path / description.name.local, memory_bytes=4 << 20)
             dispatcher = Dispatcher(world.plain_client, world.admin, [description.topic], settings)
-            port = stack.enter_context(serve(DispatchCollector(dispatcher), 0, address))
+            port = stack.enter_context(serve(DispatchCollector(dispatcher), 0))
             stack.enter_context(Serving(dispatcher))
             return dispatcher, port
 

@@ -10,7 +10,6 @@ import contextlib
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import sysconfig
@@ -22,9 +21,11 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pulsar
 import pytest
 
+from delaylevel.broker.process import free_ports
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from support.world import RealWorld
@@ -79,7 +80,7 @@ class StandaloneCluster:
             self._environment["JAVA_HOME"] = java_home
         elif java := shutil.which("java"):
             self._environment["PATH"] += f":{Path(java).parent}"
-        port, web = _free_port(), _free_port()
+        port, web = free_ports(2)
         self.url = f"spark://127.0.0.1:{port}"
         self.web = f"http://127.0.0.1:{web}"
         where = ("--host", "127.0.0.1", "--port", str(port), "--webui-port", str(web))
@@ -96,20 +97,15 @@ class StandaloneCluster:
 
     def kill_worker(self, name: str) -> None:
         """Kill a worker with its executor, as if the machine were gone."""
-        victim = self.workers.pop(name)
-        for pid in (*_descendants(victim.pid), victim.pid):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        victim.wait()
+        _kill(self.workers.pop(name))
 
-    def executors(self, name: str) -> list[int]:
-        """Return the Python workers of a worker's executor."""
-        found = []
-        for pid in _descendants(self.workers[name].pid):
-            with contextlib.suppress(OSError):
-                if "pyspark.daemon" in Path(f"/proc/{pid}/cmdline").read_text():
-                    found.append(pid)
-        return found
+    def has_executor(self, name: str) -> bool:
+        """Return True if a worker's executor has started Python."""
+        for process in psutil.Process(self.workers[name].pid).children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                if "pyspark.daemon" in process.cmdline():
+                    return True
+        return False
 
     def alive_workers(self) -> int:
         with (
@@ -121,11 +117,8 @@ class StandaloneCluster:
 
     def close(self) -> None:
         for process in self._started:
-            for pid in (*_descendants(process.pid), process.pid):
-                with contextlib.suppress(ProcessLookupError):
-                    if process.poll() is None:
-                        os.kill(pid, signal.SIGKILL)
-            process.wait()
+            if process.poll() is None:
+                _kill(process)
 
     def _start(self, name: str, *arguments: str) -> subprocess.Popen[bytes]:
         with (self.folder / f"{name}.log").open("ab") as log:
@@ -141,33 +134,19 @@ class StandaloneCluster:
         return process
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-def _descendants(pid: int) -> list[int]:
-    """Return children and their descendants, the youngest generation first."""
-    children: dict[int, list[int]] = {}
-    for status in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            fields = status.read_text().rpartition(")")[2].split()
-            children.setdefault(int(fields[1]), []).append(int(status.parent.name))
-    found: list[int] = []
-    waiting = [pid]
-    while waiting:
-        waiting = [child for parent in waiting for child in children.get(parent, [])]
-        found = waiting + found
-    return found
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process with all that it has started."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        top = psutil.Process(process.pid)
+        for each in (*top.children(recursive=True), top):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                each.kill()
+    process.wait()
 
 
 @pytest.fixture
 def cluster(tmp_path: Path, eventually: Callable[..., Any]) -> Iterator[StandaloneCluster]:
     pytest.importorskip("pyspark")
-    if not Path("/proc/self/stat").exists():
-        pytest.skip("the test finds processes in /proc")
     cluster = StandaloneCluster(tmp_path)
     try:
         for name in ("one", "two"):
@@ -248,7 +227,7 @@ def test_a_killed_worker_loses_no_message(
 
     # Messages are sent only after both workers have an executor, each with its Python.
     world.eventually(
-        lambda: log() and all(cluster.executors(name) for name in ("one", "two")),
+        lambda: log() and all(cluster.has_executor(name) for name in ("one", "two")),
         "executors with Python workers",
         PATIENCE_S,
     )
