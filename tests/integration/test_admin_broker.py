@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
-from typing import Any
 
-import pulsar
 import pytest
 
 from delaylevel.cluster.port import TopicPolicies
@@ -19,27 +16,6 @@ from support.world import eventually
 @pytest.fixture
 def topic(namespace: str) -> TopicName:
     return TopicName.parse(f"{namespace}/orders")
-
-
-def publish(client: pulsar.Client, topic: TopicName, count: int, **options: Any) -> list[int]:
-    """Publish entries, each in its own millisecond; return the bounds between them."""
-    producer = client.create_producer(topic.full, **{"batching_enabled": False, **options})
-    bounds = []
-    for number in range(count):
-        bounds.append(time.time_ns() // 1_000_000)
-        eventually(lambda: time.time_ns() // 1_000_000 > bounds[-1], "the next millisecond")
-        producer.send(str(number).encode())
-    producer.close()
-    return bounds
-
-
-def test_health_version_and_settings(admin: Admin) -> None:
-    assert admin.health() is True
-    assert admin.version()[0].isdigit()
-    settings = admin.broker_settings()
-    assert settings.cluster
-    assert settings.topic_policies is True
-    assert settings.max_partitions == 0
 
 
 def test_no_query_creates_a_topic(admin: Admin, namespace: str, topic: TopicName) -> None:
@@ -69,28 +45,6 @@ def test_no_query_creates_a_topic(admin: Admin, namespace: str, topic: TopicName
             ask()
     assert admin.list_topics(namespace) == []
     assert admin.list_partitioned_topics(namespace) == []
-
-
-def test_positions_over_several_ledgers(
-    admin: Admin, client: pulsar.Client, topic: TopicName
-) -> None:
-    admin.create_partitioned(topic, 1)
-    admin.create_subscription(topic, "s")
-    partition = topic.partition(0)
-    bounds = publish(client, partition, 2)
-    first = admin.last_message_id(partition)
-    assert first is not None
-
-    admin.unload(partition)
-    assert admin.last_message_id(partition) == first
-    assert admin.message_id_at(partition, bounds[1] + 3_600_000) is None
-    later = publish(client, partition, 1)
-
-    last = admin.last_message_id(partition)
-    assert last is not None
-    assert last.ledger > first.ledger
-    assert admin.message_id_at(partition, later[0] + 1) == last
-    assert [info.entries for info in admin.ledgers(partition)] == [2, 1]
 
 
 def test_topic_policies_are_visible_soon(admin: Admin, topic: TopicName) -> None:

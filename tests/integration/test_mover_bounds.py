@@ -33,48 +33,6 @@ def partition(description: LevelTopicDescription, index: int, level: int = 0) ->
     return description.level_topic(level).partition(index).full
 
 
-def test_messages_exactly_on_a_partition_bound(world: RealWorld, clock: Any) -> None:
-    description = world.level_topic(MINUTES)
-    orders = description.targets[0]
-    start_ms = clock.now_ms()
-    with world.client(clock).create_producer(orders, enable_delay_level_topic=True) as producer:
-        for delay_ms in (59_999, 60_000, 119_999, 120_000, 180_000, 239_999, 240_000):
-            producer.send(str(delay_ms).encode(), deliver_at=start_ms + delay_ms)
-    found = [[m.value for m in world.stored(partition(description, k))] for k in range(3)]
-    assert found == [[b"60000", b"119999"], [b"120000"], [b"180000", b"239999", b"240000"]]
-    assert [m.value for m in world.stored(orders)] == [b"59999"]
-
-    # Each message is ready from the exact millisecond of its hand-off time.
-    moving = world.mover(description, clock)
-    assert moving.run_once().total == 0
-    published = {m.value: m for k in range(3) for m in world.stored(partition(description, k))}
-    for value, index in ((b"60000", 0), (b"120000", 1), (b"180000", 2)):
-        handoff_ms = published[value].publish_ms + (index + 1) * UNIT_MS - LEAD_MS
-        clock.advance(handoff_ms - 1 - clock.at_ms)
-        assert value not in [m.value for m in world.stored(orders)]
-        moving.run_once()
-        assert value not in [m.value for m in world.stored(orders)]
-        clock.advance(handoff_ms - clock.at_ms)
-        assert moving.run_once().latest_ms == 0
-        assert value in [m.value for m in world.stored(orders)]
-    clock.advance(start_ms + 200_000 - clock.at_ms)
-    assert moving.run_once().latest_ms == 0
-
-    everything = world.stored(orders)
-    assert sorted(int(m.value or b"") for m in everything) == [
-        59_999,
-        60_000,
-        119_999,
-        120_000,
-        180_000,
-        239_999,
-        240_000,
-    ]
-    for message in everything:
-        assert int(message.properties["delaylevel.due"]) == start_ms + int(message.value or b"")
-    world.drained(description)
-
-
 @pytest.mark.parametrize("field", ["properties", "partition_key", "ordering_key"])
 def test_no_field_of_a_message_hides_those_in_front_of_it(
     world: RealWorld, connection: Connection, clock: Any, field: str

@@ -99,19 +99,6 @@ def test_messages_to_our_topics_share_the_outcome_of_their_entry(
     assert not send_state._mistakes
 
 
-def test_a_topic_terminated_during_a_send(
-    client: pulsar.Client, admin: Admin, outlet: Outlet
-) -> None:
-    outlet.send(*messages(0, MESSAGES))
-    outlet.settle()
-    admin.terminate(outlet.topic)
-    outlet.send(*messages(MESSAGES, MESSAGES))
-    outlet.settle()
-    assert len(outlet.outcomes) == 2 * MESSAGES
-    found = stored(client, admin, outlet.topic)
-    assert outlet.confirmed == found == {str(number) for number in range(MESSAGES)}
-
-
 def test_messages_to_a_target_share_the_outcome_of_their_entry(
     client: pulsar.Client, admin: Admin, namespace: str
 ) -> None:

@@ -166,24 +166,3 @@ def test_metrics_and_probes_are_served(listening: Listening, send: Send) -> None
     assert '"ok": true' in get("/healthz")
     assert "bill" in get("/")
     assert listening.end() == 0
-
-
-@pytest.mark.parametrize(
-    ("target", "expected"),
-    [
-        ("shopp:app", "there is no module shopp"),
-        ("shop:ap", "that module has app"),
-    ],
-)
-def test_a_wrong_name_ends_it_at_once(listening: Listening, target: str, expected: str) -> None:
-    listening.start(target)
-    assert listening.process.wait(60) == 2
-    assert expected in listening.said()
-
-
-def test_a_broker_that_is_not_there(listening: Listening) -> None:
-    listening.service_url = "pulsar://127.0.0.1:1"
-    listening._admin_url = "http://127.0.0.1:1"
-    listening.start("shop:app")
-    assert listening.process.wait(60) == 3, listening.said()
-    assert "Is the cluster running" in listening.said()

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import pulsar
 import pytest
 import urllib3
 
@@ -114,77 +110,6 @@ def test_compaction_changes_nothing(
     handled.close()
     world.admin.unload(name)
     assert all(known(opened(), *range(400)))
-
-
-_PROGRAM = """
-import os, signal, sys, threading
-from types import SimpleNamespace
-import pulsar
-from delaylevel import DelayLevelClient
-from delaylevel.consumer import Deduplication, TopicIdStore
-
-def tell(*words):
-    # The client's log goes to standard output, in the middle of lines.
-    print(*words, file=sys.stderr, flush=True)
-
-client = DelayLevelClient(sys.argv[1], admin_url=sys.argv[2])
-handled = Deduplication(store=TopicIdStore()).open(client, sys.argv[3], "billing")
-consumer = client.subscribe(sys.argv[3], "billing", consumer_type=pulsar.ConsumerType.Shared)
-while True:
-    raw = consumer.receive(60_000)
-    name = raw.data().decode()
-    each = SimpleNamespace(id=name, identity=name)
-    assert handled.begin(each)
-    if handled.contains(each):
-        tell("duplicate", each.id)
-        handled.release(each)
-        consumer.acknowledge(raw)
-        continue
-    tell("handled", each.id)
-    if each.id == sys.argv[4] == "kill before save":
-        os.kill(os.getpid(), signal.SIGKILL)
-    saved = threading.Event()
-    handled.save(each, saved.set)
-    saved.wait()
-    if each.id == sys.argv[4] == "kill after save":
-        os.kill(os.getpid(), signal.SIGKILL)
-    consumer.acknowledge(raw)
-    if each.id == "the end":
-        handled.close()
-        client.close()
-        break
-"""
-
-
-@pytest.mark.parametrize("when", ["before save", "after save"])
-def test_a_killed_process_handles_only_what_it_had_not_saved(
-    world: RealWorld, connection: Connection, when: str
-) -> None:
-    topic = world.topic("orders")
-    marker = f"kill {when}"
-    world.plain_client.subscribe(topic, "billing", pulsar.ConsumerType.Shared).close()
-    producer = world.plain_client.create_producer(topic)
-    for body in ("first", marker, marker, "the end"):
-        producer.send(body.encode())
-
-    def run(deadly: str) -> list[str]:
-        command = [sys.executable, "-c", _PROGRAM, connection.service_url, connection.admin_url]
-        ran = subprocess.run(
-            [*command, topic, deadly], stderr=subprocess.PIPE, text=True, timeout=120, check=False
-        )
-        assert ran.returncode == (-signal.SIGKILL if deadly else 0)
-        return [line for line in ran.stderr.splitlines() if line.startswith(("dup", "handled"))]
-
-    assert run(marker) == ["handled first", f"handled {marker}"]
-    again = sorted(run(""))
-    if when == "before save":
-        # Exactly once more, and then never again.
-        assert again.count(f"handled {marker}") == 1
-        assert again.count(f"duplicate {marker}") == 1
-    else:
-        assert again.count(f"handled {marker}") == 0
-        assert again.count(f"duplicate {marker}") == 2
-    assert "handled the end" in again
 
 
 def test_a_refusing_topic_lets_messages_be_acknowledged(

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import urllib3
 from click.testing import CliRunner
 
 from delaylevel.broker.conf import archive_path
@@ -75,14 +74,6 @@ def received(broker: EmbeddedBroker, count: int) -> list[int]:
         return [int(consumer.receive(timeout_millis=60_000).data()) for _ in range(count)]
     finally:
         client.close()
-
-
-def test_conf_reaches_the_broker(own: EmbeddedBroker) -> None:
-    url = f"{own.connection.admin_url}/admin/v2/brokers/configuration/runtime"
-    runtime = json.loads(urllib3.request("GET", url).data)
-    assert runtime["delayedDeliveryTickTimeMillis"] == "250"
-    assert runtime["subscriptionExpirationTimeMinutes"] == "7"
-    assert runtime["bindAddress"] == "127.0.0.1"
 
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs Linux")
@@ -172,28 +163,6 @@ def test_two_starts_at_once_make_one_broker(own: EmbeddedBroker) -> None:
         "AlreadyRunningError",
         "BrokerStatus",
     ]
-
-
-def test_a_stale_or_broken_state_file_does_not_mislead(own: EmbeddedBroker) -> None:
-    broker = own
-    broker.stop()
-    path = broker.directory / "instance.json"
-    state = json.loads(path.read_text())
-
-    # The ID of a running process other than the broker, which must be left alone.
-    bystander = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    try:
-        path.write_text(json.dumps({**state, "pid": bystander.pid}))
-        assert not broker.status().running
-        assert not broker.stop()
-        assert not broker.kill()
-        assert bystander.poll() is None
-    finally:
-        bystander.communicate(b"\n")
-
-    path.write_text("{ not JSON")
-    assert not broker.status().running
-    assert broker.start().running
 
 
 def test_a_broker_that_cannot_start_shows_its_log(tmp_path: Path) -> None:

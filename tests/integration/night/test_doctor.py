@@ -21,7 +21,7 @@ from delaylevel.cluster.rest.admin import Admin
 from delaylevel.doctor import CHECKS, Finding, State, examine
 from delaylevel.model.clock import SystemClock
 from delaylevel.model.delivery import Delivery
-from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow, LevelTopicDescription, Mover
+from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow, LevelTopicDescription
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.mover.local import LocalMover
@@ -205,15 +205,6 @@ def no_mover(ward: Ward) -> None:
     ward.stop()
 
 
-def behind(ward: Ward) -> None:
-    with ward.make_client().create_producer(
-        ward.target.full, enable_delay_level_topic=True
-    ) as producer:
-        producer.send(b"x", deliver_after=timedelta(minutes=3))
-    # An hour later the mover is still connected, but has moved no message.
-    ward.clock = SkewedClock(3_600_000)
-
-
 def producer_ahead(ward: Ward) -> None:
     ward.skewed()(
         ward.partition.full,
@@ -287,12 +278,6 @@ def test_a_planted_fault_is_found_and_nothing_else(
             assert all(item.remedies)
 
 
-def test_late_hand_offs(ward: Ward) -> None:
-    behind(ward)
-    # The test itself has set the clock wrong.
-    assert ward.failed() == {"clock", "hand-offs"}
-
-
 @pytest.mark.parametrize("ward", [{"final_window": FinalWindow.TRACKER}], indirect=True)
 def test_a_tracker_without_a_dispatcher_and_with_one(
     ward: Ward, eventually: Callable[..., Any]
@@ -304,11 +289,6 @@ def test_a_tracker_without_a_dispatcher_and_with_one(
     dispatcher = Dispatcher(ward.client, ward.admin, [ward.description.topic], settings)
     with Serving(dispatcher):
         eventually(lambda: not ward.failed(), "a dispatcher for every partition", seconds=60)
-
-
-@pytest.mark.parametrize("ward", [{"mover": Mover.FUNCTION}], indirect=True)
-def test_a_missing_function(ward: Ward) -> None:
-    assert ward.failed() == {"mover"}
 
 
 def test_by_command(ward: Ward, invoke: Callable[..., Result]) -> None:

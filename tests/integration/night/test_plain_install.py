@@ -137,20 +137,3 @@ def test_commands_name_the_extra_that_they_lack(
             assert code in (1, 2), f"{line}: {code}"
         else:
             assert "delaylevel[" not in output, f"{line}: {output}"
-
-
-def test_threads_that_miss_the_same_module_agree(
-    names: dict[str, str], environment: dict[str, str]
-) -> None:
-    for _ in range(3):
-        done = subprocess.run(
-            [sys.executable, PROGRAM, "horizon", names["TOPIC"], "--exact"],
-            capture_output=True,
-            text=True,
-            env=environment,
-            timeout=60,
-            check=False,
-        )
-        assert done.returncode == 1, done.stderr
-        assert "pip install 'delaylevel[window]'" in done.stderr
-        assert "Traceback" not in done.stderr

@@ -4,13 +4,8 @@ from __future__ import annotations
 
 import random
 
-import numpy as np
 import pytest
 
-from delaylevel.dispatcher.journal.records import Intent, encode, pack
-from delaylevel.dispatcher.journal.topic import stamped
-from delaylevel.dispatcher.positions import IdColumns
-from delaylevel.model import envelope as env
 from delaylevel.model.topic_name import TopicName
 from support.dispatch_world import (
     EO,
@@ -25,47 +20,6 @@ from support.dispatch_world import (
 from support.world import RealWorld
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(240)]
-
-
-def resend_as_owner(setting: DispatchWorld, names: list[str]) -> None:
-    """Write what an owner leaves that was killed after publishing, before the commit."""
-    target = setting.target
-    due_ms = now_ms() - 1_000
-    places = setting.publish(target, at(due_ms, names))
-    window = setting.window.removeprefix("persistent://")
-    positions = pack(
-        np.array([place.ledger_id() for place in places]),
-        np.array([place.entry_id() << 10 for place in places]),
-    )
-    ids = IdColumns.of([("", 0)] * len(places))
-    intent = Intent(0, positions, ids, f"-1 - {target}", 1)
-    client = setting.world.plain_client
-    journal = client.create_producer(setting.description.journal_topic.partition(0).full)
-    journal.send(stamped(7, 1, encode(intent)))
-    journal.close()
-    producer = client.create_producer(
-        target, producer_name=f"delaylevel-dispatch-{window}", batching_enabled=False
-    )
-    for number, name in enumerate(names, 1):
-        properties = {env.DUE: str(due_ms), env.ID: name}
-        producer.send(b"x" * 100, properties=properties, sequence_id=number)
-    producer.close()
-
-
-@pytest.mark.parametrize("policy", ["producer_exception", "producer_request_hold"])
-def test_a_takeover_while_the_target_is_over_its_quota_makes_no_copy(
-    make: MakeDispatch, policy: str
-) -> None:
-    setting = make(EO, "orders")
-    target = setting.target
-    names = ids("m", 300)
-    resend_as_owner(setting, names)
-    setting.over_quota(target, policy)
-    setting.start()
-    setting.return_held()
-    setting.lift_quota_after_attempts(target)
-    setting.check_once(names)
-    assert not setting.dead()
 
 
 def kill_during(setting: DispatchWorld, names: list[str], stored: int) -> None:
