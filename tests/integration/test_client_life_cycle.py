@@ -188,7 +188,7 @@ for wrong in (dict(properties="x"), dict(topic=None), dict(unheard_of=1)):
         pass
     else:
         raise SystemExit(wrong)
-wrapped = delaylevel.wrap(client.create_producer(topic), client)
+wrapped = delaylevel.wrap(client.create_producer(topic), client, plain_producer=True)
 wrapped.send(b"wrapped", deliver_after=later)
 connection = Connection(service_url=service_url, admin_url=admin_url)
 third = pulsar.Client.from_connection(connection, logger=quiet)
