@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -282,40 +282,37 @@ class MoverService:
     topic; the others are on standby, and take over if it ends, dies or hangs.
 
     Args:
+        lanes: schedulers of the process, which are not closed here.
         trigger_ms: time between two passes, in ms; by default a fifth of the shortest lead.
-        lanes: schedulers of the process, which are not closed here; its own ones by default.
+
+    Attributes:
+        roster: the level topics to serve, which are added from there; the owner sets it.
+        members: the broker's statistics of level topics.
     """
 
     retries = "It is tried again every few seconds."
+    roster: Roster
 
     def __init__(
         self,
         client: Any,
         admin: TopicAdmin,
-        level_topics: Sequence[str] = (),
+        lanes: Lanes,
         *,
         trigger_ms: int | None = None,
-        clock: Clock | None = None,
         target_client: Callable[[], Any] | None = None,
-        lanes: Lanes | None = None,
     ) -> None:
         self._client = client
         self._admin = admin
-        self._lanes = Lanes() if lanes is None else lanes
-        self._own_lanes = self._lanes if lanes is None else None
+        self._lanes = lanes
         self._trigger_ms = trigger_ms
-        self._clock = clock or SystemClock()
+        self._clock = SystemClock()
         self._target_client = target_client
         self._explainer = Explainer(admin)
         self._lock = threading.Lock()
-        self._stopping = threading.Event()
         self._tasks: dict[str, TopicTask] = {}
         self._started = False
-        #: The broker's statistics of level topics.
         self.members = StatusCache(self._status)
-        #: The level topics to serve; a service that contains this one has its own here.
-        self.roster = Roster(admin, level_topics, lambda description, _: self.add(description))
-        self.roster.start()
 
     def _status(self, description: LevelTopicDescription) -> LevelTopicStatus:
         now_ms = self._clock.now_ms()
@@ -351,18 +348,6 @@ class MoverService:
         task.stop()
         task.join()
 
-    def run(self, tick: Callable[[], None] | None = None) -> None:
-        """Serve until `stop` is called; then end the current passes and release the locks."""
-        self.start()
-        try:
-            while not self._stopping.is_set():
-                self.roster.look(self.stats())
-                if tick is not None:
-                    tick()
-                self._stopping.wait(1.0)
-        finally:
-            self.close()
-
     def start(self) -> None:
         """Start to serve, in the threads of the process."""
         self._started = True
@@ -371,7 +356,6 @@ class MoverService:
 
     def stop(self) -> None:
         """Request the end; safe in a signal handler and from any thread."""
-        self._stopping.set()
         for task in list(self._tasks.values()):
             task.stop()
 
@@ -383,8 +367,6 @@ class MoverService:
             task.wake()
         for task in tasks:
             task.join()
-        if self._own_lanes is not None:
-            self._own_lanes.close()
 
     def _task(
         self, description: LevelTopicDescription, descriptions: DescriptionCache | None

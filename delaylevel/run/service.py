@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
@@ -76,6 +77,7 @@ class LocalService:
         self._processes = processes
         self._open_client = open_client
         self._dispatcher: Dispatcher | None = None
+        self._stopping = threading.Event()
         self._closing = ExitStack()
         # Movers and window partitions share the threads.
         self._lanes = self._closing.enter_context(closing(Lanes()))
@@ -83,11 +85,7 @@ class LocalService:
             with translate_errors():
                 client = self._closing.enter_context(closing(open_client()))
                 self._movers = MoverService(
-                    client,
-                    admin,
-                    trigger_ms=trigger_ms,
-                    target_client=open_client,
-                    lanes=self._lanes,
+                    client, admin, self._lanes, trigger_ms=trigger_ms, target_client=open_client
                 )
                 self._roster = self._movers.roster = roster.Roster(
                     admin, level_topics, self._serve, namespace
@@ -157,17 +155,20 @@ class LocalService:
                 tick()
 
         with self._closing:
-            if self._dispatcher is None:
-                self._movers.run(tick)
-                return
             self._movers.start()
             try:
-                self._dispatcher.run(look)
+                if self._dispatcher is not None:
+                    self._dispatcher.run(look)
+                else:
+                    look()
+                    while not self._stopping.wait(1.0):
+                        look()
             finally:
                 self._movers.close()
 
     def stop(self) -> None:
         """Request the end of `run`; safe in a signal handler and from any thread."""
+        self._stopping.set()
         self._movers.stop()
         if self._dispatcher is not None:
             self._dispatcher.stop()

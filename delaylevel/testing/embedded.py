@@ -8,7 +8,6 @@ import threading
 import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -98,20 +97,7 @@ def own_namespace(connection: Connection) -> Iterator[str]:
         try:
             yield name
         finally:
-            delete = partial(http.request, "DELETE", url, retries=_WHILE_TOPICS_CHANGE)
-            if delete(fields={"force": "true"}).status == 405:
-                _empty(http, connection, name)
-                delete()
-
-
-def _empty(http: urllib3.PoolManager, connection: Connection, namespace: str) -> None:
-    """Delete all topics, on a cluster where only topics may be deleted by force."""
-    admin = f"{connection.admin_url}/admin/v2"
-    for partitions in ("/partitioned", ""):
-        topics = http.request("GET", f"{admin}/persistent/{namespace}{partitions}").json()
-        for topic in topics:
-            path = topic.replace("://", "/") + partitions.replace("ed", "s")
-            http.request("DELETE", f"{admin}/{path}", fields={"force": "true"})
+            http.request("DELETE", url, fields={"force": "true"}, retries=_WHILE_TOPICS_CHANGE)
 
 
 class EmbeddedPulsar:

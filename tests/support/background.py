@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
+from delaylevel.cluster.scheduler import Lanes
 from delaylevel.mover.local import LocalMover
+from delaylevel.mover.service import MoverService, movable
 
 Self = TypeVar("Self", bound="Background")
 
@@ -91,3 +94,17 @@ class Serving(Background):
     def total(self, name: str) -> int:
         """Return the sum of one statistic over all partitions."""
         return sum(getattr(each, name) for each in self.dispatcher.stats().values())
+
+
+@contextmanager
+def serving_movers(client: Any, admin: Any, level_topic: str) -> Iterator[MoverService]:
+    """Run the movers of a service, without its dispatcher."""
+    lanes = Lanes()
+    movers = MoverService(client, admin, lanes, trigger_ms=100)
+    movers.add(movable(admin, level_topic))
+    movers.start()
+    try:
+        yield movers
+    finally:
+        movers.close()
+        lanes.close()

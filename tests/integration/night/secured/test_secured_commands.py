@@ -19,8 +19,7 @@ from delaylevel.dispatcher import Dispatcher, DispatchSettings
 from delaylevel.model.level_topic import Role
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
-from delaylevel.mover.service import MoverService
-from support.background import Serving
+from support.background import Serving, serving_movers
 
 pytestmark = pytest.mark.broker
 
@@ -35,7 +34,7 @@ def served(roles: Any, tmp_path: Path) -> Iterator[None]:
         contextlib.closing(roles.client("dispatcher")) as dispatching,
         roles.admin("mover") as mover,
         roles.admin("dispatcher") as dispatcher,
-        Serving(MoverService(moving, mover, [name], trigger_ms=100)),
+        serving_movers(moving, mover, name),
         Serving(Dispatcher(dispatching, dispatcher, [name], settings)),
     ):
         yield

@@ -12,8 +12,7 @@ import pytest
 from delaylevel import topics
 from delaylevel.doctor import State, examine
 from delaylevel.errors import UnsafeNamespaceError
-from delaylevel.mover.service import MoverService
-from support.background import Serving
+from support.background import serving_movers
 from support.world import QUIET, eventually
 
 pytestmark = pytest.mark.broker
@@ -39,8 +38,7 @@ def test_a_prefix_of_subscriptions_is_refused_reported_and_survived(roles: Any) 
         with pytest.raises(UnsafeNamespaceError, match="set-subscription-auth-mode"):
             topics.create(owner, another)
         assert not owner.topic_exists(another.name)
-        movers = MoverService(client, roles.admin("mover"), [description.topic], trigger_ms=100)
-        with Serving(movers):
+        with serving_movers(client, roles.admin("mover"), description.topic) as movers:
 
             def stats() -> Any:
                 return movers.stats()[description.topic]
