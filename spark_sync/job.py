@@ -24,7 +24,6 @@ from delaylevel.cluster.failures import may_pass
 from delaylevel.cluster.locks import describe_owner
 from delaylevel.cluster.logs import RepeatedWarning
 from delaylevel.cluster.rest.admin import Admin
-from delaylevel.cluster.rules import Explainer
 from delaylevel.errors import (
     AlreadyRunningError,
     BrokerError,
@@ -183,7 +182,7 @@ class SparkSyncJob:
             stack.callback(spark.streams.removeListener, listener)
             refused = "; ".join(f"{name}: {reason}" for name, reason in self.refused.items())
             try:
-                self._run_queries(spark, listener, movers, Explainer(admin))
+                self._run_queries(spark, listener, movers)
             except LevelTopicError as error:
                 if not refused:
                     raise
@@ -195,9 +194,7 @@ class SparkSyncJob:
                 f"served: {refused}"
             )
 
-    def _run_queries(
-        self, spark: SparkSession, listener: SyncListener, movers: JobMovers, explainer: Explainer
-    ) -> None:
+    def _run_queries(self, spark: SparkSession, listener: SyncListener, movers: JobMovers) -> None:
         pause_s = _FIRST_PAUSE_S
         while not self._stop.is_set():
             started = time.monotonic()
@@ -216,11 +213,9 @@ class SparkSyncJob:
                 movers.failed(f"the query failed{cause}")
                 if time.monotonic() - started > 2 * _LONGEST_PAUSE_S:
                     pause_s = _FIRST_PAUSE_S
-                found = next(filter(None, map(explainer.rules, self.descriptions)), "")
-                why = f". The cluster does not allow what it needs: {found}" if found else ""
                 self._warning.failed(
-                    f"the query failed{cause}. It starts again from its checkpoint after a "
-                    f"pause{why}"
+                    f"the query failed{cause}. It starts again from its checkpoint after a pause; "
+                    "`delaylevel doctor` tells whether the cluster forbids what it needs"
                 )
                 self._stop.wait(pause_s)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)

@@ -1,7 +1,7 @@
 """Rules of brokers, namespaces and topics that can stop our clients or remove parked messages.
 
-``RULES`` is the one list of them: creation refuses what it finds, ``doctor`` checks it, errors of
-running services name it, and docs/operations.md shows it. Only `read` asks the cluster.
+``RULES`` is the one list of them: creation refuses what it finds, ``doctor`` checks it, and
+docs/operations.md shows it. Only `read` asks the cluster.
 
 A policy of a topic overrides that of its namespace, and this the broker's. So every topic of ours
 has the policies of `OURS`: no limit of a namespace concerns it, now or later. That is why a broker
@@ -10,7 +10,6 @@ without policies for single topics is refused.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -28,7 +27,6 @@ from delaylevel.model.formatting import format_duration, shell
 from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow, LevelTopicDescription
 from delaylevel.model.topic_name import TopicName
 
-from .failures import may_pass
 from .port import (
     SUBSCRIPTION_TYPES,
     BacklogQuota,
@@ -41,13 +39,9 @@ from .port import (
 T = TypeVar("T")
 
 EVICTS = "consumer_backlog_eviction"
-# Time for which rules that were read are not read again, in s.
-_READ_S = 10.0
 # Failures to open a producer that may come from a rule. A broker that wants encryption causes a
 # timeout.
 _BY_RULES = ("NotAllowedError", "ProducerBusy", "Timeout")
-# Rules that one error names.
-_MOST_NAMED = 2
 # Errors that say all there is to say.
 _CLEAR = (AlreadyRunningError, BrokerUnreachableError, UpgradeRequiredError)
 _TENANT = "an administrator of the tenant: `pulsar-admin namespaces"
@@ -212,45 +206,13 @@ def refusal_of_target(admin: TopicAdmin, topic: TopicName, failure: str) -> str:
     return f"ProducerBusy: at most {limit} producers at a time ({place})"
 
 
-class Explainer:
-    """Texts of errors, with the rules of the cluster that stand in the way of a level topic.
-
-    Several threads may use it.
-    """
-
-    def __init__(self, admin: TopicAdmin, now_s: Callable[[], float] = time.monotonic) -> None:
-        self._admin = admin
-        self._now_s = now_s
-        self._found: dict[str, tuple[float, str | None]] = {}  # by level topic
-
-    def explain(self, description: LevelTopicDescription, error: Exception) -> str:
-        """Return the text of an error, and the rules in the way; nobody has to be reachable."""
-        text = str(error) or type(error).__name__
-        if not isinstance(error, BrokerError) or isinstance(error, _CLEAR):
-            return text
-        found = self.rules(description)
-        if found:
-            return f"{text}. The cluster does not allow what this needs: {found}"
-        if found is None and not may_pass(error):
-            return (
-                f"{text}. This role may not read the rules of the cluster: an administrator can "
-                f"run `delaylevel doctor {shell(description.topic)}`"
-            )
+def advised(description: LevelTopicDescription, error: Exception) -> str:
+    """Return the text of an error of a running service; a rule may have come since its start."""
+    text = str(error) or type(error).__name__
+    if not isinstance(error, BrokerError) or isinstance(error, _CLEAR):
         return text
-
-    def rules(self, description: LevelTopicDescription) -> str | None:
-        """Return the rules in the way of a level topic, each with its remedy; empty for none.
-
-        None if they cannot be read.
-        """
-        until_s, found = self._found.get(description.topic, (0.0, None))
-        if self._now_s() >= until_s:
-            found = None
-            with suppress(BrokerError):
-                known = violations(read(self._admin, description))
-                found = "; ".join(map(str, known[:_MOST_NAMED]))
-            self._found[description.topic] = self._now_s() + _READ_S, found
-        return found
+    command = f"`delaylevel doctor {shell(description.topic)}`"
+    return f"{text} ({command} tells whether the cluster forbids it, and the remedy)"
 
 
 def notes(

@@ -21,7 +21,7 @@ from delaylevel.cluster.failures import translate_errors
 from delaylevel.cluster.locks import PartitionLock
 from delaylevel.cluster.logs import RepeatedWarning
 from delaylevel.cluster.port import TopicAdmin
-from delaylevel.cluster.rules import Explainer
+from delaylevel.cluster.rules import advised
 from delaylevel.cluster.scheduler import NEVER, Lanes, Task
 from delaylevel.cluster.targets.pool import clients_of_targets
 from delaylevel.cluster.threads import BackgroundWork
@@ -98,7 +98,6 @@ class ServedTopic:
     descriptions: DescriptionCache
     membership: Membership
     warning: RepeatedWarning
-    explainer: Explainer
     owners: dict[int, OwnerTask] = field(default_factory=dict)
     owner_warnings: dict[int, RepeatedWarning] = field(default_factory=dict)
     retry_s: dict[int, float] = field(default_factory=dict)
@@ -156,7 +155,7 @@ class ServedTopic:
 
     def failed(self, error: Exception) -> None:
         """Log that the group or a partition of it cannot be used now."""
-        self.failures[_ALL] = text = self.explainer.explain(self.description, error)
+        self.failures[_ALL] = text = advised(self.description, error)
         self.warning.failed(text)
 
     def works(self) -> None:
@@ -176,7 +175,7 @@ class ServedTopic:
                 partition = self.description.window_topic.partition(index).full
                 warning = RepeatedWarning(log, f"window partition {partition}")
                 self.owner_warnings[index] = warning
-            text = self.explainer.explain(self.description, owner.failure)
+            text = advised(self.description, owner.failure)
             self.failures[index] = text
             warning.failed(text)
 
@@ -299,7 +298,6 @@ class Dispatcher:
         self._opened.callback(self._background.join)
         self._admin = admin
         self._settings = settings
-        self._explainer = Explainer(admin)
         self._clock = SteadyClock(clock or SystemClock())
         self._stopping = threading.Event()
         self._lock = threading.Lock()
@@ -401,9 +399,7 @@ class Dispatcher:
 
         descriptions = DescriptionCache(read_again, description)
         warning = RepeatedWarning(log, description.topic)
-        return ServedTopic(
-            descriptions, membership, warning, self._explainer, processes=self._names
-        )
+        return ServedTopic(descriptions, membership, warning, processes=self._names)
 
     @property
     def silent_s(self) -> float:

@@ -13,7 +13,7 @@ from typing import Any
 from delaylevel.cluster.failures import may_pass, translate_errors
 from delaylevel.cluster.logs import RepeatedWarning
 from delaylevel.cluster.port import TopicAdmin
-from delaylevel.cluster.rules import Explainer
+from delaylevel.cluster.rules import advised
 from delaylevel.cluster.scheduler import AT_ONCE, NEVER, Lanes, LaneTask
 from delaylevel.cluster.threads import in_parallel
 from delaylevel.errors import AlreadyRunningError, BrokerError, LevelTopicError, NotFoundError
@@ -308,7 +308,6 @@ class MoverService:
         self._trigger_ms = trigger_ms
         self._clock = SystemClock()
         self._target_client = target_client
-        self._explainer = Explainer(admin)
         self._lock = threading.Lock()
         self._tasks: dict[str, TopicTask] = {}
         self._started = False
@@ -379,7 +378,7 @@ class MoverService:
             description,
             self._trigger_ms,
             self._clock,
-            self._explainer.explain,
+            advised,
         )
 
     def _served(self, topic: str) -> LevelTopicDescription:

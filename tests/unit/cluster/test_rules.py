@@ -15,7 +15,7 @@ from delaylevel.cluster.port import (
     NamespacePolicies,
     TopicPolicies,
 )
-from delaylevel.cluster.rules import OURS, Explainer, Facts, notes, read, violations
+from delaylevel.cluster.rules import OURS, Facts, advised, notes, read, violations
 from delaylevel.errors import (
     BrokerError,
     BrokerUnreachableError,
@@ -157,51 +157,29 @@ def test_notes_on_what_only_blocks_and_on_what_cannot_be_read(
 
 
 class Rules:
-    """An admin interface with a rule, which may be away or refuse."""
+    """An admin interface of which a test replaces some methods."""
 
     def __init__(self, admin: Any) -> None:
         self._admin = admin
-        self.policies: NamespacePolicies | Exception = NamespacePolicies(encryption_required=True)
-        self.reads = 0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._admin, name)
 
-    def namespace_policies(self, namespace: str) -> NamespacePolicies:
-        self.reads += 1
-        if isinstance(self.policies, Exception):
-            raise self.policies
-        return self.policies
 
-
-def test_an_error_names_the_rules_and_reads_them_now_and_then() -> None:
-    with MemoryPulsar(namespaces=["a/b"]) as memory:
-        description = registry.create(memory.admin, DESCRIPTION)
-        now = [0.0]
-        admin: Any = Rules(memory.admin)
-        explainer = Explainer(admin, lambda: now[0])
-        error = BrokerError("no producer")
-        text = explainer.explain(description, error)
-        assert text.startswith("no producer. The cluster does not allow")
-        assert "encryption required" in text
-        reads = admin.reads
-        assert explainer.explain(description, error) == text
-        assert admin.reads == reads
-        admin.policies = NamespacePolicies()
-        now[0] = 11.0
-        assert explainer.explain(description, error) == "no producer"
-        for again_s, failure in (
-            (30.0, BrokerUnreachableError("away")),
-            (60.0, PermissionDeniedError("no", status=403)),
-        ):
-            admin.policies, now[0] = failure, again_s
-            assert explainer.explain(description, error) == "no producer", "it may pass"
-        refused = BrokerError("refused")
-        refused.__cause__ = PermissionDeniedError("no", status=403)
-        assert "an administrator can run `delaylevel doctor" in explainer.explain(
-            description, refused
-        )
-        assert explainer.explain(description, BrokerUnreachableError("away")) == "away"
+@pytest.mark.parametrize(
+    ("error", "advice"),
+    [
+        (BrokerError("no producer"), True),
+        (BrokerUnreachableError("away"), False),  # which says it all
+        (ValueError("a bug"), False),
+    ],
+)
+def test_an_error_of_a_service_names_the_command_that_finds_a_rule(
+    error: Exception, advice: bool
+) -> None:
+    text = advised(DESCRIPTION, error)
+    assert text.startswith(str(error))
+    assert ("`delaylevel doctor persistent://a/b/orders-delay-level`" in text) == advice
 
 
 def test_policies_that_were_removed_are_found_and_set_again() -> None:
@@ -225,7 +203,6 @@ def test_a_broker_that_refuses_policies_of_topics_is_named() -> None:
     with MemoryPulsar(namespaces=["a/b"]) as memory:
         description = registry.create(memory.admin, DESCRIPTION)
         unable = Rules(memory.admin)
-        unable.policies = UNSET
 
         def refuse(*_: object) -> None:
             raise refused

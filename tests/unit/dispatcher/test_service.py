@@ -106,12 +106,10 @@ def test_a_lost_partition_is_acquired_again_without_the_admin_interface(
     monkeypatch.setattr(Dispatcher, "_acquire", lambda _, topic, index: acquired.append(index))
     description = describe(final_window=FinalWindow.TRACKER, window_partitions=2)
     group: Any = Group()
-    explainer: Any = SimpleNamespace(explain=lambda _, error: str(error))
     served = ServedTopic(
         DescriptionCache(lambda: description, description),
         group,
         RepeatedWarning(logging.getLogger(), "orders"),
-        explainer,
     )
     ended: Any = EndedOwner()
     served.owners[ended.partition] = ended
@@ -169,7 +167,7 @@ def test_a_level_topic_whose_broker_does_not_answer_keeps_no_other_from_being_se
         description = describe(topic=name, final_window=FinalWindow.TRACKER)
         membership: Any = SimpleNamespace(name="a", close=lambda: given_up.append(name))
         warning = RepeatedWarning(logging.getLogger(), name)
-        topic = ServedTopic(DescriptionCache(UNUSED, description), membership, warning, UNUSED)
+        topic = ServedTopic(DescriptionCache(UNUSED, description), membership, warning)
         dispatcher._topics.append(topic)
 
     monkeypatch.setattr(Dispatcher, "_reassign", reassign)
