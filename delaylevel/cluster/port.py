@@ -219,7 +219,6 @@ class NamespacePolicies(ClientLimits):
         replication_clusters: the clusters that have its messages, including its own.
         encryption_required: True if producers that do not encrypt are refused.
         subscription_prefix: True if the name of a subscription must begin with the consumer's role.
-        max_topics: maximum number of topics and partitions; 0 for no limit.
     """
 
     subscription_expiration_min: int | None = None
@@ -227,7 +226,6 @@ class NamespacePolicies(ClientLimits):
     replication_clusters: frozenset[str] = frozenset()
     encryption_required: bool = False
     subscription_prefix: bool = False
-    max_topics: int | None = None
 
 
 @dataclass(frozen=True)
@@ -242,7 +240,6 @@ class BrokerSettings(ClientLimits):
         backlog_quotas: the defaults for namespaces, without those that limit nothing.
         encryption_required: True if producers that do not encrypt are refused.
         authorization: True if roles have rights only where they were granted.
-        max_topics: the default for namespaces; 0 for no limit.
     """
 
     cluster: str | None = None
@@ -252,7 +249,6 @@ class BrokerSettings(ClientLimits):
     backlog_quotas: tuple[BacklogQuota, ...] = ()
     encryption_required: bool | None = None
     authorization: bool | None = None
-    max_topics: int | None = None
 
 
 @dataclass(frozen=True)
@@ -336,9 +332,6 @@ class TopicAdmin(Protocol):
             ConflictError: a client is connected, and ``force`` is False. Partitions without a
                 client may be deleted already.
         """
-
-    def list_topics(self, namespace: str) -> list[TopicName]:
-        """Return all partitions and all non-partitioned topics of a namespace, sorted."""
 
     def set_properties(self, topic: TopicName, properties: Mapping[str, str]) -> None:
         """Set properties of a topic; keep the others.

@@ -61,26 +61,6 @@ def check_partition_limit(description: LevelTopicDescription, limit: int | None)
             )
 
 
-def topic_limit(policies: NamespacePolicies, settings: BrokerSettings) -> int:
-    """Return the maximum number of topics and partitions of the namespace; 0 for no limit."""
-    return (settings.max_topics if policies.max_topics is None else policies.max_topics) or 0
-
-
-def check_topic_limit(
-    description: LevelTopicDescription, limit: int, present: int, missing: int
-) -> None:
-    """Raise InvalidStrategyError if the new topics exceed the limit of the namespace."""
-    if limit and present + missing > limit:
-        namespace = description.name.namespace_path
-        raise InvalidStrategyError(
-            f"{description.topic} needs {missing:,} more topics (each partition counts), and "
-            f"{namespace} has {present:,} of the {limit:,} that it may have "
-            "(maxTopicsPerNamespace): `pulsar-admin namespaces set-max-topics-per-namespace "
-            f"{namespace} --max-topics-per-namespace {present + missing}`, fewer partitions (a "
-            "second level, --then), or another namespace; nothing was created"
-        )
-
-
 def check_names(description: LevelTopicDescription) -> None:
     """Raise InvalidInputError if the level topic's name or one of its targets is impossible.
 
@@ -118,6 +98,8 @@ def _length(name: str) -> int:
 WAIT_S = 20.0
 _POLL_S = 0.02
 _CREATE_AGAIN_S = 0.5
+# The answer of a broker if a namespace has as many topics and partitions as it may have.
+_LIMIT = 412
 _SET_AGAIN_S = 0.5
 
 
@@ -277,6 +259,14 @@ def create_missing(admin: TopicAdmin, member: Member, description: LevelTopicDes
         limit = re.search(r"less than or equal to (\d+)", error.reason)
         if error.status == 406 and limit:
             check_partition_limit(description, int(limit[1]))
+        if error.status == _LIMIT:
+            namespace = description.name.namespace_path
+            raise InvalidStrategyError(
+                f"{member.topic} with {member.partitions:,} partitions cannot be created "
+                f"({error.reason}): raise the limit of namespace {namespace} (`pulsar-admin "
+                "namespaces set-max-topics-per-namespace`), or use fewer partitions (a second "
+                "level, --then) or another namespace; nothing was created"
+            ) from error
         raise
 
 
@@ -298,7 +288,9 @@ def _create(
         try:
             admin.create_partitioned(member.topic, member.partitions, properties)
             return True
-        except ConflictError:
+        except ConflictError as error:
+            if error.status == _LIMIT:
+                raise
             again_s = min(deadline_s, time.monotonic() + _CREATE_AGAIN_S)
             if await_true(lambda: existing(admin, member, description) is not None, again_s):
                 return False

@@ -404,12 +404,6 @@ def _checked(admin: TopicAdmin, description: LevelTopicDescription) -> _Checked:
         for member in description.members()
     }
     members.refuse_unsafe(admin, description, policies, settings)
-    missing = sum(each.partitions for each in description.members() if not existing[each.topic])
-    if missing and (limit := members.topic_limit(policies, settings)):
-        namespace = description.name.namespace_path
-        # The broker does not count its own topics.
-        own = [name for name in admin.list_topics(namespace) if not name.local.startswith("__")]
-        members.check_topic_limit(description, limit, len(own), missing)
     return _Checked(description, existing, policies, settings)
 
 

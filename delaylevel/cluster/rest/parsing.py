@@ -32,7 +32,6 @@ def broker_settings(value: Mapping[str, str]) -> BrokerSettings:
         cluster=value.get("clusterName") or None,
         topic_policies=None if None in policies else all(policies),
         max_partitions=_number(value, "maxNumPartitionsPerPartitionedTopic"),
-        max_topics=_number(value, "maxTopicsPerNamespace"),
         subscription_expiration_min=_number(value, "subscriptionExpirationTimeMinutes"),
         backlog_quotas=_default_quotas(value),
         encryption_required=_flag(value, "encryptionRequireOnProducer"),
@@ -65,7 +64,6 @@ def namespace_policies(value: Mapping[str, Any]) -> NamespacePolicies:
         subscription_prefix=value.get("subscription_auth_mode") == "Prefix",
         subscription_types=frozenset(value.get("subscription_types_enabled") or ()) or None,
         max_producers=value.get("max_producers_per_topic"),
-        max_topics=value.get("max_topics_per_namespace"),
     )
 
 

@@ -257,21 +257,16 @@ def test_an_interrupted_undo_leaves_what_can_be_deleted(kept: str) -> None:
     assert left(memory) == []
 
 
-def test_the_number_of_topics_is_checked_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_namespace_that_may_have_no_more_topics_is_named_and_keeps_none() -> None:
     memory = MemoryPulsar()
-    wanted = describe()
-    needed = sum(member.partitions for member in wanted.members())
-    policies = memory.admin.namespace_policies("public/default")
-    memory.admin.create_partitioned(TopicName.parse("other"), 2)
-    for limit, fits in ((needed + 1, False), (needed + 2, True), (0, True)):
-        limited = replace(policies, max_topics=limit)
-        monkeypatch.setattr(memory.admin, "namespace_policies", lambda _, found=limited: found)
-        if fits:
-            assert topics.create(memory.admin, wanted) == wanted
-            continue
-        with pytest.raises(InvalidStrategyError, match=rf"--max-topics-per-namespace {needed + 2}"):
-            topics.create(memory.admin, wanted)
-        assert len(left(memory)) == 2
+    admin: Any = Between(memory.admin)
+    reason = "Exceed maximum number of topics in namespace."
+    full = ConflictError(reason, status=412, reason=reason)
+    admin.errors["create_partitioned", describe().window_topic.local] = full
+    with pytest.raises(InvalidStrategyError, match="set-max-topics-per-namespace") as refused:
+        topics.create(admin, describe())
+    assert reason in str(refused.value)
+    assert left(memory) == []
 
 
 def test_an_unfinished_level_topic_can_be_deleted_and_created_with_another_strategy() -> None:
