@@ -380,7 +380,7 @@ def consume(
         stamps.append(message.data()[:STAMP])
         if shared:
             consumer.acknowledge(message)
-        elif len(stamps) % 1000 == 0:
+        elif len(stamps) % 5000 == 0:
             consumer.acknowledge_cumulative(message)
     used_s = time.process_time() - used_s
     if stamps and not shared:
