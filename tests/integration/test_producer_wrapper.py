@@ -10,13 +10,14 @@ import pytest
 import urllib3
 from pulsar.schema import Integer, JsonSchema, Record, String
 
+from delaylevel import topics
 from delaylevel.cluster import schemas
 from delaylevel.cluster.connection.settings import Connection
 from delaylevel.errors import (
     LevelTopicError,
 )
 from delaylevel.model.envelope import SchemaRef
-from delaylevel.model.level_topic import default_level_topic
+from delaylevel.model.level_topic import LevelTopicDescription, default_level_topic
 from delaylevel.model.strategy import Levels, PartitionBy, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.producer.client import DelayLevelClient, wrap
@@ -66,23 +67,34 @@ def test_undelayed_messages_go_straight_through(producer: Any, orders: str, stor
     assert stored(default_level_topic(orders)) == []
 
 
-def test_without_an_admin_url(
-    connection: Connection, producer: Any, orders: str, stored: Stored
+def test_without_an_admin_url_the_level_topic_is_found_by_its_partitions(
+    connection: Connection, world: RealWorld, orders: str
 ) -> None:
+    wanted = LevelTopicDescription(
+        default_level_topic(orders), Levels(HOURS), (orders,), window_partitions=7
+    )
+    topics.create(world.admin, wanted)
     client = DelayLevelClient(connection.service_url)
+    options: dict[str, Any] = {"enable_delay_level_topic": True, "partition_strategy": HOURS}
     try:
-        with client.create_producer(
-            orders, enable_delay_level_topic=True, partition_strategy=HOURS, final_window="broker"
-        ) as second:
-            second.send(b"parked", deliver_after=LONG)
-        assert [m.value for m in stored(default_level_topic(orders))] == [b"parked"]
+        with client.create_producer(orders, **options) as producer:
+            assert producer.description.window_partitions == 7
+            producer.send(b"parked", deliver_after=LONG)
+            for number in range(20):
+                key, soon = f"{number}", timedelta(minutes=30)
+                producer.send_async(key.encode(), None, None, key, deliver_after=soon)
+        assert [m.value for m in world.stored(wanted.topic)] == [b"parked"]
+        for index in range(7):
+            found = world.stored(wanted.window_topic.partition(index).full)
+            assert {wanted.window_partition(each.key, "") for each in found} <= {index}
         # A topic that does not exist, or has a wrong number of partitions, is refused.
         with pytest.raises(LevelTopicError, match="has 3 partitions"):
-            client.create_producer(orders, enable_delay_level_topic=True, partition_strategy=DAYS)
+            client.create_producer(orders, **{**options, "partition_strategy": DAYS})
         with pytest.raises(LevelTopicError, match="does not exist"):
-            client.create_producer(
-                f"{orders}-2", enable_delay_level_topic=True, partition_strategy=HOURS
-            )
+            client.create_producer(f"{orders}-2", **options)
+        world.admin.delete(wanted.window_topic)
+        with pytest.raises(LevelTopicError, match="final_window='broker'"):
+            client.create_producer(orders, **options)
     finally:
         client.close()
 

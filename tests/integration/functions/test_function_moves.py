@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 import urllib3
 
-from delaylevel import topics
 from delaylevel.cluster.connection.settings import Connection
 from delaylevel.functions import deployment, health
 from delaylevel.model.clock import SystemClock
@@ -83,24 +81,3 @@ def test_every_message_arrives_as_it_was_sent(
     assert names == {f"delaylevel-function@{made.function}#0"}, (
         "the worker's consumers are not closed"
     )
-
-
-def test_a_target_that_is_added_later_is_known(
-    description: LevelTopicDescription, deployed: Callable[..., Any], world: RealWorld
-) -> None:
-    get = world.arrivals(description.targets[0])
-    deployed(description)
-    client = world.client()
-    wrapped(client, description).send(b"first", deliver_after=timedelta(seconds=1.5))
-    get(1, 60)  # it moves messages, so it has read the description
-    later = f"persistent://{world.namespace}/later"
-    get_later = world.arrivals(later)
-    topics.create(world.admin, replace(description, targets=(*description.targets, later)))
-    producer = client.create_producer(
-        later,
-        enable_delay_level_topic=True,
-        delay_level_topic=description.topic,
-        partition_strategy=description.levels,
-    )
-    producer.send(b"second", deliver_after=timedelta(seconds=2))
-    assert [item.message.data() for item in get_later(1, 60)] == [b"second"]

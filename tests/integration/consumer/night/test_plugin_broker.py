@@ -12,7 +12,6 @@ import pulsar
 import pytest
 import urllib3
 
-from delaylevel.errors import BrokerError
 from delaylevel.testing import EmbeddedPulsar
 
 
@@ -36,15 +35,6 @@ def test_the_namespace_is_deleted_with_its_topics(embedded_pulsar: EmbeddedPulsa
         names = other.admin.list_namespaces("public")
         assert {other.namespace, embedded_pulsar.namespace} <= set(names)
     assert other.namespace not in embedded_pulsar.admin.list_namespaces("public")
-
-
-def test_a_namespace_that_is_refused_is_an_error(
-    embedded_pulsar: EmbeddedPulsar, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    url = f"{embedded_pulsar.connection.admin_url}/nowhere"
-    refused = embedded_pulsar.connection.model_copy(update={"admin_url": url})
-    with pytest.raises(BrokerError, match="does not create the namespace"):
-        EmbeddedPulsar(refused)
 
 
 def test_the_broker_ends_with_the_session(tmp_path: Path) -> None:
