@@ -30,8 +30,9 @@ pytestmark = [pytest.mark.broker]
 
 UNIT = timedelta(seconds=1)
 LEVELS = Levels([PartitionStrategy(partition_by=UNIT, maximum_delay=4 * UNIT)])
-# Nothing waits for a timeout of the admin interface, or for its return.
-LATE_MS = 5_000
+# Nothing waits for a timeout of the admin interface, or for its return; a busy machine may pause.
+ADMIN_TIMEOUT_S = 20.0
+LATE_MS = 12_000
 # A takeover waits for some seconds until an address is given up, and not for 30 s.
 TAKEOVER_MS = 20_000
 
@@ -75,7 +76,7 @@ def test_messages_arrive_without_the_admin_interface(
     partitions = {description.window_partition(f"customer-{number}", "") for number in range(12)}
     assert len(partitions) == description.window_partitions
     consumer = world.plain_client.subscribe(orders, "application")
-    admin = Admin(f"http://127.0.0.1:{web.port}", timeout_s=2.0)
+    admin = Admin(f"http://127.0.0.1:{web.port}", timeout_s=ADMIN_TIMEOUT_S)
     settings = DispatchSettings(directory=tmp_path / "spill", delivery=delivery, checkpoint_ms=200)
     service = LocalService(lambda: quiet_client(connection), admin, (description.topic,), settings)
     client = DelayLevelClient(**connection.client_kwargs(), admin=admin, logger=QUIET)
@@ -91,7 +92,7 @@ def test_messages_arrive_without_the_admin_interface(
             producer.send_async(body, None, partition_key=key, deliver_after=delay)
         producer.flush()
         while sent:
-            message = consumer.receive(20_000)
+            message = consumer.receive(60_000)
             late_ms = time.time() * 1000 - int(message.properties()["delaylevel.due"])
             sent.remove(message.data())
             assert -1 < late_ms < LATE_MS, (round_name, late_ms)
