@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
+from delaylevel import topics
 from delaylevel.model.clock import SystemClock
 from delaylevel.model.level_topic import SUBSCRIPTION
 from delaylevel.model.strategy import Levels, PartitionStrategy
@@ -79,3 +81,30 @@ def test_a_deleted_target_delays_no_other_target(
     found = world.stored(orders)
     assert [m.value for m in found] == [b"after"] * 20
     assert len({m.properties["delaylevel.id"] for m in found}) == 20
+
+
+def test_targets_that_were_added_just_now_get_their_messages(
+    world: RealWorld, spark_job: Callable[..., Any]
+) -> None:
+    """A job that reads the description too rarely takes their messages for dead."""
+    description = world.level_topic(BRIEF)
+    names = [world.topic(f"added-{number}") for number in range(10)]
+    client = world.client()
+    for name in names:
+        world.plain_client.create_producer(name).close()
+    with spark_job(description) as job:
+        job.ready()
+        for name in names:
+            topics.create(world.admin, replace(description, targets=(*description.targets, name)))
+            with client.create_producer(
+                name, enable_delay_level_topic=True, delay_level_topic=description.topic
+            ) as producer:
+                for _ in range(7):
+                    producer.send_async(b"x", None, deliver_after=timedelta(milliseconds=500))
+        dead = description.dead_letter_topic.full
+
+        def arrived() -> int:
+            return sum(len(world.stored(name)) for name in names)
+
+        world.eventually(lambda: arrived() + len(world.stored(dead)) >= 70, "all messages")
+        assert (arrived(), world.stored(dead)) == (70, [])

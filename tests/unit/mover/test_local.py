@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
+import pulsar
 import pytest
 
+from delaylevel import topics
 from delaylevel.cluster.reader import read_range
 from delaylevel.errors import AlreadyRunningError, BrokerError
 from delaylevel.model.level_topic import LevelTopicDescription
@@ -18,7 +21,7 @@ from delaylevel.mover.local import LocalMover
 from delaylevel.testing import ManualClock, MemoryPulsar
 from delaylevel.topics import lifecycle
 
-DAY, HOUR = timedelta(days=1), timedelta(hours=1)
+DAY, HOUR, SECOND = timedelta(days=1), timedelta(hours=1), timedelta(seconds=1)
 WEEK = PartitionStrategy(partition_by=PartitionBy.DAY, maximum_delay=7 * DAY)
 
 
@@ -55,6 +58,28 @@ def test_a_mover_locks_new_partitions() -> None:
             assert [consumer.name[:16] for consumer in subscription.consumers] == [
                 "delaylevel-local"
             ]
+
+
+def test_a_target_that_was_added_just_now_gets_its_messages() -> None:
+    """A mover that decides by the description of its start takes them for dead letters."""
+    with MemoryPulsar() as memory:
+        client = memory.client()
+        brief = PartitionStrategy(partition_by=SECOND / 4, maximum_delay=SECOND)
+        options = {"enable_delay_level_topic": True, "final_window": "broker"}
+        first = client.create_producer("orders", partition_strategy=brief, **options)
+        with LocalMover(client, memory.admin, first.description, memory.clock) as mover:
+            mover.run_once()
+            added = "persistent://public/default/invoices"
+            client.subscribe(added, "app", pulsar.ConsumerType.Shared)
+            targets = (*first.description.targets, added)
+            topics.create(memory.admin, replace(first.description, targets=targets))
+            level_topic = {"delay_level_topic": first.description.topic}
+            new = client.create_producer(added, enable_delay_level_topic=True, **level_topic)
+            new.send(b"pay me", deliver_after=SECOND / 2)
+            memory.clock.advance(SECOND)  # it reads the description less often
+            report = mover.run_once()
+            assert (report.due, report.dead) == (1, {})
+            assert [each.data for each in memory.delivered(added)] == [b"pay me"]
 
 
 def test_a_long_pass_routes_by_the_time_at_which_it_hands_off() -> None:
