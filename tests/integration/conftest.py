@@ -1,22 +1,11 @@
 """Fixtures for tests with a real broker, along the path of a message from producer to consumer.
 
-``world``        the broker under test, as in the contract suite; short names for parts of it:
-
-    ``admin``        an admin client
-    ``dl_client``    makes ``DelayLevelClient``s; they are closed at the end
-    ``level_topic``  creates a level topic in the test's namespace
-    ``stored``       all messages that a topic holds
-    ``receive``      receives from a Shared subscription, with the time of each arrival
-    ``backlog``      the number of unacknowledged entries of a level topic
-    ``drained``      waits until every entry is acknowledged
-    ``mover``        makes ``LocalMover``s; they are closed at the end
-
-``eventually``   waits for a condition
+``world``        the broker under test, as in the contract suite
+``admin``        its admin client
 ``proxy``        a proxy in front of the broker's service port
 ``clock``        a clock that changes only when a test moves it
 ``jumping``      a clock that goes on, and skips time when a test says so
 ``parked``       the properties of a parked message
-``sources``      the source partitions of a level topic, by topic
 ``invoke``       runs a command of the program in this process
 ``spark``        one Spark session for all tests
 ``spark_job``    a sync job in that session: ``with spark_job(description) as job``
@@ -47,23 +36,13 @@ from delaylevel.cluster.connection.settings import Connection
 from delaylevel.cluster.rest.admin import Admin
 from delaylevel.errors import BrokerError
 from delaylevel.model.level_topic import LevelTopicDescription
-from delaylevel.model.position import source_partitions
 from support.background import Background
 from support.fakes import HandClock, JumpingClock
 from support.java_client import JavaProgram
 from support.proxy import Proxy
 from support.world import (
-    Arrival,
-    Backlog,
-    Drained,
-    Eventually,
-    MakeClient,
-    MakeLevelTopic,
-    MakeMover,
     RealWorld,
-    Stored,
 )
-from support.world import eventually as wait_until
 
 JAVA_SOURCES = Path(__file__).parents[1] / "java"
 
@@ -78,48 +57,6 @@ def world(connection: Connection, namespace: str, client: pulsar.Client) -> Iter
 @pytest.fixture
 def admin(world: RealWorld) -> Admin:
     return world.admin  # type: ignore[no-any-return]
-
-
-@pytest.fixture
-def eventually() -> Eventually:
-    """``eventually(condition, what, seconds=60)``: wait for a true value, and return it."""
-    return wait_until
-
-
-@pytest.fixture
-def dl_client(world: RealWorld) -> MakeClient:
-    """``dl_client(clock=None)``: a client with admin access."""
-    return world.client
-
-
-@pytest.fixture
-def level_topic(world: RealWorld) -> MakeLevelTopic:
-    """``level_topic(levels, targets=("orders",), **description)``: create it with its targets."""
-    return world.level_topic
-
-
-@pytest.fixture
-def stored(world: RealWorld) -> Stored:
-    """``stored(topic)``: all messages of a topic, one partition after another."""
-    return world.stored
-
-
-@pytest.fixture
-def backlog(world: RealWorld) -> Backlog:
-    """``backlog(description)``: the number of unacknowledged entries in level and held topics."""
-    return world.backlog
-
-
-@pytest.fixture
-def drained(world: RealWorld) -> Drained:
-    """``drained(description)``: wait until every entry is acknowledged."""
-    return world.drained
-
-
-@pytest.fixture
-def receive(world: RealWorld) -> Callable[..., Callable[..., list[Arrival]]]:
-    """``get = receive(topic, schema=…)`` subscribes (Shared); ``get(5)`` waits for 5 messages."""
-    return world.arrivals
 
 
 @pytest.fixture
@@ -142,12 +79,6 @@ def proxy(connection: Connection) -> Iterator[Proxy]:
     assert address.port is not None
     with contextlib.closing(Proxy(address.hostname, address.port)) as made:
         yield made
-
-
-@pytest.fixture
-def mover(world: RealWorld) -> MakeMover:
-    """``mover(description, clock=None)``: a mover in this process, closed at the end."""
-    return world.mover
 
 
 @pytest.fixture
@@ -356,9 +287,3 @@ def parked(namespace: str) -> Callable[..., dict[str, str]]:
         }
 
     return properties
-
-
-@pytest.fixture
-def sources() -> Callable[[LevelTopicDescription], dict[str, Any]]:
-    """``sources(description)``: the source partitions of a level topic, by topic."""
-    return lambda description: {item.topic: item for item in source_partitions(description)}

@@ -22,11 +22,11 @@ from delaylevel.inspection import Inspector
 from delaylevel.model.level_topic import default_level_topic
 from delaylevel.model.outcome import OutcomeStatus
 from support.asyncio_producer import HOURS, LONG, LONGER, LONGEST, orders, producer_of  # noqa: F401
-from support.world import QUIET, RealWorld, Stored
+from support.world import QUIET, RealWorld
 
 
 def test_cancelled_sends_leave_no_trace(
-    connection: Connection, orders: str, stored: Stored
+    world: RealWorld, connection: Connection, orders: str
 ) -> None:
     complaints: list[dict[str, Any]] = []
 
@@ -42,7 +42,7 @@ def test_cancelled_sends_leave_no_trace(
             for number in range(0, 10, 2):
                 waiting[number].cancel()
             await asyncio.gather(*waiting, return_exceptions=True)
-            # They may be stored, and the client calls back for nobody.
+            # They may be world.stored, and the client calls back for nobody.
             given = [
                 asyncio.ensure_future(producer.send(b"given", deliver_after=LONG))
                 for _ in range(100)
@@ -56,7 +56,7 @@ def test_cancelled_sends_leave_no_trace(
 
     asyncio.run(test())
     assert complaints == []
-    found = [message.value for message in stored(default_level_topic(orders))]
+    found = [message.value for message in world.stored(default_level_topic(orders))]
     numbers = [int(value) for value in found if value.isdigit()]
     assert numbers == sorted(numbers)
     assert {1, 3, 5, 7, 9} <= set(numbers) <= set(range(10))
@@ -158,7 +158,7 @@ print("alive")
     assert ended.stdout.endswith("alive\n")
 
 
-def test_wrap(connection: Connection, orders: str, stored: Stored) -> None:
+def test_wrap(world: RealWorld, connection: Connection, orders: str) -> None:
     async def test() -> None:
         async with pulsar_client(connection) as client:
             plain = await client.create_producer(orders)
@@ -179,8 +179,8 @@ def test_wrap(connection: Connection, orders: str, stored: Stored) -> None:
             assert not plain.is_connected()
 
     asyncio.run(test())
-    assert [m.value for m in stored(default_level_topic(orders))] == [b"parked"]
-    assert [m.value for m in stored(orders)] == [b"straight"]
+    assert [m.value for m in world.stored(default_level_topic(orders))] == [b"parked"]
+    assert [m.value for m in world.stored(orders)] == [b"straight"]
 
 
 @asynccontextmanager

@@ -26,7 +26,7 @@ from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription
 from delaylevel.model.strategy import Levels, PartitionBy, PartitionStrategy
 from delaylevel.topics.outcomes import CancelledName, Outcomes
 from support.proxy import Proxy
-from support.world import QUIET, Eventually, MakeClient, MakeLevelTopic, RealWorld, quiet_client
+from support.world import QUIET, RealWorld, quiet_client
 from support.world import eventually as wait_until
 
 HOURS = Levels(PartitionStrategy(partition_by=PartitionBy.HOUR, maximum_delay=timedelta(hours=5)))
@@ -40,14 +40,14 @@ KNOWN = {
 
 
 @pytest.fixture
-def orders(level_topic: MakeLevelTopic) -> LevelTopicDescription:
+def orders(world: RealWorld) -> LevelTopicDescription:
     """A level topic that allows cancellations."""
-    return level_topic(HOURS, final_window=FinalWindow.TRACKER)
+    return world.level_topic(HOURS, final_window=FinalWindow.TRACKER)
 
 
 @pytest.fixture
-def producer(dl_client: MakeClient, orders: LevelTopicDescription) -> Any:
-    return dl_client().create_producer(
+def producer(world: RealWorld, orders: LevelTopicDescription) -> Any:
+    return world.client().create_producer(
         orders.targets[0], enable_delay_level_topic=True, delay_level_topic=orders.topic
     )
 
@@ -109,11 +109,7 @@ def through_proxy(
 
 
 def test_a_message_that_the_client_sends_twice_has_one_id(
-    through_proxy: Any,
-    proxy: Proxy,
-    orders: LevelTopicDescription,
-    world: RealWorld,
-    eventually: Eventually,
+    through_proxy: Any, proxy: Proxy, orders: LevelTopicDescription, world: RealWorld
 ) -> None:
     """Its copies are at two positions: a position would identify only one of them."""
     through_proxy.schedule(b"first", deliver_after=FAR)
@@ -124,7 +120,7 @@ def test_a_message_that_the_client_sends_twice_has_one_id(
         def copies() -> list[Any]:
             return [found for found in world.stored(orders.topic) if found.value == b"twice"]
 
-        eventually(copies, "the message")
+        wait_until(copies, "the message")
         proxy.cut()
         proxy.restore()
         receipt = sending.result(60)

@@ -13,7 +13,6 @@ from click.testing import Result
 
 from delaylevel.errors import AlreadyRunningError, LevelTopicError
 from delaylevel.model.level_topic import LevelTopicDescription
-from delaylevel.model.message import ParkedMessage
 from delaylevel.model.position import Position
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.mover import dead_letters as deadletters
@@ -56,9 +55,7 @@ def description(world: RealWorld, clock: Any) -> LevelTopicDescription:
 
 
 def test_repaired_and_delivered_by_command(
-    description: LevelTopicDescription,
-    run: Callable[..., Result],
-    stored: Callable[[str], list[ParkedMessage]],
+    world: RealWorld, description: LevelTopicDescription, run: Callable[..., Result]
 ) -> None:
     target = description.targets[0]
     listed = [json.loads(line) for line in run("list", target, "-o", "jsonl").stdout.splitlines()]
@@ -78,7 +75,7 @@ def test_repaired_and_delivered_by_command(
         refused = run(*arguments)
         assert refused.exit_code in (1, 2), refused.output
         assert words in refused.stderr
-    assert len(stored(target)) == 0
+    assert len(world.stored(target)) == 0
 
     some = [row["id"] for row in listed if "delaylevel.due" in row["reason"]]
     answer = run("replay", target, "1:2:3", *some, listed[1]["id"], "--at", "-1s", "-o", "json")
@@ -89,8 +86,8 @@ def test_repaired_and_delivered_by_command(
         listed[1]["id"]: "still dead",
         "1:2:3": "not found",
     }
-    assert sorted(item.value or b"" for item in stored(target)) == [b"no due", b"\xff\x00"]
-    assert stored(target)[0].properties["mine"] == "1"
+    assert sorted(item.value or b"" for item in world.stored(target)) == [b"no due", b"\xff\x00"]
+    assert world.stored(target)[0].properties["mine"] == "1"
     answer = run("discard", target, "--all", "--count", "2", "-o", "json")
     assert answer.exit_code == 0, answer.output
     assert [row["outcome"] for row in json.loads(answer.stdout)] == ["discarded"] * 2

@@ -22,9 +22,8 @@ from delaylevel.model.delivery import Delivery
 from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow, LevelTopicDescription
 from delaylevel.model.strategy import Levels, PartitionBy, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
-from delaylevel.producer.client import DelayLevelClient
 from support.fakes import JumpingClock
-from support.world import Eventually, MakeLevelTopic, RealWorld
+from support.world import RealWorld
 
 pytestmark = pytest.mark.broker
 
@@ -33,20 +32,21 @@ LEVELS = Levels(
 )
 
 
+Tracked = Callable[..., LevelTopicDescription]
+
+
 @pytest.fixture
-def tracked(level_topic: MakeLevelTopic) -> MakeLevelTopic:
+def tracked(world: RealWorld) -> Tracked:
     """``tracked(targets=…)``: create a level topic with the final window "tracker"."""
 
     def make(**values: Any) -> LevelTopicDescription:
-        return level_topic(LEVELS, final_window=FinalWindow.TRACKER, **values)
+        return world.level_topic(LEVELS, final_window=FinalWindow.TRACKER, **values)
 
     return make
 
 
-def producer_of(
-    dl_client: Callable[..., DelayLevelClient], description: LevelTopicDescription, **options: Any
-) -> Any:
-    return dl_client().create_producer(
+def producer_of(world: RealWorld, description: LevelTopicDescription, **options: Any) -> Any:
+    return world.client().create_producer(
         options.pop("topic", description.targets[0]),
         enable_delay_level_topic=True,
         delay_level_topic=description.topic,
@@ -63,10 +63,7 @@ def backlog(admin: Admin, description: LevelTopicDescription) -> int:
 
 @pytest.mark.parametrize("kind", [pulsar.ConsumerType.Exclusive, pulsar.ConsumerType.Shared])
 def test_release_is_by_due_time_then_order_of_sending_and_never_early(
-    kind: Any,
-    tracked: MakeLevelTopic,
-    world: RealWorld,
-    jumping: JumpingClock,
+    kind: Any, tracked: Tracked, world: RealWorld, jumping: JumpingClock
 ) -> None:
     description = tracked(window_partitions=1)
     consumer = world.plain_client.subscribe(description.targets[0], "application", kind)
@@ -105,13 +102,13 @@ class Order(Record):  # type: ignore[misc] # pulsar's records are not typed
 
 @pytest.mark.parametrize("delivery", list(Delivery))
 def test_every_field_of_a_message_arrives(
-    delivery: Delivery, tracked: MakeLevelTopic, world: RealWorld
+    delivery: Delivery, tracked: Tracked, world: RealWorld
 ) -> None:
     description = tracked(targets=("orders", "typed"))
     plain, typed = sorted(description.targets)
     if delivery is Delivery.EFFECTIVELY_ONCE:
         for topic in (plain, typed):
-            deduplicate(world.admin, topic, world.eventually)
+            deduplicate(world, topic)
     world.serving(description, delivery=delivery)
     consumer = world.plain_client.subscribe(plain, "application")
     of_orders = world.plain_client.subscribe(typed, "application", schema=JsonSchema(Order))
@@ -140,14 +137,14 @@ def test_every_field_of_a_message_arrives(
 
 
 def test_with_deduplication_keys_keep_their_partition_and_no_message_comes_twice(
-    tracked: MakeLevelTopic, world: RealWorld
+    tracked: Tracked, world: RealWorld
 ) -> None:
     target = f"persistent://{world.namespace}/spread"
     world.admin.create_partitioned(TopicName.parse(target), 3)
     description = tracked(targets=("spread",), topic=f"{target}-delay-level", window_partitions=2)
     with pytest.raises(LevelTopicError, match="set-deduplication --enable"):
         world.serving(description, delivery=Delivery.EFFECTIVELY_ONCE)
-    deduplicate(world.admin, target, world.eventually)
+    deduplicate(world, target)
     keys = [f"key-{number}" for number in range(30)] + ["\u00e9\u4e2d", "x" * 300]
     with producer_of(world.client, description, topic=target) as producer:
         for turn in range(10):
@@ -177,9 +174,7 @@ def test_with_deduplication_keys_keep_their_partition_and_no_message_comes_twice
     assert turns == {key: [b"%d" % turn for turn in range(10)] for key in keys}
 
 
-def test_dispatchers_share_partitions_and_take_over(
-    tracked: MakeLevelTopic, world: RealWorld
-) -> None:
+def test_dispatchers_share_partitions_and_take_over(tracked: Tracked, world: RealWorld) -> None:
     description = tracked(window_partitions=4)
     with producer_of(world.client, description) as producer:
         for number in range(200):
@@ -208,9 +203,9 @@ def test_dispatchers_share_partitions_and_take_over(
     )
 
 
-def deduplicate(admin: Admin, topic: str, eventually: Eventually) -> None:
+def deduplicate(world: RealWorld, topic: str) -> None:
     """Turn on broker deduplication for a topic, and wait until it is active."""
-    name = TopicName.parse(topic)
+    name, admin = TopicName.parse(topic), world.admin
     admin.set_topic_policies(name, TopicPolicies(deduplication=True))
 
     def on() -> bool:
@@ -218,4 +213,4 @@ def deduplicate(admin: Admin, topic: str, eventually: Eventually) -> None:
         parts = [name.partition(index) for index in range(count)] or [name]
         return all(admin.partition_stats(part).deduplication for part in parts)
 
-    eventually(on, "deduplication", 60)
+    world.eventually(on, "deduplication")

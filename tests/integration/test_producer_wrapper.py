@@ -21,7 +21,7 @@ from delaylevel.model.level_topic import LevelTopicDescription, default_level_to
 from delaylevel.model.strategy import Levels, PartitionBy, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.producer.client import DelayLevelClient, wrap
-from support.world import MakeClient, MakeLevelTopic, RealWorld, Stored
+from support.world import RealWorld
 
 DAYS = PartitionStrategy(partition_by=PartitionBy.DAY, maximum_delay=timedelta(days=3))
 
@@ -36,8 +36,8 @@ def orders(namespace: str) -> str:
 
 
 @pytest.fixture
-def producer(dl_client: MakeClient, orders: str) -> Any:
-    return dl_client().create_producer(
+def producer(world: RealWorld, orders: str) -> Any:
+    return world.client().create_producer(
         orders, enable_delay_level_topic=True, partition_strategy=HOURS, final_window="broker"
     )
 
@@ -46,7 +46,9 @@ class Order(Record):
     note = String()
 
 
-def test_undelayed_messages_go_straight_through(producer: Any, orders: str, stored: Stored) -> None:
+def test_undelayed_messages_go_straight_through(
+    world: RealWorld, producer: Any, orders: str
+) -> None:
     producer.send(b"007", {"a": "1"}, "key", "order", event_timestamp=5)
     producer.send(None)
     producer.send(b"")
@@ -56,7 +58,7 @@ def test_undelayed_messages_go_straight_through(producer: Any, orders: str, stor
     producer.send_async(b"async", lambda result, where: seen.append((result, where)))
     producer.flush()
 
-    found = stored(orders)
+    found = world.stored(orders)
     assert [m.value for m in found] == [b"007", None, b"", b"at zero", b"long ago", b"async"]
     first = found[0]
     assert (first.key, first.ordering_key, first.event_ms) == ("key", "order", 5)
@@ -64,7 +66,7 @@ def test_undelayed_messages_go_straight_through(producer: Any, orders: str, stor
     assert found[4].properties["delaylevel.due"] == "1600000000000"
     assert [str(result) for result, _ in seen] == ["Result.Ok"]
     assert (seen[0][1].ledger_id(), seen[0][1].entry_id()) == (found[5].ledger, found[5].entry)
-    assert stored(default_level_topic(orders)) == []
+    assert world.stored(default_level_topic(orders)) == []
 
 
 def test_without_an_admin_url_the_level_topic_is_found_by_its_partitions(
@@ -135,9 +137,7 @@ def test_wrap_a_producer_of_one_partition(
     assert parked.properties["delaylevel.target"] == orders
 
 
-def test_the_schema_reference_names_the_registered_text(
-    world: RealWorld, level_topic: MakeLevelTopic, stored: Stored
-) -> None:
+def test_the_schema_reference_names_the_registered_text(world: RealWorld) -> None:
     class Order(Record):
         amount = Integer()
 
@@ -145,7 +145,7 @@ def test_the_schema_reference_names_the_registered_text(
     schema = JsonSchema(Order)
     own = json.loads(schema.schema_info().schema())
     text = json.dumps({"doc": "An order of the shop", **own})
-    description = level_topic(Levels(PartitionStrategy()))
+    description = world.level_topic(Levels(PartitionStrategy()))
     target = TopicName.parse(description.targets[0])
     url = f"{world.admin.admin_url}/admin/v2/schemas/{target.rest_path.split('/', 1)[1]}/schema"
     body = {"type": "JSON", "schema": text, "properties": {}}
@@ -159,7 +159,7 @@ def test_the_schema_reference_names_the_registered_text(
     producer.send(Order(amount=1), deliver_after=timedelta(days=3))
     (version,) = world.admin.schemas(target)
     assert version.definition == text
-    (message,) = stored(description.topic)
+    (message,) = world.stored(description.topic)
     reference = schemas.reference_to(schema)
     named = message.properties["delaylevel.schema"]
     assert named == str(SchemaRef.of("JSON", text)) != str(reference)

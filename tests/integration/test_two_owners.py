@@ -20,7 +20,7 @@ from delaylevel.errors import BrokerError
 from delaylevel.model.level_topic import FinalWindow
 from delaylevel.model.position import EARLIEST, Position
 from support.dispatch_world import LEVELS
-from support.world import QUIET, MakeLevelTopic, RealWorld
+from support.world import QUIET, RealWorld
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(240)]
 ROUNDS = 30
@@ -28,9 +28,9 @@ RECORDS = 5
 
 
 def test_what_two_owners_do_at_once_is_what_the_journal_says(
-    world: RealWorld, level_topic: MakeLevelTopic, connection: Connection
+    world: RealWorld, connection: Connection
 ) -> None:
-    description = level_topic(LEVELS, final_window=FinalWindow.TRACKER)
+    description = world.level_topic(LEVELS, final_window=FinalWindow.TRACKER)
     _, source = window_sources(description, 0)
     acted: list[int] = []
     no_lock: Any = None
@@ -79,8 +79,8 @@ def test_what_two_owners_do_at_once_is_what_the_journal_says(
     assert set(acted) <= set(values), "nothing was done that the next owner does not read"
 
 
-def test_an_owner_goes_on_in_a_new_ledger(world: RealWorld, level_topic: MakeLevelTopic) -> None:
-    description = level_topic(LEVELS, final_window=FinalWindow.TRACKER)
+def test_an_owner_goes_on_in_a_new_ledger(world: RealWorld) -> None:
+    description = world.level_topic(LEVELS, final_window=FinalWindow.TRACKER)
     _, source = window_sources(description, 0)
     no_lock: Any = None
     with closing(Journal(world.plain_client, world.admin, source, no_lock)) as journal:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -10,6 +9,7 @@ import pytest
 
 from delaylevel.model.level_topic import LevelTopicDescription, Mover
 from delaylevel.model.strategy import Levels, PartitionStrategy
+from support.world import RealWorld
 
 TWO_LEVELS = Levels(
     [
@@ -20,8 +20,8 @@ TWO_LEVELS = Levels(
 
 
 @pytest.fixture
-def description(level_topic: Callable[..., LevelTopicDescription]) -> LevelTopicDescription:
-    return level_topic(TWO_LEVELS, mover=Mover.FUNCTION, hold_pause_ms=2000)
+def description(world: RealWorld) -> LevelTopicDescription:
+    return world.level_topic(TWO_LEVELS, mover=Mover.FUNCTION, hold_pause_ms=2000)
 
 
 def wrapped(client: Any, description: LevelTopicDescription, **options: Any) -> Any:

@@ -17,10 +17,7 @@ from xdist.scheduler import LoadScopeScheduling
 GROUPS = {
     # A Spark job uses all processors: two at a time would delay each other. Spark fails if one of
     # its Python processes takes more than ten seconds to start.
-    "spark": (
-        "integration/test_spark_",
-        "integration/test_window_writers",
-    ),
+    "spark": ("integration/test_spark_",),
     # These share a broker with a functions worker.
     "functions": ("integration/functions/",),
 }

@@ -42,15 +42,6 @@ from support.fakes import SkewedClock
 # Discards the client's log, because tests that break something cause expected errors.
 QUIET: Any = pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull)
 
-# The types of fixtures.
-Backlog = Callable[[LevelTopicDescription], int]
-Drained = Callable[[LevelTopicDescription], None]
-Eventually = Callable[..., Any]
-MakeClient = Callable[..., DelayLevelClient]
-MakeLevelTopic = Callable[..., LevelTopicDescription]
-MakeMover = Callable[..., LocalMover]
-Stored = Callable[[str], list[ParkedMessage]]
-
 
 def quiet_client(connection: Connection) -> pulsar.Client:
     """Return a plain Pulsar client that logs nothing."""

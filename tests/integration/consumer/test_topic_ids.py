@@ -14,7 +14,7 @@ from delaylevel.cluster.connection.settings import Connection
 from delaylevel.consumer import Deduplication, HandledIds, TopicIdStore, handled_ids
 from delaylevel.errors import InvalidInputError
 from support.topic_ids import known, message, save, save_one
-from support.world import QUIET, Eventually, RealWorld
+from support.world import QUIET, RealWorld, eventually
 
 Open = Callable[..., HandledIds]
 
@@ -53,7 +53,7 @@ def test_ids_survive_a_restart(opened: Open, world: RealWorld) -> None:
     assert records(world) < 2000
 
 
-def test_processes_learn_the_ids_of_each_other(opened: Open, eventually: Eventually) -> None:
+def test_processes_learn_the_ids_of_each_other(opened: Open) -> None:
     one, other = opened(), opened()
     save(one, *range(100))
     eventually(lambda: all(known(other, *range(100))), "the IDs of the other process")
@@ -80,7 +80,7 @@ def test_a_client_without_admin_access_is_enough(opened: Open, connection: Conne
 
 
 def test_a_long_log_is_rewritten_and_keeps_every_id(
-    opened: Open, world: RealWorld, monkeypatch: pytest.MonkeyPatch, eventually: Eventually
+    opened: Open, world: RealWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(handled_ids, "_MOST_RECORDS", 20)
     monkeypatch.setattr(handled_ids, "_MOST_IDS", 64)
@@ -95,9 +95,7 @@ def test_a_long_log_is_rewritten_and_keeps_every_id(
         assert len(handled) <= 400
 
 
-def test_compaction_changes_nothing(
-    opened: Open, world: RealWorld, connection: Connection, eventually: Eventually
-) -> None:
+def test_compaction_changes_nothing(opened: Open, world: RealWorld, connection: Connection) -> None:
     handled = opened()
     save(handled, *range(300))
     name = world.name("orders-billing-handled").partition(0)

@@ -8,15 +8,13 @@ from delaylevel import PartitionBy, PartitionStrategy
 from delaylevel.model.level_topic import FinalWindow
 from delaylevel.model.strategy import Levels
 from delaylevel.producer.setup import missing_hosts
-from support.world import MakeLevelTopic, RealWorld
+from support.world import RealWorld
 
 HOURS = PartitionStrategy(partition_by=PartitionBy.HOUR, maximum_delay=timedelta(hours=3))
 
 
-def test_movers_and_dispatchers_are_seen_by_their_consumers_and_traces(
-    world: RealWorld, level_topic: MakeLevelTopic
-) -> None:
-    description = level_topic(Levels(HOURS), final_window=FinalWindow.TRACKER)
+def test_movers_and_dispatchers_are_seen_by_their_consumers_and_traces(world: RealWorld) -> None:
+    description = world.level_topic(Levels(HOURS), final_window=FinalWindow.TRACKER)
 
     def missing() -> dict[str, str]:
         now_ms = world.clock.now_ms()

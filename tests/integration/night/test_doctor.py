@@ -29,6 +29,7 @@ from delaylevel.producer.client import DelayLevelClient
 from delaylevel.topics import lifecycle
 from support.background import Serving
 from support.fakes import SkewedClock
+from support.world import RealWorld, eventually
 
 MINUTES = Levels(PartitionStrategy(partition_by="MINUTE", maximum_delay=timedelta(minutes=4)))
 
@@ -83,12 +84,11 @@ class Ward:
 
 @pytest.fixture
 def ward(
+    world: RealWorld,
     request: pytest.FixtureRequest,
     connection: Connection,
     admin: Admin,
     client: pulsar.Client,
-    dl_client: Callable[..., DelayLevelClient],
-    level_topic: Callable[..., LevelTopicDescription],
     tmp_path: Path,
 ) -> Any:
     values = getattr(request, "param", {})
@@ -96,8 +96,8 @@ def ward(
         connection,
         admin,
         client,
-        dl_client,
-        level_topic(MINUTES, **values),
+        world.client,
+        world.level_topic(MINUTES, **values),
         tmp_path,
         lambda: request.getfixturevalue("skewed"),
     ).start()
@@ -266,7 +266,7 @@ PLANTED = [
 
 @pytest.mark.parametrize(("check", "plant"), PLANTED, ids=[plant.__name__ for _, plant in PLANTED])
 def test_a_planted_fault_is_found_and_nothing_else(
-    ward: Ward, check: str, plant: Callable[[Ward], None], eventually: Callable[..., Any]
+    ward: Ward, check: str, plant: Callable[[Ward], None]
 ) -> None:
     plant(ward)
     # Policies and acknowledgements become visible after a delay.
@@ -279,9 +279,7 @@ def test_a_planted_fault_is_found_and_nothing_else(
 
 
 @pytest.mark.parametrize("ward", [{"final_window": FinalWindow.TRACKER}], indirect=True)
-def test_a_tracker_without_a_dispatcher_and_with_one(
-    ward: Ward, eventually: Callable[..., Any]
-) -> None:
+def test_a_tracker_without_a_dispatcher_and_with_one(ward: Ward) -> None:
     from delaylevel.dispatcher import Dispatcher, DispatchSettings
 
     assert ward.failed() == {"dispatcher"}

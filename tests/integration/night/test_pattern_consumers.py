@@ -14,23 +14,22 @@ from click.testing import Result
 from delaylevel import DelayLevelClient, PartitionBy, PartitionStrategy, topics
 from delaylevel.cluster.connection.settings import Connection
 from delaylevel.doctor import State, examine
-from delaylevel.errors import InvalidInputError, LevelTopicError, NotFoundError
+from delaylevel.errors import LevelTopicError
 from delaylevel.model.level_topic import LevelTopicDescription, Role, default_level_topic
 from delaylevel.model.strategy import Levels
-from delaylevel.model.topic_name import TopicName
 from delaylevel.testing.embedded import own_namespace
 from delaylevel.topics.lifecycle import delete
 from delaylevel.topics.status import status
-from support.world import QUIET, MakeClient, RealWorld
+from support.world import QUIET, RealWorld
 
 HOURS = PartitionStrategy(partition_by=PartitionBy.HOUR, maximum_delay=timedelta(hours=3))
 PATTERN = "by-pattern"
 
 
-def _park(world: RealWorld, dl_client: MakeClient, **options: Any) -> LevelTopicDescription:
+def _park(world: RealWorld, **options: Any) -> LevelTopicDescription:
     """Send one message now and one in two hours to ``orders-eu``; return its level topic."""
     orders = world.topic("orders-eu")
-    producer = dl_client().create_producer(
+    producer = world.client().create_producer(
         orders, enable_delay_level_topic=True, partition_strategy=HOURS, **options
     )
     producer.send(b"now")
@@ -66,24 +65,24 @@ def _topics_with(world: RealWorld, description: LevelTopicDescription) -> set[st
 
 @pytest.mark.parametrize("pattern", ["orders-.*", "orders.*", ".*-eu", "[^_].*", r"\w+-eu"])
 def test_new_level_topic_is_out_of_reach_of_patterns_for_business_topics(
-    world: RealWorld, dl_client: MakeClient, pattern: str
+    world: RealWorld, pattern: str
 ) -> None:
-    description = _park(world, dl_client)
+    description = _park(world, world.client)
     assert description.topic == world.topic("_orders-eu-delay-level")
     assert _received(world, pattern, 1) == {b"now"}
     assert _topics_with(world, description) == set()
 
 
 def test_a_level_topic_with_the_other_default_name_is_within_reach_and_used(
-    world: RealWorld, dl_client: MakeClient
+    world: RealWorld,
 ) -> None:
     earlier = world.topic("orders-eu-delay-level")
-    description = _park(world, dl_client, delay_level_topic=earlier)
+    description = _park(world, world.client, delay_level_topic=earlier)
     assert _received(world, "orders-.*", 3) == {b"now", b"soon", b"later"}
     every = {"level", "held", "dead-letter", "window", "journal", "outcomes"}
     assert _topics_with(world, description) == every
     # Without a name, producers and commands find it.
-    assert _park(world, dl_client) == description
+    assert _park(world, world.client) == description
     assert topics.find(world.admin, world.topic("_orders-eu-delay-level")) is None
     assert len(world.stored(earlier)) == 2
 
@@ -95,9 +94,9 @@ def levels_namespace(connection: Connection) -> Iterator[str]:
 
 
 def test_namespace_of_its_own_is_out_of_reach_of_every_pattern(
-    world: RealWorld, dl_client: MakeClient, levels_namespace: str
+    world: RealWorld, levels_namespace: str
 ) -> None:
-    description = _park(world, dl_client, delay_level_namespace=levels_namespace)
+    description = _park(world, world.client, delay_level_namespace=levels_namespace)
     assert description.name.namespace_path == levels_namespace
     assert _received(world, ".*", 1) == {b"now"}
     assert _topics_with(world, description) == set()
@@ -146,25 +145,13 @@ def test_without_admin_access_the_level_topic_is_found_by_its_partition_counts(
         client.close()
 
 
-def test_missing_namespace_is_refused_with_the_command_that_creates_it(
-    world: RealWorld, dl_client: MakeClient
-) -> None:
-    missing = f"{world.namespace}-missing"
-    with pytest.raises(NotFoundError, match=f"pulsar-admin namespaces create {missing}"):
-        _park(world, dl_client, delay_level_namespace=missing)
-    with pytest.raises(InvalidInputError, match="give one of them"):
-        _park(world, dl_client, delay_level_namespace="a/b", delay_level_topic="c")
-    with pytest.raises(InvalidInputError, match="write tenant/namespace"):
-        _park(world, dl_client, delay_level_namespace="levels")
-
-
 # -- subscriptions that such consumers leave behind
 
 
 @pytest.fixture
-def matched(world: RealWorld, dl_client: MakeClient) -> LevelTopicDescription:
+def matched(world: RealWorld) -> LevelTopicDescription:
     """A level topic whose name has no underscore, with the subscriptions of a pattern consumer."""
-    description = _park(world, dl_client, delay_level_topic=world.topic("orders-eu-delay-level"))
+    description = _park(world, world.client, delay_level_topic=world.topic("orders-eu-delay-level"))
     _received(world, "orders-.*", 1)
     return description
 
@@ -192,19 +179,4 @@ def test_subscriptions_of_others_are_named_with_the_command_that_removes_them(
     assert len(finding.outcome.problems) == len(listed)
     described = invoke("levels", "describe", matched.topic, "-o", "json")
     assert f"subscription {PATTERN} of {matched.topic} is not ours" in described.stdout
-
     reader.close()
-    for item in durable:
-        tool, group, *arguments = item.removal.split()
-        assert (tool, group) == ("pulsar-admin", "topics")
-        _unsubscribe(world, *arguments)
-    assert not status(world.admin, matched, 0).foreign
-
-
-def _unsubscribe(
-    world: RealWorld, command: str, topic: str, option: str, name: str, force: str
-) -> None:
-    """Do what ``pulsar-admin topics unsubscribe`` does with these arguments."""
-    assert (command, option, force) == ("unsubscribe", "--subscription", "--force")
-    path = TopicName.parse(topic).rest_path
-    world.admin._rest.delete(f"{path}/subscription/{name}", force="true")

@@ -28,7 +28,7 @@ import pytest
 from delaylevel.broker.process import free_ports
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.strategy import Levels, PartitionStrategy
-from support.world import RealWorld
+from support.world import RealWorld, eventually
 
 pytestmark = [
     pytest.mark.broker,
@@ -145,7 +145,7 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 
 
 @pytest.fixture
-def cluster(tmp_path: Path, eventually: Callable[..., Any]) -> Iterator[StandaloneCluster]:
+def cluster(tmp_path: Path) -> Iterator[StandaloneCluster]:
     pytest.importorskip("pyspark")
     cluster = StandaloneCluster(tmp_path)
     try:

@@ -29,7 +29,7 @@ from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.spark_sync import SparkSyncJob, SyncSettings, job
 from delaylevel.spark_sync.arrow_rows import SCHEMA
 from delaylevel.spark_sync.steps import dropped, load_steps
-from support.world import RealWorld, Stored
+from support.world import RealWorld
 
 pytestmark = pytest.mark.spark
 
@@ -40,14 +40,12 @@ Steps = Callable[[DataFrame], DataFrame]
 
 @pytest.fixture
 def ready(
-    level_topic: Callable[..., LevelTopicDescription],
-    skewed: Callable[..., None],
-    parked: Callable[..., dict[str, str]],
+    world: RealWorld, skewed: Callable[..., None], parked: Callable[..., dict[str, str]]
 ) -> Callable[..., LevelTopicDescription]:
     """``ready(values)``: a level topic with messages parked long ago that are due in an hour."""
 
     def make(values: list[str], **description: Any) -> LevelTopicDescription:
-        made = level_topic(LEVELS, **description)
+        made = world.level_topic(LEVELS, **description)
         topic = made.level_topic(0).partition(0).full
         due_ms = SystemClock().now_ms() + HOUR
         for value in values:
@@ -157,9 +155,9 @@ def test_steps_neither_see_nor_lose_nor_change_cancellations(
 
 
 def test_the_result_of_the_steps_is_checked_before_the_first_batch(
+    world: RealWorld,
     ready: Callable[..., LevelTopicDescription],
     run_once: Callable[..., list[Any]],
-    backlog: Callable[[LevelTopicDescription], int],
     tmp_path: Path,
 ) -> None:
     description = ready(["a-1"])
@@ -178,14 +176,14 @@ def test_the_result_of_the_steps_is_checked_before_the_first_batch(
         with pytest.raises(StepsError, match=text):
             run_once(description, steps)
     assert not (tmp_path / "checkpoint").exists()
-    assert backlog(description) == 1
+    assert world.backlog(description) == 1
 
 
 def test_steps_given_by_name(
+    world: RealWorld,
     ready: Callable[..., LevelTopicDescription],
     spark: Any,
     environment: dict[str, str],
-    stored: Stored,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -202,7 +200,7 @@ def test_steps_given_by_name(
         cli, ["mover", "run", description.topic, "--once", "--steps", steps], env=environment
     )
     assert result.exit_code == 0, result.output
-    assert [m.value for m in stored(description.targets[0])] == [b"a-1"]
+    assert [m.value for m in world.stored(description.targets[0])] == [b"a-1"]
     assert "1 messages moved. 1 dropped by the steps." in result.stderr
 
 

@@ -25,7 +25,7 @@ from delaylevel.mover.local import LocalMover
 from delaylevel.producer.client import DelayLevelClient
 from delaylevel.topics import status as levelstatus
 from support.background import Serving
-from support.world import QUIET, quiet_client
+from support.world import QUIET, eventually, quiet_client
 
 TOPIC = "persistent://public/default/secured"
 # The table of docs/security.md; None is the business topic.
@@ -97,10 +97,7 @@ def test_the_grants_are_those_of_the_documentation(
 
 
 def test_each_role_needs_its_own_topics_only(
-    roles: Any,
-    privileges: Mapping[str, Any],
-    tmp_path: Path,
-    eventually: Callable[..., Any],
+    roles: Any, privileges: Mapping[str, Any], tmp_path: Path
 ) -> None:
     description, target = roles.description, roles.target
     unit = timedelta(milliseconds=description.levels[0].unit_ms)
@@ -172,7 +169,7 @@ def test_actions_without_a_grant_are_refused(roles: Any, privileges: Mapping[str
 
 
 def test_a_programs_token_is_in_no_process_list_log_or_error(
-    roles: Any, cli_process: Callable[..., Any], eventually: Callable[..., Any]
+    roles: Any, cli_process: Callable[..., Any]
 ) -> None:
     """No token is in a process list, in a log at its most verbose level or in an error."""
     secured, topic = roles.secured, roles.description.topic

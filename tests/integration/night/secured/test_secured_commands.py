@@ -20,6 +20,7 @@ from delaylevel.model.level_topic import Role
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from support.background import Serving, serving_movers
+from support.world import eventually
 
 pytestmark = pytest.mark.broker
 
@@ -41,7 +42,7 @@ def served(roles: Any, tmp_path: Path) -> Iterator[None]:
 
 
 def test_a_listener_needs_its_own_topics_only(
-    roles: Any, own_topics: dict[str, str], served: None, eventually: Callable[..., Any]
+    roles: Any, own_topics: dict[str, str], served: None
 ) -> None:
     target, handled = roles.target, []
     with roles.owner() as owner:
@@ -124,7 +125,6 @@ def test_run_and_a_producer_that_waits_need_what_the_page_says(
     privileges: Mapping[str, Any],
     arrivals: Callable[..., Any],
     cli_process: Callable[..., Any],
-    eventually: Callable[..., Any],
     tmp_path: Path,
 ) -> None:
     unit = timedelta(seconds=2)

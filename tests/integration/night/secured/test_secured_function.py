@@ -19,6 +19,7 @@ from delaylevel.model.level_topic import SUBSCRIPTION, Mover
 from delaylevel.model.topic_name import TopicName
 from delaylevel.topics import status as levelstatus
 from support.background import Serving
+from support.world import eventually
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(600)]
 
@@ -84,7 +85,6 @@ def test_a_function_with_its_own_token_has_the_least_privileges(
     arrivals: Callable[..., Any],
     tokens_in: Callable[..., list[str]],
     program: Callable[..., tuple[int, str]],
-    eventually: Callable[..., Any],
     tmp_path: Path,
 ) -> None:
     """The Function starts without rights and gets them; later its token expires and is renewed."""

@@ -14,6 +14,7 @@ import pytest
 
 from delaylevel.mover.local import LocalMover
 from delaylevel.topics import status as levelstatus
+from support.world import eventually
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(600)]
 
@@ -30,7 +31,6 @@ def test_a_producer_and_a_dispatcher_survive_expired_tokens(
     arrivals: Callable[..., Any],
     tokens_in: Callable[..., list[str]],
     cli_process: Callable[..., Any],
-    eventually: Callable[..., Any],
     tmp_path: Path,
 ) -> None:
     """The tokens of the mover and of the application stay valid."""

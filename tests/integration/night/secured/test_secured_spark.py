@@ -26,6 +26,7 @@ from delaylevel.dispatcher import Dispatcher, DispatchSettings
 from delaylevel.model.level_topic import FinalWindow, Role
 from delaylevel.topics import status as levelstatus
 from support.background import Serving
+from support.world import eventually
 
 pytestmark = [
     pytest.mark.broker,
@@ -94,7 +95,6 @@ def test_a_job_with_the_least_privileges_moves_messages_and_reveals_no_token(
     arrivals: Callable[..., Any],
     tokens_in: Callable[..., list[str]],
     cli_process: Callable[..., Any],
-    eventually: Callable[..., Any],
     tmp_path: Path,
 ) -> None:
     """The token is in the environment, from which it could leak to more places than from a file."""
@@ -178,7 +178,6 @@ def test_a_job_recovers_from_wrong_and_expired_tokens(
     tokens_in: Callable[..., list[str]],
     privileges: dict[str, Any],
     cli_process: Callable[..., Any],
-    eventually: Callable[..., Any],
     tmp_path: Path,
 ) -> None:
     """The final window is ``broker``, so the mover writes to the business topic."""
