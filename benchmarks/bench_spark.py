@@ -58,9 +58,8 @@ from delaylevel.cluster.rest.admin import Admin
 from delaylevel.model.envelope import DUE, ID, TARGET
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.mover.local import LocalMover
-from delaylevel.spark_sync.job import SparkSyncJob
+from delaylevel.spark_sync.job import SparkSyncJob, spark_session
 from delaylevel.spark_sync.options import SyncSettings
-from delaylevel.spark_sync.session import spark_session
 
 
 @dataclass(frozen=True)

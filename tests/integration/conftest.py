@@ -103,7 +103,7 @@ def spark(connection: Connection) -> Iterator[Any]:
     """A Spark session for all tests, because a cold start is slow."""
     pytest.importorskip("pyspark")
     from delaylevel.spark_sync import SyncSettings
-    from delaylevel.spark_sync.session import spark_session
+    from delaylevel.spark_sync.job import spark_session
 
     session = spark_session(connection, SyncSettings(("none",), checkpoint="none"))
     yield session

@@ -16,8 +16,8 @@ from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.spark_sync import pending
 from delaylevel.spark_sync.arrow_rows import SCHEMA
-from delaylevel.spark_sync.batch_source import BatchOptions, PendingReader
 from delaylevel.spark_sync.options import SyncOptions, connection_options
+from delaylevel.spark_sync.source import BatchOptions, PendingReader
 from support.world import RealWorld
 
 pytestmark = pytest.mark.spark

@@ -20,7 +20,7 @@ from delaylevel.errors import (
     UpgradeRequiredError,
 )
 from delaylevel.model.level_topic import LevelTopicDescription
-from delaylevel.model.position import EARLIEST, Position, source_partitions
+from delaylevel.model.position import EARLIEST, source_partitions
 from delaylevel.model.strategy import PartitionStrategy
 from delaylevel.spark_sync import driver as driver_module
 from delaylevel.spark_sync.arrow_rows import SCHEMA
@@ -260,21 +260,3 @@ def test_a_batch_of_a_level_topic_that_was_given_up_since_is_repeated(
             pytest.raises(LevelTopicError, match=r"not served \(.*invoices.*: it is in format 2"),
         ):
             driver.input_ranges(start, end)
-
-
-def test_starting_offsets_belong_to_the_level_topic(monkeypatch: pytest.MonkeyPatch) -> None:
-    with MemoryPulsar() as memory:
-        producer = memory.client().create_producer("orders", enable_delay_level_topic=True)
-        here = InMemoryRuntime(memory, producer.description)
-        monkeypatch.setattr(driver_module, "runtime", lambda options: here)
-        own = producer.description.name.partition(1).full
-        for topic in (own, "persistent://public/default/other-partition-0"):
-            options = SyncOptions(
-                (), (producer.description.topic,), starting_offsets=((topic, "1:0"),)
-            )
-            with closing(Driver(options, memory.clock)) as driver:
-                if topic == own:
-                    assert positions_of(driver.initial_offset())[own] == Position(1, 0)
-                else:
-                    with pytest.raises(LevelTopicError, match="which is no partition of"):
-                        driver.initial_offset()

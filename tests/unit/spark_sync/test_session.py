@@ -15,7 +15,7 @@ pytest.importorskip("pyspark")
 
 from delaylevel.cluster.connection.settings import Connection
 from delaylevel.errors import ConfigError
-from delaylevel.spark_sync.session import enter_environment, python_of_executors
+from delaylevel.spark_sync.job import enter_environment, python_of_executors
 
 NAME = f"python{sys.version_info[0]}.{sys.version_info[1]}"
 
