@@ -291,8 +291,12 @@ class World:
         self.clock.advance(timedelta(milliseconds=ms))
 
     def advance(self) -> None:
-        batch = self.queue.advance(self.clock.now_ms(), self.rng.choice([1, 3, 10]))
-        if batch is not None:
+        now_ms = self.clock.now_ms()
+        batch = self.queue.advance(now_ms, self.rng.choice([1, 3, 10]))
+        if batch is None:
+            next_ms = self.queue.next_due_ms()
+            assert next_ms is None or next_ms > now_ms, "a message is late"
+        else:
             self.check_batch(batch)
             self.place(batch)
 
@@ -449,15 +453,21 @@ class World:
         self.queue.close()
         self.start()
 
+    @property
+    def waits_for_intents(self) -> set[Callable[[], None]]:
+        return {self.advance, self.publish_waiting, self.decide}
+
     def step(self) -> None:
-        if self.unresolved:
-            (self.resolve if self.rng.random() < 0.5 else self.read)()
+        if self.unresolved and self.rng.random() < 0.1:
+            self.resolve()
             return
         steps: dict[Callable[[], None], int] = {
             self.arrive: 10, self.read: 14, self.time_passes: 8, self.advance: 10, self.send: 10,
             self.publish_waiting: 5, self.flush: 10, self.commit: 8, self.decide: 14,
             self.report: 10, self.answer: 4, self.checkpoint: 5, self.snapshot: 1, self.crash: 2,
         }  # fmt: skip
+        if self.unresolved:  # before, nothing is published, and nothing decided
+            steps = {each: steps[each] for each in steps if each not in self.waits_for_intents}
         self.rng.choices(list(steps), list(steps.values()))[0]()
         self.write_chunks(self.rng.choice([0, 0, 1, 3]))
 
