@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -29,8 +28,8 @@ _COLUMNS = (
     Column("started_ms", "time", rank=2),
     Column("pid", head="PID", rank=1),
     Column("directory", wide=True),
+    Column("log_file", wide=True),
 )
-_FOLLOW_SECONDS = 0.3
 _VERSION_HELP = (
     f"Version of the server; by default that of the instance's last start, or {PULSAR_VERSION}."
 )
@@ -52,13 +51,13 @@ def view(status: BrokerStatus) -> dict[str, Any]:
         "started_ms": status.started_ms if status.running else None,
         "pid": status.pid,
         "directory": str(status.directory),
+        "log_file": str(EmbeddedBroker(status.name).log_file),
     }
 
 
 @examples(
     "delaylevel broker start",
     "delaylevel broker status -o json",
-    "delaylevel broker logs --follow",
     "delaylevel broker stop",
 )
 @click.group()
@@ -154,7 +153,8 @@ def _starting(instance: EmbeddedBroker) -> Iterator[None]:
 def status(ctx: click.Context, name: str | None, output: str) -> None:
     """Show your instances and their addresses.
 
-    With --name, the exit code is 3 if that instance does not run.
+    With --name, the exit code is 3 if that instance does not run. -o wide shows their folders and
+    log files.
     """
     if name is None:
         empty = "There is no broker yet: run `delaylevel broker start`."
@@ -177,43 +177,6 @@ def stop(name: str, delete_data: bool) -> None:
     if delete_data:
         instance.remove()
         note(f"{instance.directory} is deleted.")
-
-
-@examples("delaylevel broker logs -n 20", "delaylevel broker logs --follow")
-@broker.command()
-@name_option
-@options.log
-def logs(name: str, lines: int, follow: bool) -> None:
-    """Print the log of an instance since its last start.
-
-    --follow also ends when the broker ends.
-    """
-    instance = EmbeddedBroker(name)
-    if not instance.log_file.exists():
-        note(f"The broker {name!r} has not logged anything.")
-        return
-    # Taken before the last lines are read, so that --follow misses no line in between.
-    position = instance.log_file.stat().st_size
-    text = instance.logs(lines)
-    if text:
-        click.echo(text)
-    if follow:
-        with contextlib.suppress(KeyboardInterrupt):  # the normal end
-            _follow(instance, position)
-
-
-def _follow(instance: EmbeddedBroker, position: int) -> None:
-    with instance.log_file.open(encoding="utf-8", errors="replace") as stream:
-        stream.seek(position)
-        while True:
-            running = instance.status().running
-            text = stream.read()
-            if text:
-                click.echo(text, nl=False)
-            elif not running:
-                return
-            else:
-                time.sleep(_FOLLOW_SECONDS)
 
 
 @examples("delaylevel broker fetch", f"delaylevel broker fetch --version {PULSAR_VERSION}")

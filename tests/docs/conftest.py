@@ -323,7 +323,6 @@ EXPECTED = Expected(
             "delaylevel dispatcher run orders --delivery effectively-once": (DEDUPLICATED,),
         },
         "commands broker": {
-            "delaylevel broker logs -n 20": ("delaylevel broker start",),
             "delaylevel broker start --broker-conf brokerDeduplicationEnabled=true": (
                 "delaylevel broker stop",
             ),

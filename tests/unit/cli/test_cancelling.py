@@ -23,16 +23,6 @@ from support.pending_commands import pending_commands
 
 pytest.importorskip("duckdb")
 
-import pulsar
-from click.testing import Result
-
-from delaylevel import topics
-from delaylevel.model.envelope import Envelope
-from delaylevel.producer import scheduling
-from delaylevel.testing import MemoryPulsar
-from support.fakes import cancellable_orders
-from support.pending_commands import pending_commands
-
 Run = Callable[..., Result]
 
 

@@ -21,27 +21,14 @@ pyte = pytest.importorskip("pyte")
 
 
 class Emulated:
-    """A terminal that a stream of this process writes to.
-
-    Attributes:
-        screen: the emulated screen; rows that scroll off its top are kept.
-        rows: its rows, also those that scrolled off, without the empty ones at the end.
-        encoding: as of any text stream.
-    """
+    """A terminal of 40 columns that a stream of this process writes to."""
 
     encoding = "utf-8"
     errors = "strict"
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, columns: int, lines: int) -> None:
-        self._monkeypatch = monkeypatch
-        self.screen = pyte.HistoryScreen(columns, lines, history=1000, ratio=0.5)
+    def __init__(self) -> None:
+        self.screen = pyte.Screen(40, 200)
         self._stream = pyte.Stream(self.screen)
-        self.resize(columns, lines)
-
-    def resize(self, columns: int, lines: int) -> None:
-        self._monkeypatch.setenv("COLUMNS", str(columns))
-        self._monkeypatch.setenv("LINES", str(lines))
-        self.screen.resize(lines, columns)
 
     def write(self, text: str) -> int:
         self._stream.feed(text.replace("\n", "\r\n"))
@@ -58,14 +45,8 @@ class Emulated:
 
     @property
     def rows(self) -> list[str]:
-        above = [
-            "".join(row[column].data for column in range(self.screen.columns)).rstrip()
-            for row in self.screen.history.top
-        ]
-        rows = [*above, *(row.rstrip() for row in self.screen.display)]
-        while rows and not rows[-1]:
-            rows.pop()
-        return rows
+        """The rows without the empty ones at the end."""
+        return "\n".join(row.rstrip() for row in self.screen.display).rstrip().splitlines()
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
@@ -90,7 +71,8 @@ def on_terminal(test: Callable[..., None]) -> Callable[..., None]:
 
 @pytest.fixture
 def terminal(monkeypatch: pytest.MonkeyPatch) -> Emulated:
-    return Emulated(monkeypatch, 40, 10)
+    monkeypatch.setenv("COLUMNS", "40")
+    return Emulated()
 
 
 @on_terminal
