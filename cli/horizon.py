@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,32 +10,22 @@ import click
 
 from delaylevel.cli.views.output import emit, emit_one, note
 from delaylevel.cli.views.tables import (
-    LONGEST_BAR,
-    SHORTEST_BAR,
     Column,
-    bar,
     bucket_label,
-    chart,
     count,
     local,
     rate,
     render,
     short,
 )
-from delaylevel.inspection.horizon import (
-    DueWithin,
-    Horizon,
-    Part,
-    bucket_length_ms,
-    comparable_buckets,
-    period_name,
-)
+from delaylevel.cli.views.terminal import width_of
+from delaylevel.inspection.horizon import DueWithin, Horizon, Part
 from delaylevel.model.formatting import format_duration, format_instant
 from delaylevel.model.level_topic import Role
 
 from . import options
 from .command import Settings, examples, pass_settings
-from .inspection import Reading, inspector, note_delivery, screen, target_option
+from .inspection import Reading, inspector, note_delivery, target_option
 
 
 def horizon_view(found: Horizon) -> dict[str, Any]:
@@ -64,16 +55,16 @@ def within_view(row: DueWithin) -> dict[str, Any]:
     return {"within": view.pop("label"), **view}
 
 
-def horizon_text(found: Horizon, width: int, bars: bool) -> str:
-    """Return a horizon for a person: a summary, a table, and with ``bars`` a profile.
+def horizon_text(found: Horizon, width: int) -> str:
+    """Return a horizon for a person: a summary, and tables of what is due when, and for whom.
 
     Lines have at most ``width`` characters if the numbers leave room for that.
     """
     sections = [_summary(found)]
     if found.messages or found.damaged:
-        sections.append(_within_table(found, width, bars))
-        if bars and len(found.profile) > 1:
-            sections.append(_profile_bars(found, width))
+        sections.append(_within_table(found, width))
+        if len(found.profile) > 1:
+            sections.append(_profile_table(found))
         if len(found.targets) > 1:
             sections.append(_targets_table(found, width))
     return "\n\n".join(sections)
@@ -115,7 +106,7 @@ def _summary(found: Horizon) -> str:
     return f"{text}\nThe last is due {when}: {format_instant(found.last_due_ms)[:until]}Z"
 
 
-def _within_table(found: Horizon, width: int, bars: bool) -> str:
+def _within_table(found: Horizon, width: int) -> str:
     """Return the table of due times, shortened in steps until it fits the width."""
     last = found.within[-1].parts
     shown = [part for part in found.parts if last[part.name] or part.role is not Role.HELD]
@@ -124,14 +115,7 @@ def _within_table(found: Horizon, width: int, bars: bool) -> str:
         lines = _within_lines(found, shown, short)
     if max(map(len, lines)) > width:
         lines = _within_lines(found, [part for part in shown if last[part.name]], short)
-    longest = max(map(len, lines))
-    room = min(LONGEST_BAR, width - longest - 3)
-    if not bars or room < SHORTEST_BAR or not found.messages:
-        return "\n".join(lines)
-    drawn = ["", *(bar(row.messages / found.messages, room) for row in found.within)]
-    return "\n".join(
-        f"{line.ljust(longest)}   {one}".rstrip() for line, one in zip(lines, drawn, strict=True)
-    )
+    return "\n".join(lines)
 
 
 def _within_lines(
@@ -158,32 +142,19 @@ def _within_lines(
     return render(rows, columns).splitlines()
 
 
-def _profile_bars(found: Horizon, width: int) -> str:
-    """Return the messages of each period, with bars of messages per time.
-
-    The first period begins now, and has another length than the others. A bar of its number alone
-    would look like a drop or a peak.
-    """
-    profile = comparable_buckets(found)
-    lengths = [bucket_length_ms(row, found.bucket_ms) for row in profile]
-    labels = [bucket_label(row.from_ms, found.bucket_ms) for row in profile]
-    if profile[0].from_ms == found.now_ms:
-        labels[0] = "now"
-    counts = [count(row.messages, found.exact) for row in profile]
-    densities = [row.messages / length for row, length in zip(profile, lengths, strict=True)]
-    most = max(densities) or 1
-    text = chart(
-        ["DUE FROM (UTC)", *labels],
-        ["MESSAGES", *counts],
-        [0.0, *(density / most for density in densities)],
-        width,
-    )
-    if lengths[0] != found.bucket_ms:
-        text += (
-            f"\nBars are messages per {period_name(found.bucket_ms)}; "
-            f"the first row covers {format_duration(lengths[0])}."
-        )
-    return text
+def _profile_table(found: Horizon) -> str:
+    """Return the messages of each period; the first period begins now, and may be shorter."""
+    rows = [
+        {
+            "due_from": bucket_label(row.from_ms, found.bucket_ms),
+            "messages": count(row.messages, found.exact),
+        }
+        for row in found.profile
+    ]
+    if found.profile[0].from_ms == found.now_ms:
+        rows[0]["due_from"] = "now"
+    columns = (Column("due_from", head="DUE FROM (UTC)"), Column("messages", "number"))
+    return render(rows, columns)
 
 
 def _targets_table(found: Horizon, width: int) -> str:
@@ -223,9 +194,7 @@ def horizon(settings: Settings, topic: str, exact: bool, target: str | None, out
     if output == "jsonl":
         emit([within_view(row) for row in found.within], (), output)
         return
-    width, watched = screen()
-    wide = output == "wide"
-    click.echo(horizon_text(found, max(width, 200) if wide else width, bars=watched or wide))
+    click.echo(horizon_text(found, 200 if output == "wide" else width_of(sys.stdout) or 80))
     remarks = horizon_note(found)
     if remarks is not None:
         note(remarks)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,7 +12,6 @@ import click
 from delaylevel.cli.views.levels import note_undelivered
 from delaylevel.cli.views.live import Progress, status_line
 from delaylevel.cli.views.output import note
-from delaylevel.cli.views.terminal import width_of
 from delaylevel.cluster.connection.settings import require_reachable
 from delaylevel.errors import InvalidInputError
 from delaylevel.inspection import Inspector, Selection, Window
@@ -77,12 +75,6 @@ class Reading(contextlib.ExitStack):
     def tell(self, messages: int) -> None:
         """Add a number of messages that were read."""
         self._progress.update(messages)
-
-
-def screen() -> tuple[int, bool]:
-    """Return the width of stdout in characters, and whether stdout is a terminal."""
-    width = width_of(sys.stdout)
-    return width or 80, width is not None
 
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -1,4 +1,4 @@
-"""Tables, bars and charts for people, and JSON for programs, as text; no I/O."""
+"""Tables for people, and JSON for programs, as text; no I/O."""
 
 from __future__ import annotations
 
@@ -298,31 +298,6 @@ def _plain(value: Any) -> Any:
 
 
 DAY_MS = 86_400_000
-SHORTEST_BAR = 6
-LONGEST_BAR = 30
-_EIGHTHS = " ▏▎▍▌▋▊▉█"
-
-
-def bar(share: float, width: int) -> str:
-    """Return a bar for a share of a width, drawn in eighths of a character.
-
-    Any share above 0 is visible.
-    """
-    eighths = round(min(max(share, 0.0), 1.0) * width * 8)
-    if share > 0:
-        eighths = max(eighths, 1)
-    full, rest = divmod(eighths, 8)
-    return "█" * full + (_EIGHTHS[rest] if rest else "")
-
-
-def chart(labels: Sequence[str], counts: Sequence[str], shares: Sequence[float], width: int) -> str:
-    """Return horizontal bars with a label and a count in front of each; row 0 is the header."""
-    left, right = max(map(cells, labels)), max(map(len, counts))
-    room = max(SHORTEST_BAR, min(LONGEST_BAR * 2, width - left - right - 6))
-    return "\n".join(
-        f"{padded(label, left)}   {figure.rjust(right)}   {bar(share, room)}".rstrip()
-        for label, figure, share in zip(labels, counts, shares, strict=True)
-    )
 
 
 def count(messages: float, exact: bool) -> str:

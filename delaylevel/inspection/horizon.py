@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TypeVar
 
-from delaylevel.model.formatting import exact_duration
 from delaylevel.model.level_topic import LevelTopicDescription, Role
 from delaylevel.model.position import SourcePartition
 from delaylevel.topics.scan import PendingRange
@@ -28,7 +27,6 @@ _BUCKETS = (
     *(n * DAY for n in (1, 2, 7, 30, 91, 365, 3650, 365_000)),
 )
 _MOST_BUCKETS = 16
-_PERIODS = {SECOND: "second", MINUTE: "minute", HOUR: "hour", DAY: "day", WEEK: "week"}
 
 
 @dataclass(frozen=True)
@@ -186,31 +184,6 @@ def bucket_edges(now_ms: int, last_due_ms: int | None) -> tuple[int, list[int]]:
         if (end - first) // length <= _MOST_BUCKETS:
             break
     return length, [now_ms, *range(first + length, end + 1, length)]
-
-
-def bucket_length_ms(bucket: Bucket, usual_ms: int) -> int:
-    """Return the length of a bucket in ms; the usual one if it has no end."""
-    return usual_ms if bucket.before_ms is None else bucket.before_ms - bucket.from_ms
-
-
-def period_name(length_ms: int) -> str:
-    """Return the name of a period: ``hour``, ``day`` or ``5m``."""
-    return _PERIODS.get(length_ms) or exact_duration(length_ms)
-
-
-def comparable_buckets(found: Horizon) -> tuple[Bucket, ...]:
-    """Return a profile for bars of messages per time.
-
-    The first bucket begins now. If it is shorter than half of the others, it is joined with the
-    second: the rate of a moment would say little, and dwarf all others.
-    """
-    first, *more = found.profile
-    is_short = bucket_length_ms(first, found.bucket_ms) < found.bucket_ms / 2
-    if not is_short or not more or more[0].before_ms is None:
-        return found.profile
-    parts = {name: count + more[0].parts[name] for name, count in first.parts.items()}
-    messages = first.messages + more[0].messages
-    return (Bucket(first.from_ms, more[0].before_ms, messages, parts), *more[1:])
 
 
 def edges(now_ms: int, last_due_ms: int | None) -> list[int]:
