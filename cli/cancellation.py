@@ -11,8 +11,6 @@ import click
 from delaylevel import changes
 from delaylevel.changes import (
     Change,
-    Changed,
-    Failure,
     change_messages,
     named_by_receipt,
     outcome_view,
@@ -31,7 +29,7 @@ from delaylevel.producer.receipts import check_cancellable
 
 from . import options
 from .command import Settings, examples, pass_settings
-from .failures import finish, outcome_tone, with_options
+from .failures import finish, outcome_tone
 from .inspection import id_option, inspector, query, selection_options
 from .options import DURATION
 
@@ -201,7 +199,7 @@ def _change(
             results = change_messages(opened, look, chosen, change, timeout_s, note)
         # Nothing that can fail stands between the changes and their rows.
         finish(
-            [_view(one) for one in results],
+            [one.view for one in results],
             columns,
             output,
             done=sum(one.done for one in results),
@@ -232,10 +230,3 @@ def _confirm(chosen: Sequence[Receipt], count: int | None) -> None:
         raise StillPendingError(
             f"{len(chosen)} messages are selected, not {count}: nothing was changed", len(chosen)
         )
-
-
-def _view(one: Changed) -> dict[str, Any]:
-    view = one.view
-    if isinstance(one.outcome, Failure):
-        view["reason"] = with_options(one.outcome.reason)
-    return view

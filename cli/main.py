@@ -18,14 +18,12 @@ from delaylevel.cli.views import logs
 from delaylevel.errors import (
     BrokerError,
     BrokerUnreachableError,
-    ConfigError,
     DelayLevelError,
     InvalidInputError,
     MessageTooLargeError,
 )
 
 from .command import connection_options, examples, settings_of
-from .failures import unreachable_hint, with_options
 
 # Commands by section of the help. Each has a module of the same name, which is imported on first
 # use, so that `delaylevel broker` never loads Spark.
@@ -65,9 +63,10 @@ class NotReached(click.ClickException):
     exit_code = 3
 
     def __init__(self, message: str) -> None:
-        context = click.get_current_context(silent=True)
-        flags = {} if context is None else settings_of(context).flags
-        super().__init__(f"{message}\n{unreachable_hint(flags)}")
+        super().__init__(
+            f"{message}\nIs the cluster running, and are --service-url and --admin-url correct? "
+            "`delaylevel broker start` starts a private broker on this machine."
+        )
 
 
 def translate(error: BaseException) -> click.ClickException | None:
@@ -76,8 +75,6 @@ def translate(error: BaseException) -> click.ClickException | None:
     Exit codes: 1 failed, 2 wrong input, 3 broker not reached.
     """
     text = str(error) or type(error).__name__
-    if isinstance(error, DelayLevelError) and not isinstance(error, ConfigError):
-        text = with_options(error) or type(error).__name__
     if isinstance(error, BrokerUnreachableError):
         return NotReached(text)
     if isinstance(error, MessageTooLargeError):

@@ -112,8 +112,8 @@ class Router:
         maximum = self.levels.maximum_ms
         raise DelayTooLongError(
             f"a delay of {exact_duration(remaining)} is beyond the longest level "
-            f"({exact_duration(maximum)}): raise maximum_delay, or let such messages recirculate "
-            "with overflow='recirculate'; the message was not sent",
+            f"({exact_duration(maximum)}): raise maximum_delay (`delaylevel levels expand`), or "
+            "let such messages recirculate with overflow='recirculate'; the message was not sent",
             delay_ms=remaining,
             maximum_delay_ms=maximum,
         )

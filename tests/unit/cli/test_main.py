@@ -31,6 +31,19 @@ def test_wrong_usage_has_exit_code_2() -> None:
 
 
 @pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["horizn", "orders"], "Did you mean 'horizon'?"),
+        (["pending", "lst", "orders"], "Did you mean 'list'?"),
+        (["xyzzy"], "No such command 'xyzzy'."),
+    ],
+)
+def test_commands_that_are_spelled_alike_are_suggested(arguments: list[str], words: str) -> None:
+    result = CliRunner().invoke(cli, arguments)
+    assert (result.exit_code, words in result.output) == (2, True), result.output
+
+
+@pytest.mark.parametrize(
     ("error", "exit_code"),
     [
         (errors.BrokerUnreachableError("no broker at pulsar://h:1"), 3),
