@@ -69,7 +69,7 @@ def test_release_is_by_due_time_then_order_of_sending_and_never_early(
     consumer = world.plain_client.subscribe(description.targets[0], "application", kind)
     begin_ms = jumping.now_ms() + 300_000
     sent = []
-    with producer_of(world.client, description) as producer:
+    with producer_of(world, description) as producer:
         for number in range(300):
             due_ms = begin_ms + (number * 37 % 100) * 10
             sent.append((due_ms, number))
@@ -113,7 +113,7 @@ def test_every_field_of_a_message_arrives(
     consumer = world.plain_client.subscribe(plain, "application")
     of_orders = world.plain_client.subscribe(typed, "application", schema=JsonSchema(Order))
     soon = timedelta(milliseconds=300)
-    with producer_of(world.client, description, topic=plain) as producer:
+    with producer_of(world, description, topic=plain) as producer:
         producer.send(
             b"\x00\xff007",
             deliver_after=soon,
@@ -122,7 +122,7 @@ def test_every_field_of_a_message_arrives(
             event_timestamp=1_577_836_800_000,
             properties={"a": "1", "b": ""},
         )
-    with producer_of(world.client, description, topic=typed, schema=JsonSchema(Order)) as producer:
+    with producer_of(world, description, topic=typed, schema=JsonSchema(Order)) as producer:
         producer.send(Order(name="first"), deliver_after=soon)
 
     message = consumer.receive(60_000)
@@ -146,7 +146,7 @@ def test_with_deduplication_keys_keep_their_partition_and_no_message_comes_twice
         world.serving(description, delivery=Delivery.EFFECTIVELY_ONCE)
     deduplicate(world, target)
     keys = [f"key-{number}" for number in range(30)] + ["\u00e9\u4e2d", "x" * 300]
-    with producer_of(world.client, description, topic=target) as producer:
+    with producer_of(world, description, topic=target) as producer:
         for turn in range(10):
             for key in keys:
                 producer.send_async(
@@ -176,7 +176,7 @@ def test_with_deduplication_keys_keep_their_partition_and_no_message_comes_twice
 
 def test_dispatchers_share_partitions_and_take_over(tracked: Tracked, world: RealWorld) -> None:
     description = tracked(window_partitions=4)
-    with producer_of(world.client, description) as producer:
+    with producer_of(world, description) as producer:
         for number in range(200):
             producer.send_async(
                 b"%d" % number,

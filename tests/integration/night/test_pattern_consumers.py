@@ -67,7 +67,7 @@ def _topics_with(world: RealWorld, description: LevelTopicDescription) -> set[st
 def test_new_level_topic_is_out_of_reach_of_patterns_for_business_topics(
     world: RealWorld, pattern: str
 ) -> None:
-    description = _park(world, world.client)
+    description = _park(world)
     assert description.topic == world.topic("_orders-eu-delay-level")
     assert _received(world, pattern, 1) == {b"now"}
     assert _topics_with(world, description) == set()
@@ -77,12 +77,12 @@ def test_a_level_topic_with_the_other_default_name_is_within_reach_and_used(
     world: RealWorld,
 ) -> None:
     earlier = world.topic("orders-eu-delay-level")
-    description = _park(world, world.client, delay_level_topic=earlier)
+    description = _park(world, delay_level_topic=earlier)
     assert _received(world, "orders-.*", 3) == {b"now", b"soon", b"later"}
     every = {"level", "held", "dead-letter", "window", "journal", "outcomes"}
     assert _topics_with(world, description) == every
     # Without a name, producers and commands find it.
-    assert _park(world, world.client) == description
+    assert _park(world) == description
     assert topics.find(world.admin, world.topic("_orders-eu-delay-level")) is None
     assert len(world.stored(earlier)) == 2
 
@@ -96,7 +96,7 @@ def levels_namespace(connection: Connection) -> Iterator[str]:
 def test_namespace_of_its_own_is_out_of_reach_of_every_pattern(
     world: RealWorld, levels_namespace: str
 ) -> None:
-    description = _park(world, world.client, delay_level_namespace=levels_namespace)
+    description = _park(world, delay_level_namespace=levels_namespace)
     assert description.name.namespace_path == levels_namespace
     assert _received(world, ".*", 1) == {b"now"}
     assert _topics_with(world, description) == set()
@@ -151,7 +151,7 @@ def test_without_admin_access_the_level_topic_is_found_by_its_partition_counts(
 @pytest.fixture
 def matched(world: RealWorld) -> LevelTopicDescription:
     """A level topic whose name has no underscore, with the subscriptions of a pattern consumer."""
-    description = _park(world, world.client, delay_level_topic=world.topic("orders-eu-delay-level"))
+    description = _park(world, delay_level_topic=world.topic("orders-eu-delay-level"))
     _received(world, "orders-.*", 1)
     return description
 
