@@ -88,7 +88,7 @@ def test_a_message_alone_does_not_wait_for_a_batch(
 def test_flushes_and_the_clients_batch_timer_do_not_lock_each_other(
     connection: Connection, orders: str, way: str
 ) -> None:
-    """The client's flush_async hangs here: see `delaylevel.producer.aio_calls.flush`."""
+    """The client's flush_async hangs here: see `delaylevel.producer.aio.flush`."""
     code = """
 import asyncio, sys
 from datetime import timedelta

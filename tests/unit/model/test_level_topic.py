@@ -94,30 +94,6 @@ def test_a_later_format_asks_for_an_upgrade() -> None:
     assert not isinstance(caught.value, InvalidInputError)
 
 
-DAY = {"unit_ms": 86_400_000, "maximum_ms": 2_592_000_000, "lead_ms": 600_000}
-HOUR = {"unit_ms": 3_600_000, "maximum_ms": 86_400_000, "lead_ms": 300_000}
-
-
-@pytest.mark.parametrize(
-    "levels",
-    [
-        [],
-        [{**DAY, "lead_ms": 86_400_000}],
-        [{**DAY, "lead_ms": 0}],
-        [{**DAY, "unit_ms": 99}],
-        [{**DAY, "maximum_ms": 86_400_000}],
-        [{**DAY, "maximum_ms": 3_153_600_000_001}],
-        [HOUR, DAY],
-        [DAY, {**HOUR, "maximum_ms": 86_399_999}],
-    ],
-    ids=str,
-)
-def test_levels_that_nobody_can_have_created_are_refused(levels: list[dict[str, int]]) -> None:
-    value = {**json.loads(describe().to_json()), "levels": levels}
-    with pytest.raises(LevelTopicError, match="cannot be read"):
-        LevelTopicDescription.from_json(TOPIC, json.dumps(value))
-
-
 @pytest.mark.parametrize("fault", ["topic", "partitions", "window", "name"])
 def test_other_names_and_partitions_than_those_of_this_version_are_refused(fault: str) -> None:
     value = json.loads(describe().to_json())

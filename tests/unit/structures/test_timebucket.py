@@ -27,15 +27,6 @@ def drain(tracker: TimeBucketTracker, size: int = 1000) -> list[tuple[int, int]]
         out += zip(ledgers.tolist(), entries.tolist(), strict=True)
 
 
-def test_messages_that_are_due_already_are_refused() -> None:
-    tracker = tracker_at([T0])
-    assert not tracker.add_message(1, 1, T0)
-    assert not tracker.add_message(1, 2, T0 - 5)
-    assert tracker.add_message(1, 3, T0 + 1)
-    assert tracker.add_messages([1, 1, 1], [4, 5, 6], [T0 - 1, T0, T0 + 1]) == 1
-    assert len(tracker) == 2
-
-
 @pytest.mark.parametrize("precision", [1, 1024, 1 << 15])
 def test_messages_are_early_by_less_than_the_precision_and_never_late(precision: int) -> None:
     now = [T0]
