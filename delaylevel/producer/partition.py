@@ -32,6 +32,7 @@ import pulsar
 from delaylevel.cluster.client_parts.cores import closing_core, in_kept_state, not_stored
 from delaylevel.cluster.threads import Starter
 
+from .checks import check_encodable
 from .client_calls import (
     Awaited,
     Confirmation,
@@ -264,9 +265,10 @@ class PartitionProducer:
         self, body: bytes | None, callback: Callable[[Any, Any], Any], arguments: Mapping[str, Any]
     ) -> bool:
         """Send a message as :meth:`send_async`; return False if it waits, or was refused."""
-        message = None if self._state is _Phase.OPEN else WaitingMessage(body, callback, arguments)
-        if message is not None and self._accept_unopened(message):
-            return False
+        if self._state is not _Phase.OPEN:
+            check_encodable(body, **arguments)
+            if self._accept_unopened(WaitingMessage(body, callback, arguments)):
+                return False
         self._producer.send_async(body, callback, **arguments)
         self._opening.given(1)
         return True

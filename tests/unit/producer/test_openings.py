@@ -191,6 +191,16 @@ def test_a_message_too_large_to_be_parked_is_refused(
     assert len(door.business.stored) == 1
 
 
+@pytest.mark.parametrize("field", ["partition_key", "ordering_key", "properties"])
+def test_a_text_that_is_not_unicode_is_refused_at_once(openings: Openings, field: str) -> None:
+    door = ThreadDoor({})
+    given: Any = {field: {"a": "\ud800"} if field == "properties" else "\ud800"}
+    with pytest.raises(TypeError):
+        door.producer.send_async(b"x", None, deliver_after=TWO_DAYS, **given)
+    assert openings.calls == []
+    door.end()
+
+
 # -- closing
 
 
