@@ -36,7 +36,7 @@ Only its ID is kept in memory, so that the message is cancelled when it arrives.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,11 +44,10 @@ import numpy as np
 from delaylevel.dispatcher.journal.records import Answered, Disposition, DispositionKind, Record
 from delaylevel.dispatcher.journal.state import JournalState
 from delaylevel.dispatcher.pending import PendingIndex
-from delaylevel.dispatcher.positions import IdColumns, Identity, Mask, OpenPositions
+from delaylevel.dispatcher.positions import IdColumns, Identity, Mask, OpenMessages
 from delaylevel.dispatcher.record import (
     Cancellation,
     Columns,
-    DueBatch,
     MessageRecord,
     WindowMessage,
     as_plain,
@@ -76,16 +75,9 @@ _REASONS = {
 
 
 class RecentReleases:
-    """The release times of the last messages, by ID; it is the ``on_release`` of a journal state.
+    """The release times of the last messages, by ID."""
 
-    Attributes:
-        at_ms: time of the next releases, ms since the epoch; None for now. An array has one for
-            each message.
-    """
-
-    def __init__(self, now_ms: Callable[[], int], most: int = _MESSAGES) -> None:
-        self.at_ms: int | Int64s | None = None
-        self.now_ms = now_ms
+    def __init__(self, most: int = _MESSAGES) -> None:
         self._most = most
         self._size = 0
         # Messages that were released one after another, and their times.
@@ -93,10 +85,9 @@ class RecentReleases:
         self._last: list[tuple[IdColumns, Int64s]] = []  # those that are not joined yet
         self._last_size = 0
 
-    def __call__(self, ids: IdColumns) -> None:
-        """Remember released messages."""
+    def add(self, ids: IdColumns, at_ms: int | Int64s) -> None:
+        """Remember released messages; times are in ms since the epoch."""
         count = ids.numbers.size
-        at_ms = self.now_ms() if self.at_ms is None else self.at_ms
         self._last.append((ids, np.full(count, at_ms)))
         self._size += count
         self._last_size += count
@@ -171,8 +162,6 @@ class Cancellations:
 
     Args:
         pending: the pending messages, which include cancellations that wait.
-        open_positions: positions of these messages, and of the cancellations.
-        launched: batches that are being published, and their IDs, by number.
         grace_ms, unclear_until_ms: as for `DelayQueue`.
 
     Attributes:
@@ -184,9 +173,7 @@ class Cancellations:
         self,
         state: JournalState,
         pending: PendingIndex,
-        pending_ids: RemovableIds,
-        open_positions: OpenPositions,
-        launched: Mapping[int, tuple[DueBatch, IdColumns]],
+        open_messages: OpenMessages,
         releases: RecentReleases,
         clock: Clock,
         *,
@@ -195,9 +182,7 @@ class Cancellations:
     ) -> None:
         self._state = state
         self._pending = pending
-        self._pending_ids = pending_ids
-        self._open = open_positions
-        self._launched = launched
+        self._open = open_messages
         self._releases = releases
         self._clock = clock
         self._grace_ms = grace_ms
@@ -321,7 +306,7 @@ class Cancellations:
                 self._state.cancelled,
                 self._state.memory,
                 self._unclear,
-                self._pending_ids,
+                self._open.ids,
             )
         )
         launched = self._are_launched(ids)
@@ -384,7 +369,7 @@ class Cancellations:
     def _are_launched(self, ids: IdColumns) -> list[bool]:
         """Return which IDs are in batches that are being published."""
         listed: set[Identity] = set()
-        for _, launched in self._launched.values():
+        for _, launched in self._open.launched.values():
             listed.update(launched.at(np.isin(launched.numbers, ids.numbers)).identities())
         return [identity in listed for identity in ids.identities()]
 
@@ -432,7 +417,7 @@ class Cancellations:
             ids = IdColumns.of(records, index)
             gone = ids.seen_in(self._state.cancelled)
             if gone.any():
-                ids.at(gone).remove_from(self._pending_ids)
+                ids.at(gone).remove_from(self._open.ids)
                 self._open.discard(positions[index[gone]])
                 self.cancelled -= int(gone.sum())
                 index = index[~gone]

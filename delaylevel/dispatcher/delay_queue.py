@@ -30,12 +30,11 @@ from delaylevel.dispatcher.journal.records import (
 from delaylevel.dispatcher.journal.state import JournalState
 from delaylevel.errors import DelayLevelError, InvalidInputError
 from delaylevel.model.clock import Clock
-from delaylevel.structures.id_set import RemovableIds
 from delaylevel.structures.rows import DUE, ENTRY, LEDGER, Int64s, Rows
 from delaylevel.structures.segments.pending import PendingSegments, SpillWriteError
 
 from .pending import PendingIndex, WaitingQueues
-from .positions import IdColumns, Mask, OpenPositions, to_array
+from .positions import IdColumns, Mask, OpenMessages, to_array
 from .record import (
     Cancellation,
     Columns,
@@ -227,26 +226,20 @@ class DelayQueue:
         """
         self.state = state
         self.pending = PendingIndex(segments, attribute)
-        # IDs of the messages that are pending or in flight. The state remembers released ones.
-        self._pending_ids = RemovableIds()
-        self._open = OpenPositions(state.low_watermark)  # pending or in flight
+        self.open = OpenMessages(state.low_watermark)
+        self._clock = clock
         self._numbers = itertools.count(state.next_number)
-        # The batches that are launched and not released, with their IDs, by number.
-        self._launched: dict[int, tuple[DueBatch, IdColumns]] = {}
         self.waiting = WaitingQueues(
             clock, None if overflow is None else lambda: PendingIndex(overflow(), attribute)
         )
         self._unresolved = UnresolvedIntents(state)
         self._sent_until_ms = unclear_until_ms
-        self.releases = releases or RecentReleases(clock.now_ms)
-        state.on_release = self.releases
+        self._releases = releases or RecentReleases()
         self.cancelling = Cancellations(
             state,
             self.pending,
-            self._pending_ids,
-            self._open,
-            self._launched,
-            self.releases,
+            self.open,
+            self._releases,
             clock,
             grace_ms=grace_ms,
             unclear_until_ms=unclear_until_ms,
@@ -259,13 +252,13 @@ class DelayQueue:
     @property
     def in_flight(self) -> int:
         """Number of messages in batches, or offered again while their intent is unresolved."""
-        launched = sum(len(batch) for batch, _ in self._launched.values())
+        launched = sum(len(batch) for batch, _ in self.open.launched.values())
         return launched + len(self._unresolved)
 
     @property
     def memory_bytes(self) -> int:
         """Approximate memory in use, without messages in flight."""
-        ids = len(self._pending_ids) + len(self.state.memory)
+        ids = len(self.open.ids) + len(self.state.memory)
         return self.pending.memory_bytes + self.waiting.memory_bytes + 8 * ids
 
     def offer(self, fetched: FetchedBatch) -> OfferResult:
@@ -282,23 +275,23 @@ class DelayQueue:
             return OfferResult(0, 0, 0)
         positions = pack(rows[LEDGER], rows[ENTRY])
         released = self.state.is_released(positions)
-        unknown = self._open.unknown(positions, ~released)
+        unknown = self.open.unknown(positions, ~released)
         requests = unknown[:0]
         if fetched.cancellations:
             asks = np.array([type(each) is Cancellation for each in fetched.records])[unknown]
             requests, unknown = unknown[asks], unknown[~asks]
         ids = IdColumns.of(fetched.records, unknown)
-        unseen = ids.unseen_in([self.state.memory, self._pending_ids, self.state.cancelled])
+        unseen = ids.unseen_in([self.state.memory, self.open.ids, self.state.cancelled])
         tracked = unknown[unseen]
         self._add(fetched, rows, positions, tracked)
         if tracked.size:
-            ids.at(unseen).save_in(self._pending_ids)
-            self._open.add(positions[tracked])
+            ids.at(unseen).save_in(self.open.ids)
+            self.open.add(positions[tracked])
             self.cancelling.take_arrived(rows[DUE], positions, fetched.records, tracked)
         if requests.size:
             self.cancelling.take_requests(positions, fetched.records, requests)
         # Last, because the low watermark may then pass what is not open: a copy, or a released one.
-        self._open.last_offered = max(self._open.last_offered, int(positions.max()))
+        self.open.last_offered = max(self.open.last_offered, int(positions.max()))
         return OfferResult(tracked.size, unknown.size - tracked.size, int(released.sum()))
 
     def advance(self, now_ms: int, max_messages: int = 1000) -> DueBatch | None:
@@ -367,13 +360,16 @@ class DelayQueue:
         self.state.apply(intent)
         return intent
 
-    def commit(self, number: int, held: npt.ArrayLike = ()) -> Released | Commit:
+    def commit(
+        self, number: int, held: npt.ArrayLike = (), at_ms: int | None = None
+    ) -> Released | Commit:
         """Release a launched batch whose messages are all confirmed; return the record of that.
 
         Batches may be committed in any order.
 
         Args:
             held: packed positions of the messages that were set aside and may come back.
+            at_ms: time of the release, ms since the epoch; now if None.
         """
         batch, ids = self._in_flight(number)
         held_positions = np.asarray(held, dtype=np.int64)
@@ -382,18 +378,19 @@ class DelayQueue:
         record: Released | Commit = Released(batch.positions, ids, held_positions)
         if number in self.state.open_intents:
             record = Commit(number, held_positions)
-        self._release(record, [number], batch.positions, ids)
+        self._release(record, [number], batch.positions, ids, at_ms)
         return record
 
-    def commit_all(self, numbers: Sequence[int]) -> Released:
+    def commit_all(self, numbers: Sequence[int], at_ms: int | Int64s | None = None) -> Released:
         """Release launched batches without sequence IDs, none of whose messages may come back.
 
-        The record is one for all of them, and costs as much as a message. Otherwise as `commit`.
+        The record is one for all of them, and costs as much as a message. There may be a time for
+        each message. Otherwise as `commit`.
         """
         batches, columns = zip(*map(self._in_flight, numbers), strict=True)
         positions = np.concatenate([batch.positions for batch in batches])
         record = Released(positions, IdColumns.join(columns), positions[:0])
-        self._release(record, numbers, positions, record.ids)
+        self._release(record, numbers, positions, record.ids, at_ms)
         return record
 
     def dispose(self, number: int, kind: DispositionKind, index: Sequence[int]) -> Disposition:
@@ -437,7 +434,7 @@ class DelayQueue:
         records, ids, again = self._unresolved.resolve(number, stored, next(self._numbers))
         for record in records:
             if isinstance(record, Resolved):
-                self._open.discard(record.released)
+                self.open.discard(record.released)
         self._forget(ids)
         self.pending.put_again(*again)
         return records
@@ -453,7 +450,7 @@ class DelayQueue:
 
     def low_watermark(self) -> int:
         """Return the packed position below which everything is released; it never decreases."""
-        return self._open.low_watermark(self._unresolved.withheld)
+        return self.open.low_watermark(self._unresolved.withheld)
 
     def checkpoint(self) -> LowWatermark | None:
         """Return the low watermark as a record, None if it has not moved."""
@@ -487,7 +484,7 @@ class DelayQueue:
 
     def _in_flight(self, number: int) -> tuple[DueBatch, IdColumns]:
         """Return a batch that is launched, and its IDs."""
-        found = self._launched.get(number)
+        found = self.open.launched.get(number)
         if found is None:
             raise InvalidInputError(f"there is no batch {number} in flight")
         return found
@@ -504,21 +501,27 @@ class DelayQueue:
                 "journal, and report this as a defect"
             )
         batch.number = next(self._numbers)
-        self._launched[batch.number] = batch, ids
+        self.open.launched[batch.number] = batch, ids
         self._sent_until_ms = max(self._sent_until_ms, int(batch.due_ms.max()))
 
     def _release(
-        self, record: Released | Commit, numbers: Iterable[int], positions: Int64s, ids: IdColumns
+        self,
+        record: Released | Commit,
+        numbers: Iterable[int],
+        positions: Int64s,
+        ids: IdColumns,
+        at_ms: int | Int64s | None,
     ) -> None:
         self.state.apply(record)
+        self._releases.add(ids, self._clock.now_ms() if at_ms is None else at_ms)
         for number in numbers:
-            del self._launched[number]
-        self._open.discard(positions)
+            del self.open.launched[number]
+        self.open.discard(positions)
         self._forget(ids)
 
     def _forget(self, ids: IdColumns) -> None:
         """Forget released messages."""
-        ids.remove_from(self._pending_ids)
+        ids.remove_from(self.open.ids)
         self.cancelling.take_released(ids)
 
 

@@ -20,8 +20,8 @@ from delaylevel.model.clock import Clock
 from delaylevel.model.message import batch_size, positions_of
 from delaylevel.model.position import Position
 
+from .host import TURNS
 from .record import FetchedBatch, Recorder
-from .turns import TURNS
 
 log = logging.getLogger(__name__)
 

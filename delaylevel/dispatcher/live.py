@@ -8,7 +8,7 @@ for a query. So a query has two steps:
    well under a millisecond, whatever the number of messages, and gives one consistent moment.
 2. The thread of the HTTP service cuts, sorts and formats these rows (`QueueView`), in numpy, Arrow
    and system calls, which leave the interpreter to the owner. Where it runs Python code, it takes
-   its turn for a slice of some tenths of a millisecond, behind all owners (`turns.py`).
+   its turn for a slice of some tenths of a millisecond, behind all owners (`host.py`).
 
 A message that is cancelled leaves its row only at its due time, and nobody searches for it before.
 So an answer has such rows, and says how many there are.
@@ -31,11 +31,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from delaylevel.dispatcher.delay_queue import DelayQueue
+from delaylevel.dispatcher.host import TURNS
 from delaylevel.dispatcher.journal.records import ENTRY_BITS, unpack
 from delaylevel.dispatcher.record import Columns, attributes, joined
 from delaylevel.dispatcher.service import Dispatcher, ServedGroup
 from delaylevel.dispatcher.stats import OwnerStats
-from delaylevel.dispatcher.turns import TURNS
 from delaylevel.errors import InvalidInputError
 from delaylevel.model.clock import Clock
 from delaylevel.model.level_topic import SIZE_ATTRIBUTE, named_in
@@ -83,12 +83,12 @@ class QueueView(FrozenRows):
     def __init__(self, delay_queue: DelayQueue, wanted: Range) -> None:
         super().__init__(wanted, partial(TURNS.take, _QUERYING))
         self.attribute = delay_queue.pending.attribute or SIZE_ATTRIBUTE
-        self.read_to = delay_queue._open.last_offered
+        self.read_to = delay_queue.open.last_offered
         self.cancelled = delay_queue.cancelling.cancelled
         self.cancellations = delay_queue.cancelling.waiting
         for index in (delay_queue.pending, *delay_queue.waiting.overflows):
             index.segments.freeze(self)
-        launched = delay_queue._launched.values()
+        launched = delay_queue.open.launched.values()
         loose = [(batch.due_ms, batch.positions, batch.records) for batch, _ in launched]
         loose += [*delay_queue.waiting.loose, delay_queue._unresolved.loose()]
         self.add((), partial(_in_due_order, joined(loose), self.attribute))

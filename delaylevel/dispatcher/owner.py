@@ -49,11 +49,10 @@ from delaylevel.topics.roster import DescriptionCache
 from .assignment import window_sources
 from .delay_queue import DelayQueue, OfferQueue
 from .fetcher import CAUGHT_UP, EntryEnd, Fetcher
-from .host import Host
+from .host import PUBLISHING, TURNS, Host
 from .pending import overflow_segments, pending_segments
 from .record import FetchedBatch, recorder_of
 from .stats import SharedOwnerStats
-from .turns import PUBLISHING, TURNS
 
 log = logging.getLogger(__name__)
 
@@ -308,11 +307,12 @@ class PartitionOwner:
     def _open_queue(self, description: LevelTopicDescription) -> DelayQueue:
         """Return a delay queue without messages, with the state at the end of the journal."""
         journal, settings, clock = self._journal, self._settings, self._host.clock
-        releases = RecentReleases(lambda: journal.read_ms)
-        state = JournalState.read(journal.read(), settings.remember, releases)
+        releases = RecentReleases()
+        state = JournalState.read(
+            journal.read(), settings.remember, lambda ids: releases.add(ids, journal.read_ms)
+        )
         is_first = journal.is_new
         journal.claim()  # before anything is decided from what was read
-        releases.now_ms = clock.now_ms
         budget_bytes = settings.memory_bytes // description.window_partitions
         return DelayQueue(
             state,

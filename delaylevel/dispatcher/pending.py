@@ -22,7 +22,7 @@ from delaylevel.structures.rows import DUE, Int64s, Rows
 from delaylevel.structures.segments.pending import PendingSegments
 from delaylevel.structures.tracker import TimeBucketTracker
 
-from .host import Host
+from .host import TURNS, Host
 from .record import (
     PACKED_FIELDS,
     STORED,
@@ -34,7 +34,6 @@ from .record import (
     packed,
     unpacked,
 )
-from .turns import TURNS
 
 _LEAST_BYTES = 1 << 20
 #: Approximate memory of a row outside the segments: tracker, set of open positions, and IDs.

@@ -1,4 +1,4 @@
-"""IDs by key and packed positions, for whole batches; the open positions of a partition."""
+"""IDs by key and packed positions, for whole batches; the open messages of a partition."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from pyroaring import BitMap64
 
+from delaylevel.dispatcher.record import DueBatch
 from delaylevel.errors import InvalidInputError
 from delaylevel.structures.deduplicator import Deduplicator
 from delaylevel.structures.id_set import RemovableIds
@@ -189,14 +190,18 @@ def to_array(positions: Int64s) -> array[int]:
     return array("Q", positions.tobytes())
 
 
-class OpenPositions:
-    """Positions that were offered and are not released.
+class OpenMessages:
+    """Messages and cancellations that were offered and are not released.
 
     Attributes:
+        ids: IDs of the messages. The journal's state remembers released ones.
+        launched: the batches that are launched, with their IDs, by number.
         last_offered: highest packed position that was offered, or everything below is released.
     """
 
     def __init__(self, low_watermark: int) -> None:
+        self.ids = RemovableIds()
+        self.launched: dict[int, tuple[DueBatch, IdColumns]] = {}
         self._open = BitMap64()
         self._low_watermark = low_watermark
         self.last_offered = low_watermark - 1

@@ -120,9 +120,6 @@ class JournalState:
         set_aside: IDs of the other messages that were not published, by the reason.
         paused: paused targets whose messages wait, and due time up to which messages may have been
             sent to them, ms since the epoch.
-        on_release: function that is called with the IDs of the messages that a Released or Commit
-            record releases; None for none. Those of a Resolved record may have been released long
-            before.
     """
 
     def __init__(self, capacity: int = 100_000_000) -> None:
@@ -138,7 +135,6 @@ class JournalState:
         # Twice as many IDs as in the memory for one key, so that none is forgotten earlier.
         self.cancelled = CancelledIds(2 * capacity)
         self.set_aside = {kind: Deduplicator(2 * capacity) for kind in _BOUNDED}
-        self.on_release: Callable[[IdColumns], None] | None = None
         self._highest = -1  # highest released position: a bitmap finds its own only slowly
         self._serial = 0
 
@@ -157,15 +153,17 @@ class JournalState:
         Args:
             records: bytes of each record, in order, from the journal's first record or any record
                 before a complete snapshot.
+            on_release: function that is called with the IDs of messages that were released.
         """
         state = cls(capacity)
-        state.on_release = on_release
         chunks: list[bytes] = []
         since: list[Record] = []
         serial = highest = -1
         for data in records:
             record = decode(data)
             if not isinstance(record, SnapshotChunk):
+                if on_release is not None and (ids := state._released_by(record)) is not None:
+                    on_release(ids)
                 state.apply(record)
                 if chunks:
                     since.append(record)
@@ -182,7 +180,6 @@ class JournalState:
                 state._load(b"".join(chunks))
                 for each in since:
                     state.apply(each)  # they were reported when they were read
-                state.on_release = on_release
                 chunks, since = [], []
         state._serial = max(state._serial, highest + 1)
         return state
@@ -190,7 +187,7 @@ class JournalState:
     def apply(self, record: Record) -> None:
         """Apply one record. A single snapshot chunk changes nothing: ``read`` joins them."""
         if isinstance(record, Released):
-            self._release(record.positions, record.ids, record.held, report=True)
+            self._release(record.positions, record.ids, record.held)
         elif isinstance(record, Intent):
             self.open_intents[record.number] = record
             self.next_number = max(self.next_number, record.number + 1)
@@ -288,11 +285,17 @@ class JournalState:
         if released is not None:
             keep = np.isin(positions, released)
             positions, ids = positions[keep], ids.at(keep)
-        self._release(positions, ids, held, report=released is None)
+        self._release(positions, ids, held)
 
-    def _release(
-        self, positions: Int64s, ids: IdColumns, held: Int64s | None, *, report: bool
-    ) -> None:
+    def _released_by(self, record: Record) -> IdColumns | None:
+        """Return the IDs of the messages that a Released or Commit record is going to release."""
+        # Those of a Resolved record may have been released long before.
+        if isinstance(record, Released):
+            return record.ids
+        intent = self.open_intents.get(record.number) if isinstance(record, Commit) else None
+        return None if intent is None else intent.ids
+
+    def _release(self, positions: Int64s, ids: IdColumns, held: Int64s | None) -> None:
         """Release messages, and remember their IDs but those of `held`."""
         self._pass(positions)
         if self.refused:
@@ -301,8 +304,6 @@ class JournalState:
             # A dead letter that is replayed has the ID of the first one, and is no copy of it.
             ids = ids.at(~np.isin(positions, held))
         ids.save_in(self.memory)
-        if self.on_release is not None and report:
-            self.on_release(ids)
 
     def _pass(self, positions: Int64s) -> None:
         # Most questions are about positions above all of these, and need no bitmap.

@@ -17,7 +17,7 @@ from delaylevel.cluster.locks import PartitionLock
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.publisher import FENCING_SETTINGS, open_producer
 from delaylevel.cluster.reader import read_range
-from delaylevel.dispatcher.turns import TURNS
+from delaylevel.dispatcher.host import TURNS
 from delaylevel.errors import BrokerError, ClientError
 from delaylevel.model.clock import SystemClock
 from delaylevel.model.level_topic import SUBSCRIPTION

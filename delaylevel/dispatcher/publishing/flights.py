@@ -26,7 +26,7 @@ from delaylevel.cluster.targets.pool import TargetKey, TargetPool
 from delaylevel.cluster.targets.producer import TargetProducer
 from delaylevel.cluster.targets.send_state import SendOutcome, Sent
 from delaylevel.dispatcher.delay_queue import DelayQueue
-from delaylevel.dispatcher.host import Host
+from delaylevel.dispatcher.host import PUBLISHING, TURNS, Host
 from delaylevel.dispatcher.journal.records import (
     UNCERTAIN,
     DispositionKind,
@@ -36,7 +36,6 @@ from delaylevel.dispatcher.journal.records import (
 )
 from delaylevel.dispatcher.journal.topic import Journal
 from delaylevel.dispatcher.record import DueBatch, WindowMessage
-from delaylevel.dispatcher.turns import PUBLISHING, TURNS
 from delaylevel.model.due_time import expired_reason, expires_at_ms
 from delaylevel.model.level_topic import LevelTopicDescription
 
@@ -457,15 +456,14 @@ class Flights:
                 plain.append(flight)
                 continue
             held = flight.batch.positions[flight.may_return].tolist()
-            self._queue.releases.at_ms = flight.confirmed_ms
-            self._journal.append_soon(self._queue.commit(flight.batch.number, held))
+            number = flight.batch.number
+            self._journal.append_soon(self._queue.commit(number, held, flight.confirmed_ms))
         if plain:
-            self._queue.releases.at_ms = np.repeat(
+            at_ms = np.repeat(
                 [flight.confirmed_ms for flight in plain], [len(flight.batch) for flight in plain]
             )
             numbers = [flight.batch.number for flight in plain]
-            self._journal.append_soon(self._queue.commit_all(numbers))
-        self._queue.releases.at_ms = None
+            self._journal.append_soon(self._queue.commit_all(numbers, at_ms))
         self._confirmed = []
         self.uncommitted = 0
 

@@ -7,12 +7,11 @@ from delaylevel.dispatcher.positions import IdColumns
 
 
 def release(times: RecentReleases, at_ms: int, *ids: int, key: str = "k") -> None:
-    times.at_ms = at_ms
-    times(IdColumns.of([(key, number) for number in ids]))
+    times.add(IdColumns.of([(key, number) for number in ids]), at_ms)
 
 
 def test_the_last_release_of_each_message_is_known() -> None:
-    times = RecentReleases(lambda: 0, most=10_000)
+    times = RecentReleases(most=10_000)
     for number in range(3_000):
         release(times, number, 2 * number, 2 * number + 1, key=f"k{number % 3}")
     release(times, 9_999, 0, key="k0")
@@ -22,7 +21,7 @@ def test_the_last_release_of_each_message_is_known() -> None:
 
 
 def test_at_least_the_given_number_is_known() -> None:
-    times = RecentReleases(lambda: 0, most=2_500)
+    times = RecentReleases(most=2_500)
     for number in range(10_000):
         release(times, number, number)
     known = [number for number in range(5_000, 10_000) if times.times_of([("k", number)])]

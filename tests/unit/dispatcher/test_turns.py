@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from delaylevel.dispatcher.turns import Turns
+from delaylevel.dispatcher.host import Turns
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
