@@ -88,7 +88,8 @@ class ServedTopic:
 
     Attributes:
         lost: partitions whose owner here has failed since the group was read.
-        failures: texts of the present failures, by partition; -1 for that of the level topic.
+        failures, warnings: texts of the present failures, and the log of all, by partition; -1 for
+            those of the level topic.
         processes: names of all processes of this command; empty for one process.
         refusals: why the last attempt to acquire a partition was refused, by partition.
         given_up: the reason why another version has to serve the level topic.
@@ -97,9 +98,7 @@ class ServedTopic:
 
     descriptions: DescriptionCache
     membership: Membership
-    warning: RepeatedWarning
     owners: dict[int, OwnerTask] = field(default_factory=dict)
-    owner_warnings: dict[int, RepeatedWarning] = field(default_factory=dict)
     retry_s: dict[int, float] = field(default_factory=dict)
     lost: set[int] = field(default_factory=set)
     group: GroupState | None = None
@@ -108,6 +107,7 @@ class ServedTopic:
     probes: int = 0
     pauses: Pauses = NO_PAUSES
     failures: dict[int, str] = field(default_factory=dict)
+    warnings: dict[int, RepeatedWarning] = field(default_factory=dict)
     task: Task | None = None
     looked_s: float = field(default_factory=time.monotonic)
     given_up: UpgradeRequiredError | None = None
@@ -153,31 +153,26 @@ class ServedTopic:
         """The text of a present failure; empty for none."""
         return next(iter(self.failures.values()), "")
 
-    def failed(self, error: Exception) -> None:
-        """Log that the group or a partition of it cannot be used now."""
-        self.failures[_ALL] = text = advised(self.description, error)
-        self.warning.failed(text)
+    def failed(self, error: Exception, partition: int = _ALL) -> None:
+        """Log that the group, or a partition of it, cannot be used now."""
+        name = self.description.topic
+        if partition != _ALL:
+            name = f"window partition {self.description.window_topic.partition(partition).full}"
+        self.failures[partition] = text = advised(self.description, error)
+        self.warnings.setdefault(partition, RepeatedWarning(log, name)).failed(text)
 
-    def works(self) -> None:
+    def works(self, partition: int = _ALL) -> None:
         """Log the end of the failure, if there was one."""
-        self.failures.pop(_ALL, None)
-        self.warning.over()
+        if self.failures.pop(partition, None) is not None:
+            self.warnings[partition].over()
 
     def watch_owner(self, index: int, owner: OwnerTask) -> None:
         """Log the failure of an owner, and the end of the failure once it releases messages."""
-        warning = self.owner_warnings.get(index)
         if owner.is_alive():
-            if warning is not None and owner.stats.now().state == "releasing":
-                warning.over()
-                self.failures.pop(index, None)
+            if index in self.failures and owner.stats.now().state == "releasing":
+                self.works(index)
         elif isinstance(owner.failure, FAILURES):
-            if warning is None:
-                partition = self.description.window_topic.partition(index).full
-                warning = RepeatedWarning(log, f"window partition {partition}")
-                self.owner_warnings[index] = warning
-            text = advised(self.description, owner.failure)
-            self.failures[index] = text
-            warning.failed(text)
+            self.failed(owner.failure, index)
 
 
 def served(admin: TopicAdmin, name: str, *, search: bool = False) -> LevelTopicDescription:
@@ -398,8 +393,7 @@ class Dispatcher:
             return found
 
         descriptions = DescriptionCache(read_again, description)
-        warning = RepeatedWarning(log, description.topic)
-        return ServedTopic(descriptions, membership, warning, processes=self._names)
+        return ServedTopic(descriptions, membership, processes=self._names)
 
     @property
     def silent_s(self) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import stat
 import threading
@@ -14,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from delaylevel.cluster.logs import RepeatedWarning
 from delaylevel.cluster.port import ConsumerStats, PartitionStats, SubscriptionStats
 from delaylevel.dispatcher import Dispatcher, DispatchSettings, assignment, service
 from delaylevel.dispatcher.assignment import GroupState, Membership, assign
@@ -109,7 +107,6 @@ def test_a_lost_partition_is_acquired_again_without_the_admin_interface(
     served = ServedTopic(
         DescriptionCache(lambda: description, description),
         group,
-        RepeatedWarning(logging.getLogger(), "orders"),
     )
     ended: Any = EndedOwner()
     served.owners[ended.partition] = ended
@@ -166,8 +163,7 @@ def test_a_level_topic_whose_broker_does_not_answer_keeps_no_other_from_being_se
     def serve(name: str) -> None:
         description = describe(topic=name, final_window=FinalWindow.TRACKER)
         membership: Any = SimpleNamespace(name="a", close=lambda: given_up.append(name))
-        warning = RepeatedWarning(logging.getLogger(), name)
-        topic = ServedTopic(DescriptionCache(UNUSED, description), membership, warning)
+        topic = ServedTopic(DescriptionCache(UNUSED, description), membership)
         dispatcher._topics.append(topic)
 
     monkeypatch.setattr(Dispatcher, "_reassign", reassign)
@@ -267,8 +263,7 @@ def test_a_process_rests_once_all_partitions_have_owners_and_it_has_its_share() 
     description = describe(final_window=FinalWindow.TRACKER, window_partitions=4)
     membership: Any = SimpleNamespace(name="a")
     descriptions = DescriptionCache(UNUSED, description)
-    warning = RepeatedWarning(logging.getLogger(), "orders")
-    topic = ServedTopic(descriptions, membership, warning, UNUSED, processes=("a", "a-2"))
+    topic = ServedTopic(descriptions, membership, processes=("a", "a-2"))
     owners = dict.fromkeys(range(4), "somebody")
 
     def rests(members: tuple[str, ...], owners: dict[int, str], own: int) -> bool:
