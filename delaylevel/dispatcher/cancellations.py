@@ -43,8 +43,8 @@ import numpy as np
 
 from delaylevel.dispatcher.journal.records import Answered, Disposition, DispositionKind, Record
 from delaylevel.dispatcher.journal.state import JournalState
-from delaylevel.dispatcher.pending import PendingIndex
-from delaylevel.dispatcher.positions import IdColumns, Identity, Mask, OpenMessages
+from delaylevel.dispatcher.pending import OpenMessages, PendingIndex
+from delaylevel.dispatcher.positions import IdColumns, Identity, Mask
 from delaylevel.dispatcher.record import (
     Cancellation,
     Columns,

@@ -33,8 +33,8 @@ from delaylevel.model.clock import Clock
 from delaylevel.structures.rows import DUE, ENTRY, LEDGER, Int64s, Rows
 from delaylevel.structures.segments.pending import PendingSegments, SpillWriteError
 
-from .pending import PendingIndex, WaitingQueues
-from .positions import IdColumns, Mask, OpenMessages, to_array
+from .pending import OpenMessages, PendingIndex, WaitingQueues
+from .positions import IdColumns, Mask, to_array
 from .record import (
     Cancellation,
     Columns,

@@ -12,17 +12,20 @@ from itertools import count
 from pathlib import Path
 
 import numpy as np
+from pyroaring import BitMap64
 
 from delaylevel.cluster.targets.pool import TargetKey
 from delaylevel.dispatcher.journal.records import ENTRY_BITS, unpack
 from delaylevel.errors import DelayLevelError, InvalidInputError
 from delaylevel.model.clock import Clock
 from delaylevel.model.level_topic import LevelTopicDescription, Spread
+from delaylevel.structures.id_set import RemovableIds
 from delaylevel.structures.rows import DUE, Int64s, Rows
 from delaylevel.structures.segments.pending import PendingSegments
 from delaylevel.structures.tracker import TimeBucketTracker
 
 from .host import TURNS, Host
+from .positions import IdColumns, Mask, contained, to_array
 from .record import (
     PACKED_FIELDS,
     STORED,
@@ -188,10 +191,6 @@ class PauseGate:
         """Return True if nothing is released to a target now."""
         pauses = self._description().pauses
         return bool(pauses.paused) and pauses.paused_since_ms(topic) is not None
-
-    def is_open(self, key: TargetKey) -> bool:
-        """Return True if no message of a target has to wait."""
-        return not self.is_paused(key.topic) and not self._waiting(paused_key(key))
 
     def waits(self, batch: DueBatch, key: TargetKey) -> Int64s:
         """Return the indices of the messages of a batch that have to wait, ascending."""
@@ -376,3 +375,55 @@ class WaitingQueues:
 
 def _size(record: MessageRecord) -> int:
     return _MESSAGE_BYTES + sum(len(value) for value in record if type(value) is bytes)
+
+
+class OpenMessages:
+    """Messages and cancellations that were offered and are not released.
+
+    Attributes:
+        ids: IDs of the messages. The journal's state remembers released ones.
+        launched: the batches that are launched, with their IDs, by number.
+        last_offered: highest packed position that was offered, or everything below is released.
+    """
+
+    def __init__(self, low_watermark: int) -> None:
+        self.ids = RemovableIds()
+        self.launched: dict[int, tuple[DueBatch, IdColumns]] = {}
+        self._open = BitMap64()
+        self._low_watermark = low_watermark
+        self.last_offered = low_watermark - 1
+
+    def add(self, positions: Int64s) -> None:
+        """Add packed positions, shape (n,)."""
+        self._open.update(to_array(positions))
+
+    def has_read(self, position: int) -> bool:
+        """Return True if everything up to a packed position was offered, or is released."""
+        return max(self.last_offered, self._low_watermark - 1) >= position
+
+    def discard(self, positions: Int64s) -> None:
+        """Remove packed positions that are released, shape (n,)."""
+        discard = self._open.discard
+        for position in positions.tolist():
+            discard(position)
+
+    def unknown(self, positions: Int64s, candidates: Mask) -> Int64s:
+        """Return the indices of the candidates that are not open yet, each position once."""
+        index = np.flatnonzero(candidates)
+        some = positions[index]
+        if some.size > 1 and not bool((some[1:] > some[:-1]).all()):
+            some, first = np.unique(some, return_index=True)
+            index = index[first]
+        if some.size and int(some[0]) <= self.last_offered:
+            index = index[~contained(self._open, some)]
+        return np.sort(index)
+
+    def low_watermark(self, withheld: BitMap64) -> int:
+        """Return the position below which all is released, not ``withheld``; it never decreases."""
+        position = self.last_offered + 1
+        if self._open:
+            position = min(position, self._open.min())
+        if withheld:
+            position = min(position, withheld.min())
+        self._low_watermark = max(self._low_watermark, position)
+        return self._low_watermark

@@ -1,4 +1,4 @@
-"""IDs by key and packed positions, for whole batches; the open messages of a partition."""
+"""IDs by key and packed positions, for whole batches."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 from pyroaring import BitMap64
 
-from delaylevel.dispatcher.record import DueBatch
 from delaylevel.errors import InvalidInputError
 from delaylevel.structures.deduplicator import Deduplicator
 from delaylevel.structures.id_set import RemovableIds
@@ -188,55 +187,3 @@ def contained(bitmap: BitMap64, positions: Int64s) -> Mask:
 def to_array(positions: Int64s) -> array[int]:
     """Return positions in the form that ``BitMap64.update`` takes."""
     return array("Q", positions.tobytes())
-
-
-class OpenMessages:
-    """Messages and cancellations that were offered and are not released.
-
-    Attributes:
-        ids: IDs of the messages. The journal's state remembers released ones.
-        launched: the batches that are launched, with their IDs, by number.
-        last_offered: highest packed position that was offered, or everything below is released.
-    """
-
-    def __init__(self, low_watermark: int) -> None:
-        self.ids = RemovableIds()
-        self.launched: dict[int, tuple[DueBatch, IdColumns]] = {}
-        self._open = BitMap64()
-        self._low_watermark = low_watermark
-        self.last_offered = low_watermark - 1
-
-    def add(self, positions: Int64s) -> None:
-        """Add packed positions, shape (n,)."""
-        self._open.update(to_array(positions))
-
-    def has_read(self, position: int) -> bool:
-        """Return True if everything up to a packed position was offered, or is released."""
-        return max(self.last_offered, self._low_watermark - 1) >= position
-
-    def discard(self, positions: Int64s) -> None:
-        """Remove packed positions that are released, shape (n,)."""
-        discard = self._open.discard
-        for position in positions.tolist():
-            discard(position)
-
-    def unknown(self, positions: Int64s, candidates: Mask) -> Int64s:
-        """Return the indices of the candidates that are not open yet, each position once."""
-        index = np.flatnonzero(candidates)
-        some = positions[index]
-        if some.size > 1 and not bool((some[1:] > some[:-1]).all()):
-            some, first = np.unique(some, return_index=True)
-            index = index[first]
-        if some.size and int(some[0]) <= self.last_offered:
-            index = index[~contained(self._open, some)]
-        return np.sort(index)
-
-    def low_watermark(self, withheld: BitMap64) -> int:
-        """Return the position below which all is released, not ``withheld``; it never decreases."""
-        position = self.last_offered + 1
-        if self._open:
-            position = min(position, self._open.min())
-        if withheld:
-            position = min(position, withheld.min())
-        self._low_watermark = max(self._low_watermark, position)
-        return self._low_watermark
