@@ -259,7 +259,7 @@ class Dispatcher:
 
     Attributes:
         refused: the reason for each level topic that was given up, because only a later version can
-            serve it, by its name.
+            serve it, by its name. `add` tries again.
 
     Raises:
         LevelTopicError: a level topic is missing, or its final window is not ``tracker``; or, with
@@ -353,6 +353,7 @@ class Dispatcher:
             LevelTopicError: as for the class.
         """
         description = served(self._admin, level_topic)
+        self.refused.pop(description.topic, None)
         if self._settings.delivery is Delivery.EFFECTIVELY_ONCE:
             require_on_targets(self._admin, description)
         topic = self._join(description)

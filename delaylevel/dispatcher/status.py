@@ -217,9 +217,7 @@ class DispatchReporter:
 
     def status(self) -> Sequence[StatusSection]:
         served = [self._section(group) for group in self._dispatcher.groups()]
-        return served + refused_sections(
-            self._dispatcher.refused, "Serve it with a later version of delaylevel."
-        )
+        return served + refused_sections(self._dispatcher.refused)
 
     def answer(self, question: str, parameters: Mapping[str, str]) -> LiveAnswer:
         name, processes = parameters.get(DISPATCHER), self._dispatcher.processes
