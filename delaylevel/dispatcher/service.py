@@ -10,7 +10,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from operator import itemgetter
@@ -75,6 +75,8 @@ _LONGEST_ALONE_S = 15.0
 _PROBE_S = 3.0
 # Time for which a partition is left to others after a failure.
 _RETRY_S = 2.0
+# Time between two looks at level topics that were given up.
+_AGAIN_S = 5.0
 _ALL = -1
 
 
@@ -259,7 +261,7 @@ class Dispatcher:
 
     Attributes:
         refused: the reason for each level topic that was given up, because only a later version can
-            serve it, by its name. `add` tries again.
+            serve it, by its name. It is tried again every few seconds.
 
     Raises:
         LevelTopicError: a level topic is missing, or its final window is not ``tracker``; or, with
@@ -280,6 +282,7 @@ class Dispatcher:
         self._client = client
         self.processes = processes or Processes(None, 1)
         self.refused: dict[str, str] = {}
+        self._again_s = 0.0
         self._names: tuple[str, ...] = settings.processes
         self._name = settings.name or default_name()
         self._begun_s = time.monotonic()
@@ -354,6 +357,8 @@ class Dispatcher:
         """
         description = served(self._admin, level_topic)
         self.refused.pop(description.topic, None)
+        if self.descriptions_of(description.topic) is not None:
+            return
         if self._settings.delivery is Delivery.EFFECTIVELY_ONCE:
             require_on_targets(self._admin, description)
         topic = self._join(description)
@@ -460,6 +465,7 @@ class Dispatcher:
                         self.remove(name)
                         self.refused[name] = reason
                         log.warning("level topic %s is not served: %s", name, reason)
+                self._try_again()
                 self.processes.look()
                 self._looked_s = time.monotonic()
                 if tick is not None:
@@ -477,6 +483,15 @@ class Dispatcher:
             self._opened.close()
             shutil.rmtree(self._directory, ignore_errors=True)
             self.processes.join()
+
+    def _try_again(self) -> None:
+        """Serve the level topics that were given up, if their descriptions can be read again."""
+        now_s = time.monotonic()
+        if self.refused and now_s >= self._again_s:
+            self._again_s = now_s + _AGAIN_S
+            for name in tuple(self.refused):
+                with suppress(BrokerError, LevelTopicError, UpgradeRequiredError):
+                    self.add(name)
 
     def stop(self) -> None:
         """Request the end of `run`; safe in a signal handler and from any thread."""

@@ -188,7 +188,9 @@ class LocalService:
 
     def _look(self) -> None:
         """Begin to serve what can be served now, and forget what was deleted."""
-        for gone in self._roster.look({item.topic for item in self.descriptions}):
+        given_up = () if self._dispatcher is None else self._dispatcher.refused
+        served = {item.topic for item in self.descriptions} | set(given_up)
+        for gone in self._roster.look(served):
             log.warning("%s was deleted", gone)
             self._remove(gone)
 

@@ -166,6 +166,10 @@ def test_a_level_topic_whose_broker_does_not_answer_keeps_no_other_from_being_se
         topic = ServedTopic(DescriptionCache(UNUSED, description), membership)
         dispatcher._topics.append(topic)
 
+    def add(_: Dispatcher, name: str) -> None:
+        raise UpgradeRequiredError("a later format")
+
+    monkeypatch.setattr(Dispatcher, "add", add)  # it is tried again
     monkeypatch.setattr(Dispatcher, "_reassign", reassign)
     for number in range(20):
         serve(f"away-{number}")
