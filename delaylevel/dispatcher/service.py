@@ -355,7 +355,7 @@ class Dispatcher:
         Raises:
             LevelTopicError: as for the class.
         """
-        description = served(self._admin, level_topic)
+        description = served(self._admin, level_topic, search=True)
         self.refused.pop(description.topic, None)
         if self.descriptions_of(description.topic) is not None:
             return
