@@ -610,7 +610,6 @@ class PartitionOwner:
             memory_bytes=delay_queue.memory_bytes,
             disk_bytes=delay_queue.pending.segments.disk_bytes + waiting.disk_bytes,
         )
-        self.stats.add(checkpoints=1)
 
     def _write_snapshot(self) -> None:
         chunks = self._queue.state.snapshot()

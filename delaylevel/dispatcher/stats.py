@@ -42,8 +42,6 @@ class OwnerStats:
             one for messages beyond the last bound.
         lateness_ms: sum of the lateness of all messages, in ms.
         memory_bytes, disk_bytes: approximate size of the pending messages.
-        checkpoints: number of times that the values of the queue (``pending``, ``in_flight``,
-            ``next_due_ms`` and the sizes) were written.
     """
 
     state: str = "recovering"
@@ -63,7 +61,6 @@ class OwnerStats:
     lateness_ms: int = 0
     memory_bytes: int = 0
     disk_bytes: int = 0
-    checkpoints: int = 0
 
 
 class SharedOwnerStats:
