@@ -131,7 +131,6 @@ class PartitionStats:
     Attributes:
         storage_bytes: size of its ledgers, including acknowledged entries that still exist.
         subscriptions: statistics of its subscriptions, by name.
-        producers: names of the connected producers.
         deduplication: True if the broker drops messages that a named producer sends twice; None
             if unknown.
         messages_in: number of messages published since the broker opened it.
@@ -141,7 +140,6 @@ class PartitionStats:
 
     storage_bytes: int
     subscriptions: Mapping[str, SubscriptionStats]
-    producers: tuple[str, ...] = ()
     deduplication: bool | None = None
     messages_in: int = 0
     publishers: tuple[PublisherStats, ...] = ()

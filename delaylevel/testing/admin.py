@@ -273,7 +273,6 @@ def _stats(partition: Partition) -> PartitionStats:
             name: _subscription_stats(partition, item)
             for name, item in partition.subscriptions.items()
         },
-        producers=tuple(sorted(partition.producers)),
         messages_in=partition.log.messages,
         publishers=tuple(
             PublisherStats(name, link.access_mode, link.properties)

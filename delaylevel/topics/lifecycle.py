@@ -452,7 +452,7 @@ def _connected(stats: LevelTopicStatus) -> list[str]:
     for row in stats.rows():
         if row.stats is None:
             continue
-        names = [f"producer {name}" for name in row.stats.producers]
+        names = [f"producer {each.name}" for each in row.stats.publishers]
         for subscription in row.stats.subscriptions.values():
             names += [f"consumer {consumer.name}" for consumer in subscription.consumers]
         found |= {f"{name} ({TopicName.parse(row.topic).local})" for name in names}

@@ -353,8 +353,7 @@ class StatusCache:
     def __init__(self, read: Callable[[LevelTopicDescription], LevelTopicStatus]) -> None:
         self._read = read
         self._requesting = threading.Lock()
-        self._lock = threading.Lock()
-        self._found: dict[str, tuple[float, LevelTopicStatus | None]] = {}
+        self._found: dict[str, tuple[float, LevelTopicStatus | None]] = {}  # with its time, in s
         self._awaited: set[str] = set()
 
     def read(
@@ -362,15 +361,14 @@ class StatusCache:
     ) -> LevelTopicStatus | None:
         """Return the status of a level topic; None if the broker does not report it."""
         with self._requesting:
-            read_s, found = self._known(description.topic)
-            if time.monotonic() - read_s > fresh_s:
+            found = self._fresh(description, fresh_s)
+            if found is None:
                 try:
-                    found = self._read(description)
+                    found = time.monotonic(), self._read(description)
                 except DelayLevelError:
-                    found = None
-                with self._lock:
-                    self._found[description.topic] = time.monotonic(), found
-            return found
+                    found = time.monotonic(), None
+                self._found[description.topic] = found
+            return found[1]
 
     def read_all(
         self, descriptions: Iterable[LevelTopicDescription], fresh_s: float = _FRESH_S
@@ -387,8 +385,7 @@ class StatusCache:
     def latest(self, description: LevelTopicDescription, fresh_s: float) -> LevelTopicStatus | None:
         """Return the last status without waiting; if it is old, a thread requests another one."""
         topic = description.topic
-        read_s, found = self._known(topic)
-        if time.monotonic() - read_s > fresh_s and topic not in self._awaited:
+        if self._fresh(description, fresh_s) is None and topic not in self._awaited:
             self._awaited.add(topic)
 
             def look() -> None:
@@ -398,11 +395,13 @@ class StatusCache:
                     self._awaited.discard(topic)
 
             in_thread(look)
-        return found
+        return self._found.get(topic, (0.0, None))[1]
 
-    def _known(self, topic: str) -> tuple[float, LevelTopicStatus | None]:
-        with self._lock:
-            return self._found.get(topic, (float("-inf"), None))
+    def _fresh(
+        self, description: LevelTopicDescription, fresh_s: float
+    ) -> tuple[float, LevelTopicStatus | None] | None:
+        found = self._found.get(description.topic)
+        return found if found and time.monotonic() - found[0] <= fresh_s else None
 
 
 def backlog_series(part: str, found: Mapping[str, LevelTopicStatus] | None) -> Iterator[Any]:

@@ -129,7 +129,7 @@ def test_the_business_producer_is_closed_if_a_later_step_fails(
     with pytest.raises(KeyboardInterrupt):
         client.create_producer(orders, **LEVELS)
     stats = world.admin.partition_stats
-    eventually(lambda: stats(TopicName.parse(orders)).producers == (), "the end of the producer")
+    eventually(lambda: stats(TopicName.parse(orders)).publishers == (), "the end of the producer")
 
 
 def test_a_second_close_is_refused_as_by_the_plain_client(connection: Connection) -> None:

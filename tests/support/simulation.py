@@ -383,9 +383,8 @@ class Broker:
         if name.partition_index is not None:
             self.topic(name.full)  # all partitions have subscriptions, and therefore exist
         topic = self._served(name)
-        names = tuple(each.name for each in self.producers if each.topic is topic)
         app = {"app": SubscriptionStats(0, None, "Shared", True, ())} if topic.subscribed else {}
-        return PartitionStats(0, app, names, deduplication=True)
+        return PartitionStats(0, app, deduplication=True)
 
     def partitioned_stats(self, name: TopicName) -> dict[int, PartitionStats]:
         self._found(name)

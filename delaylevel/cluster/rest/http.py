@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 from urllib.parse import urlencode, urljoin, urlsplit
 
 import certifi
@@ -37,6 +37,9 @@ from delaylevel.errors import (
 )
 from delaylevel.model.clock import SystemClock
 from delaylevel.model.formatting import format_instant
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 # A read without an answer after this time is given up, unless the broker gives a sign of life.
 _PATIENCE_S = 3.0
@@ -186,41 +189,31 @@ class _Call(NamedTuple):
 class Rest:
     """Client of one cluster's admin REST interface, for any number of threads."""
 
-    def __init__(
-        self,
-        admin_url: str,
-        *,
-        token: Token = None,
-        tls_trust_certs_file: _Path = None,
-        tls_certificate_file: _Path = None,
-        tls_private_key_file: _Path = None,
-        tls_allow_insecure: bool = False,
-        tls_validate_hostname: bool = True,
-        timeout_s: float = 30.0,
-        for_service: bool = False,
-        token_named: str = TOKEN_NAMED,
-    ) -> None:
+    def __init__(self, admin_url: str, **options: Unpack[RestOptions]) -> None:
         self.admin_url = admin_url
-        self._token_named = token_named
+        self._token_named = options.get("token_named", TOKEN_NAMED)
         self._addresses = addresses_of(admin_url)
-        self._token = token
-        for file in (tls_trust_certs_file, tls_certificate_file, tls_private_key_file):
+        self._token = options.get("token")
+        trusted, certificate, key = (
+            options.get("tls_trust_certs_file"),
+            options.get("tls_certificate_file"),
+            options.get("tls_private_key_file"),
+        )
+        for file in (trusted, certificate, key):
             if file is not None and not os.path.isfile(file):
                 raise ConfigError(f"there is no certificate or key file {os.fspath(file)}")
         tls: dict[str, Any] = {}
         if admin_url.startswith("https"):
-            tls["cert_reqs"] = "CERT_NONE" if tls_allow_insecure else "CERT_REQUIRED"
-            tls["ca_certs"] = os.fspath(tls_trust_certs_file or certifi.where())
-            if tls_allow_insecure or not tls_validate_hostname:
+            insecure = options.get("tls_allow_insecure", False)
+            tls["cert_reqs"] = "CERT_NONE" if insecure else "CERT_REQUIRED"
+            tls["ca_certs"] = os.fspath(trusted or certifi.where())
+            if insecure or not options.get("tls_validate_hostname", True):
                 tls["assert_hostname"] = False
-            if tls_allow_insecure:
+            if insecure:
                 urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)
-            if tls_certificate_file is not None:
-                tls["cert_file"] = os.fspath(tls_certificate_file)
-            if tls_private_key_file is not None:
-                tls["key_file"] = os.fspath(tls_private_key_file)
-        self._timeout_s = timeout_s
-        self._for_service = for_service
+            tls |= {"cert_file": certificate, "key_file": key}
+        self._timeout_s = options.get("timeout_s", 30.0)
+        self._for_service = options.get("for_service", False)
         # A service asks about many topics at once when it starts: beyond this number, connections
         # are closed after each request, with a line in the log.
         self._pool = urllib3.PoolManager(maxsize=128, **tls)

@@ -174,7 +174,6 @@ def partition_stats(value: Mapping[str, Any]) -> PartitionStats:
     return PartitionStats(
         storage_bytes=value["storageSize"],
         subscriptions=subscriptions,
-        producers=tuple(item.get("producerName", "") for item in value.get("publishers") or ()),
         deduplication=_DEDUPLICATION.get(value.get("deduplicationStatus") or ""),
         messages_in=value.get("msgInCounter", 0),
         publishers=tuple(

@@ -99,7 +99,7 @@ def test_messages_arrive_without_the_admin_interface(
             consumer.acknowledge(message)
 
     def producers() -> int:
-        return len(world.admin.partition_stats(world.name("orders")).producers)
+        return len(world.admin.partition_stats(world.name("orders")).publishers)
 
     others = producers()
     with serving(service):

@@ -101,7 +101,7 @@ class Client:
         found = dict.fromkeys(names, SubscriptionStats(0, None, "Shared", True, ()))
         for number in range(self.readers):
             found[f"reader-{number}"] = SubscriptionStats(0, None, "Exclusive", durable=False)
-        return PartitionStats(0, found, (), deduplication=True, replicated=self.replicated)
+        return PartitionStats(0, found, deduplication=True, replicated=self.replicated)
 
     def retains(self, name: TopicName) -> bool:
         return self.retained
@@ -116,7 +116,7 @@ class Client:
             index: self.partition_stats(name.partition(index)) for index in range(self.partitions)
         }
         new = range(self.partitions, self.partitions + self.new_partitions)
-        return found | dict.fromkeys(new, PartitionStats(0, {}, (), deduplication=True))
+        return found | dict.fromkeys(new, PartitionStats(0, {}, deduplication=True))
 
     def max_message_size(self, name: TopicName) -> int | None:
         return None

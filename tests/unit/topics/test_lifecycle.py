@@ -131,7 +131,7 @@ def test_a_deletion_that_fails_keeps_no_partition_closed(failure: Exception) -> 
     client.create_producer = failing  # type: ignore[method-assign]
     with pytest.raises(BrokerError):
         lifecycle.delete(client, memory.admin, description)
-    assert not [name for name in names if memory.admin.partition_stats(name).producers]
+    assert not [name for name in names if memory.admin.partition_stats(name).publishers]
     client.create_producer = real  # type: ignore[method-assign]
     lifecycle.delete(client, memory.admin, description)
     assert topics.find(memory.admin, description.topic) is None

@@ -31,7 +31,7 @@ def kill_during(setting: DispatchWorld, names: list[str], stored: int) -> None:
     process.wait()
     name = TopicName.parse(target)
     setting.world.eventually(
-        lambda: not setting.world.admin.partition_stats(name).producers, "the end of its producer"
+        lambda: not setting.world.admin.partition_stats(name).publishers, "the end of its producer"
     )
     assert stored <= setting.messages_in(target) < len(names)
 
