@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import importlib
-import importlib.util
 import io
 import logging
 import os
@@ -106,12 +105,15 @@ class RootGroup(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of all commands, in the order of the help."""
-        return [name for name in _shown() if _module(name) is not None]
+        return _shown()
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import the module of a command and return the command."""
-        module = _module(cmd_name)
-        return None if module is None else getattr(importlib.import_module(module), cmd_name)
+        if cmd_name not in _shown():
+            return None
+        module = importlib.import_module(f"delaylevel.cli.{cmd_name}")
+        command: click.Command = getattr(module, cmd_name)
+        return command
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -164,14 +166,6 @@ def _shown_as_json(error: click.ClickException) -> click.exceptions.Exit:
 
 def _shown() -> list[str]:
     return [name for names in SECTIONS.values() for name in names]
-
-
-def _module(name: str) -> str | None:
-    """Return the name of a command's module, or None if the command does not exist."""
-    if name not in _shown():
-        return None
-    module = f"delaylevel.cli.{name}"
-    return module if importlib.util.find_spec(module) is not None else None
 
 
 @examples(
