@@ -13,7 +13,6 @@ import pytest
 
 import delaylevel.asyncio
 from delaylevel.consumer import Listeners, ReceivedMessage
-from delaylevel.model.outcome import OutcomeStatus
 from delaylevel.testing import MemoryPulsar
 
 DAY, MINUTE = timedelta(days=1), timedelta(minutes=1)
@@ -79,28 +78,6 @@ def test_a_task_that_waits_for_messages_runs_at_their_times() -> None:
             day_ms = 86_400_000
             assert seen == [(b"%d" % n, (n + 1) * day_ms) for n in range(4)]
             await client.close()
-
-    run(scenario())
-
-
-def test_schedule_cancel_and_reschedule() -> None:
-    async def scenario() -> None:
-        with MemoryPulsar() as memory:
-            client = memory.asyncio_client()
-            producer = await client.create_producer("orders", enable_delay_level_topic=True)
-            first = await producer.schedule(b"1", deliver_after=MINUTE, partition_key="k")
-            second = await producer.schedule(b"2", deliver_after=3 * DAY)
-            assert (await producer.cancel(first, timeout=5)).status is OutcomeStatus.ACCEPTED
-            moved = await producer.reschedule(second, deliver_after=2 * DAY)
-            await memory.advance_async(timedelta(0))
-            outcome = await producer.outcome(first)
-            assert outcome is not None
-            assert outcome.status is OutcomeStatus.CANCELLED
-            assert moved.receipt.id != second.id
-            await memory.advance_async(2 * DAY)
-            assert [one.data for one in memory.delivered("orders")] == [b"2"]
-            await memory.advance_async(2 * DAY)
-            assert len(memory.delivered("orders")) == 1
 
     run(scenario())
 
