@@ -1,10 +1,10 @@
 """The structures of the final window against simpler layouts: memory and speed.
 
-``tracker``: the shapes of due times, against the layout of Pulsar's PR 23611 and a list under
-heapq. All rows are added, then drained 1,000 at a time. ``dedup``: IDs in batches, against two
-BitMap64. ``segments`` writes payloads of 1 KiB, then reads them in due order,
-against an SQLite table; ``live`` does both at the same time: a manual clock advances by 20 ms for
-each 1,000 messages. ``query`` selects 1 % of the rows by due time and attribute, against DuckDB.
+``tracker``: the shapes of due times, against the layout of Pulsar's PR 23611. All rows are added,
+then drained 1,000 at a time. ``dedup``: IDs in batches, against two BitMap64. ``segments`` writes
+payloads of 1 KiB, then reads them in due order, against an SQLite table; ``live`` does both at the
+same time: a manual clock advances by 20 ms for each 1,000 messages. ``query`` selects 1 % of
+the rows by due time and attribute, against DuckDB.
 
 Each case has a process of its own. "mb" is the growth of its memory, for segments the peak.
 
@@ -16,7 +16,6 @@ Examples:
 from __future__ import annotations
 
 import ctypes
-import heapq
 import json
 import os
 import sqlite3
@@ -154,23 +153,6 @@ class SeedTracker:
         return out
 
 
-class HeapqTracker:
-    """List of tuples under heapq: the obvious first implementation."""
-
-    def __init__(self, precision_ms: int) -> None:
-        self.heap: list[tuple[int, int, int]] = []
-
-    def add_messages(self, ledgers: Any, entries: Any, dues: Any) -> None:
-        for row in zip(dues.tolist(), ledgers.tolist(), entries.tolist(), strict=True):
-            heapq.heappush(self.heap, row)
-
-    def get_scheduled_messages(self, limit: int, now_ms: int) -> list[tuple[int, int]]:
-        out: list[tuple[int, int]] = []
-        while self.heap and self.heap[0][0] <= now_ms and len(out) < limit:
-            out.append(heapq.heappop(self.heap)[1:])
-        return out
-
-
 def rows_of(shape: str, rows: int) -> Iterator[tuple[Any, Any, Any]]:
     """Yield ledger IDs (50,000 entries per ledger), entry IDs, and due times of a shape."""
     rng = np.random.default_rng(1)
@@ -192,9 +174,7 @@ def tracker(layout: str, kind: str, rows: int) -> Case:
     precision, now = 1 << SHAPES[kind], [T0 - 60_000]
     ours = layout == "ours"
     made: Any = (
-        TimeBucketTracker(precision, clock=lambda: now[0])
-        if ours
-        else {"seed": SeedTracker, "heapq": HeapqTracker}[layout](precision)
+        TimeBucketTracker(precision, clock=lambda: now[0]) if ours else SeedTracker(precision)
     )
     for _ in rows_of(kind, 2 * BATCH):  # memory of numpy that stays
         pass
@@ -396,7 +376,7 @@ def query(layout: str, kind: str, rows: int) -> Case:
 
 
 CASES: dict[str, tuple[Callable[[str, str, int], Case], tuple[str, ...], tuple[str, ...]]] = {
-    "tracker": (tracker, tuple(SHAPES), ("ours", "seed", "heapq")),
+    "tracker": (tracker, tuple(SHAPES), ("ours", "seed")),
     "dedup": (dedup, IDS, ("ours", "seed")),
     "segments": (segments, ("day", "minutes"), ("ours", "sqlite")),
     "live": (segments, ("live",), ("ours",)),

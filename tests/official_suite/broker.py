@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import hmac
-import json
 import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -18,6 +14,7 @@ import urllib3
 from delaylevel.broker.embedded import EmbeddedBroker
 from delaylevel.broker.process import free_ports
 from delaylevel.cluster.connection.local_brokers import SavedInstance, save_instance
+from support.signed_tokens import jwt
 
 _HEAP_MB = 1500
 _START_SECONDS = 600
@@ -81,16 +78,6 @@ def with_ports(text: str, ports: Mapping[int, int]) -> str:
     return text
 
 
-def token(key: bytes, subject: str) -> str:
-    """Return a signed token that does not expire."""
-
-    def part(data: bytes) -> str:
-        return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
-
-    head = part(b'{"alg":"HS256"}') + "." + part(json.dumps({"sub": subject}).encode())
-    return f"{head}.{part(hmac.digest(key, head.encode(), hashlib.sha256))}"
-
-
 @contextmanager
 def running(folder: Path, tests: Path) -> Iterator[SuiteBroker]:
     """Start a broker in a folder, with tenants and namespaces of the suite; stop it at the end."""
@@ -98,7 +85,7 @@ def running(folder: Path, tests: Path) -> Iterator[SuiteBroker]:
     key = secrets.token_bytes(32)
     secret = folder / "secret.key"
     secret.write_bytes(key)
-    superuser = token(key, "superUser")
+    superuser = jwt(key, "superUser")
     own_token = folder / "broker.token"
     own_token.write_text(superuser, encoding="utf-8")
     conf = {
@@ -145,7 +132,7 @@ def running(folder: Path, tests: Path) -> Iterator[SuiteBroker]:
             {6650: service, 8080: web, 6651: service_tls, 8443: web_tls},
             status.admin_url,
             superuser,
-            token(key, "token-principal"),
+            jwt(key, "token-principal"),
         )
         _prepare(found)
         yield found
