@@ -1,7 +1,6 @@
 """Fixtures for a broker with tokens and TLS, on which every role has only the rights it needs.
 
 ``secured``       a broker for the test module; the module's ``BROKER`` has further settings
-``secured_with``  further brokers, each with its own settings
 ``make_roles``    creates a level topic whose roles have no rights yet; the test grants them
 ``roles``         a level topic whose roles have the rights in docs/security.md
 ``renewed``       a token file that is renewed until the test lets it expire or breaks it
@@ -106,7 +105,6 @@ class Secured:
         secret = secrets.token_bytes(32)
         (folder / "secret.key").write_bytes(secret)
         self.token = jwt(secret, "admin")
-        self.reader_token = jwt(secret, "reader")
         self.token_of = functools.partial(jwt, secret)
         self.foreign_token = jwt(secrets.token_bytes(32), "admin")
         # The broker's own credentials are in a file, so that no command line has them.
@@ -164,28 +162,22 @@ class Secured:
 
 
 @pytest.fixture(scope="module")
-def secured_with(
-    tmp_path_factory: pytest.TempPathFactory, started: Callable[[EmbeddedBroker], EmbeddedBroker]
-) -> Iterator[Callable[..., Secured]]:
-    """``secured_with(functions=False, **settings)``: start another broker with tokens and TLS."""
-    with contextlib.ExitStack() as stack:
-
-        def make(functions: bool = False, **settings: Any) -> Secured:
-            try:
-                made = Secured(tmp_path_factory.mktemp("secured"), functions, **settings)
-            except PrerequisiteError as error:
-                pytest.skip(str(error))
-            stack.callback(made.broker.remove)
-            started(made.broker)
-            return made
-
-        yield make
-
-
-@pytest.fixture(scope="module")
-def secured(request: pytest.FixtureRequest, secured_with: Callable[..., Secured]) -> Secured:
+def secured(
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+    started: Callable[[EmbeddedBroker], EmbeddedBroker],
+) -> Iterator[Secured]:
     """The test module's broker with tokens and TLS."""
-    return secured_with(**getattr(request.module, "BROKER", {}))
+    settings = getattr(request.module, "BROKER", {})
+    try:
+        made = Secured(tmp_path_factory.mktemp("secured"), **settings)
+    except PrerequisiteError as error:
+        pytest.skip(str(error))
+    try:
+        started(made.broker)
+        yield made
+    finally:
+        made.broker.remove()
 
 
 @pytest.fixture
@@ -241,10 +233,10 @@ class Roles:
 
 
 @pytest.fixture
-def make_roles_on() -> Callable[..., Roles]:
-    """``make_roles_on(secured, **description)``: a level topic whose roles have no rights yet."""
+def make_roles(secured: Secured) -> Callable[..., Roles]:
+    """``make_roles(**description)``: a level topic whose roles have no rights yet."""
 
-    def make(secured: Secured, levels: Levels = BRIEF, **values: Any) -> Roles:
+    def make(levels: Levels = BRIEF, **values: Any) -> Roles:
         target = f"persistent://public/default/guarded-{secrets.token_hex(4)}"
         description = LevelTopicDescription(f"{target}-delay-level", levels, (target,), **values)
         with Admin.from_connection(secured.load(token=secured.token)) as admin:
@@ -252,12 +244,6 @@ def make_roles_on() -> Callable[..., Roles]:
             return Roles(secured, topics.create(admin, description))
 
     return make
-
-
-@pytest.fixture
-def make_roles(secured: Secured, make_roles_on: Callable[..., Roles]) -> Callable[..., Roles]:
-    """``make_roles(**description)``: the same on the module's broker."""
-    return functools.partial(make_roles_on, secured)
 
 
 @pytest.fixture
