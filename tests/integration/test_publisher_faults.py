@@ -35,38 +35,6 @@ def messages(first: int, count: int) -> list[ParkedMessage]:
     ]
 
 
-class Outlet:
-    """A topic of our own, and the outcomes of the messages that were sent to it.
-
-    Attributes:
-        outcomes: the outcome of each message, by its number.
-    """
-
-    def __init__(self, client: Any, topic: str) -> None:
-        self.topic = kept_topic(client, topic)
-        self.own: OwnProducers[ParkedMessage] = OwnProducers(client, "")
-        self.outcomes: dict[str, SendOutcome] = {}
-
-    def send(self, *sent: ParkedMessage) -> None:
-        for message in sent:
-            assert not self.own.send(message, self.topic.full, message, message.properties, None)
-
-    def settle(self) -> None:
-        """Wait until each message has an outcome."""
-        eventually(self._settled, "all messages have an outcome", 60)
-
-    def _settled(self) -> bool:
-        self.own.flush()
-        for sent, outcome, _ in self.own.poll():
-            self.outcomes[sent.item.properties["n"]] = outcome
-        return not self.own.load[0]
-
-    @property
-    def confirmed(self) -> set[str]:
-        """The numbers of the messages that are stored, as far as is known."""
-        return {n for n, outcome in self.outcomes.items() if outcome is SendOutcome.STORED}
-
-
 def stored(client: Any, admin: Admin, topic: TopicName) -> set[str]:
     return {message.properties["n"] for message in stored_messages(client, admin, topic.full)}
 
@@ -76,26 +44,31 @@ def kept_topic(client: Any, name: str) -> TopicName:
     return TopicName.parse(name)
 
 
-@pytest.fixture
-def outlet(client: pulsar.Client, namespace: str) -> Any:
-    made = Outlet(client, f"persistent://{namespace}/out")
-    with closing(made.own):
-        yield made
-
-
 def test_messages_to_our_topics_share_the_outcome_of_their_entry(
-    client: pulsar.Client, admin: Admin, outlet: Outlet
+    client: pulsar.Client, admin: Admin, namespace: str
 ) -> None:
+    topic = kept_topic(client, f"persistent://{namespace}/out")
     sizes = [10, 600_000, 300_000, 300_000, 0, 524_288, 1, 524_287] * 3
     large = [
         message._replace(value=b"x" * size)
         for message, size in zip(messages(2 * MESSAGES, len(sizes)), sizes, strict=True)
     ]
-    for sent in (messages(0, MESSAGES), messages(MESSAGES, MESSAGES), large):
-        outlet.send(*sent)
-        outlet.settle()
+    outcomes: dict[str, SendOutcome] = {}
+    with closing(OwnProducers(client, "")) as own:
+
+        def settled() -> bool:
+            own.flush()
+            for sent, outcome, _ in own.poll():
+                outcomes[sent.item.properties["n"]] = outcome
+            return not own.load[0]
+
+        for part in (messages(0, MESSAGES), messages(MESSAGES, MESSAGES), large):
+            for message in part:
+                assert not own.send(message, topic.full, message, message.properties, None)
+            eventually(settled, "all messages have an outcome")
     everything = {str(number) for number in range(2 * MESSAGES + len(sizes))}
-    assert outlet.confirmed == everything == stored(client, admin, outlet.topic)
+    assert outcomes == dict.fromkeys(everything, SendOutcome.STORED)
+    assert stored(client, admin, topic) == everything
     assert not send_state._mistakes
 
 
