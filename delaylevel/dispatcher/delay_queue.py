@@ -196,6 +196,9 @@ class DelayQueue:
 
     Attributes:
         pending: the pending messages; ``pending.segments`` answers queries about them.
+        waiting: the due messages that wait for their target.
+        open: all that was offered and is not released.
+        unresolved: the intents from before the takeover.
     """
 
     def __init__(
@@ -232,7 +235,7 @@ class DelayQueue:
         self.waiting = WaitingQueues(
             clock, None if overflow is None else lambda: PendingIndex(overflow(), attribute)
         )
-        self._unresolved = UnresolvedIntents(state)
+        self.unresolved = UnresolvedIntents(state)
         self._sent_until_ms = unclear_until_ms
         self._releases = releases or RecentReleases()
         self.cancelling = Cancellations(
@@ -253,7 +256,7 @@ class DelayQueue:
     def in_flight(self) -> int:
         """Number of messages in batches, or offered again while their intent is unresolved."""
         launched = sum(len(batch) for batch, _ in self.open.launched.values())
-        return launched + len(self._unresolved)
+        return launched + len(self.unresolved)
 
     @property
     def memory_bytes(self) -> int:
@@ -352,7 +355,7 @@ class DelayQueue:
         """
         if target and first < self.state.next_sequence(target):
             raise InvalidInputError(f"sequence ID {first} of target {target} was used before")
-        if target and target in self._unresolved.targets:
+        if target and target in self.unresolved.targets:
             raise InvalidInputError(f"target {target} has an intent from before the takeover")
         ids = IdColumns.of(batch.records)
         self._launch(batch, ids)
@@ -421,17 +424,9 @@ class DelayQueue:
         positions = batch.positions.tolist() if refused else []
         return [index for index, each in enumerate(positions) if each in refused]
 
-    def reopened(self, batch: DueBatch) -> Mask:
-        """Return which messages an earlier owner may have sent, or may still send, shape (n,)."""
-        return self._unresolved.reopened(batch.positions)
-
-    def unresolved_intents(self) -> list[Intent]:
-        """Return the intents from before the takeover that are not resolved."""
-        return self._unresolved.intents
-
     def resolve(self, number: int, stored: npt.ArrayLike) -> list[Intent | Resolved]:
         """Close an intent from before the takeover; messages not ``stored`` are pending again."""
-        records, ids, again = self._unresolved.resolve(number, stored, next(self._numbers))
+        records, ids, again = self.unresolved.resolve(number, stored, next(self._numbers))
         for record in records:
             if isinstance(record, Resolved):
                 self.open.discard(record.released)
@@ -442,15 +437,11 @@ class DelayQueue:
     def reopen(self, number: int) -> None:
         """Let the messages of an intent be pending again although they may have been sent."""
         # The intent stays open until they are released again, so that none of them expires.
-        self.pending.put_again(*self._unresolved.reopen(number))
-
-    def close_reopened(self) -> list[Resolved]:
-        """Close the intents of an earlier owner whose messages are all released by now."""
-        return self._unresolved.close_reopened()
+        self.pending.put_again(*self.unresolved.reopen(number))
 
     def low_watermark(self) -> int:
         """Return the packed position below which everything is released; it never decreases."""
-        return self.open.low_watermark(self._unresolved.withheld)
+        return self.open.low_watermark(self.unresolved.withheld)
 
     def checkpoint(self) -> LowWatermark | None:
         """Return the low watermark as a record, None if it has not moved."""
@@ -473,14 +464,14 @@ class DelayQueue:
     def _add(self, fetched: FetchedBatch, rows: Rows, positions: Int64s, tracked: Int64s) -> None:
         """Add the tracked rows, except those in unresolved intents; an error changes nothing."""
         records = fetched.records
-        withheld = self._unresolved.contains(positions[tracked])
+        withheld = self.unresolved.contains(positions[tracked])
         index = tracked[~withheld]
         if index.size:
             some = rows[:, index] if index.size < rows.shape[1] else rows
             self.pending.put(some, [records[each] for each in index.tolist()])
         for each in tracked[withheld].tolist():
             record = as_plain(records[each])
-            self._unresolved.keep(int(positions[each]), int(rows[DUE, each]), record)
+            self.unresolved.keep(int(positions[each]), int(rows[DUE, each]), record)
 
     def _in_flight(self, number: int) -> tuple[DueBatch, IdColumns]:
         """Return a batch that is launched, and its IDs."""

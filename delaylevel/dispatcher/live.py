@@ -90,7 +90,7 @@ class QueueView(FrozenRows):
             index.segments.freeze(self)
         launched = delay_queue.open.launched.values()
         loose = [(batch.due_ms, batch.positions, batch.records) for batch, _ in launched]
-        loose += [*delay_queue.waiting.loose, delay_queue._unresolved.loose()]
+        loose += [*delay_queue.waiting.loose, delay_queue.unresolved.loose()]
         self.add((), partial(_in_due_order, joined(loose), self.attribute))
 
 

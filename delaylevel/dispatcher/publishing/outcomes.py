@@ -157,7 +157,7 @@ class CancellationDesk:
             self._journal.append_soon(self._cancelling.answered(positions))
 
     def _close_reopened(self) -> None:
-        for record in self._queue.close_reopened():
+        for record in self._queue.unresolved.close_reopened():
             self._journal.append_soon(record)
 
     def _decide(self) -> None:

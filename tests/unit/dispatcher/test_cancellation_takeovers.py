@@ -95,7 +95,7 @@ def test_what_a_suspended_owner_may_still_send_is_not_cancelled(
     assert late.status == "too late"
     assert late.released_ms is None, "it may have been released long before the takeover"
     third = Owner(tmp_path / "third", second.journal, clock, takes_over=True)
-    for intent in third.queue.unresolved_intents():
+    for intent in third.queue.unresolved.intents:
         third.queue.reopen(intent.number)
     third.read(2, "kept by the client", due_ms)
     third.read(3, "kept by the client", due_ms, cancels=True)
@@ -104,7 +104,7 @@ def test_what_a_suspended_owner_may_still_send_is_not_cancelled(
     assert again > number + 1
     third.append(third.queue.commit(again))
     assert [each.status for each in third.decide()] == ["too late"]
-    third.append(*third.queue.close_reopened())
+    third.append(*third.queue.unresolved.close_reopened())
     assert not third.queue.state.open_intents
 
 

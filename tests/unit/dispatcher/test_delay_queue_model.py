@@ -176,7 +176,7 @@ class World:
         self.outcomes: list[tuple[int, CancelRequest]] = []  # number of records to be confirmed
         self.unanswered: list[int] = []
         self.unresolved: list[Intent] = []
-        for intent in self.queue.unresolved_intents():
+        for intent in self.queue.unresolved.intents:
             if intent.target:
                 self.unresolved.append(intent)
             else:
@@ -408,7 +408,7 @@ class World:
     # -- the rest
 
     def checkpoint(self) -> None:
-        for closed in self.queue.close_reopened():
+        for closed in self.queue.unresolved.close_reopened():
             self.append(closed)
         position = self.queue.low_watermark()
         self.check_low_watermark(position)
