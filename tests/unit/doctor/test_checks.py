@@ -452,6 +452,14 @@ def test_a_broker_that_does_not_tell_the_limit_of_a_topic() -> None:
     assert found.says == "not checked: only superusers may read the broker's settings"
 
 
+@pytest.mark.parametrize(("tick_ms", "coarse"), [(2_000, False), (2_001, True)])
+def test_a_tick_of_twice_the_brokers_is_precise_enough(tick_ms: int, coarse: bool) -> None:
+    policies = {TARGET.full: {**POLICY, "tickTime": tick_ms}}
+    found = look(cluster_checks.delayed_delivery, BROKER, policies=policies)
+    assert (found.state is State.FAILED) == coarse
+    assert ("a precision of only" in found.says) == coarse
+
+
 @pytest.mark.parametrize(
     ("description", "topic", "words"),
     [

@@ -16,7 +16,13 @@ from delaylevel.model.strategy import PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.testing import MemoryPulsar
 from delaylevel.topics import lifecycle
-from delaylevel.topics.status import LevelTopicStatus, backlog_series, status, window_stats
+from delaylevel.topics.status import (
+    LevelTopicStatus,
+    StatusCache,
+    backlog_series,
+    status,
+    window_stats,
+)
 from delaylevel.topics.subscriptions import foreign_subscriptions
 
 HOUR_MS = 3_600_000
@@ -172,3 +178,22 @@ def test_a_subscription_is_foreign_unless_it_is_ours_or_the_brokers(
     assert "--subscription 'reader x' --force" in second.removal
     assert "messages before they are due, and keeps them stored" in str(first)
     assert "keeps" not in str(second)
+
+
+def test_a_status_is_requested_again_when_it_is_old(
+    parked: LevelTopicDescription, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s, requests = [50.0], list[float]()
+    monkeypatch.setattr("delaylevel.topics.status.time.monotonic", lambda: now_s[0])
+
+    def read(description: LevelTopicDescription) -> LevelTopicStatus:
+        requests.append(now_s[0])
+        if now_s[0] > 65:
+            raise LevelTopicError("away")
+        return LevelTopicStatus(description, 0, ())
+
+    cache = StatusCache(read)
+    for at_s in (50.0, 60.0, 61.0, 70.0, 72.0, 75.0):
+        now_s[0] = at_s
+        assert (cache.read_all([parked]) is None) == (at_s > 71)
+    assert requests == [50.0, 61.0, 72.0], "a failure counts for as long"
