@@ -102,11 +102,10 @@ bench: fetch ## Install the peers of the benchmarks, and run these
 # Flows on a real broker, a mover that dies, the dispatcher, cancellations, listeners, the Function, the
 # Spark job, and tests that failed on one of the versions before.
 VERSION_TESTS = tests/contract/test_flows.py tests/unit/cluster/test_client_parts.py tests/unit/topics/test_scan.py \
-	tests/unit/spark_sync/test_executors.py tests/unit/model/test_formatting.py \
+	tests/unit/spark_sync/test_session.py tests/unit/model/test_formatting.py \
 	tests/integration/test_cancel_dispatched.py \
 	tests/integration/test_dispatcher.py::test_every_field_of_a_message_arrives \
-	tests/integration/consumer/night/test_listeners.py::test_every_message_is_handled_and_acknowledged \
-	tests/integration/consumer/night/test_listeners.py::test_a_retried_message_is_handled_again \
+	tests/integration/consumer/night/test_listeners.py::test_partitions_and_their_retries \
 	tests/integration/functions/test_function_moves.py::test_every_message_arrives_as_it_was_sent \
 	tests/integration/test_spark_tracker.py \
 	tests/integration/test_spark_levels.py::test_once_leaves_messages_that_are_not_ready
