@@ -39,7 +39,6 @@ from .client_calls import (
     client_errors,
     close_async,
     in_client,
-    interruptible,
 )
 from .level_topic_cache import LevelTopicCache
 from .partition import Opening, PartitionProducer
@@ -81,10 +80,12 @@ def blocking(
     def waiting(producer: Any, *args: P.args, **kwargs: P.kwargs) -> T:
         steps = call(producer, *args, **kwargs)
         try:
-            with interruptible():
-                steps.send(None)
+            steps.send(None)
         except StopIteration as ended:
             return ended.value  # type: ignore[no-any-return]
+        except KeyboardInterrupt as interrupt:
+            # As the client's blocking calls.
+            raise pulsar.Interrupted("Pulsar error: ResultInterrupted") from interrupt
         raise AssertionError("a step of a producer for threads has not waited")
 
     return waiting  # type: ignore[return-value]  # the name of its first argument
