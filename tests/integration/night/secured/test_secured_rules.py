@@ -45,7 +45,7 @@ def test_a_prefix_of_subscriptions_is_refused_reported_and_survived(roles: Any) 
 
             eventually(lambda: stats().state == "failing", "the refusal")
             assert "AuthorizationError" in stats().problem
-            assert "an administrator can run `delaylevel doctor" in stats().problem
+            assert f"`delaylevel doctor {description.topic}`" in stats().problem
             token = roles.secured.load(token=roles.secured.token)
             found = {item.check: item for item in examine(token, description.topic)}
             assert found["subscription prefix"].state is State.FAILED
