@@ -133,9 +133,13 @@ def serve(
         stop_on_signals(service.stop)
         port, address = metrics
         if port is not None:
+            from delaylevel.run.actions import ServiceActions
             from delaylevel.run.service import ServiceCollector
 
-            serve_metrics(stack, ServiceCollector(service), port, address)
+            actions = ServiceActions.connect(
+                connection, admin, lambda: service.descriptions, logger
+            )
+            serve_metrics(stack, ServiceCollector(service), port, address, actions)
         served = ", ".join(topics) or f"the level topics of {namespace}"
         with status_line() as line:
             start = Starting(

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from delaylevel.mover.service import MoverStats
     from delaylevel.prometheus import Collector
     from delaylevel.spark_sync import SparkSyncJob
+    from delaylevel.web.reports import Actions
 
 
 def serve_metrics(
@@ -24,11 +25,12 @@ def serve_metrics(
     collector: Collector,
     port: int,
     address: str,
+    actions: Actions | None = None,
 ) -> None:
     """Serve metrics, probes and the status page until the stack is closed; print the addresses."""
     from delaylevel.prometheus import serve
 
-    served = stack.enter_context(serve(collector, port, address))
+    served = stack.enter_context(serve(collector, port, address, actions))
     for line in _addresses(served, address):
         note(line)
 

@@ -9,9 +9,12 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from delaylevel.errors import from_extra
+
+if TYPE_CHECKING:
+    from delaylevel.web.reports import Actions
 
 
 class Collector(Protocol):
@@ -23,42 +26,45 @@ class Collector(Protocol):
 
 
 @contextlib.contextmanager
-def serve(collector: Collector, port: int, address: str = "127.0.0.1") -> Iterator[int]:
+def serve(
+    collector: Collector, port: int, address: str = "127.0.0.1", actions: Actions | None = None
+) -> Iterator[int]:
     """Serve ``/metrics``, probes and a status page while the block runs.
 
-    If the collector has an attribute ``reporters`` (see `delaylevel.web.reports`), probes, status
-    page and live queries are about them. If other machines can reach the address, live queries and
-    the status page need the token in the environment variable ``DELAYLEVEL_LIVE_TOKEN``.
+    If the collector has reporters (see `delaylevel.web.reports`), probes, status page and live
+    queries are about them. If other machines can reach the address, live queries and the status
+    page need the token in the environment variable ``DELAYLEVEL_LIVE_TOKEN``.
 
     Args:
         collector: the source of the metrics.
         port: the TCP port; 0 for any free port.
         address: the address of the interface to listen on.
+        actions: what a person with the token in ``DELAYLEVEL_ACTION_TOKEN`` may change.
 
     Yields:
         The port in use.
 
     Raises:
         MissingExtraError: ``prometheus_client`` is not installed.
-        ConfigError: the address or port is not available.
+        ConfigError: the address or port is not available, or the token of actions is too weak.
     """
     with from_extra("metrics", "metrics need"):
         from prometheus_client import CollectorRegistry
         from prometheus_client.exposition import choose_encoder
     from delaylevel.web.application import PROBES, WebApplication
-    from delaylevel.web.reports import TOKEN_VARIABLE, LiveAnswer
+    from delaylevel.web.reports import LiveAnswer, tokens
     from delaylevel.web.server import HttpServer
 
     registry = CollectorRegistry(auto_describe=False)
     registry.register(collector)
     reporters = tuple(getattr(collector, "reporters", ()))
-    token = os.environ.get(TOKEN_VARIABLE, "").strip()
+    token, action_token = tokens(os.environ)
 
     def metrics(accept: str) -> LiveAnswer:
         encode, content_type = choose_encoder(accept)
         return LiveAnswer(content_type, encode(registry))
 
-    application = WebApplication(metrics, reporters, address, token)
+    application = WebApplication(metrics, reporters, address, token, actions, action_token)
     server = HttpServer(application, address, port, PROBES)
     host = f"[{address}]" if ":" in address else address
     for reporter in reporters:

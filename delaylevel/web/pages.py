@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime, timezone
 from html import escape
+from typing import Any
 
 from delaylevel import __version__
 
-from .reports import DuePeriod, PartitionLine, ProbeCheck, ProblemLine, StatusSection
+from .reports import (
+    ActionReport,
+    ActionTopic,
+    DuePeriod,
+    PartitionLine,
+    ProbeCheck,
+    ProblemLine,
+    StatusSection,
+)
 
 _COMMAND = re.compile(r"`([^`]+)`")
 #: Time after which a browser loads the page again, in s.
@@ -53,12 +63,25 @@ svg { display: block; width: 100%; max-width: 480px; height: auto; }
 code { font-family: ui-monospace, Menlo, Consolas, "DejaVu Sans Mono", monospace; font-size: 13px; }
 svg text { fill: var(--text); font-size: 12px; } svg .soft { fill: var(--soft); }
 svg rect { fill: var(--bar); } svg rect.bad { fill: var(--bad); }
+form { display: flex; flex-wrap: wrap; gap: 8px 14px; align-items: center; }
+label, form span { display: flex; flex-wrap: wrap; gap: 4px 8px; align-items: center;
+  max-width: 100%; }
+input, select, button { font: inherit; font-size: 16px; padding: 6px 10px; max-width: 100%;
+  color: inherit; background: var(--page); border: 1px solid var(--line); border-radius: 6px; }
+button { background: var(--bar); border-color: var(--bar); color: var(--back); cursor: pointer; }
+button[formaction$="cancel"], button[formaction$="pause"] { background: var(--bad);
+  border-color: var(--bad); }
+p { margin: 0 0 8px; overflow-wrap: anywhere; }
+.message { border-left: 3px solid var(--line); padding: 0 0 0 10px; margin: 12px 0 0; }
+.message form { margin: 8px 0 0; }
 footer { color: var(--soft); font-size: 13px; }
 footer a { color: inherit; }
 """
 
 
-def status_page(sections: Sequence[StatusSection], checks: Sequence[ProbeCheck]) -> str:
+def status_page(
+    sections: Sequence[StatusSection], checks: Sequence[ProbeCheck], *, can_act: bool = False
+) -> str:
     """Return the status page; sections with the same title become one."""
     ready = all(check.ok for check in checks)
     kind, word = ("badge", "ready") if ready else ("badge bad", "not ready")
@@ -71,12 +94,34 @@ def status_page(sections: Sequence[StatusSection], checks: Sequence[ProbeCheck])
     body += map(_section, _joined(sections))
     if not sections:
         body.append("<section>This process serves metrics only: see /metrics.</section>")
+    actions = '<a href="/actions">actions</a> · ' if can_act else ""
     body.append(
-        f"<footer>delaylevel {escape(__version__)} · refreshed every {REFRESH_S} s · "
+        f"<footer>delaylevel {escape(__version__)} · refreshed every {REFRESH_S} s · {actions}"
         '<a href="/metrics">metrics</a> · <a href="/readyz">readiness</a> · '
         '<a href="/healthz">health</a></footer>'
     )
     return _document(word, body, f'<meta http-equiv="refresh" content="{REFRESH_S}">')
+
+
+def action_page(
+    topics: Sequence[ActionTopic],
+    report: ActionReport | None = None,
+    given: Mapping[str, str] | None = None,
+) -> str:
+    """Return the page of actions, not refreshed; ``given`` fields that name a message stay."""
+    body = ['<h1>delaylevel <span class="badge">actions</span></h1>']
+    given = given or {}
+    if report is not None:
+        kind = "" if report.status == 200 else ' class="bad"'
+        body.append(f'<section role="status"><p{kind}><b>{escape(report.text)}</b></p>')
+        body += [_message(row, given.get("topic", "")) for row in report.rows]
+        body.append("</section>")
+    for each in topics:
+        body += _action_forms(each, given if given.get("topic") == each.topic else {})
+    if not topics:
+        body.append("<section>No level topic with the window `tracker` is served here.</section>")
+    body.append('<footer><a href="/">status</a> · <a href="/actions">actions</a></footer>')
+    return _document("actions", body)
 
 
 def _document(title: str, body: Iterable[str], head: str = "") -> str:
@@ -86,6 +131,76 @@ def _document(title: str, body: Iterable[str], head: str = "") -> str:
         f'{head}<link rel="icon" href="data:,"><title>delaylevel: {title}</title>'
         f"<style>{_STYLE}</style></head><body><main>{''.join(body)}</main></body></html>\n"
     )
+
+
+def _action_forms(topic: ActionTopic, given: Mapping[str, str]) -> Iterator[str]:
+    """Yield the forms of one level topic."""
+    paused = [
+        f"{'all targets' if name == '*' else escape(_short(name))} since {_instant(since)}"
+        for name, since in topic.paused.items()
+    ]
+    state = f'<p class="bad">Paused: {"; ".join(paused)}</p>' if paused else ""
+    yield f"<section><h2>{escape(topic.topic)}</h2><h3>Deliveries</h3>{state}"
+    yield _form_start(topic, "")
+    yield '<label>Release what waits over <input name="spread" placeholder="10m" size="5"></label>'
+    yield _buttons(("resume", "Resume"), ("pause", "Pause"))
+    yield "</form><h3>One message</h3>"
+    yield _form_start(topic, given.get("target", "") if {"id", "key"} & given.keys() else "")
+    for name, label in (("id", "ID"), ("key", "or key")):
+        value = escape(given.get(name, ""))
+        yield f'<label>{label} <input name="{name}" value="{value}" autocomplete="off"></label>'
+    yield _buttons(("find", "Find"), ("cancel", "Cancel"), ("fire", "Fire now"))
+    yield "</form></section>"
+
+
+def _form_start(topic: ActionTopic, chosen: str) -> str:
+    options = "".join(
+        f'<option value="{escape(name)}"{" selected" if name == chosen else ""}>'
+        f"{escape(_short(name))}</option>"
+        for name in topic.targets
+    )
+    return (
+        '<form method="post" action="/actions/find">'
+        f'<input type="hidden" name="topic" value="{escape(topic.topic)}">'
+        '<label>Target <select name="target"><option value="">all targets</option>'
+        f"{options}</select></label>"
+    )
+
+
+def _buttons(*actions: tuple[str, str]) -> str:
+    found = (
+        f'<button formaction="/actions/{action}">{label}</button>' for action, label in actions
+    )
+    return f"<span>{''.join(found)}</span>"
+
+
+def _message(row: Mapping[str, Any], topic: str) -> str:
+    """Return one message of an outcome, with buttons if it waits."""
+    facts = {
+        name.removesuffix("_ms").replace("_", " "): _instant(value)
+        if name.endswith("_ms")
+        else _short(str(value))
+        for name, value in row.items()
+        if value is not None and name != "receipt"
+    }
+    buttons = ""
+    if "receipt" in row and "outcome" not in row:
+        buttons = (
+            '<form method="post" action="/actions/cancel">'
+            f'<input type="hidden" name="topic" value="{escape(topic)}">'
+            f'<input type="hidden" name="receipt" value="{escape(row["receipt"])}">'
+            f"{_buttons(('cancel', 'Cancel'), ('fire', 'Fire now'))}</form>"
+        )
+    return f'<div class="message">{"".join(_pairs(facts))}{buttons}</div>'
+
+
+def _short(topic: str) -> str:
+    return topic.removeprefix("persistent://public/default/")
+
+
+def _instant(ms: int) -> str:
+    found = datetime.fromtimestamp(ms / 1000, timezone.utc)
+    return found.strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def _joined(sections: Sequence[StatusSection]) -> list[StatusSection]:

@@ -4,14 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
-from delaylevel.errors import DelayLevelError
+from delaylevel.errors import ConfigError, DelayLevelError
 
 #: Environment variable with the token of live queries, for both sides.
 TOKEN_VARIABLE = "DELAYLEVEL_LIVE_TOKEN"
 #: Parameter of a live query: the dispatcher that is asked, if several answer at one address.
 DISPATCHER = "dispatcher"
+#: Environment variable with the token of actions; a process without it takes none.
+ACTION_TOKEN_VARIABLE = "DELAYLEVEL_ACTION_TOKEN"
+
+
+#: The least length of the token of actions: nobody finds it by trial.
+LEAST_TOKEN = 16
+
+
+def tokens(environment: Mapping[str, str]) -> tuple[str, str]:
+    """Return the tokens of live queries and of actions; empty for none."""
+    live = environment.get(TOKEN_VARIABLE, "").strip()
+    acting = environment.get(ACTION_TOKEN_VARIABLE, "").strip()
+    if acting and len(acting) < LEAST_TOKEN:
+        raise ConfigError(
+            f"the token in {ACTION_TOKEN_VARIABLE} has {len(acting)} characters: give at least "
+            f"{LEAST_TOKEN}, for example those of `openssl rand -hex 16`"
+        )
+    if acting and acting == live:
+        raise ConfigError(
+            f"{ACTION_TOKEN_VARIABLE} and {TOKEN_VARIABLE} have the same token: give different "
+            "ones, because `delaylevel pending` sends that of live queries to every process that "
+            "announces itself as a dispatcher"
+        )
+    return live, acting
 
 
 class QueryRefusedError(DelayLevelError):
@@ -131,3 +155,45 @@ class Reporter(Protocol):
     def served_at(self, url: str) -> None:
         """Take note of the address at which the process answers."""
         return
+
+
+class ActionTopic(NamedTuple):
+    """A level topic on the page of actions.
+
+    Attributes:
+        paused: begin of each pause, ms since the epoch, by target; ``*`` for all targets.
+    """
+
+    topic: str
+    targets: Sequence[str]
+    paused: Mapping[str, int]
+
+
+class ActionReport(NamedTuple):
+    """The outcome of an action.
+
+    Attributes:
+        status: 200 if it is done; 400 for a wrong request, 404 if nothing matches, 409 if the state
+            does not allow it, 503 if it may succeed later.
+        rows: the messages; one with a ``receipt`` can be named by it.
+    """
+
+    status: int
+    text: str
+    rows: Sequence[Mapping[str, Any]] = ()
+
+
+class Actions(Protocol):
+    """Changes that a person may make. Several threads read, and one at a time acts."""
+
+    def topics(self) -> Sequence[ActionTopic]:
+        """Return the level topics that can be acted on."""
+        ...
+
+    def act(self, action: str, parameters: Mapping[str, str]) -> ActionReport:
+        """Return the outcome of one of ``ACTIONS``; raise nothing that a person can cause."""
+        ...
+
+
+#: Names of the actions.
+ACTIONS = ("pause", "resume", "find", "cancel", "fire")

@@ -31,8 +31,9 @@ THREADS = 8
 PROBE_THREADS = 2
 #: Number of open connections. A new one takes the place of the oldest.
 CONNECTIONS = 64
-#: Largest request, in bytes; a body is not read.
+#: Limits of a request, in bytes.
 HEADER_BYTES = 16 << 10
+BODY_BYTES = 4 << 10
 #: Time in which a request must be complete, and in which its answer must be read, in s.
 REQUEST_S = 10.0
 ANSWER_S = 60.0
@@ -52,12 +53,15 @@ class Request(NamedTuple):
         path: the decoded path.
         query: the part of the URL after the question mark, not decoded.
         headers: the headers, by their names in lower case.
+        body: the body of a POST; that of another method is not read.
     """
 
     method: str
     path: str
     query: str
     headers: Mapping[str, str]
+    body: bytes = b""
+    client: str = ""
 
 
 class Response(NamedTuple):
@@ -170,7 +174,8 @@ class HttpServer:
             if isinstance(answer, Request):
                 head_only = answer.method == "HEAD"
                 self._mark(answering=True)
-                answer = await self._answer(answer)
+                client = str(writer.get_extra_info("peername", ("",))[0])
+                answer = await self._answer(answer._replace(client=client))
             writer.write(_encoded(answer, head_only))
             await asyncio.wait_for(writer.drain(), ANSWER_S)
             self._mark(answering=False)
@@ -196,7 +201,11 @@ async def _read(reader: asyncio.StreamReader) -> Request | Response:
         head = await reader.readuntil(b"\r\n\r\n")
     except asyncio.LimitOverrunError:
         return _refusal(431, f"a request has at most {HEADER_BYTES} bytes")
-    return _parsed(head.decode("latin-1"))
+    request = _parsed(head.decode("latin-1"))
+    if isinstance(request, Request) and request.method == "POST":
+        length = int(request.headers.get("content-length", "0"))
+        return request._replace(body=await reader.readexactly(length))
+    return request
 
 
 def _parsed(head: str) -> Request | Response:
@@ -211,6 +220,11 @@ def _parsed(head: str) -> Request | Response:
         if not colon or not name or name.strip() != name:
             return _refusal(400, "a header cannot be read")
         headers[name.lower()] = value.strip()
+    length = headers.get("content-length", "0")
+    if "transfer-encoding" in headers or not (length.isascii() and length.isdigit()):
+        return _refusal(400, "the length of the body cannot be read")
+    if len(length) > 9 or int(length) > BODY_BYTES:
+        return _refusal(413, f"a body has at most {BODY_BYTES} bytes")
     path, _, query = parts[1].partition("?")
     return Request(parts[0], unquote(path, errors="replace"), query, headers)
 

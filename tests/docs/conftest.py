@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import secrets
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -201,6 +202,22 @@ def _cluster(reader: Any) -> None:
     reader.words |= {"spark://spark.example:7077": master, "hdfs://": f"file://{reader.folder}"}
 
 
+def _acting(reader: Any) -> None:
+    """Start a service with the token of actions, and send the messages that they name."""
+    (port,) = free_ports(1)
+    token = secrets.token_hex(16)
+    reader.do(f"{BRIEF[0]} --target invoices", ACTED)
+    reader.serve(f"env DELAYLEVEL_ACTION_TOKEN={token} delaylevel run orders --metrics-port {port}")
+    reader.words |= {
+        "http://127.0.0.1:9109": f"http://127.0.0.1:{port}",
+        "TOKEN=…": f"TOKEN={token}",
+        # The answers are shown, and any but a success ends the page.
+        "curl -H": "curl --silent --show-error --fail-with-body -H",
+        "receipt=dl1.eyJk…": "id=renewal-4712",
+    }
+    reader.type_until_done(f"curl -sf http://127.0.0.1:{port}/readyz")
+
+
 def _secured(reader: Any) -> None:
     """Start a broker with tokens and TLS, and write an administrator's client.conf."""
     module = load("tests/integration/night/secured/conftest.py", "secured")
@@ -240,6 +257,10 @@ CANCELLABLE = (
     "delaylevel levels create orders --overflow recirculate",
     "delaylevel send orders 'renew' --after 3d --id renewal-4711",
     "delaylevel send orders --jsonl reminders.jsonl",
+)
+ACTED = (
+    "delaylevel send orders 'renew' --after 3d --id renewal-4711 --key 'customer 7' && "
+    "delaylevel send orders 'renew' --after 3d --id renewal-4712"
 )
 DEDUPLICATED = _admin("POST", "namespaces/public/default/deduplication", json=True)
 
@@ -343,6 +364,7 @@ EXPECTED = Expected(
         "docs/functions.md": {
             "delaylevel mover status orders": (_function_runs,),
         },
+        "docs/http.md": {"": (_acting,)},
         "docs/inspect.md": {"": PENDING},
         "docs/lifecycle.md": {
             "delaylevel levels set orders --on-missing-target dead-letter": CREATED,

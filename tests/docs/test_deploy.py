@@ -20,7 +20,7 @@ from delaylevel.broker.distribution import PULSAR_VERSION
 from delaylevel.cli.main import cli
 from delaylevel.cluster.connection.settings import Connection
 from delaylevel.web.application import PROBES
-from delaylevel.web.reports import TOKEN_VARIABLE
+from delaylevel.web.reports import ACTION_TOKEN_VARIABLE, TOKEN_VARIABLE
 from support.dockerfile import instructions
 from support.loading import load
 from support.pages import ROOT
@@ -126,7 +126,7 @@ def test_two_replicas_keep_one_running() -> None:
 
 def test_variables_and_images_are_real() -> None:
     known = {f"DELAYLEVEL_{name.upper()}" for name in Connection.model_fields}
-    known.add(TOKEN_VARIABLE)
+    known |= {TOKEN_VARIABLE, ACTION_TOKEN_VARIABLE}
     for path in FILES:
         text = path.read_text("utf-8")
         assert set(re.findall(r"\bDELAYLEVEL_[A-Z_]+", text)) <= known, path

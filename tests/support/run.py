@@ -101,13 +101,15 @@ def started(world: RealWorld, cli_process: Start, description: LevelTopicDescrip
     return process
 
 
-def answer(process: Any, path: str) -> tuple[int, str]:
-    """Ask the HTTP service of a process, at the address that it has printed."""
+def answer(process: Any, path: str, form: bytes | None = None, token: str = "") -> tuple[int, str]:
+    """Ask the HTTP service of a process, at the address that it has printed; POST a form."""
     printed = re.search(r"Status page at (http://127\.0\.0\.1:[0-9]+/)", said(process))
     if printed is None:
         return 0, ""
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    request = urllib.request.Request(printed[1] + path, form, headers)
     try:
-        with urllib.request.urlopen(printed[1] + path, timeout=60) as found:
+        with urllib.request.urlopen(request, timeout=60) as found:
             return found.status, found.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode()

@@ -36,7 +36,10 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "dispatcher": ("mover.hop", "mover.carrier", "topics", "cluster", "structures", "model"),
     "inspection": ("dispatcher.journal", "topics", "cluster", "structures", "model"),
     "changes": ("inspection", "producer", "topics", "cluster", "model"),
-    "run": ("dispatcher", "mover", "topics", "cluster", "structures", "model"),
+    "run": (
+        *("changes", "inspection", "producer", "dispatcher", "mover", "topics"),
+        *("cluster", "structures", "model"),
+    ),
     "consumer": ("producer", "topics", "cluster", "structures", "model"),
     "functions": ("mover", "topics", "cluster", "model"),
     "spark_sync": ("inspection", "mover", "producer", "topics", "cluster", "model"),
@@ -50,7 +53,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         *("topics", "cluster", "structures", "model"),
     ),
 }
-ROOMS["demo"] = ("run", "producer", *ROOMS["run"])
+ROOMS["demo"] = ("run", *ROOMS["run"])
 ROOMS["cli"] = ("demo", "run", "changes", "doctor", "broker", *ROOMS["doctor"])
 #: What every room may import: modules without a room, and the room `web`.
 LEAVES = ("errors", "installed", "prometheus", "web", "__version__")

@@ -122,8 +122,9 @@ def test_wrong_requests_get_an_answer(port: int, part: Reporting) -> None:
         (b"GET / HTTP/1.1\r\nbroken header\r\n\r\n", b"400"),
         (b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\n\r\n", b"431"),
         (b"GET / HTTP/1.1\r\n" + b"X-A: " + b"a" * 100_000 + b"\r\n\r\n", b"431"),
-        (b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999\r\n\r\n", b"405"),
-        (b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n\r\n", b"405"),
+        (b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999\r\n\r\n", b"413"),
+        (b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: -5\r\n\r\n", b"400"),
+        (b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n\r\n", b"400"),
     ],
 )
 def test_malformed_and_huge_requests_are_refused(port: int, sent: bytes, status: bytes) -> None:

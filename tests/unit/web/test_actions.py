@@ -1,0 +1,368 @@
+"""Tests of actions over HTTP on messages in memory, and of who may act."""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+import re
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+from urllib.parse import urlencode
+
+import pytest
+import urllib3
+from click.testing import Result
+
+pytest.importorskip("prometheus_client")
+pytest.importorskip("pyarrow")
+
+from delaylevel import topics
+from delaylevel.errors import ConfigError
+from delaylevel.inspection import Inspector
+from delaylevel.prometheus import serve
+from delaylevel.run import actions as module
+from delaylevel.run.actions import ServiceActions
+from delaylevel.testing import MemoryPulsar
+from delaylevel.web import application
+from support.fakes import cancellable_orders
+from support.pending_commands import pending_commands
+
+TOKEN = "the-token-of-actions"
+LIVE = "the-token-of-live-queries"
+TARGET = "persistent://public/default/orders"
+Act = Callable[..., urllib3.BaseHTTPResponse]
+
+
+class Nothing:
+    """A collector of no metrics."""
+
+    reporters = ()
+
+    def collect(self) -> Iterator[Any]:
+        return iter(())
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "OUTCOME_S", 0.0)
+    monkeypatch.setenv("DELAYLEVEL_ACTION_TOKEN", TOKEN)
+    monkeypatch.delenv("DELAYLEVEL_LIVE_TOKEN", raising=False)
+
+
+@pytest.fixture
+def memory() -> Iterator[MemoryPulsar]:
+    with cancellable_orders() as memory:
+        yield memory
+
+
+@pytest.fixture
+def actions(memory: MemoryPulsar) -> ServiceActions:
+    @contextmanager
+    def inspector(topic: str, **options: Any) -> Iterator[Inspector]:
+        yield Inspector(memory.client(), memory.admin, topic, clock=memory.clock, **options)
+
+    def descriptions() -> list[Any]:
+        return [topics.describe(memory.admin, "orders-delay-level")]
+
+    return ServiceActions(memory.admin, descriptions, inspector, memory.client, memory.clock)
+
+
+@pytest.fixture
+def port(actions: ServiceActions) -> Iterator[int]:
+    with serve(Nothing(), 0, actions=actions) as port:
+        yield port
+
+
+@pytest.fixture
+def producer(memory: MemoryPulsar) -> Any:
+    return memory.client().create_producer(
+        "orders", enable_delay_level_topic=True, create_level_topic=False
+    )
+
+
+def ask(
+    port: int, path: str, fields: dict[str, str] | None = None, **headers: str
+) -> urllib3.BaseHTTPResponse:
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    named.setdefault("Authorization", f"Bearer {TOKEN}")
+    body = None
+    if fields is not None:
+        named.setdefault("Content-Type", "application/x-www-form-urlencoded")
+        body = urlencode(fields)
+    with urllib3.PoolManager(retries=False, timeout=60) as pool:
+        method = "GET" if fields is None else "POST"
+        return pool.request(method, f"http://127.0.0.1:{port}{path}", body=body, headers=named)
+
+
+@pytest.fixture
+def act(port: int) -> Act:
+    """Return ``act("cancel", id="a")``, which acts over HTTP."""
+    return lambda action, **fields: ask(port, f"/actions/{action}", fields)
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, memory: MemoryPulsar) -> Callable[..., Result]:
+    return pending_commands(monkeypatch, memory)
+
+
+def test_cancel_has_the_outcome_of_the_command(
+    memory: MemoryPulsar, producer: Any, act: Act, run: Callable[..., Result]
+) -> None:
+    pytest.importorskip("duckdb")  # for the list
+    for name in ("http", "command", "kept"):
+        producer.send(
+            b"x", deliver_after=timedelta(days=3), message_id=name, partition_key=f"of {name}"
+        )
+    by_http = act("cancel", topic="orders", id="http")
+    by_command = run("cancel", "orders", "--id", "command", "-o", "json")
+    assert (by_http.status, by_command.exit_code) == (200, 0)
+    (found,), (expected,) = by_http.json()["rows"], json.loads(by_command.stdout)
+    assert found == expected | {"id": "http", "key": "of http"}
+    assert found["outcome"] == "accepted"
+    assert [row["id"] for row in json.loads(run("list", "orders", "-o", "json").stdout)] == ["kept"]
+
+    missing, not_found = act("cancel", id="nobody"), run("cancel", "orders", "--id", "nobody")
+    assert (missing.status, not_found.exit_code) == (404, 1)
+    sent = producer.schedule(b"x", deliver_at=memory.clock.now_ms())  # due at once
+    late = act("cancel", receipt=str(sent))
+    assert (late.status, late.json()["rows"][0]["outcome"]) == (409, "too late")
+    assert run("cancel", "orders", "--receipt", str(sent)).exit_code == 1
+    memory.advance(timedelta(days=4))
+    delivered = [one.properties["delaylevel.id"] for one in memory.delivered("orders")]
+    assert sorted(delivered) == sorted(["kept", sent.id])
+
+
+def test_fire_delivers_now(memory: MemoryPulsar, producer: Any, act: Act) -> None:
+    producer.send(b"x", {"p": "v"}, deliver_after=timedelta(days=3), partition_key="ä b")
+    fired = act("fire", key="ä b")
+    assert fired.status == 200
+    (row,) = fired.json()["rows"]
+    assert row["new_due_ms"] <= memory.clock.now_ms()
+    memory.advance(timedelta(seconds=1))
+    (message,) = memory.delivered("orders")
+    assert (message.data, message.properties["p"]) == (b"x", "v")
+    memory.advance(timedelta(days=4))
+    assert len(memory.delivered("orders")) == 1
+
+
+def test_of_several_messages_one_is_chosen_by_its_receipt(
+    memory: MemoryPulsar, producer: Any, act: Act
+) -> None:
+    for name in ("a", "b"):
+        producer.send(b"x", deliver_after=timedelta(days=3), message_id=name, partition_key="k")
+    refused = act("cancel", key="k")
+    assert (refused.status, refused.json()["done"]) == (409, False)
+    found = act("find", key="k")
+    assert found.status == 200
+    assert found.json()["rows"] == refused.json()["rows"]
+    receipts = {row["id"]: row["receipt"] for row in found.json()["rows"]}
+    assert receipts.keys() == {"a", "b"}
+    assert act("cancel", receipt=receipts["b"]).status == 200
+    memory.advance(timedelta(days=4))
+    assert [one.properties["delaylevel.id"] for one in memory.delivered("orders")] == ["a"]
+
+
+def test_a_target_is_paused_and_resumed(memory: MemoryPulsar, act: Act, port: int) -> None:
+    def paused() -> list[str]:
+        return [name for name, _ in topics.describe(memory.admin, "orders").pauses.paused]
+
+    one = act("pause", topic="orders-delay-level", target="orders")
+    assert one.status == 200
+    assert [row["target"] for row in one.json()["rows"]] == [TARGET] == paused()
+    assert "Paused: orders since" in ask(port, "/actions").data.decode()
+    assert act("pause").status == 200
+    assert paused() == ["*", TARGET]
+    assert act("resume", target="orders", spread="soon").status == 400
+    # All targets are paused together.
+    assert act("resume", target="orders").status == 200
+    assert act("resume", target="orders").status == 409
+    assert act("resume", spread="10m").status == 200
+    assert paused() == []
+    ((_, spread),) = topics.describe(memory.admin, "orders").pauses.resumed
+    assert spread.length_ms == 600_000
+    assert act("resume").status == 400
+    assert act("pause", target="other").status == 400
+
+
+@pytest.mark.parametrize(
+    ("action", "fields", "status", "text"),
+    [
+        ("cancel", {}, 400, "id or key or receipt"),
+        ("cancel", {"id": "a", "key": "k"}, 400, "name one message"),
+        ("cancel", {"id": " "}, 400, "name one message"),
+        ("cancel", {"receipt": "dl1.x"}, 400, "damaged"),
+        ("find", {"receipt": "dl1.x"}, 400, "no parameter"),
+        ("pause", {"id": "a"}, 400, "no parameter"),
+        ("pause", {"topic": "others"}, 404, "not served here"),
+        ("pause", {"topic": "a/b"}, 400, "a/b"),
+        ("find", {"id": "a", "target": "others"}, 400, "carries no messages for"),
+    ],
+)
+def test_wrong_requests_change_nothing(
+    act: Act, action: str, fields: dict[str, str], status: int, text: str
+) -> None:
+    found = act(action, **fields)
+    assert (found.status, found.json()["done"]) == (status, False)
+    assert text in found.json()["text"]
+
+
+def test_a_long_search_ends(producer: Any, act: Act, monkeypatch: pytest.MonkeyPatch) -> None:
+    producer.send(b"x", deliver_after=timedelta(days=3), partition_key="k")
+    monkeypatch.setattr(module, "_SEARCH_S", -1.0)
+    found = act("cancel", key="k")
+    assert found.status == 503
+    assert "receipt" in found.json()["text"]
+
+
+def basic(token: str) -> str:
+    return "Basic " + base64.b64encode(f"ann:{token}".encode()).decode()
+
+
+def test_only_the_token_of_actions_lets_act(
+    actions: ServiceActions, memory: MemoryPulsar, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def status(port: int, path: str = "/actions/pause", **headers: str) -> int:
+        fields = None if path in ("/", "/actions") else {}
+        return ask(port, path, fields, **headers).status
+
+    def is_paused() -> bool:
+        return bool(topics.describe(memory.admin, "orders").pauses.paused)
+
+    monkeypatch.setenv("DELAYLEVEL_LIVE_TOKEN", LIVE)
+    with serve(Nothing(), 0, actions=actions) as port:
+        for given in ("", f"Bearer {LIVE}", basic(LIVE), "Bearer ", "Basic %", basic(TOKEN[:-1])):
+            assert status(port, Authorization=given) == 401
+            assert status(port, "/actions", Authorization=given) == 401
+        # A browser adds a password that it remembers to the form of any page.
+        foreign = {"Sec_Fetch_Site": "cross-site", "Origin": f"http://127.0.0.1:{port}"}
+        for headers in (
+            {},
+            foreign,
+            {"Sec_Fetch_Site": "same-site"},
+            {"Sec_Fetch_Site": "none"},
+            {"Origin": "http://evil.example"},
+            {"Origin": "null"},
+            {"Origin": f"http://127.0.0.1:{port}", "Host": "evil.example"},
+        ):
+            assert status(port, Authorization=basic(TOKEN), **headers) == 403
+        for kind in ("text/plain", "application/json", "multipart/form-data; boundary=x"):
+            assert status(port, Content_Type=kind) == 415
+        assert ask(port, "/actions/pause").status == 405
+        assert ask(port, "/actions", {}).status == 405
+        assert ask(port, "/actions/delete", {}).status == 404
+        assert not is_paused()
+
+        assert status(port, "/actions", Authorization=basic(TOKEN)) == 200
+        assert status(port, "/", Authorization=basic(TOKEN)) == 200
+        own = {"Sec_Fetch_Site": "same-origin"}
+        assert status(port, Authorization=basic(TOKEN), **own) == 200
+        assert is_paused()
+        own = {"Origin": f"http://127.0.0.1:{port}"}
+        assert status(port, "/actions/resume", Authorization=basic(TOKEN), **own) == 200
+        assert not is_paused()
+
+
+def test_without_a_token_nobody_acts(
+    actions: ServiceActions, memory: MemoryPulsar, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("DELAYLEVEL_ACTION_TOKEN")
+    with serve(Nothing(), 0, actions=actions) as port:
+        for given in ("", "Bearer ", basic("")):
+            refused = ask(port, "/actions/pause", {}, Authorization=given)
+            assert refused.status == 403
+            assert b"DELAYLEVEL_ACTION_TOKEN" in refused.data
+        assert ask(port, "/actions").status == 403
+        assert b"/actions" not in ask(port, "/").data
+    assert not topics.describe(memory.admin, "orders").pauses.paused
+    monkeypatch.setenv("DELAYLEVEL_ACTION_TOKEN", TOKEN)
+    with serve(Nothing(), 0) as port:
+        assert ask(port, "/actions/pause", {}).status == 404
+
+
+def test_weak_tokens_are_refused(actions: ServiceActions, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DELAYLEVEL_ACTION_TOKEN", "sesame")
+    with pytest.raises(ConfigError, match="at least 16"), serve(Nothing(), 0, actions=actions):
+        pass
+    monkeypatch.setenv("DELAYLEVEL_ACTION_TOKEN", LIVE)
+    monkeypatch.setenv("DELAYLEVEL_LIVE_TOKEN", LIVE)
+    with pytest.raises(ConfigError, match="same token"), serve(Nothing(), 0, actions=actions):
+        pass
+
+
+def test_bodies_are_limited(port: int, act: Act) -> None:
+    assert act("cancel", id="a" * 5_000).status == 413
+    assert ask(port, "/actions/cancel", {f"f{n}": "" for n in range(40)}).status == 400
+    named = {"Authorization": f"Bearer {TOKEN}", "Content-Type": application._FORM}
+    with urllib3.PoolManager(retries=False, timeout=60) as pool:
+        url = f"http://127.0.0.1:{port}/actions/cancel"
+        for body in (b"id=a&id=b", b"id=\xff", b"id=%ff"):
+            assert pool.request("POST", url, body=body, headers=named).status == 400
+
+
+def test_one_action_at_a_time(
+    actions: ServiceActions, monkeypatch: pytest.MonkeyPatch, act: Act
+) -> None:
+    monkeypatch.setattr(application, "_ACTION_WAIT_S", 0.05)
+    entered, leave = threading.Event(), threading.Event()
+    real = ServiceActions.act
+
+    def slow(self: ServiceActions, action: str, parameters: Any) -> Any:
+        entered.set()
+        assert leave.wait(20)
+        return real(self, action, parameters)
+
+    monkeypatch.setattr(ServiceActions, "act", slow)
+    first: list[int] = []
+    thread = threading.Thread(target=lambda: first.append(act("pause").status))
+    thread.start()
+    assert entered.wait(20)
+    assert act("pause").status == 503
+    leave.set()
+    thread.join(60)
+    assert first == [200]
+
+
+def test_actions_are_logged_on_one_line(
+    producer: Any, port: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    producer.send(b"x", deliver_after=timedelta(days=3), message_id="a\nERROR", partition_key="k")
+    own = {"Sec_Fetch_Site": "same-origin", "Authorization": basic(TOKEN)}
+    with caplog.at_level(logging.WARNING):
+        assert ask(port, "/actions/cancel", {"key": "k"}, **own).status == 200
+    (line,) = [one.getMessage() for one in caplog.records if "action" in one.getMessage()]
+    assert "\n" not in line
+    for text in ("cancel", "'key': 'k'", "'ann'", "127.0.0.1", "accepted"):
+        assert text in line
+    assert TOKEN not in line
+
+
+def test_the_page_shows_the_outcome_and_escapes_it(producer: Any, port: int) -> None:
+    evil = '"><script>alert(1)</script>'
+    for name in (evil, "b"):
+        producer.send(b"x", deliver_after=timedelta(days=3), message_id=name, partition_key=evil)
+
+    def page(action: str, fields: dict[str, str]) -> str:
+        found = ask(port, f"/actions/{action}", fields, Accept="text/html,*/*;q=0.8")
+        assert "text/html" in found.headers["Content-Type"]
+        assert (
+            "form-action 'self'; frame-ancestors 'none'" in found.headers["Content-Security-Policy"]
+        )
+        return found.data.decode()
+
+    found = page("find", {"key": evil})
+    assert "2 messages found" in found
+    assert found.count('name="receipt"') == 2
+    assert "&lt;script&gt;" in found
+    receipt = re.findall(r'name="receipt" value="([^"]+)"', found)[0]
+    done = page("cancel", {"receipt": receipt})
+    assert "The cancellation is stored" in done
+    assert "<dd>accepted</dd>" in done
+    for text in (found, done, ask(port, "/actions").data.decode()):
+        assert "<script" not in text
+        assert 'http-equiv="refresh"' not in text
+        assert TOKEN not in text
+    assert '<a href="/actions">' in ask(port, "/").data.decode()
