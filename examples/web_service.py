@@ -10,7 +10,6 @@
     curl -X DELETE localhost:8000/reminders/RECEIPT
 """
 
-import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
@@ -19,11 +18,11 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from pydantic import AwareDatetime, BaseModel
 
-from delaylevel.asyncio import DelayLevelClient
+from delaylevel.asyncio import DelayLevelClient, Inspector
 from delaylevel.config import Connection
 from delaylevel.consumer import Listeners, ReceivedMessage
 from delaylevel.errors import InvalidInputError
-from delaylevel.inspection import Inspector, Selection
+from delaylevel.inspection import Selection
 
 TOPIC = "reminders"
 
@@ -52,10 +51,9 @@ def create_app(
         # One producer and one inspector for all requests.
         async with connect() as client:
             app.state.producer = await client.create_producer(TOPIC, enable_delay_level_topic=True)
+            app.state.inspector = await Inspector.open(client, TOPIC)
             # A client on the same connections, for what has no asyncio form.
-            threads = client.synchronous()
-            app.state.inspector = await asyncio.to_thread(Inspector, threads, client.admin, TOPIC)
-            listeners = Listeners(threads)
+            listeners = Listeners(client.synchronous())
 
             @listeners.on(TOPIC, subscription="mailer")
             async def remind(message: ReceivedMessage) -> None:
@@ -80,9 +78,9 @@ def create_app(
         return {"outcome": outcome.status.value}
 
     @app.get("/customers/{customer}/reminders")
-    def pending(customer: str) -> list[dict[str, Any]]:  # FastAPI calls it in a thread
+    async def pending(customer: str) -> list[dict[str, Any]]:
         # This reads all that waits. With a million messages, keep a list in your database.
-        rows = app.state.inspector.rows(Selection(key=customer), limit=100, value=True)
+        rows = await app.state.inspector.rows(Selection(key=customer), limit=100, value=True)
         return [{"due_ms": row.due_ms, "text": row.value, "place": row.place} for row in rows]
 
     @app.exception_handler(InvalidInputError)  # a delay that is too long, a damaged receipt

@@ -14,11 +14,10 @@ import pulsar
 import pulsar.asyncio
 import pytest
 
-from delaylevel.asyncio import DelayLevelClient, DelayLevelProducer, wrap
+from delaylevel.asyncio import DelayLevelClient, DelayLevelProducer, Inspector, wrap
 from delaylevel.cluster.connection.settings import Connection
 from delaylevel.consumer import Listeners, ReceivedMessage
 from delaylevel.errors import InvalidInputError
-from delaylevel.inspection import Inspector
 from delaylevel.model.level_topic import default_level_topic
 from delaylevel.model.outcome import OutcomeStatus
 from support.asyncio_producer import HOURS, LONG, LONGER, LONGEST, orders, producer_of  # noqa: F401
@@ -199,11 +198,10 @@ def test_the_client_for_threads_has_the_same_connections(
         async with DelayLevelClient.from_connection(connection) as client:
             producer = await client.create_producer(orders, enable_delay_level_topic=True)
             receipt = await producer.schedule(b"later", deliver_after=LONG, partition_key="k")
-            threads = client.synchronous()
-            look = await asyncio.to_thread(Inspector, threads, client.admin, orders)
-            assert await asyncio.to_thread(lambda: [row.id for row in look.rows()]) == [receipt.id]
+            look = await Inspector.open(client, orders)
+            assert [row.id for row in await look.rows()] == [receipt.id]
             handled = asyncio.Event()
-            app = Listeners(threads)
+            app = Listeners(client.synchronous())
 
             @app.on(orders, subscription="app")
             async def handle(message: ReceivedMessage) -> None:
@@ -215,7 +213,7 @@ def test_the_client_for_threads_has_the_same_connections(
                 await asyncio.wait_for(handled.wait(), 30)
             outcome = await producer.cancel(receipt)
             assert outcome.status is OutcomeStatus.ACCEPTED
-            assert await asyncio.to_thread(lambda: list(look.rows())) == []
-            assert (await asyncio.to_thread(look.horizon)).messages == 0
+            assert await look.rows() == []
+            assert (await look.horizon()).messages == 0
 
     asyncio.run(test())

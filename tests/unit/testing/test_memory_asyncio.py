@@ -13,6 +13,8 @@ import pytest
 
 import delaylevel.asyncio
 from delaylevel.consumer import Listeners, ReceivedMessage
+from delaylevel.errors import InvalidInputError
+from delaylevel.inspection import Selection
 from delaylevel.testing import MemoryPulsar
 
 DAY, MINUTE = timedelta(days=1), timedelta(minutes=1)
@@ -152,3 +154,32 @@ def test_system_exit_in_a_coroutine_is_a_failed_attempt(in_loop: bool) -> None:
             memory.advance(timedelta(0))
         (dead,) = memory.delivered("orders-billing-DLQ")
         assert dead.properties["delaylevel.reason"] == "attempt 1 failed: SystemExit: 1"
+
+
+def test_what_is_pending() -> None:
+    pytest.importorskip("duckdb")
+
+    async def scenario() -> None:
+        with MemoryPulsar() as memory:
+            async with memory.asyncio_client() as client:
+                producer = await client.create_producer("orders", enable_delay_level_topic=True)
+                for number in range(4):
+                    await producer.send(
+                        b"x" * number,
+                        deliver_after=3 * DAY + number * MINUTE,
+                        message_id=f"m{number}",
+                    )
+                read: list[int] = []
+                look = await delaylevel.asyncio.Inspector.open(client, "orders", tell=read.append)
+                assert [row.id for row in await look.rows(limit=3)] == ["m0", "m1", "m2"]
+                assert sum(read) >= 3
+                assert [(row.size, row.value) for row in await look.find("m3", value=True)] == [
+                    (3, b"xxx")
+                ]
+                assert len(await look.table(Selection(where="size > 1"), columns=["id"])) == 2
+                assert (await look.average("size")).total == 6
+                assert (await look.horizon(exact=True)).messages == 4
+                with pytest.raises(InvalidInputError, match="carries no messages for"):
+                    await delaylevel.asyncio.Inspector.open(client, "orders", target="invoices")
+
+    run(scenario())
