@@ -113,6 +113,26 @@ class SyncOptions:
         )
 
 
+@dataclass(frozen=True)
+class WriteOptions:
+    """Parsed options of the batch sink.
+
+    Attributes:
+        target: the business topic of rows that name none; empty for none.
+        level_topic: the level topic; None for the business topic's own.
+    """
+
+    connection: tuple[tuple[str, str], ...]
+    target: str
+    level_topic: str | None
+
+    @classmethod
+    def parse(cls, options: Mapping[str, str]) -> WriteOptions:
+        """Parse the options of ``.option(…)``; names are not case-sensitive."""
+        given = _known_options(options, (*_CONNECTION, "target", "levelTopic"))
+        return cls(_connection(given), given.get("target", ""), given.get("levelTopic"))
+
+
 def _known_options(options: Mapping[str, str], names: Sequence[str]) -> dict[str, str]:
     given, rest = split_options(options, names)
     unknown = [name for name in rest if name.lower() not in _SPARKS_OWN]

@@ -46,9 +46,17 @@ from delaylevel.topics.scan import ALWAYS, DEFAULT_SLACK_MS, Window
 
 from . import control
 from .arrow_rows import BYTES_PER_BATCH, ROWS_PER_BATCH, SCHEMA, to_batches
+from .batch_sink import ScheduleWriter
 from .driver import Driver, Offset
 from .forwarding import FORWARDED_SCHEMA, forward_input, messages_only
-from .options import FORMAT, SyncOptions, boolean_option, connection_options, split_options
+from .options import (
+    FORMAT,
+    SyncOptions,
+    WriteOptions,
+    boolean_option,
+    connection_options,
+    split_options,
+)
 from .runtime import InputRange, runtime
 
 # They say what a batch read skips. A filter that Spark pushes down could not: Spark 4.2 and 4.3
@@ -199,12 +207,13 @@ def _time_ms(given: Mapping[str, str], name: str) -> int | None:
 
 
 class DelayLevelDataSource(DataSource):
-    """``readStream`` and ``read`` with ``format("delaylevel")``.
+    """``readStream``, ``read`` and ``write`` with ``format("delaylevel")``.
 
     Options: ``levelTopics`` (names, with commas), ``serviceUrl``, ``adminUrl``, ``tokenFile``,
     ``tls…``, ``maxOffsetsPerTrigger`` (messages, the earliest due first), ``failOnDataLoss``. The
     columns are those of :data:`delaylevel.spark_sync.arrow_rows.SCHEMA`, or those given to
-    ``.schema(…)``. A batch read has further options: see `BatchOptions`.
+    ``.schema(…)``. A batch read has further options: see `BatchOptions`. A batch write has its own:
+    see `options.WriteOptions`, and `batch_sink.COLUMNS` for its columns.
 
     Register it once: ``spark.dataSource.register(DelayLevelDataSource)``.
     """
@@ -215,7 +224,7 @@ class DelayLevelDataSource(DataSource):
 
     @cached_property
     def _reading(self) -> tuple[BatchOptions, SyncOptions]:
-        """The options, those of a batch read apart."""
+        """The options of everything but a batch write."""
         batch, rest = BatchOptions.split(self._given)
         return batch, SyncOptions.parse(rest)
 
@@ -236,11 +245,10 @@ class DelayLevelDataSource(DataSource):
         return PendingReader(options, batch, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """Refuse rows: a producer sends them."""
-        raise ConfigError(
-            "the data source only reads: send rows with a producer of DelayLevelClient in "
-            "rows.foreachPartition(…); docs/spark.md has an example"
-        )
+        """Return the batch writer."""
+        if overwrite:
+            raise ConfigError('messages cannot be overwritten: write with mode("append")')
+        return ScheduleWriter(WriteOptions.parse(self._given), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         """Return the streaming reader."""

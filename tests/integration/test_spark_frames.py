@@ -1,9 +1,9 @@
-"""Tests of a DataFrame of all that waits, while a dispatcher releases it."""
+"""Tests of rows that are scheduled, and of all that waits, while a dispatcher releases it."""
 
 from __future__ import annotations
 
 from collections import Counter
-from datetime import timedelta
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
@@ -14,12 +14,16 @@ from delaylevel.cluster.connection.settings import Connection
 from delaylevel.model.clock import SystemClock
 from delaylevel.model.level_topic import FinalWindow
 from delaylevel.model.strategy import Levels, PartitionStrategy
-from delaylevel.spark_sync import pending
+from delaylevel.spark_sync import DelayLevelDataSource, connection_options, pending
 from support.world import RealWorld
 
 pytestmark = [pytest.mark.spark, pytest.mark.broker]
 
 SECOND, MINUTE = 1000, 60_000
+
+
+def moment(time_ms: int) -> datetime:
+    return datetime.fromtimestamp(time_ms / 1000, timezone.utc)
 
 
 def test_all_that_waits_and_nothing_that_is_done_with(
@@ -38,9 +42,17 @@ def test_all_that_waits_and_nothing_that_is_done_with(
         world.serving(description),
         world.client().create_producer(orders, enable_delay_level_topic=True) as producer,
     ):
-        for name, due_ms in due.items():
-            producer.send_async(b"x" * 9, None, deliver_at=due_ms, message_id=name)
-        producer.flush()
+        rows = spark.createDataFrame(
+            [(name, moment(due_ms), "x" * 9) for name, due_ms in due.items()],
+            "id string, due timestamp, value string",
+        )
+        spark.dataSource.register(DelayLevelDataSource)
+        (
+            rows.write.format("delaylevel")
+            .options(target=orders, **connection_options(connection))
+            .mode("append")
+            .save()
+        )
         world.eventually(lambda: len(world.stored(orders)) == 100, "the release of the first ones")
         decided = producer.cancel(message_id="near-7", deliver_at=due["near-7"], timeout=30)
         assert decided.status.value == "cancelled"
