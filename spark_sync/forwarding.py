@@ -37,6 +37,7 @@ from delaylevel.mover.forwarder import Forwarder
 from .arrow_rows import REQUIRED, from_batch
 from .options import SyncOptions
 from .runtime import InputRange, Runtime, runtime
+from .steps import DuplicateCheck
 
 log = logging.getLogger(__name__)
 
@@ -122,9 +123,11 @@ def forward_rows(
     for name in options.level_topics:
         here.describe(name)
     count = 0
+    duplicates = DuplicateCheck()
     used: dict[str, Forwarder] = {}
     with TaskForwarders(here) as forwarders:
         for batch in batches:
+            duplicates.check(batch)
             earliest_ms = forwarders.earliest_routing_ms()
             for source, message, planned_ms in from_batch(batch):
                 forwarder = used.get(source.topic)

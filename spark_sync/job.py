@@ -51,7 +51,7 @@ from .forwarding import forwarded
 from .options import FORMAT, SyncOptions, SyncSettings, connection_options
 from .reporting import OBSERVATION, JobMovers, SyncListener
 from .source import DelayLevelDataSource
-from .steps import Steps, apply_steps, cause_of, place_of_failure
+from .steps import LOCAL_SORT_ALLOWED, Steps, apply_steps, cause_of, place_of_failure
 
 _LOG4J = Path(__file__).with_name("log4j2.properties").resolve()
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
@@ -295,7 +295,7 @@ class SparkSyncJob:
         Raises:
             AlreadyRunningError, LevelTopicError: the job cannot continue; or, with ``once``, all is
                 moved except the messages of level topics that cannot be served.
-            StepsError: the steps lose or change columns, or cannot run on a stream.
+            StepsError: the steps lose, change or multiply rows.
             BrokerError: with ``once``, the query failed; unfinished messages are unacknowledged.
         """
         with contextlib.ExitStack() as stack:
@@ -402,6 +402,7 @@ class SparkSyncJob:
         else:
             rows = apply_steps(self.dataframe(spark), self._steps)
             frame = forwarded(rows, SyncOptions.parse(self._common_options()))
+            settings |= LOCAL_SORT_ALLOWED
         if urlsplit(self._settings.checkpoint).scheme in ("", "file"):
             settings |= _LOCAL_FILES
         settings = {k: v for k, v in settings.items() if k not in self._settings.spark_conf}

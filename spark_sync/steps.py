@@ -1,7 +1,4 @@
-"""A user's own steps between source and sink, and the checks that keep them safe.
-
-Steps may multiply a row: what they send is copies of one message, with its ID.
-"""
+"""A user's own steps between source and sink, and the checks that keep them safe."""
 
 from __future__ import annotations
 
@@ -13,8 +10,11 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable
 from inspect import getfile
+from operator import lt
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame
 
@@ -26,6 +26,19 @@ log = logging.getLogger(__name__)
 
 Steps = Callable[[DataFrame], DataFrame]
 
+# The position where a message was read. It identifies a row.
+POSITION = ("topic", "ledger", "entry", "batch")
+
+# Operations that keep rows in the task that read them, and in their order.
+_IN_PLACE = {
+    "CollectMetrics",
+    "Filter",
+    "Project",
+    "ResolvedHint",
+    "StreamingRelationV2",
+    "SubqueryAlias",
+    "View",
+}
 # Operations that keep state from one batch to the next.
 _STATEFUL = {
     "Aggregate",
@@ -61,6 +74,8 @@ def load_steps(name: str) -> Steps:
 
 def apply_steps(frame: DataFrame, steps: Steps) -> DataFrame:
     """Append a user's steps to the source."""
+    # If they may move rows into other tasks, rows are grouped by their source partition again and
+    # sorted: then `forward_rows` detects every second copy of a row.
     try:
         result: Any = steps(frame)
     except Exception as error:
@@ -73,8 +88,11 @@ def apply_steps(frame: DataFrame, steps: Steps) -> DataFrame:
         )
     _check_columns(result)
     plan = result._jdf.queryExecution().analyzed()
-    _check_plan(plan)
-    # The same check at the start of the query would look like a failure that may pass.
+    names = _check_plan(plan)
+    if names <= _IN_PLACE:
+        return result
+    # Let Spark check the steps now, because its own check at the start of the query is switched
+    # off: see LOCAL_SORT_ALLOWED.
     spark: Any = result.sparkSession
     jvm = spark._jvm.org.apache.spark.sql
     try:
@@ -83,7 +101,7 @@ def apply_steps(frame: DataFrame, steps: Steps) -> DataFrame:
         )
     except AnalysisException as error:
         raise StepsError(f"the steps cannot run on a stream: {cause_of(error)}") from None
-    return result
+    return result.repartition("topic").sortWithinPartitions(*POSITION)
 
 
 _FRAME = re.compile(r'\s*File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<name>\S+)')
@@ -124,10 +142,55 @@ def cause_of(error: BaseException) -> str:
     return _CODES.sub("", first.partition(_ENDED)[2] or first)
 
 
+# Spark can run a query that sorts the rows of each task, but refuses it: its check does not
+# distinguish a sort within partitions from a sort of the whole stream.
+LOCAL_SORT_ALLOWED = {"spark.sql.streaming.unsupportedOperationCheck": "false"}
+
+
 def dropped(progress: Any) -> int:
     """Return the number of rows of a batch (``StreamingQueryProgress``) that steps dropped."""
     rows_out = progress.sink.numOutputRows
     return max(0, progress.numInputRows - rows_out) if rows_out >= 0 else 0
+
+
+class DuplicateCheck:
+    """Detector of rows that appear twice in one task, e.g. after a join with several matches.
+
+    It is cheap while rows come in the order of their positions, as they do from the source and
+    from :func:`apply_steps`. From the first row out of order on, it remembers all positions.
+    """
+
+    def __init__(self) -> None:
+        self._last: dict[str, tuple[int, int, int]] = {}
+        self._seen: dict[str, set[tuple[int, int, int]]] = {}
+
+    def check(self, batch: pa.RecordBatch) -> None:
+        """Check the rows of a record batch, before any of them is forwarded."""
+        topics = batch.column("topic")
+        rows = batch.select(list(POSITION[1:]))
+        names = topics.unique().to_pylist()
+        for name in names:
+            chosen = rows if len(names) == 1 else rows.filter(pc.equal(topics, name))
+            self._check(name, list(zip(*(part.to_pylist() for part in chosen), strict=True)))
+
+    def _check(self, topic: str, positions: list[tuple[int, int, int]]) -> None:
+        last = self._last.get(topic, (-1, -1, -1))
+        if last < positions[0] and all(map(lt, positions, positions[1:])):
+            self._last[topic] = positions[-1]
+            return
+        seen = self._seen.setdefault(topic, set())
+        for position in positions:
+            if position == last or position in seen:
+                where = ":".join(str(number) for number in position)
+                raise StepsError(
+                    f"the message at {where} of {topic} came twice in one batch: the steps "
+                    "multiply rows (a join with several matches, explode). Nothing of the batch "
+                    "is acknowledged; let each row match at most once, e.g. with dropDuplicates "
+                    "on the other table or a left_semi join"
+                )
+            seen.add(position)
+            last = max(last, position)
+        self._last[topic] = last
 
 
 def _check_columns(result: DataFrame) -> None:
@@ -152,8 +215,9 @@ def _check_columns(result: DataFrame) -> None:
             raise StepsError(f"the steps make {name} a {kinds[name]}: it must stay a {kind}")
 
 
-def _check_plan(plan: Any) -> None:
-    """Refuse operations on the stream that are not safe."""
+def _check_plan(plan: Any) -> set[str]:
+    """Return the names of the operations on the stream; refuse those that are not safe."""
+    names: set[str] = set()
     sources = 0
     nodes = [plan]
     while nodes:
@@ -170,9 +234,13 @@ def _check_plan(plan: Any) -> None:
                 "acknowledged before they are forwarded. Process one row at a time, or join it "
                 "with a table"
             )
+        if node.subqueries().size():
+            name = f"{name} with a subquery"
+        names.add(name)
         nodes += children
     if sources > 1:
         raise StepsError(
             "the steps read more than one stream (a union or join of the rows with themselves, or "
             "with another stream): use the given DataFrame once, and join it only with tables"
         )
+    return names

@@ -154,6 +154,32 @@ def test_steps_neither_see_nor_lose_nor_change_cancellations(
     assert found == expected
 
 
+def test_a_join_that_multiplies_is_an_error(
+    world: RealWorld,
+    ready: Callable[..., LevelTopicDescription],
+    run_once: Callable[..., list[Any]],
+    tmp_path: Path,
+) -> None:
+    description = ready(["a-1", "b-1", "b-2"])
+
+    def in_one_task(frame: DataFrame) -> DataFrame:
+        regions = frame.sparkSession.createDataFrame(
+            [("a", "eu"), ("b", "eu"), ("b", "us")], "account string, region string"
+        )
+        return frame.withColumn("account", account()).join(F.broadcast(regions), "account")
+
+    def far_apart(frame: DataFrame) -> DataFrame:
+        return in_one_task(frame).repartition(7, "region")
+
+    def exploded(frame: DataFrame) -> DataFrame:
+        return frame.withColumn("copy", F.explode(F.sequence(F.lit(1), F.lit(2))))
+
+    for number, steps in enumerate((in_one_task, far_apart, exploded)):
+        with pytest.raises(StepsError, match=r"came twice in one batch.*left_semi"):
+            run_once(description, steps, checkpoint=str(tmp_path / str(number)))
+        assert world.backlog(description) == 3
+
+
 def test_the_result_of_the_steps_is_checked_before_the_first_batch(
     world: RealWorld,
     ready: Callable[..., LevelTopicDescription],
@@ -209,7 +235,7 @@ def test_invalid_names_of_steps() -> None:
     for name, text in (
         ("keep_a", "write package.module:function"),
         ("no_such_module_here:f", "No module named"),
-        ("delaylevel.spark_sync.steps:REQUIRED", "has no function REQUIRED"),
+        ("delaylevel.spark_sync.steps:POSITION", "has no function POSITION"),
     ):
         with pytest.raises(ConfigError, match=text):
             load_steps(name)

@@ -1,0 +1,74 @@
+"""Tests of the detection of duplicate rows; without Spark."""
+
+from __future__ import annotations
+
+import pytest
+
+from support.seeds import examples
+
+pytest.importorskip("pyspark")
+pytest.importorskip("pyarrow")
+
+import pyarrow as pa
+from hypothesis import given
+from hypothesis import strategies as st
+
+from delaylevel.errors import StepsError
+from delaylevel.spark_sync.steps import DuplicateCheck
+
+thorough = examples(60)
+
+
+def rows(*positions: tuple[str, int, int, int]) -> pa.RecordBatch:
+    topics, ledgers, entries, batches = zip(*positions, strict=True) if positions else ([],) * 4
+    return pa.RecordBatch.from_arrays(
+        [
+            pa.array(topics, pa.string()),
+            pa.array(ledgers, pa.int64()),
+            pa.array(entries, pa.int64()),
+            pa.array(batches, pa.int32()),
+        ],
+        names=["topic", "ledger", "entry", "batch"],
+    )
+
+
+def check_all(*batches: pa.RecordBatch) -> None:
+    check = DuplicateCheck()
+    for batch in batches:
+        check.check(batch)
+
+
+position = st.tuples(
+    st.sampled_from("ab"), st.integers(1, 2), st.integers(0, 4), st.sampled_from((-1, 0, 1))
+)
+
+
+@given(st.lists(st.lists(position, max_size=12, unique=True), max_size=4), st.booleans())
+@thorough
+def test_duplicates_in_order_are_refused(
+    parts: list[list[tuple[str, int, int, int]]], again: bool
+) -> None:
+    """Refuse exactly the duplicates among rows in the order of positions."""
+    positions = sorted(set().union(*map(set, parts)))
+    check_all(*(rows(*positions[i : i + 5]) for i in range(0, len(positions), 5)))
+    if again and positions:
+        twice = sorted([*positions, positions[len(positions) // 2]])
+        with pytest.raises(StepsError, match="came twice"):
+            check_all(*(rows(*twice[i : i + 5]) for i in range(0, len(twice), 5)))
+
+
+@given(st.lists(position, max_size=40), st.integers(1, 7))
+@thorough
+def test_distinct_rows_in_any_order_are_never_refused(
+    positions: list[tuple[str, int, int, int]], size: int
+) -> None:
+    different = list(dict.fromkeys(positions))
+    check_all(*(rows(*different[i : i + size]) for i in range(0, len(different), size)))
+
+
+def test_duplicates_out_of_order_are_refused() -> None:
+    check_all(rows())
+    with pytest.raises(StepsError, match="message at 7:1:-1 of a came twice"):
+        check_all(rows(("a", 7, 3, -1), ("a", 7, 1, -1)), rows(("a", 7, 2, -1), ("a", 7, 1, -1)))
+    with pytest.raises(StepsError, match="of b"):
+        check_all(rows(("b", 7, 3, 0)), rows(("a", 7, 3, 0), ("b", 7, 3, 0)))
