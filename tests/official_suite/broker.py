@@ -103,6 +103,9 @@ def running(folder: Path, tests: Path) -> Iterator[SuiteBroker]:
             f"internal:pulsar://localhost:{service},internal:pulsar+ssl://localhost:{service_tls}"
         ),
         "internalListenerName": "internal",
+        # A level topic needs policies of single topics.
+        "systemTopicEnabled": "true",
+        "topicLevelPoliciesEnabled": "true",
     }
     data = folder / "broker"
     data.mkdir()
