@@ -127,6 +127,6 @@ def find_key(rows: Rows | Sequence[Int64s], key: Key, start: int = 0) -> int:
 def without_row(rows: Rows, key: Key) -> Rows | None:
     """Return sorted rows without one that has this key; None if there is none."""
     index = find_key(rows, key)
-    if index == rows.shape[1] or tuple(rows[:, index].tolist()) != key:
+    if index == rows.shape[1] or key_at(rows, index) != key:
         return None
     return np.delete(rows, index, axis=1)

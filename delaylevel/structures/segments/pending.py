@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from delaylevel.errors import DelayLevelError, InvalidInputError
-from delaylevel.structures.rows import DUE, LEDGER, Key, Rows, find_key
+from delaylevel.structures.rows import DUE, Key, Rows, find_key, key_at
 from delaylevel.structures.tracker import TimeBucketTracker
 
 from .cursors import Cursor, FileCursor, MemoryRuns, PayloadRows, take_lowest
@@ -385,7 +385,7 @@ class PendingSegments:
         keep = max(_MIN_SLICE_ROWS, self.budget_bytes // 8 // (open_.memory_bytes // open_.count))
         if keep < open_.count and open_.memory_bytes > self.budget_bytes // 4:
             rest = open_.take_after(keep)
-            self._edge = rest.first_due, *rest.rows[LEDGER:, 0].tolist()
+            self._edge = key_at(rest.rows, 0)
             self._memory.add(rest)
 
     def _slice_rows(self) -> int:
