@@ -49,9 +49,7 @@ from delaylevel.topics.status import (
     NAME_PROPERTY,
     REPORTED_ROLES,
     LevelTopicStatus,
-    PartitionStatus,
     status,
-    window_stats,
 )
 from delaylevel.topics.targets import require_on_targets
 
@@ -192,11 +190,6 @@ def check_dispatched(description: LevelTopicDescription) -> None:
             f"{description.final_window.value!r}: the broker itself delivers its messages, and "
             "there is nothing to dispatch"
         )
-
-
-def partition_owners(admin: TopicAdmin, name: str) -> tuple[PartitionStatus, ...]:
-    """Return the owner and the backlog of each window partition, by index."""
-    return window_stats(admin, served(admin, name, search=True))
 
 
 def sweep(directory: Path) -> None:

@@ -14,7 +14,6 @@ from pulsar.schema import JsonSchema, Record, String
 from delaylevel.cluster.port import TopicPolicies
 from delaylevel.cluster.rest.admin import Admin
 from delaylevel.dispatcher.publishing.targets import java_string_hash
-from delaylevel.dispatcher.service import partition_owners
 from delaylevel.errors import LevelTopicError
 from delaylevel.model import envelope as env
 from delaylevel.model.clock import SystemClock
@@ -22,6 +21,7 @@ from delaylevel.model.delivery import Delivery
 from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow, LevelTopicDescription
 from delaylevel.model.strategy import Levels, PartitionBy, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
+from delaylevel.topics.status import window_stats
 from support.fakes import JumpingClock
 from support.world import RealWorld
 
@@ -190,9 +190,9 @@ def test_dispatchers_share_partitions_and_take_over(tracked: Tracked, world: Rea
     second = world.serving(description)
     world.eventually(lambda: len(first.owned) == len(second.owned) == 2, "equal shares", 60)
     assert sorted(first.owned + second.owned) == [0, 1, 2, 3]
-    assert {
-        each.partition for each in partition_owners(world.admin, description.topic) if each.owner
-    } == {*range(4)}
+    assert {each.partition for each in window_stats(world.admin, description) if each.owner} == {
+        *range(4)
+    }
     first.stop()
     world.eventually(lambda: second.owned == [0, 1, 2, 3], "the takeover", 60)
     world.eventually(

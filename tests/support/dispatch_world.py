@@ -20,7 +20,6 @@ import pytest
 from delaylevel.cluster.connection.settings import Connection
 from delaylevel.cluster.port import TopicPolicies
 from delaylevel.cluster.rest.http import Rest
-from delaylevel.dispatcher.service import partition_owners
 from delaylevel.model import envelope as env
 from delaylevel.model.clock import SystemClock
 from delaylevel.model.delivery import Delivery
@@ -28,6 +27,7 @@ from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow, LevelTopicDe
 from delaylevel.model.strategy import Levels, PartitionBy, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.mover.dead_letters import DeadLetter, dead_letters
+from delaylevel.topics.status import window_stats
 from support.background import Moving
 from support.world import RealWorld, quiet_client
 
@@ -139,7 +139,7 @@ class DispatchWorld:
 
     def _owned(self, process: subprocess.Popen[bytes], log: Path) -> bool:
         assert process.poll() is None, log.read_text()[-2_000:]
-        owners = partition_owners(self.world.admin, self.description.topic)
+        owners = window_stats(self.world.admin, self.description)
         return any(each.owner and each.owner.name.endswith(f":{process.pid}") for each in owners)
 
     @staticmethod

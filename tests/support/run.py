@@ -17,13 +17,13 @@ from typing import Any
 import pytest
 
 from delaylevel.cluster.locks import describe_owner
-from delaylevel.dispatcher.service import partition_owners
 from delaylevel.model.level_topic import (
     FinalWindow,
     LevelTopicDescription,
 )
 from delaylevel.model.position import source_partitions
 from delaylevel.model.strategy import Levels, PartitionStrategy
+from delaylevel.topics.status import window_stats
 from support.world import RealWorld
 
 UNIT = timedelta(seconds=1)
@@ -80,7 +80,7 @@ class Owners:
 
     def window(self) -> set[int]:
         """Return the processes that own window partitions; 0 for partitions without one."""
-        owners = partition_owners(self._world.admin, self._description.topic)
+        owners = window_stats(self._world.admin, self._description)
         return {_pid(each.owner.name if each.owner else "") for each in owners}
 
     def all_with(self, process: Any) -> bool:

@@ -17,12 +17,12 @@ from pathlib import Path
 import pytest
 
 from delaylevel.cluster.connection.settings import Connection
-from delaylevel.dispatcher.service import partition_owners
 from delaylevel.errors import BrokerError
 from delaylevel.model import envelope as env
 from delaylevel.model.level_topic import Expired
 from delaylevel.model.outcome import PAYLOAD, Outcome
 from delaylevel.model.topic_name import TopicName
+from delaylevel.topics.status import window_stats
 from support.dispatch_world import EO, DispatchWorld, MakeDispatch, at, ids, now_ms
 from support.world import RealWorld
 
@@ -49,7 +49,7 @@ def make(world: RealWorld, connection: Connection, tmp_path: Path) -> Iterator[M
 def owners(race: DispatchWorld) -> set[int]:
     """Return the processes that own window partitions; 0 for partitions without one."""
     with contextlib.suppress(BrokerError):
-        found = partition_owners(race.world.admin, race.description.topic)
+        found = window_stats(race.world.admin, race.description)
         return {int(each.owner.name.rpartition(":")[2]) if each.owner else 0 for each in found}
     return set()
 

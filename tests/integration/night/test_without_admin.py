@@ -17,11 +17,11 @@ from delaylevel import DelayLevelClient
 from delaylevel.cluster.connection.settings import Connection
 from delaylevel.cluster.rest.admin import Admin
 from delaylevel.dispatcher import DispatchSettings
-from delaylevel.dispatcher.service import partition_owners
 from delaylevel.model.delivery import Delivery
 from delaylevel.model.level_topic import FinalWindow
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.run import LocalService
+from delaylevel.topics.status import window_stats
 from support.dispatch_world import ALO, Arrivals, DispatchWorld, at, ids, now_ms, once
 from support.proxy import Proxy
 from support.world import QUIET, RealWorld, eventually, quiet_client
@@ -138,7 +138,7 @@ def test_a_takeover_does_not_wait_long_for_an_address_that_hangs(
         setting.publish(setting.target, at(now_ms() + 3_000, names, step_ms=100))
         world.eventually(lambda: len(arrivals.copies) > 10, "the first messages")
         proxy.hold()
-        owner = partition_owners(world.admin, setting.description.topic)[0].owner
+        owner = window_stats(world.admin, setting.description)[0].owner
         assert owner is not None
         (killed,) = [each for each in processes if owner.name.endswith(f":{each.pid}")]
         killed.kill()
