@@ -29,6 +29,12 @@ from support.simulation import TARGETS, Simulation
 ORDERS, INVOICES = TARGETS
 
 
+def few_at_once(patch: pytest.MonkeyPatch, *, in_flight: int, batch: int) -> None:
+    """Lower the limits of a target's messages in flight, and of those that are launched at once."""
+    patch.setattr("delaylevel.dispatcher.publishing.flights.IN_FLIGHT_MESSAGES", in_flight)
+    patch.setattr("delaylevel.dispatcher.publishing.publisher._BATCH", batch)
+
+
 def rounds(run: Simulation, count: int, seconds: float = 0.1) -> None:
     """Let everything make progress on a broker that answers for our own topics."""
     for _ in range(count):
@@ -89,12 +95,12 @@ def test_a_slow_producer_of_a_target_does_not_stop_other_targets(
     assert len(run.broker.topics[INVOICES].delivered) == 5
 
 
+@pytest.mark.parametrize("numbered", [False, True])
 def test_no_message_of_a_burst_waits_while_its_target_confirms(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    numbered: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("delaylevel.dispatcher.publishing.flights.IN_FLIGHT_MESSAGES", 20)
-    monkeypatch.setattr("delaylevel.dispatcher.publishing.publisher._BATCH", 10)
-    run = Simulation(False, tmp_path)
+    few_at_once(monkeypatch, in_flight=20, batch=10)
+    run = Simulation(numbered, tmp_path)
     run.send(1, ORDERS, too_big=False)
     rounds(run, 10)  # its producer is open
     answer(run, ORDERS)
@@ -114,8 +120,7 @@ def test_no_message_of_a_burst_waits_while_its_target_confirms(
 def test_few_messages_are_set_aside_at_a_time(
     numbered: bool, too_big: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("delaylevel.dispatcher.publishing.flights.IN_FLIGHT_MESSAGES", 20)
-    monkeypatch.setattr("delaylevel.dispatcher.publishing.publisher._BATCH", 5)
+    few_at_once(monkeypatch, in_flight=20, batch=5)
     monkeypatch.setattr(TargetState.OPENING, "stops_from", 5)
     run = Simulation(numbered, tmp_path)
     run.broker.topics[ORDERS].refuses = not too_big
@@ -176,8 +181,7 @@ def test_a_held_topic_that_refuses_ends_no_process(numbered: bool, tmp_path: Pat
 def test_no_message_passes_those_that_wait_for_the_same_target(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("delaylevel.dispatcher.publishing.flights.IN_FLIGHT_MESSAGES", 4)
-    monkeypatch.setattr("delaylevel.dispatcher.publishing.publisher._BATCH", 3)
+    few_at_once(monkeypatch, in_flight=4, batch=3)
     run = Simulation(False, tmp_path)
     run.send(30, ORDERS, too_big=False)
     rounds(run, 10)  # it is slow
@@ -205,8 +209,7 @@ def test_messages_wait_in_memory_if_there_is_no_other_place(
     numbered: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The target is slow, the disk full, and the held topic as slow."""
-    monkeypatch.setattr("delaylevel.dispatcher.publishing.flights.IN_FLIGHT_MESSAGES", 4)
-    monkeypatch.setattr("delaylevel.dispatcher.publishing.publisher._BATCH", 3)
+    few_at_once(monkeypatch, in_flight=4, batch=3)
     monkeypatch.setattr("delaylevel.dispatcher.pending._IN_MEMORY", 4)
     run = Simulation(numbered, tmp_path)
     run.send(60, ORDERS, too_big=False)
