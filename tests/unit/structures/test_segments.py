@@ -371,3 +371,19 @@ def test_rows_that_follow_each_other_are_read_with_few_open_runs(tmp_path: Path)
         most = max(most, store.memory_bytes)
     assert read == entries.tolist()
     assert most <= store.budget_bytes
+
+
+def test_a_slice_may_end_at_the_last_row_of_another_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Runs whose rows alternate, in slices of few rows."""
+    monkeypatch.setattr(pending, "_SLICE_ROWS", 5)
+    monkeypatch.setattr(pending, "_RUN_ROWS", 64)
+    store = PendingSegments(tmp_path, budget_bytes=1 << 20, clock=lambda: T0)
+    entries = np.arange(4_000)
+    for part in (entries[::2], entries[1::2]):
+        rows = np.array([np.full(part.size, T0), np.full(part.size, 7), part])
+        store.append(rows, [bytes(600)] * part.size)
+    assert store.disk_bytes > 0
+    read = [store.read_due(T0, 3)[0][2].tolist() for _ in range(0, entries.size, 3)]
+    assert [entry for each in read for entry in each] == entries.tolist()
