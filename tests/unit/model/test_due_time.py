@@ -1,4 +1,7 @@
-"""Tests of due times: valid values, and a remedy for each invalid value."""
+"""Tests of due times: valid values, and a remedy for each invalid value.
+
+Whole numbers of milliseconds are in the vectors of the wire format.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delaylevel.errors import InvalidDelayError, InvalidInputError
+from delaylevel.errors import InvalidDelayError
 from delaylevel.model.due_time import LATEST_DUE_MS, due_time_ms
 from support.seeds import examples
 
@@ -27,17 +30,12 @@ class Nowhere(tzinfo):
 @pytest.mark.parametrize(
     ("deliver_at", "deliver_after", "due"),
     [
-        (None, None, None),
         (0, None, None),
         (None, timedelta(0), None),
-        (T0 + 5, None, T0 + 5),
-        (T0 - 5, None, T0 - 5),
         (100_000_000_000, None, 100_000_000_000),
         (LATEST_DUE_MS, None, LATEST_DUE_MS),
-        (datetime(2027, 1, 15, 8, tzinfo=UTC), None, T0),
         (datetime(2027, 1, 15, 8, 0, 0, 1, tzinfo=UTC), None, T0 + 1),
         (datetime(2027, 1, 15, 10, tzinfo=timezone(timedelta(hours=2))), None, T0),
-        (None, timedelta(days=3), T0 + 3 * 86_400_000),
         (None, timedelta(microseconds=1), T0 + 1),
         (None, timedelta(milliseconds=1), T0 + 1),
     ],
@@ -47,53 +45,32 @@ def test_valid_values_give_a_due_time(deliver_at: Any, deliver_after: Any, due: 
 
 
 @pytest.mark.parametrize(
-    ("deliver_at", "deliver_after", "parts"),
+    ("deliver_at", "deliver_after", "said"),
     [
-        # both
-        (T0, timedelta(days=1), [str(T0), "days=1", "give one of them"]),
-        (0, timedelta(0), ["give one of them"]),
-        # negative
-        (-1, None, ["deliver_at=-1", "before 1970"]),
-        (datetime(1969, 12, 31, tzinfo=UTC), None, ["1969", "before 1970"]),
-        (None, timedelta(microseconds=-1), ["deliver_after is negative", "zero or more"]),
-        (None, timedelta(days=-3), ["negative", "days=-3"]),
-        (None, timedelta.min, ["negative"]),
-        # absurd
-        (T0 // 1000, None, [str(T0 // 1000), "1970-01-21", "multiply seconds by 1000"]),
-        (99_999_999_999, None, ["99999999999", "multiply seconds by 1000"]),
-        (1, None, ["deliver_at=1", "multiply seconds by 1000"]),
-        (T0 * 1000, None, [str(T0 * 1000), "beyond the year 9999", "micro- or nanoseconds"]),
-        (T0 * 10**6, None, ["beyond the year 9999"]),
-        (LATEST_DUE_MS + 1, None, ["beyond the year 9999"]),
-        (10**400, None, ["beyond the year 9999"]),
-        (None, timedelta.max, ["deliver_after", "beyond the year 9999"]),
-        (datetime.max.replace(tzinfo=timezone(timedelta(hours=-14))), None, ["beyond the year"]),
-        (datetime.min.replace(tzinfo=timezone(timedelta(hours=14))), None, ["before 1970"]),
-        # naive
-        (datetime(2027, 1, 15, 8), None, ["naive", "2027-01-15T08:00:00", "timezone.utc"]),
-        (datetime(2027, 1, 15, tzinfo=Nowhere()), None, ["naive", "time zone"]),
-        # of another type
-        (float(T0), None, ["not float", "milliseconds", "aware datetime"]),
-        (str(T0), None, ["not str"]),
-        ("2027-01-15T08:00:00Z", None, ["not str", "2027-01-15"]),
-        (True, None, ["not bool"]),
-        (timedelta(days=1), None, ["not timedelta"]),
-        (None, 60, ["not int", "60", "timedelta(seconds=…)"]),
-        (None, 1.5, ["not float", "timedelta"]),
-        (None, "3 days", ["not str", "'3 days'"]),
-        (None, True, ["not bool"]),
-        (None, datetime(2027, 1, 15, tzinfo=UTC), ["not datetime"]),
+        (T0, timedelta(days=1), f"{T0}.*days=1.*give one of them"),
+        (-1, None, "deliver_at=-1.*before 1970"),
+        (datetime.min.replace(tzinfo=timezone(timedelta(hours=14))), None, "before 1970"),
+        (None, timedelta(microseconds=-1), "deliver_after is negative.*zero or more"),
+        (None, timedelta.min, "negative"),
+        (99_999_999_999, None, "99999999999.*1973.*multiply seconds by 1000"),
+        (LATEST_DUE_MS + 1, None, "beyond the year 9999.*micro- or nanoseconds"),
+        (10**400, None, "beyond the year 9999"),
+        (None, timedelta.max, "deliver_after.*beyond the year 9999"),
+        (datetime.max.replace(tzinfo=timezone(timedelta(hours=-14))), None, "beyond the year"),
+        (datetime(2027, 1, 15, 8), None, r"naive.*2027-01-15T08:00:00.*timezone.utc"),
+        (datetime(2027, 1, 15, tzinfo=Nowhere()), None, "naive.*time zone"),
+        (float(T0), None, "milliseconds.*aware datetime, not float"),
+        (True, None, "not bool"),
+        (timedelta(days=1), None, "not timedelta"),
+        (None, 60, r"not int.*60.*timedelta\(seconds=…\)"),
+        (None, "3 days", "not str.*'3 days'"),
     ],
 )
 def test_invalid_values_are_refused_with_a_remedy(
-    deliver_at: Any, deliver_after: Any, parts: list[str]
+    deliver_at: Any, deliver_after: Any, said: str
 ) -> None:
-    with pytest.raises(InvalidDelayError) as caught:
+    with pytest.raises(InvalidDelayError, match=f"(?s){said}.*he message was not sent"):
         due_time_ms(deliver_at, deliver_after, T0)
-    text = str(caught.value)
-    for part in [*parts, "he message was not sent"]:
-        assert part in text
-    assert isinstance(caught.value, InvalidInputError)
 
 
 @examples(60)
@@ -107,5 +84,4 @@ def test_any_value_gives_a_due_time_or_one_kind_of_error(at: Any, after: Any) ->
     except InvalidDelayError:
         return
     assert due is None or 0 < due <= LATEST_DUE_MS
-    if due is not None and after is not None:
-        assert due > T0
+    assert due is None or after is None or due > T0

@@ -9,16 +9,10 @@ from hypothesis import strategies as st
 from delaylevel.errors import EnvelopeError, InvalidInputError
 from delaylevel.model.due_time import LATEST_DUE_MS
 from delaylevel.model.envelope import (
-    ATTEMPT,
-    COMPRESSION,
     COMPRESSIONS,
     DUE,
-    EXPIRES,
     ID,
-    KIND,
     PREFIX,
-    REPLACES,
-    SCHEMA,
     TARGET,
     Envelope,
     SchemaRef,
@@ -52,14 +46,6 @@ applications = st.dictionaries(st.text().filter(lambda key: not key.startswith(P
 
 @quick
 @given(envelopes | cancellations, applications)
-def test_parked_properties_can_be_read(envelope: Envelope, application: dict[str, str]) -> None:
-    properties = envelope.parked_properties(application)
-    assert Envelope.read(properties) == envelope
-    assert application_properties(properties) == application
-
-
-@quick
-@given(envelopes | cancellations, applications)
 def test_every_hop_keeps_what_it_does_not_add(
     envelope: Envelope, application: dict[str, str]
 ) -> None:
@@ -87,22 +73,6 @@ def test_a_business_message_keeps_its_due_time_and_its_identity(
     assert application_properties(properties) == application
 
 
-@pytest.mark.parametrize("kind", ["teleport", "", "message", "Cancel", "x" * 500])
-def test_a_kind_that_this_version_does_not_know_has_no_envelope(kind: str) -> None:
-    """Even a record without any other property is recognised by its kind."""
-    for others in (GOOD, {}):
-        with pytest.raises(EnvelopeError) as caught:
-            Envelope.read({**others, KIND: kind})
-        assert caught.value.reason == (
-            f"delaylevel.kind is {kind[:40]!r}: this version does not know this kind of record"
-        )
-    assert due_of(GOOD) == 1_800_000_000_000
-    assert due_of({**GOOD, KIND: kind}) is None
-
-
-GOOD = {DUE: "1800000000000", TARGET: ORDERS, ID: "a", SCHEMA: "AVRO:0123", ATTEMPT: "1"}
-
-
 @quick
 @given(st.text() | st.integers().map(str))
 def test_a_due_time_is_readable_if_the_envelope_is(text: str) -> None:
@@ -111,23 +81,6 @@ def test_a_due_time_is_readable_if_the_envelope_is(text: str) -> None:
         assert Envelope.read({DUE: text, TARGET: ORDERS}).due_ms == due
     except EnvelopeError:
         assert due is None
-
-
-@quick
-@given(
-    st.dictionaries(
-        st.sampled_from(
-            [DUE, TARGET, ID, SCHEMA, ATTEMPT, COMPRESSION, EXPIRES, REPLACES, "other"]
-        ),
-        st.text(),
-    )
-)
-def test_any_properties_are_an_envelope_or_one_kind_of_error(properties: dict[str, str]) -> None:
-    try:
-        envelope = Envelope.read(properties)
-    except EnvelopeError:
-        return
-    assert Envelope.read(envelope.parked_properties({})) == envelope
 
 
 @pytest.mark.parametrize(

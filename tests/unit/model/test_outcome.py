@@ -87,23 +87,6 @@ def test_an_outcome_survives_in_properties(original: Outcome) -> None:
     assert {f"delaylevel.{name}": str(item) for name, item in in_json.items()} == properties
 
 
-def test_the_record_of_an_outcome_does_not_change() -> None:
-    outcome = Outcome(OutcomeStatus.TOO_LATE, "42", ORDERS, DUE_MS, DUE_MS + 5, DUE_MS + 2, "late")
-    assert outcome.properties() == {
-        "delaylevel.id": "42",
-        "delaylevel.target": ORDERS,
-        "delaylevel.outcome": "too late",
-        "delaylevel.due": str(DUE_MS),
-        "delaylevel.decided": str(DUE_MS + 5),
-        "delaylevel.released": str(DUE_MS + 2),
-        "delaylevel.reason": "late",
-    }
-    assert outcome.payload() == (
-        b'{"id":"42","target":"persistent://public/default/orders","outcome":"too late",'
-        b'"due":1900000000000,"decided":1900000000005,"released":1900000000002,"reason":"late"}'
-    )
-
-
 @pytest.mark.parametrize(
     "outcome",
     [

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from delaylevel.errors import InvalidInputError
 from delaylevel.model.level_topic import FinalWindow
-from delaylevel.model.plan import Load, Plan, plan, plans, recommended
+from delaylevel.model.plan import Load, plan, plans, recommended
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from support.pages import ROOT
 from support.seeds import examples
@@ -34,10 +34,6 @@ def test_the_figures_of_a_month_of_two_thousand_messages_a_second() -> None:
     assert (broker.memory_bytes, broker.restart_s) == (two.window * 34, two.window / 15_000)
 
 
-def named(item: Plan) -> str:
-    return ", ".join(level.name for level in item.levels)
-
-
 @pytest.mark.parametrize(
     ("rate", "levels", "partitions"),
     [
@@ -50,7 +46,8 @@ def named(item: Plan) -> str:
 def test_the_table_of_sizes_in_production(rate: int, levels: str, partitions: int) -> None:
     load = replace(MONTH, rate=rate)
     best = recommended(plans(load))
-    assert (named(best), best.levels.partitions) == (levels, partitions)
+    names = ", ".join(level.name for level in best.levels)
+    assert (names, best.levels.partitions) == (levels, partitions)
     assert not best.needs_finer_level
     page = (ROOT / "docs/operations.md").read_text(encoding="utf-8")
     (row,) = [line for line in page.splitlines() if line.startswith(f"| {rate:,} | ")]

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from delaylevel.errors import DelayTooLongError, InvalidInputError
 from delaylevel.model.router import DUE, WINDOW, Decision, Hop, Router
 from delaylevel.model.strategy import Levels, PartitionBy, PartitionStrategy
 from support.seeds import examples
@@ -227,15 +226,3 @@ def test_an_early_message_is_parked_again_and_in_time(levels: Levels, data: st.D
             assert due - at <= levels[hops[-1].level].near_due_ms
         assert len(hops) <= given_early + most_hops(levels, max(delay, due - T0))
     assert last == (DUE if at >= due else WINDOW) or not hops
-
-
-def test_the_error_for_a_delay_beyond_the_maximum_has_a_remedy() -> None:
-    with pytest.raises(DelayTooLongError) as caught:
-        Router(Levels(PartitionStrategy(maximum_delay=timedelta(days=365)))).decide(
-            T0 + 365 * DAY + 1, T0
-        )
-    text = str(caught.value)
-    for part in ("365d1ms", "365d)", "maximum_delay", "overflow='recirculate'", "not sent"):
-        assert part in text
-    assert isinstance(caught.value, InvalidInputError)
-    assert isinstance(caught.value, ValueError)
