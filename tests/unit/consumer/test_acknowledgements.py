@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pulsar
@@ -28,40 +29,27 @@ from support.world import eventually
 
 TOPIC = "persistent://public/default/orders"
 FAILURE = Failure(ValueError("no"), "ValueError: no")
-PARK = Park(timedelta(minutes=1), FAILURE)
-_TOO_LONG = DelayTooLongError("beyond the levels", delay_ms=2, maximum_delay_ms=1)
-
-
-class Raw:
-    """A message of the client."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def properties(self) -> dict[str, str]:
-        return {"delaylevel.id": self.name, "delaylevel.target": TOPIC}
-
-    def partition_key(self) -> str:
-        return ""
+PARK, BURY = Park(timedelta(minutes=1), FAILURE), Bury(FAILURE)
+AWAY = ConnectionError("away")
 
 
 class Consumer:
     """A consumer that was closed before some of its messages are acknowledged."""
 
-    def __init__(self, *lost: str) -> None:
-        self.lost = lost
+    def __init__(self) -> None:
+        self.lost: tuple[str, ...] = ()
         self.acknowledged: list[str] = []
         self.returned: list[str] = []
         self.closed = False
 
-    def acknowledge(self, raw: Raw) -> None:
+    def acknowledge(self, raw: Any) -> None:
         assert not self.closed
         assert threading.current_thread().name != "client", "its thread must not wait"
         if raw.name in self.lost:
             raise pulsar.AlreadyClosed
         self.acknowledged.append(raw.name)
 
-    def negative_acknowledge(self, raw: Raw) -> None:
+    def negative_acknowledge(self, raw: Any) -> None:
         self.returned.append(raw.name)
 
     def close(self) -> None:
@@ -73,13 +61,15 @@ class Publisher:
 
     Attributes:
         calls: delay of each call; None for a dead letter.
-        answer: the outcome of the next calls, or an event to wait for before a success.
+        answers: outcomes of the next calls; the last one stands for all that follow.
+        confirmed: what a call waits for.
         seen: function that is called before each answer.
     """
 
     def __init__(self) -> None:
         self.calls: list[timedelta | None] = []
-        self.answer: Exception | threading.Event | None = None
+        self.answers: list[Exception | None] = [None]
+        self.confirmed: threading.Event | None = None
         self.seen: Callable[[], object] = lambda: None
 
     def park(self, copies: Any) -> list[Exception | None]:
@@ -96,14 +86,14 @@ class Publisher:
     def _outcome(self, delay: timedelta | None) -> Exception | None:
         self.calls.append(delay)
         self.seen()
-        if isinstance(self.answer, threading.Event):
-            assert self.answer.wait(60)
-            return None
-        return self.answer
+        assert self.confirmed is None or self.confirmed.wait(60)
+        return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
 
 
 class LateLog:
     """A store of IDs whose confirmations come in another thread, when it is flushed."""
+
+    unsaved = 0
 
     def __init__(self) -> None:
         self._waiting: list[Callable[[], object]] = []
@@ -124,15 +114,11 @@ class LateLog:
     def close(self) -> None:
         pass
 
-    @property
-    def unsaved(self) -> int:
-        return len(self._waiting)
-
 
 class Scene:
     """The shared state of a listener that deduplicates."""
 
-    def __init__(self, threaded: bool = False, ids: LateLog | None = None) -> None:
+    def __init__(self, threaded: bool = False, ids: Any = None) -> None:
         options = {"subscription": "billing", "retry": Backoff("1m")}
         (self.listener,) = listeners_of(print, "orders", None, options)
         self.publisher: Any = Publisher()
@@ -143,21 +129,22 @@ class Scene:
         self.handling = Handling(self.listener, self.handled, self.unfinished, self.clock)
         self.tally = self.listener.stats.tally()
 
-    def fail(self, decision: Park | Bury = PARK) -> None:
-        (message,) = self.messages("a")
-        self.unfinished.add(message, self.consumer, decision)
+    def message(self, name: str) -> ReceivedMessage:
+        """Return a newly received message."""
+        properties = {"delaylevel.id": name, "delaylevel.target": TOPIC}
+        raw = SimpleNamespace(name=name, properties=lambda: properties, partition_key=lambda: "")
+        return ReceivedMessage(raw, TOPIC, "billing", 0)
+
+    def fail(self, decision: Park | Bury = PARK, name: str = "a") -> None:
+        self.unfinished.add(self.message(name), self.consumer, decision)
 
     def work(self) -> None:
         while self.unfinished.work():
             pass
 
-    def messages(self, *names: str) -> list[ReceivedMessage]:
-        """Return newly received messages."""
-        return [ReceivedMessage(Raw(name), TOPIC, "billing", 0) for name in names]
-
     def handle(self, name: str) -> Verdict:
         """Receive a message, and handle it as a host does."""
-        (message,) = self.messages(name)
+        message = self.message(name)
         verdict = self.handling.begin(message)
         if verdict is Verdict.HANDLE:
             self.handling.succeeded(message, self.consumer, self.tally)
@@ -174,19 +161,21 @@ def scene() -> Scene:
 # -- failed messages
 
 
-@pytest.mark.parametrize("decision", [PARK, Bury(FAILURE)])
-def test_a_message_is_acknowledged_when_it_is_stored_elsewhere(
-    scene: Scene, decision: Park | Bury
-) -> None:
-    scene.publisher.seen = lambda: not_before.append(scene.consumer.acknowledged[:])
-    not_before: list[Any] = []
-    scene.fail(decision)
+def test_a_message_is_acknowledged_when_it_is_stored_elsewhere(scene: Scene) -> None:
+    """Each dead letter is stored alone, and copies before all of them."""
+    before: list[list[str]] = []
+    scene.publisher.seen = lambda: before.append(scene.consumer.acknowledged[:])
+    scene.publisher.answers = [None, AWAY, None]
+    for name in "abc":
+        scene.fail(BURY, name)
+    scene.fail(PARK, "d")
     scene.work()
-    assert scene.publisher.calls == [getattr(decision, "delay", None)]
-    assert not_before == [[]]
-    assert (scene.consumer.acknowledged, scene.unfinished.count) == (["a"], 0)
+    assert scene.publisher.calls == [PARK.delay, None, None, None]
+    assert before == [[], ["d"], ["d"], ["d", "b"]]
+    assert scene.consumer.acknowledged == ["d", "b", "c"], "a refused one stops no other"
+    assert scene.unfinished.count == 1
     counts = scene.listener.stats.counts()
-    assert (counts.retried, counts.dead) == ((1, 0) if decision is PARK else (0, 1))
+    assert (counts.retried, counts.dead) == (1, 2)
 
 
 def test_a_refused_copy_is_published_again_for_the_same_time(
@@ -194,14 +183,12 @@ def test_a_refused_copy_is_published_again_for_the_same_time(
 ) -> None:
     now_s = 100.0
     monkeypatch.setattr(module.time, "monotonic", lambda: now_s)
-    scene.publisher.answer = ConnectionError("away")
+    scene.publisher.answers = [AWAY]
     scene.fail()
     pauses = []
     for _ in range(7):
         scene.work()
-        assert scene.consumer.acknowledged == []
-        calls = len(scene.publisher.calls)
-        began_s = now_s
+        calls, began_s = len(scene.publisher.calls), now_s
         while len(scene.publisher.calls) == calls:
             now_s += 0.5
             scene.unfinished.work()
@@ -210,19 +197,32 @@ def test_a_refused_copy_is_published_again_for_the_same_time(
     assert pauses == [1, 2, 4, 8, 16, 30, 30]
     assert scene.publisher.calls[-2] < timedelta(seconds=30)
     assert scene.publisher.calls[-1] == timedelta(0)
-    assert scene.unfinished.count == 1
+    assert (scene.consumer.acknowledged, scene.unfinished.count) == ([], 1)
 
 
-@pytest.mark.parametrize("decision", [PARK, Bury(FAILURE)])
+@pytest.mark.parametrize("decision", [PARK, BURY])
 def test_the_broker_keeps_a_message_that_cannot_be_stored_elsewhere(
     scene: Scene, decision: Park | Bury, caplog: pytest.LogCaptureFixture
 ) -> None:
-    scene.publisher.answer = UnsupportedOptionError("it was encrypted")
+    scene.publisher.answers = [UnsupportedOptionError("it was encrypted")]
     scene.fail(decision)
     scene.work()
     assert (scene.consumer.returned, scene.consumer.acknowledged) == (["a"], [])
     assert scene.unfinished.count == 0
     assert "it was encrypted" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "error", [CannotParkError("too large"), DelayTooLongError("", delay_ms=2, maximum_delay_ms=1)]
+)
+def test_what_can_never_be_parked_is_a_dead_letter(scene: Scene, error: Exception) -> None:
+    scene.publisher.answers = [error, None]
+    scene.fail()
+    scene.work()
+    assert scene.publisher.calls == [PARK.delay, None]
+    assert scene.consumer.acknowledged == ["a"]
+    counts = scene.listener.stats.counts()
+    assert (counts.retried, counts.dead) == (0, 1)
 
 
 def test_there_is_a_limit_to_unfinished_messages(scene: Scene) -> None:
@@ -239,63 +239,34 @@ def test_a_lost_consumer_does_not_end_the_thread() -> None:
     scene = Scene(threaded=True)
     scene.consumer.lost = ("a",)
     scene.fail()
-    eventually(lambda: not scene.unfinished.count, "the end")
-    scene.consumer.lost = ()
-    scene.fail()
-    eventually(lambda: scene.consumer.acknowledged, "the acknowledgement")
+    scene.fail(name="b")
+    eventually(lambda: scene.consumer.acknowledged == ["b"], "the acknowledgement")
     scene.unfinished.close(time.monotonic() + 60)
 
 
 @pytest.mark.parametrize("refused", [False, True])
 def test_a_stop_waits_for_confirmations_but_for_no_refused_message(refused: bool) -> None:
     scene = Scene(threaded=True)
-    confirmed = threading.Event()
-    scene.publisher.answer = ConnectionError("away") if refused else confirmed
+    if refused:
+        scene.publisher.answers = [AWAY]
+    else:
+        scene.publisher.confirmed = threading.Event()
+        threading.Timer(0.05, scene.publisher.confirmed.set).start()
     scene.fail()
     eventually(lambda: scene.publisher.calls, "the copy")
-    threading.Timer(0.05, confirmed.set).start()
-    scene.unfinished.close(time.monotonic() + 20)
+    scene.unfinished.close(time.monotonic() + 60)
     assert scene.consumer.acknowledged == ([] if refused else ["a"])
     assert scene.unfinished.count == 0, "it was waited for"
 
 
 def test_a_stop_does_not_wait_for_ever(caplog: pytest.LogCaptureFixture) -> None:
     scene = Scene(threaded=True)
-    scene.publisher.answer = confirmed = threading.Event()
+    scene.publisher.confirmed = threading.Event()
     scene.fail()
     scene.unfinished.close(time.monotonic())
     assert "1 failed messages are not stored" in caplog.text
-    confirmed.set()  # ends the thread
+    scene.publisher.confirmed.set()  # ends the thread
     eventually(lambda: not scene.unfinished.count, "the end")
-
-
-def test_a_dead_letter_that_is_refused_does_not_stop_others(scene: Scene) -> None:
-    """Each is stored alone, and copies before all of them."""
-    refused = ConnectionError("too large for its topic")
-    outcomes = iter([None, refused, None, None])
-    scene.publisher.seen = lambda: setattr(scene.publisher, "answer", next(outcomes))
-    for name, decision in (("a", Bury(FAILURE)), ("b", Bury(FAILURE)), ("c", Bury(FAILURE))):
-        (message,) = scene.messages(name)
-        scene.unfinished.add(message, scene.consumer, decision)
-    (message,) = scene.messages("d")
-    scene.unfinished.add(message, scene.consumer, PARK)
-    scene.work()
-    assert scene.publisher.calls == [PARK.delay, None, None, None]
-    assert scene.consumer.acknowledged == ["d", "b", "c"]
-
-
-@pytest.mark.parametrize("error", [CannotParkError("too large"), _TOO_LONG])
-def test_what_can_never_be_parked_is_a_dead_letter(scene: Scene, error: Exception) -> None:
-    scene.publisher.answer = error
-    scene.publisher.seen = lambda: setattr(
-        scene.publisher, "answer", None if len(scene.publisher.calls) > 1 else error
-    )
-    scene.fail()
-    scene.work()
-    assert scene.publisher.calls == [PARK.delay, None]
-    assert scene.consumer.acknowledged == ["a"]
-    counts = scene.listener.stats.counts()
-    assert (counts.retried, counts.dead) == (0, 1)
 
 
 # -- handled messages
@@ -305,9 +276,8 @@ def test_an_id_is_saved_although_the_acknowledgement_fails(scene: Scene) -> None
     scene.consumer.lost = ("a",)
     with pytest.raises(pulsar.AlreadyClosed):
         scene.handle("a")
-    # It is delivered again, and recognised.
     scene.consumer = Consumer()
-    assert scene.handle("a") is Verdict.DUPLICATE
+    assert scene.handle("a") is Verdict.DUPLICATE, "it is delivered again, and recognised"
     assert scene.consumer.acknowledged == ["a"]
     assert (scene.tally.handled, scene.tally.duplicates) == (1, 1)
 

@@ -15,9 +15,7 @@ from delaylevel.consumer.host import Subscribed
 class FakeConsumer:
     """A consumer with a connection."""
 
-    def __init__(self) -> None:
-        self.connected = True
-        self.closed = False
+    connected, closed = True, False
 
     def is_connected(self) -> bool:
         return self.connected
@@ -26,29 +24,21 @@ class FakeConsumer:
         self.closed = True
 
 
-class Broker:
-    """A broker that refuses consumers.
-
-    Attributes:
-        errors: the next errors.
-    """
-
-    def __init__(self, *errors: Exception) -> None:
-        self.errors = list(errors)
-
-    def __call__(self) -> FakeConsumer:
-        if self.errors:
-            raise self.errors.pop(0)
-        return FakeConsumer()
-
-
 @pytest.fixture(autouse=True)
 def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_SHORTEST_PAUSE_S", 0.001)
 
 
 def subscribed(*errors: Exception) -> Subscribed:
-    return Subscribed(Broker(*errors), "messages of billing", threading.Event())
+    """Return a subscription whose first attempts fail."""
+    left = list(errors)
+
+    def subscribe() -> FakeConsumer:
+        if left:
+            raise left.pop(0)
+        return FakeConsumer()
+
+    return Subscribed(subscribe, "messages of billing", threading.Event())
 
 
 def test_a_failure_that_stays_is_raised_at_the_start() -> None:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import threading
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from delaylevel.consumer import Deduplication, HandledIds, InvalidIdError, TopicIdStore
+from delaylevel.consumer import Deduplication, HandledIds, InvalidIdError
 from delaylevel.consumer.ids import key_of
-from delaylevel.errors import InvalidInputError
 
 
 def message(id_: str = "a", **values: Any) -> Any:
@@ -31,26 +29,6 @@ def handle(handled: HandledIds, each: Any) -> bool:
         return False
     handled.save(each, lambda: None)
     return True
-
-
-# -- the option
-
-
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        ({"by": "key"}, "by must be a function"),
-        ({"capacity": 3}, "even and at least 2, got 3"),
-        ({"capacity": 0}, "even and at least 2, got 0"),
-        ({"capacity": 2.0}, "must be an integer, got 2.0"),
-        ({"capacity": True}, "must be an integer, got True"),
-        ({"store": "handled.ids"}, "a TopicIdStore or None, got 'handled.ids'"),
-        ({"store": TopicIdStore}, "a TopicIdStore or None, got <class"),
-    ],
-)
-def test_wrong_options_are_refused(options: dict[str, Any], text: str) -> None:
-    with pytest.raises(InvalidInputError, match=text):
-        Deduplication(**options)
 
 
 # -- IDs
@@ -112,43 +90,6 @@ def test_a_message_is_handled_once_and_a_failed_one_again() -> None:
     assert (len(handled), handled.unsaved) == (2, 0)
     assert handled.flush()
     handled.close()
-
-
-def test_threads_never_handle_one_id_at_the_same_time() -> None:
-    handled = opened()
-    active: dict[int, int] = dict.fromkeys(range(20), 0)
-    successes: list[int] = []
-    attempts: list[int] = []
-
-    def run() -> None:
-        for number in range(20):
-            each = message(str(number))
-            while True:
-                free = threading.Event()
-                if handled.begin(each, free.set):
-                    break
-                assert free.wait(30)
-            if handled.contains(each):
-                handled.release(each)
-                continue
-            active[number] += 1
-            assert active[number] == 1
-            attempts.append(number)
-            fails = attempts.count(number) <= 2
-            active[number] -= 1
-            if fails:
-                handled.release(each)
-            else:
-                handled.save(each, lambda: None)
-                successes.append(number)
-
-    threads = [threading.Thread(target=run) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert sorted(successes) == list(range(20))
-    assert len(attempts) == 60
 
 
 def test_the_second_message_waits_for_the_first() -> None:

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pulsar
 import pytest
 
-from delaylevel.consumer import Backoff, Listener, Listeners
+from delaylevel.consumer import (
+    Backoff,
+    Deduplication,
+    Listener,
+    Listeners,
+    Retry,
+    TopicIdStore,
+)
 from delaylevel.errors import InvalidInputError
 
 
@@ -33,20 +41,18 @@ def test_the_defaults() -> None:
     assert (listener.name, listener.topic) == ("handle", "persistent://public/default/orders")
     assert listener.subscription_type == pulsar.ConsumerType.Shared
     assert listener.backoff == Backoff("10s", "1m", "10m", "1h")
-    assert (listener.concurrency, listener.consumers) == (1, 1)
+    assert (listener.concurrency, listener.consumers, listener.deduplication) == (1, 1, None)
     assert not listener.is_coroutine
-    assert listener.deduplication is None
+    # Coroutines run at once unless the order counts.
+    for kind, concurrency in (("Key_Shared", 100), ("Failover", 1), ("Exclusive", 1)):
+        listener = registered(await_message, subscription_type=kind)
+        assert (listener.concurrency, listener.consumers) == (concurrency, 1)
 
 
-@pytest.mark.parametrize(
-    ("kind", "concurrency"),
-    [("Shared", 100), ("Key_Shared", 100), ("Failover", 1), ("Exclusive", 1)],
-)
-def test_coroutines_run_at_once_unless_the_order_counts(kind: str, concurrency: int) -> None:
-    listener = registered(await_message, subscription_type=kind)
-    assert listener.is_coroutine
-    assert listener.concurrency == concurrency
-    assert listener.consumers == 1
+@pytest.mark.parametrize(("number", "seconds"), [(0.0, 9), (0.5, 10), (1.0, 11)])
+def test_jitter_makes_a_delay_shorter_or_longer(number: float, seconds: int) -> None:
+    delay = Backoff("10s", jitter=0.1).delay(1, lambda: number)
+    assert delay == timedelta(seconds=seconds)
 
 
 class Service:
@@ -70,8 +76,6 @@ class Service:
         (Service(), "Service", True),
         (functools.partial(await_message), "await_message", True),
         (lambda message, more=1: None, "<lambda>", False),
-        (lambda *messages: None, "<lambda>", False),
-        ([].append, "append", False),
         (print, "print", False),
     ],
 )
@@ -134,6 +138,31 @@ def test_a_wrong_option_is_refused(options: dict[str, Any], said: str) -> None:
     with pytest.raises(InvalidInputError, match=said) as caught:
         registered(**options)
     assert str(caught.value).startswith("listener 'handle': ")
+
+
+def test_wrong_delays_and_stores_are_refused_where_they_are_given() -> None:
+    backoff: Any = Backoff
+    deduplication: Any = Deduplication
+    retry: Any = Retry
+    for call, said in (
+        (lambda: backoff("soon"), "is no duration"),
+        (lambda: backoff(10), "is a timedelta or a text"),
+        (lambda: backoff(timedelta(-1)), "is negative"),
+        (lambda: backoff("1s", jitter=2), "jitter is a number from 0 to 1"),
+        (lambda: backoff("1s", retry_on="ValueError"), "retry_on has classes of exceptions"),
+        (lambda: backoff("1s", give_up_on=(OSError, int)), "give_up_on has classes of exceptions"),
+        (lambda: backoff(*["1s"] * 10_000), "at most 10000 attempts"),
+        (lambda: retry("soon"), "after.* is no duration"),
+        (lambda: retry(-1), "after is a timedelta or a text"),
+        (lambda: deduplication(by="key"), "by must be a function"),
+        (lambda: deduplication(capacity=3), "even and at least 2, got 3"),
+        (lambda: deduplication(capacity=2.0), "must be an integer, got 2.0"),
+        (lambda: deduplication(capacity=True), "must be an integer, got True"),
+        (lambda: deduplication(store="ids"), "a TopicIdStore or None, got 'ids'"),
+        (lambda: deduplication(store=TopicIdStore), "a TopicIdStore or None, got <class"),
+    ):
+        with pytest.raises(InvalidInputError, match=said):
+            call()
 
 
 @pytest.mark.parametrize("topic", ["", [], 5, ["orders", 5], "non-persistent://a/b/c", "a/b"])

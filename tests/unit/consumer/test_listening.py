@@ -37,13 +37,18 @@ class Calls:
         at = self._clock.now() - self.start
         self.found.append((message.data, message.attempt, at))
 
+    def failing(self, error: BaseException) -> Callable[[ReceivedMessage], None]:
+        """Return a handler that always fails."""
+
+        def fail(message: ReceivedMessage) -> None:
+            self.add(message)
+            raise error
+
+        return fail
+
     @property
     def attempts(self) -> list[int]:
         return [attempt for _, attempt, _ in self.found]
-
-    @property
-    def times(self) -> list[timedelta]:
-        return [at for _, _, at in self.found]
 
 
 @pytest.fixture
@@ -74,19 +79,12 @@ def register(request: pytest.FixtureRequest, app: Listeners) -> Register:
     """Register a handler, given as a function, as a function or as a coroutine function."""
 
     def register(handle: Callable[[Any], Any], **options: Any) -> None:
-        if request.param == "function":
+        async def coroutine(message: Any) -> None:
+            await asyncio.sleep(0)
+            handle(message)
 
-            def handler(message: Any) -> None:
-                handle(message)
-
-            app.on("orders", subscription="billing", **options)(handler)
-        else:
-
-            async def coroutine(message: Any) -> None:
-                await asyncio.sleep(0)
-                handle(message)
-
-            app.on("orders", subscription="billing", **options)(coroutine)
+        handler = handle if request.param == "function" else coroutine
+        app.on("orders", subscription="billing", name="bill", **options)(handler)
 
     return register
 
@@ -94,16 +92,12 @@ def register(request: pytest.FixtureRequest, app: Listeners) -> Register:
 def test_every_retry_is_handled_at_its_own_time(
     memory_pulsar: MemoryPulsar, register: Register, calls: Calls, app: Listeners
 ) -> None:
-    def fail(message: ReceivedMessage) -> None:
-        calls.add(message)
-        raise ValueError("no funds")
-
-    register(fail, retry=RETRY)
+    register(calls.failing(ValueError("no funds")), retry=RETRY)
     send(memory_pulsar, b"1")
     memory_pulsar.advance(2 * DAY)
     wanted = [NOW, timedelta(seconds=10), timedelta(minutes=5), timedelta(hours=2), DAY]
     assert calls.attempts == [1, 2, 3, 4, 5]
-    late = [at - sum(wanted[: number + 1], NOW) for number, at in enumerate(calls.times)]
+    late = [at - sum(wanted[: number + 1], NOW) for number, (_, _, at) in enumerate(calls.found)]
     assert all(NOW <= each < timedelta(seconds=1) for each in late), late
     (dead,) = memory_pulsar.delivered(DEAD)
     assert dead.data == b"1"
@@ -127,26 +121,21 @@ ONCE = Backoff("1h", retry_on=ValueError, give_up_on=UnicodeError)
 
 
 @pytest.mark.parametrize(
-    ("error", "retry", "after"),
+    ("error", "after"),
     [
-        (ValueError("no such\n account"), ONCE, timedelta(hours=1)),
-        (Retry(), ONCE, timedelta(hours=1)),
-        (Retry("3d", "closed"), ONCE, 3 * DAY),  # whatever the kinds of errors
+        (ValueError("no such\n account"), timedelta(hours=1)),
+        (Retry(), timedelta(hours=1)),
+        (Retry("3d", "closed"), 3 * DAY),  # whatever the kinds of errors
     ],
 )
 def test_a_failed_attempt_is_repeated_once(
     memory_pulsar: MemoryPulsar,
     register: Register,
     calls: Calls,
-    error: BaseException,
-    retry: Backoff,
+    error: Exception,
     after: timedelta,
 ) -> None:
-    def fail(message: ReceivedMessage) -> None:
-        calls.add(message)
-        raise error
-
-    register(fail, retry=retry)
+    register(calls.failing(error), retry=ONCE)
     send(memory_pulsar, b"1")
     memory_pulsar.advance(NOW)
     assert calls.attempts == [1]
@@ -164,7 +153,6 @@ def test_a_failed_attempt_is_repeated_once(
         (Reject("no such customer"), ONCE, "no such customer"),
         (UnicodeError("x"), ONCE, "UnicodeError: x"),
         (KeyError("x"), ONCE, "KeyError: 'x'"),
-        (ValueError("no such\n account"), False, "ValueError: no such account"),
         (BrokenError(), False, "BrokenError"),
         (SystemExit(1), False, "attempt 1 failed: SystemExit: 1"),
         (ValueError("x\n" * 5000), False, "ValueError: x x x"),
@@ -175,45 +163,18 @@ def test_a_failed_attempt_is_repeated_once(
 def test_a_message_without_another_attempt_becomes_a_dead_letter(
     memory_pulsar: MemoryPulsar,
     register: Register,
+    calls: Calls,
     error: BaseException,
     retry: Any,
     reason: str,
 ) -> None:
-    def fail(message: ReceivedMessage) -> None:
-        raise error
-
-    register(fail, retry=retry)
+    register(calls.failing(error), retry=retry)
     send(memory_pulsar, b"1")
     memory_pulsar.advance(NOW)
     (dead,) = memory_pulsar.delivered(DEAD)
     found = dead.properties["delaylevel.reason"]
-    assert reason in found
-    assert "\n" not in found
-    assert len(found) < 1100
+    assert (reason in found, "\n" in found, len(found) < 1100) == (True, False, True)
     assert memory_pulsar.pending("orders-billing-RETRY") == []
-
-
-@pytest.mark.parametrize("after", ["soon", -1, timedelta(-1)])
-def test_a_wrong_delay_is_refused_where_it_is_raised(after: Any) -> None:
-    with pytest.raises(InvalidInputError, match="after"):
-        Retry(after)
-
-
-@pytest.mark.parametrize("kind", ["Shared", "Key_Shared", "Failover", "Exclusive"])
-def test_every_subscription_type(
-    memory_pulsar: MemoryPulsar, register: Register, calls: Calls, kind: str
-) -> None:
-    def fail_once(message: ReceivedMessage) -> None:
-        calls.add(message)
-        if message.attempt == 1:
-            raise ValueError
-
-    register(fail_once, subscription_type=kind, retry=["1h"])
-    send(memory_pulsar, b"1", b"2", batching_enabled=False)
-    memory_pulsar.advance(DAY)
-    found = [(body, attempt) for body, attempt, _ in calls.found]
-    assert found[:2] == [(b"1", 1), (b"2", 1)]
-    assert sorted(found[2:]) == [(b"1", 2), (b"2", 2)]
 
 
 def test_filter_and_deduplication(
@@ -233,22 +194,6 @@ def test_filter_and_deduplication(
     (listener,) = app.listeners
     counts = listener.stats.counts()
     assert (counts.handled, counts.filtered, counts.duplicates) == (3, 1, 2)
-
-
-def test_a_handler_may_send_and_others_get_it(
-    memory_pulsar: MemoryPulsar, register: Register, app: Listeners, calls: Calls
-) -> None:
-    producer = memory_pulsar.client().create_producer("mails", enable_delay_level_topic=True)
-    register(lambda message: producer.send(b"reminder", deliver_after=timedelta(days=3)))
-
-    @app.on("mails", subscription="mailer")
-    def mail(message: ReceivedMessage) -> None:
-        calls.add(message)
-        assert message.due == memory_pulsar.clock.now()
-
-    send(memory_pulsar, b"1")
-    memory_pulsar.advance(4 * DAY)
-    assert calls.found == [(b"reminder", 1, 3 * DAY)]
 
 
 def test_everything_happens_in_the_thread_of_the_test(

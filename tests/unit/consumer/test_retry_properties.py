@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
-from typing import Any
+from types import SimpleNamespace
 
+import pulsar
 import pytest
 
 from delaylevel.consumer.message import ReceivedMessage
@@ -19,7 +19,6 @@ from delaylevel.consumer.retry_topics import RetryTopics
 from delaylevel.errors import InvalidInputError
 from delaylevel.model import envelope as env
 from delaylevel.model import retries
-from delaylevel.testing import MemoryPulsar
 
 ORDERS = "persistent://public/default/orders"
 FAILED = Failure(ValueError("no money"), "ValueError: no money", "Traceback …")
@@ -28,18 +27,17 @@ FAILED = Failure(ValueError("no money"), "ValueError: no money", "Traceback …"
 def received(
     properties: dict[str, str] | None = None, subscription: str = "billing"
 ) -> ReceivedMessage:
-    """Return a message that a consumer in memory received: a retried copy, if it has properties."""
-    if properties:
-        own = {"REAL_TOPIC": ORDERS, "REAL_SUBSCRIPTION": subscription}
-        properties = {**own, **properties}
-    topic = f"orders-{subscription}-RETRY" if properties else "orders"
-    with MemoryPulsar() as pulsar_:
-        client = pulsar_.client()
-        consumer: Any = client.subscribe(topic, subscription)
-        client.create_producer(topic).send(b"pay", properties=properties)
-        pulsar_.advance(timedelta(seconds=1))
-        raw = consumer.receive()
-        return ReceivedMessage(raw, ORDERS, subscription, 0)
+    """Return a message that a consumer received: a retried copy, if it has properties."""
+    own = {"REAL_TOPIC": ORDERS, "REAL_SUBSCRIPTION": subscription}
+    values = {
+        "topic_name": f"{ORDERS}-{subscription}-RETRY" if properties else ORDERS,
+        "message_id": pulsar.MessageId(-1, 7, 8, -1),
+        "properties": {**own, **properties} if properties else {},
+        "publish_timestamp": 5_000,
+        "partition_key": "",
+    }
+    raw = SimpleNamespace(**{name: lambda value=value: value for name, value in values.items()})
+    return ReceivedMessage(raw, ORDERS, subscription, 0)
 
 
 def letter(message: ReceivedMessage) -> dict[str, str]:

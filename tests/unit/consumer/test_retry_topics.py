@@ -35,7 +35,7 @@ def test_topics_of_another_subscription_are_refused(memory_pulsar: MemoryPulsar)
         prepare(memory_pulsar.admin, other)
 
 
-@pytest.mark.parametrize("kind", ["Shared", "Exclusive"])
+@pytest.mark.parametrize("kind", ["Shared", "Key_Shared", "Failover", "Exclusive"])
 @pytest.mark.parametrize("window", list(FinalWindow))
 def test_a_level_topic_of_another_name_carries_the_retries(
     memory_pulsar: MemoryPulsar, kind: str, window: FinalWindow
