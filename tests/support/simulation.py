@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pulsar
 
-from delaylevel.cluster.port import PartitionStats, SubscriptionStats, TopicMetadata, TopicPolicies
+from delaylevel.cluster.port import PartitionStats, TopicMetadata
 from delaylevel.cluster.targets.pool import TargetKey, TargetPool
 from delaylevel.cluster.targets.producer import TargetProducer
 from delaylevel.dispatcher.cancellations import UNCLEAR_MS
@@ -41,14 +41,14 @@ from delaylevel.dispatcher.publishing.publisher import BatchPublisher
 from delaylevel.dispatcher.publishing.set_aside import SetAsideTopics
 from delaylevel.dispatcher.publishing.targets import TargetPartitions
 from delaylevel.dispatcher.record import Cancellation, FetchedBatch, WindowMessage, identity
-from delaylevel.errors import BrokerError, BrokerUnreachableError, NotFoundError
+from delaylevel.errors import BrokerError, BrokerUnreachableError
 from delaylevel.model import envelope as env
 from delaylevel.model.level_topic import ALL, Expired, FinalWindow, Role
 from delaylevel.model.outcome import Outcome
 from delaylevel.model.position import Position, SourcePartition
 from delaylevel.model.topic_name import TopicName
 from delaylevel.structures.segments.pending import PendingSegments, SpillFullError
-from support.fakes import describe
+from support.fakes import FakeAdmin, FakeMessageId, describe
 
 T0 = 1_800_000_000_000
 TARGETS = ("persistent://public/default/orders", "persistent://public/default/invoices")
@@ -66,40 +66,11 @@ def is_target(name: str) -> bool:
     return target_of(name) in TARGETS
 
 
-class MessageId(NamedTuple):
-    """ID of a stored message.
-
-    Attributes:
-        index, size: index of the message in its entry, and number of messages there.
-    """
-
-    ledger: int
-    index: int = -1
-    size: int = 0
-
-    def ledger_id(self) -> int:
-        return self.ledger
-
-    def partition(self) -> int:
-        return -1
-
-    def batch_index(self) -> int:
-        return self.index
-
-    def serialize(self) -> bytes:
-        return bytes((6 << 3, self.size))  # the size alone
-
-
 Callback = Callable[[Any, Any], None]
 
 
 class Entry(NamedTuple):
-    """Messages that are stored together.
-
-    Attributes:
-        messages: payload and properties of each message.
-        callbacks: callbacks of the messages that have one, by index.
-    """
+    """Messages that are stored together: payload and properties of each, and some callbacks."""
 
     messages: list[tuple[bytes, dict[str, str]]]
     number: int
@@ -109,11 +80,8 @@ class Entry(NamedTuple):
         """Call back."""
         size = len(self.messages)
         for index, callback in self.callbacks.items():
-            single = size == 1
-            callback(
-                result,
-                None if ledger is None else MessageId(ledger, -1 if single else index, size),
-            )
+            place = Position(ledger or 0, 0, -1 if size == 1 else index)
+            callback(result, None if ledger is None else FakeMessageId(place, size))
 
 
 class Time:
@@ -303,7 +271,7 @@ class BatchingProducer(Producer):
         return sum(len(content) for entry in entries for content, _ in entry.messages)
 
 
-class Broker:
+class Broker(FakeAdmin):
     """The simulated broker, with its client and its admin interface.
 
     Attributes:
@@ -312,23 +280,24 @@ class Broker:
     """
 
     failed = False
+    window: Sequence[object] = ()
 
     def __init__(self, clock: Time, partitions: int = 0) -> None:
+        super().__init__()
         self.clock = clock
-        self.partitions = partitions  # of the targets
+        self.target_partitions = partitions
         self.topics: dict[str, Topic] = {}
         self.every_topic: list[Topic] = []  # also the deleted ones
         self.producers: list[Producer] = []
-        self._ledgers = 0
         self.on_send: Callable[[str, str], None] = lambda target, message_id: None
 
     def topic(self, name: str) -> Topic:
         """Return a topic, and create it if it does not exist."""
         topic = self.topics.get(name)
         if topic is None or not topic.exists:
-            self._ledgers += 1
-            subscribed = topic is None  # a topic that is created again has no subscriptions
-            topic = self.topics[name] = Topic(name, self._ledgers, subscribed=subscribed)
+            # A topic that is created again has no subscriptions.
+            topic = Topic(name, len(self.every_topic) + 1, subscribed=topic is None)
+            self.topics[name] = topic
             self.every_topic.append(topic)
         return topic
 
@@ -355,54 +324,29 @@ class Broker:
 
     # -- the admin interface
 
-    window: Sequence[object] = ()
-
     def last_message_id(self, name: TopicName) -> Position | None:
         return Position(1, len(self.window) - 1) if self.window else None
 
-    def _found(self, name: TopicName) -> Topic:
-        topic = self.topics.get(name.full)
-        if topic is None or not topic.exists:
-            raise NotFoundError("no such topic", status=404)
-        return topic
+    def topic_exists(self, topic: TopicName) -> bool:
+        return topic.full in self.topics and self.topics[topic.full].exists
 
-    def _served(self, name: TopicName) -> Topic:
-        topic = self._found(name)
-        if topic.away:
+    def partitioned_metadata(self, topic: TopicName) -> TopicMetadata:
+        self.partitions[topic.full] = self.target_partitions
+        return super().partitioned_metadata(topic)
+
+    def partition_stats(self, partition: TopicName) -> PartitionStats:
+        if partition.partition_index is not None:
+            self.topic(partition.full)  # all partitions have subscriptions, and therefore exist
+        found = super().partition_stats(partition)
+        if self.topics[partition.full].away:
             raise BrokerUnreachableError("no broker serves it")
-        return topic
+        subscribed = self.topics[partition.full].subscribed
+        return found if subscribed else replace(found, subscriptions={})
 
-    def topic_exists(self, name: TopicName) -> bool:
-        return name.full in self.topics and self.topics[name.full].exists
-
-    def partitioned_metadata(self, name: TopicName) -> TopicMetadata:
-        self._found(name)
-        return TopicMetadata(self.partitions)
-
-    def partition_stats(self, name: TopicName) -> PartitionStats:
-        if name.partition_index is not None:
-            self.topic(name.full)  # all partitions have subscriptions, and therefore exist
-        topic = self._served(name)
-        app = {"app": SubscriptionStats(0, None, "Shared", True, ())} if topic.subscribed else {}
-        return PartitionStats(0, app, deduplication=True)
-
-    def partitioned_stats(self, name: TopicName) -> dict[int, PartitionStats]:
-        self._found(name)
-        return {
-            index: self.partition_stats(name.partition(index)) for index in range(self.partitions)
-        }
-
-    def retains(self, name: TopicName) -> bool:
-        return False
-
-    def topic_policies(self, name: TopicName) -> TopicPolicies:
-        return TopicPolicies()
-
-    def schemas(self, name: TopicName) -> list[Any]:
-        return []
-
-    def max_message_size(self, name: TopicName) -> int | None:
-        return None
+    def partitioned_stats(self, topic: TopicName) -> dict[int, PartitionStats]:
+        self._check(topic)
+        every = range(self.target_partitions)
+        return {index: self.partition_stats(topic.partition(index)) for index in every}
 
 
 class JournalTopic:
