@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,6 +15,13 @@ from delaylevel.mover.local import LocalMover
 from delaylevel.mover.service import MoverService, movable
 
 Self = TypeVar("Self", bound="Background")
+_PR_SET_PDEATHSIG = 1
+
+
+def end_with_parent() -> None:
+    """End this process when the one that started it ends, however that happens."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 class Background:

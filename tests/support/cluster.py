@@ -7,14 +7,13 @@ Tests kill, suspend, stop and start the nodes, which keep their ports and data.
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import signal
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,8 @@ from delaylevel.broker.distribution import fetch, java
 from delaylevel.broker.process import free_ports
 from delaylevel.cluster.connection.settings import Connection
 from delaylevel.model.topic_name import TopicName
+from support.background import end_with_parent
+from support.world import eventually
 
 NAME = "loopback"
 #: Pulsar's own default: a broker that dies is noticed after this time.
@@ -76,47 +77,30 @@ _BROKER = {
 _HEAP_MB = {"zookeeper": 64, "bookie": 128, "broker": 256}
 
 
-@dataclass
 class Node:
-    """A process of the cluster.
+    """A process of the cluster: ``zookeeper``, ``bookie-0``, ``broker-1`` …
+
+    Args:
+        command: its kind, which is an argument of ``bin/pulsar``.
+        ports: its ports; for a broker, those for clients and for the admin interface.
 
     Attributes:
-        name: ``zookeeper``, ``bookie-0``, ``broker-1`` …
-        directory: folder with its configuration, data and log.
-        command: arguments of ``bin/pulsar``.
-        environ: environment of the process.
-        ports: its ports; for a broker, those for clients and for the admin interface.
+        service_url, admin_url: addresses of a broker.
+        log_file: the output of the process since its first start.
+        suspended: True after `suspend`, until `resume`.
     """
 
-    name: str
-    directory: Path
-    home: Path
-    command: Sequence[str]
-    environ: Mapping[str, str]
-    ports: tuple[int, ...]
-    _process: subprocess.Popen[bytes] | None = None
-    _watcher: subprocess.Popen[bytes] | None = None
-    _suspended: bool = False
-
-    @property
-    def kind(self) -> str:
-        """``zookeeper``, ``bookie`` or ``broker``."""
-        return self.name.partition("-")[0]
-
-    @property
-    def service_url(self) -> str:
-        """Address of a broker for clients."""
-        return f"pulsar://127.0.0.1:{self.ports[0]}"
-
-    @property
-    def admin_url(self) -> str:
-        """Address of a broker's admin interface."""
-        return f"http://127.0.0.1:{self.ports[1]}"
-
-    @property
-    def log_file(self) -> Path:
-        """The output of the process since its first start."""
-        return self.directory / "node.log"
+    def __init__(
+        self, name: str, directory: Path, command: Sequence[str], environ: Mapping[str, str],
+        ports: Sequence[int],
+    ) -> None:  # fmt: skip
+        self.name = name
+        self.service_url = f"pulsar://127.0.0.1:{ports[0]}"
+        self.admin_url = f"http://127.0.0.1:{ports[-1]}"
+        self.log_file = directory / "node.log"
+        self.suspended = False
+        self._directory, self._command, self._environ = directory, command, environ
+        self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def running(self) -> bool:
@@ -126,83 +110,49 @@ class Node:
     def start(self) -> None:
         """Start the process; it ends with this one."""
         assert not self.running, f"{self.name} is running"
-        self._end_watcher()  # its process may have ended by itself
         with self.log_file.open("ab") as output:
             self._process = subprocess.Popen(
-                [str(self.home / "bin" / "pulsar"), *self.command],
-                env=dict(self.environ),
-                cwd=self.directory,
+                self._command,
+                env=dict(self._environ),
+                cwd=self._directory,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                preexec_fn=end_with_parent,
             )
-        # The pipe ends with this process, however it dies. A suspended process ignores SIGTERM.
-        self._watcher = subprocess.Popen(
-            ["/bin/sh", "-c", 'read -r _; kill -9 "$1" 2>/dev/null', "watch", str(self.pid)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-
-    @property
-    def pid(self) -> int:
-        """ID of the process."""
-        assert self._process is not None
-        return self._process.pid
 
     def kill(self) -> None:
         """Kill the process, as a crash does."""
-        self._signal(signal.SIGKILL)
-        self._ended(10)
+        self._end(signal.SIGKILL, 10)
 
     def stop(self) -> None:
         """Stop the process in the regular way, and wait for its end."""
-        self._signal(signal.SIGTERM)
-        self._ended(_STOP_S)
+        self._end(signal.SIGTERM, _STOP_S)
+
+    def _end(self, number: signal.Signals, seconds: float) -> None:
+        self._signal(number).wait(seconds)
+        self.suspended = False
 
     def suspend(self) -> None:
         """Suspend the process: its connections stay open, and nothing answers."""
         self._signal(signal.SIGSTOP)
-        self._suspended = True
+        self.suspended = True
 
     def resume(self) -> None:
         """Let a suspended process go on."""
         self._signal(signal.SIGCONT)
-        self._suspended = False
+        self.suspended = False
 
-    def end(self) -> None:
-        """Kill the process if it runs."""
-        if self.running:
-            self.kill()
-        self._end_watcher()
-
-    def log_end(self, lines: int = 15) -> str:
+    def log_end(self) -> str:
         """Return the last lines of the log."""
-        text = self.log_file.read_text("utf-8", "replace")
-        return "\n".join(text.splitlines()[-lines:])
+        return "\n".join(self.log_file.read_text("utf-8", "replace").splitlines()[-15:])
 
-    def _signal(self, number: signal.Signals) -> None:
-        assert self.running, f"{self.name} is not running"
-        os.kill(self.pid, number)
-
-    def _ended(self, seconds: float) -> None:
+    def _signal(self, number: signal.Signals) -> subprocess.Popen[bytes]:
         assert self._process is not None
-        self._process.wait(seconds)
-        self._suspended = False
-        self._end_watcher()
-
-    def _end_watcher(self) -> None:
-        watcher, self._watcher = self._watcher, None
-        if watcher is not None:
-            watcher.kill()
-            watcher.communicate()
-
-    @property
-    def suspended(self) -> bool:
-        """True after `suspend`, until `resume`."""
-        return self._suspended
+        assert self.running, f"{self.name} is not running"
+        self._process.send_signal(number)
+        return self._process
 
 
 @dataclass
@@ -216,32 +166,29 @@ class Cluster:
         brokers: number of brokers.
         session_ms: ZooKeeper session of the brokers and bookies, in ms. A broker that dies is
             noticed after this time.
-        conf: further settings of the brokers.
     """
 
     directory: Path
     bookies: int = 2
     brokers: int = 2
     session_ms: int = DEFAULT_SESSION_MS
-    conf: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._home = fetch()
-        self._http = urllib3.PoolManager(retries=False, timeout=10)
-        ports = free_ports(1 + self.bookies + 2 * self.brokers)
-        self._zookeeper_port = ports.pop()
-        self.zookeeper = self._make_zookeeper()
-        self.bookie_nodes = [self._make_bookie(index, ports.pop()) for index in range(self.bookies)]
+        self._program = str(self._home / "bin" / "pulsar")
+        retries = urllib3.Retry(connect=0, read=0, redirect=5)
+        self._http = urllib3.PoolManager(timeout=10, retries=retries)
+        ports = iter(free_ports(1 + self.bookies + 2 * self.brokers))
+        zookeeper_port = next(ports)
+        self._store = f"zk:127.0.0.1:{zookeeper_port}"
+        self.zookeeper = self._make_zookeeper(zookeeper_port)
+        self.bookie_nodes = [self._make_bookie(index, next(ports)) for index in range(self.bookies)]
         self.broker_nodes = [
-            self._make_broker(index, ports.pop(), ports.pop()) for index in range(self.brokers)
+            self._make_broker(index, next(ports), next(ports)) for index in range(self.brokers)
         ]
+        self.nodes = [self.zookeeper, *self.bookie_nodes, *self.broker_nodes]
 
     # -- addresses
-
-    @property
-    def nodes(self) -> list[Node]:
-        """All processes."""
-        return [self.zookeeper, *self.bookie_nodes, *self.broker_nodes]
 
     @property
     def connection(self) -> Connection:
@@ -275,7 +222,7 @@ class Cluster:
             for each in self.broker_nodes:
                 path = f"/admin/v2/persistent/{namespace}/{each.name}"
                 self.eventually(
-                    lambda each=each, path=path: self._follow("PUT", each, path) in (204, 409),
+                    lambda each=each, path=path: self._status(each, path, "PUT") in (204, 409),
                     f"a topic at {broker.name} by way of {each.name}",
                     _START_S,
                 )
@@ -312,19 +259,18 @@ class Cluster:
 
     def _is_ready(self, broker: Node) -> bool:
         """Return True if a broker stores messages, and knows all brokers."""
-        if not broker.running or self.status(broker, "/admin/v2/brokers/health") != 200:
+        if not broker.running or self._status(broker, "/admin/v2/brokers/health") != 200:
             return False
-        try:
-            answer = self._http.request("GET", f"{broker.admin_url}/admin/v2/brokers", retries=1)
-            found = set(answer.json()) if answer.status == 200 else set()
-        except (urllib3.exceptions.HTTPError, ValueError):
-            return False
-        return {f"127.0.0.1:{node.ports[1]}" for node in self.broker_nodes} <= found
+        with contextlib.suppress(urllib3.exceptions.HTTPError, ValueError):
+            found = set(self._http.request("GET", f"{broker.admin_url}/admin/v2/brokers").json())
+            return {node.admin_url.removeprefix("http://") for node in self.broker_nodes} <= found
+        return False
 
     def close(self) -> None:
         """Kill all processes."""
         for node in reversed(self.nodes):
-            node.end()
+            if node.running:
+                node.kill()
         self._http.clear()
 
     def __enter__(self) -> Cluster:
@@ -340,12 +286,19 @@ class Cluster:
 
     # -- topics
 
-    def status(self, node: Node, path: str, method: str = "GET", **options: Any) -> int:
+    def _status(self, node: Node, path: str, method: str = "GET") -> int:
         """Return the HTTP status of a request to a broker; 0 without an answer."""
         try:
-            return self._http.request(method, node.admin_url + path, **options).status
+            return self._http.request(method, node.admin_url + path).status
         except urllib3.exceptions.HTTPError:
             return 0
+
+    def _ask(self, path: str, method: str = "GET", **options: Any) -> Any:
+        """Return the answer of a broker that runs."""
+        living = next(one for one in self.broker_nodes if one.running and not one.suspended)
+        answer = self._http.request(method, living.admin_url + path, **options)
+        assert answer.status in (200, 204), (path, answer.status, answer.data)
+        return answer.json() if answer.data.startswith(b"{") else answer.data.decode()
 
     def create_namespace(self, name: str, bundles: int = 4) -> None:
         """Create a namespace.
@@ -361,15 +314,12 @@ class Cluster:
             "bundles": {"boundaries": bounds, "numBundles": bundles},
             "retention_policies": {"retentionTimeInMinutes": 60, "retentionSizeInMB": -1},
         }
-        answer = self._http.request(
-            "PUT", f"{self._living().admin_url}/admin/v2/namespaces/{name}", json=body
-        )
-        assert answer.status == 204, answer.data
+        self._ask(f"/admin/v2/namespaces/{name}", "PUT", json=body)
 
     def owner(self, topic: str) -> Node:
         """Return the broker that serves a topic; it is assigned now if no broker does."""
         path = TopicName.parse(topic).full.replace("://", "/")
-        url = self._json(f"/lookup/v2/topic/{path}")["brokerUrl"]
+        url = self._ask(f"/lookup/v2/topic/{path}")["brokerUrl"]
         return next(node for node in self.broker_nodes if node.service_url == url)
 
     def bundle(self, topic: str) -> str:
@@ -377,15 +327,15 @@ class Cluster:
         path = TopicName.parse(topic).full.replace("://", "/")
 
         def found() -> str:
-            url = f"{self._living().admin_url}/lookup/v2/topic/{path}/bundle"
-            answer = self._http.request("GET", url, retries=5)
-            return answer.data.decode() if answer.status == 200 else ""
+            with contextlib.suppress(AssertionError):
+                return str(self._ask(f"/lookup/v2/topic/{path}/bundle"))
+            return ""
 
         return str(self.eventually(found, f"the bundle of {topic}"))
 
     def place(self, namespace: str, broker: Node) -> None:
         """Move all topics of a namespace to one broker."""
-        bounds = self._json(f"/admin/v2/namespaces/{namespace}")["bundles"]["boundaries"]
+        bounds = self._ask(f"/admin/v2/namespaces/{namespace}")["bundles"]["boundaries"]
         for low, high in pairwise(bounds):
             self.place_bundle(namespace, f"{low}_{high}", broker)
 
@@ -403,112 +353,60 @@ class Cluster:
                 owner = self.owner(probe)
                 if owner is broker:
                     return True
-                self._follow("PUT", owner, path)
+                self._status(owner, path, "PUT")
                 return self.owner(probe) is broker
             return False
 
         self.eventually(moved, f"the move of {namespace} to {broker.name}", 120)
 
-    def other(self, broker: Node) -> Node:
-        """Return a broker that is not this one."""
-        return next(each for each in self.broker_nodes if each is not broker)
-
-    @property
-    def living(self) -> list[Node]:
-        """The brokers that run, and are not suspended."""
-        return [node for node in self.broker_nodes if node.running and not node.suspended]
-
-    def _living(self) -> Node:
-        return self.living[0]
-
-    @staticmethod
-    def eventually(condition: Callable[[], Any], what: str, seconds: float = 60) -> Any:
-        """Wait until a condition holds, and return its value."""
-        deadline = time.monotonic() + seconds
-        while not (found := condition()):
-            assert time.monotonic() < deadline, f"waited {seconds} s for {what}"
-            time.sleep(0.1)
-        return found
-
-    def _json(self, path: str) -> Any:
-        answer = self._http.request("GET", self._living().admin_url + path, retries=5)
-        assert answer.status == 200, (path, answer.status, answer.data)
-        return answer.json()
-
-    def _follow(self, method: str, node: Node, path: str) -> int:
-        try:
-            return self._http.request(method, node.admin_url + path, retries=5).status
-        except urllib3.exceptions.HTTPError:
-            return 0
+    eventually = staticmethod(eventually)
 
     # -- configuration
 
     def _initialize(self) -> None:
         """Write the metadata of the cluster."""
-        store = f"zk:127.0.0.1:{self._zookeeper_port}"
         broker = self.broker_nodes[0]
         command = [
-            *(str(self._home / "bin" / "pulsar"), "initialize-cluster-metadata"),
-            *("--cluster", NAME),
-            *("--metadata-store", store, "--configuration-metadata-store", store),
+            *(self._program, "initialize-cluster-metadata", "--cluster", NAME),
+            *("--metadata-store", self._store, "--configuration-metadata-store", self._store),
             *("--web-service-url", broker.admin_url, "--broker-service-url", broker.service_url),
         ]
-        answer = subprocess.run(
-            command,
-            env=self._environ(self.directory / "initialize", 64),
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        environ = self._environ(self.directory / "initialize", 64)
+        answer = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
         assert answer.returncode == 0, (answer.stdout + answer.stderr)[-2000:]
 
-    def _make_zookeeper(self) -> Node:
-        folder = self.directory / "zookeeper"
-        values = {
-            **_ZOOKEEPER,
-            "dataDir": str(folder / "data"),
-            "clientPort": str(self._zookeeper_port),
-        }
-        port = self._zookeeper_port
-        return self._node("zookeeper", folder, "PULSAR_ZK_CONF", "zookeeper.conf", values, (port,))
+    def _make_zookeeper(self, port: int) -> Node:
+        data = str(self.directory / "zookeeper" / "data")
+        values = {**_ZOOKEEPER, "dataDir": data, "clientPort": str(port)}
+        return self._node("zookeeper", "PULSAR_ZK_CONF", "zookeeper.conf", values, port)
 
     def _make_bookie(self, index: int, port: int) -> Node:
-        folder = self.directory / f"bookie-{index}"
+        name = f"bookie-{index}"
         values = {
             **_BOOKIE,
             "bookiePort": str(port),
-            "journalDirectory": str(folder / "journal"),
-            "ledgerDirectories": str(folder / "ledgers"),
-            "zkServers": f"127.0.0.1:{self._zookeeper_port}",
+            "journalDirectory": str(self.directory / name / "journal"),
+            "ledgerDirectories": str(self.directory / name / "ledgers"),
+            "zkServers": self._store.removeprefix("zk:"),
             "zkTimeout": str(self.session_ms),
         }
-        name, file = f"bookie-{index}", "bookkeeper.conf"
-        return self._node(name, folder, "PULSAR_BOOKKEEPER_CONF", file, values, (port,))
+        return self._node(name, "PULSAR_BOOKKEEPER_CONF", "bookkeeper.conf", values, port)
 
-    def _make_broker(self, index: int, service_port: int, web_port: int) -> Node:
-        folder = self.directory / f"broker-{index}"
-        store = f"zk:127.0.0.1:{self._zookeeper_port}"
+    def _make_broker(self, index: int, *ports: int) -> Node:
         values = {
             **_BROKER,
-            "metadataStoreUrl": store,
-            "configurationMetadataStoreUrl": store,
+            "metadataStoreUrl": self._store,
+            "configurationMetadataStoreUrl": self._store,
             "metadataStoreSessionTimeoutMillis": str(self.session_ms),
-            "brokerServicePort": str(service_port),
-            "webServicePort": str(web_port),
-            **self.conf,
+            "brokerServicePort": str(ports[0]),
+            "webServicePort": str(ports[1]),
         }
-        name, ports = f"broker-{index}", (service_port, web_port)
-        return self._node(name, folder, "PULSAR_BROKER_CONF", "broker.conf", values, ports)
+        return self._node(f"broker-{index}", "PULSAR_BROKER_CONF", "broker.conf", values, *ports)
 
     def _node(
-        self,
-        name: str,
-        folder: Path,
-        variable: str,
-        file: str,
-        values: Mapping[str, str],
-        ports: tuple[int, ...],
+        self, name: str, variable: str, file: str, values: Mapping[str, str], *ports: int
     ) -> Node:
+        folder = self.directory / name
         folder.mkdir(parents=True)
         kept = [
             line
@@ -519,7 +417,7 @@ class Cluster:
         (folder / file).write_text("\n".join([*kept, *added, ""]), "utf-8")
         kind = name.partition("-")[0]
         environ = {**self._environ(folder, _HEAP_MB[kind]), variable: str(folder / file)}
-        return Node(name, folder, self._home, (kind,), environ, ports)
+        return Node(name, folder, (self._program, kind), environ, ports)
 
     def _environ(self, folder: Path, heap_mb: int) -> dict[str, str]:
         values = environment(folder, java=java(), functions=False, heap_mb=heap_mb)

@@ -8,27 +8,27 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import subprocess
 import sys
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from datetime import datetime, timedelta, timezone
+from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pulsar
 
 from delaylevel import DelayLevelClient, topics, wrap
 from delaylevel.cluster.connection.settings import Connection
+from delaylevel.cluster.port import TopicPolicies
 from delaylevel.cluster.rest.admin import Admin
 from delaylevel.errors import BrokerError
 from delaylevel.model.clock import SystemClock
+from delaylevel.model.delivery import Delivery
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
@@ -45,18 +45,22 @@ ONE_LEVEL = Levels(
     [PartitionStrategy(partition_by=timedelta(seconds=5), maximum_delay=timedelta(minutes=4))]
 )
 KEYS = 16
-#: The payload of messages that show that every part works.
-PROBE = b"probe"
+# The payload of messages that show that every part works.
+_PROBE = b"probe"
 _START_S = 180.0
+_LEAD_S = 20.0
+_STEP_MS = 100
 
 
 class Gaps:
     """The longest time between two successes of a part, in s."""
 
     def __init__(self) -> None:
-        self._last_s = time.monotonic()
-        self.longest_s = 0.0
-        self.count = 0
+        self.start()
+
+    def start(self) -> None:
+        """Begin to measure."""
+        self._last_s, self.longest_s, self.count = time.monotonic(), 0.0, 0
 
     def succeeded(self) -> None:
         """Note a success."""
@@ -65,13 +69,25 @@ class Gaps:
         self._last_s = now_s
         self.count += 1
 
-    def start(self) -> None:
-        """Begin to measure."""
-        self._last_s, self.longest_s, self.count = time.monotonic(), 0.0, 0
+
+class Effect(NamedTuple):
+    """The effect of a fault on the messages of one target, or partition of it.
+
+    Attributes:
+        worst_s: worst lateness.
+        disordered: number of messages behind a later one with the same key.
+        early_ms: the earliest arrival before a due time.
+    """
+
+    worst_s: float
+    arrived: int
+    copies: int
+    disordered: int
+    early_ms: int
 
 
 class Arrivals:
-    """The messages that a target has received, and their lateness.
+    """The messages that a topic has received.
 
     Attributes:
         flows: True once a probe has arrived, which does not count.
@@ -89,9 +105,8 @@ class Arrivals:
         self._readers: list[Any] = [self._open()]
         self.flows = False
         self.copies: Counter[str] = Counter()
-        self.order: dict[str, list[int]] = defaultdict(list)  # by key
-        self.worst_ms = 0
-        self.earliest_ms = 0
+        self._order: dict[str, list[int]] = defaultdict(list)  # by key
+        self._late_ms = [0]
         self.thread = threading.Thread(target=self._run, name=f"arrivals {topic}", daemon=True)
         self.thread.start()
 
@@ -109,120 +124,76 @@ class Arrivals:
                         self._readers.append(self._open())
                 continue
             self._last = message.message_id()
-            if message.data() == PROBE:
+            if message.data() == _PROBE:
                 self.flows = True
                 continue
-            late_ms = now_ms() - int(message.properties()["delaylevel.due"])
             name = message.data().decode()
             if not self.copies[name]:
-                self.order[message.partition_key()].append(int(name))
-                self.worst_ms = max(self.worst_ms, late_ms)
-                self.earliest_ms = min(self.earliest_ms, late_ms)
+                self._order[message.partition_key()].append(int(name))
+                self._late_ms.append(now_ms() - int(message.properties()["delaylevel.due"]))
             self.copies[name] += 1
 
-
-@dataclass(frozen=True)
-class Interruption:
-    """The effect of a fault.
-
-    Attributes:
-        publish_s: longest time without a confirmation of a message sent with ``wrap()``.
-        release_s: worst lateness of a message that waited in the window.
-        hand_off_s: worst lateness of a message that a mover had to hand off.
-        admin_s: longest time without a success of ``describe`` and the statistics.
-        lost, copies: numbers of messages.
-        disordered: number of messages from the window behind a later one with the same key.
-        early_ms: the earliest arrival before a due time, in ms.
-    """
-
-    publish_s: float
-    release_s: float
-    hand_off_s: float
-    admin_s: float
-    lost: int
-    copies: int
-    disordered: int
-    early_ms: int
-
-
-class Processes:
-    """Commands of ours as processes of their own.
-
-    Args:
-        directory: folder for their logs.
-    """
-
-    def __init__(self, connection: Connection, directory: Path) -> None:
-        self._connection = connection
-        self._directory = directory
-        self._running: list[subprocess.Popen[bytes]] = []
-
-    def run(self, *arguments: str) -> None:
-        """Start a command; its first argument is the name of its log."""
-        log = self._directory / f"{arguments[0]}.log"
-        with log.open("wb") as output:
-            command = [sys.executable, "-m", "delaylevel"]
-            command += ["--service-url", self._connection.service_url]
-            command += ["--admin-url", self._connection.admin_url, *arguments]
-            environ = {**os.environ, "PYTHONUNBUFFERED": "1"}
-            self._running.append(
-                subprocess.Popen(command, stdout=output, stderr=output, env=environ)
-            )
-
-    def kill(self) -> None:
-        """Kill all of them."""
-        for process in self._running:
-            if process.poll() is None:
-                process.send_signal(signal.SIGKILL)
-            process.wait()
+    def effect(self) -> Effect:
+        """Return what has arrived so far."""
+        pairs = (pair for order in self._order.values() for pair in pairwise(order))
+        return Effect(
+            worst_s=max(self._late_ms) / 1000,
+            arrived=len(self.copies),
+            copies=sum(self.copies.values()) - len(self.copies),
+            disordered=sum(earlier > later for earlier, later in pairs),
+            early_ms=-min(self._late_ms),
+        )
 
 
 class ClusterLoad:
-    """A producer, a mover, dispatchers and consumers on one namespace of a cluster.
+    """A producer, the processes and consumers of level topics on a cluster.
 
     Args:
         connection: the addresses that all parts use.
-        namespace: full name of a namespace.
         directory: folder for logs and spill files.
-        seconds: time over which the messages become due, after `LEAD_S`.
+        seconds: time over which the messages become due.
+        described: the level topics; their targets are created unless they exist.
 
     Attributes:
-        processes: the mover and the dispatcher.
+        publishing: confirmations of messages sent with ``wrap()`` to the first level topic.
+        administration: successes of ``describe`` and the statistics of the last one.
+        lost: number of messages that have not arrived, after `measure`.
     """
 
-    LEAD_S = 20.0
-    STEP_MS = 100
-
     def __init__(
-        self, connection: Connection, namespace: str, directory: Path, seconds: float
+        self,
+        connection: Connection,
+        directory: Path,
+        seconds: float,
+        described: Sequence[LevelTopicDescription],
+        delivery: Delivery = Delivery.AT_LEAST_ONCE,
     ) -> None:
-        self._connection = connection
-        self._namespace = namespace
-        self._directory = directory
+        self._connection, self._directory = connection, directory
+        self._described, self._delivery = described, delivery
         self._stop = threading.Event()
-        self.processes = Processes(connection, directory)
+        self._process: subprocess.Popen[bytes] | None = None
         self._threads: list[threading.Thread] = []
-        self._count = int(seconds * 1000 / self.STEP_MS)
+        self._count = int(seconds * 1000 / _STEP_MS)
+        self._arrivals: dict[str, Arrivals] = {}
         self.publishing, self.administration = Gaps(), Gaps()
 
     # -- the parts
 
     def __enter__(self) -> ClusterLoad:
         self.client = DelayLevelClient.from_connection(self._connection, logger=QUIET)
-        self._admin = Admin.from_connection(self._connection)
-        for name, levels in (("released", WINDOW_ONLY), ("moved", ONE_LEVEL)):
-            wanted = LevelTopicDescription(
-                self.topic(f"{name}-delay-level"), levels, (self.topic(name),)
-            )
-            self._plain(name).close()
-            self._admin.create_subscription(TopicName.parse(self.topic(name)), "keep")
-            topics.create(self._admin, wanted)
-        self.released = Arrivals(self._connection, self.topic("released"), self._stop)
-        self.moved = Arrivals(self._connection, self.topic("moved"), self._stop)
-        names = [self.topic("released"), self.topic("moved")]
-        self.processes.run("run", *names, "--spill-dir", str(self._directory / "spill"))
-        self._probe()
-        self._store()
+        self.admin = Admin.from_connection(self._connection)
+        for described in self._described:
+            for target in described.targets:
+                self._prepare(target)
+            topics.create(self.admin, described)
+        self._run()
+        self._produce([_PROBE] * KEYS, lambda _: now_ms() + 8_000)
+        for part, arrivals in self._arrivals.items():
+            # On a busy machine they start slowly.
+            eventually(lambda arrivals=arrivals: arrivals.flows, f"a probe of {part}", _START_S)
+        self._begin_ms = now_ms() + int(_LEAD_S * 1000)
+        bodies = [str(number).encode() for number in range(self._count)]
+        self._produce(bodies, lambda number: self._begin_ms + number * _STEP_MS)
         for target in (self._publish, self._administer):
             self._threads.append(threading.Thread(target=target))
             self._threads[-1].start()
@@ -232,55 +203,76 @@ class ClusterLoad:
         self._stop.set()
         for thread in self._threads:
             thread.join()
-        for arrivals in (self.released, self.moved):
-            arrivals.thread.join(10)
-        self.processes.kill()
+        for arrivals in self._arrivals.values():
+            arrivals.thread.join(20)
+        self.kill()
         self.client.shutdown()
-        self._admin.close()
+        self.admin.close()
 
-    def topic(self, name: str) -> str:
-        """Return the full name of a topic in the namespace."""
-        return f"persistent://{self._namespace}/{name}"
-
-    def _plain(self, name: str) -> Any:
-        return self.client.create_producer(self.topic(name))
-
-    def _probe(self) -> None:
-        """Wait until a message has passed all parts: on a busy machine they start slowly."""
-        for name, arrivals in (("released", self.released), ("moved", self.moved)):
-            producer = self.client.create_producer(self.topic(name), enable_delay_level_topic=True)
-            producer.send(PROBE, deliver_after=timedelta(seconds=8))
-            producer.close()
-            eventually(lambda arrivals=arrivals: arrivals.flows, f"a probe of {name}", _START_S)
-
-    def _store(self) -> None:
-        """Store all messages that become due."""
-        self.begin_ms = now_ms() + int(self.LEAD_S * 1000)
-        for name in ("released", "moved"):
-            producer = self.client.create_producer(
-                self.topic(name),
-                enable_delay_level_topic=True,
-                batching_enabled=False,
-                block_if_queue_full=True,
+    def _prepare(self, target: str) -> None:
+        self.client.create_producer(target).close()
+        name = TopicName.parse(target)
+        self.admin.create_subscription(name, "keep")
+        if self._delivery is Delivery.EFFECTIVELY_ONCE:
+            self.admin.set_topic_policies(name, TopicPolicies(deduplication=True))
+        for part in map(TopicName.parse, self.client.get_topic_partitions(target)):
+            deduplicates = partial(
+                lambda part: self.admin.partition_stats(part).deduplication, part
             )
-            results: Counter[Any] = Counter()
-            for number in range(self._count):
-                due_ms = self.begin_ms + number * self.STEP_MS
-                due = datetime.fromtimestamp(due_ms / 1000, timezone.utc)
-                producer.send_async(
-                    str(number).encode(),
-                    lambda result, _, results=results: results.update([str(result)]),
-                    partition_key=str(number % KEYS),
-                    deliver_at=due,
-                )
-            producer.flush()
-            assert results == {"Result.Ok": self._count} or sum(results.values()) == self._count
-            producer.close()
+            if self._delivery is Delivery.EFFECTIVELY_ONCE:
+                eventually(deduplicates, "deduplication")
+            self._arrivals[part.local] = Arrivals(self._connection, part.full, self._stop)
+
+    def _run(self) -> None:
+        """Start the mover and the dispatcher, in one process."""
+        command = [sys.executable, "-m", "delaylevel", "--service-url"]
+        command += [self._connection.service_url, "--admin-url", self._connection.admin_url]
+        command += ["run", *(each.topic for each in self._described)]
+        command += ["--delivery", self._delivery.value]
+        command += ["--spill-dir", str(self._directory / "spill")]
+        with (self._directory / "run.log").open("wb") as output:
+            environ = {**os.environ, "PYTHONUNBUFFERED": "1"}
+            self._process = subprocess.Popen(command, stdout=output, stderr=output, env=environ)
+
+    def kill(self) -> None:
+        """Kill the process."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    def producer(self, described: LevelTopicDescription, target: str) -> Any:
+        """Open a producer of delayed messages."""
+        return self.client.create_producer(
+            target,
+            enable_delay_level_topic=True,
+            delay_level_topic=described.topic,
+            batching_enabled=False,
+            block_if_queue_full=True,
+        )
+
+    def _produce(self, bodies: Sequence[bytes], due_ms: Callable[[int], int]) -> None:
+        """Store messages for all targets, each with its due time."""
+        for described in self._described:
+            for target in described.targets:
+                results: Counter[str] = Counter()
+                producer = self.producer(described, target)
+                for number, body in enumerate(bodies):
+                    producer.send_async(
+                        body,
+                        lambda result, _, results=results: results.update([str(result)]),
+                        partition_key=str(number % KEYS),
+                        deliver_at=due_ms(number),
+                    )
+                producer.flush()
+                assert results == {"Result.Ok": len(bodies)} or results == {"Ok": len(bodies)}
+                producer.close()
 
     def _publish(self) -> None:
         """Send messages that are never due here, one every 50 ms."""
-        plain = self._plain("released")
-        producer = wrap(plain, self.client, admin=self._admin, block_if_queue_full=True)
+        described = self._described[0]
+        plain = self.client.create_producer(described.targets[0])
+        options = {"delay_level_topic": described.topic, "block_if_queue_full": True}
+        producer = wrap(plain, self.client, admin=self.admin, **options)
 
         def confirmed(result: Any, _: Any) -> None:
             if result == pulsar.Result.Ok:
@@ -295,58 +287,43 @@ class ClusterLoad:
         """Do what commands do, every 200 ms."""
         while not self._stop.wait(0.2):
             with contextlib.suppress(BrokerError):
-                described = topics.describe(self._admin, self.topic("moved"))
-                status(self._admin, described, 0)
+                status(self.admin, topics.describe(self.admin, self._described[-1].topic), 0)
                 self.administration.succeeded()
 
     # -- the fault
 
-    def wait_until(self, seconds: float) -> None:
-        """Wait until a time after the first due time."""
-        at_ms = self.begin_ms + int(seconds * 1000)
-        time.sleep(max(0, at_ms - now_ms()) / 1000)
-
-    def measure(self, fault: Callable[[], Any], after: Callable[[], Any]) -> Interruption:
-        """Cause a fault, and return its effect once everything has arrived.
+    def measure(
+        self, fault: Callable[[], Any], after: Callable[[], Any] = lambda: None
+    ) -> dict[str, Effect]:
+        """Cause a fault, and return its effect on each target or partition, by its local name.
 
         Args:
-            fault: function that causes the fault.
             after: function that is called when everything has arrived.
         """
-        self.wait_until(5)
-        for arrivals in (self.released, self.moved):
-            assert arrivals.copies, "nothing arrived before the fault"
-            assert arrivals.worst_ms < 10_000, "not on time before the fault"
-        self.publishing.start()
-        self.administration.start()
+        time.sleep(max(0, self._begin_ms + 5_000 - now_ms()) / 1000)
+        for part, arrivals in self._arrivals.items():
+            assert arrivals.copies, f"nothing arrived at {part} before the fault"
+            assert arrivals.effect().worst_s < 10, f"{part} was not on time before the fault"
+        both = self.publishing, self.administration
+        for gaps in both:
+            gaps.start()
         try:
             fault()
-            for name, arrivals in (("released", self.released), ("moved", self.moved)):
-                with contextlib.suppress(AssertionError):
-                    eventually(
-                        lambda arrivals=arrivals: len(arrivals.copies) == self._count, name, 300
-                    )
+            with contextlib.suppress(AssertionError):
+                eventually(lambda: not self.lost, "everything", 300)
             # The end of the interruption is a success.
-            for gaps in (self.publishing, self.administration):
+            for gaps in both:
                 count = gaps.count
                 eventually(lambda gaps=gaps, count=count: gaps.count > count, "a success", 120)
         finally:
             after()
-        both = (self.released, self.moved)
-        return Interruption(
-            publish_s=self.publishing.longest_s,
-            release_s=self.released.worst_ms / 1000,
-            hand_off_s=self.moved.worst_ms / 1000,
-            admin_s=self.administration.longest_s,
-            lost=sum(self._count - len(each.copies) for each in both),
-            copies=sum(sum(each.copies.values()) - len(each.copies) for each in both),
-            disordered=sum(
-                earlier > later
-                for order in self.released.order.values()
-                for earlier, later in pairwise(order)
-            ),
-            early_ms=max(-each.earliest_ms for each in both),
-        )
+        return {part: arrivals.effect() for part, arrivals in self._arrivals.items()}
+
+    @property
+    def lost(self) -> int:
+        """Number of messages that have not arrived."""
+        arrived = sum(len(each.copies) for each in self._arrivals.values())
+        return self._count * sum(len(each.targets) for each in self._described) - arrived
 
 
 @contextlib.contextmanager
@@ -357,4 +334,15 @@ def load_on(*arguments: Any, **options: Any) -> Iterator[ClusterLoad]:
         with load:
             yield load
     finally:
-        load.processes.kill()  # also if it could not be entered
+        load.kill()  # also if it could not be entered
+
+
+def two_level_topics(namespace: str) -> list[LevelTopicDescription]:
+    """Return ``released``, whose messages wait in the window, and ``moved``, which has a level."""
+    return [
+        LevelTopicDescription(f"{target}-delay-level", levels, (target,))
+        for target, levels in (
+            (f"persistent://{namespace}/released", WINDOW_ONLY),
+            (f"persistent://{namespace}/moved", ONE_LEVEL),
+        )
+    ]
