@@ -6,17 +6,15 @@ what was confirmed, cancelled and received. Pure functions compare the ledgers i
 
 ====================  ==============================================================
 `ledger`              the files that every process writes
-`story`               all ledgers of a run, read into memory
+`story`               all ledgers of a run, and what they leave open
 `invariants`          the rules, as pure functions of a story
 `stage`               names of the level topics and targets, and their processes
 `scene`               the broker, the topics and the processes of a run
-`process`             one process that is started again when it ends
+`process`             the processes, which are started again when they end
 `control`             what the processes are told while they run
 `part`                the program of the processes
-`function`            the Function, whose process belongs to the broker
-`producing`           the part that sends; `java_sending` sends through the Java producer
+`producing`           the part that sends, with the Python or the Java producer
 `consuming`           the part that receives
-`flow`                if messages flow again after a fault
 `faults`              the faults, in groups
 `run`                 one run from its beginning to its result
 `report`              the table and the JSON of a result

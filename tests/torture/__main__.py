@@ -13,7 +13,7 @@ from pathlib import Path
 
 from delaylevel.errors import DelayLevelError
 
-from .faults import ALL, named
+from .faults import named
 from .report import as_json, as_table
 from .run import Torture
 from .scene import Settings, StageError
@@ -34,8 +34,6 @@ def main() -> int:
         help="guarantee of `dispatcher run`; `run` has the other one; by default, the seed decides",
     )
     parser.add_argument("--faults", default="", help="kinds of faults; all by default")
-    parser.add_argument("--list", action="store_true", help="show the kinds of faults, and end")
-    parser.add_argument("--no-java", action="store_true", help="send nothing from Java")
     parser.add_argument(
         "--tokens",
         choices=["yes", "no"],
@@ -44,9 +42,6 @@ def main() -> int:
     )
     parser.add_argument("--keep", action="store_true", help="keep logs and ledgers")
     given = parser.parse_args()
-    if given.list:
-        print("\n".join(fault.name for fault in ALL))
-        return 0
     seed = given.seed or random.SystemRandom().randrange(1, 1 << 30)
     decided = random.Random(seed)
     once, tokens = decided.random() < 0.7, decided.random() < 0.3
@@ -70,15 +65,9 @@ def main() -> int:
 
     say(f"seed {seed}, logs in {folder}")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(130))
-    settings = Settings(
-        folder=folder,
-        stages=tuple(stages(names, once)),
-        seed=seed,
-        java=not given.no_java,
-        tokens=tokens,
-    )
     keep = True
     try:
+        settings = Settings(folder, tuple(stages(names, once)), seed, tokens)
         result = Torture(settings, faults, given.minutes, say).run()
         keep = given.keep or not result.ok
     except KeyboardInterrupt:

@@ -6,27 +6,20 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 _AGAIN_S = 1.0
+_OPEN = "open.json"
 
 
 @dataclass
 class TargetState:
-    """A business topic, as producers and consumers see it.
-
-    Attributes:
-        level_topic: full name of its level topic.
-        once: True if the broker's deduplication is promised for it.
-        sends: True if producers use it now.
-        receives: True if consumers use it now.
-    """
+    """A business topic, as producers and consumers see it, and if they use it now."""
 
     level_topic: str
-    once: bool = False
     sends: bool = True
     receives: bool = True
 
@@ -39,8 +32,6 @@ class Control:
         targets: business topics by full name.
         sending: True until the end of the last fault.
         bursts: number of bursts that were ordered so far; each is sent once by each producer.
-        burst_size: number of messages of each burst.
-        burst_bytes: size of the messages of a burst.
         burst_target: target of the last burst; empty for a random one.
         burst_after_ms: time by which the messages of a burst are due later than usual.
         longest_delay_ms: longest delay that the level topics take.
@@ -57,15 +48,14 @@ class Control:
 
     def save(self, path: Path) -> None:
         """Replace the file."""
-        _replace(path, json.dumps(asdict(self)))
+        _replace(path, asdict(self))
 
-
-_OPEN = "open.json"
-
-
-def note_open(targets: Iterable[str]) -> None:
-    """Write down the targets that this process uses, in its own folder."""
-    _replace(Path(_OPEN), json.dumps(sorted(targets)))
+    @classmethod
+    def load(cls, path: Path) -> Control:
+        """Read the file."""
+        values = json.loads(path.read_text())
+        targets = {name: TargetState(**state) for name, state in values.pop("targets").items()}
+        return cls(targets, **values)
 
 
 def open_targets(folder: Path) -> list[str]:
@@ -107,7 +97,7 @@ class Openings:
         used = self.open.keys() | self._opening
         if used != self._noted:
             self._noted = used
-            note_open(used)
+            _replace(Path(_OPEN), sorted(used))
 
     def _run(self, topic: str) -> None:
         while topic in self._wanted:
@@ -120,33 +110,7 @@ class Openings:
         self._opening.discard(topic)
 
 
-def _replace(path: Path, text: str) -> None:
+def _replace(path: Path, value: Any) -> None:
     aside = path.with_suffix(".part")
-    aside.write_text(text)
+    aside.write_text(json.dumps(value))
     os.replace(aside, path)
-
-
-class ControlFile:
-    """Reader of the file in another process.
-
-    Args:
-        path: path of the file.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._seen: tuple[int, int] | None = None
-        self.control = Control()
-        self.refresh()
-
-    def refresh(self) -> bool:
-        """Read the file again if it was replaced; return True if it was."""
-        found = self._path.stat()
-        seen = found.st_mtime_ns, found.st_ino
-        if seen == self._seen:
-            return False
-        self._seen = seen
-        values = json.loads(self._path.read_text())
-        targets = {name: TargetState(**state) for name, state in values.pop("targets").items()}
-        self.control = Control(targets, **values)
-        return True

@@ -28,11 +28,10 @@ from delaylevel.model.topic_name import TopicName
 from delaylevel.topics.lifecycle import expand, longer_levels, pause, resume
 from support.world import quiet_client
 
-from .function import MovingFunction
 from .part import batches_refused
-from .process import Part
+from .process import Part, Victim
 from .scene import TOKEN_S, Scene
-from .stage import COARSE_UNIT_S, KEEP, MOST_ADDED, MOST_S
+from .stage import COARSE_UNIT_S, KEEP, MOST_ADDED, MOST_S, Stage
 
 #: What repairs a fault: everything that it has done so far, even if the rest of it fails.
 Undo = ExitStack
@@ -49,7 +48,7 @@ class Fault:
             directly after it has broken it.
         weight: how often it is chosen, compared with others.
         alone: True if no other fault may be there at the same time.
-        possible: function that returns True if it can be injected now.
+        possible: function whose result is true if it can be injected now.
     """
 
     name: str
@@ -57,56 +56,40 @@ class Fault:
     inject: Callable[[Scene, random.Random, Undo], object]
     weight: float = 1.0
     alone: bool = False
-    possible: Callable[[Scene], bool] = lambda scene: True
+    possible: Callable[[Scene], object] = lambda scene: True
 
 
 # -- processes that are killed, suspended and ended
 
 
-def whole(tree: list[psutil.Process], _chosen: random.Random) -> psutil.Process | None:
-    """Return the process of a part itself."""
-    return tree[0] if tree else None
+_IS: dict[str, Callable[[psutil.Process], bool]] = {
+    " JVM": lambda each: each.name() == "java",
+    # One of the Python processes in which Spark runs tasks.
+    " worker": lambda each: "pyspark.daemon" in " ".join((each.parent() or each).cmdline()),
+}
 
 
-def java(tree: list[psutil.Process], _chosen: random.Random) -> psutil.Process | None:
-    """Return the Java process of a part."""
-    for each in tree:
+def _one(which: str, tree: list[psutil.Process], chosen: random.Random) -> psutil.Process | None:
+    """Return the process of a part itself, or one of this kind that it has started."""
+    found = [] if which else tree[:1]
+    for each in tree if which else ():
         with contextlib.suppress(psutil.Error):
-            if each.name() == "java":
-                return each
-    return None
-
-
-def worker(tree: list[psutil.Process], chosen: random.Random) -> psutil.Process | None:
-    """Return one of the Python processes in which Spark runs tasks."""
-    found = []
-    for each in tree:
-        with contextlib.suppress(psutil.Error):
-            parent = each.parent()
-            if parent is not None and "pyspark.daemon" in " ".join(parent.cmdline()):
+            if _IS[which](each):
                 found.append(each)
     return chosen.choice(found) if found else None
 
 
-CHOICES = {"": whole, " JVM": java, " worker": worker}
-
-
-def _is_there(kind: str, which: str, scene: Scene) -> bool:
-    choose = CHOICES[which]
-    return any(choose(part.tree(), random.Random(0)) for part in scene.victims(kind))
-
-
-def _part(kind: str, scene: Scene, chosen: random.Random) -> Part | MovingFunction:
-    return chosen.choice([part for part in scene.victims(kind) if part.pid is not None])
+def _there(kind: str, which: str, scene: Scene) -> list[Victim]:
+    found = scene.victims(kind)
+    return [part for part in found if _one(which, part.tree(), random.Random(0))]
 
 
 def _kill(kind: str, which: str, scene: Scene, chosen: random.Random, undo: Undo) -> None:
-    choose = CHOICES[which]
-    _part(kind, scene, chosen).kill(lambda tree: choose(tree, chosen))
+    chosen.choice(_there(kind, which, scene)).kill(lambda tree: _one(which, tree, chosen))
 
 
 def _suspend(kind: str, which: str, scene: Scene, chosen: random.Random, undo: Undo) -> None:
-    victim = CHOICES[which](_part(kind, scene, chosen).tree(), chosen)
+    victim = _one(which, chosen.choice(_there(kind, which, scene)).tree(), chosen)
     if victim is None:
         return
 
@@ -120,14 +103,8 @@ def _suspend(kind: str, which: str, scene: Scene, chosen: random.Random, undo: U
 
 
 def _signals(kind: str, which: str, weight: float) -> tuple[Fault, Fault]:
-    """Return the faults that kill and suspend a process.
-
-    Args:
-        kind: start of the names of the parts.
-        which: which process of the part; one of `CHOICES`.
-        weight: how often each of the two is chosen.
-    """
-    name, possible = f"{kind.rstrip('-')}{which}", partial(_is_there, kind, which)
+    """Return the faults that kill and suspend a process of the parts whose names begin so."""
+    name, possible = f"{kind}{which}", partial(_there, kind, which)
     kill, suspend = partial(_kill, kind, which), partial(_suspend, kind, which)
     return (
         Fault(f"kill {name}", (0.0, 0.0), kill, weight=weight, possible=possible),
@@ -135,19 +112,16 @@ def _signals(kind: str, which: str, weight: float) -> tuple[Fault, Fault]:
     )
 
 
-def _can_restart(scene: Scene) -> bool:
-    return any(part.pid is not None for part in scene.programs())
+def _running(scene: Scene) -> list[Part]:
+    programs = (part for part in scene.parts.values() if part.is_program)
+    return [part for part in programs if part.pid is not None]
 
 
 def _restart(scene: Scene, chosen: random.Random, undo: Undo) -> None:
     """End a process of the product by SIGTERM; start it again."""
-    part = chosen.choice([part for part in scene.programs() if part.pid is not None])
+    part = chosen.choice(_running(scene))
     undo.callback(part.resume)
     part.stop()
-
-
-def _has_function(scene: Scene) -> bool:
-    return bool(scene.functions)
 
 
 def _restart_function(scene: Scene, chosen: random.Random, undo: Undo) -> None:
@@ -163,16 +137,10 @@ def _restart_function(scene: Scene, chosen: random.Random, undo: Undo) -> None:
 _RIVAL_S = 5.0
 
 
-def _kill_broker(scene: Scene, chosen: random.Random, undo: Undo) -> None:
-    """Kill the broker; start it again after a while."""
+def _end_broker(by: str, scene: Scene, chosen: random.Random, undo: Undo) -> None:
+    """Kill the broker, or stop it by SIGTERM; start it again after a while."""
     undo.callback(scene.start_broker)
-    scene.broker.kill()
-
-
-def _restart_broker(scene: Scene, chosen: random.Random, undo: Undo) -> None:
-    """Stop the broker by SIGTERM; start it again."""
-    undo.callback(scene.start_broker)
-    scene.broker.stop()
+    getattr(scene.broker, by)()
 
 
 def _unload(scene: Scene, chosen: random.Random, undo: Undo) -> None:
@@ -270,50 +238,38 @@ def _throttle_target(scene: Scene, chosen: random.Random, undo: Undo) -> None:
     scene.rest.post(path, rate)
 
 
-def _terminate(scene: Scene, chosen: random.Random, undo: Undo) -> None:
-    """Terminate a target; later delete it, and create it again after that.
+def _delete(terminates: bool, scene: Scene, chosen: random.Random, undo: Undo) -> None:
+    """Delete a target while dispatchers run; create it again later.
 
-    Producers and consumers of the application leave it before, as docs/operations.md asks for. Our
-    own processes do not: they meet the terminated topic, the missing one and the new one.
+    It is terminated or paused until it has nothing that the deletion would lose. Producers and
+    consumers of the application leave it before, as docs/operations.md asks for. Our own processes
+    do not: they meet the terminated topic, the missing one and the new one. Messages become due
+    meanwhile, and have to wait for the new one.
     """
     target = choose_target(scene, chosen, plain=True)
     undo.callback(scene.use, target, sends=True, receives=True)
     scene.use(target, sends=False, receives=True)
-    undo.callback(_renew, scene, target)
-    _terminate_and_delete(scene, target)
+    undo.callback(_renew, terminates, scene, target)
+    _remove(terminates, scene, target)
 
 
-def _terminate_and_delete(scene: Scene, target: str) -> None:
+def _remove(terminates: bool, scene: Scene, target: str) -> None:
     name = TopicName.parse(target)
-    scene.admin.terminate(name)
-    # What the topic has stored is deleted with it.
-    scene.wait(lambda: not scene.backlog(target), "the consumers of a terminated topic", 60)
-    scene.use(target, sends=False, receives=False)
-    scene.admin.delete(name, force=True)
+    if terminates:
+        scene.admin.terminate(name)
+    with contextlib.nullcontext() if terminates else _paused(scene, target):
+        # What the topic has stored is deleted with it.
+        scene.wait(lambda: not scene.backlog(target), "the consumers of a topic", 60)
+        scene.use(target, sends=False, receives=False)
+        scene.admin.delete(name, force=True)
 
 
-def _renew(scene: Scene, target: str) -> None:
+def _renew(terminates: bool, scene: Scene, target: str) -> None:
     """Create a target again, which may be there still if the fault failed."""
     name = TopicName.parse(target)
-    if scene.admin.topic_exists(name) and KEEP in scene.admin.subscriptions(name):
-        _terminate_and_delete(scene, target)
+    if terminates and scene.admin.topic_exists(name) and KEEP in scene.admin.subscriptions(name):
+        _remove(terminates, scene, target)
     _create_paused(scene, target)
-
-
-def _delete(scene: Scene, chosen: random.Random, undo: Undo) -> None:
-    """Delete a target by force while dispatchers run; create it again later.
-
-    It is paused until it has nothing that the deletion would lose. Messages become due while it is
-    away, and have to wait for the new one.
-    """
-    target = choose_target(scene, chosen, plain=True)
-    undo.callback(scene.use, target, sends=True, receives=True)
-    scene.use(target, sends=False, receives=True)
-    with _paused(scene, target):
-        scene.wait(lambda: not scene.backlog(target), "the consumers of a paused topic", 60)
-        scene.use(target, sends=False, receives=False)
-        undo.callback(_create_paused, scene, target)
-        scene.admin.delete(TopicName.parse(target), force=True)
 
 
 def _create_paused(scene: Scene, target: str) -> None:
@@ -369,39 +325,34 @@ def _pause_targets(scene: Scene, chosen: random.Random, undo: Undo) -> None:
     pause(scene.admin, stage.level_topic, target, SystemClock())
 
 
+def _longest(scene: Scene, stage: Stage) -> timedelta:
+    return scene.description(stage).levels.strategies[0].maximum_delay
+
+
 def _can_expand(scene: Scene) -> bool:
-    return any(
-        scene.description(stage).levels.strategies[0].maximum_delay < timedelta(seconds=MOST_S)
-        for stage in scene.settings.stages
-    )
+    most = timedelta(seconds=MOST_S)
+    return any(_longest(scene, stage) < most for stage in scene.settings.stages)
 
 
 def _expand(scene: Scene, chosen: random.Random, undo: Undo) -> None:
     """Give a level topic partitions for longer delays."""
     stages = list(scene.settings.stages)
-    stage = min(
-        chosen.sample(stages, len(stages)),
-        key=lambda each: scene.description(each).levels.strategies[0].maximum_delay,
-    )
-    levels = scene.description(stage).levels
-    longest = levels.strategies[0].maximum_delay + timedelta(seconds=COARSE_UNIT_S)
-    expand(scene.admin, stage.level_topic, longer_levels(levels, longest))
-    shortest = min(
-        scene.description(each).levels.strategies[0].maximum_delay for each in scene.settings.stages
-    )
+    stage = min(chosen.sample(stages, len(stages)), key=partial(_longest, scene))
+    longest = _longest(scene, stage) + timedelta(seconds=COARSE_UNIT_S)
+    levels = longer_levels(scene.description(stage).levels, longest)
+    expand(scene.admin, stage.level_topic, levels)
+    shortest = min(_longest(scene, each) for each in stages)
     scene.control.longest_delay_ms = int(shortest.total_seconds() * 1000) - 3_000
     scene.save_control()
 
 
-def _can_add_target(scene: Scene) -> bool:
-    return any(scene.added.get(stage.name, 0) < MOST_ADDED for stage in scene.settings.stages)
+def _takes_targets(scene: Scene) -> list[Stage]:
+    return [stage for stage in scene.settings.stages if scene.added.get(stage.name, 0) < MOST_ADDED]
 
 
 def _add_target(scene: Scene, chosen: random.Random, undo: Undo) -> None:
     """Add a target to a level topic; producers use it at once."""
-    stage = chosen.choice(
-        [stage for stage in scene.settings.stages if scene.added.get(stage.name, 0) < MOST_ADDED]
-    )
+    stage = chosen.choice(_takes_targets(scene))
     number = scene.added[stage.name] = scene.added.get(stage.name, 0) + 1
     target = stage.target(len(stage.partitions) + number - 1)
     scene.create_target(target)
@@ -422,10 +373,6 @@ def _with_clock(scene: Scene) -> list[Part]:
     return [part for part in scene.parts.values() if part.has_clock]
 
 
-def _can_step(scene: Scene) -> bool:
-    return bool(_with_clock(scene))
-
-
 def _step(scene: Scene, chosen: random.Random, undo: Undo) -> None:
     """Set a clock wrong for a while; then correct it."""
     undo.callback(scene.step_clock(chosen.choice(_with_clock(scene)), chosen.choice(_STEPS_MS)))
@@ -437,10 +384,6 @@ def _step(scene: Scene, chosen: random.Random, undo: Undo) -> None:
 def _dispatchers(scene: Scene) -> list[Part]:
     names = {name for stage in scene.settings.stages for name in stage.dispatchers}
     return [part for name, part in scene.parts.items() if name in names]
-
-
-def _can_fill(scene: Scene) -> bool:
-    return bool(_dispatchers(scene))
 
 
 def _fill(scene: Scene, chosen: random.Random, undo: Undo) -> None:
@@ -463,10 +406,6 @@ def _fill(scene: Scene, chosen: random.Random, undo: Undo) -> None:
 # -- tokens that expire, because nobody renews them
 
 
-def _can_expire(scene: Scene) -> bool:
-    return scene.token is not None
-
-
 def _expire(scene: Scene, chosen: random.Random, undo: Undo) -> None:
     """Let the token of every process expire; renew it later."""
     assert scene.token is not None
@@ -484,10 +423,10 @@ ALL: tuple[Fault, ...] = (
     *_signals("producer", "", 1.0),
     *_signals("producer-java", " JVM", 0.5),
     *_signals("consumer", "", 1.0),
-    Fault("restart", (0.0, 3.0), _restart, possible=_can_restart),
-    Fault("restart function", (0.0, 0.0), _restart_function, 0.5, possible=_has_function),
-    Fault("kill broker", (0.0, 4.0), _kill_broker, alone=True),
-    Fault("restart broker", (0.0, 4.0), _restart_broker, weight=0.5, alone=True),
+    Fault("restart", (0.0, 3.0), _restart, possible=_running),
+    Fault("restart function", (0.0, 0.0), _restart_function, 0.5, possible=lambda on: on.functions),
+    Fault("kill broker", (0.0, 4.0), partial(_end_broker, "kill"), alone=True),
+    Fault("restart broker", (0.0, 4.0), partial(_end_broker, "stop"), weight=0.5, alone=True),
     Fault("unload", (0.0, 0.0), _unload, weight=3.0),
     Fault("lost lock", (0.1, 4.0), _take_lock, weight=3.0),
     Fault("cut connections", (0.0, 0.0), _cut_some, weight=2.0),
@@ -497,15 +436,15 @@ ALL: tuple[Fault, ...] = (
     Fault("admin away", (2.0, 15.0), _admin_away, weight=2.0),
     Fault("over quota", (1.0, 10.0), _exceed_quota, weight=2.0),
     Fault("throttled", (3.0, 10.0), _throttle_target, weight=2.0),
-    Fault("terminate", (1.0, 8.0), _terminate, weight=1.5, alone=True),
+    Fault("terminate", (1.0, 8.0), partial(_delete, True), weight=1.5, alone=True),
     # Dispatchers follow the end of the pause within five seconds.
-    Fault("delete", (8.0, 14.0), _delete, weight=1.5, alone=True),
+    Fault("delete", (8.0, 14.0), partial(_delete, False), weight=1.5, alone=True),
     Fault("pause", (1.0, 12.0), _pause_targets, weight=2.0),
     Fault("expand", (0.0, 0.0), _expand, possible=_can_expand),
-    Fault("add target", (0.0, 0.0), _add_target, possible=_can_add_target),
-    Fault("clock step", (1.0, 12.0), _step, weight=3.0, possible=_can_step),
-    Fault("disk full", (12.0, 20.0), _fill, weight=2.0, possible=_can_fill),
-    Fault("tokens expire", (TOKEN_S + 1, TOKEN_S + 8), _expire, weight=2.0, possible=_can_expire),
+    Fault("add target", (0.0, 0.0), _add_target, possible=_takes_targets),
+    Fault("clock step", (1.0, 12.0), _step, weight=3.0, possible=_with_clock),
+    Fault("disk full", (12.0, 20.0), _fill, weight=2.0, possible=_dispatchers),
+    Fault("tokens expire", (TOKEN_S + 1, TOKEN_S + 8), _expire, 2.0, possible=lambda on: on.token),
 )
 
 

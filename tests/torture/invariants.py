@@ -4,9 +4,9 @@ A rule believes only what a process noted before or after its own act, and what 
 
 `lost`
     A message that was confirmed arrives at every subscription, unless its cancellation has the
-    outcome ``cancelled``. A message whose send failed or was interrupted may arrive. One that
-    expires soon after it is due may be dropped, but then for all subscriptions; one that expires
-    in an hour may not, whatever any clock says for a moment.
+    outcome ``cancelled`` (with ``unknown``, it had no effect). A message whose send failed or was
+    interrupted may arrive. One that expires soon after it is due may be dropped, but then for all
+    subscriptions; one that expires in an hour may not, whatever any clock says for a moment.
 `expired`
     No message is released after it has expired. What was on its way to a target that did not
     answer may arrive later.
@@ -26,9 +26,8 @@ A rule believes only what a process noted before or after its own act, and what 
     All arrivals of a message have one ``delaylevel.id``, and no other message has it.
 `false_outcome`
     ``cancelled``: the message never arrives. ``too late``: it has arrived, and its release was not
-    after the decision, except for a clock that was wrong meanwhile. No message has both.
-    ``unknown``: the cancellation had no effect, so the message is not excused from arriving, unless
-    it may have expired. A cancellation that was accepted has an outcome.
+    after the decision, except for a clock that was wrong meanwhile. No message has both. A
+    cancellation that was accepted has an outcome.
 `never_sent`
     Only messages that were sent arrive.
 """
@@ -39,29 +38,17 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from .ledger import Cancelled, Received, Sent
-from .story import Story
+from .story import CANCELLED, TOO_LATE, Story
 
 # A message that a dispatcher takes for due is sent within this time, unless it waits for its target
 # (then it is not early any more).
 _STEP_LASTS_MS = 2_000
-
-#: An expiry sooner than this after the due time may drop a message in a run.
-EXPIRES_SOON_MS = 60_000
 # A message that is on its way when it expires is not called back from a target that hangs.
 _ON_ITS_WAY_MS = 30_000
 
-CANCELLED, TOO_LATE, UNKNOWN, ACCEPTED = "cancelled", "too late", "unknown", "accepted"
-FINAL = {CANCELLED, TOO_LATE, UNKNOWN}
-
 
 class Violation(NamedTuple):
-    """A rule that a message breaks.
-
-    Attributes:
-        rule: name of the rule.
-        name: name of the message.
-        text: what is wrong.
-    """
+    """A rule that a message breaks, and how."""
 
     rule: str
     name: str
@@ -71,20 +58,10 @@ class Violation(NamedTuple):
 def lost(story: Story) -> Iterator[Violation]:
     """Find confirmed messages that a subscription did not get."""
     for name in story.confirmed:
-        if CANCELLED in story.statuses(name):
-            continue
-        sent = story.sent[name]
-        missing = story.subscriptions - story.arrivals(name).keys()
-        if missing == story.subscriptions and expires_soon(sent):
-            continue
-        if missing:
+        if missing := story.missing(name):
+            sent = story.sent[name]
             text = f"due {sent.due_ms}, {sent.target}: not received by {', '.join(sorted(missing))}"
             yield Violation("lost", name, text)
-
-
-def expires_soon(sent: Sent) -> bool:
-    """Return True if a fault of a run can be the reason for which a message was dropped."""
-    return bool(sent.expires_ms) and sent.expires_ms < sent.due_ms + EXPIRES_SOON_MS
 
 
 def expired(story: Story) -> Iterator[Violation]:
@@ -100,19 +77,19 @@ def early(story: Story) -> Iterator[Violation]:
     for sent, received in _arrivals(story):
         once = story.pipelines[received.target].once
         by_ms = sent.due_ms - (received.published_ms if once else received.received_ms)
-        if by_ms > 0 and by_ms > allowed_early_ms(story, received):
+        if by_ms > 0 and by_ms > _ahead_ms(story, received):
             text = f"{by_ms} ms early at {received.subscription} of {received.target}"
             yield Violation("early", sent.name, text)
 
 
-def allowed_early_ms(story: Story, received: Received) -> int:
+def _ahead_ms(story: Story, received: Received) -> int:
     """Return by how much a message may be early, because a clock was ahead at its release."""
-    pipeline = story.pipelines[received.target]
+    clocks = story.pipelines[received.target].clocks
     return max(
         (
             step.offset_ms
             for step in story.steps
-            if step.part in pipeline.clocks
+            if step.part in clocks
             and step.from_ms <= received.published_ms <= step.until_ms + _STEP_LASTS_MS
         ),
         default=0,
@@ -156,38 +133,35 @@ def another_id(story: Story) -> Iterator[Violation]:
 def false_outcome(story: Story) -> Iterator[Violation]:
     """Find outcomes of cancellations that are not true."""
     for name, rows in story.cancelled.items():
-        says = {row.status for row in rows}
-        arrived = story.received.get(name, [])
-        if {CANCELLED, TOO_LATE} <= says:
-            yield Violation("false outcome", name, "both cancelled and too late")
-        if CANCELLED in says and arrived:
-            yield Violation("false outcome", name, "cancelled, but it arrived")
-        if TOO_LATE in says and not arrived:
-            yield Violation("false outcome", name, "too late, but it never arrived")
-        missing = name in story.confirmed and not arrived and not expires_soon(story.sent[name])
-        if UNKNOWN in says and missing and CANCELLED not in says:
-            yield Violation("false outcome", name, "unknown, and the message never arrived")
-        if ACCEPTED in says and not says & FINAL:
-            yield Violation("false outcome", name, "accepted, and never decided")
-        for row in rows:
-            if row.released_ms and row.decided_ms:
-                by_ms = row.released_ms - row.decided_ms
-                if by_ms > 0 and by_ms > allowed_disorder_ms(story, name, row):
-                    yield Violation("false outcome", name, "released after it was too late")
+        says, arrived = story.statuses(name), story.received.get(name, [])
+        found = {
+            "both cancelled and too late": {CANCELLED, TOO_LATE} <= says,
+            "cancelled, but it arrived": CANCELLED in says and arrived,
+            "too late, but it never arrived": TOO_LATE in says and not arrived,
+            "accepted, and never decided": story.undecided(name),
+            "released after it was too late": any(
+                row.released_ms
+                and 0 < row.decided_ms < row.released_ms - _disorder_ms(story, name, row)
+                for row in rows
+            ),
+        }
+        for text, wrong in found.items():
+            if wrong:
+                yield Violation("false outcome", name, text)
 
 
-def allowed_disorder_ms(story: Story, name: str, row: Cancelled) -> int:
+def _disorder_ms(story: Story, name: str, row: Cancelled) -> int:
     """Return by how much a decision may seem to be before the release that it reports.
 
     The two dispatchers that released and decided have clocks of their own.
     """
-    pipeline = story.pipelines[story.sent[name].target]
+    clocks = story.pipelines[story.sent[name].target].clocks
     since_ms = min(row.released_ms, row.decided_ms)
     return max(
         (
             abs(step.offset_ms)
             for step in story.steps
-            if step.part in pipeline.clocks
+            if step.part in clocks
             and step.from_ms <= row.at_ms
             and step.until_ms + abs(step.offset_ms) >= since_ms
         ),
@@ -202,14 +176,8 @@ def never_sent(story: Story) -> Iterator[Violation]:
 
 
 RULES: tuple[Callable[[Story], Iterator[Violation]], ...] = (
-    lost,
-    expired,
-    early,
-    changed,
-    copied,
-    another_id,
-    false_outcome,
-    never_sent,
+    *(lost, expired, early, changed),
+    *(copied, another_id, false_outcome, never_sent),
 )
 
 

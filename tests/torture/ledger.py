@@ -1,6 +1,7 @@
 """The ledger of one process: what it did with each message, on disk before it goes on.
 
 Each process has a file of its own, with a line for each row. What was written survives ``kill -9``.
+Times are ms since the epoch, by the machine's clock, which no fault changes.
 """
 
 from __future__ import annotations
@@ -15,75 +16,64 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from delaylevel.model.outcome import Outcome
+
 _PREFIX = "delaylevel."
 #: The property with the name of a message.
 NAME = "torture"
+#: An expiry sooner than this after the due time may drop a message in a run.
+EXPIRES_SOON_MS = 60_000
 
 
 class Sent(NamedTuple):
-    """A message that a process is about to send.
-
-    Attributes:
-        name: unique name of the message.
-        target: full name of its business topic.
-        due_ms: due time, ms since the epoch.
-        sent_ms: time before the send, ms since the epoch.
-        checksum: checksum of everything that must not change.
-        expires_ms: time from which it is not released any more, ms since the epoch; 0 for never.
-    """
+    """A message that a process is about to send, with a checksum of what must not change."""
 
     name: str
     target: str
     due_ms: int
     sent_ms: int
     checksum: str
-    expires_ms: int = 0
+    expires_ms: int = 0  # 0 for never
+
+    @property
+    def expires_soon(self) -> bool:
+        """True if a fault of a run can be the reason for which it was dropped."""
+        return bool(self.expires_ms) and self.expires_ms < self.due_ms + EXPIRES_SOON_MS
 
 
 class Confirmed(NamedTuple):
-    """The answer to a send.
-
-    Attributes:
-        stored: 1 if the broker has confirmed it; 0 if the send failed, stored or not.
-        reason: the failure.
-    """
+    """The answer to a send, which may have failed although the message is stored."""
 
     name: str
     at_ms: int
     stored: int
-    reason: str
+    reason: str = ""
 
 
 class Cancelled(NamedTuple):
     """A cancellation: a row before it is sent, and one for each answer or record of an outcome.
 
-    Attributes:
-        status: ``requested``, ``failed``, or the status of an outcome.
-        source: ``call`` or ``topic``: where the status was reported.
-        released_ms: time of the release, as reported; 0 if it was not.
-        decided_ms: time of the decision, as reported; 0 if it was not.
+    The status is ``requested``, ``failed``, or that of an outcome. The times of the release and of
+    the decision are those that were reported; 0 for none.
     """
 
     name: str
     at_ms: int
     status: str
-    source: str
     released_ms: int = 0
     decided_ms: int = 0
+
+    @classmethod
+    def of(cls, outcome: Outcome, name: str, at_ms: int) -> Cancelled:
+        """Return the row of an outcome."""
+        times = outcome.released_ms or 0, outcome.decided_ms or 0
+        return cls(name, at_ms, outcome.status.value, *times)
 
 
 class Received(NamedTuple):
     """A message that a consumer got.
 
-    Attributes:
-        name: name of the message.
-        target: business topic from which it came.
-        subscription: name of the subscription.
-        place: position in the topic; a redelivery has the same, a copy another one.
-        published_ms: time of the release, by the machine's clock, ms since the epoch.
-        received_ms: time of the arrival, ms since the epoch.
-        checksum: checksum of everything that must not change.
-        message_id: the property ``delaylevel.id``.
+    A redelivery has the same ``place`` in the topic, a copy another one.
     """
 
     name: str
@@ -97,13 +87,7 @@ class Received(NamedTuple):
 
 
 class Stepped(NamedTuple):
-    """A clock that was wrong for a while.
-
-    Attributes:
-        part: name of the process.
-        offset_ms: the difference from the machine's clock, ms; positive if it was ahead.
-        from_ms, until_ms: begin and end, ms since the epoch.
-    """
+    """The clock of a process that was wrong for a while; a positive offset was ahead."""
 
     part: str
     offset_ms: int
@@ -116,7 +100,7 @@ KINDS = {kind.__name__: kind for kind in (Sent, Confirmed, Cancelled, Received, 
 
 
 def now_ms() -> int:
-    """Return the time of the machine's clock, which no fault changes, in ms since the epoch."""
+    """Return the time of the machine's clock."""
     return time.time_ns() // 1_000_000
 
 
@@ -130,12 +114,7 @@ def checksum(
 
 
 class Ledger:
-    """The ledger of this process; any thread may write to it.
-
-    Args:
-        folder: folder of all ledgers of a run.
-        part: name of the process.
-    """
+    """The ledger of this process, in the folder of all; any thread may write to it."""
 
     def __init__(self, folder: Path, part: str) -> None:
         self._lock = threading.Lock()
@@ -143,7 +122,7 @@ class Ledger:
         path = folder / f"{part}-{os.getpid()}-{now_ms()}.jsonl"
         self._file = path.open("ab", buffering=0)
 
-    def write(self, rows: Iterable[Row]) -> None:
+    def write(self, *rows: Row) -> None:
         """Write rows; they are safe when this returns."""
         lines = [json.dumps([type(row).__name__, *row]) + "\n" for row in rows]
         with self._lock:
@@ -151,19 +130,14 @@ class Ledger:
 
 
 class LedgerReader:
-    """Reader of all ledgers of a run, also while they are written.
-
-    Args:
-        folder: folder of the ledgers.
-    """
+    """Reader of all ledgers of a folder, also while they are written."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._read: Counter[Path] = Counter()
 
-    def new_rows(self) -> list[Row]:
-        """Return the rows that were written since the last call."""
-        found: list[Row] = []
+    def new_rows(self) -> Iterable[Row]:
+        """Yield the rows that were written since the last call."""
         for path in sorted(self._folder.glob("*.jsonl")):
             with path.open("rb") as file:
                 file.seek(self._read[path])
@@ -171,5 +145,4 @@ class LedgerReader:
                 whole, end, _ = file.read().rpartition(b"\n")
             self._read[path] += len(whole + end)
             for kind, *values in map(json.loads, whole.splitlines()):
-                found.append(KINDS[kind](*values))
-        return found
+                yield KINDS[kind](*values)

@@ -8,8 +8,6 @@ the file ``refused`` grows whenever a batch finds neither memory nor space on th
 
 from __future__ import annotations
 
-import ctypes
-import errno
 import mmap
 import os
 import signal
@@ -21,15 +19,8 @@ from typing import Any
 CLOCK = Path("clock")
 DISK_FULL = Path("disk-full")
 REFUSED = Path("refused")
-_PR_SET_PDEATHSIG = 1
 # Memory for the messages of a window partition: the least, so that bursts go to the disk.
 _MEMORY_BYTES = 1 << 20
-
-
-def end_with_parent() -> None:
-    """End this process when the one that started it ends, however that happens."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def step_clock() -> None:
@@ -54,41 +45,21 @@ def write_clock(folder: Path, offset_ms: int) -> None:
         file.write(offset_ms.to_bytes(8, "little", signed=True))
 
 
-class _Disk:
-    """Opener of spill files that fail while the disk is full."""
-
-    def __call__(self, path: Path) -> Any:
-        from delaylevel.structures.segments.file import append_to
-
-        inner = append_to(path)
-
-        class File:
-            def __enter__(self) -> File:
-                inner.__enter__()
-                return self
-
-            def __exit__(self, *error: object) -> None:
-                inner.__exit__(*error)
-
-            def write(self, data: Any) -> int:
-                if DISK_FULL.exists():
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-                return int(inner.write(data))
-
-            def truncate(self, size: int) -> None:
-                inner.truncate(size)
-
-        return File()
-
-
 def small_disk() -> None:
     """Give window partitions little memory, and a disk that can be full."""
     from delaylevel.dispatcher import pending
     from delaylevel.dispatcher.delay_queue import OfferQueue
     from delaylevel.structures.segments.pending import PendingSegments
+    from support.fakes import SmallDisk
+
+    class Disk(SmallDisk):
+        def __getattribute__(self, name: str) -> Any:
+            found = super().__getattribute__(name)
+            return 0 if name == "free" and DISK_FULL.exists() else found
 
     def make(directory: Path | None, *, budget_bytes: int, **options: Any) -> PendingSegments:
-        return PendingSegments(directory, budget_bytes=_MEMORY_BYTES, opener=_Disk(), **options)
+        disk = Disk(1 << 60)
+        return PendingSegments(directory, budget_bytes=_MEMORY_BYTES, opener=disk, **options)
 
     refuse = OfferQueue._refuse
 
@@ -109,12 +80,13 @@ def batches_refused(folder: Path) -> int:
         return 0
 
 
-def main(arguments: list[str]) -> None:
+def main(name: str, role: str, *rest: str) -> None:
     """Run a role."""
+    from support.background import end_with_parent
+
     end_with_parent()
     # The thread that follows a signal must find the default handlers, as in any other process.
-    threading.current_thread().name = arguments[0]
-    name, role, *rest = arguments
+    threading.current_thread().name = name
     if role == "cli":
         from delaylevel.cli.main import main as program
 
@@ -122,22 +94,26 @@ def main(arguments: list[str]) -> None:
         small_disk()
         sys.argv = ["delaylevel", *rest]
         program()
-    elif role == "producer":
-        from torture.producing import produce
+        return
+    from torture.consuming import Receiver
+    from torture.control import Control
+    from torture.producing import TICK_S, Sender
 
-        step_clock()
-        produce(name, *rest)
-    elif role == "java-producer":
-        from torture.java_sending import produce_with_java
-
-        produce_with_java(name, *rest)
-    elif role == "consumer":
-        from torture.consuming import consume
-
-        consume(name, *rest)
+    ended = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: ended.set())
+    folder, more = Path(rest[0]), rest[1:]
+    worker: Receiver | Sender
+    if role == "consumer":
+        worker = Receiver(name, folder, *more)
     else:
-        raise SystemExit(f"there is no role {role}")
+        step_clock()
+        seed, *classes = more
+        worker = Sender(name, folder, seed, *classes, preexec_fn=end_with_parent)
+    while not ended.wait(TICK_S):
+        worker.work(Control.load(folder / "control.json"))
+    worker.note()
+    os._exit(0)  # whatever the client waits for
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(*sys.argv[1:])

@@ -1,4 +1,4 @@
-"""One process of a run: it is started again when it ends, and can be killed and suspended."""
+"""The processes of a run: they are started again when they end, and can be killed and suspended."""
 
 from __future__ import annotations
 
@@ -14,23 +14,55 @@ from pathlib import Path
 
 import psutil
 
+from delaylevel.broker.embedded import EmbeddedBroker
+from delaylevel.errors import DelayLevelError
+from delaylevel.functions import deployment
+from delaylevel.model.level_topic import LevelTopicDescription
+
 _AGAIN_S = 1.0
 _STOP_S = 60.0
+# A worker that has just started may not know its functions yet.
+_WORKER_S = 120.0
+
+Choose = Callable[[list[psutil.Process]], psutil.Process | None]
 
 
-class Part:
+class Victim:
+    """Processes that faults kill and suspend; the first one is the part itself."""
+
+    name: str
+
+    def tree(self) -> list[psutil.Process]:
+        """Return the process and everything that it has started."""
+        raise NotImplementedError
+
+    @property
+    def pid(self) -> int | None:
+        """ID of the process; None if it does not run."""
+        return next((each.pid for each in self.tree()), None)
+
+    def kill(self, choose: Choose) -> None:
+        """Kill one process of the tree, if there is one."""
+        found = choose(self.tree())
+        if found is not None:
+            with contextlib.suppress(psutil.Error):
+                found.kill()
+
+    def end(self) -> None:
+        """Kill everything."""
+        for each in self.tree():
+            with contextlib.suppress(psutil.Error):
+                each.kill()
+
+
+class Part(Victim):
     """A process that has to run until the end.
 
     Args:
-        name: unique name.
         arguments: arguments of ``python -m torture.part``.
-        folder: folder for its log and its files.
+        folder: folder of its own folder, with its log and its files.
 
     Attributes:
-        name: as the argument.
-        is_program: True for a process of the product.
-        has_clock: True if its clock can be stepped.
-        environment: its environment variables.
         ended: number of times that it ended without being asked to.
         wanted: True while it has to run.
     """
@@ -43,21 +75,16 @@ class Part:
         self.wanted = True
         self.folder = folder / name
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.started_s = 0.0
-        self._arguments = arguments
-        self.environment = _environment(folder)
+        self.log = self.folder / "output.log"
+        self._started_s = 0.0
+        self._command = [sys.executable, "-m", "torture.part", name, *arguments]
+        self._environment = _environment(folder)
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.RLock()
-        self._killed = False
-
-    @property
-    def log(self) -> Path:
-        """Path of its output."""
-        return self.folder / "output.log"
+        self._expected = False  # its end is no surprise
 
     @property
     def pid(self) -> int | None:
-        """ID of the process; None if it does not run."""
         with self._lock:
             process = self._process
             return None if process is None or process.poll() is not None else process.pid
@@ -68,50 +95,37 @@ class Part:
             output.write(f"--- started at {time.strftime('%H:%M:%S')}\n".encode())
             output.flush()
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "torture.part", self.name, *self._arguments],
+                self._command,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                env=self.environment,
+                env=self._environment,
                 cwd=self.folder,
                 start_new_session=True,
             )
-            self.started_s = time.monotonic()
+            self._started_s = time.monotonic()
 
     def look(self) -> None:
         """Start the process again if it has ended; wait a moment between two starts."""
         with self._lock:
-            if not self.wanted or self.pid is not None:
-                return
-            if time.monotonic() - self.started_s < _AGAIN_S:
-                return
-            if not self._killed:
-                self.ended += 1
-            self._killed = False
-            self.start()
+            early = time.monotonic() - self._started_s < _AGAIN_S
+            if self.wanted and self.pid is None and not early:
+                self.ended += not self._expected
+                self._expected = False
+                self.start()
 
     def tree(self) -> list[psutil.Process]:
-        """Return the process and everything that it has started."""
         pid = self.pid
-        if pid is None:
-            return []
-        with contextlib.suppress(psutil.Error):
-            process = psutil.Process(pid)
-            return [process, *process.children(recursive=True)]
+        if pid is not None:
+            with contextlib.suppress(psutil.Error):
+                process = psutil.Process(pid)
+                return [process, *process.children(recursive=True)]
         return []
 
-    def kill(self, choose: Callable[[list[psutil.Process]], psutil.Process | None]) -> bool:
-        """Kill one process of the tree; return False if there is none."""
+    def kill(self, choose: Choose) -> None:
         with self._lock:
-            found = choose(self.tree())
-            if found is None:
-                return False
-            self._killed = True
-            with contextlib.suppress(psutil.Error):
-                found.kill()
-            if self._process is not None and found.pid == self._process.pid:
-                self._process.wait()
-            return True
+            self._expected = True
+            super().kill(choose)
 
     def stop(self) -> None:
         """End the process by SIGTERM, and do not start it again."""
@@ -130,25 +144,22 @@ class Part:
     def resume(self) -> None:
         """Let the process run again, after `stop`."""
         with self._lock:
-            self.wanted = True
-            self._killed = True  # its end is no surprise
+            self.wanted = self._expected = True
             if self.pid is None:
                 self.start()
 
     def end(self) -> None:
-        """Kill the process and everything that it has started."""
         with self._lock:
             self.wanted = False
-            tree = self.tree()
-            process = self._process
-        if process is not None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)
-        for each in tree:
+            tree, process = self.tree(), self._process
+        if process is None:
+            return
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        for each in tree:  # some have a session of their own
             with contextlib.suppress(psutil.Error):
                 each.kill()
-        if process is not None:
-            process.wait()
+        process.wait()
 
 
 def _environment(folder: Path) -> dict[str, str]:
@@ -175,11 +186,10 @@ class Supervisor:
         self._thread = threading.Thread(target=self._run, name="supervisor", daemon=True)
         self._thread.start()
 
-    def add(self, part: Part) -> Part:
+    def add(self, part: Part) -> None:
         """Start a process, and watch it from now on."""
         part.start()
         self.parts[part.name] = part
-        return part
 
     def _run(self) -> None:
         while not self._end.wait(0.2):
@@ -194,3 +204,50 @@ class Supervisor:
             part.wanted = False
         for part in self.parts.values():
             part.end()
+
+
+class MovingFunction(Victim):
+    """The Function of one level topic, with one instance, which the broker's worker runs.
+
+    The worker gives it the broker's own address, so that only its admin calls go through a proxy.
+    It starts an instance again that died, half a minute later; but none after its own restart:
+    there, docs/functions.md asks for `delaylevel mover restart`.
+    """
+
+    name = "function"
+
+    def __init__(
+        self, broker: EmbeddedBroker, description: LevelTopicDescription, admin_url: str
+    ) -> None:
+        self._broker = broker
+        self._function = deployment.function_name(description)
+        options = deployment.FunctionOptions(admin_url=admin_url)
+        deployment.deploy(broker.connection, description, options)
+
+    def restart(self) -> None:
+        """Stop and start the instance, as `delaylevel mover restart` does.
+
+        Raises:
+            DelayLevelError: the worker did not do it.
+        """
+        deadline_s = time.monotonic() + _WORKER_S
+        while True:
+            try:
+                deployment.restart(self._broker.connection, self._function)
+                return
+            except DelayLevelError:
+                if time.monotonic() > deadline_s:
+                    raise
+            time.sleep(0.5)
+
+    def tree(self) -> list[psutil.Process]:
+        """Return the instance, the youngest first: a dead broker leaves an earlier one behind."""
+        found = []
+        _tenant, namespace, name = self._function.split("/")
+        marks = f'"name":"{name}"', f'"namespace":"{namespace}"', str(self._broker.directory)
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                words = " ".join(process.cmdline())
+                if all(mark in words for mark in ("python_instance_main.py", *marks)):
+                    found.append(process)
+        return sorted(found, key=lambda each: each.create_time(), reverse=True)

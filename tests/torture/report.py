@@ -8,6 +8,8 @@ from typing import Any
 
 from .run import Result
 
+_SHARES = {"p50": 0.5, "p99": 0.99, "max": 1.0}
+
 
 def as_json(result: Result) -> str:
     """Return the result as JSON."""
@@ -44,7 +46,7 @@ def _values(result: Result) -> dict[str, Any]:
         injected[blow.kind] += 1
         if blow.recovery_s is not None:
             recoveries[blow.kind].append(round(blow.recovery_s, 1))
-    shares = {"p50": 0.5, "p99": 0.99, "max": 1.0}
+    late = {name: _at(result.late_ms, share) or 0 for name, share in _SHARES.items()}
     return {
         "seed": result.seed,
         "minutes": result.minutes,
@@ -60,7 +62,7 @@ def _values(result: Result) -> dict[str, Any]:
             for kind, count in sorted(injected.items())
         ],
         "messages": result.totals,
-        "late_ms": {name: _at(result.late_ms, share) or 0 for name, share in shares.items()},
+        "late_ms": late,
         "drain_s": round(result.drain_s, 1),
         "unfinished": result.unfinished,
         "violations": Counter(each.rule for each in result.violations),

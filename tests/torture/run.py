@@ -17,11 +17,10 @@ from delaylevel.model.outcome import Outcome
 from support.world import quiet_client, stored_messages
 
 from .faults import Fault, Undo
-from .flow import Flow
 from .invariants import Violation, violations
 from .ledger import Cancelled, LedgerReader, now_ms
 from .scene import Scene, Settings, StageError
-from .stage import MOST_ADDED, SUBSCRIPTIONS, Stage
+from .stage import MOST_ADDED, PRODUCERS, SUBSCRIPTIONS, Stage
 from .story import Pipeline, Story
 
 _BEGIN_S = 240.0
@@ -32,20 +31,16 @@ _DRAIN_S = 420.0
 _OVERLAP = 0.3
 # A process that ends more often before the first fault does not work.
 _MOST_ENDS = 5
-_PRODUCERS = ("producer-1", "producer-2")
 # What a fault raises if it cannot be injected or undone.
 _FAILURES = (DelayLevelError, pulsar.PulsarException, StageError, OSError, psutil.Error)
 
 
 class Blow(NamedTuple):
-    """A fault that was injected.
+    """A fault that was injected, or could not be.
 
     Attributes:
-        kind: name of the fault.
-        at_ms: time of its begin, ms since the epoch.
-        lasted_s: time until it was undone, in s.
-        recovery_s: time from then until everything flowed again, in s; None if another fault came
-            before, or it took too long.
+        recovery_s: time from its end until everything flowed again, in s; None if another fault
+            came before, or it took too long.
         failure: the error, if it could not be injected or undone; empty otherwise.
     """
 
@@ -56,14 +51,20 @@ class Blow(NamedTuple):
     failure: str = ""
 
 
+class Current(NamedTuple):
+    """A fault that is there."""
+
+    fault: Fault
+    undo: Undo
+    began_ms: int
+    lasts_s: float
+
+
 @dataclass
 class Result:
     """The result of a run.
 
     Attributes:
-        seed, minutes: the arguments.
-        blows: the faults.
-        violations: everything that is wrong.
         totals: numbers of messages.
         late_ms: lateness of each first arrival, ms, sorted.
         ended: how often processes ended without being asked to, by name.
@@ -88,18 +89,7 @@ class Result:
 
 
 class Torture:
-    """A run.
-
-    Args:
-        settings: the settings of the scene.
-        faults: the kinds of faults.
-        minutes: time during which faults are injected.
-        say: function that shows a line of progress.
-
-    Attributes:
-        scene: the scene.
-        result: the result so far.
-    """
+    """A run; ``say`` shows a line of progress."""
 
     def __init__(
         self,
@@ -113,10 +103,8 @@ class Torture:
         self._chosen = random.Random(settings.seed)
         self._say = say
         self.result = Result(settings.seed, minutes)
-        self._flow = Flow(
-            LedgerReader(settings.folder / "ledgers"),
-            Story(_pipelines(settings.stages), frozenset(SUBSCRIPTIONS)),
-        )
+        self._reader = LedgerReader(settings.folder / "ledgers")
+        self._story = Story(_pipelines(settings.stages), frozenset(SUBSCRIPTIONS))
 
     def run(self) -> Result:
         """Run from the beginning to the audit; stop everything at the end, whatever happens."""
@@ -134,21 +122,21 @@ class Torture:
     # -- faults
 
     def _break(self, until_s: float) -> None:
-        current: list[tuple[Fault, Undo, int, float]] = []
+        current: list[Current] = []
         while time.monotonic() < until_s:
             self.inject(current)
-            if current and self._chosen.random() < _OVERLAP and not current[-1][0].alone:
+            if current and self._chosen.random() < _OVERLAP and not current[-1].fault.alone:
                 self._pause(self._chosen.uniform(0.1, 1.0))
                 continue
             self._end(current)
             self._pause(self._chosen.uniform(0.0, 2.0))
 
-    def inject(self, current: list[tuple[Fault, Undo, int, float]]) -> None:
+    def inject(self, current: list[Current]) -> None:
         """Inject a fault at random, and add it to those that are there.
 
         One that cannot be injected is undone as far as it came, and noted with its failure.
         """
-        present = {fault.name for fault, *_ in current}
+        present = {each.fault.name for each in current}
         possible = [
             fault
             for fault in self._faults
@@ -168,7 +156,7 @@ class Torture:
             failure = f"{repr(error)[:300]} {self._undo(undo)}".strip()
             self.result.blows.append(Blow(fault.name, began_ms, 0.0, None, failure))
             return
-        current.append((fault, undo, began_ms, self._chosen.uniform(*fault.lasts_s)))
+        current.append(Current(fault, undo, began_ms, self._chosen.uniform(*fault.lasts_s)))
 
     def _undo(self, undo: Undo) -> str:
         """Repair all that a fault has broken; return the error if that fails, or nothing."""
@@ -179,25 +167,24 @@ class Torture:
             return repr(error)[:300]
         return ""
 
-    def _end(self, current: list[tuple[Fault, Undo, int, float]]) -> None:
+    def _end(self, current: list[Current]) -> None:
         """Undo all present faults, each at its time, and wait until everything flows again."""
-        ended: list[tuple[Fault, int, float, str]] = []
-        for fault, undo, began_ms, lasts_s in sorted(current, key=lambda each: each[2] + each[3]):
-            self._pause(lasts_s - (now_ms() - began_ms) / 1000)
-            failure = self._undo(undo)
-            ended.append((fault, began_ms, (now_ms() - began_ms) / 1000, failure))
+        ended: list[Blow] = []
+        for each in sorted(current, key=lambda each: each.began_ms + each.lasts_s * 1000):
+            self._pause(each.lasts_s - (now_ms() - each.began_ms) / 1000)
+            failure = self._undo(each.undo)
+            lasted_s = (now_ms() - each.began_ms) / 1000
+            ended.append(Blow(each.fault.name, each.began_ms, lasted_s, None, failure))
         current.clear()
         undone_ms = now_ms()
-        recovery_s: float | None = None
         try:
             self._await_flow(undone_ms, _RECOVERY_S, "the flow")
-            recovery_s = (now_ms() - undone_ms) / 1000
+            if len(ended) == 1:
+                ended = [ended[0]._replace(recovery_s=(now_ms() - undone_ms) / 1000)]
         except StageError:
-            overdue = self._flow.overdue(undone_ms)
+            overdue = self._story.overdue(undone_ms)
             self._say(f"  no flow in {_RECOVERY_S:.0f} s: {len(overdue)} overdue {overdue[:2]}")
-        for fault, began_ms, lasted_s, failure in ended:
-            alone_s = recovery_s if len(ended) == 1 else None
-            self.result.blows.append(Blow(fault.name, began_ms, lasted_s, alone_s, failure))
+        self.result.blows += ended
 
     def _await_flow(self, since_ms: int, seconds: float, what: str) -> None:
         def flows() -> bool:
@@ -205,8 +192,8 @@ class Torture:
                 if part.ended > _MOST_ENDS and not self.result.blows:
                     end = part.log.read_text()[-1_500:]
                     raise StageError(f"{name} ended {part.ended} times:\n{end}")
-            self._flow.look()
-            return self._flow.flows_since(since_ms)
+            self._story.add(self._reader.new_rows())
+            return self._story.flows_since(since_ms)
 
         self.scene.wait(flows, what, seconds)
 
@@ -214,7 +201,7 @@ class Torture:
         if seconds > 0 and self.scene.stopping.wait(seconds):
             raise StageError("the run ends")
 
-    def _possible(self, fault: Fault) -> bool:
+    def _possible(self, fault: Fault) -> object:
         try:
             return fault.possible(self.scene)
         except _FAILURES:
@@ -230,54 +217,41 @@ class Torture:
         began_s = time.monotonic()
 
         def drained() -> bool:
-            self._flow.look()
-            if self._flow.missing():
-                return False
-            if self._flow.undecided():
+            self._story.add(self._reader.new_rows())
+            if self._story.open and self._story.open <= self._story.cancelled.keys():
                 self._read_outcomes()
-                self._flow.look()
-            return not self._flow.undecided()
+            return not self._story.open
 
         with contextlib.suppress(StageError):
             self.scene.wait(drained, "the end of all messages", _DRAIN_S)
         # Copies come soon after, if at all.
         self._pause(5)
         self._read_outcomes()
-        self._flow.look()
+        self._story.add(self._reader.new_rows())
         self.result.drain_s = time.monotonic() - began_s
-        self.result.unfinished = len(self._flow.missing()) + len(self._flow.undecided())
+        self.result.unfinished = len(self._story.open)
 
     def _read_outcomes(self) -> None:
-        """Add the records of the outcomes topics to the ledger of the faults."""
-        by_id = set(self._flow.story.cancelled)
+        """Add the records of the outcomes topics to the story."""
+        cancelled = self._story.cancelled
         client = quiet_client(self.scene.broker.connection)
         with contextlib.closing(client), contextlib.suppress(BrokerError):
             for stage in self.scene.settings.stages:
                 topic = self.scene.description(stage).outcomes_topic
                 for message in stored_messages(client, self.scene.admin, topic.full):
                     outcome = Outcome.read(message.properties)
-                    if outcome.id not in by_id:
-                        continue
-                    row = Cancelled(
-                        outcome.id,
-                        message.publish_ms,
-                        outcome.status.value,
-                        "topic",
-                        outcome.released_ms or 0,
-                        outcome.decided_ms or 0,
-                    )
-                    if row not in self._flow.story.cancelled[outcome.id]:
-                        self._flow.story.add([row])
+                    row = Cancelled.of(outcome, outcome.id, message.publish_ms)
+                    if outcome.id in cancelled and row not in cancelled[outcome.id]:
+                        self._story.add([row])
 
     def _audit(self) -> None:
-        story, result = self._flow.story, self.result
+        story, result = self._story, self.result
         result.violations = violations(story)
-        first: dict[str, int] = {}
-        for name, rows in story.received.items():
-            sent = story.sent.get(name)
-            if sent is not None:
-                first[name] = min(row.received_ms for row in rows) - sent.due_ms
-        result.late_ms = sorted(first.values())
+        result.late_ms = sorted(
+            min(row.received_ms for row in rows) - story.sent[name].due_ms
+            for name, rows in story.received.items()
+            if name in story.sent
+        )
         result.ended = {name: part.ended for name, part in self.scene.parts.items() if part.ended}
         places = sum(
             len(found) - 1 for name in story.received for found in story.arrivals(name).values()
@@ -302,7 +276,7 @@ def _pipelines(stages: Iterable[Stage]) -> dict[str, Pipeline]:
     """Return the pipeline of each target, also of those that are added later."""
     return {
         stage.target(index): Pipeline(
-            stage.name, stage.once, frozenset(stage.dispatchers) | set(_PRODUCERS)
+            stage.name, stage.once, frozenset(stage.dispatchers) | set(PRODUCERS)
         )
         for stage in stages
         for index in range(len(stage.partitions) + MOST_ADDED)

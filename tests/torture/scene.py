@@ -28,11 +28,10 @@ from support.proxy import Proxy
 from support.signed_tokens import RenewedFile, jwt
 
 from .control import Control, TargetState, open_targets
-from .function import MovingFunction
 from .ledger import Ledger, Stepped, now_ms
 from .part import DISK_FULL, write_clock
-from .process import Part, Supervisor
-from .stage import KEEP, LEVELS, LONGEST_S, SUBSCRIPTIONS, Stage, save_connection
+from .process import MovingFunction, Part, Supervisor, Victim
+from .stage import KEEP, LEVELS, LONGEST_S, PRODUCERS, SUBSCRIPTIONS, Stage, save_connection
 
 _HEAP_MB = 400
 #: Longest time for the start of the broker, in s: other programs may use all processors.
@@ -47,42 +46,23 @@ class StageError(Exception):
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of a run.
-
-    Attributes:
-        folder: folder for all files.
-        stages: the level topics.
-        seed: the seed of everything that is random.
-        java: True to send from the Java producer too; it does not know tokens.
-        tokens: True for a broker that asks for tokens, which expire.
-    """
+    """The settings of a run; with tokens, the broker asks for tokens, which expire."""
 
     folder: Path
     stages: tuple[Stage, ...]
     seed: int
-    java: bool = True
     tokens: bool = False
 
 
 class Scene:
-    """The stage of a run.
-
-    Args:
-        settings: the settings.
-        say: function that shows a line of progress.
+    """Everything of a run but the faults.
 
     Attributes:
-        settings: as the argument.
         broker: the broker. As it is standalone, all connections of a client go to the address that
             the client was given, which is that of `proxy`.
-        proxy: the proxy in front of its service port.
-        web_proxy: the proxy in front of its admin interface.
+        proxy, web_proxy: the proxies in front of its service port and its admin interface.
         token: the token of all parts; None if the broker asks for none.
-        admin: an admin client that goes around the proxy.
-        rest: the same for what the admin client does not have.
-        control: what the parts are told.
-        supervisor: the parts.
-        functions: the Functions that move, which the broker runs.
+        admin, rest: admin clients that go around the proxy.
         stopping: event that ends every wait.
     """
 
@@ -94,7 +74,7 @@ class Scene:
         self.supervisor = Supervisor()
         self._folder = settings.folder
         (self._folder / "ledgers").mkdir(parents=True)
-        self._broker_folder = self._folder / "broker"
+        self._broker_folder, self._parts_folder = self._folder / "broker", self._folder / "parts"
         self.proxy = Proxy("127.0.0.1", find_port=lambda: self._port("service_port"))
         self.web_proxy = Proxy("127.0.0.1", find_port=lambda: self._port("web_port"))
         self.token: RenewedFile | None = None
@@ -114,14 +94,23 @@ class Scene:
         )
         self.functions: list[MovingFunction] = []
         self._closing = contextlib.ExitStack()
-        self._closing.callback(self._end_functions)
-        self._closing.callback(self.broker.remove)
-        self._closing.callback(self.web_proxy.close)
-        self._closing.callback(self.proxy.close)
+        for end in (
+            self._end_functions,
+            self.broker.remove,
+            self.web_proxy.close,
+            self.proxy.close,
+        ):
+            self._closing.callback(end)
         self._closing.callback(self.supervisor.close)
         if self.token is not None:
             self._closing.callback(self.token.lapse)
         self.added: dict[str, int] = {}
+        self._web_url = f"http://127.0.0.1:{self.web_proxy.port}"
+        self._connection = Connection(
+            service_url=f"pulsar://127.0.0.1:{self.proxy.port}",
+            admin_url=self._web_url,
+            token_file=None if self.token is None else self.token.path,
+        )
 
     def _port(self, name: str) -> int:
         saved = load_instance(self._broker_folder)
@@ -135,9 +124,8 @@ class Scene:
         (self._folder / "secret.key").write_bytes(secret)
         own = jwt(secret, "admin")
         (self._folder / "broker.token").write_text(own)
-        self.token = RenewedFile(
-            self._folder / "parts.token", functools.partial(jwt, secret, "admin", TOKEN_S)
-        )
+        renewed = functools.partial(jwt, secret, "admin", TOKEN_S)
+        self.token = RenewedFile(self._folder / "parts.token", renewed)
         self.token.renew()
         plugin = "org.apache.pulsar.client.impl.auth.AuthenticationToken"
         provider = "org.apache.pulsar.broker.authentication.AuthenticationProviderToken"
@@ -165,14 +153,7 @@ class Scene:
             )
         )
         self.ledger = Ledger(self._folder / "ledgers", "faults")
-        save_connection(
-            self._folder,
-            Connection(
-                service_url=f"pulsar://127.0.0.1:{self.proxy.port}",
-                admin_url=f"http://127.0.0.1:{self.web_proxy.port}",
-                token_file=None if self.token is None else self.token.path,
-            ),
-        )
+        save_connection(self._folder, self._connection)
         for stage in self.settings.stages:
             self._create(stage)
         self.save_control()
@@ -181,7 +162,8 @@ class Scene:
             for name, arguments in stage.movers.items():
                 self._start_program(name, arguments, [stage])
             if stage.mover is Mover.FUNCTION:
-                self._deploy_function(stage)
+                function = MovingFunction(self.broker, self.description(stage), self._web_url)
+                self.functions.append(function)
         for name in {name for stage in self.settings.stages for name in stage.dispatchers}:
             served = [stage for stage in self.settings.stages if name in stage.dispatchers]
             command = ("run",) if name.startswith("run") else ("dispatcher", "run")
@@ -189,10 +171,15 @@ class Scene:
             self._start_program(name, (*command, *options), served)
         for subscription in SUBSCRIPTIONS:
             self._start_part(f"consumer-{subscription}", "consumer", subscription)
-        for number in (1, 2):
-            self._start_part(f"producer-{number}", "producer", f"{self.settings.seed}-{number}")
-        if self.settings.java and self.token is None:
-            self._start_java()
+        seed = str(self.settings.seed)
+        for name in PRODUCERS:
+            self._start_part(name, "producer", seed)
+        if self.token is None:  # the Java producer of the tests knows no tokens
+            classes = compile_producer(self._folder / "classes")
+            if classes is None:
+                self.say("no Java compiler: nothing is sent from Java")
+            else:
+                self._start_part("producer-java", "java-producer", seed, str(classes))
 
     def start_broker(self) -> None:
         """Start the broker again, and the Functions, which a standalone broker does not."""
@@ -228,11 +215,7 @@ class Scene:
             self.announce(stage, target)
 
     def create_target(self, target: str, partitions: int = 0, *, earliest: bool = True) -> None:
-        """Create a business topic with all subscriptions.
-
-        Args:
-            earliest: True for subscriptions that get what the topic already has, if it exists.
-        """
+        """Create a business topic with all subscriptions, which may get what it has already."""
         name = TopicName.parse(target)
         if partitions:
             self.admin.create_partitioned(name, partitions)
@@ -244,45 +227,22 @@ class Scene:
 
     def announce(self, stage: Stage, target: str) -> None:
         """Let producers and consumers use a target."""
-        self.control.targets[target] = TargetState(stage.level_topic, stage.once)
+        self.control.targets[target] = TargetState(stage.level_topic)
 
     def save_control(self) -> None:
         """Tell the parts what `control` says."""
         self.control.save(self._folder / "control.json")
 
     def _start_program(self, name: str, arguments: tuple[str, ...], served: list[Stage]) -> None:
-        address: tuple[str, ...] = (
-            *("--service-url", f"pulsar://127.0.0.1:{self.proxy.port}"),
-            *("--admin-url", f"http://127.0.0.1:{self.web_proxy.port}"),
-        )
+        command = ["cli", "--service-url", str(self._connection.service_url)]
+        command += ["--admin-url", self._web_url, *arguments]
         if self.token is not None:
-            address += ("--token-file", str(self.token.path))
+            command[1:1] = ["--token-file", str(self.token.path)]
         level_topics = [stage.level_topic for stage in served]
-        self.supervisor.add(
-            Part(name, ["cli", *address, *arguments, *level_topics], self.parts_folder)
-        )
-
-    def _deploy_function(self, stage: Stage) -> None:
-        admin_url = f"http://127.0.0.1:{self.web_proxy.port}"
-        function = MovingFunction(self.broker, self.description(stage), admin_url)
-        self.functions.append(function)
-        function.deploy()
+        self.supervisor.add(Part(name, [*command, *level_topics], self._parts_folder))
 
     def _start_part(self, name: str, role: str, *arguments: str) -> None:
-        self.supervisor.add(Part(name, [role, str(self._folder), *arguments], self.parts_folder))
-
-    @property
-    def parts_folder(self) -> Path:
-        """Folder of the parts' own folders."""
-        return self._folder / "parts"
-
-    def _start_java(self) -> None:
-        """Compile the Java producer, and start a part that sends with it."""
-        classes = compile_producer(self._folder / "classes")
-        if classes is None:
-            self.say("no Java compiler: nothing is sent from Java")
-            return
-        self._start_part("producer-java", "java-producer", str(classes), str(self.settings.seed))
+        self.supervisor.add(Part(name, [role, str(self._folder), *arguments], self._parts_folder))
 
     # -- what faults use
 
@@ -291,9 +251,9 @@ class Scene:
         """The processes by name."""
         return self.supervisor.parts
 
-    def victims(self, kind: str) -> list[Part | MovingFunction]:
+    def victims(self, kind: str) -> list[Victim]:
         """Return the processes whose names start so, in the order of their names."""
-        found: list[Part | MovingFunction] = [*self.parts.values(), *self.functions]
+        found: list[Victim] = [*self.parts.values(), *self.functions]
         return sorted(
             (each for each in found if each.name.startswith(kind)), key=lambda each: each.name
         )
@@ -302,10 +262,6 @@ class Scene:
         """Return the stage of a target."""
         level_topic = self.control.targets[target].level_topic
         return next(each for each in self.settings.stages if each.level_topic == level_topic)
-
-    def programs(self) -> list[Part]:
-        """Return the processes of the product: movers and dispatchers."""
-        return [part for part in self.parts.values() if part.is_program]
 
     def description(self, stage: Stage) -> LevelTopicDescription:
         """Return the description of a level topic as it is now."""
@@ -334,7 +290,7 @@ class Scene:
 
         def correct() -> None:
             write_clock(part.folder, 0)
-            self.ledger.write([Stepped(part.name, offset_ms, begin_ms, now_ms())])
+            self.ledger.write(Stepped(part.name, offset_ms, begin_ms, now_ms()))
 
         return correct
 
@@ -345,17 +301,9 @@ class Scene:
         return lambda: file.unlink(missing_ok=True)
 
     def backlog(self, target: str) -> int:
-        """Return the number of entries of a target that an application has not acknowledged."""
-        name = TopicName.parse(target)
-        if self.admin.partitioned_metadata(name).partitions:
-            found = list(self.admin.partitioned_stats(name).values())
-        else:
-            found = [self.admin.partition_stats(name)]
-        return sum(
-            stats.subscriptions[subscription].backlog_entries
-            for stats in found
-            for subscription in SUBSCRIPTIONS
-        )
+        """Return the number of entries of a partition that an application has to acknowledge."""
+        stats = self.admin.partition_stats(TopicName.parse(target))
+        return sum(stats.subscriptions[each].backlog_entries for each in SUBSCRIPTIONS)
 
     def use(self, target: str, *, sends: bool, receives: bool) -> None:
         """Let the application use a target or leave it; wait until it has left."""

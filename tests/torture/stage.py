@@ -53,9 +53,7 @@ class Stage:
         movers: arguments of the programs that move, by name of the process; the level topic, and
             the checkpoint in its folder, are added.
         dispatchers: names of the processes that release its messages.
-        delivery: the guarantee of these.
         partitions: number of partitions of each target; 0 for a target that is not partitioned.
-        mover: `Mover.FUNCTION` if a Function moves instead of a program.
     """
 
     name: str
@@ -88,6 +86,7 @@ class Stage:
 SPARK = ("mover", "run", "--checkpoint", "checkpoint", "--trigger", "300ms")
 DISPATCHERS = ("dispatcher-1", "dispatcher-2")
 RUNNERS = ("run-1", "run-2")
+PRODUCERS = ("producer-1", "producer-2")
 
 
 def stages(names: tuple[str, ...], once: bool) -> list[Stage]:

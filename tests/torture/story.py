@@ -1,12 +1,15 @@
-"""All ledgers of a run, in memory: what happened to each message."""
+"""All ledgers of a run, in memory: what happened to each message, and what is still open."""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
 
 from .ledger import Cancelled, Confirmed, Received, Row, Sent, Stepped
+
+CANCELLED, TOO_LATE, UNKNOWN, ACCEPTED = "cancelled", "too late", "unknown", "accepted"
+FINAL = {CANCELLED, TOO_LATE, UNKNOWN}
 
 
 @dataclass(frozen=True)
@@ -14,7 +17,6 @@ class Pipeline:
     """A level topic with the processes that serve it, as the audit sees it.
 
     Attributes:
-        name: short name.
         once: True if it promises effectively-once delivery.
         clocks: names of the processes whose clocks decide when its messages are due.
     """
@@ -26,16 +28,13 @@ class Pipeline:
 
 @dataclass
 class Story:
-    """Everything that the ledgers of a run say.
+    """Everything that the ledgers of a run say, by the name of a message.
 
     Attributes:
         pipelines: the pipeline of each target.
         subscriptions: names of the subscriptions that every target has.
-        sent: messages by name.
-        confirmed: the names of messages that the broker has confirmed.
-        cancelled: everything that is known about the cancellation of a message, by name.
-        received: arrivals by name of the message.
         steps: clocks that were wrong.
+        open: names of messages that are missing, or whose cancellation is not decided.
     """
 
     pipelines: Mapping[str, Pipeline]
@@ -45,10 +44,18 @@ class Story:
     cancelled: dict[str, list[Cancelled]] = field(default_factory=lambda: defaultdict(list))
     received: dict[str, list[Received]] = field(default_factory=lambda: defaultdict(list))
     steps: list[Stepped] = field(default_factory=list)
+    open: set[str] = field(default_factory=set)
+    # The latest send of a message that came everywhere, by name of the pipeline.
+    _complete_ms: Counter[str] = field(default_factory=Counter)
 
     def add(self, rows: Iterable[Row]) -> None:
-        """Add rows of ledgers."""
+        """Add rows of ledgers; those of one message may come in any order."""
+        touched = set()
         for row in rows:
+            if isinstance(row, Stepped):
+                self.steps.append(row)
+                continue
+            touched.add(row.name)
             if isinstance(row, Sent):
                 self.sent[row.name] = row
             elif isinstance(row, Confirmed):
@@ -56,10 +63,17 @@ class Story:
                     self.confirmed.add(row.name)
             elif isinstance(row, Cancelled):
                 self.cancelled[row.name].append(row)
-            elif isinstance(row, Received):
+            else:
                 self.received[row.name].append(row)
-            elif isinstance(row, Stepped):
-                self.steps.append(row)
+        for name in touched:
+            if self.missing(name) or self.undecided(name):
+                self.open.add(name)
+            else:
+                self.open.discard(name)
+            sent = self.sent.get(name)
+            if sent is not None and self._subscriptions_of(name) == self.subscriptions:
+                way = self.pipelines[sent.target].name
+                self._complete_ms[way] = max(self._complete_ms[way], sent.sent_ms)
 
     def statuses(self, name: str) -> set[str]:
         """Return the statuses that were reported for the cancellation of a message."""
@@ -71,3 +85,31 @@ class Story:
         for row in self.received.get(name, ()):
             found[row.subscription].setdefault(row.place, row)
         return {subscription: list(places.values()) for subscription, places in found.items()}
+
+    def _subscriptions_of(self, name: str) -> set[str]:
+        return {row.subscription for row in self.received.get(name, ())}
+
+    def missing(self, name: str) -> Set[str]:
+        """Return the subscriptions at which a confirmed message still has to arrive.
+
+        One that expires soon after it is due may be dropped, but then for all subscriptions.
+        """
+        if name not in self.confirmed or CANCELLED in self.statuses(name):
+            return set()
+        left = self.subscriptions - self._subscriptions_of(name)
+        return set() if left == self.subscriptions and self.sent[name].expires_soon else left
+
+    def undecided(self, name: str) -> bool:
+        """Return True if a cancellation was accepted, and has no outcome."""
+        says = self.statuses(name)
+        return ACCEPTED in says and not says & FINAL
+
+    def overdue(self, at_ms: int) -> list[str]:
+        """Return the names of open messages that were due at a time, but for cancelled ones."""
+        left = self.open - self.cancelled.keys()
+        return [name for name in left if self.sent[name].due_ms <= at_ms]
+
+    def flows_since(self, at_ms: int) -> bool:
+        """Return True if what was due at a time has come, and later messages on every way, too."""
+        names = {pipeline.name for pipeline in self.pipelines.values()}
+        return all(self._complete_ms[name] > at_ms for name in names) and not self.overdue(at_ms)
