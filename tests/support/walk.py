@@ -16,7 +16,6 @@ The server of Pulsar is downloaded before. pip downloads what its cache lacks.
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
 import shlex
@@ -24,9 +23,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from support.pages import ROOT, Block, blocks, missing
 from support.terminal import Shell
@@ -46,73 +44,56 @@ _KNOWN = "WARNING: Using incubator modules: jdk.incubator.vector"
 _FOREIGN = ("DELAYLEVEL_", "PYSPARK_", "PYTHON", "VIRTUAL_ENV", "SPARK_", "PIP_DISABLE", "PS1")
 
 
-@dataclass
-class Step:
-    """One command that was typed.
+def walked(page: str, way: str) -> list[Block]:
+    """Return the blocks of a page that belong to a walk."""
+    others = {f"with-{other}" for other in WAYS} - {f"with-{way}"}
+    found = [block for block in blocks(ROOT / page) if "walked" in block.words]
+    return [block for block in found if not others & set(block.words)]
 
-    Attributes:
-        page: name of the page.
-        terminal: number of the terminal.
-        line: the command.
-        seconds: time until the page's promise was kept.
-    """
+
+class Step(NamedTuple):
+    """One command that was typed, with the time until the page's promise was kept."""
 
     page: str
     terminal: int
     line: str
     seconds: float
-
-    @property
-    def installs(self) -> bool:
-        """True for a step of pip."""
-        return self.line.startswith("pip ")
+    output: list[str]
 
 
-@dataclass
 class Walk:
-    """One walk, with everything that it has opened.
+    """One walk, with everything that it has opened, in an empty folder for the clone."""
 
-    Attributes:
-        way: ``run`` or ``spark``, the service of the walk.
-        folder: an empty folder for the clone, and for the state of the programs.
-        steps: the steps so far.
-        outputs: the lines of each step.
-    """
-
-    way: str
-    folder: Path
-    steps: list[Step] = field(default_factory=list)
-    outputs: list[list[str]] = field(default_factory=list)
-    _terminals: dict[int, Shell] = field(default_factory=dict)
-    _running: list[int] = field(default_factory=list)
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.steps: list[Step] = []
+        self._terminals: dict[int, Shell] = {}
+        self._running: list[int] = []
 
     def __enter__(self) -> Walk:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
         self._stop()
-        broker = [self.folder / CHECKOUT / ".venv/bin/delaylevel", "broker", "stop"]
-        if broker[0].exists():  # type: ignore[union-attr]
-            subprocess.run(broker, env=self._environ(), capture_output=True, check=False)
+        program = self.folder / CHECKOUT / ".venv/bin/delaylevel"
+        if program.exists():
+            stop = [program, "broker", "stop"]
+            subprocess.run(stop, env=self._environ(), capture_output=True, check=False)
         for terminal in self._terminals.values():
             terminal.close()
 
-    def take(self, page: str) -> None:
+    def take(self, page: str, way: str) -> None:
         """Do everything that a page says, as far as it is part of the walk."""
-        for block in blocks(ROOT / page):
-            other = {f"with-{way}" for way in WAYS} - {f"with-{self.way}"}
-            if "walked" not in block.words or other & set(block.words):
-                continue
+        for block in walked(page, way):
             if "stopped" in block.words:
                 self._stop()
-            if block.kind == "python":
-                self._save(block)
+            if block.kind == "python":  # the first line has the name of the program
+                name = block.code.partition("\n")[0].removeprefix("# ")
+                (self.folder / CHECKOUT / name).write_text(block.code, encoding="utf-8")
                 continue
-            number = next(
-                (int(word[-1]) for word in block.words if word.startswith("terminal-")), 1
-            )
+            numbers = [int(word[-1]) for word in block.words if word.startswith("terminal-")]
             for line, shown in block.commands:
-                self._type(page, number, line, shown)
+                self._type(page, *(numbers or [1]), line, shown)
 
     def check(self) -> None:
         """Raise AssertionError for a line that looks like a warning."""
@@ -126,25 +107,12 @@ class Walk:
         """Time of all steps."""
         return sum(step.seconds for step in self.steps)
 
-    @property
-    def seconds_after_install(self) -> float:
-        """Time of all steps but those of pip."""
-        return sum(step.seconds for step in self.steps if not step.installs)
-
     def report(self) -> str:
         """Return a table of the steps, and the totals."""
-        rows = [
-            f"{step.seconds:6.1f} s   {step.page:<24} {step.terminal}   {step.line}"
-            for step in self.steps
-        ]
-        rows.append(f"{self.seconds:6.1f} s   in all, with `{self.way}`")
-        rows.append(f"{self.seconds_after_install:6.1f} s   without pip")
-        return "\n".join(rows)
-
-    def _save(self, block: Block) -> None:
-        """Save a program under the name in its first line."""
-        name = block.code.partition("\n")[0].removeprefix("# ")
-        (self.folder / CHECKOUT / name).write_text(block.code, encoding="utf-8")
+        after_s = sum(each.seconds for each in self.steps if not each.line.startswith("pip "))
+        rows = [(each.seconds, f"{each.page:<24} {each.line}") for each in self.steps]
+        rows += [(self.seconds, "in all"), (after_s, "without pip")]
+        return "\n".join(f"{seconds:6.1f} s   {text}" for seconds, text in rows)
 
     def _type(self, page: str, number: int, line: str, shown: list[str]) -> None:
         terminal = self._terminal(number)
@@ -164,18 +132,16 @@ class Walk:
             return terminal.exit_code is not None or (forever and not absent())
 
         terminal.wait_for(over, PATIENCE_S, line)
-        self.steps.append(Step(page, number, line, time.monotonic() - started))
-        self.outputs.append(terminal.lines)
+        seconds, code = time.monotonic() - started, terminal.exit_code
+        self.steps.append(Step(page, number, line, seconds, terminal.lines))
         screen = "\n".join(terminal.lines)
-        code = terminal.exit_code
-        assert code in ((None,) if forever else (0,)), f"{line}: exit code {code}\n{screen}"
+        assert code == (None if forever else 0), f"{line}: exit code {code}\n{screen}"
         assert not absent(), f"{line} did not print {absent()[0]!r}, but\n{screen}"
 
     def _stop(self) -> None:
         """Stop the programs that run until Ctrl-C."""
         while self._running:
-            number = self._running.pop()
-            terminal = self._terminals[number]
+            terminal = self._terminals[self._running.pop()]
             if terminal.exit_code is None:
                 terminal.interrupt()
                 terminal.wait_for(
@@ -184,70 +150,40 @@ class Walk:
             assert terminal.exit_code == 0, "\n".join(terminal.lines)
 
     def _terminal(self, number: int) -> Shell:
-        found = self._terminals.get(number)
-        if found is None:
+        if number not in self._terminals:
             folder = self.folder / CHECKOUT
             folder = folder if folder.exists() else self.folder
-            found = self._terminals[number] = Shell(folder, self._environ())
-        return found
+            self._terminals[number] = Shell(folder, self._environ())
+        return self._terminals[number]
 
-    def _environ(self) -> Mapping[str, str]:
-        environ = {
-            name: value for name, value in os.environ.items() if not name.startswith(_FOREIGN)
-        }
+    def _environ(self) -> dict[str, str]:
+        kept = {name: text for name, text in os.environ.items() if not name.startswith(_FOREIGN)}
         # The user's own Python, and not that of the environment of these tests.
         ours = str(Path(sys.executable).parent)
-        path = [part for part in environ["PATH"].split(os.pathsep) if part != ours]
-        environ["PATH"] = os.pathsep.join([str(Path(sys.base_exec_prefix) / "bin"), *path])
-        environ["XDG_STATE_HOME"] = str(self.folder / "state")
-        environ["HISTFILE"] = ""
-        return environ
+        path = [part for part in kept["PATH"].split(os.pathsep) if part != ours]
+        path.insert(0, str(Path(sys.base_exec_prefix) / "bin"))
+        state = str(self.folder / "state")
+        return {**kept, "PATH": os.pathsep.join(path), "XDG_STATE_HOME": state, "HISTFILE": ""}
 
 
-def walk(way: str, folder: Path, pages: Sequence[str] = PAGES) -> Walk:
-    """Walk pages, and check what was on the screens; return the walk, whose terminals are closed.
-
-    Args:
-        way: the service, one of `WAYS`.
-        folder: a folder that is empty, or has the clone of an earlier walk.
-        pages: the pages, in this order.
+def walk(way: str, folder: Path) -> Walk:
+    """Walk the pages with one of the services, and print the times.
 
     Raises:
         AssertionError: a step failed, or a screen had a warning.
     """
-    with Walk(way, folder) as found:
+    with Walk(folder) as found:
         try:
-            for page in pages:
-                found.take(page)
+            for page in PAGES:
+                found.take(page, way)
             found.check()
         finally:
-            print(found.report(), flush=True)
+            print(f"With `{way}`:", found.report(), sep="\n", flush=True)
     return found
 
 
-def main() -> int:
-    """Walk with each service, and print the times and what was on the screens."""
-    parser = argparse.ArgumentParser(description="Walk through the first pages as a new user.")
-    parser.add_argument("--with", dest="ways", action="append", choices=WAYS, help="only this one")
-    parser.add_argument(
-        "--page", dest="pages", action="append", choices=PAGES, help="only this one"
-    )
-    parser.add_argument("--folder", type=Path, help="folder of the clone, which is kept")
-    parser.add_argument("--screens", action="store_true", help="print all that was on the screens")
-    wanted = parser.parse_args()
-    if wanted.folder is not None:
-        wanted.folder.mkdir(parents=True, exist_ok=True)
-    for way in wanted.ways or WAYS:
-        with tempfile.TemporaryDirectory(prefix="delaylevel-walk-") as folder:
-            found = walk(way, wanted.folder or Path(folder), wanted.pages or PAGES)
-        if wanted.screens:
-            for step, lines in zip(found.steps, found.outputs, strict=True):
-                print("-" * 80, f"[{step.terminal}]", *filter(None, lines), sep="\n")
-        if found.seconds > LIMIT_S:
-            print(f"more than {LIMIT_S:.0f} s", file=sys.stderr)
-            return 1
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    for each in WAYS:
+        with tempfile.TemporaryDirectory(prefix="delaylevel-walk-") as name:
+            if walk(each, Path(name)).seconds > LIMIT_S:
+                sys.exit(f"more than {LIMIT_S:.0f} s")

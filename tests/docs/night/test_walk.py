@@ -13,18 +13,11 @@ from pathlib import Path
 import pytest
 
 from delaylevel.cluster.connection.settings import Connection
-from support.pages import ROOT, Block, blocks
-from support.walk import LIMIT_S, PAGES, WAYS, walk
+from support.pages import ROOT
+from support.walk import LIMIT_S, PAGES, WAYS, walk, walked
 
 PROGRAM = ROOT / "tests/support/plain_install.py"
 _EXTRAS = re.compile(r"pip install .*\[(.*)\]")
-
-
-def walked(page: str, way: str) -> list[Block]:
-    """Return the blocks of a walk."""
-    others = {f"with-{other}" for other in WAYS} - {f"with-{way}"}
-    found = [block for block in blocks(ROOT / page) if "walked" in block.words]
-    return [block for block in found if not others & set(block.words)]
 
 
 @pytest.mark.timeout(1800)
@@ -34,8 +27,8 @@ def test_a_new_user_gets_delayed_messages_within_three_minutes(way: str, tmp_pat
     assert {step.page for step in done.steps} == set(PAGES)
     assert done.seconds < LIMIT_S, done.report()
     for program in ("python remind.py", "python first.py"):
-        at = next(i for i, step in enumerate(done.steps) if step.line == program)
-        printed = re.findall(r"^ ?(\d+\.\d) s  (.+)$", "\n".join(done.outputs[at]), re.MULTILINE)
+        (output,) = ("\n".join(step.output) for step in done.steps if step.line == program)
+        printed = re.findall(r"^ ?(\d+\.\d) s  (.+)$", output, re.MULTILINE)
         seconds = {words: float(passed) for passed, words in printed}
         assert printed[0][1] == "at once"
         assert seconds["in twelve seconds"] >= 11.9, "early"
