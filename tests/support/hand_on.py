@@ -63,7 +63,7 @@ class Bench:
         self.unstored: dict[Any, Exception] = {}
         self.unopened: dict[str, Exception] = {}
         self._break(patch)
-        self._hand_on = _HOSTS[host](self, patch)
+        self._query = SparkQuery(self, patch, steps=host == "steps")
 
     def _break(self, patch: pytest.MonkeyPatch) -> None:
         """Let topics refuse what `unstored` and `unopened` say."""
@@ -118,7 +118,7 @@ class Bench:
     def hand_on(self) -> Counts:
         """Let time pass, and let a new process hand on what is ready; return the outcomes."""
         self.memory.clock.move_to(self.now_ms)
-        report = {name: count for name, count in self._hand_on().items() if count}
+        report = {name: count for name, count in _HOSTS[self.host](self).items() if count}
         self.memory._check_rules()
         return report
 
@@ -159,76 +159,61 @@ class Bench:
         self._client.subscribe(topic, "app", pulsar.ConsumerType.Shared).close()
 
 
-Hand = Callable[[], Counts]
+def _local(bench: Bench) -> Counts:
+    memory = bench.memory
+    with LocalMover(memory.client(), memory.admin, bench.description, memory.clock) as mover:
+        return mover.run_once().counts()
 
 
-def _local(bench: Bench, patch: pytest.MonkeyPatch) -> Hand:
-    def hand_on() -> Counts:
-        memory = bench.memory
-        with LocalMover(memory.client(), memory.admin, bench.description, memory.clock) as mover:
-            return mover.run_once().counts()
-
-    return hand_on
+def _drain(bench: Bench) -> Counts:
+    memory = bench.memory
+    return drain(memory.client(), memory.admin, bench.description, clock=memory.clock).counts()
 
 
-def _drain(bench: Bench, patch: pytest.MonkeyPatch) -> Hand:
-    def hand_on() -> Counts:
-        memory = bench.memory
-        return drain(memory.client(), memory.admin, bench.description, clock=memory.clock).counts()
-
-    return hand_on
-
-
-def _replay(bench: Bench, patch: pytest.MonkeyPatch) -> Hand:
-    def hand_on() -> Counts:
-        memory = bench.memory
-        report = dead_letters.replay(
-            memory.client(), memory.admin, bench.description, lambda _: True, clock=memory.clock
-        )
-        failed = [one for one in report.letters if one.outcome in ("failed", "unconfirmed")]
-        if failed:
-            raise BrokerError(failed[0].reason)
-        return report.forwarded.counts()
-
-    return hand_on
+def _replay(bench: Bench) -> Counts:
+    memory = bench.memory
+    report = dead_letters.replay(
+        memory.client(), memory.admin, bench.description, lambda _: True, clock=memory.clock
+    )
+    failed = [one for one in report.letters if one.outcome in ("failed", "unconfirmed")]
+    if failed:
+        raise BrokerError(failed[0].reason)
+    return report.forwarded.counts()
 
 
-def _function(bench: Bench, patch: pytest.MonkeyPatch) -> Hand:
-    def hand_on() -> Counts:
-        memory = bench.memory
-        client = memory.client()
-        consumer = client.subscribe(
-            source_topics(bench.description),
-            SUBSCRIPTION,
-            consumer_type=pulsar.ConsumerType.Shared,
-            negative_ack_redelivery_delay_ms=DAY_MS,
-        )
-        relay = Relay(
-            client,
-            memory.admin,
-            bench.description,
-            consumer,
-            clock=memory.clock,
-            start=lambda work: work(),
-            now_s=memory.clock.monotonic_s,
-        )
-        idle = 0
-        while idle < 5:
-            with suppress(pulsar.Timeout):
-                relay.offer(consumer.receive(0))
-                continue
-            relay._flushed_s = float("-inf")  # its clock stands still here
-            relay.poll()
-            idle += 1
-        assert not relay.unacknowledged
-        relay.close()
-        client.shutdown()
-        report = relay.take_report()
-        if report.given_back:
-            raise BrokerError(", ".join(report.given_back))
-        return report.counts()
-
-    return hand_on
+def _function(bench: Bench) -> Counts:
+    memory = bench.memory
+    client = memory.client()
+    consumer = client.subscribe(
+        source_topics(bench.description),
+        SUBSCRIPTION,
+        consumer_type=pulsar.ConsumerType.Shared,
+        negative_ack_redelivery_delay_ms=DAY_MS,
+    )
+    relay = Relay(
+        client,
+        memory.admin,
+        bench.description,
+        consumer,
+        clock=memory.clock,
+        start=lambda work: work(),
+        now_s=memory.clock.monotonic_s,
+    )
+    idle = 0
+    while idle < 5:
+        with suppress(pulsar.Timeout):
+            relay.offer(consumer.receive(0))
+            continue
+        relay._flushed_s = float("-inf")  # its clock stands still here
+        relay.poll()
+        idle += 1
+    assert not relay.unacknowledged
+    relay.close()
+    client.shutdown()
+    report = relay.take_report()
+    if report.given_back:
+        raise BrokerError(", ".join(report.given_back))
+    return report.counts()
 
 
 class _Process:
@@ -323,20 +308,15 @@ class SparkQuery:
         return counts
 
 
-def _spark(bench: Bench, patch: pytest.MonkeyPatch) -> Hand:
+def _spark(bench: Bench) -> Counts:
     pytest.importorskip("pyspark")
-    return SparkQuery(bench, patch, steps=False).run
+    return bench._query.run()
 
 
-def _steps(bench: Bench, patch: pytest.MonkeyPatch) -> Hand:
-    pytest.importorskip("pyspark")
-    return SparkQuery(bench, patch, steps=True).run
-
-
-_HOSTS: dict[str, Callable[[Bench, pytest.MonkeyPatch], Hand]] = {
+_HOSTS: dict[str, Callable[[Bench], Counts]] = {
     "local": _local,
     "spark": _spark,
-    "steps": _steps,
+    "steps": _spark,
     "function": _function,
     "drain": _drain,
     "replay": _replay,
