@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,19 +14,7 @@ from typing import Any
 from delaylevel.cluster.port import SchemaVersion
 from delaylevel.cluster.rest.admin import Admin
 from delaylevel.cluster.schemas import registered_reference
-from delaylevel.errors import (
-    BrokerError,
-    DelayLevelError,
-    DelayTooLongError,
-    EnvelopeError,
-    InvalidDelayError,
-    InvalidInputError,
-    LevelTopicError,
-    MessageTooLargeError,
-    TargetNotAllowedError,
-    UnsupportedOptionError,
-    UpgradeRequiredError,
-)
+from delaylevel.errors import DelayLevelError, EnvelopeError, LevelTopicError
 from delaylevel.model import envelope as env
 from delaylevel.model.due_time import expires_at_ms, reason_if_expired
 from delaylevel.model.envelope import Envelope, SchemaRef
@@ -51,17 +40,10 @@ VECTORS: dict[str, list[Case]] = json.loads(
 )
 
 
-# The most special class first. The names are those of docs/wire.md.
-_REFUSALS: tuple[tuple[type[Exception], str], ...] = (
-    (DelayTooLongError, "delay-too-long"),
-    (InvalidDelayError, "invalid-delay"),
-    (UnsupportedOptionError, "unsupported-option"),
-    (MessageTooLargeError, "message-too-large"),
-    (TargetNotAllowedError, "target-not-allowed"),
-    (UpgradeRequiredError, "upgrade-required"),
-    (LevelTopicError, "level-topic"),
-    (InvalidInputError, "invalid-input"),
-    (BrokerError, "admin"),
+# The names of docs/wire.md for errors; each is that of a class.
+_REFUSALS = (
+    *("delay-too-long", "invalid-delay", "unsupported-option", "message-too-large"),
+    *("target-not-allowed", "upgrade-required", "level-topic", "invalid-input", "broker"),
 )
 
 
@@ -329,7 +311,6 @@ def _setting_answer(case: Case) -> Any:
     }
 
 
-#: The function that computes the answer of a case, by section.
 def _described_as(name: str) -> LevelTopicDescription:
     """Return the level topic of a case among the descriptions."""
     (case,) = (each for each in VECTORS["descriptions"] if each["name"] == name)
@@ -338,6 +319,7 @@ def _described_as(name: str) -> LevelTopicDescription:
     return found
 
 
+#: The function that computes the answer of a case, by section.
 ANSWERS: dict[str, Callable[[Case], Any]] = {
     "names": _name_answer,
     "descriptions": _description_answer,
@@ -365,7 +347,8 @@ def answer(section: str, case: Case) -> Any:
     try:
         return ANSWERS[section](case)
     except DelayLevelError as error:
-        for kind, name in _REFUSALS:
-            if isinstance(error, kind):
-                return {"refusal": name}
+        for kind in type(error).__mro__:
+            name = re.sub(r"\B([A-Z])", r"-\1", kind.__name__.removesuffix("Error")).lower()
+            if name in _REFUSALS:
+                return {"refusal": name.replace("broker", "admin")}
         raise
