@@ -10,12 +10,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Hashable, Mapping
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as NotDoneError
 from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple
 
 from delaylevel.cluster import schemas
 from delaylevel.cluster.failures import is_admin_away, may_pass
 from delaylevel.cluster.port import PartitionStats, TopicAdmin
+from delaylevel.cluster.threads import in_thread
 from delaylevel.errors import AdminError, BrokerError, NotFoundError
 from delaylevel.model.envelope import SchemaRef
 from delaylevel.model.topic_name import TopicName
@@ -126,6 +130,9 @@ def _receives(
 
 #: The reason for holding a message that would be published effectively once.
 NO_DEDUPLICATION = "broker deduplication is off"
+# A target that was open before is not looked at for longer. An interface that hangs would answer
+# after its timeout (30 s by default), and each of several requests may take as long.
+_LOOK_S = 1.5
 
 
 class TargetLook(NamedTuple):
@@ -149,10 +156,10 @@ class TargetLook(NamedTuple):
 class TargetLooks:
     """Looks at targets before they are opened, and the last look at each.
 
-    The last look serves only while no address of the admin interface answers, but brokers serve the
-    host's own topics: a target that was open before is opened as it was then. That is safe, as a
-    confirmation counts as soon as it comes from a ledger that the target had, or the interface
-    answers.
+    The last look serves only while no address of the admin interface answers soon, but brokers
+    serve the host's own topics: a target that was open before is opened as it was then. That is
+    safe, as a confirmation counts as soon as it comes from a ledger that the target had, or the
+    interface answers.
 
     Args:
         connected: function that returns True while brokers serve the host's own topics.
@@ -163,6 +170,7 @@ class TargetLooks:
         self._numbered = numbered
         self._connected = connected
         self._looks: dict[Hashable, TargetLook] = {}  # at the last opening of each producer
+        self._asked: dict[Hashable, Future[TargetLook]] = {}  # the last question of each
 
     def look(
         self,
@@ -181,16 +189,36 @@ class TargetLooks:
             OpeningError: it must not be opened.
         """
         known = self._looks.get(key)
+        ask = partial(self._look, topic, partition, schema)
+        if known is None or not known.ledgers or not may_remember or not self._connected():
+            look = ask()
+            return look if known is None else look._replace(ledgers=known.ledgers)
         try:
-            look = self._look(topic, partition, schema)
+            return self._soon(key, ask)._replace(ledgers=known.ledgers)
         except BrokerError as error:
-            if known is None or not known.ledgers or not may_remember:
+            if not is_admin_away(error):
                 raise
-            if not is_admin_away(error) or not self._connected():
-                raise
-            log.info("opening %s as it was before: the admin interface does not answer", topic.full)
-            return known._replace(remembered=True)
-        return look if known is None else look._replace(ledgers=known.ledgers)
+        except NotDoneError:
+            pass
+        log.info("opening %s as it was before: the admin interface does not answer", topic.full)
+        return known._replace(remembered=True)
+
+    def _soon(self, key: Hashable, ask: Callable[[], TargetLook]) -> TargetLook:
+        """Return a look, or raise its error, unless that takes long."""
+        earlier = self._asked.get(key)
+        if earlier is not None and not earlier.done():
+            raise NotDoneError  # one question at a time: an answer to this one will come first
+        answer: Future[TargetLook] = Future()
+        self._asked[key] = answer
+
+        def work() -> None:
+            try:
+                answer.set_result(ask())
+            except Exception as error:
+                answer.set_exception(error)
+
+        in_thread(work)
+        return answer.result(_LOOK_S)
 
     def opened(self, key: Hashable, look: TargetLook) -> None:
         """Note that a target was opened after a look."""

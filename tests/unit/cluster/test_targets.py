@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ import pytest
 
 from delaylevel.cluster.port import PartitionStats, SubscriptionStats, TopicMetadata, TopicPolicies
 from delaylevel.cluster.publisher import BULK_SETTINGS, KEY_BATCHED_SETTINGS, PRODUCER_SETTINGS
+from delaylevel.cluster.targets import receivers
 from delaylevel.cluster.targets.opener import Opened
 from delaylevel.cluster.targets.pool import TargetKey, TargetPool
 from delaylevel.cluster.targets.producer import Flushes
@@ -448,6 +450,31 @@ def test_a_known_target_is_opened_without_the_admin_interface() -> None:
         close_idle(world)
         world.client.away = NOBODY
         assert settle(world, value, ledger=7) == [(value, "stored")]
+
+
+@pytest.mark.parametrize("numbered", [False, True])
+def test_a_known_target_is_opened_soon_while_the_admin_interface_hangs(
+    numbered: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(receivers, "_LOOK_S", 0.05)
+    world = World("name" if numbered else "", connected=True)
+    assert settle(world, 1, ledger=7) == [(1, "stored")]
+    hanging, questions = threading.Event(), []
+
+    def hang(name: TopicName) -> TopicMetadata:
+        questions.append(name)
+        hanging.wait()
+        raise NOBODY
+
+    with monkeypatch.context() as patch:
+        patch.setattr(world.client, "partitioned_metadata", hang)
+        for value in (2, 3):
+            close_idle(world)
+            assert settle(world, value, ledger=7) == [(value, "stored")]
+        assert len(questions) == 1, "no thread for each opening"
+    hanging.set()
+    close_idle(world)
+    assert settle(world, 4, ledger=7) == [(4, "stored")]
 
 
 def test_a_confirmation_from_a_new_ledger_waits_for_the_admin_interface() -> None:
