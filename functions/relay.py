@@ -25,7 +25,7 @@ from delaylevel.cluster.client_parts.cores import consumer_core, message_core
 from delaylevel.cluster.failures import error_name
 from delaylevel.cluster.logs import RepeatedWarning
 from delaylevel.cluster.port import TopicAdmin
-from delaylevel.cluster.threads import Starter, in_thread
+from delaylevel.cluster.threads import HostLoop, Starter, in_thread
 from delaylevel.errors import UnknownTargetError, UpgradeRequiredError
 from delaylevel.model.clock import Clock, SteadyClock, SystemClock
 from delaylevel.model.delivery import ForwardReport
@@ -192,8 +192,7 @@ class Relay:
             client_of=target_client,
             refusal=self._refusal,
             connected=lambda: bool(consumer.is_connected()),
-            start=start,
-            now_s=now_s,
+            loop=HostLoop(start, now_s),
         )
         self._targets = self._carrier.targets
         self._orders: defaultdict[str, deque[Item]] = defaultdict(deque)
@@ -342,7 +341,7 @@ class Relay:
         parts = len(self._slow) + 1
         self._share, self._share_bytes = max(1, self._limit // parts), IN_FLIGHT_BYTES // parts
         for topic in self._slow:
-            messages, size = self._targets.load(topic)
+            messages, size = self._targets.load_of(topic)
             self._excess += max(0, messages - self._share)
             self._excess_bytes += max(0, size - self._share_bytes)
 
@@ -350,7 +349,7 @@ class Relay:
         """Return a reason if a target is slow, and has as many messages as it may have."""
         if topic not in self._slow:
             return None
-        messages, size = self._targets.load(topic)
+        messages, size = self._targets.load_of(topic)
         full = messages >= self._share or size >= self._share_bytes
         return SLOW if full or self.unacknowledged > SCARCE else None
 

@@ -13,9 +13,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
-from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from delaylevel.errors import BrokerError
 from delaylevel.model import envelope as env
@@ -31,10 +30,10 @@ from .publisher import (
     needs_own_batch,
     open_producer,
 )
-from .targets.opener import STALL_S, Opened
-from .targets.producer import TargetProducer
+from .targets.opener import Opened
+from .targets.pool import ProducerPool
 from .targets.send_state import EntryLimits, SendOutcome, Sent, Settled
-from .threads import Starter, at_once, in_thread
+from .threads import HostLoop, at_once
 
 log = logging.getLogger(__name__)
 
@@ -115,52 +114,23 @@ class _Cut(NamedTuple):
     forms: Iterator[Form]  # that were not tried yet
 
 
-class OwnProducers(Generic[Item]):
+class OwnProducers(ProducerPool[_Key, Item]):
     """Producers of topics of our own, which have no schema: one for each topic and compression.
 
     A topic that refuses its producer is opened again after growing pauses. During a pause, `send`
     takes no messages for it: the host keeps them, or gives them back to the broker.
 
-    One thread uses it.
-
     Args:
         dead_letters: full name of the partition for dead letters.
     """
 
-    def __init__(
-        self,
-        client: Any,
-        dead_letters: str,
-        *,
-        start: Starter = in_thread,
-        now_s: Callable[[], float] = time.monotonic,
-        wake: Callable[[], None] = lambda: None,
-    ) -> None:
+    def __init__(self, client: Any, dead_letters: str, loop: HostLoop) -> None:
+        super().__init__(loop)
         self._client = client
         self._dead_letters = dead_letters
-        self._start = start
-        self._now_s = now_s
-        self._wake = wake
-        self._producers: dict[_Key, TargetProducer[Item]] = {}
         self._refused: dict[_Key, str] = {}  # reasons
         self._without_batches: set[str] = set()  # topics
         self._cuts: dict[Sent[Item], _Cut] = {}
-
-    @property
-    def owes_answers(self) -> bool:
-        """True if callbacks are about to come; :meth:`poll` has to follow soon."""
-        return any(producer.owes_answers for producer in self._producers.values())
-
-    @property
-    def load(self) -> tuple[int, int]:
-        """Number and bytes of the messages without an outcome."""
-        producers = self._producers.values()
-        return sum(each.messages for each in producers), sum(each.size for each in producers)
-
-    @property
-    def waiting(self) -> list[str]:
-        """The topics with messages without an outcome."""
-        return [topic for (topic, *_), each in self._producers.items() if each.messages]
 
     def send(
         self,
@@ -173,7 +143,7 @@ class OwnProducers(Generic[Item]):
         """Send a message, as `put` does; its item is ``item``."""
         size = len(message.value or b"")
         return self.put(
-            Sent(item, message, properties, deliver_at_ms, 0, size, self._now_s()), topic
+            Sent(item, message, properties, deliver_at_ms, 0, size, self._loop.now_s()), topic
         )
 
     def put(self, sent: Sent[Item], topic: str) -> str | None:
@@ -185,19 +155,13 @@ class OwnProducers(Generic[Item]):
         properties = sent.properties
         alone = needs_own_batch(sent.payload, properties) or topic in self._without_batches
         key = topic, env.compression_of(properties), alone
-        producer = self._producers.get(key) or self._producer(key)
+        producer = self.producer(key)
         if self._refused and (reason := self._refused.get(key)) is not None:
             producer.open()
             if producer.is_pausing:
                 return reason
         producer.put(sent)
         return None
-
-    def flush(self) -> None:
-        """End the clients' present batches."""
-        for producer in self._producers.values():
-            if producer.messages:
-                producer.flush()
 
     def poll(self) -> list[Settled]:
         """Return the messages whose outcome is known since the last call.
@@ -218,17 +182,9 @@ class OwnProducers(Generic[Item]):
                 self._refused.pop(key, None)
         return found
 
-    def give_up_stalled(self) -> None:
-        """Give up the producers that confirm nothing; the outcome of their messages is unknown."""
-        for producer in self._producers.values():
-            if producer.stalled_s > STALL_S:
-                producer.give_up()
-
     def close(self) -> None:
         """Close the producers; messages without an outcome get none."""
-        for producer in self._producers.values():
-            producer.close()
-        self._producers.clear()
+        super().close()
         self._refused.clear()
         self._cuts.clear()
 
@@ -259,18 +215,11 @@ class OwnProducers(Generic[Item]):
             return False
         self._cuts[sent] = cut
         sent.properties, sent.deliver_at_ms = form.properties, None
-        self._producer((self._dead_letters, form.compression, _SINGLE)).put(sent)
+        self.producer((self._dead_letters, form.compression, _SINGLE)).put(sent)
         return True
 
-    def _producer(self, key: _Key) -> TargetProducer[Item]:
-        producer = self._producers.get(key)
-        if producer is None:
-            producer = self._producers[key] = TargetProducer(
-                partial(self._open, *key), start=self._start, now_s=self._now_s, wake=self._wake
-            )
-        return producer
-
-    def _open(self, topic: str, compression: str | None, batches: int) -> Opened:
+    def _open(self, key: _Key) -> Opened:
+        topic, compression, batches = key
         settings = {**_BATCHES[batches], **compression_settings(compression)}
         limits = None
         if not batches:
@@ -308,7 +257,7 @@ class DeadLetterTopic:
         self._topic = topic
         self._woken = threading.Event()
         self._producers: OwnProducers[None] = OwnProducers(
-            client, topic, start=at_once, wake=self._woken.set
+            client, topic, HostLoop(at_once, wake=self._woken.set)
         )
 
     def store(self, messages: Iterable[Outgoing]) -> None:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from types import FrameType
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +41,20 @@ def in_thread(work: Callable[[], None]) -> None:
     except RuntimeError:
         _running.discard(thread)
         raise
+
+
+class HostLoop(NamedTuple):
+    """The loop of a host, as the parts see it that never let it wait.
+
+    Attributes:
+        start: function that runs slow work.
+        now_s: monotonic clock.
+        wake: function that lets the loop look soon, from any thread.
+    """
+
+    start: Starter = in_thread
+    now_s: Callable[[], float] = time.monotonic
+    wake: Callable[[], None] = lambda: None
 
 
 Item = TypeVar("Item")

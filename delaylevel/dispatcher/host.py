@@ -12,7 +12,7 @@ from itertools import count
 from typing import Any
 
 from delaylevel.cluster.port import TopicAdmin
-from delaylevel.cluster.threads import Starter, in_thread
+from delaylevel.cluster.threads import HostLoop, Starter, in_thread
 from delaylevel.model.clock import Clock
 from delaylevel.model.level_topic import LevelTopicDescription
 
@@ -40,9 +40,10 @@ class Host:
     wake: Callable[[], None] = lambda: None
     now_s: Callable[[], float] = time.monotonic
 
-    def producers(self) -> dict[str, Any]:
-        """Return the options of producers that open and close in the background."""
-        return {"start": self.start, "wake": self.wake, "now_s": self.now_s}
+    @property
+    def loop(self) -> HostLoop:
+        """The owner's loop, as its producers see it."""
+        return HostLoop(self.start, self.now_s, self.wake)
 
 
 class Turns:

@@ -295,7 +295,7 @@ class PartitionOwner:
             pause_s=lambda: host.description().hold_pause_ms / 1000,
             patience_s=FAILOVER_S,
             connected=lambda: self._lock.connected,
-            **{**host.producers(), "wake": self.events.answered},
+            loop=host.loop._replace(wake=self.events.answered),
         )
         opened.callback(pool.close)
         partitions = TargetPartitions(host) if numbered else None

@@ -9,7 +9,6 @@ it is not.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
@@ -19,7 +18,7 @@ from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.publisher import needs_own_batch
 from delaylevel.cluster.targets.pool import TargetKey, TargetPool
 from delaylevel.cluster.targets.send_state import SendOutcome, Sent
-from delaylevel.cluster.threads import Starter, in_thread
+from delaylevel.cluster.threads import HostLoop
 from delaylevel.errors import EnvelopeError, UnknownTargetError
 from delaylevel.model.clock import Clock
 from delaylevel.model.due_time import reason_if_expired
@@ -90,18 +89,13 @@ class OwnPlaces(Generic[Item]):
         client: Any,
         description: Callable[[], LevelTopicDescription],
         clock: Clock,
-        *,
-        start: Starter = in_thread,
-        now_s: Callable[[], float] = time.monotonic,
-        wake: Callable[[], None] = lambda: None,
+        loop: HostLoop,
     ) -> None:
         self._describe = description
-        self._now_s = now_s
+        self._now_s = loop.now_s
         self._clock = clock
         dead_letters = description().dead_letter_topic.partition(0).full
-        self._own: OwnProducers[Item] = OwnProducers(
-            client, dead_letters, start=start, now_s=now_s, wake=wake
-        )
+        self._own: OwnProducers[Item] = OwnProducers(client, dead_letters, loop)
         self._done: list[Carried[Item]] = []
 
     @property
@@ -188,13 +182,9 @@ class Carrier(OwnPlaces[Item]):
         client_of: Callable[[str], Any] | None = None,
         refusal: Callable[[str], str | None] = lambda _: None,
         connected: Callable[[], bool] = lambda: False,
-        start: Starter = in_thread,
-        now_s: Callable[[], float] = time.monotonic,
-        wake: Callable[[], None] = lambda: None,
+        loop: HostLoop,
     ) -> None:
-        super().__init__(
-            client, lambda: next_hop().description, clock, start=start, now_s=now_s, wake=wake
-        )
+        super().__init__(client, lambda: next_hop().description, clock, loop)
         self._next_hop = next_hop
         self._refusal = refusal
         self.targets: TargetPool[Item] = TargetPool(
@@ -202,9 +192,7 @@ class Carrier(OwnPlaces[Item]):
             admin,
             pause_s=lambda: next_hop().description.hold_pause_ms / 1000,
             connected=connected,
-            start=start,
-            now_s=now_s,
-            wake=wake,
+            loop=loop,
         )
 
     @property
@@ -215,12 +203,8 @@ class Carrier(OwnPlaces[Item]):
     @property
     def load(self) -> tuple[int, int]:
         """Number and bytes of the messages without an outcome."""
-        messages, size = super().load
-        waiting = [producer for _, producer in self.targets.waiting()]
-        return (
-            messages + sum(each.messages for each in waiting),
-            size + sum(each.size for each in waiting),
-        )
+        (messages, size), (others, others_size) = super().load, self.targets.load
+        return messages + others, size + others_size
 
     def give(
         self,
@@ -290,7 +274,7 @@ class Carrier(OwnPlaces[Item]):
 
     def waiting(self) -> dict[str, str]:
         """Return the topics with messages without an outcome, with the reasons that are known."""
-        reasons = dict.fromkeys(self._own.waiting, "")
+        reasons = {topic: "" for (topic, *_), _ in self._own.waiting()}
         for key, _ in self.targets.waiting():
             reasons[key.topic] = self.targets.refusal(key.topic, key.schema) or ""
         return reasons

@@ -14,7 +14,7 @@ from typing import Any
 from delaylevel.cluster.own_producers import BATCH_TOO_LARGE, not_stored
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.targets.producer import GIVE_UP_S
-from delaylevel.cluster.threads import BackgroundWork, Starter
+from delaylevel.cluster.threads import BackgroundWork, HostLoop, Starter
 from delaylevel.errors import BatchTooLargeError, BrokerError, DelayLevelError, UnknownTargetError
 from delaylevel.model.clock import Clock, SteadyClock, SystemClock, monotonic_s
 from delaylevel.model.delivery import ForwardReport
@@ -81,9 +81,7 @@ class Forwarder:
             SteadyClock(clock),
             client_of=client_of,
             connected=connected,
-            start=start or self._background.start,
-            now_s=self._now_s,
-            wake=self._woken.set,
+            loop=HostLoop(start or self._background.start, self._now_s, self._woken.set),
         )
         self._report = ForwardReport()
         # Given since the last look at the outcomes.

@@ -18,6 +18,7 @@ from delaylevel.cluster.rest.admin import Admin
 from delaylevel.cluster.targets import send_state
 from delaylevel.cluster.targets.pool import TargetKey, TargetPool
 from delaylevel.cluster.targets.send_state import SendOutcome, Sent, Settled
+from delaylevel.cluster.threads import HostLoop
 from delaylevel.model.message import ParkedMessage
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
@@ -54,7 +55,7 @@ def test_messages_to_our_topics_share_the_outcome_of_their_entry(
         for message, size in zip(messages(2 * MESSAGES, len(sizes)), sizes, strict=True)
     ]
     outcomes: dict[str, SendOutcome] = {}
-    with closing(OwnProducers(client, "")) as own:
+    with closing(OwnProducers(client, "", HostLoop())) as own:
 
         def settled() -> bool:
             own.flush()
@@ -86,7 +87,9 @@ def test_messages_to_a_target_share_the_outcome_of_their_entry(
         )
         for n in range(MESSAGES)
     ]  # fmt: skip
-    pool: TargetPool[int] = TargetPool(lambda target: client, admin, pause_s=lambda: 1.0)
+    pool: TargetPool[int] = TargetPool(
+        lambda target: client, admin, pause_s=lambda: 1.0, loop=HostLoop()
+    )
     producer = pool.producer(TargetKey(topic.full))
     settled: list[Settled] = []
 
@@ -125,7 +128,9 @@ def test_a_message_to_a_partitioned_target_does_not_wait_for_the_next_one(
     topic = TopicName.parse(f"persistent://{namespace}/partitioned")
     admin.create_partitioned(topic, 3)
     admin.create_subscription(topic, "keep")
-    pool: TargetPool[int] = TargetPool(lambda target: client, admin, pause_s=lambda: 1.0)
+    pool: TargetPool[int] = TargetPool(
+        lambda target: client, admin, pause_s=lambda: 1.0, loop=HostLoop()
+    )
     producer = pool.producer(TargetKey(topic.full))
     producer.open()
 

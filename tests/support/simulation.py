@@ -487,7 +487,7 @@ class Simulation:
             name="dispatch" if self.numbered else "",
             pause_s=lambda: 1.0,
             patience_s=FAILOVER_S,
-            **host.producers(),
+            loop=host.loop,
         )
         self._watch_sends(self.pool)
         self.publisher = BatchPublisher(

@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any
 
 from delaylevel.cluster.failures import close_quietly, error_name
-from delaylevel.cluster.threads import Starter
+from delaylevel.cluster.threads import HostLoop
 from delaylevel.errors import BrokerError, ClientError, DelayLevelError
 
 from .send_state import EntryLimits
@@ -104,26 +104,23 @@ class Opener:
     One thread uses it; results come through ``report``.
 
     Args:
-        patience_s: time without an answer after which there is no hope of one, in s.
         report: function that is called in any thread with work for the owner's thread.
+        patience_s: time without an answer after which there is no hope of one, in s.
     """
 
     def __init__(
         self,
         open_producer: Callable[[], Opened],
         opened: Callable[[Opened | OpeningError], None],
-        *,
-        patience_s: float,
-        start: Starter,
         report: Callable[[Callable[[], None]], None],
-        now_s: Callable[[], float],
+        patience_s: float,
+        loop: HostLoop,
     ) -> None:
         self._open_producer = open_producer
         self._opened = opened
-        self._patience_s = patience_s
-        self._start = start
         self._report = report
-        self._now_s = now_s
+        self._patience_s = patience_s
+        self._start, self._now_s = loop.start, loop.now_s
         self._working = False  # True while a thread opens or closes
         self._ended = False
         self._lock = threading.Lock()  # of _ended, which the opening thread reads

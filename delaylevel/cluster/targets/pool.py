@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -30,7 +30,7 @@ from delaylevel.cluster.publisher import (
     open_producer,
 )
 from delaylevel.cluster.rules import refusal_of_target
-from delaylevel.cluster.threads import Starter, in_thread
+from delaylevel.cluster.threads import HostLoop, Starter, in_thread
 from delaylevel.errors import ClientError
 from delaylevel.model.formatting import shell
 from delaylevel.model.topic_name import TopicName
@@ -99,6 +99,85 @@ def clients_of_targets(
 
 
 Item = TypeVar("Item")
+Key = TypeVar("Key")
+
+
+class ProducerPool(ABC, Generic[Key, Item]):
+    """The producers of a host by their keys; each opens itself for its first message.
+
+    One thread uses it.
+    """
+
+    def __init__(
+        self, loop: HostLoop, *, numbered: bool = False, patience_s: float = STALL_S
+    ) -> None:
+        self.numbered = numbered
+        self._loop = loop
+        self._patience_s = patience_s
+        self._producers: dict[Key, TargetProducer[Item]] = {}
+
+    @property
+    def keys(self) -> Collection[Key]:
+        """The producers that are open, or being opened."""
+        return self._producers.keys()
+
+    @property
+    def owes_answers(self) -> bool:
+        """True if callbacks are about to come; ``poll`` has to follow soon."""
+        return any(producer.owes_answers for producer in self._producers.values())
+
+    @property
+    def load(self) -> tuple[int, int]:
+        """Number and bytes of the messages without an outcome."""
+        return load_of(self._producers.values())
+
+    def producer(self, key: Key) -> TargetProducer[Item]:
+        """Return a producer, which opens itself for its first message."""
+        return self._producers.get(key) or self._add(key)
+
+    def waiting(self) -> list[tuple[Key, TargetProducer[Item]]]:
+        """Return the producers with messages without an outcome."""
+        return [(key, each) for key, each in self._producers.items() if each.messages]
+
+    def flush(self) -> None:
+        """End the clients' present batches."""
+        for _, producer in self.waiting():
+            producer.flush()
+
+    def give_up_stalled(self) -> None:
+        """Give up the producers that confirm nothing; the outcome of their messages is unknown."""
+        for producer in self._producers.values():
+            if producer.stalled_s > STALL_S:
+                producer.give_up()
+
+    def close(self) -> None:
+        """Close every producer; messages without an outcome get none."""
+        for key in list(self._producers):
+            self._remove(key)
+
+    def _add(self, key: Key) -> TargetProducer[Item]:
+        producer = self._producers[key] = TargetProducer(
+            partial(self._open, key),
+            self._loop,
+            numbered=self.numbered,
+            patience_s=self._patience_s,
+        )
+        return producer
+
+    def _remove(self, key: Key) -> TargetProducer[Item]:
+        producer = self._producers.pop(key)
+        producer.close()
+        return producer
+
+    @abstractmethod
+    def _open(self, key: Key) -> Opened:
+        """Open a producer; it runs in a thread of its own."""
+
+
+def load_of(producers: Collection[TargetProducer[Any]]) -> tuple[int, int]:
+    """Return number and bytes of the messages without an outcome of some producers."""
+    return sum(each.messages for each in producers), sum(each.size for each in producers)
+
 
 # A connected producer creates a topic again that is deleted by force: none is kept while idle.
 IDLE_S = 2.0
@@ -132,10 +211,8 @@ class TargetKey(NamedTuple):
     alone: bool = False
 
 
-class TargetPool(Generic[Item]):
+class TargetPool(ProducerPool[TargetKey, Item]):
     """The producers of business topics, each with its messages and their outcomes.
-
-    One thread uses it.
 
     Args:
         name: start of the names of the producers, for broker deduplication; empty without.
@@ -153,72 +230,30 @@ class TargetPool(Generic[Item]):
         pause_s: Callable[[], float],
         patience_s: float = STALL_S,
         connected: Callable[[], bool] = lambda: False,
-        start: Starter = in_thread,
-        now_s: Callable[[], float] = time.monotonic,
-        wake: Callable[[], None] = lambda: None,
+        loop: HostLoop,
     ) -> None:
-        self.numbered = bool(name)
+        super().__init__(loop, numbered=bool(name), patience_s=patience_s)
         self._client_of = client_of
         self._admin = admin
         self._name = name
         self._pause_s = pause_s
-        self._patience_s = patience_s
-        self._start = start
-        self._now_s = now_s
-        self._wake = wake
-        self._producers: dict[TargetKey, TargetProducer[Item]] = {}
+        self._now_s = loop.now_s
         self._by_topic: dict[str, list[TargetProducer[Item]]] = {}
         self._refused: dict[tuple[str, str], tuple[str, float]] = {}
         self._looks = TargetLooks(admin, self.numbered, connected)
-
-    @property
-    def keys(self) -> Collection[TargetKey]:
-        """The producers that are open, or being opened."""
-        return self._producers.keys()
-
-    @property
-    def owes_answers(self) -> bool:
-        """True if callbacks are about to come; :meth:`poll` has to follow soon."""
-        return any(producer.owes_answers for producer in self._producers.values())
-
-    def producer(self, key: TargetKey) -> TargetProducer[Item]:
-        """Return a producer, which opens itself for its first message."""
-        producer = self._producers.get(key)
-        if producer is None:
-            producer = self._producers[key] = TargetProducer(
-                partial(self._open, key),
-                numbered=self.numbered,
-                patience_s=self._patience_s,
-                start=self._start,
-                now_s=self._now_s,
-                wake=self._wake,
-            )
-            self._by_topic.setdefault(key.topic, []).append(producer)
-        return producer
-
-    def waiting(self) -> list[tuple[TargetKey, TargetProducer[Item]]]:
-        """Return the producers with messages without an outcome."""
-        return [(key, each) for key, each in self._producers.items() if each.messages]
-
-    def flush(self) -> None:
-        """End the clients' present batches."""
-        for _, producer in self.waiting():
-            producer.flush()
 
     def suspended(self) -> list[TargetKey]:
         """Return the producers that wait until their refusals are recorded."""
         return [key for key, producer in self._producers.items() if producer.state.suspended]
 
-    def load(self, topic: str, *, without_lost: bool = False) -> tuple[int, int]:
+    def load_of(self, topic: str, *, without_lost: bool = False) -> tuple[int, int]:
         """Return number and bytes of a target's messages without an outcome.
 
         Args:
             without_lost: True to leave out partitions without a connection.
         """
-        producers: Collection[TargetProducer[Item]] = self._by_topic.get(topic, ())
-        if without_lost:
-            producers = [each for each in producers if not each.is_lost]
-        return sum(each.messages for each in producers), sum(each.size for each in producers)
+        producers = self._by_topic.get(topic, [])
+        return load_of([each for each in producers if not (without_lost and each.is_lost)])
 
     def age_s(self, topic: str) -> float:
         """Return the age of a target's oldest message without an outcome, in s; 0 without any."""
@@ -227,12 +262,6 @@ class TargetPool(Generic[Item]):
     def slow(self, than_s: float) -> list[str]:
         """Return the targets with a message that has waited longer than this for its outcome."""
         return [topic for topic in self._by_topic if self.age_s(topic) > than_s]
-
-    def give_up_stalled(self) -> None:
-        """Give up the producers that confirm nothing; the outcome of their messages is unknown."""
-        for producer in self._producers.values():
-            if producer.stalled_s > STALL_S:
-                producer.give_up()
 
     def refusal(self, topic: str, schema: str) -> str | None:
         """Return the reason why a target takes no messages now; None if it may be written."""
@@ -273,19 +302,19 @@ class TargetPool(Generic[Item]):
             if not producer.messages and now_s - producer.used_s >= idle_s:
                 self._remove(key)
 
-    def close(self) -> None:
-        """Close every producer; messages without an outcome get none."""
-        for key in list(self._producers):
-            self._remove(key)
+    def _add(self, key: TargetKey) -> TargetProducer[Item]:
+        producer = super()._add(key)
+        self._by_topic.setdefault(key.topic, []).append(producer)
+        return producer
 
-    def _remove(self, key: TargetKey) -> None:
-        producer = self._producers.pop(key)
+    def _remove(self, key: TargetKey) -> TargetProducer[Item]:
+        producer = super()._remove(key)
         self._looks.keep(key, producer.ledgers)
         same = self._by_topic[key.topic]
         same.remove(producer)
         if not same:
             del self._by_topic[key.topic]
-        producer.close()
+        return producer
 
     def _look_at(
         self, key: TargetKey, producer: TargetProducer[Item], settled: list[Settled]
@@ -312,7 +341,6 @@ class TargetPool(Generic[Item]):
         return any(each.is_stalled for each in self._by_topic.get(topic, ()))
 
     def _open(self, key: TargetKey) -> Opened:
-        """Open a producer; it runs in a thread of its own."""
         name = TopicName.parse(key.topic)
         present = self._producers.get(key)
         if present is not None:

@@ -11,7 +11,6 @@ from time to time, because applications may remove its last subscription.
 from __future__ import annotations
 
 import logging
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -30,7 +29,7 @@ from delaylevel.cluster.failures import (
     result_name,
 )
 from delaylevel.cluster.publisher import build_message, send_checked
-from delaylevel.cluster.threads import Starter, in_thread
+from delaylevel.cluster.threads import HostLoop
 from delaylevel.model.message import Payload
 
 from .opener import STALL_S, Ledger, Opened, Opener, OpeningError, Refusal
@@ -62,15 +61,9 @@ class Verification:
     One thread uses it; results come through ``report``.
     """
 
-    def __init__(
-        self,
-        start: Starter,
-        report: Callable[[Callable[[], None]], None],
-        now_s: Callable[[], float],
-    ) -> None:
-        self._start = start
+    def __init__(self, report: Callable[[Callable[[], None]], None], loop: HostLoop) -> None:
         self._report = report
-        self._now_s = now_s
+        self._start, self._now_s = loop.start, loop.now_s
         self._opened: Opened | None = None
         #: Ledgers that the topic had while somebody could receive from it.
         self.ledgers: frozenset[Ledger] = frozenset()
@@ -177,13 +170,11 @@ class Flushes:
         self,
         again: Callable[[], None],
         report: Callable[[Callable[[], None]], None],
-        wake: Callable[[], None],
-        now_s: Callable[[], float] = time.monotonic,
+        loop: HostLoop,
     ) -> None:
         self._again = again
         self._report = report
-        self._wake = wake
-        self._now_s = now_s
+        self._wake, self._now_s = loop.wake, loop.now_s
         self.times: deque[tuple[int, float]] = deque()
         self.ended = self._begun = 0
         self.waits = False
@@ -243,36 +234,25 @@ class TargetProducer(Generic[Item]):
     def __init__(
         self,
         open_producer: Callable[[], Opened],
+        loop: HostLoop,
         *,
         numbered: bool = False,
         patience_s: float = STALL_S,
-        start: Starter = in_thread,
-        now_s: Callable[[], float] = time.monotonic,
-        wake: Callable[[], None] = lambda: None,
     ) -> None:
         self._patience_s = patience_s
-        self._start = start
-        self._now_s = now_s
-        self._wake = wake
-        self.opener = Opener(
-            open_producer,
-            self._take_opened,
-            patience_s=patience_s,
-            start=start,
-            report=self._report,
-            now_s=now_s,
-        )
+        self._now_s, self._wake = loop.now_s, loop.wake
+        self.opener = Opener(open_producer, self._take_opened, self._report, patience_s, loop)
         self.state: SendState[Sent[Item]] = SendState(numbered)
         self._opened: Opened | None = None
         self._core: Any = None
         self._entries = EntryOutcomes()
         self._reports: deque[Callable[[], None]] = deque()  # from other threads
-        self._verification = Verification(start, self._report, now_s)
+        self._verification = Verification(self._report, loop)
         self.messages = self.size = 0
-        self.flushes = Flushes(self.flush, self._report, wake, now_s)
+        self.flushes = Flushes(self.flush, self._report, loop)
         self._given = self._answered = 0  # messages passed to producers, and those with an answer
         # Times of the last poll, of signs of life, and of the last look for answers out of order.
-        self.used_s = self._polled_s = self._confirmed_s = self._connected_s = now_s()
+        self.used_s = self._polled_s = self._confirmed_s = self._connected_s = loop.now_s()
         self._apart_s = self.used_s
 
     @property

@@ -80,9 +80,7 @@ class CancellationDesk:
         self._cancelling = delay_queue.cancelling
         self._journal = journal
         self._topic = host.description().outcomes_topic.partition(0).full
-        self._outcomes: OwnProducers[CancelRequest] = OwnProducers(
-            host.client, "", **host.producers()
-        )
+        self._outcomes: OwnProducers[CancelRequest] = OwnProducers(host.client, "", host.loop)
         # Decisions, each with the number of records that the journal has to confirm before.
         self._decided: deque[tuple[int, CancelRequest]] = deque()
         self._again: list[CancelRequest] = []  # those whose outcomes were not stored

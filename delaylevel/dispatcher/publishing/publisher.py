@@ -351,7 +351,7 @@ class BatchPublisher:
         if not producer.is_open:
             return TargetState.OPENING if producer.opening_s < SLOW_S else TargetState.CLOSED
         # Messages of a lost partition stay there: those of another one must not wait for them.
-        if not is_below_limits(*pool.load(topic, without_lost=True)):
+        if not is_below_limits(*pool.load_of(topic, without_lost=True)):
             # The limits are those of the whole target, so any of its producers may be slow.
             return TargetState.SLOW if pool.age_s(topic) > SLOW_S else TargetState.FULL
         # More messages than these would be refused, too, and memory has no room for them.

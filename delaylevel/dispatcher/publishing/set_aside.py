@@ -29,7 +29,7 @@ class SetAsideTopics(Generic[Owner]):
         self._host = host
         self._dead_letters = host.description().dead_letter_topic.partition(0).full
         self._places: OwnPlaces[tuple[Owner, int]] = OwnPlaces(
-            host.client, host.description, host.clock, **host.producers()
+            host.client, host.description, host.clock, host.loop
         )
         self._again: list[Carried[tuple[Owner, int]]] = []
         self._again_s = 0.0

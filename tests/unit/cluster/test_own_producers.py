@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pulsar
 
 from delaylevel.cluster.own_producers import OwnProducers
+from delaylevel.cluster.threads import HostLoop, at_once
 from delaylevel.model.envelope import DUE, REASON
 from delaylevel.model.message import ParkedMessage
 from support.fakes import FakeClient
@@ -17,7 +18,7 @@ MESSAGE = ParkedMessage(1, 1, -1, 0, "", "", 0, {}, b"large")
 
 def test_dead_letters_that_are_too_large_count_until_a_smaller_form_is_stored() -> None:
     client, jobs = FakeClient(), list[Callable[[], None]]()
-    own: OwnProducers[str] = OwnProducers(client, DEAD, start=jobs.append)
+    own: OwnProducers[str] = OwnProducers(client, DEAD, HostLoop(jobs.append))
     for name in ("first", "second"):
         own.send(name, DEAD, MESSAGE, {DUE: "1", REASON: "r" * 80}, None)
     assert not list(own.poll())
@@ -41,7 +42,7 @@ def test_dead_letters_that_are_too_large_count_until_a_smaller_form_is_stored() 
 
 def test_a_dead_letter_of_which_no_form_fits_is_reported_with_the_remedy() -> None:
     client = FakeClient()
-    own: OwnProducers[str] = OwnProducers(client, DEAD, start=lambda job: job())
+    own: OwnProducers[str] = OwnProducers(client, DEAD, HostLoop(at_once))
     client.outcomes[DEAD] = pulsar.Result.MessageTooBig
     own.send("item", DEAD, MESSAGE, {DUE: "1"}, None)
     outcomes = []

@@ -19,6 +19,7 @@ from delaylevel.cluster.targets.pool import TargetKey, TargetPool
 from delaylevel.cluster.targets.producer import Flushes
 from delaylevel.cluster.targets.receivers import NO_RECEIVER, SOME_RECEIVED
 from delaylevel.cluster.targets.send_state import EntryOutcomes, Sent
+from delaylevel.cluster.threads import HostLoop
 from delaylevel.errors import BrokerUnreachableError, NotFoundError
 from delaylevel.model.message import ParkedMessage
 from delaylevel.model.topic_name import TopicName
@@ -133,6 +134,7 @@ class World:
         self.client = Client()
         self.jobs: list[Callable[[], None]] = []
         self.time_s = 0.0
+        self.loop = HostLoop(self.jobs.append, lambda: self.time_s)
         self.pool: TargetPool[int] = TargetPool(
             lambda _: self.client,
             self.client,  # type: ignore[arg-type]
@@ -140,8 +142,7 @@ class World:
             pause_s=lambda: 10.0,
             patience_s=patience_s,
             connected=lambda: connected,
-            start=self.jobs.append,
-            now_s=lambda: self.time_s,
+            loop=self.loop,
         )
 
     def send(self, item: int, key: TargetKey = ORDERS, number: int = 0) -> None:
@@ -370,10 +371,10 @@ def test_a_lost_partition_takes_no_room_from_the_others() -> None:
     world.client.partitions = 2
     lose(world, ORDERS._replace(partition=0), 5)
     world.send(6, ORDERS._replace(partition=1), 1)
-    assert world.pool.load(ORDERS.topic, without_lost=True)[0] == 6
+    assert world.pool.load_of(ORDERS.topic, without_lost=True)[0] == 6
     world.time_s += 2
-    assert world.pool.load(ORDERS.topic, without_lost=True)[0] == 1
-    assert world.pool.load(ORDERS.topic)[0] == 6
+    assert world.pool.load_of(ORDERS.topic, without_lost=True)[0] == 1
+    assert world.pool.load_of(ORDERS.topic)[0] == 6
 
 
 def test_a_partition_is_looked_at_whatever_becomes_of_the_others() -> None:
@@ -402,7 +403,7 @@ def test_the_next_flush_of_partitions_begins_when_the_last_one_has_ended(shared:
     def flush(given: int = 3) -> None:
         flushes.begin(opened, core, EntryOutcomes(), given)
 
-    flushes = Flushes(flush, reports.append, lambda: None)
+    flushes = Flushes(flush, reports.append, HostLoop())
     for given in (1, 2, 3):
         flush(given)
     assert len(ends) == (1 if shared else 3)
