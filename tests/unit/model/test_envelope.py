@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delaylevel.errors import EnvelopeError, InvalidInputError
+from delaylevel.errors import EnvelopeError
 from delaylevel.model.due_time import LATEST_DUE_MS
 from delaylevel.model.envelope import (
     COMPRESSIONS,
@@ -17,7 +16,6 @@ from delaylevel.model.envelope import (
     Envelope,
     SchemaRef,
     application_properties,
-    check_id,
     due_of,
 )
 from support.seeds import examples
@@ -81,18 +79,3 @@ def test_a_due_time_is_readable_if_the_envelope_is(text: str) -> None:
         assert Envelope.read({DUE: text, TARGET: ORDERS}).due_ms == due
     except EnvelopeError:
         assert due is None
-
-
-@pytest.mark.parametrize(
-    ("bad", "part"),
-    [
-        ("", "1 to 512 characters, not 0"),
-        ("x" * 513, "1 to 512 characters, not 513"),
-        (7, "a string, not int: 7"),
-        (b"a", "a string, not bytes"),
-    ],
-)
-def test_invalid_message_ids_are_refused(bad: str, part: str) -> None:
-    with pytest.raises(InvalidInputError) as caught:
-        check_id(bad)
-    assert part in str(caught.value)

@@ -36,16 +36,14 @@ class Reported:
         levels: SubscriptionStats = NEVER,
         window: SubscriptionStats = NEVER,
         acknowledged: int = -1,
+        failure: Exception | None = None,
     ) -> None:
         self.levels, self.window = levels, window
-        self.acknowledged = acknowledged
-        self.failure: Exception | None = None
-        self.topics: set[str] = set()
+        self.acknowledged, self.failure = acknowledged, failure
 
     def partitioned_stats(self, topic: TopicName) -> Mapping[int, PartitionStats]:
         if self.failure is not None:
             raise self.failure
-        self.topics.add(topic.local)
         found = self.window if topic.local.endswith("-window") else self.levels
         return {index: PartitionStats(100, {"delaylevel": found}) for index in range(40)}
 
@@ -93,22 +91,6 @@ def test_final_window_of_the_broker_needs_no_dispatcher() -> None:
 # -- the warning
 
 
-def looked(monkeypatch: pytest.MonkeyPatch, *admins: Any) -> None:
-    """Look at a level topic that reports differently at each look."""
-    looks = iter(admins)
-    monkeypatch.setattr(setup, "_looked", set())
-    monkeypatch.setattr(setup, "LOOK_AFTER_S", (0.0, 0.0))
-
-    def missing(admin: Any, description: Any, target: str, now_ms: int) -> dict[str, str]:
-        return missing_hosts(next(looks), description, target, now_ms)
-
-    monkeypatch.setattr(setup, "missing_hosts", missing)
-    first = warn_if_undelivered(admins[0], "orders", describe())
-    assert first is not None
-    assert warn_if_undelivered(admins[0], "orders", describe()) is None, "once in a process"
-    first.join(60)
-
-
 @pytest.mark.parametrize(
     ("first", "second", "warnings"),
     [
@@ -117,23 +99,22 @@ def looked(monkeypatch: pytest.MonkeyPatch, *admins: Any) -> None:
         (Reported(), Reported(RUNNING, RUNNING), 0),  # they started meanwhile
         (Reported(RUNNING), Reported(window=RUNNING), 0),  # the one, then the other
         (Reported(RUNNING, RUNNING), Reported(), 0),
+        (Reported(), Reported(failure=BrokerUnreachableError("away")), 0),
     ],
 )
 def test_two_looks_are_needed_for_a_warning(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
-    first: Reported,
-    second: Reported,
+    first: Any,
+    second: Any,
     warnings: int,
 ) -> None:
-    looked(monkeypatch, first, second)
+    looks = iter((first, second))
+    monkeypatch.setattr(setup, "_looked", set())
+    monkeypatch.setattr(setup, "LOOK_AFTER_S", (0.0, 0.0))
+    monkeypatch.setattr(setup, "missing_hosts", lambda _, *rest: missing_hosts(next(looks), *rest))
+    thread = warn_if_undelivered(first, "orders", describe())
+    assert thread is not None
+    assert warn_if_undelivered(first, "orders", describe()) is None, "once in a process"
+    thread.join(60)
     assert len(caplog.records) == warnings
-
-
-def test_an_admin_interface_that_fails_only_means_no_warning(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    failing = Reported()
-    failing.failure = BrokerUnreachableError("away")
-    looked(monkeypatch, Reported(), failing)
-    assert caplog.records == []

@@ -8,7 +8,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any
 
 import pulsar
@@ -39,43 +38,26 @@ def failing(error: Exception) -> Any:
 
 @pytest.mark.parametrize("settings", [{}, {"max_pending_messages": 7, "block_if_queue_full": True}])
 def test_messages_keep_their_order_through_the_opening(
-    door_of: Open,
-    openings: Openings,
-    settings: dict[str, Any],
+    door_of: Open, openings: Openings, settings: dict[str, Any]
 ) -> None:
     door = door_of(**settings)
     sends = [door.send(b"%d" % number) for number in range(20)]
     eventually(lambda: openings.calls, "the opening")
-    assert not any(sent.done() for sent in sends)
+    flush = door.flush()
+    assert not any(waits.done() for waits in (*sends, flush))
     level = openings.end()
     # These come while those that waited are about to continue.
     sends += [door.send(b"%d" % number) for number in range(20, 40)]
+    assert flush.result(60) == Result.Ok
     assert set(flushed(door, *sends)) == {Result.Ok}
     assert level.stored == [b"%d" % number for number in range(40)]
     assert len(openings.calls) == 1
     assert door.producer.sent() == {"DAY": 40, "HOUR": 0, "window": 0, "straight": 0}
 
 
-def test_flush_waits_for_messages_whose_producer_is_being_opened(
-    door_of: Open,
-    openings: Openings,
-) -> None:
-    door = door_of()
-    sends = [door.send(b"%d" % number) for number in range(3)]
-    door.wait_for_calls()
-    flush = door.flush()
-    assert not flush.done()
-    level = openings.end()
-    assert flush.result(60) == Result.Ok
-    assert level.stored == [b"0", b"1", b"2"]
-    assert [sent.result(60) for sent in sends] == [Result.Ok] * 3
-
-
 @pytest.mark.parametrize("refused", ["ProducerBusy", "AuthorizationError", "InvalidConfiguration"])
 def test_a_refusal_ends_all_that_wait_and_the_next_message_tries_again(
-    door_of: Open,
-    openings: Openings,
-    refused: str,
+    door_of: Open, openings: Openings, refused: str
 ) -> None:
     door = door_of()
     sends = [door.send(b"%d" % number) for number in range(3)]
@@ -94,8 +76,7 @@ def test_a_refusal_ends_all_that_wait_and_the_next_message_tries_again(
 
 
 def test_transient_failures_are_repeated_until_the_send_timeout(
-    door_of: Open,
-    openings: Openings,
+    door_of: Open, openings: Openings
 ) -> None:
     door = door_of(send_timeout_millis=1500)
     sent = door.send(b"0")
@@ -113,8 +94,7 @@ def test_transient_failures_are_repeated_until_the_send_timeout(
 
 
 def test_no_producer_is_opened_for_messages_that_timed_out(
-    door_of: Open,
-    openings: Openings,
+    door_of: Open, openings: Openings
 ) -> None:
     door = door_of(send_timeout_millis=20)
     assert door.send(b"0").result(60) == Result.Timeout
@@ -123,10 +103,7 @@ def test_no_producer_is_opened_for_messages_that_timed_out(
     assert len(openings.calls) == 1
 
 
-def test_what_waits_for_an_opening_is_bounded(
-    door_of: Open,
-    openings: Openings,
-) -> None:
+def test_what_waits_for_an_opening_is_bounded(door_of: Open, openings: Openings) -> None:
     door = door_of(max_pending_messages=5)
     sends = [door.send(b"%d" % number) for number in range(8)]
     assert [sent.result(60) for sent in sends[5:]] == [Result.ProducerQueueIsFull] * 3
@@ -135,10 +112,7 @@ def test_what_waits_for_an_opening_is_bounded(
     assert level.stored == [b"0", b"1", b"2", b"3", b"4"]
 
 
-def test_messages_that_time_out_make_room(
-    door_of: Open,
-    openings: Openings,
-) -> None:
+def test_messages_that_time_out_make_room(door_of: Open, openings: Openings) -> None:
     settings = {"max_pending_messages": 1, "block_if_queue_full": True}
     door = door_of(send_timeout_millis=50, **settings)
     sends = [door.send(b"%d" % number) for number in range(3)]
@@ -150,9 +124,7 @@ def test_messages_that_time_out_make_room(
     [lambda: None, failing(LevelTopicError("it was deleted; the message was not sent"))],
 )
 def test_a_deleted_level_topic_is_not_opened(
-    door_of: Open,
-    openings: Openings,
-    describe: Any,
+    door_of: Open, openings: Openings, describe: Any
 ) -> None:
     door = door_of(describe)
     sent = door.send(b"x")
@@ -167,8 +139,7 @@ def test_a_deleted_level_topic_is_not_opened(
 
 
 def test_a_check_that_hangs_does_not_use_up_the_send_timeout(
-    door_of: Open,
-    openings: Openings,
+    door_of: Open, openings: Openings
 ) -> None:
     hanging = threading.Event()
     door = door_of(lambda: hanging.wait(60), send_timeout_millis=2000)
@@ -178,10 +149,7 @@ def test_a_check_that_hangs_does_not_use_up_the_send_timeout(
     hanging.set()
 
 
-def test_a_message_too_large_to_be_parked_is_refused(
-    door_of: Open,
-    openings: Openings,
-) -> None:
+def test_a_message_too_large_to_be_parked_is_refused(door_of: Open, openings: Openings) -> None:
     door = door_of(max_message_size=64 * 1024)
     with pytest.raises(MessageTooLargeError):
         door.send(b"x" * 64 * 1024).result(60)
@@ -206,9 +174,7 @@ def test_a_text_that_is_not_unicode_is_refused_at_once(openings: Openings, field
 
 @pytest.mark.parametrize("opens", [True, False])
 def test_close_waits_for_what_is_being_opened_and_closes_it(
-    door_of: Open,
-    openings: Openings,
-    opens: bool,
+    door_of: Open, openings: Openings, opens: bool
 ) -> None:
     door = door_of()
     sends = [door.send(b"%d" % number) for number in range(3)]
@@ -225,10 +191,7 @@ def test_close_waits_for_what_is_being_opened_and_closes_it(
     assert (level.closed, door.business.closed) == (opens, True)
 
 
-def test_a_closed_producer_sends_nothing(
-    door_of: Open,
-    openings: Openings,
-) -> None:
+def test_a_closed_producer_sends_nothing(door_of: Open, openings: Openings) -> None:
     door = door_of()
     sent = door.send(b"1")
     level = openings.end()
@@ -301,17 +264,6 @@ def test_a_callback_that_fails_or_sends_more_stops_nothing(openings: Openings) -
     send(lambda *_: [send(lambda result, _: results.append(result)) for _ in range(3)])
     eventually(lambda: len(results) == 3, "the callbacks")
     assert results == [Result.Timeout] * 3
-    door.end()
-
-
-def test_a_full_queue_waits_for_room(openings: Openings) -> None:
-    door = ThreadDoor({"block_if_queue_full": True, "max_pending_messages": 1})
-    sends = [door.send(b"1"), door.send(b"2")]
-    with pytest.raises(FutureTimeoutError):
-        door.wait_for_calls(0.05)
-    level = openings.end()
-    assert flushed(door, *sends) == [Result.Ok] * 2
-    assert level.stored == [b"1", b"2"]
     door.end()
 
 

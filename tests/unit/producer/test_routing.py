@@ -1,9 +1,10 @@
-"""Tests of the routing of a producer: destinations, and refused options with remedies."""
+"""Tests of the options of a message that a producer refuses, with remedies.
+
+Routes are in the vectors of the wire format.
+"""
 
 from __future__ import annotations
 
-import functools
-from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -15,106 +16,60 @@ from delaylevel.errors import (
     InvalidInputError,
     UnsupportedOptionError,
 )
-from delaylevel.model.envelope import SchemaRef
-from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Mover
+from delaylevel.model.level_topic import FinalWindow
 from delaylevel.producer.checks import Message
-from delaylevel.producer.routing import WINDOW, Route, Routing
+from delaylevel.producer.routing import Route, Routing
 from delaylevel.testing import ManualClock
-from support import fakes
+from support.fakes import describe
 
-T0 = 1_800_000_000_000
-ORDERS = "persistent://public/default/orders"
-describe = functools.partial(fakes.describe, 365, final_window=FinalWindow.BROKER)
-
-
-def route(
-    deliver_at: Any = None,
-    deliver_after: Any = None,
-    properties: dict[str, str] | None = None,
-    message_id: Any = None,
-    *,
-    schema: SchemaRef | None = None,
-    description: LevelTopicDescription | None = None,
-    **unsupported: Any,
-) -> Route:
-    routing = Routing(description or describe(), ORDERS, schema, ManualClock(T0))
-    moment = {"deliver_at": deliver_at, "deliver_after": deliver_after}
-    return routing.route(Message(b"", properties, message_id=message_id, **moment, **unsupported))
+PARKED = {"deliver_after": timedelta(days=2)}
+UNPARKABLE = {"sequence_id": 7, "replication_clusters": ["a"], "disable_replication": True}
 
 
-TRACKER = describe(final_window=FinalWindow.TRACKER, window_partitions=8)
-
-
-@pytest.mark.parametrize("mover", list(Mover))
-def test_a_near_due_message_goes_into_the_window_with_its_envelope_and_no_timer(
-    mover: Mover,
-) -> None:
-    tracker = replace(TRACKER, mover=mover)
-    soon = timedelta(minutes=5)
-    routing = Routing(tracker, ORDERS, SchemaRef("AVRO", "abc"), ManualClock(T0))
-    own = {"a": "b", "delaylevel.id": "stale"}
-    found = routing.route(Message(b"", own, "key", deliver_after=soon, message_id="mine"))
-    assert found == Route(
-        WINDOW,
-        tracker.window_partition("key", "mine"),
-        {
-            "a": "b",
-            "delaylevel.due": str(T0 + 300_000),
-            "delaylevel.target": ORDERS,
-            "delaylevel.id": "mine",
-            "delaylevel.schema": "AVRO:abc",
-        },
-        None,
-    )
-    assert found.parked
-    family = "persistent://public/default/orders-delay-level"
-    assert routing.topic_of(found) == f"{family}-window-partition-{found.partition}"
-    later = routing.route(Message(partition_key="key", deliver_after=timedelta(hours=3)))
-    assert routing.topic_of(later) == f"{family}-hour-partition-2"
+def route(**arguments: Any) -> Route:
+    description = describe(365, final_window=FinalWindow.BROKER)
+    routing = Routing(description, description.targets[0], None, ManualClock(1_800_000_000_000))
+    return routing.route(Message(b"", **arguments))
 
 
 @pytest.mark.parametrize(
-    ("arguments", "error", "parts"),
+    ("arguments", "error", "said"),
     [
-        ({"deliver_at": datetime(2027, 2, 1)}, InvalidDelayError, ["naive"]),
+        ({"deliver_at": datetime(2027, 2, 1)}, InvalidDelayError, "naive"),
         (
             {"deliver_after": timedelta(days=365, milliseconds=1)},
             DelayTooLongError,
-            ["365d1ms", "365d", "maximum_delay", "recirculate"],
+            "365d1ms.*365d.*maximum_delay.*recirculate.*not sent",
         ),
-        ({"message_id": "", "deliver_after": timedelta(days=2)}, InvalidInputError, ["1 to 512"]),
-        ({"message_id": "x" * 513}, InvalidInputError, ["513"]),
+        ({"message_id": "", **PARKED}, InvalidInputError, "1 to 512"),
+        ({"message_id": "x" * 513}, InvalidInputError, "513"),
+        ({"message_id": 7}, InvalidInputError, "a string, not int: 7"),
         (
-            {"deliver_after": timedelta(days=2), "sequence_id": 7},
+            {**PARKED, "sequence_id": 7},
             UnsupportedOptionError,
-            ["sequence_id=7", "message_id=", "not sent"],
-        ),
-        (
-            {"deliver_after": timedelta(days=2), "replication_clusters": ["a"]},
-            UnsupportedOptionError,
-            ["replication_clusters=['a']", "business topic", "not sent"],
+            "sequence_id=7.*message_id=.*not sent",
         ),
         (
-            {"deliver_after": timedelta(days=2), "disable_replication": True},
+            {**PARKED, "replication_clusters": ["a"]},
             UnsupportedOptionError,
-            ["disable_replication=True", "not sent"],
+            r"replication_clusters=\['a'\].*business topic.*not sent",
+        ),
+        (
+            {**PARKED, "disable_replication": True},
+            UnsupportedOptionError,
+            "disable_replication=True.*not sent",
         ),
     ],
 )
 def test_invalid_options_are_refused_with_a_remedy(
-    arguments: dict[str, Any], error: type[Exception], parts: list[str]
+    arguments: dict[str, Any], error: type[InvalidInputError], said: str
 ) -> None:
-    with pytest.raises(error) as caught:
+    with pytest.raises(error, match=said):
         route(**arguments)
-    for part in parts:
-        assert part in str(caught.value)
-    assert isinstance(caught.value, InvalidInputError)
 
 
 def test_options_without_effect_are_accepted_if_nothing_is_parked() -> None:
-    some = {"sequence_id": 7, "replication_clusters": ["a"], "disable_replication": True}
-    assert set(some) == set(Message().not_parkable)
-    assert not route(deliver_after=timedelta(minutes=1), **some).parked
-    assert not route(**some).parked
-    nothing = dict.fromkeys(some)
-    assert route(deliver_after=timedelta(days=2), **nothing).parked
+    assert set(UNPARKABLE) == set(Message().not_parkable)
+    assert not route(**UNPARKABLE, deliver_after=timedelta(minutes=1)).parked
+    assert not route(**UNPARKABLE).parked
+    assert route(**PARKED, **dict.fromkeys(UNPARKABLE)).parked
