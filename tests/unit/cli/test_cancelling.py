@@ -5,14 +5,13 @@ from __future__ import annotations
 import itertools
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from datetime import timedelta
 from typing import Any
 
 import pulsar
 import pytest
-from click.testing import Result
 
 from delaylevel import topics
 from delaylevel.model.envelope import Envelope
@@ -23,7 +22,7 @@ from support.pending_commands import pending_commands
 
 pytest.importorskip("duckdb")
 
-Run = Callable[..., Result]
+LATER = timedelta(days=3)
 
 
 @pytest.fixture
@@ -39,150 +38,143 @@ def producer(memory: MemoryPulsar) -> Any:
     )
 
 
+class Run:
+    """``delaylevel pending COMMAND orders``."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, memory: MemoryPulsar) -> None:
+        self._run = pending_commands(monkeypatch, memory)
+
+    def __call__(self, command: str, *arguments: str) -> Any:
+        return self._run(command, "orders", *arguments)
+
+    def rows(self, command: str, *arguments: str, code: int = 0) -> list[dict[str, Any]]:
+        """Return the rows of a command, which ends with this exit code."""
+        result = self(command, *arguments, "-o", "json")
+        assert result.exit_code == code, result.stderr
+        found: list[dict[str, Any]] = json.loads(result.stdout)
+        return found
+
+    def pending(self) -> list[str]:
+        """Return the IDs of pending messages."""
+        return [row["id"] for row in self.rows("list")]
+
+
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, memory: MemoryPulsar) -> Run:
-    return pending_commands(monkeypatch, memory)
+    return Run(monkeypatch, memory)
 
 
-def rows(result: Result) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(result.stdout)
-    return found
-
-
-def pending_ids(run: Run) -> list[str]:
-    return [row["id"] for row in rows(run("list", "orders", "-o", "json"))]
+def delivered(memory: MemoryPulsar, after: timedelta = timedelta(days=6)) -> list[str]:
+    """Return the IDs of what is delivered within a time."""
+    memory.advance(after)
+    return [message.properties["delaylevel.id"] for message in memory.delivered("orders")]
 
 
 def test_a_message_is_cancelled_by_its_id(memory: MemoryPulsar, producer: Any, run: Run) -> None:
     at = memory.clock.now_ms() + 3 * 86_400_000
     for name in ("a", "b"):
         producer.send(b"x", deliver_at=at, message_id=name, partition_key="k")
-
-    result = run("cancel", "orders", "--id", "a", "-o", "json")
-    assert result.exit_code == 0
-    (row,) = rows(result)
-    assert row == {
-        "id": "a",
-        "target": "persistent://public/default/orders",
-        "outcome": "accepted",
-        "due_ms": at,
-        "decided_ms": None,
-        "released_ms": None,
-        "reason": None,
-        "key": "k",
-    }
-    assert pending_ids(run) == ["b"]
-    assert run("outcome", "orders", "--id", "a").exit_code == 1
-
-    memory.advance(timedelta(days=4))
-    assert [message.properties["delaylevel.id"] for message in memory.delivered("orders")] == ["b"]
-    (row,) = rows(run("outcome", "orders", "--id", "a", "-o", "json"))
-    assert row["outcome"] == "cancelled"
-    assert row["decided_ms"] < at
-    shown = run("outcome", "orders")
-    assert shown.exit_code == 0
-    assert "cancelled" in shown.stdout
+    assert run.rows("cancel", "--id", "a") == [
+        {
+            "id": "a",
+            "target": "persistent://public/default/orders",
+            "outcome": "accepted",
+            "due_ms": at,
+            "decided_ms": None,
+            "released_ms": None,
+            "reason": None,
+            "key": "k",
+        }
+    ]
+    assert run.pending() == ["b"]
+    assert run("outcome", "--id", "a").exit_code == 1
+    assert delivered(memory) == ["b"]
+    (row,) = run.rows("outcome", "--id", "a")
+    assert (row["outcome"], row["decided_ms"] < at) == ("cancelled", True)
+    shown = run("outcome")
+    assert (shown.exit_code, "cancelled" in shown.stdout) == (0, True)
 
 
-def test_several_messages_need_their_number(memory: MemoryPulsar, producer: Any, run: Run) -> None:
+def test_several_messages_need_their_number(producer: Any, run: Run) -> None:
     for number in range(6):
         producer.send(
             b"x",
+            {"number": str(number)},
             deliver_after=timedelta(days=1, hours=number),
             message_id=str(number),
             partition_key="even" if number % 2 == 0 else None,
-            properties={"number": str(number)},
         )
-    refused = run("cancel", "orders", "--key", "even")
-    assert refused.exit_code == 2
-    assert "confirm with --count 3" in refused.stderr
-    assert run("cancel", "orders", "--key", "even", "--count", "2").exit_code == 1
-    assert run("cancel", "orders", "--id", "5", "--count", "2").exit_code == 1
-    assert len(pending_ids(run)) == 6
-
-    done = run("cancel", "orders", "--key", "even", "--count", "3", "-o", "json")
-    assert done.exit_code == 0
-    assert sorted(row["id"] for row in rows(done)) == ["0", "2", "4"]
-    where = "properties['number'] = '3'"
-    assert run("cancel", "orders", "--where", where).exit_code == 0
-    assert pending_ids(run) == ["1", "5"]
+    refused = run("cancel", "--key", "even")
+    assert (refused.exit_code, "confirm with --count 3" in refused.stderr) == (2, True)
+    assert run("cancel", "--key", "even", "--count", "2").exit_code == 1
+    assert run("cancel", "--id", "5", "--count", "2").exit_code == 1
+    assert len(run.pending()) == 6
+    done = run.rows("cancel", "--key", "even", "--count", "3")
+    assert sorted(row["id"] for row in done) == ["0", "2", "4"]
+    assert run("cancel", "--where", "properties['number'] = '3'").exit_code == 0
+    assert run.pending() == ["1", "5"]
     # Those that are cancelled are not selected again.
-    again = run("cancel", "orders", "--key", "even", "--count", "3")
+    again = run("cancel", "--key", "even", "--count", "3")
     assert again.exit_code == 1
     assert "0 messages are selected, not 3" in again.stderr
 
 
 def test_a_receipt_spares_the_search(
-    memory: MemoryPulsar, producer: Any, run: Run, monkeypatch: pytest.MonkeyPatch
+    producer: Any, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    at = memory.clock.now_ms() + 86_400_000
-    receipt = producer.schedule(b"x", deliver_at=at)
+    receipt = producer.schedule(b"x", deliver_after=LATER)
+    due_now = producer.schedule(b"x", deliver_after=timedelta(0))
     with monkeypatch.context() as patch:
         patch.setattr("delaylevel.inspection.inspector.Inspector.find", None)
         patch.setattr("delaylevel.inspection.inspector.Inspector.batches", None)
-        assert run("cancel", "orders", "--receipt", str(receipt)).exit_code == 0
-    assert pending_ids(run) == []
-    memory.advance(timedelta(days=2))
-    assert memory.delivered("orders") == []
-
-
-def test_outcomes_that_are_no_success_have_exit_code_1(
-    memory: MemoryPulsar, producer: Any, run: Run
-) -> None:
-    receipt = producer.schedule(b"x", deliver_at=memory.clock.now_ms())  # due at once
-    result = run("cancel", "orders", "--receipt", str(receipt), "-o", "json")
-    assert result.exit_code == 1
-    assert rows(result)[0]["outcome"] == "too late"
-    missing = run("cancel", "orders", "--id", "nobody")
-    assert missing.exit_code == 1
-    assert "No message matches" in missing.stderr
+        assert run("cancel", "--receipt", str(receipt)).exit_code == 0
+        (row,) = run.rows("cancel", "--receipt", str(due_now), code=1)
+    assert row["outcome"] == "too late"
+    assert run.pending() == []
 
 
 def test_reschedule_and_fire_replace_messages(
     memory: MemoryPulsar, producer: Any, run: Run
 ) -> None:
-    producer.send(
-        b"x", {"p": "v"}, deliver_after=timedelta(days=3), message_id="a", partition_key="k"
-    )
+    producer.send(b"x", {"p": "v"}, deliver_after=LATER, message_id="a", partition_key="k")
     at = memory.clock.now_ms() + 5 * 86_400_000
-    moved = run("reschedule", "orders", "--id", "a", "--at", str(at), "-o", "json")
-    assert moved.exit_code == 0, moved.stderr
-    (row,) = rows(moved)
+    (row,) = run.rows("reschedule", "--id", "a", "--at", str(at))
     assert (row["outcome"], row["new_due_ms"]) == ("accepted", at)
-    (left,) = rows(run("list", "orders", "-o", "json"))
+    (left,) = run.rows("list")
     assert (left["id"], left["due_ms"], left["key"]) == (row["new_id"], at, "k")
-
-    fired = run("fire", "orders", "--id", row["new_id"], "-o", "json")
-    assert fired.exit_code == 0, fired.stderr
-    memory.advance(timedelta(seconds=1))
-    assert pending_ids(run) == []
+    (fired,) = run.rows("fire", "--id", row["new_id"])
+    assert delivered(memory, timedelta(seconds=1)) == [fired["new_id"]]
     (message,) = memory.delivered("orders")
     assert (message.data, message.key, message.properties["p"]) == (b"x", "k", "v")
-    memory.advance(timedelta(days=6))
-    assert len(memory.delivered("orders")) == 1
+    assert run.pending() == []
+    assert len(delivered(memory)) == 1
 
 
 @pytest.mark.parametrize(
-    ("arguments", "text"),
+    ("arguments", "code", "text"),
     [
-        ((), "select messages"),
-        (("--id", "a", "--receipt", "dl1.x"), "give no further conditions"),
-        (("--receipt", "nonsense"), "is not a receipt"),
+        ((), 2, "select messages"),
+        (("--id", "a", "--receipt", "dl1.x"), 2, "give no further conditions"),
+        (("--receipt", "nonsense"), 2, "is not a receipt"),
+        (("--id", "nobody"), 1, "No message matches"),
     ],
 )
-def test_wrong_selections_are_refused(run: Run, arguments: tuple[str, ...], text: str) -> None:
-    result = run("cancel", "orders", *arguments)
-    assert result.exit_code == 2
-    assert text in " ".join(result.stderr.split())
-
-
-@pytest.mark.parametrize("command", ["reschedule", "fire"])
-def test_a_message_that_cannot_be_changed_does_not_hide_the_others(
-    memory: MemoryPulsar, producer: Any, run: Run, command: str
+def test_wrong_selections_are_refused(
+    run: Run, arguments: tuple[str, ...], code: int, text: str
 ) -> None:
-    later = timedelta(days=3)
+    result = run("cancel", *arguments)
+    assert (result.exit_code, text in " ".join(result.stderr.split())) == (code, True)
+
+
+COMMANDS = pytest.mark.parametrize("command", [("reschedule", "--at", "+5d"), ("fire",)])
+
+
+@COMMANDS
+def test_a_message_that_cannot_be_changed_does_not_hide_the_others(
+    memory: MemoryPulsar, producer: Any, run: Run, command: tuple[str, ...]
+) -> None:
     for number in range(10):
-        producer.send(b"x", deliver_after=later, message_id=str(number), partition_key="k")
+        producer.send(b"x", deliver_after=LATER, message_id=str(number), partition_key="k")
     # A foreign writer leaves no room for what the hops add.
     level = topics.describe(memory.admin, "orders").level_topic(0).partition(1).full
     due_ms = memory.clock.now_ms() + 3 * 86_400_000
@@ -190,30 +182,21 @@ def test_a_message_that_cannot_be_changed_does_not_hide_the_others(
     with closing(memory.client().create_producer(level)) as foreign:
         foreign.send(bytes(5_242_000), envelope.parked_properties({}), partition_key="k")
 
-    at = ["--at", "+5d"] if command == "reschedule" else []
-    done = run(command, "orders", "--key", "k", "--count", "11", *at, "-o", "json")
-    assert done.exit_code == 1
-    assert "10 of 11 messages are done" in done.stderr
-    found = {row["id"]: row for row in rows(done)}
-    assert len(found) == 11
+    rows = run.rows(*command, "--key", "k", "--count", "11", code=1)
+    found = {row["id"]: row for row in rows}
     failed = found.pop("huge")
-    assert failed["outcome"] == "failed"
+    assert (failed["outcome"], "new_id" in failed) == ("failed", False)
     assert "The message was not sent" in failed["reason"]
-    assert "new_id" not in failed
-    assert {row["outcome"] for row in found.values()} == {"accepted"}
+    assert [row["outcome"] for row in found.values()] == ["accepted"] * 10
     new = {row["new_id"] for row in found.values()}
-    if command == "reschedule":
-        assert set(pending_ids(run)) == new | {"huge"}
-    memory.advance(timedelta(days=6))
-    delivered = {one.properties["delaylevel.id"] for one in memory.delivered("orders")}
-    assert delivered == new | {"huge"}
+    assert set(delivered(memory)) == new | {"huge"}
 
 
 def test_what_was_changed_before_an_unknown_failure_is_told(
-    memory: MemoryPulsar, producer: Any, run: Run, monkeypatch: pytest.MonkeyPatch
+    producer: Any, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for number in range(40):
-        producer.send(b"x", deliver_after=timedelta(days=3), message_id=f"{number:02}")
+        producer.send(b"x", deliver_after=LATER, message_id=f"{number:02}")
     real, calls = type(producer).cancel, itertools.count()
 
     def cancel(self: Any, receipt: Any, **arguments: Any) -> Any:
@@ -222,21 +205,22 @@ def test_what_was_changed_before_an_unknown_failure_is_told(
         return real(self, receipt, **arguments)
 
     monkeypatch.setattr(type(producer), "cancel", cancel)
-    done = run("cancel", "orders", "--from", "now", "--count", "40", "-o", "json")
-    assert done.exit_code == 1
-    outcomes = Counter(row["outcome"] for row in rows(done))
+    rows = run.rows("cancel", "--from", "now", "--count", "40", code=1)
+    outcomes = Counter(row["outcome"] for row in rows)
     assert outcomes.keys() == {"accepted", "unconfirmed", "not tried"}
-    assert outcomes.total() == 40
-    assert outcomes["unconfirmed"] == 1
-    assert len(pending_ids(run)) == 40 - outcomes["accepted"]
+    assert (outcomes.total(), outcomes["unconfirmed"]) == (40, 1)
+    assert len(run.pending()) == 40 - outcomes["accepted"]
 
 
-@pytest.mark.parametrize("command", ["reschedule", "fire"])
+@COMMANDS
 def test_a_new_message_is_told_if_the_old_one_could_not_be_cancelled(
-    memory: MemoryPulsar, producer: Any, run: Run, monkeypatch: pytest.MonkeyPatch, command: str
+    memory: MemoryPulsar,
+    producer: Any,
+    run: Run,
+    monkeypatch: pytest.MonkeyPatch,
+    command: tuple[str, ...],
 ) -> None:
-    producer.send(b"x", deliver_after=timedelta(days=3), message_id="old")
-
+    producer.send(b"x", deliver_after=LATER, message_id="old")
     real = scheduling.explained
 
     @contextmanager
@@ -246,24 +230,17 @@ def test_a_new_message_is_told_if_the_old_one_could_not_be_cancelled(
             yield
 
     monkeypatch.setattr(scheduling, "explained", refused)
-    at = ["--at", "+5d"] if command == "reschedule" else []
-    done = run(command, "orders", "--id", "old", *at, "-o", "json")
-    assert done.exit_code == 1
-    (row,) = rows(done)
-    assert row["outcome"] == "both"
-    assert "was not stored" in row["reason"]
-    memory.advance(timedelta(days=6))
-    delivered = {one.properties["delaylevel.id"] for one in memory.delivered("orders")}
-    assert delivered == {"old", row["new_id"]}
+    (row,) = run.rows(*command, "--id", "old", code=1)
+    assert (row["outcome"], "was not stored" in row["reason"]) == ("both", True)
+    assert set(delivered(memory)) == {"old", row["new_id"]}
 
 
-@pytest.mark.parametrize("delay", [timedelta(days=3), timedelta(hours=2), timedelta(minutes=5)])
+@pytest.mark.parametrize("delay", [LATER, timedelta(hours=2), timedelta(minutes=5)])
 def test_a_message_without_an_id_is_cancelled_by_its_position(
     memory: MemoryPulsar, producer: Any, run: Run, delay: timedelta
 ) -> None:
     producer.send(b"x", deliver_after=delay)
-    (own_id,) = pending_ids(run)
-    assert run("cancel", "orders", "--id", own_id).exit_code == 0
-    assert pending_ids(run) == []
-    memory.advance(timedelta(days=4))
-    assert memory.delivered("orders") == []
+    (own_id,) = run.pending()
+    assert run("cancel", "--id", own_id).exit_code == 0
+    assert run.pending() == []
+    assert delivered(memory) == []

@@ -9,7 +9,8 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from delaylevel.cli.main import SECTIONS, cli
+from delaylevel import __version__
+from delaylevel.cli.main import cli
 
 
 def walk(command: click.Command, path: tuple[str, ...]) -> Iterator[tuple[str, click.Command]]:
@@ -55,15 +56,19 @@ def test_a_command_has_help_and_an_example_of_its_own(name: str) -> None:
 
 
 def test_the_help_has_four_sections() -> None:
-    shown = help_of("")
-    titles = re.findall(r"^(\w[\w ]*):$", shown, re.MULTILINE)
-    assert titles == ["Options", "Set up", "Run", "Look", "Try"]
-    listed = re.findall(r"^  ([a-z]+)  ", shown.partition("\nSet up:\n")[2], re.MULTILINE)
-    assert listed == [
-        *("broker", "levels", "plan"),
-        *("run", "mover", "dispatcher", "listen", "send"),
-        *("pending", "horizon", "doctor", "dlq"),
-        "demo",
-    ]
-    assert listed == [name for names in SECTIONS.values() for name in names]
-    assert "..." not in shown.partition("\nSet up:\n")[2], "a command's line is cut off"
+    _, *sections = re.split(r"^(\w[\w ]*):$", help_of("").partition("Options:\n")[2], flags=re.M)
+    found = {
+        title: tuple(re.findall(r"^  ([a-z]+)  ", text, re.M))
+        for title, text in zip(sections[::2], sections[1::2], strict=True)
+    }
+    assert found == {
+        "Set up": ("broker", "levels", "plan"),
+        "Run": ("run", "mover", "dispatcher", "listen", "send"),
+        "Look": ("pending", "horizon", "doctor", "dlq"),
+        "Try": ("demo",),
+    }
+    assert "..." not in "".join(sections), "a command's line is cut off"
+
+
+def test_the_version_is_shown() -> None:
+    assert CliRunner().invoke(cli, ["--version"]).stdout == f"delaylevel, version {__version__}\n"

@@ -91,14 +91,8 @@ def test_a_shorter_text_leaves_nothing_of_the_longer_one(terminal: Emulated) -> 
     assert terminal.rows == ["$ delaylevel run orders", "done"]
 
 
-def say(text: str) -> None:
-    logs.tell(text)
-
-
 def log(text: str) -> None:
-    record = logging.LogRecord("a", logging.WARNING, "", 0, text, None, None)
-    handler = logs._StderrHandler()
-    handler.handle(record)
+    logs._StderrHandler().handle(logging.LogRecord("a", logging.WARNING, "", 0, text, None, None))
 
 
 def warn(text: str) -> None:
@@ -106,26 +100,15 @@ def warn(text: str) -> None:
     sys.stderr.write("\n")
 
 
-@pytest.mark.parametrize("write", [say, log, warn])
 @on_terminal
-def test_other_lines_are_written_above_it(terminal: Emulated, write: Callable[[str], None]) -> None:
-    with status_line() as line:
-        line.show("first state")
-        write("a line of the log")
-        line.show("second state")
-        write("another line")
-        assert terminal.rows == ["a line of the log", "another line", "second state"]
-    write("after the end")
-    assert terminal.rows[2:] == ["after the end"]
+def test_lines_of_other_threads_are_written_above_it(terminal: Emulated) -> None:
+    def write(name: str, call: Callable[[str], None]) -> None:
+        for number in range(50):
+            call(f"{name} {number}")
 
-
-@on_terminal
-def test_threads_do_not_mix_their_lines(terminal: Emulated) -> None:
     with status_line() as line:
-        threads = [
-            threading.Thread(target=lambda name=name: [log(f"{name} {n}") for n in range(50)])
-            for name in "abc"
-        ]
+        writers = {"a": logs.tell, "b": log, "c": warn}
+        threads = [threading.Thread(target=write, args=item) for item in writers.items()]
         for each in threads:
             each.start()
         while any(each.is_alive() for each in threads):
@@ -137,6 +120,8 @@ def test_threads_do_not_mix_their_lines(terminal: Emulated) -> None:
     assert last == "state"
     said = [each.partition(": ")[2] or each for each in lines]
     assert sorted(said) == sorted(f"{name} {number}" for name in "abc" for number in range(50))
+    warn("after the end")
+    assert terminal.rows[150:] == ["after the end"]
 
 
 @pytest.mark.parametrize(

@@ -55,18 +55,14 @@ def test_an_error_is_one_line(arguments: list[str], code: int, reason: str) -> N
         ("logging.getLogger('x').warning('hello')", ("warning", "x", "hello")),
         ("raise KeyError('a bug')", ("critical", "delaylevel.cli", "'a bug'")),
         (
-            "import threading\n"
-            "thread = threading.Thread(target=lambda: {}['a bug'])\n"
-            "thread.start()\n"
-            "thread.join()",
+            "import threading\nthreading.Thread(target=lambda: {}['a bug']).start()",
             ("critical", "delaylevel.cli", "'a bug'"),
         ),
         ("import warnings\nwarnings.warn('careful')", ("warning", "py.warnings", "careful")),
         (
             "import pulsar\n"
             "from delaylevel.cluster import logs\n"
-            "client = pulsar.Client('pulsar://127.0.0.1:1', logger=logs.for_verbosity(1))\n"
-            "client.close()",
+            "pulsar.Client('pulsar://127.0.0.1:1', logger=logs.for_verbosity(1)).close()",
             ("info", "pulsar", "Closing Pulsar client"),
         ),
     ],

@@ -57,14 +57,23 @@ def updated(members: Members, **values: Any) -> ServiceView:
     return view
 
 
-def test_rows_show_what_waits_in_the_level_topic(members: Members) -> None:
-    orders, others = updated(members).rows
+def test_rows_and_lines_show_what_waits_in_the_level_topic(members: Members) -> None:
+    view = updated(members, next_due_ms=NOW_MS - 5_000)
+    orders, others = view.rows
     assert (orders["topic"], orders["moved"], orders["released"]) == ("orders", 1_200, 600)
-    assert (orders["pending"], orders["held"]) == (3 + 7, 0)
-    assert (orders["next_due"], orders["p99_ms"]) == ("in 8.0s", 25)
-    assert orders["window"] == "4"
-    assert (others["mover"], others["window"], others["pending"]) == (None, "1 recovering", None)
-    assert updated(members).counts == (1_200, 600)
+    assert (orders["pending"], orders["held"], orders["p99_ms"]) == (3 + 7, 0, 25)
+    assert (orders["window"], others["window"]) == ("4", "1 recovering")
+    assert (others["mover"], others["pending"]) == (None, None)
+    assert view.counts == (1_200, 600)
+    assert view.summary() == (
+        "2 level topics: 10 pending; orders overdue 6.0s; 1,200 moved; 600 released"
+    )
+    first, second = view.lines()
+    assert first == (
+        "orders: 10 pending; next due overdue 6.0s; 1,200 moved (mover moving); "
+        "600 released (4 window partitions); p99 25ms late"
+    )
+    assert second.startswith("others; 0 moved (mover elsewhere); 0 released (1 recovering window")
     # The window of another process counts as the broker reports it.
     elsewhere = ServiceView()
     elsewhere.update({}, {}, {ORDERS: 0}, members, NOW_MS)
@@ -74,7 +83,7 @@ def test_rows_show_what_waits_in_the_level_topic(members: Members) -> None:
 @pytest.mark.parametrize(
     ("values", "wanted"),
     [
-        ({"next_due_ms": NOW_MS - 5_000}, "overdue 6.0s"),
+        ({}, "in 8.0s"),
         # The first message is parked for one to two hours.
         ({"next_due_ms": None, "pending": 0}, "after 59m59s"),
         ({"next_due_ms": NOW_MS + 5 * 3_600_000}, "after 59m59s"),
@@ -85,39 +94,25 @@ def test_the_next_due_time(members: Members, values: dict[str, Any], wanted: str
 
 
 def test_a_mover_that_is_behind_is_shown(members: Members) -> None:
-    view = ServiceView()
-    at = members[ORDERS]
-    assert at is not None
-    later = {ORDERS: replace(at, now_ms=NOW_MS + 2 * 3_600_000)}
-    view.update({}, {}, {ORDERS: 0}, later, NOW_MS + 2 * 3_600_000)
-    assert view.rows[0]["next_due"].startswith("behind 1h05m")
+    view, now_ms = ServiceView(), NOW_MS + 2 * 3_600_000
+    later: Any = {ORDERS: replace(members[ORDERS], now_ms=now_ms)}  # type: ignore[type-var]
+    view.update({}, {}, {ORDERS: 0}, later, now_ms)
     assert "next due behind 1h05m" in view.summary()
 
 
-def test_one_line_tells_the_state_of_all_level_topics(members: Members) -> None:
-    both = updated(members, next_due_ms=NOW_MS - 5_000)
-    assert both.summary() == (
-        "2 level topics: 10 pending; orders overdue 6.0s; 1,200 moved; 600 released"
-    )
-    orders, others = both.lines()
-    assert orders == (
-        "orders: 10 pending; next due overdue 6.0s; 1,200 moved (mover moving); "
-        "600 released (4 window partitions); p99 25ms late"
-    )
-    assert others.startswith("others; 0 moved (mover elsewhere); 0 released (1 recovering window")
-
-
 def test_a_service_tells_what_it_serves() -> None:
-    group = ServedGroup(LEVEL_TOPIC, "a", None, 0.0, {}, {0: OwnerStats(), 1: OwnerStats()})
-    name = "_orders-delay-level for orders"
-    assert serving_lines([LEVEL_TOPIC], {ORDERS: MoverStats("moving")}, [group]) == [
-        f"{name}: levels with 29 partitions; window with 2 of 4 partitions"
-    ]
+    def lines(mover: MoverStats | None, *groups: ServedGroup) -> str:
+        (line,) = serving_lines([LEVEL_TOPIC], {ORDERS: mover}, list(groups))
+        return line.removeprefix("_orders-delay-level for orders: ")
+
     standby = MoverStats("standby", "delaylevel-run@host:1")
-    none = ServedGroup(LEVEL_TOPIC, "a", None, 0.0, {}, {})
-    assert serving_lines([LEVEL_TOPIC], {ORDERS: standby}, [none]) == [
-        f"{name}: levels on standby for delaylevel-run@host:1; window on standby"
-    ]
-    assert serving_lines([LEVEL_TOPIC], {ORDERS: None}, []) == [
-        f"{name}: levels with 29 partitions"
-    ]
+    none, two = (
+        ServedGroup(LEVEL_TOPIC, "a", None, 0.0, {}, owners)
+        for owners in ({}, {0: OwnerStats(), 1: OwnerStats()})
+    )
+    both = "levels with 29 partitions; window with 2 of 4 partitions"
+    assert lines(MoverStats("moving"), two) == both
+    assert lines(standby, none) == (
+        "levels on standby for delaylevel-run@host:1; window on standby"
+    )
+    assert lines(None) == "levels with 29 partitions"
