@@ -344,13 +344,14 @@ class RealWorld(World):
 
     def deduplicate(self) -> None:
         """Turn on the broker's deduplication for every topic of the namespace."""
-        self._set("deduplication", True)
+        self.set_policy("deduplication", True)
 
     def keep_nothing(self) -> None:
         """Turn off the retention: what is published to a topic without subscription is gone."""
-        self._set("retention", {"retentionTimeInMinutes": 0, "retentionSizeInMB": 0})
+        self.set_policy("retention", {"retentionTimeInMinutes": 0, "retentionSizeInMB": 0})
 
-    def _set(self, policy: str, value: Any) -> None:
+    def set_policy(self, policy: str, value: Any) -> None:
+        """Set a policy of the namespace, by its name in the admin interface."""
         url = f"{self.admin.admin_url}/admin/v2/namespaces/{self.namespace}/{policy}"
         answer = urllib3.request("POST", url, json=value)
         assert answer.status == 204, answer.data

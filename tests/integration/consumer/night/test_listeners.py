@@ -1,8 +1,9 @@
-"""Tests of listeners on a real broker: threads and coroutines at once, order, limits, and ends."""
+"""Tests of listeners on a real broker: threads and coroutines, order, limits, faults, and ends."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random
 import signal
@@ -16,11 +17,17 @@ from typing import Any
 import pulsar
 import pytest
 
-from delaylevel.consumer import Backoff, ReceivedMessage
-from delaylevel.model.level_topic import FinalWindow
+from delaylevel import DelayLevelClient, topics
+from delaylevel.broker.embedded import EmbeddedBroker
+from delaylevel.cluster.connection.settings import Connection
+from delaylevel.cluster.locks import PartitionLock
+from delaylevel.consumer import Backoff, Deduplication, Listeners, ReceivedMessage, TopicIdStore
+from delaylevel.errors import BrokerError
+from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow
+from delaylevel.model.position import source_partitions
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from support.listening import AppRunner, bodies
-from support.world import RealWorld
+from support.world import QUIET, RealWorld, quiet_client
 
 pytestmark = pytest.mark.broker
 
@@ -38,7 +45,7 @@ def runner(world: RealWorld) -> Iterator[AppRunner]:
         yield made
 
 
-def handler(
+def both_kinds(
     coroutine: bool, begin: Callable[[Any], float], end: Callable[[Any], None]
 ) -> Callable[[Any], Any]:
     """Return a function or a coroutine function that waits between two calls."""
@@ -54,45 +61,43 @@ def handler(
     return handle_async if coroutine else handle
 
 
-def waiting(coroutine: bool, release: threading.Event) -> Callable[[], Any]:
-    """Return a function, or a coroutine function, that waits for an event."""
+class Gate:
+    """Handlers that wait, from one message on, until they are released."""
 
-    async def wait_async() -> None:
-        while not release.is_set():
+    def __init__(self, coroutine: bool, held: Callable[[Any], bool] = lambda message: True) -> None:
+        self.release = threading.Event()
+        self.handled: list[bytes] = []
+        self._held = held
+        self.handle = self._wait_async if coroutine else self._wait
+
+    def _wait(self, message: Any) -> None:
+        if self._held(message):
+            self.release.wait(60)
+        self.handled.append(message.value)
+
+    async def _wait_async(self, message: Any) -> None:
+        while self._held(message) and not self.release.is_set():
             await asyncio.sleep(0.01)
-
-    return wait_async if coroutine else lambda: release.wait(60)
+        self.handled.append(message.value)
 
 
 @both
 def test_a_handler_that_hangs_stops_no_other(
     world: RealWorld, runner: AppRunner, coroutine: bool
 ) -> None:
-    other = world.topic("others")
-    release, handled, of_other = threading.Event(), [], []
-    wait = waiting(coroutine, release)
-
-    def handle(message: Any) -> None:
-        if message.value == b"3":
-            wait()
-        handled.append(message.value)
-
-    async def handle_async(message: Any) -> None:
-        if message.value == b"3":
-            await wait()
-        handled.append(message.value)
-
-    runner.on(handle_async if coroutine else handle, concurrency=2, retry=False)
-    runner.on(lambda message: of_other.append(message.value), topic=other, retry=False)
-    for topic in (runner.topic, other):
+    gate, others = Gate(coroutine, lambda message: message.value == b"3"), Gate(coroutine=False)
+    others.release.set()
+    runner.on(gate.handle, concurrency=2, retry=False)
+    runner.on(others.handle, topic=world.topic("others"), retry=False)
+    for topic in (runner.topic, world.topic("others")):
         runner.send(bodies(0, 100), topic=topic)
     runner.start()
-    world.eventually(lambda: len(of_other) == 100, "the other listener")
+    world.eventually(lambda: len(others.handled) == 100, "the other listener")
     # The threads share one consumer, so those that wait with the hanging one are not stuck.
-    world.eventually(lambda: len(handled) == 99, "all other messages")
-    assert b"3" not in handled
-    release.set()
-    world.eventually(lambda: len(handled) == 100, "the message that hung")
+    world.eventually(lambda: len(gate.handled) == 99, "all other messages")
+    assert b"3" not in gate.handled
+    gate.release.set()
+    world.eventually(lambda: len(gate.handled) == 100, "the message that hung")
 
 
 @both
@@ -100,14 +105,8 @@ def test_slow_handlers_make_no_queue_grow(
     world: RealWorld, runner: AppRunner, coroutine: bool
 ) -> None:
     runner.send(bodies(0, 3_000), batching_enabled=False)
-    release = threading.Event()
-    wait = waiting(coroutine, release)
-
-    async def handle_async(_: Any) -> None:
-        await wait()
-
-    handle = handle_async if coroutine else lambda _: wait()
-    runner.on(handle, concurrency=5, receiver_queue_size=20, retry=False)
+    gate = Gate(coroutine)
+    runner.on(gate.handle, concurrency=5, receiver_queue_size=20, retry=False)
     runner.start()
     stats = runner.listener.stats
     world.eventually(lambda: stats.counts().in_progress == 5, "all calls")
@@ -120,9 +119,8 @@ def test_slow_handlers_make_no_queue_grow(
     world.eventually(lambda: delivered() >= 20, "a full queue")
     time.sleep(1)  # a queue that grows would do so now
     assert stats.counts().received <= 6
-    assert stats.counts().in_progress == 5
     assert delivered() <= 20 + 5 + 1 + 20, delivered()
-    release.set()
+    gate.release.set()
     world.eventually(lambda: stats.counts().handled == 3_000, "all messages")
 
 
@@ -146,7 +144,7 @@ def test_the_order_within_a_key_is_kept(
         found[message.key].append(int(message.value))
         running.discard(message.key)
 
-    handle = handler(coroutine, begin, end)
+    handle = both_kinds(coroutine, begin, end)
     runner.on(handle, subscription_type="Key_Shared", concurrency=8, retry=False)
     runner.start()
     # A Key_Shared subscription needs batches of one key.
@@ -159,41 +157,20 @@ def test_the_order_within_a_key_is_kept(
     assert together > 1
 
 
-@both
-def test_retries_do_not_exceed_the_concurrency(
-    world: RealWorld, runner: AppRunner, coroutine: bool
-) -> None:
-    running = most = 0
-    attempts: Counter[bytes] = Counter()
-
-    def enter(message: ReceivedMessage) -> float:
-        nonlocal running, most
-        running += 1
-        most = max(most, running)
-        attempts[message.value] += 1
-        return 0.01
-
-    def leave(message: ReceivedMessage) -> None:
-        nonlocal running
-        running -= 1
-        if message.attempt == 1:
-            raise ValueError
-
-    runner.on(handler(coroutine, enter, leave), concurrency=1, retry=Backoff("0s"))
-    runner.send(bodies(0, 30))
-    runner.start()
-    world.eventually(lambda: runner.listener.stats.counts().handled == 30, "the second attempts")
-    assert most == 1
-    assert set(attempts.values()) == {2}
-
-
 @pytest.mark.parametrize("kind", ["Shared", "Failover"])
 def test_partitions_and_their_retries(world: RealWorld, runner: AppRunner, kind: str) -> None:
     name = world.name("parts")
     world.admin.create_partitioned(name, 3)
     attempts: Counter[tuple[bytes, str, str]] = Counter()
+    running: list[bytes] = []
+    most = 0
 
     def handle(message: ReceivedMessage) -> None:
+        nonlocal most
+        running.append(message.value)
+        most = max(most, len(running))
+        time.sleep(0.01)
+        running.pop()
         attempts[message.value, message.id, message.topic] += 1
         if message.attempt == 1:
             raise ValueError
@@ -206,45 +183,152 @@ def test_partitions_and_their_retries(world: RealWorld, runner: AppRunner, kind:
     assert set(attempts.values()) == {2}
     assert sorted(value for value, _, _ in attempts) == sorted(bodies(0, 30))
     assert {topic for _, _, topic in attempts} == {name.full}
+    assert most <= 3, "retries count, too"
 
 
-def test_a_busy_subscription_is_taken_when_it_is_free(world: RealWorld, runner: AppRunner) -> None:
-    other = world.client().subscribe(runner.topic, "billing")
-    seen: list[bytes] = []
-    runner.on(lambda message: seen.append(message.value), subscription_type="Exclusive")
-    runner.send([b"1"])
-    runner.app.start()
-    (state,) = runner.app.health().values()
-    assert (state.alive, state.subscribed) == (True, False)
-    other.close()
-    world.eventually(lambda: seen, "the message")
-    runner.app.close()
-
-
-def test_run_ends_by_a_signal_and_restores_the_handlers(runner: AppRunner) -> None:
-    earlier = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
-    runner.on(lambda message: os.kill(os.getpid(), signal.SIGTERM))
-    runner.send([b"1"])
-    runner.app.run()
-    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == earlier
-    assert runner.unacknowledged() == 0
-
-
-def test_a_second_signal_does_not_wait_for_handlers(world: RealWorld, runner: AppRunner) -> None:
-    go, patient = threading.Event(), AppRunner(world, stop_timeout="1h")
+def test_an_odd_name_of_a_subscription_names_that_of_the_retries(
+    world: RealWorld, runner: AppRunner
+) -> None:
+    name = "a b#c?d=é&,+100%2Bb"
 
     def handle(message: ReceivedMessage) -> None:
-        for _ in range(2):
-            os.kill(os.getpid(), signal.SIGTERM)
-            go.wait(1)
-        go.wait(60)
+        raise ValueError
 
-    patient.on(handle)
-    patient.send([b"1"])
-    patient.app.run()
-    assert not go.is_set()
-    go.set()
-    assert patient.unacknowledged() == 1
+    runner.on(handle, subscription=name, retry=Backoff("20s"))
+    runner.send([b"order 1"])
+    runner.start()
+    world.eventually(lambda: runner.listener.stats.counts().retried, "the retry")
+    retries = world.name(f"orders-{name}-RETRY")
+    stats = world.admin.partition_stats(retries.partition(0))
+    assert list(stats.subscriptions) == [name]
+
+
+# -- faults
+
+
+def test_a_deleted_topic_stops_no_listener(world: RealWorld, runner: AppRunner) -> None:
+    other = world.topic("others")
+    handled: list[bytes] = []
+    for each in (runner.topic, other):
+        runner.on(lambda message: handled.append(message.value), topic=each, retry=False)
+    runner.start()
+    runner.send([b"before"])
+    world.eventually(lambda: handled == [b"before"], "a message")
+    world.admin.delete(world.name("orders"), force=True)
+    runner.send([b"other"], topic=other)
+    world.eventually(lambda: b"other" in handled, "the other listener")
+
+    def arrives() -> bool:
+        # Connected clients create the topic again, maybe after this message.
+        runner.send([b"after"])
+        return b"after" in handled
+
+    world.eventually(arrives, "messages of the topic that exists again")
+
+
+def test_a_missing_subscription_is_named(
+    world: RealWorld, runner: AppRunner, connection: Connection
+) -> None:
+    # The client takes this refusal for one that may pass, and reports a timeout.
+    world.set_policy("autoSubscriptionCreation", {"allowAutoSubscriptionCreation": False})
+    world.admin.create_partitioned(world.name("parts"), 2, {})
+    quick = connection.model_copy(update={"operation_timeout_seconds": 3})
+    with DelayLevelClient.from_connection(quick, logger=QUIET) as client:
+        app = Listeners(client)
+        store = Deduplication(store=TopicIdStore())
+        app.on(world.topic("parts"), subscription="s", retry=False, deduplicate=store)(print)
+        missing = r"subscription s of \S+/parts-partition-0 does not .*create-subscription -s s"
+        with pytest.raises(pulsar.SubscriptionNotFound, match=missing):
+            app.start()
+        world.admin.create_subscription(world.name("parts"), "s")
+        app.start()
+        app.close()
+        source = source_partitions(topics.describe(world.admin, runner.topic))[0]
+        world.admin.delete_subscription(source.name, SUBSCRIPTION, force=True)
+        with pytest.raises(BrokerError, match=rf"{source.topic} .*subscription {SUBSCRIPTION} of"):
+            PartitionLock(client, world.admin, [source], "local")
+
+
+def test_listeners_go_on_when_the_broker_is_back(
+    private_broker: Callable[..., EmbeddedBroker],
+) -> None:
+    broker = private_broker()
+    with contextlib.ExitStack() as stack:
+        client = stack.enter_context(contextlib.closing(quiet_client(broker.connection)))
+        world = RealWorld(broker.connection, stack, "public/default", client)
+        runner = stack.enter_context(AppRunner(world))
+        both = Gate(coroutine=False), Gate(coroutine=True)
+        for number, gate in enumerate(both):
+            gate.release.set()
+            runner.on(gate.handle, subscription=f"s{number}", retry=False)
+        runner.start()
+        runner.send(bodies(0, 10))
+        world.eventually(lambda: all(len(gate.handled) == 10 for gate in both), "the first ones")
+        assert broker.kill()
+        world.eventually(lambda: not runner.ready(), "the end of the connections")
+        broker.start()
+        runner.send(bodies(10, 20))
+        wanted = set(bodies(0, 20))
+        world.eventually(lambda: all(set(gate.handled) == wanted for gate in both), "all", 120)
+        world.eventually(runner.ready, "the listeners")
+
+
+# -- ends
+
+
+@both
+def test_a_graceful_stop_finishes_calls_and_copies(
+    world: RealWorld, runner: AppRunner, coroutine: bool
+) -> None:
+    ended: list[bytes] = []
+    started = threading.Semaphore(0)
+
+    def begin(message: Any) -> float:
+        started.release()
+        return 0.3
+
+    def end(message: Any) -> None:
+        ended.append(message.value)
+        if int(message.value) % 2:
+            raise ValueError("odd")
+
+    runner.on(both_kinds(coroutine, begin, end), retry=Backoff("1d"), concurrency=50)
+    runner.start()
+    runner.send(bodies(0, 200))
+    for _ in range(60):
+        assert started.acquire(timeout=30)
+    runner.stop()  # while calls run, and copies are on their way
+    done = set(ended)
+    assert 50 <= len(done) < 200
+    counts = runner.listener.stats.counts()
+    odd = {body for body in done if int(body) % 2}
+    assert (counts.handled, counts.retried) == (len(done) - len(odd), len(odd))
+    assert counts.in_progress == 0
+    members = topics.describe(world.admin, runner.topic).members()
+    stored = [m.value for each in members for m in world.stored(each.topic.full) if m.value]
+    assert sorted(stored) == sorted(odd)
+    # The other messages are delivered to the next consumer, and none of those that are done.
+    assert set(runner.left(200 - len(done))) == set(bodies(0, 200)) - done
+
+
+def test_a_second_signal_or_the_timeout_leaves_a_handler_behind(world: RealWorld) -> None:
+    earlier = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+    for signals, timeout in ((2, "1h"), (1, "1s")):
+        runner, go = AppRunner(world, stop_timeout=timeout), threading.Event()
+
+        def handle(message: ReceivedMessage, signals: int = signals, go: Any = go) -> None:
+            for _ in range(signals):
+                os.kill(os.getpid(), signal.SIGTERM)
+                go.wait(1)
+            go.wait(60)
+
+        runner.on(handle, subscription=f"s{signals}", retry=False)
+        runner.send([b"1"])
+        runner.app.run()
+        assert not go.is_set()
+        go.set()
+        assert runner.unacknowledged(f"s{signals}"), "it has not been handled"
+        assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == earlier
 
 
 def test_a_stop_that_is_cancelled_waits_for_no_handler(runner: AppRunner) -> None:
@@ -278,22 +362,3 @@ def test_a_stop_that_is_cancelled_waits_for_no_handler(runner: AppRunner) -> Non
     asyncio.run(cancel())
     assert not runner.app.health()
     assert runner.unacknowledged() == 1
-
-
-@pytest.mark.parametrize("name", ["a+b", "100%", "a%2Bb", "a b#c?d=é&,"])
-def test_every_name_of_a_subscription_names_that_of_the_retries(
-    world: RealWorld, runner: AppRunner, name: str
-) -> None:
-    def handle(message: ReceivedMessage) -> None:
-        raise ValueError
-
-    runner.on(handle, subscription=name, retry=Backoff("20s"))
-    runner.send([b"order 1"])
-    runner.start()
-    world.eventually(lambda: runner.listener.stats.counts().retried, "the retry")
-    retries = world.name(f"orders-{name}-RETRY")
-    stats = world.admin.partition_stats(retries.partition(0))
-    assert list(stats.subscriptions) == [name]
-    runner.stop()
-    world.admin.delete_subscription(retries, name)
-    assert not world.admin.partition_stats(retries.partition(0)).subscriptions

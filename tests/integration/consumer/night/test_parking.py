@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,6 +22,7 @@ from delaylevel.consumer.message import ReceivedMessage
 from delaylevel.consumer.retry import Failure, Park, trace_of
 from delaylevel.consumer.retry_publisher import NO_SCHEMA, CannotParkError, RetryPublisher
 from delaylevel.dispatcher import DispatchSettings
+from delaylevel.errors import UnsupportedOptionError
 from delaylevel.model import envelope as env
 from delaylevel.model.level_topic import FinalWindow
 from delaylevel.model.strategy import Levels, PartitionStrategy
@@ -68,17 +71,11 @@ class RetryWorld:
             consumer.receive(40_000), self.topic, "billing", int(time.time() * 1000)
         )
 
-    def send(self, body: bytes = b"pay", **arguments: Any) -> None:
+    def send(self, body: bytes, **arguments: Any) -> None:
         """Send a message without a delay."""
         producer = self.client.create_producer(self.topic)
         producer.send(body, **arguments)
         producer.close()
-
-    def first(self, body: bytes = b"pay", **arguments: Any) -> ReceivedMessage:
-        """Send a message, and return it as ``billing`` receives it."""
-        consumer = self.subscribe()
-        self.send(body, **arguments)
-        return self.received(consumer)
 
     def park(self, message: ReceivedMessage, text: str = "no money") -> Exception | None:
         """Park a message whose attempt failed with a text; return the error."""
@@ -123,135 +120,122 @@ def retries(world: RealWorld, connection: Connection, tmp_path: Path) -> Iterato
     made.publisher.close()
 
 
-def test_a_copy_comes_back_to_its_subscription_only_and_keeps_everything(
-    retries: RetryWorld,
-) -> None:
-    other = retries.subscribe(name="shipping")
-    message = retries.first(
-        properties={"mine": "1"},
-        partition_key="k",
-        ordering_key="o",
-        event_timestamp=1_700_000_000_123,
-    )
-    again = retries.subscribe(RETRY)
-    with retries.serving():
-        assert retries.park(message) is None
-        copy = retries.received(again)
-    assert (copy.data, copy.key, copy.ordering_key) == (b"pay", "k", "o")
-    assert copy.event_timestamp_ms == 1_700_000_000_123
-    assert copy.properties == {"mine": "1"}
-    assert (copy.attempt, copy.id) == (2, message.id)
-    assert copy.first_published_ms == message.publish_ms
-    assert copy.topic == retries.topic
-    found = copy.all_properties
-    assert found["REAL_TOPIC"] == retries.topic
-    assert found["REAL_SUBSCRIPTION"] == "billing"
-    assert found["ORIGIN_MESSAGE_ID"] == message.id
-    assert found["delaylevel-retry-error"] == "ValueError: no money"
-    assert found[env.ID] == f"{message.id}#billing#1"
-    assert other.receive(5000).data() == b"pay"
-    with pytest.raises(pulsar.Timeout):
-        other.receive(700)
-
-
 @pytest.mark.parametrize("schema", [AvroSchema, JsonSchema])
-def test_copies_are_decoded_by_the_schema_and_version_of_their_message(
+def test_a_copy_comes_back_to_its_subscription_only_and_keeps_everything(
     retries: RetryWorld, schema: Any
 ) -> None:
     old, new = schema(Order), schema(LaterOrder)
-    client = retries.client
-    with_old = client.create_producer(retries.topic, schema=old)
-    consumer = retries.subscribe(schema=new)
-    with_old.send(Order(number=1))
-    with_new = client.create_producer(retries.topic, schema=new)
+    with_old = retries.client.create_producer(retries.topic, schema=old)
+    consumer, other = retries.subscribe(schema=new), retries.subscribe(name="shipping", schema=new)
+    own: dict[str, Any] = {"properties": {"mine": "1"}, "partition_key": "k", "ordering_key": "o"}
+    with_old.send(Order(number=1), event_timestamp=1_700_000_000_123, **own)
+    with_new = retries.client.create_producer(retries.topic, schema=new)
     with_new.send(LaterOrder(number=2, note="x"))
     retries.publisher.prepare()  # with the latest schema
+    messages = [retries.received(consumer) for _ in range(2)]
     again = retries.subscribe(RETRY, schema=new)
     with retries.serving():
-        for _ in range(2):
-            assert retries.park(retries.received(consumer)) is None
-        copies = [retries.received(again) for _ in range(2)]
-        values = sorted((copy.value.number, copy.value.note) for copy in copies)
-        assert values == [(1, None), (2, "x")]
+        for message in messages:
+            assert retries.park(message) is None
+        copies = sorted((retries.received(again) for _ in messages), key=lambda c: c.value.number)
+        assert [(copy.value.number, copy.value.note) for copy in copies] == [(1, None), (2, "x")]
+        copy, message = copies[0], messages[0]
         # The copy of a copy, too.
-        assert retries.park(copies[0]) is None
+        assert retries.park(copy) is None
         third = retries.received(again)
-    assert third.attempt == 3
-    assert third.value.number == copies[0].value.number
+    assert (third.attempt, third.value.number, third.id) == (3, 1, message.id)
+    assert (copy.key, copy.ordering_key, copy.properties) == ("k", "o", {"mine": "1"})
+    assert copy.event_timestamp_ms == 1_700_000_000_123
+    assert (copy.attempt, copy.id, copy.topic) == (2, message.id, retries.topic)
+    assert copy.first_published_ms == message.publish_ms
+    found = copy.all_properties
+    assert (found["REAL_TOPIC"], found["REAL_SUBSCRIPTION"]) == (retries.topic, "billing")
+    assert (found["ORIGIN_MESSAGE_ID"], found[env.ID]) == (message.id, f"{message.id}#billing#1")
+    assert found["delaylevel-retry-error"] == "ValueError: no money"
+    assert [other.receive(5000).value().number for _ in range(2)] == [1, 2]
+    with pytest.raises(pulsar.Timeout):
+        other.receive(700)
 
 
 def test_dead_letters_are_listed_shown_replayed_and_discarded(
     retries: RetryWorld, invoke: Callable[..., Result]
 ) -> None:
-    def dlq(*arguments: str) -> Any:
-        result = invoke("dlq", *arguments, "-o", "json")
+    def dlq(command: str, *arguments: str, topic: str = retries.topic) -> Any:
+        result = invoke("dlq", command, topic, *arguments, "-o", "json")
         assert result.exit_code == 0, result.output
         return json.loads(result.stdout)
 
+    billing, letters = ("--subscription", "billing"), retries.world.topic(DLQ)
     consumer, again = retries.subscribe(), retries.subscribe(RETRY)
-    other = retries.subscribe(name="shipping")
-    for body in (b"one", b"two", b"three"):
+    for body in (b"one", b"two"):
         retries.send(body, properties={"mine": body.decode()}, partition_key="k")
-        retries.publisher.bury(retries.received(consumer), failure(f"{body!r}"))
-    by_name = dlq("list", retries.topic, "--subscription", "billing")
-    assert dlq("list", retries.world.topic(DLQ)) == by_name
-    assert [row["reason"] for row in by_name] == [
-        f"attempt 1 failed: ValueError: {body!r}" for body in (b"one", b"two", b"three")
-    ]
-    assert {row["target"] for row in by_name} == {retries.world.topic(RETRY)}
-    # Those of the level topic itself are others.
-    assert dlq("list", retries.topic) == []
-    identity = by_name[0]["id"]
-    shown = dlq("show", retries.topic, identity, "--subscription", "billing")
-    assert (shown["value"], shown["key"]) == ("one", "k")
-    assert shown["properties"]["mine"] == "one"
-    trace = shown["properties"]["delaylevel-retry-traceback"]
-    assert trace.startswith("Traceback")
-    assert "raise ValueError" in trace
-    (replayed,) = dlq("replay", retries.topic, identity, "--subscription", "billing")
-    assert (replayed["id"], replayed["outcome"]) == (identity, "handed off")
+        retries.publisher.bury(retries.received(consumer), failure(body.decode()))
+    first, second = dlq("list", *billing)
+    assert dlq("list", topic=letters) == [first, second]
+    assert first["reason"] == "attempt 1 failed: ValueError: one"
+    assert dlq("list") == [], "those of the level topic itself are others"
+    shown = dlq("show", first["id"], *billing)
+    assert (shown["value"], shown["key"], shown["properties"]["mine"]) == ("one", "k", "one")
+    assert "raise ValueError" in shown["properties"]["delaylevel-retry-traceback"]
     with retries.serving():
+        dlq("replay", first["id"], *billing)
         copy = retries.received(again)
-    assert (copy.data, copy.key, copy.properties) == (b"one", "k", {"mine": "one"})
-    assert copy.attempt == 1
-    leftover = {"delaylevel-retry-traceback", "delaylevel-retry-error", "delaylevel-retry-attempts"}
-    assert not leftover & set(copy.all_properties)
-    gone = dlq("discard", retries.world.topic(DLQ), by_name[1]["id"], "--count", "1")
-    assert [row["outcome"] for row in gone] == ["discarded"]
-    # To another target, as one of its own messages.
-    dlq("replay", retries.world.topic(DLQ), "--all", "--new-target", retries.topic)
-    with retries.serving():
+        assert (copy.data, copy.key, copy.attempt) == (b"one", "k", 1)
+        leftover = {f"delaylevel-retry-{name}" for name in ("traceback", "error", "attempts")}
+        assert not leftover & set(copy.all_properties)
+        # To another target, as one of its own messages.
+        dlq("replay", second["id"], "--new-target", retries.topic, topic=letters)
         arrived = retries.received(consumer)
-    assert arrived.all_properties.keys() == {"mine", env.ID, env.DUE, env.TARGET}
-    assert [other.receive(5000).data() for _ in range(4)].count(b"three") == 2
-    assert dlq("list", retries.world.topic(DLQ)) == []
-    missing = invoke("dlq", "list", retries.topic, "--subscription", "nobody")
-    assert missing.exit_code == 1
-    assert "does not exist" in missing.stderr
+        assert arrived.all_properties.keys() == {"mine", env.ID, env.DUE, env.TARGET}
+    retries.publisher.bury(arrived, failure("again"))
+    assert [row["outcome"] for row in dlq("discard", "--all", "--count", "1", *billing)] == [
+        "discarded"
+    ]
+    assert dlq("list", *billing) == []
 
 
-def test_a_copy_without_room_for_the_error_leaves_it_out(retries: RetryWorld) -> None:
-    again, publisher = retries.subscribe(RETRY), retries.publisher
+def test_what_has_no_room_for_the_error_leaves_it_out_and_the_rest_is_told_apart(
+    retries: RetryWorld, bytes_keys: Any
+) -> None:
+    """The listener stores what can never be parked in the dead-letter topic."""
+    consumer, again, publisher = retries.subscribe(), retries.subscribe(RETRY), retries.publisher
     more = 2_500  # than a parked message may have: it was sent without a delay
     assert publisher._producers is not None
     limit = publisher._producers.open(NO_SCHEMA)._cache.routing.size_limit.bytes
-    message = retries.first(b"x" * (limit + more))
+    retries.send(b"x" * (limit + more))
     with retries.serving():
-        assert retries.park(message, "e" * 2000) is None
+        assert retries.park(retries.received(consumer), "e" * 2000) is None
         copy = retries.received(again)
-    assert copy.attempt == 2
-    assert len(copy.data) == limit + more
+    assert (copy.attempt, len(copy.data)) == (2, limit + more)
     assert "delaylevel-retry-error" not in copy.all_properties
 
-
-def test_what_can_never_be_parked_is_told_apart(retries: RetryWorld, bytes_keys: Any) -> None:
-    """The listener stores it in the dead-letter topic."""
-    consumer = retries.subscribe()
     retries.send(b"x" * ((5 << 20) - 400))
     error = retries.park(retries.received(consumer))
     assert isinstance(error, CannotParkError)
     assert "the copy would be too large" in str(error)
-    bytes_keys(retries.topic, "ordering", b"\xff\xfe", b"pay", {})
+    bytes_keys(retries.topic, "ordering", b"\xff\xfe", b"pay", properties={})
     error = retries.park(retries.received(consumer))
     assert isinstance(error, CannotParkError)
     assert "the ordering key is not UTF-8" in str(error)
+
+
+def test_an_encrypted_message_is_never_copied_in_clear_text(
+    retries: RetryWorld, tmp_path: Path
+) -> None:
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("openssl is not installed")
+    private, public = str(tmp_path / "private.pem"), str(tmp_path / "public.pem")
+    for words in (
+        ["genrsa", "-out", private, "2048"],
+        ["rsa", "-in", private, "-pubout", "-out", public],
+    ):
+        subprocess.run([openssl, *words], check=True, capture_output=True)
+    keys = {"crypto_key_reader": pulsar.CryptoKeyReader(public, private)}
+    consumer = retries.subscribe(**keys)
+    retries.client.create_producer(retries.topic, encryption_key="key", **keys).send(b"secret")
+    message = retries.received(consumer)
+    assert isinstance(retries.park(message), UnsupportedOptionError)
+    with pytest.raises(UnsupportedOptionError, match="was encrypted"):
+        retries.publisher.bury(message, failure("no money"))
+    assert message.data == b"secret"
