@@ -6,22 +6,17 @@ import asyncio
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
-import pulsar
-import pulsar.asyncio
 import pytest
 
-from delaylevel.asyncio import DelayLevelClient, DelayLevelProducer, Inspector, wrap
+from delaylevel.asyncio import DelayLevelClient, Inspector
 from delaylevel.cluster.connection.settings import Connection
 from delaylevel.consumer import Listeners, ReceivedMessage
-from delaylevel.errors import InvalidInputError
 from delaylevel.model.level_topic import default_level_topic
 from delaylevel.model.outcome import OutcomeStatus
 from support.asyncio_producer import HOURS, LONG, LONGER, LONGEST, orders, producer_of  # noqa: F401
-from support.world import QUIET, RealWorld
+from support.world import RealWorld
 
 
 def test_cancelled_sends_leave_no_trace(
@@ -155,40 +150,6 @@ print("alive")
     )
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.endswith("alive\n")
-
-
-def test_wrap(world: RealWorld, connection: Connection, orders: str) -> None:
-    async def test() -> None:
-        async with pulsar_client(connection) as client:
-            plain = await client.create_producer(orders)
-            producer = await wrap(
-                plain, client, partition_strategy=HOURS, admin_url=connection.admin_url
-            )
-            assert isinstance(producer, DelayLevelProducer)
-            await asyncio.gather(
-                producer.send(b"parked", deliver_after=LONG), producer.send(b"straight")
-            )
-            with pytest.raises(InvalidInputError, match="already"):
-                await wrap(producer, client)
-            with pytest.raises(InvalidInputError, match="first argument is a client"):
-                await wrap(client, plain)
-            with pytest.raises(TypeError):
-                await wrap(plain, client, no_such_option=1)
-            await producer.close()
-            assert not plain.is_connected()
-
-    asyncio.run(test())
-    assert [m.value for m in world.stored(default_level_topic(orders))] == [b"parked"]
-    assert [m.value for m in world.stored(orders)] == [b"straight"]
-
-
-@asynccontextmanager
-async def pulsar_client(connection: Connection) -> AsyncIterator[pulsar.asyncio.Client]:
-    client = pulsar.asyncio.Client(connection.service_url, logger=QUIET)
-    try:
-        yield client
-    finally:
-        await client.close()
 
 
 def test_the_client_for_threads_has_the_same_connections(

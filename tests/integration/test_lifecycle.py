@@ -11,18 +11,10 @@ from datetime import timedelta
 import pytest
 from click.testing import Result
 
-from delaylevel.errors import (
-    AlreadyRunningError,
-    DelayTooLongError,
-    LevelTopicError,
-    StillPendingError,
-)
-from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription
+from delaylevel.errors import DelayTooLongError
+from delaylevel.model.level_topic import SUBSCRIPTION
 from delaylevel.model.strategy import Levels, PartitionStrategy
-from delaylevel.mover.drain import drain
-from delaylevel.producer.client import DelayLevelClient
 from delaylevel.topics import lifecycle
-from delaylevel.topics.subscriptions import early_subscriptions
 from support.background import Moving
 from support.world import RealWorld
 
@@ -34,17 +26,6 @@ MINUTES = Levels(PartitionStrategy(partition_by="MINUTE", maximum_delay=timedelt
 @pytest.fixture
 def run(invoke: Callable[..., Result]) -> Callable[..., Result]:
     return functools.partial(invoke, "levels")
-
-
-def park(client: DelayLevelClient, description: LevelTopicDescription, **delays: timedelta) -> None:
-    """Park messages for the first target: ``a=timedelta(minutes=2)`` has the body ``a``."""
-    with client.create_producer(
-        description.targets[0],
-        enable_delay_level_topic=True,
-        delay_level_topic=description.topic,
-    ) as producer:
-        for body, delay in delays.items():
-            producer.send(body.encode(), deliver_after=delay)
 
 
 # -- expanding
@@ -99,76 +80,36 @@ def test_an_expansion_of_a_level_topic_in_use_loses_nothing(
 # -- draining and deleting
 
 
-def test_drained_messages_keep_their_due_times(world: RealWorld) -> None:
-    description = world.level_topic(BRIEF)
-    target = description.targets[0]
-    get = world.arrivals(target)
-    park(world.client(), description, soon=2 * UNIT, later=3.9 * UNIT)
-    dues = {
-        item.value: item.properties["delaylevel.due"] for item in world.stored(description.topic)
-    }
-    with world.mover(description), pytest.raises(AlreadyRunningError):
-        drain(world.plain_client, world.admin, description)
-    report = drain(world.plain_client, world.admin, description)
-    assert (report.handed_off, report.held.total()) == (2, 0)
-    assert lifecycle.pending_entries(world.admin, description).total == 0
-    found = get(2, seconds=60)
-    assert [item.message.data() for item in found] == [b"soon", b"later"]
-    assert {item.message.data(): item.message.properties()["delaylevel.due"] for item in found} == (
-        dues
-    )
-    # Early by at most the broker's tick, because the broker delayed them.
-    assert all(item.late_ms > -1100 for item in found)
-
-
-def test_a_subscription_that_ignores_due_times_stops_a_drain(world: RealWorld) -> None:
-    description = world.level_topic(MINUTES)
-    consumer = world.plain_client.subscribe(description.targets[0], "one-by-one")
-    park(world.client(), description, x=timedelta(minutes=3))
-    assert early_subscriptions(world.admin, description) == [
-        f"one-by-one of {description.targets[0]} (Exclusive)"
-    ]
-    with pytest.raises(LevelTopicError, match="one-by-one"):
-        drain(world.plain_client, world.admin, description)
-    assert lifecycle.pending_entries(world.admin, description).parked == 1
-    assert drain(world.plain_client, world.admin, description, allow_early=True).handed_off == 1
-    assert len(world.stored(description.targets[0])) == 1
-    consumer.close()
-
-
 def test_a_level_topic_is_deleted_only_when_nothing_is_pending(
     world: RealWorld, run: Callable[..., Result]
 ) -> None:
     description = world.level_topic(MINUTES)
-    park(world.client(), description, x=timedelta(minutes=3), y=timedelta(minutes=4))
-    with pytest.raises(StillPendingError, match="2 parked") as refused:
-        lifecycle.delete(world.plain_client, world.admin, description)
-    assert refused.value.entries == 2
-    with pytest.raises(StillPendingError, match="not 3"):
-        lifecycle.delete(world.plain_client, world.admin, description, discard=3)
-    producer = world.client().create_producer(description.targets[0], enable_delay_level_topic=True)
-    producer.send(b"z", deliver_after=timedelta(minutes=2))
-    with pytest.raises(LevelTopicError, match=r"in use.*producer"):
-        lifecycle.delete(world.plain_client, world.admin, description, discard=3)
-    assert len(world.stored(description.topic)) == 3
+    (orders,) = description.targets
 
-    refusal = run("delete", description.targets[0])
-    assert refusal.exit_code == 1
-    producer.close()
-    refusal = run("delete", description.targets[0])
-    assert refusal.exit_code == 1
-    assert "--discard 3" in refusal.stderr
-    assert run("drain", description.targets[0]).exit_code == 0
-    answer = run("delete", description.targets[0], "-o", "json")
+    def refused(*arguments: str) -> str:
+        answer = run(*arguments, orders)
+        assert answer.exit_code == 1
+        return answer.stderr
+
+    with world.client().create_producer(orders, enable_delay_level_topic=True) as producer:
+        for body in (b"x", b"y"):
+            producer.send(body, deliver_after=timedelta(minutes=3))
+        assert "in use" in refused("delete", "--discard", "2")
+    assert "--discard 2" in refused("delete")
+    assert "not 3" in refused("delete", "--discard", "3")
+    with world.mover(description):
+        assert "another mover" in refused("drain")
+    consumer = world.plain_client.subscribe(orders, "one-by-one")
+    assert f"one-by-one of {orders} (Exclusive)" in refused("drain")
+    consumer.close()
+    assert len(world.stored(description.topic)) == 2
+    dues = {item.properties["delaylevel.due"] for item in world.stored(description.topic)}
+
+    assert run("drain", orders, "--allow-early").exit_code == 0
+    answer = run("delete", orders, "-o", "json")
     assert answer.exit_code == 0, answer.output
-    assert json.loads(answer.stdout) == {
-        "topic": description.topic,
-        "deleted": True,
-        "discarded_entries": 0,
-    }
+    assert json.loads(answer.stdout)["deleted"]
     assert world.admin.list_partitioned_topics(world.namespace) == []
-    assert sorted(item.value or b"" for item in world.stored(description.targets[0])) == [
-        b"x",
-        b"y",
-        b"z",
-    ]
+    found = world.stored(orders)
+    assert [item.value for item in found] == [b"x", b"y"]
+    assert {item.properties["delaylevel.due"] for item in found} == dues

@@ -12,7 +12,6 @@ import pytest
 from click.testing import Result
 from pulsar.schema import AvroSchema, Integer, Record, String
 
-from delaylevel.model.level_topic import FinalWindow
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from support.fakes import HandClock
 from support.world import RealWorld
@@ -26,55 +25,6 @@ def rows(invoke: Callable[..., Result], topic: str) -> list[dict[str, Any]]:
     """Return the pending messages with their payloads."""
     listed = invoke("pending", "list", topic, "--limit", "0", "--payload", "-o", "jsonl")
     return [json.loads(line) for line in listed.stdout.splitlines()]
-
-
-def test_listed_messages_are_sent_again_as_they_were(
-    world: RealWorld, invoke: Callable[..., Result], tmp_path: Path
-) -> None:
-    names = ("orders", "invoices")
-    described = world.level_topic(DAYS, names, final_window=FinalWindow.TRACKER)
-    orders, invoices = map(world.topic, names)
-    client = world.client()
-    for target in described.targets:
-        with client.create_producer(
-            target, enable_delay_level_topic=True, delay_level_topic=described.topic
-        ) as producer:
-            producer.send(
-                b"\x00\xff",
-                {"kind": "reminder"},
-                partition_key="k",
-                ordering_key="o",
-                event_timestamp=1234,
-                deliver_after=timedelta(days=3),
-                expires_after=timedelta(hours=1),
-                message_id=f"own-{target[-3:]}",
-            )
-            producer.send(None, deliver_after=timedelta(days=2))
-    before = rows(invoke, orders)
-    assert len(before) == 4
-    file = tmp_path / "pending.jsonl"
-    file.write_text("\n".join(map(json.dumps, before)))
-
-    sent = invoke("send", orders, "--jsonl", str(file), "-o", "json")
-    assert sent.exit_code == 0, sent.output
-    assert [row["outcome"] for row in json.loads(sent.stdout)] == ["stored"] * 4
-    kept = ("id", "target", "due_ms", "key", "ordering_key", "event_ms", "value_base64")
-
-    def contents(found: list[dict[str, Any]]) -> list[Any]:
-        return sorted(
-            json.dumps(
-                [
-                    *(row[name] for name in kept),
-                    row["properties"].get("kind"),
-                    row["properties"].get("delaylevel.expires"),
-                ]
-            )
-            for row in found
-        )
-
-    # Each message is there twice; consumers get one, because both have the same ID.
-    assert contents(rows(invoke, orders)) == sorted(2 * contents(before))
-    assert {row["target"] for row in before} == {orders, invoices}
 
 
 class First(Record):

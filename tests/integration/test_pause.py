@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 
 import pytest
 from click.testing import Result
 
 from delaylevel.model.delivery import Delivery
-from delaylevel.topics.lifecycle import pause, resume
+from delaylevel.model.topic_name import TopicName
+from delaylevel.topics.lifecycle import resume
 from support.window_world import WindowWorld
 from support.world import RealWorld
 
 pytestmark = pytest.mark.broker
-
-Command = Callable[..., Result]
 
 
 @pytest.fixture
@@ -29,7 +27,11 @@ def window(world: RealWorld, monkeypatch: pytest.MonkeyPatch) -> WindowWorld:
 
 @pytest.mark.parametrize("delivery", list(Delivery))
 def test_a_pause_is_seen_and_lasts_until_its_end(
-    window: WindowWorld, world: RealWorld, delivery: Delivery, caplog: pytest.LogCaptureFixture
+    window: WindowWorld,
+    world: RealWorld,
+    delivery: Delivery,
+    caplog: pytest.LogCaptureFixture,
+    invoke: Callable[..., Result],
 ) -> None:
     orders, invoices = window.description.targets
     topic, admin = window.description.topic, world.admin
@@ -37,7 +39,7 @@ def test_a_pause_is_seen_and_lasts_until_its_end(
         for target in (orders, invoices):
             window.put(f"first {target}", window.now_ms(), target)
             window.wait_for(f"first {target}", target=target)
-        pause(admin, topic, orders, window.clock)
+        assert invoke("levels", "pause", topic, "--target", orders).exit_code == 0
         world.eventually(lambda: serving.dispatcher.descriptions[0].pauses.paused, "the pause")
         waits = [f"waits {number:02}" for number in range(20)]
         for number, name in enumerate(waits):
@@ -45,6 +47,7 @@ def test_a_pause_is_seen_and_lasts_until_its_end(
         window.put("passes", window.now_ms() + 300, invoices)
         window.wait_for(f"first {invoices}", "passes", target=invoices)
         assert set(window.released(orders)) == {f"first {orders}"}
+        assert f"{TopicName.parse(orders).short} is paused since" in invoke("doctor", topic).output
     with window.serving(delivery):
         window.put("after a restart", window.now_ms(), invoices)
         window.wait_for(f"first {invoices}", "passes", "after a restart", target=invoices)
@@ -68,37 +71,3 @@ def test_a_pause_is_seen_and_lasts_until_its_end(
         window.acknowledged()
     begun = [each for each in caplog.messages if "paused: due messages wait" in each]
     assert len(begun) == 2, "each process logs it once"
-
-
-def test_a_pause_of_all_targets_on_the_command_line(
-    window: WindowWorld, world: RealWorld, invoke: Command
-) -> None:
-    targets = window.description.targets
-    topic = window.description.topic
-    with window.serving() as serving:
-        for target in targets:
-            window.put(f"first {target}", window.now_ms(), target)
-            window.wait_for(f"first {target}", target=target)
-        paused = invoke("levels", "pause", topic, "-o", "json")
-        assert paused.exit_code == 0, paused.output
-        assert json.loads(paused.stdout)["paused"] == ["all"]
-        world.eventually(lambda: serving.dispatcher.descriptions[0].pauses.paused, "the pause")
-        for target in targets:
-            window.put(f"waits {target}", window.now_ms(), target)
-        one = invoke("levels", "resume", topic, "--target", targets[0])
-        assert one.exit_code == 1
-        assert "all targets of level topic" in one.output
-        examined = invoke("doctor", topic, "-o", "json")
-        assert "all targets are paused since" in examined.output
-        assert f"`delaylevel levels resume {topic}`" in examined.output
-        shown = json.loads(invoke("levels", "describe", topic, "-o", "json").stdout)
-        assert shown["paused"] == ["all"]
-        for target in targets:
-            assert set(window.released(target)) == {f"first {target}"}
-        resumed = invoke("levels", "resume", topic)
-        assert resumed.exit_code == 0, resumed.output
-        for target in targets:
-            window.wait_for(f"first {target}", f"waits {target}", target=target)
-    again = invoke("levels", "resume", topic)
-    assert again.exit_code == 2
-    assert "is not paused" in again.output

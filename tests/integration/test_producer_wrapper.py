@@ -35,38 +35,8 @@ def orders(namespace: str) -> str:
     return f"persistent://{namespace}/orders"
 
 
-@pytest.fixture
-def producer(world: RealWorld, orders: str) -> Any:
-    return world.client().create_producer(
-        orders, enable_delay_level_topic=True, partition_strategy=HOURS, final_window="broker"
-    )
-
-
 class Order(Record):
     note = String()
-
-
-def test_undelayed_messages_go_straight_through(
-    world: RealWorld, producer: Any, orders: str
-) -> None:
-    producer.send(b"007", {"a": "1"}, "key", "order", event_timestamp=5)
-    producer.send(None)
-    producer.send(b"")
-    producer.send(b"at zero", deliver_at=0)
-    producer.send(b"long ago", deliver_at=1_600_000_000_000)
-    seen: list[Any] = []
-    producer.send_async(b"async", lambda result, where: seen.append((result, where)))
-    producer.flush()
-
-    found = world.stored(orders)
-    assert [m.value for m in found] == [b"007", None, b"", b"at zero", b"long ago", b"async"]
-    first = found[0]
-    assert (first.key, first.ordering_key, first.event_ms) == ("key", "order", 5)
-    assert first.properties == {"a": "1"}
-    assert found[4].properties["delaylevel.due"] == "1600000000000"
-    assert [str(result) for result, _ in seen] == ["Result.Ok"]
-    assert (seen[0][1].ledger_id(), seen[0][1].entry_id()) == (found[5].ledger, found[5].entry)
-    assert world.stored(default_level_topic(orders)) == []
 
 
 def test_without_an_admin_url_the_level_topic_is_found_by_its_partitions(
@@ -122,19 +92,6 @@ def test_wrap_a_producer_that_exists(world: RealWorld, connection: Connection, o
     assert json.loads(parked.value or b"") == {"note": "parked"}
     assert parked.properties["delaylevel.target"] == orders
     assert parked.properties["delaylevel.schema"].startswith("JSON:")
-
-
-def test_wrap_a_producer_of_one_partition(
-    world: RealWorld, connection: Connection, orders: str
-) -> None:
-    world.admin.create_partitioned(TopicName.parse(orders), 2)
-    plain = world.plain_client.create_producer(f"{orders}-partition-1")
-    with wrap(
-        plain, world.plain_client, partition_strategy=HOURS, admin_url=connection.admin_url
-    ) as wrapped:
-        wrapped.send(b"x", deliver_after=LONG)
-    (parked,) = world.stored(default_level_topic(orders))
-    assert parked.properties["delaylevel.target"] == orders
 
 
 def test_the_schema_reference_names_the_registered_text(world: RealWorld) -> None:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import time
 from collections import Counter
-from typing import Any
-from urllib.parse import urlencode
 
 import pytest
 
@@ -90,53 +87,3 @@ def test_its_http_service_tells_of_mover_and_dispatcher(
     for each in (process, second):
         each.terminate()
         assert end(each) == 0, said(each)
-
-
-def test_a_person_acts_over_http(
-    world: RealWorld, cli_process: Start, environment: dict[str, str]
-) -> None:
-    levels = Levels([PartitionStrategy(partition_by=60 * UNIT, maximum_delay=480 * UNIT)])
-    description = create(world, levels)
-    (orders,) = description.targets
-    token = "the-token-of-actions"
-    environment = {**environment, "DELAYLEVEL_ACTION_TOKEN": token}
-    process = cli_process("run", orders, "--metrics-port", "0", env=environment)
-    world.eventually(lambda: answer(process, "readyz")[0] == 200, "readiness")
-
-    def act(action: str, **fields: str) -> tuple[int, list[dict[str, Any]]]:
-        body = urlencode({"topic": orders, **fields}).encode()
-        status, text = answer(process, f"actions/{action}", body, token)
-        return status, json.loads(text)["rows"]
-
-    assert answer(process, "actions/pause", b"", "")[0] == 401
-    with world.client().create_producer(orders, enable_delay_level_topic=True) as producer:
-        for name in ("cancelled", "fired"):
-            producer.send(
-                name.encode(), deliver_after=50 * UNIT, message_id=name, partition_key=f"of {name}"
-            )
-        producer.send(b"parked", deliver_after=300 * UNIT, message_id="parked")
-        assert act("pause", target=orders)[0] == 200
-        # Dispatchers see the pause within five seconds.
-        producer.send(b"paused", deliver_after=6 * UNIT, message_id="paused")
-    until = time.monotonic() + 8
-    status, (row,) = act("cancel", id="cancelled")
-    assert (status, row["outcome"]) == (200, "cancelled")
-    status, (row,) = act("cancel", id="parked")
-    assert (status, row["outcome"]) == (200, "accepted")
-    status, (row,) = act("find", key="of fired")
-    assert (status, row["id"]) == (200, "fired")
-    world.eventually(lambda: time.monotonic() > until, "the due time")
-    assert found(world, orders) == {}
-    assert act("resume", target=orders)[0] == 200
-    world.eventually(lambda: found(world, orders) == {b"paused": 1}, "what was paused")
-    status, (row,) = act("fire", receipt=row["receipt"])
-    assert (status, row["outcome"]) == (200, "cancelled")
-    world.eventually(lambda: found(world, orders).keys() == {b"paused", b"fired"}, "what was fired")
-    status, (row,) = act("cancel", receipt=row["receipt"])
-    assert (status, row["outcome"]) == (409, "too late")
-    assert act("cancel", id="cancelled") == (404, [])
-    assert said(process).count("action cancel") == 4
-    assert token not in said(process)
-    process.terminate()
-    assert end(process) == 0, said(process)
-    assert "Traceback" not in said(process)
