@@ -9,72 +9,15 @@ import pytest
 
 pytest.importorskip("duckdb")
 
-import pulsar
 
 from delaylevel.cluster.rest.admin import Admin
-from delaylevel.inspection import Inspector, Selection, Window
+from delaylevel.inspection import Inspector, Selection
 from delaylevel.model.clock import SystemClock
-from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow, LevelTopicDescription
+from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from support.world import RealWorld
 
-HOUR, DAY = 3_600_000, 86_400_000
-LEVELS = Levels(
-    [
-        PartitionStrategy(maximum_delay=timedelta(days=6)),
-        PartitionStrategy(partition_by="HOUR", maximum_delay=timedelta(days=1)),
-    ]
-)
-COUNT = 1500
-
-
-@pytest.fixture
-def filled(world: RealWorld) -> tuple[LevelTopicDescription, dict[str, int]]:
-    """A level topic with messages in both levels and the window, and their due times by number."""
-    description = world.level_topic(LEVELS)
-    now = SystemClock().now_ms()
-    outcomes: dict[Any, Any] = {}
-    with world.client().create_producer(
-        description.targets[0], enable_delay_level_topic=True
-    ) as producer:
-        due = {str(n): now + 600_000 + n * (5 * DAY // COUNT) for n in range(COUNT)}
-        for number, due_ms in due.items():
-            producer.send_async(
-                b"x" * int(number),
-                outcomes.setdefault,
-                deliver_at=due_ms,
-                partition_key=f"k{int(number) % 10}",
-                properties={"number": number},
-            )
-    assert list(outcomes) == [pulsar.Result.Ok]
-    return description, due
-
-
-def test_every_message_is_seen_once_and_no_subscription_is_left_behind(
-    world: RealWorld, filled: tuple[LevelTopicDescription, dict[str, int]]
-) -> None:
-    description, due = filled
-    look = Inspector(world.plain_client, world.admin, description.targets[0])
-    rows = list(look.rows())
-    assert [row.due_ms for row in rows] == sorted(due.values())
-    assert {row.properties["number"]: row.due_ms for row in rows} == due
-    assert all(row.size == int(row.properties["number"]) for row in rows)
-    for exact in (False, True):
-        found = look.horizon(exact=exact)
-        assert found.exact
-        for row in found.within:
-            limit = found.now_ms + (DAY * 400 if row.within_ms is None else row.within_ms)
-            assert row.messages == sum(at < limit for at in due.values()), row.label
-    some = Window(rows[700].due_ms, rows[720].due_ms)
-    chosen = Selection(some, where="size % 2 = 0")
-    wanted = [row for row in rows[700:720] if row.size % 2 == 0]
-    assert list(look.rows(chosen)) == wanted
-    assert look.average("size", chosen).total == sum(row.size for row in wanted)
-    assert look.table(columns=["key"]).num_rows == COUNT
-    assert look.find(rows[-1].id) == [rows[-1]]
-    for member in description.members():
-        for stats in world.admin.partitioned_stats(member.topic).values():
-            assert stats.subscriptions.keys() == {SUBSCRIPTION}
+HOUR = 3_600_000
 
 
 def fronts(admin: Admin, description: LevelTopicDescription) -> dict[Any, Any]:

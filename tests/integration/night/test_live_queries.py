@@ -7,43 +7,37 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from datetime import timedelta
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 pytest.importorskip("duckdb")
 pytest.importorskip("prometheus_client")
 
-import pulsar
 
-from delaylevel.dispatcher import Dispatcher, DispatchSettings
+from delaylevel.dispatcher import Dispatcher
 from delaylevel.dispatcher.status import DispatchCollector
 from delaylevel.inspection import Inspector, Selection, Window
 from delaylevel.model.clock import SystemClock
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription
 from delaylevel.model.strategy import Levels, PartitionBy, PartitionStrategy
 from delaylevel.prometheus import serve
-from support.background import Serving
 from support.world import RealWorld
 
 LEVELS = Levels(
     [PartitionStrategy(partition_by=PartitionBy.HOUR, maximum_delay=timedelta(hours=4))]
 )
 COUNT = 300
+HOUR = 3_600_000
 
 
 @pytest.fixture
-def run(world: RealWorld, tmp_path: Path) -> Iterator[Callable[..., tuple[Dispatcher, int]]]:
+def run(world: RealWorld) -> Iterator[Callable[..., tuple[Dispatcher, int]]]:
     """``run(description)``: start a dispatcher with its HTTP service; return the port."""
     with ExitStack() as stack:
 
         def start(description: LevelTopicDescription) -> tuple[Dispatcher, int]:
-            settings = DispatchSettings(tmp_path / description.name.local, memory_bytes=4 << 20)
-            dispatcher = Dispatcher(world.plain_client, world.admin, [description.topic], settings)
-            port = stack.enter_context(serve(DispatchCollector(dispatcher), 0))
-            stack.enter_context(Serving(dispatcher))
-            return dispatcher, port
+            dispatcher = world.serving(description).dispatcher
+            return dispatcher, stack.enter_context(serve(DispatchCollector(dispatcher), 0))
 
         yield start
 
@@ -56,41 +50,17 @@ def filled(world: RealWorld) -> LevelTopicDescription:
     )
     chosen = random.Random(5)
     now = SystemClock().now_ms()
-    outcomes: dict[Any, Any] = {}
-    with world.client().create_producer(
-        description.targets[0], enable_delay_level_topic=True
-    ) as producer:
+    (orders,) = description.targets
+    with world.client().create_producer(orders, enable_delay_level_topic=True) as producer:
         for number in range(COUNT):
             producer.send_async(
                 b"x" * chosen.randrange(2_000),
-                outcomes.setdefault,
-                deliver_at=now + 60_000 + chosen.randrange(3 * 3_600_000),
+                None,
+                deliver_at=now + 60_000 + chosen.randrange(3 * HOUR),
                 partition_key=f"k{number % 7}" if number % 2 else None,
                 properties={"amount": str(number / 4) if number % 5 else "unknown"},
             )
-    assert list(outcomes) == [pulsar.Result.Ok]
     return description
-
-
-def check(world: RealWorld, topic: str, due: Window, answered: int) -> list[Any]:
-    """Compare both ways for some selections; return the rows of the range."""
-    live = Inspector(world.plain_client, world.admin, topic)
-    read = Inspector(world.plain_client, world.admin, topic, live=False)
-    assert live.live is not None
-    assert len(live.live.ask("counts").owners) == answered
-    assert live.live.refusals == {}
-    rows = list(live.rows(Selection(due)))
-    assert rows == list(read.rows(Selection(due)))
-    chosen = Selection(due, where="size > 1000", key="k3")
-    assert list(live.rows(chosen)) == list(read.rows(chosen))
-    for attribute in ("amount", "size"):
-        found, other = (look.average(attribute, Selection(due)) for look in (live, read))
-        assert (found.messages, found.counted) == (other.messages, other.counted)
-        assert found.messages == len(rows)
-        assert found.mean == (None if other.mean is None else pytest.approx(other.mean))
-        assert (found.least, found.most) == (other.least, other.most)
-    assert list(live.rows(Selection(due), limit=20)) == list(read.rows(Selection(due), limit=20))
-    return rows
 
 
 def test_what_a_dispatcher_has_not_read_yet_is_read_from_the_topic(
@@ -105,19 +75,36 @@ def test_what_a_dispatcher_has_not_read_yet_is_read_from_the_topic(
         lambda: len(found := dispatcher.stats()) == 3 and all(x.caught_up for x in found.values()),
         "owners of all partitions",
     )
-    monkeypatch.setattr(
-        "delaylevel.dispatcher.fetcher.PartitionReader.receive",
-        lambda _, timeout_ms: time.sleep(0.05),
-    )
+    receive = "delaylevel.dispatcher.fetcher.PartitionReader.receive"
+    monkeypatch.setattr(receive, lambda _, timeout_ms: time.sleep(0.05))
     now = SystemClock().now_ms()
-    due = Window(now, now + 3_600_000)
-    before = len(check(world, filled.topic, due, 3))
-    with world.client().create_producer(
-        filled.targets[0], enable_delay_level_topic=True
-    ) as producer:
+    due = Window(now, now + HOUR)
+
+    def count() -> int:
+        """Compare both ways for some selections; return the number of rows of the range."""
+        live, read = (
+            Inspector(world.plain_client, world.admin, filled.topic, live=live)
+            for live in (True, False)
+        )
+        assert live.live is not None
+        assert len(live.live.ask("counts").owners) == 3
+        assert live.live.refusals == {}
+        for chosen in (Selection(due), Selection(due, where="size > 1000", key="k3")):
+            assert list(live.rows(chosen)) == list(read.rows(chosen))
+            assert list(live.rows(chosen, limit=20)) == list(read.rows(chosen, limit=20))
+        for attribute in ("amount", "size"):
+            found, other = (look.average(attribute, Selection(due)) for look in (live, read))
+            assert (found.messages, found.counted) == (other.messages, other.counted)
+            assert found.mean == pytest.approx(other.mean)
+            assert (found.least, found.most) == (other.least, other.most)
+        return found.messages
+
+    before = count()
+    (orders,) = filled.targets
+    with world.client().create_producer(orders, enable_delay_level_topic=True) as producer:
         for number in range(30):
-            producer.send(b"late", deliver_at=now + 1_800_000 + number)
-    assert len(check(world, filled.topic, due, 3)) == before + 30
+            producer.send(b"late", deliver_at=now + HOUR // 2 + number)
+    assert count() == before + 30
 
 
 def test_an_answer_of_another_process_does_not_count(
