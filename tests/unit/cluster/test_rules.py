@@ -29,12 +29,11 @@ from delaylevel.testing import MemoryPulsar
 from delaylevel.topics import registry
 
 LEVELS = Levels(PartitionStrategy(maximum_delay=timedelta(days=30)))
-ORDERS = TopicName.parse("a/b/orders")
 DESCRIPTION = LevelTopicDescription(
-    "a/b/orders-delay-level", LEVELS, (ORDERS.full,), final_window=FinalWindow.TRACKER
+    "a/b/orders-delay-level", LEVELS, ("a/b/orders",), final_window=FinalWindow.TRACKER
 )
 HELD_BACK = BacklogQuota("destination_storage", 10 << 30, None, "producer_request_hold")
-EVICTED = BacklogQuota("destination_storage", 10 << 30, None, "consumer_backlog_eviction")
+EVICTED = replace(HELD_BACK, policy="consumer_backlog_eviction")
 KNOWN = BrokerSettings(
     cluster="here",
     topic_policies=True,
@@ -43,16 +42,13 @@ KNOWN = BrokerSettings(
     backlog_quotas=(HELD_BACK,),
 )
 UNSET = NamespacePolicies()
+DAYS_30 = 30 * 86_400
+BOTH = {"replication_clusters": frozenset({"here", "there"})}
+EXCLUSIVE = {"subscription_types": frozenset({"Exclusive"})}
 
 
-def says(policies: NamespacePolicies = UNSET, **settings: Any) -> list[str]:
-    """Return what stands in the way of a creation."""
-    facts = Facts(DESCRIPTION, policies, replace(KNOWN, **settings))
-    return [str(each) for each in violations(facts)]
-
-
-def test_a_default_broker_obeys_the_rules() -> None:
-    assert says() == []
+def ages(seconds: int, policy: str = "producer_exception") -> dict[str, Any]:
+    return {"backlog_quotas": (BacklogQuota("message_age", None, seconds, policy),)}
 
 
 def test_every_policy_of_ours_lifts_a_limit() -> None:
@@ -62,154 +58,132 @@ def test_every_policy_of_ours_lifts_a_limit() -> None:
         assert value == kept.get(name, lifted), name
 
 
-def test_a_broker_without_policies_for_topics_is_refused() -> None:
-    (line,) = says(topic_policies=False)
-    assert "topicLevelPoliciesEnabled=true" in line
-    assert says(topic_policies=None) == [], "this role may not read it: the broker itself answers"
-
-
 @pytest.mark.parametrize(
-    ("authorization", "found"), [(False, 0), (True, 1), (None, 1)], ids=["off", "on", "unknown"]
-)
-def test_the_prefix_of_subscriptions_matters_where_roles_do(
-    authorization: bool | None, found: int
-) -> None:
-    lines = says(NamespacePolicies(subscription_prefix=True), authorization=authorization)
-    assert len(lines) == found
-    assert all("set-subscription-auth-mode a/b" in line for line in lines)
-
-
-def test_an_encryption_that_is_required_is_a_problem_wherever_it_is() -> None:
-    (line,) = says(NamespacePolicies(encryption_required=True))
-    assert "set-encryption-required a/b --disable" in line
-    (line,) = says(encryption_required=True)
-    assert "a superuser" in line
-    elsewhere = TopicName.parse("x/y/orders")
-    targets = {elsewhere: (NamespacePolicies(encryption_required=True), TopicPolicies())}
-    (found,) = violations(Facts(DESCRIPTION, UNSET, KNOWN, targets=targets))
-    assert "x/y" in found.says
-
-
-@pytest.mark.parametrize(("own", "found"), [(None, 1), (-1, 0), (0, 0), (1, 1), (2, 0)])
-def test_a_target_has_its_own_limit_of_producers(own: int | None, found: int) -> None:
-    targets = {ORDERS: (NamespacePolicies(max_producers=1), TopicPolicies(max_producers=own))}
-    assert len(violations(Facts(DESCRIPTION, UNSET, KNOWN, targets=targets))) == found
-
-
-def test_types_of_a_target_matter_only_where_the_broker_delays() -> None:
-    exclusive = NamespacePolicies(subscription_types=frozenset({"Exclusive"}))
-    facts = Facts(DESCRIPTION, UNSET, KNOWN, targets={ORDERS: (exclusive, TopicPolicies())})
-    assert violations(facts) == []
-    broker = replace(DESCRIPTION, final_window=FinalWindow.BROKER)
-    (line,) = violations(replace(facts, description=broker))
-    assert "early" in line.says
-
-
-def test_an_expiration_of_subscriptions_is_a_problem() -> None:
-    (own,) = says(NamespacePolicies(subscription_expiration_min=90))
-    assert says(subscription_expiration_min=90) == [own]
-    assert "1h30m" in own
-    assert "set-subscription-expiration-time a/b --time 0" in own
-    assert (
-        says(NamespacePolicies(subscription_expiration_min=0), subscription_expiration_min=9) == []
-    )
-
-
-def test_quotas_that_evict_messages_are_a_problem() -> None:
-    (evicts,) = says(backlog_quotas=(EVICTED,))
-    assert "10,737,418,240 bytes" in evicts
-    assert "set-backlog-quota a/b --type destination_storage --limit -1" in evicts
-    assert says(NamespacePolicies(backlog_quotas=(HELD_BACK,)), backlog_quotas=(EVICTED,)) == []
-    days_30 = 30 * 86_400
-    for seconds, count in ((days_30, 1), (days_30 + 1, 0)):
-        age = BacklogQuota("message_age", None, seconds, "producer_exception")
-        assert len(says(NamespacePolicies(backlog_quotas=(age,)))) == count
-    old = BacklogQuota("message_age", None, days_30 * 99, "consumer_backlog_eviction")
-    (line,) = says(NamespacePolicies(backlog_quotas=(old,)))
-    assert "--limitTime -1" in line
-
-
-def test_replication_is_a_problem_where_the_own_cluster_is_not_known() -> None:
-    both = NamespacePolicies(replication_clusters=frozenset({"here", "there"}))
-    assert says(both) == []
-    assert "here, there" in says(both, cluster=None)[0]
-    one = NamespacePolicies(replication_clusters=frozenset({"here"}))
-    assert says(one, cluster=None) == []
-    local = TopicPolicies(**{**vars(OURS), "replication_clusters": frozenset({"here"})})
-    facts = Facts(DESCRIPTION, both, replace(KNOWN, cluster=None), {ORDERS: local})
-    assert violations(facts) == []
-
-
-@pytest.mark.parametrize(
-    ("policies", "settings", "words"),
+    ("namespace", "broker", "said"),
     [
-        (UNSET, KNOWN, "10,737,418,240 bytes"),
-        (UNSET, BrokerSettings(), "subscriptionExpirationTimeMinutes"),
-        (UNSET, BrokerSettings(backlog_quotas=(EVICTED,)), None),
-        (NamespacePolicies(subscription_expiration_min=0), BrokerSettings(), None),
+        ({}, {}, None),
+        ({}, {"topic_policies": False}, ["topicLevelPoliciesEnabled=true"]),
+        ({}, {"topic_policies": None}, None),  # not known: the broker itself answers
+        ({"subscription_prefix": True}, {}, None),
+        *(
+            ({"subscription_prefix": True}, {"authorization": on}, ["auth-mode a/b"])
+            for on in (True, None)
+        ),
+        ({"encryption_required": True}, {}, ["set-encryption-required a/b --disable"]),
+        ({}, {"encryption_required": True}, ["a superuser"]),
+        ({"subscription_expiration_min": 90}, {}, ["1h30m", "expiration-time a/b --time 0"]),
+        ({}, {"subscription_expiration_min": 90}, ["1h30m"]),
+        ({"subscription_expiration_min": 0}, {"subscription_expiration_min": 9}, None),
+        (
+            {},
+            {"backlog_quotas": (EVICTED,)},
+            ["10,737,418,240 bytes", "quota a/b --type destination_storage --limit -1"],
+        ),
+        ({"backlog_quotas": (HELD_BACK,)}, {"backlog_quotas": (EVICTED,)}, None),
+        (ages(DAYS_30), {}, ["blocks producers once a message is 30d", "--limitTime -1"]),
+        (ages(DAYS_30 + 1), {}, None),
+        (ages(DAYS_30 * 99, EVICTED.policy), {}, ["throws", "--limitTime -1"]),
+        (BOTH, {}, None),  # a policy of ours keeps each topic in its cluster
+        (BOTH, {"cluster": None}, ["here, there"]),
+        ({"replication_clusters": frozenset({"here"})}, {"cluster": None}, None),
+    ],
+)
+def test_what_stands_in_the_way_of_a_creation(
+    namespace: dict[str, Any], broker: dict[str, Any], said: list[str] | None
+) -> None:
+    facts = Facts(DESCRIPTION, NamespacePolicies(**namespace), replace(KNOWN, **broker))
+    found = [str(each) for each in violations(facts)]
+    assert len(found) == bool(said)
+    assert all(words in found[0] for words in said or ())
+
+
+def test_replication_by_an_unknown_cluster_is_harmless_where_topics_are_kept_in_one() -> None:
+    local = replace(OURS, replication_clusters=frozenset({"here"}))
+    unknown = replace(KNOWN, cluster=None)
+    topics = {DESCRIPTION.name: local}
+    assert violations(Facts(DESCRIPTION, NamespacePolicies(**BOTH), unknown, topics)) == []
+
+
+@pytest.mark.parametrize(
+    ("window", "policies", "own", "said"),
+    [
+        (FinalWindow.TRACKER, {"encryption_required": True}, {}, "x/y refuses producers"),
+        (FinalWindow.TRACKER, {"max_producers": 1}, {}, "policy of namespace x/y"),
+        (FinalWindow.TRACKER, {"max_producers": 1}, {"max_producers": 0}, None),
+        (FinalWindow.TRACKER, {"max_producers": 1}, {"max_producers": -1}, None),
+        (FinalWindow.TRACKER, {}, {"max_producers": 1}, "policy of the topic"),
+        (FinalWindow.TRACKER, {}, {"max_producers": 2}, None),
+        (FinalWindow.BROKER, EXCLUSIVE, {}, "early"),
+        (FinalWindow.TRACKER, EXCLUSIVE, {}, None),
+    ],
+)
+def test_a_target_has_its_own_rules(
+    window: FinalWindow, policies: dict[str, Any], own: dict[str, Any], said: str | None
+) -> None:
+    target = TopicName.parse("x/y/orders")
+    targets = {target: (NamespacePolicies(**policies), TopicPolicies(**own))}
+    described = replace(DESCRIPTION, final_window=window)
+    found = [each.says for each in violations(Facts(described, UNSET, KNOWN, targets=targets))]
+    assert len(found) == bool(said)
+    assert said is None or said in found[0]
+
+
+@pytest.mark.parametrize(
+    ("namespace", "settings", "words"),
+    [
+        ({}, KNOWN, "10,737,418,240 bytes"),
+        ({}, BrokerSettings(), "subscriptionExpirationTimeMinutes"),
+        ({}, BrokerSettings(backlog_quotas=(EVICTED,)), None),
+        ({"subscription_expiration_min": 0}, BrokerSettings(), None),
     ],
 )
 def test_notes_on_what_only_blocks_and_on_what_cannot_be_read(
-    policies: NamespacePolicies, settings: BrokerSettings, words: str | None
+    namespace: dict[str, Any], settings: BrokerSettings, words: str | None
 ) -> None:
-    found = notes(DESCRIPTION, policies, settings)
+    found = notes(DESCRIPTION, NamespacePolicies(**namespace), settings)
     assert [words in line for line in found if words] == ([] if words is None else [True])
 
 
-class Rules:
-    """An admin interface of which a test replaces some methods."""
-
-    def __init__(self, admin: Any) -> None:
-        self._admin = admin
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._admin, name)
-
-
-@pytest.mark.parametrize(
-    ("error", "advice"),
-    [
+def test_an_error_of_a_service_names_the_command_that_finds_a_rule() -> None:
+    command = "`delaylevel doctor persistent://a/b/orders-delay-level`"
+    for error, advice in (
         (BrokerError("no producer"), True),
         (BrokerUnreachableError("away"), False),  # which says it all
         (ValueError("a bug"), False),
-    ],
-)
-def test_an_error_of_a_service_names_the_command_that_finds_a_rule(
-    error: Exception, advice: bool
+    ):
+        text = advised(DESCRIPTION, error)
+        assert text.startswith(str(error))
+        assert (command in text) == advice
+
+
+@pytest.fixture
+def memory() -> MemoryPulsar:
+    memory = MemoryPulsar(namespaces=["a/b"])
+    registry.create(memory.admin, DESCRIPTION)
+    return memory
+
+
+def test_policies_that_were_removed_are_found_and_set_again(memory: MemoryPulsar) -> None:
+    window = DESCRIPTION.window_topic
+    memory.admin.set_topic_policies(window, TopicPolicies(message_ttl_s=9, max_producers=1))
+    (found,) = violations(read(memory.admin, DESCRIPTION))
+    assert found.says.startswith(f"{window} lacks policies of ours (max_producers, message_ttl_s)")
+    assert "levels create" in found.remedy
+    registry.create(memory.admin, DESCRIPTION)
+    assert violations(read(memory.admin, DESCRIPTION)) == []
+
+
+def test_a_broker_that_refuses_policies_of_topics_is_named(
+    memory: MemoryPulsar, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    text = advised(DESCRIPTION, error)
-    assert text.startswith(str(error))
-    assert ("`delaylevel doctor persistent://a/b/orders-delay-level`" in text) == advice
-
-
-def test_policies_that_were_removed_are_found_and_set_again() -> None:
-    with MemoryPulsar(namespaces=["a/b"]) as memory:
-        description = registry.create(memory.admin, DESCRIPTION)
-        assert violations(read(memory.admin, description)) == []
-        window, stored = description.window_topic, memory._broker.policies  # type: ignore[attr-defined]
-        stored[window] = replace(OURS, message_ttl_s=None, max_producers=1)
-        (found,) = violations(read(memory.admin, description))
-        assert found.says.startswith(
-            f"{window} lacks policies of ours (max_producers, message_ttl_s)"
-        )
-        assert "levels create" in found.remedy
-        registry.create(memory.admin, description)
-        assert violations(read(memory.admin, description)) == []
-
-
-def test_a_broker_that_refuses_policies_of_topics_is_named() -> None:
     """A role that may not read the settings of the broker learns it from the broker's answer."""
-    refused = PermissionDeniedError("disabled", status=405)
-    with MemoryPulsar(namespaces=["a/b"]) as memory:
-        description = registry.create(memory.admin, DESCRIPTION)
-        unable = Rules(memory.admin)
 
-        def refuse(*_: object) -> None:
-            raise refused
+    def refuse(*_: object) -> None:
+        raise PermissionDeniedError("disabled", status=405)
 
-        unable.topic_policies = unable.set_topic_policies = refuse  # type: ignore[attr-defined]
-        admin: Any = unable
-        (found,) = violations(read(admin, description))
-        assert "topicLevelPoliciesEnabled" in found.remedy
-        with pytest.raises(UnsafeNamespaceError, match="topicLevelPoliciesEnabled"):
-            registry.create(admin, replace(description, topic="a/b/other"))
+    monkeypatch.setattr(memory.admin, "topic_policies", refuse)
+    monkeypatch.setattr(memory.admin, "set_topic_policies", refuse)
+    (found,) = violations(read(memory.admin, DESCRIPTION))
+    assert "topicLevelPoliciesEnabled" in found.remedy
+    with pytest.raises(UnsafeNamespaceError, match="topicLevelPoliciesEnabled"):
+        registry.create(memory.admin, replace(DESCRIPTION, topic="a/b/other"))
