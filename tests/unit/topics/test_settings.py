@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -13,6 +13,7 @@ import pytest
 from delaylevel import topics
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.errors import (
+    InvalidInputError,
     LevelTopicError,
     NotFoundError,
     StrategyMismatchError,
@@ -21,10 +22,10 @@ from delaylevel.errors import (
 from delaylevel.model.level_topic import (
     DESCRIPTION_PROPERTY,
     Expired,
+    LevelTopicDescription,
     MissingTarget,
     Role,
 )
-from delaylevel.model.topic_name import TopicName
 from delaylevel.testing import ManualClock, MemoryPulsar
 from delaylevel.topics.lifecycle import (
     change_settings,
@@ -40,6 +41,7 @@ from support.fakes import describe
 WANTED = describe()
 LONGER = longer_levels(WANTED.levels, timedelta(days=60))
 CLOCK = ManualClock(1_800_000_000_000)
+Change = Callable[[TopicAdmin], LevelTopicDescription]
 
 
 @pytest.fixture
@@ -78,158 +80,85 @@ def test_applications_may_follow_the_outcomes(memory: MemoryPulsar) -> None:
     assert names == {("spy", Role.WINDOW)}
 
 
-CHANGES: dict[str, Callable[[TopicAdmin], object]] = {
-    "missing target": lambda admin: change_settings(
-        admin, WANTED.topic, on_missing_target=MissingTarget.DROP
-    ),
-    "expiry": lambda admin: change_settings(admin, WANTED.topic, expire_after_ms=7),
-    "expired": lambda admin: change_settings(admin, WANTED.topic, expired=Expired.DEAD_LETTER),
-    "attribute": lambda admin: change_settings(admin, WANTED.topic, attribute="amount"),
+def setting(**values: Any) -> Change:
+    return lambda admin: change_settings(admin, WANTED.topic, **values)
+
+
+CHANGES: dict[str, Change] = {
+    "drop": setting(on_missing_target=MissingTarget.DROP),
+    "dead letter": setting(on_missing_target=MissingTarget.DEAD_LETTER),
+    "expiry": setting(expire_after_ms=7),
+    "expiry and treatment": setting(expire_after_ms=9, expired=Expired.DEAD_LETTER),
+    "amount": setting(attribute="amount"),
+    "weight": setting(attribute="weight"),
     "pause": lambda admin: pause(admin, WANTED.topic, "orders", CLOCK),
     "pause of all": lambda admin: pause(admin, WANTED.topic, None, CLOCK),
     "resume": lambda admin: resume(admin, WANTED.topic, "old", CLOCK, 500),
+    "resume slowly": lambda admin: resume(admin, WANTED.topic, "old", CLOCK, 700),
     "target": lambda admin: topics.create(admin, describe(targets=("orders", "more"))),
     "expansion": lambda admin: expand(admin, WANTED.topic, LONGER),
 }
 
 
-def two_targets() -> MemoryPulsar:
-    """Return a Pulsar with a level topic of two targets, one of them paused."""
-    memory = MemoryPulsar()
-    topics.create(memory.admin, describe(targets=("orders", "old")))
-    pause(memory.admin, WANTED.topic, "old", CLOCK)
-    return memory
+class Changing:
+    """A Pulsar with a level topic of two targets, one of them paused, and what was done to it."""
+
+    def __init__(self, *changes: str) -> None:
+        self.memory, self.refused = MemoryPulsar(), list[str]()
+        topics.create(self.memory.admin, describe(targets=("orders", "old")))
+        pause(self.memory.admin, WANTED.topic, "old", CLOCK)
+        for name in changes:
+            self.make(name)
+
+    def make(self, name: str) -> None:
+        try:
+            self.told = CHANGES[name](self.memory.admin)
+        except (LevelTopicError, StrategyMismatchError, InvalidInputError):
+            self.refused.append(name)
+            self.told = None
+
+    @property
+    def found(self) -> LevelTopicDescription | None:
+        return topics.find(self.memory.admin, WANTED.topic)
+
+    def make_both(self, change: str, meanwhile: str, call: str, at: int) -> bool:
+        """Make the second change before a call of the first; False if it has fewer calls."""
+        real, count = getattr(self.memory.admin, call), itertools.count(1)
+
+        def called(*values: Any, **named: Any) -> Any:
+            if next(count) == at:
+                self.make(meanwhile)
+            return real(*values, **named)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(self.memory.admin, call, called)
+            self.make(change)
+        return next(count) > at
 
 
 @pytest.mark.parametrize("meanwhile", CHANGES)
 @pytest.mark.parametrize("change", CHANGES)
-def test_no_change_takes_back_one_that_was_made_meanwhile(
-    change: str, meanwhile: str, monkeypatch: pytest.MonkeyPatch
+def test_two_changes_at_once_are_made_one_after_the_other_or_refused(
+    change: str, meanwhile: str
 ) -> None:
-    """The second change is made between the reads of the first one and its last write."""
-    if change == meanwhile or {change, meanwhile} == {"target", "expansion"}:
-        return  # the next two tests
-
-    one_by_one, memory = two_targets(), two_targets()
-    for name in (change, meanwhile):
-        CHANGES[name](one_by_one.admin)
-    write, waiting = memory.admin.set_properties, [CHANGES[meanwhile]]
-
-    def interrupted(topic: TopicName, properties: Mapping[str, str]) -> None:
-        last = change != "expansion" or DESCRIPTION_PROPERTY in properties
-        if last and waiting:
-            waiting.pop()(memory.admin)
-        write(topic, properties)
-
-    monkeypatch.setattr(memory.admin, "set_properties", interrupted)
-    CHANGES[change](memory.admin)
-    assert not waiting
-    assert topics.find(memory.admin, WANTED.topic) == topics.find(one_by_one.admin, WANTED.topic)
-
-
-#: Two changes of each setting, to different values.
-CONTRARY: dict[str, tuple[Callable[[TopicAdmin], object], Callable[[TopicAdmin], object]]] = {
-    "missing target": (
-        lambda admin: change_settings(admin, WANTED.topic, on_missing_target=MissingTarget.DROP),
-        lambda admin: change_settings(
-            admin, WANTED.topic, on_missing_target=MissingTarget.DEAD_LETTER
-        ),
-    ),
-    "expiry": (
-        lambda admin: change_settings(admin, WANTED.topic, expire_after_ms=7),
-        lambda admin: change_settings(admin, WANTED.topic, expire_after_ms=9),
-    ),
-    "expiry and treatment": (
-        lambda admin: change_settings(admin, WANTED.topic, expire_after_ms=7),
-        lambda admin: change_settings(
-            admin, WANTED.topic, expire_after_ms=9, expired=Expired.DEAD_LETTER
-        ),
-    ),
-    "attribute": (
-        lambda admin: change_settings(admin, WANTED.topic, attribute="amount"),
-        lambda admin: change_settings(admin, WANTED.topic, attribute="weight"),
-    ),
-    "pause": (
-        lambda admin: resume(admin, WANTED.topic, "old", CLOCK, 500),
-        lambda admin: resume(admin, WANTED.topic, "old", CLOCK, 700),
-    ),
-}
-
-
-@pytest.mark.parametrize("swapped", [False, True])
-@pytest.mark.parametrize("name", CONTRARY)
-def test_of_two_changes_of_one_setting_the_later_one_is_made_on_top_of_the_other(
-    name: str, swapped: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    earlier, later = CONTRARY[name][::-1] if swapped else CONTRARY[name]
-    one_by_one, memory = two_targets(), two_targets()
-    earlier(one_by_one.admin)
-    if name == "pause":  # it cannot be ended twice
-        pause(one_by_one.admin, WANTED.topic, "old", CLOCK)
-    later(one_by_one.admin)
-    write, waiting = memory.admin.set_properties, [earlier]
-
-    def interrupted(topic: TopicName, properties: Mapping[str, str]) -> None:
-        if waiting:
-            waiting.pop()(memory.admin)
-        write(topic, properties)
-
-    monkeypatch.setattr(memory.admin, "set_properties", interrupted)
-    told = later(memory.admin)
-    assert not waiting
-    assert told == topics.find(memory.admin, WANTED.topic)
-    assert told == topics.find(one_by_one.admin, WANTED.topic)
-
-
-def _made(change: str, memory: MemoryPulsar) -> bool:
-    """Make a change; False if it was refused."""
-    try:
-        CHANGES[change](memory.admin)
-    except (LevelTopicError, StrategyMismatchError):
-        return False
-    return True
-
-
-@pytest.mark.parametrize(
-    ("change", "meanwhile"), [("target", "expansion"), ("expansion", "target")]
-)
-@pytest.mark.parametrize("name", ["partitioned_metadata", "create_subscription", "set_properties"])
-def test_a_target_and_an_expansion_at_once_are_made_or_refused(
-    change: str, meanwhile: str, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One is made at each call of the other. Nothing that was made is lost at the end."""
-    both = two_targets()
-    assert _made(change, both)
-    assert _made(meanwhile, both)
-
-    def at_call(made_at: int) -> bool:
-        """Make the other change at a call; False if there are not as many calls."""
-        memory, calls, made = two_targets(), itertools.count(1), {}
-        call = getattr(memory.admin, name)
-
-        def interrupted(*values: Any, **named: Any) -> Any:
-            if next(calls) == made_at:
-                made[meanwhile] = _made(meanwhile, memory)
-            return call(*values, **named)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(memory.admin, name, interrupted)
-            made[change] = _made(change, memory)
-        if meanwhile not in made:
-            return False
-        found = topics.describe(memory.admin, WANTED.topic)
-        assert made["target"] == (len(found.targets) == 3)
-        assert made["expansion"] == (found.levels == LONGER)
-        assert any(made.values())
-        for each, done in made.items():
-            assert done or _made(each, memory)
-        assert topics.find(memory.admin, WANTED.topic) == topics.find(both.admin, WANTED.topic)
-        return True
-
-    places = 0
-    while at_call(places + 1):
-        places += 1
-    assert places
+    """What was refused is made when it is tried again: no change takes back another one."""
+    if change == meanwhile:
+        return
+    orders = [Changing(change, meanwhile).found, Changing(meanwhile, change).found]
+    calls = ["set_properties"]
+    if {change, meanwhile} == {"target", "expansion"}:
+        calls += ["partitioned_metadata", "create_subscription"]
+    for call in calls:
+        for at in itertools.count(1):
+            both = Changing()
+            if not both.make_both(change, meanwhile, call, at):
+                assert at > 1, "it made no such call"
+                break
+            assert len(both.refused) < 2
+            assert both.told in (None, both.found)
+            for name in both.refused.copy():
+                both.make(name)
+            assert both.found in orders
 
 
 @pytest.mark.parametrize("name", ["expired", "paused.x", "resumed.x"])
