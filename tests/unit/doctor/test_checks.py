@@ -118,7 +118,7 @@ class Cluster:
         return {each.check: each for each in found}
 
     def wrong(self) -> dict[str, str]:
-        """Return what each check says that finds a problem, with the remedies."""
+        """Return the words and remedies of each check that finds a problem."""
         return {
             each.check: f"{each.says} -> {'; '.join(each.remedies)}"
             for each in self.findings().values()

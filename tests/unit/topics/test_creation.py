@@ -46,9 +46,9 @@ MEMBERS = list(WANTED.members())
 
 
 class Between:
-    """A cluster in which something happens before each call, of which it gets the name and topic.
+    """A cluster in which something happens before each call, told its name and topic.
 
-    What it raises is the answer to the call.
+    An error that it raises is the answer to the call.
     """
 
     def __init__(self, admin: Any, happen: Callable[[str, TopicName], object]) -> None:
@@ -84,7 +84,7 @@ def failing(error: BaseException) -> Callable[[], None]:
 
 
 def on(name: str, topic: TopicName, act: Callable[[], object]) -> Callable[[str, TopicName], None]:
-    """Return what acts before one call for one topic, at each time."""
+    """Let something happen before each call of one kind for one topic."""
     return lambda called, of: act() if (called, of) == (name, topic) else None
 
 
@@ -156,7 +156,7 @@ def test_of_two_creations_at_once_one_strategy_is_made(
 
 
 class SlowToAppear:
-    """What happens if a new topic is reported as missing for the first lookups.
+    """Lookups of a new topic that report it as missing at first.
 
     A real broker behaves like this if another client creates the topic at the same moment. It
     refuses a second creation before it reports the topic as existing.
@@ -236,7 +236,7 @@ def test_the_undo_keeps_an_applications_topic_that_appears_meanwhile() -> None:
 
 @pytest.mark.parametrize("member", [MEMBERS[0], MEMBERS[1]], ids=["level topic", "another"])
 def test_the_undo_keeps_what_another_client_needs_to_finish_the_same_one(member: Member) -> None:
-    """That client creates one topic before our creation does, which is refused at the last one."""
+    """Another client is faster with one topic, and our creation is refused at the last one."""
     memory, last = MemoryPulsar(), WANTED.outcomes_topic
     plan = {MEMBER_PROPERTY: WANTED.topic, PLAN_PROPERTY: WANTED.to_json()}
 

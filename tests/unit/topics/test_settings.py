@@ -141,7 +141,7 @@ class Changing:
 def test_two_changes_at_once_are_made_one_after_the_other_or_refused(
     change: str, meanwhile: str
 ) -> None:
-    """What was refused is made when it is tried again: no change takes back another one."""
+    """No change takes back another one: after a second try of a refused one, both are made."""
     if change == meanwhile:
         return
     orders = [Changing(change, meanwhile).found, Changing(meanwhile, change).found]
