@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import logging
-import time
-from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import numpy as np
@@ -31,7 +28,7 @@ from delaylevel.dispatcher.journal.state import JournalState
 from delaylevel.errors import DelayLevelError, InvalidInputError
 from delaylevel.model.clock import Clock
 from delaylevel.structures.rows import DUE, ENTRY, LEDGER, Int64s, Rows
-from delaylevel.structures.segments.pending import PendingSegments, SpillWriteError
+from delaylevel.structures.segments.pending import PendingSegments
 
 from .pending import OpenMessages, PendingIndex, WaitingQueues
 from .positions import IdColumns, Mask, to_array
@@ -46,15 +43,8 @@ from .record import (
     joined,
 )
 
-log = logging.getLogger(__name__)
-
 # A call that finds only cancelled messages takes this many times the wanted number of them.
 _LOOKS = 20
-#: Pause between two attempts: when memory has become free, and otherwise (the disk may have space).
-_FREED_S = 0.05
-_REFUSED_S = 1.0
-#: Pause between two log entries about the same trouble, which may come and go many times a second.
-_LOG_S = 60.0
 
 
 class UnresolvedIntents:
@@ -265,13 +255,10 @@ class DelayQueue:
         return self.pending.memory_bytes + self.waiting.memory_bytes + 8 * ids
 
     def offer(self, fetched: FetchedBatch) -> OfferResult:
-        """Add messages from the window topic: all of them, or none.
+        """Add messages from the window topic, also beyond the memory budget.
 
         Args:
             fetched: messages in any order. Successive calls follow the order of the topic.
-
-        Raises:
-            SpillWriteError: the disk is full or fails, and the memory budget is used up.
         """
         rows = fetched.rows()
         if not len(fetched):
@@ -462,13 +449,14 @@ class DelayQueue:
         self.waiting.close()
 
     def _add(self, fetched: FetchedBatch, rows: Rows, positions: Int64s, tracked: Int64s) -> None:
-        """Add the tracked rows, except those in unresolved intents; an error changes nothing."""
+        """Add the tracked rows, except those in unresolved intents."""
         records = fetched.records
         withheld = self.unresolved.contains(positions[tracked])
         index = tracked[~withheld]
         if index.size:
             some = rows[:, index] if index.size < rows.shape[1] else rows
-            self.pending.put(some, [records[each] for each in index.tolist()])
+            # The messages are in memory already. Refused ones would have to wait there, too.
+            self.pending.put(some, [records[each] for each in index.tolist()], force=True)
         for each in tracked[withheld].tolist():
             record = as_plain(records[each])
             self.unresolved.keep(int(positions[each]), int(rows[DUE, each]), record)
@@ -514,123 +502,3 @@ class DelayQueue:
         """Forget released messages."""
         ids.remove_from(self.open.ids)
         self.cancelling.take_released(ids)
-
-
-# Fetched batches on their way into the delay queue, which refuses them while its disk is full.
-#
-# Order
-#     The low watermark passes everything up to the last position that the delay queue has accepted.
-#     A batch that is accepted before an earlier one would let the earlier one be acknowledged and
-#     lost. So batches wait in their order, and only the first one is offered.
-#
-# Reading ahead
-#     A batch gives its credit back to the fetcher when all of it is accepted. While batches wait,
-#     the fetcher therefore stops after the few batches that it may read ahead.
-#
-# Entry ends
-#     The fetcher may report the end of an entry whose messages still wait. The report has no effect
-#     until they are accepted: an entry is acknowledged as a whole only if the low watermark is the
-#     position directly after its last message.
-#
-# A takeover with a full disk
-#     A takeover publishes nothing until it has read all that was stored, so that earlier messages
-#     do not come after later ones. With a full disk, it would wait for ever: the rest is read only
-#     when memory becomes free, and memory becomes free only by publishing. So the first refusal
-#     ends the waiting, and the dispatcher publishes while batches wait. Messages in memory are
-#     released on time. Those that wait may be late, but they are neither lost nor released twice.
-#     If everything in memory is due much later, only space on the disk helps, or another dispatcher
-#     that has space.
-#
-# Size
-#     With a small budget, a whole batch may exceed the memory that can ever become free. So a
-#     refused batch is halved, down to single messages. Its first pieces are small then, and each is
-#     as large as all before it: the next attempt costs little more than what it brings in.
-class OfferQueue:
-    """Ordered queue of fetched batches that the delay queue has not accepted yet.
-
-    Args:
-        queue: the delay queue, which may use up its memory budget.
-        taken: function that is called when a whole batch is accepted.
-
-    Attributes:
-        refusal: the error of the last attempt; None if no batch waits.
-    """
-
-    def __init__(
-        self,
-        queue: DelayQueue,
-        name: str,
-        taken: Callable[[], None],
-        now_s: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.refusal: SpillWriteError | None = None
-        self._queue = queue
-        self._name = name
-        self._taken = taken
-        self._now_s = now_s
-        # Pieces of batches, each with True if it is the last one of its batch.
-        self._waiting: deque[tuple[FetchedBatch, bool]] = deque()
-        self._refused_s = 0.0
-        self._refused_bytes = 0
-        self._logged = "", 0.0
-
-    def __len__(self) -> int:
-        """Return the number of batches that wait, with the partly accepted one."""
-        return sum(is_last for _, is_last in self._waiting)
-
-    @property
-    def state(self) -> str:
-        """State of the owner that publishes: ``releasing``, ``disk full`` or ``disk error``."""
-        return "releasing" if self.refusal is None else self.refusal.state
-
-    @property
-    def retry_s(self) -> float | None:
-        """Monotonic time of the next attempt, in s; None if no batch waits."""
-        if self.refusal is None:
-            return None
-        freed = self._memory_bytes < self._refused_bytes
-        return self._refused_s + (_FREED_S if freed else _REFUSED_S)
-
-    def offer(self, batch: FetchedBatch | None = None) -> OfferResult:
-        """Offer a batch behind those that wait, if it is time to; None for only these.
-
-        Raises:
-            DelayLevelError: the delay queue cannot take the batch at all.
-        """
-        if batch is not None:
-            self._waiting.append((batch, True))
-        total, retry_s = OfferResult(0, 0, 0), self.retry_s
-        if retry_s is not None and self._now_s() < retry_s:
-            return total
-        while self._waiting:
-            piece, is_last = self._waiting[0]
-            try:
-                found = self._queue.offer(piece)
-            except SpillWriteError as error:
-                if len(piece) == 1:
-                    self._refuse(error)
-                    return total
-                first, rest = piece.split(len(piece) // 2)
-                self._waiting[0] = rest, is_last
-                self._waiting.appendleft((first, False))
-                continue
-            self._waiting.popleft()
-            total = OfferResult(*map(sum, zip(total, found, strict=True)))
-            if is_last:
-                self._taken()
-        self.refusal = None
-        return total
-
-    def _refuse(self, error: SpillWriteError) -> None:
-        now_s = self._now_s()
-        self.refusal = error
-        self._refused_s = now_s
-        self._refused_bytes = self._memory_bytes
-        reason, logged_s = self._logged
-        if error.reason != reason or now_s - logged_s >= _LOG_S:
-            self._logged = error.reason, now_s
-            log.error("%s: reading pauses: %s", self._name, error)
-
-    @property
-    def _memory_bytes(self) -> int:
-        return self._queue.pending.segments.memory_bytes

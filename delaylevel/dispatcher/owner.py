@@ -24,6 +24,7 @@ from typing import Any, TypeVar
 
 from delaylevel.cluster.failures import error_name, translate_errors
 from delaylevel.cluster.locks import PartitionLock
+from delaylevel.cluster.logs import RepeatedWarning
 from delaylevel.cluster.own_producers import DeadLetterTopic, Outgoing
 from delaylevel.cluster.scheduler import AT_ONCE, NEVER, Lanes, LaneTask
 from delaylevel.cluster.targets.pool import TargetPool
@@ -47,7 +48,7 @@ from delaylevel.structures.segments.pending import DamagedSegmentError, SpillErr
 from delaylevel.topics.roster import DescriptionCache
 
 from .assignment import window_sources
-from .delay_queue import DelayQueue, OfferQueue
+from .delay_queue import DelayQueue
 from .fetcher import CAUGHT_UP, EntryEnd, Fetcher
 from .host import PUBLISHING, TURNS, Host
 from .pending import overflow_segments, pending_segments
@@ -63,6 +64,8 @@ _BATCH = 1000
 # A takeover publishes nothing until it has read everything that was stored, or for this time.
 _CATCH_UP_S = 60.0
 _SNAPSHOT_BYTES = 8 << 20
+# Time between two attempts to write to a disk that took no more, while nothing is read.
+_DISK_S = 1.0
 _UNNUMBERED = "behind the first 1,024 messages of its batch: send batches of at most 1,024 messages"
 #: An event without content: there is something to process.
 WAKE = object()
@@ -246,6 +249,10 @@ class PartitionOwner:
         self._acknowledged = Position(-1, -1)
         # Number of the journal's last record of a low watermark; 0 if it is acknowledged.
         self._watermark_record = 0
+        # Batches whose room the fetcher does not have back, and the state if it has to wait for it.
+        self._without_room = 0
+        self._disk_state = ""
+        self._disk_warning = RepeatedWarning(log, self.topic, host.now_s)
 
     @property
     def stats(self) -> SharedOwnerStats:
@@ -279,9 +286,6 @@ class PartitionOwner:
         opened.callback(journal.close)
         delay_queue = self._queue = self._open_queue(host.description())
         opened.callback(delay_queue.close)
-        self._offers = OfferQueue(
-            delay_queue, self.topic, lambda: self._fetcher.batch_taken(), host.now_s
-        )
         set_aside: SetAsideTopics[Flight] = SetAsideTopics(host)
         opened.callback(set_aside.close)
         numbered = settings.delivery is Delivery.EFFECTIVELY_ONCE
@@ -373,7 +377,7 @@ class PartitionOwner:
         self.events.take_answered()
         self._journal.check()
         self._flights.process()
-        self._desk.process(everything_offered=not self._offers)
+        self._desk.process()
 
     def release(self) -> float:
         """Publish what is due once all is read; return the shortest pause before the next, in s."""
@@ -387,12 +391,12 @@ class PartitionOwner:
         return self._flights.pause_s
 
     def tidy_up(self) -> None:
-        """Offer refused batches again, acknowledge, and make a checkpoint, each at its time.
+        """Let reading go on, acknowledge, and make a checkpoint, each at its time.
 
         Raises:
             DelayLevelError: the partition has to be given up.
         """
-        self._offer(None)
+        self._read_on()
         if self._watermark_record:
             self._acknowledge()
         if self._host.now_s() >= self.next_checkpoint_s:
@@ -451,7 +455,9 @@ class PartitionOwner:
     def next_look_s(self) -> float | None:
         """Monotonic time of the next work without an event or a due time, in s, or None."""
         flights = self._flights
-        times = [self._offers.retry_s, flights.next_commit_s, self._desk.next_look_s]
+        times = [flights.next_commit_s, self._desk.next_look_s]
+        if self._without_room:
+            times.append(self._host.now_s() + _DISK_S)
         if flights.owes_answers or self._publisher.busy:
             is_calm = not flights.owes_answers and self.is_calm
             times.append(self._host.now_s() + (_CALM_S if is_calm else self.look_every_s))
@@ -529,7 +535,7 @@ class PartitionOwner:
     def _end_recovery(self) -> None:
         if not self.caught_up:
             self.caught_up = True
-            self.stats.set(state=self._offers.state)
+            self.stats.set(state=self._disk_state or "releasing")
 
     def _take_events(self, event: Any) -> None:
         fetched = 0
@@ -553,18 +559,31 @@ class PartitionOwner:
                 event(self._queue)
             event = None
 
-    def _offer(self, batch: FetchedBatch | None) -> None:
-        """Offer a batch; None: offer those again that were refused, if it is time to."""
-        if batch is None and not self._offers:
-            return
-        before = self._offers.state
+    def _offer(self, batch: FetchedBatch) -> None:
         with contextlib.nullcontext() if self.caught_up else TURNS.take(self.partition):
-            found = self._offers.offer(batch)
+            found = self._queue.offer(batch)
         self.stats.add(arrived=found.tracked + found.duplicates, duplicates=found.duplicates)
-        if self._offers:
-            self._end_recovery()  # the rest cannot be read before something is published
-        if self._offers.state != before:
-            self.stats.set(state=self._offers.state)
+        self._without_room += 1
+        self._read_on()
+
+    def _read_on(self) -> None:
+        """Give the fetcher room for further batches, unless there is none in memory or on disk."""
+        if not self._without_room:
+            return
+        refusal = self._queue.pending.segments.refusal()
+        before, self._disk_state = self._disk_state, "" if refusal is None else refusal.state
+        if refusal is None:
+            self._disk_warning.over()
+            while self._without_room:
+                self._without_room -= 1
+                self._fetcher.batch_taken()
+        else:
+            self._disk_warning.failed(f"reading pauses: {refusal}")
+            # Memory becomes free by publishing only. What is not read may be late for that, but it
+            # is neither lost nor released twice.
+            self._end_recovery()
+        if self._disk_state != before:
+            self.stats.set(state=self._disk_state or "releasing")
 
     # -- publishing and acknowledging
 

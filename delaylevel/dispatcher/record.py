@@ -551,23 +551,6 @@ class FetchedBatch:
         rows: Rows = np.array([self.due_ms, self.ledger_ids, self.entry_ids], dtype=np.int64)
         return rows
 
-    def split(self, count: int) -> tuple[FetchedBatch, FetchedBatch]:
-        """Return the first ``count`` messages, and the others."""
-        return self._between(0, count), self._between(count, len(self))
-
-    def _between(self, start: int, stop: int) -> FetchedBatch:
-        return FetchedBatch(
-            self.ledger_ids[start:stop],
-            self.entry_ids[start:stop],
-            self.due_ms[start:stop],
-            self.records[start:stop],
-            self.cancellations and sum(map(_is_read, self.records[start:stop])),
-        )
-
-
-def _is_read(record: tuple[Any, ...]) -> bool:
-    return type(record) is Cancellation
-
 
 class OfferResult(NamedTuple):
     """Counts of fetched messages by outcome; the other messages were already pending.

@@ -48,8 +48,7 @@ def write_clock(folder: Path, offset_ms: int) -> None:
 def small_disk() -> None:
     """Give window partitions little memory, and a disk that can be full."""
     from delaylevel.dispatcher import pending
-    from delaylevel.dispatcher.delay_queue import OfferQueue
-    from delaylevel.structures.segments.pending import PendingSegments
+    from delaylevel.structures.segments.pending import PendingSegments, SpillWriteError
     from support.fakes import SmallDisk
 
     class Disk(SmallDisk):
@@ -57,23 +56,23 @@ def small_disk() -> None:
             found = super().__getattribute__(name)
             return 0 if name == "free" and DISK_FULL.exists() else found
 
-    def make(directory: Path | None, *, budget_bytes: int, **options: Any) -> PendingSegments:
-        disk = Disk(1 << 60)
-        return PendingSegments(directory, budget_bytes=_MEMORY_BYTES, opener=disk, **options)
+    class Small(PendingSegments):
+        def __init__(self, directory: Path | None, *, budget_bytes: int, **options: Any) -> None:
+            disk = Disk(1 << 60)
+            super().__init__(directory, budget_bytes=_MEMORY_BYTES, opener=disk, **options)
 
-    refuse = OfferQueue._refuse
+        def refusal(self) -> SpillWriteError | None:
+            found = super().refusal()
+            if found is not None:
+                with REFUSED.open("ab") as file:
+                    file.write(b".")
+            return found
 
-    def count(self: OfferQueue, error: Any) -> None:
-        refuse(self, error)
-        with REFUSED.open("ab") as file:
-            file.write(b".")
-
-    pending.PendingSegments = make  # type: ignore[assignment, misc]
-    OfferQueue._refuse = count  # type: ignore[method-assign]
+    pending.PendingSegments = Small  # type: ignore[misc]
 
 
 def batches_refused(folder: Path) -> int:
-    """Return how often a part could not take a batch in, because its disk was full."""
+    """Return how often a part read no further batch, because its disk was full."""
     try:
         return (folder / REFUSED).stat().st_size
     except FileNotFoundError:

@@ -116,12 +116,12 @@ class CancellationDesk:
             return self._answer_s
         return now_s + _RETRY_S if self._unconfirmed or self._proof is not None else None
 
-    def process(self, everything_offered: bool = True) -> None:
+    def process(self) -> None:
         """Decide, publish outcomes, and release cancellations whose outcomes are stored."""
         if self._cancelling.undecided:
             self._decide()
         if self._cancelling.proof_ms is not None:
-            self._prove(everything_offered)
+            self._prove()
             if self._cancelling.undecided:
                 self._decide()
         if self._unconfirmed:
@@ -220,7 +220,7 @@ class CancellationDesk:
         self._again.append(decision)
         self._send_again_s = self._now_s() + _CREATE_AGAIN_S
 
-    def _prove(self, everything_offered: bool) -> None:
+    def _prove(self) -> None:
         """Find out if everything is read that was stored before some cancellations ended."""
         now_ms, proof_ms = self._host.clock.now_ms(), self._cancelling.proof_ms
         proof = self._proof
@@ -236,11 +236,11 @@ class CancellationDesk:
         # after the end of the wait.
         if proof.exception() is not None:
             self._proof, self._proof_s = None, self._now_s() + _RETRY_S
-        elif everything_offered:
-            last = proof.result()
-            if last is None or self._cancelling.has_read(pack_message(last)):
-                self._proof = None
-                self._cancelling.everything_is_read(self._asked_ms)
+            return
+        last = proof.result()
+        if last is None or self._cancelling.has_read(pack_message(last)):
+            self._proof = None
+            self._cancelling.everything_is_read(self._asked_ms)
 
     def _ask(self, answer: Future[Position | None]) -> None:
         """Look for the last stored message, in a thread of its own."""

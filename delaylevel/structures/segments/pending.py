@@ -274,8 +274,8 @@ class PendingSegments:
 
         Args:
             attribute: numbers, shape (n,); None for the sizes of the payloads.
-            force: True for rows that take no further memory, because the caller has kept them in
-                memory: they may exceed the budget.
+            force: True for rows that are in memory already, wherever they wait: they may exceed
+                the budget.
 
         Raises:
             SpillFullError: the disk is full, and the budget is used up.
@@ -306,6 +306,14 @@ class PendingSegments:
         if far.count:
             self._memory.add(far)
         self.tracker.put(rows)
+
+    def refusal(self) -> SpillWriteError | None:
+        """Try to write what is over the budget; return the error while that fails, None if not."""
+        if self._error is not None and self.memory_bytes > self.budget_bytes:
+            self._spill()
+            if self._error is not None and self.memory_bytes > self.budget_bytes:
+                return self._refused(self._error)
+        return None
 
     def read_due(self, now_ms: int | None = None, max_rows: int = 1000) -> tuple[Rows, list[bytes]]:
         """Remove due rows; return their due times and positions, in due order, and their payloads.
@@ -420,6 +428,6 @@ class PendingSegments:
         return _refusal_type(error)(
             f"the spill directory {self.directory} cannot be written ({reason_of(error)}) and the "
             f"memory budget of {self.budget_bytes} bytes is used up: {remedy}, or wait until "
-            "messages are released; this call added nothing",
+            "messages are released",
             reason=reason_of(error),
         )

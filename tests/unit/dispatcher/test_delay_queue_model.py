@@ -276,11 +276,7 @@ class World:
             [each.record for each in some],
             cancellations=sum(each.is_cancellation for each in some),
         )
-        if len(batch) > 1 and self.rng.random() < 0.3:
-            for part in batch.split(self.rng.randint(1, len(batch) - 1)):
-                self.queue.offer(part)
-        else:
-            self.queue.offer(batch)
+        self.queue.offer(batch)
         self.reader += len(some)
 
     # -- releases

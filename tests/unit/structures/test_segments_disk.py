@@ -45,11 +45,11 @@ class Fixture:
             **options,
         )
 
-    def add(self, count: int = 500, due_ms: int = 50_000) -> None:
+    def add(self, count: int = 500, due_ms: int = 50_000, *, force: bool = False) -> None:
         entries = np.arange(self.entries, self.entries + count)
         payloads = [b"%d" % entry + bytes(200) for entry in entries.tolist()]
         dues = T0 + due_ms + entries * 7919 % 100_000
-        self.store.append(np.array([dues, np.full(count, 5), entries]), payloads)
+        self.store.append(np.array([dues, np.full(count, 5), entries]), payloads, force=force)
         self.entries += count
 
     def add_until(self, state: str) -> None:
@@ -89,6 +89,20 @@ def test_errors_are_reported_as_what_they_are(tmp_path: Path, error: int, state:
     fix.now_ms += 1000
     fix.add()
     assert fix.store.state == "open"
+    fix.assert_complete()
+
+
+def test_a_refusal_ends_when_the_disk_takes_what_is_over_the_budget(tmp_path: Path) -> None:
+    small = SmallDisk(0)
+    fix = Fixture(tmp_path, opener=small)
+    fix.add_until_refused()
+    assert fix.store.refusal() is None  # the budget is not exceeded
+    fix.add(5_000, force=True)
+    assert isinstance(fix.store.refusal(), SpillFullError)
+    small.free = 1 << 30
+    assert isinstance(fix.store.refusal(), SpillFullError)  # the last attempt was a moment ago
+    fix.now_ms += 1000
+    assert fix.store.refusal() is None
     fix.assert_complete()
 
 
