@@ -25,21 +25,6 @@ _PROMPT_COMMAND = r"printf '\033]133;D;%s\007' $?"
 _SEQUENCE = re.compile(r"\x1b\][^\x07]*\x07|\x1b\[[0-?]*[ -/]*[@-~]|\x1b[=>()][AB0]?")
 
 
-class WrapScreen(pyte.HistoryScreen):
-    """A screen that remembers the rows whose text continued in the next row."""
-
-    def __init__(self, columns: int, lines: int) -> None:
-        self.continued: list[str] = []
-        super().__init__(columns, lines, history=_HISTORY)
-
-    def draw(self, data: str) -> None:
-        """Draw text, one character at a time."""
-        for one in data:
-            if self.cursor.x == self.columns and pyte.modes.DECAWM in self.mode:
-                self.continued.append(self.display[self.cursor.y])
-            super().draw(one)
-
-
 def _begin() -> None:
     # A program that a script runs in the background inherits that Ctrl-C is ignored.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -57,7 +42,7 @@ class Terminal:
         environment: Mapping[str, str] | None = None,
         folder: Path | None = None,
     ) -> None:
-        self.screen = WrapScreen(columns, lines)
+        self.screen = pyte.HistoryScreen(columns, lines, history=_HISTORY)
         self._stream = pyte.ByteStream(self.screen)
         self._raw = bytearray()
         self._lock = threading.Lock()
@@ -108,12 +93,6 @@ class Terminal:
         while rows and not rows[-1]:
             rows.pop()
         return rows
-
-    @property
-    def continued(self) -> list[str]:
-        """The rows whose text continued in the next row."""
-        with self._lock:
-            return list(self.screen.continued)
 
     def wait(self, timeout_s: float = 60.0) -> int:
         """Wait for the end of the program, and return its exit code."""
