@@ -10,10 +10,8 @@ from typing import Any
 import pytest
 
 from delaylevel import topics
-from delaylevel.model.clock import SystemClock
 from delaylevel.model.level_topic import SUBSCRIPTION
 from delaylevel.model.strategy import Levels, PartitionStrategy
-from delaylevel.model.topic_name import TopicName
 from support.world import RealWorld
 
 pytestmark = [pytest.mark.spark, pytest.mark.broker]
@@ -44,43 +42,6 @@ def test_once_leaves_messages_that_are_not_ready(
         return subscription.backlog_entries, subscription.consumers
 
     world.eventually(lambda: left() == (1, ()), "the end of the job's consumers")
-
-
-def test_a_deleted_target_delays_no_other_target(
-    world: RealWorld, spark_job: Callable[..., Any], parked: Callable[..., dict[str, str]]
-) -> None:
-    description = world.level_topic(BRIEF, ("orders", "others"), hold_pause_ms=500)
-    orders, others = description.targets
-    made = world.client()
-
-    def park(target: str, value: bytes) -> None:
-        with made.create_producer(
-            target, enable_delay_level_topic=True, delay_level_topic=description.topic
-        ) as producer:
-            for _ in range(20):
-                producer.send(value, deliver_after=timedelta(milliseconds=500))
-
-    with spark_job(description) as job:
-        job.ready()
-        park(orders, b"before")
-        world.eventually(lambda: len(world.stored(orders)) == 20, "messages in time")
-        park(others, b"0")
-        world.admin.delete(TopicName.parse(orders), force=True)
-        # This producer writes to the level topic only: the wrapper's would recreate the target.
-        level = world.plain_client.create_producer(description.level_topic(0).partition(0).full)
-        for _ in range(20):
-            level.send(b"after", properties=parked(SystemClock().now_ms()))
-        held = description.held_topic.full
-        world.eventually(lambda: len(world.stored(held)) >= 40, "a second attempt")
-        park(others, b"1")
-        world.eventually(lambda: len(world.stored(others)) == 40, "the other target's messages")
-        assert not world.admin.topic_exists(TopicName.parse(orders)), "the job recreated it"
-        world.plain_client.create_producer(orders).close()
-        world.eventually(lambda: len(world.stored(orders)) >= 20, "the held messages")
-        world.drained(description)
-    found = world.stored(orders)
-    assert [m.value for m in found] == [b"after"] * 20
-    assert len({m.properties["delaylevel.id"] for m in found}) == 20
 
 
 def test_targets_that_were_added_just_now_get_their_messages(
