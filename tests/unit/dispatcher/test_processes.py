@@ -19,7 +19,6 @@ from typing import Any
 import pytest
 
 from delaylevel.dispatcher import processes
-from delaylevel.dispatcher.assignment import GroupState, assign
 from delaylevel.dispatcher.processes import Processes, usable_cores
 from delaylevel.dispatcher.stats import OwnerStats
 from delaylevel.web.reports import LiveAnswer, QueryRefusedError
@@ -195,10 +194,3 @@ def test_the_cores_are_those_of_the_container(
     ):
         limit.write_text(text)
         assert usable_cores() == expected, text
-
-
-def test_shares_are_left_to_processes_that_are_about_to_join() -> None:
-    alone = GroupState(("a",), {})
-    assert assign(alone, "a", (), 4, ("a", "a-2")).acquire == (0, 1)
-    assert assign(alone, "a", (), 4).acquire == (0, 1, 2, 3)
-    assert assign(GroupState(("a", "b"), {}), "a", (), 4, ("a", "a-2", "a-3")).acquire == (0,)

@@ -6,10 +6,9 @@ import os
 import stat
 import threading
 from collections import Counter
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -72,18 +71,6 @@ def test_a_directory_that_cannot_be_used_is_an_error_at_the_start(tmp_path: Path
         dispatcher.run()
 
 
-@dataclass
-class EndedOwner:
-    """An owner that has lost its partition."""
-
-    partition: int = 1
-    failure: Exception | None = field(default_factory=lambda: BrokerError("lost"))
-    stats: SharedOwnerStats = field(default_factory=SharedOwnerStats)
-
-    def is_alive(self) -> bool:
-        return False
-
-
 class Group:
     """The membership in a group that cannot be read while the admin interface is away."""
 
@@ -93,52 +80,42 @@ class Group:
     def read_group(self) -> GroupState:
         if self.away:
             raise BrokerUnreachableError("no answer")
-        return GroupState(("me",), {0: "other", 1: "other"})
+        return GroupState(("me",), dict.fromkeys(range(3), "other"))
 
 
-def test_a_lost_partition_is_acquired_again_without_the_admin_interface(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(service, "_RETRY_S", 0.0)
-    acquired: list[int] = []
-    monkeypatch.setattr(Dispatcher, "_acquire", lambda _, topic, index: acquired.append(index))
-    description = describe(final_window=FinalWindow.TRACKER, window_partitions=2)
-    group: Any = Group()
-    served = ServedTopic(
-        DescriptionCache(lambda: description, description),
-        group,
-    )
-    ended: Any = EndedOwner()
-    served.owners[ended.partition] = ended
-    dispatcher = Dispatcher(UNUSED, UNUSED, [], DispatchSettings(tmp_path))
-    for _ in range(2):
-        with pytest.raises(BrokerUnreachableError):
-            dispatcher._reassign(served)
-    assert acquired == [1, 1], "and not partition 0, which it did not have"
-    group.away = False
-    acquired.clear()
-    served.probe_s = float("inf")
-    dispatcher._reassign(served)
-    assert not acquired, "another dispatcher has it"
-    assert not served.lost
-
-
-def test_a_partition_that_cannot_be_acquired_stops_no_other(
+def test_each_lost_partition_is_acquired_again_without_the_admin_interface(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tried: list[int] = []
 
     def acquire(dispatcher: Dispatcher, topic: ServedTopic, index: int) -> None:
         tried.append(index)
-        if index == 0:
+        if index == 1:
             raise BrokerUnreachableError("its broker is away")
 
+    monkeypatch.setattr(service, "_RETRY_S", 0.0)
     monkeypatch.setattr(Dispatcher, "_acquire", acquire)
+    description = describe(final_window=FinalWindow.TRACKER, window_partitions=3)
+    group: Any = Group()
+    served = ServedTopic(DescriptionCache(lambda: description, description), group)
+    for index in (1, 2):
+        served.owners[index] = cast(
+            Any,
+            SimpleNamespace(
+                failure=BrokerError("lost"), stats=SharedOwnerStats(), is_alive=lambda: False
+            ),
+        )
     dispatcher = Dispatcher(UNUSED, UNUSED, [], DispatchSettings(tmp_path))
-    served: Any = SimpleNamespace(retry_s={})
-    with pytest.raises(BrokerUnreachableError, match="its broker"):
-        dispatcher._acquire_due(served, [0, 1, 2], 1.0)
-    assert tried == [0, 1, 2]
+    for _ in range(2):
+        with pytest.raises(BrokerUnreachableError, match="its broker"):
+            dispatcher._reassign(served)
+    assert tried == [1, 2, 1, 2], "and not partition 0, which it did not have"
+    group.away = False
+    tried.clear()
+    served.probe_s = float("inf")
+    dispatcher._reassign(served)
+    assert not tried, "another dispatcher has them"
+    assert not served.lost
 
 
 def test_a_level_topic_whose_broker_does_not_answer_keeps_no_other_from_being_served(
@@ -191,19 +168,32 @@ def test_a_level_topic_whose_broker_does_not_answer_keeps_no_other_from_being_se
     assert list(dispatcher.refused.values()) == ["a later format"]
 
 
-class Statistics:
-    """An admin interface: the broker of window partition 1 is dead.
+class Broker:
+    """Statistics of a level topic with three window partitions, the first of which has an owner.
 
     Attributes:
-        dead: the window partitions without a broker.
+        dead: the window partitions whose broker does not answer.
+        readers: subscriptions of the first journal partition.
     """
 
-    def __init__(self, *dead: int) -> None:
+    def __init__(self, patch: pytest.MonkeyPatch, *dead: int) -> None:
         self.dead = dead
+        self.readers: dict[str, SubscriptionStats] = {}
+        patch.setattr(assignment, "open_idle_reader", self._open_reader)
+
+    def join(self, name: str, delivery: Delivery = Delivery.AT_LEAST_ONCE) -> Membership:
+        description = describe(final_window=FinalWindow.TRACKER, window_partitions=3)
+        admin: Any = self
+        return Membership(None, admin, description, delivery, name)
+
+    def _open_reader(self, client: Any, topic: str, prefix: str) -> Any:
+        name = f"{prefix}reader-x"
+        self.readers[name] = SubscriptionStats(0, consumers=(ConsumerStats("x"),))
+        return SimpleNamespace(close=lambda: self.readers.pop(name))
 
     def partition_stats(self, name: TopicName) -> PartitionStats:
         if "-log" in name.full:
-            return PartitionStats(0, {})
+            return PartitionStats(0, self.readers)
         if name.partition_index in self.dead:
             raise BrokerUnreachableError("no answer")
         owner = SubscriptionStats(0, consumers=(ConsumerStats("other"),))
@@ -213,32 +203,12 @@ class Statistics:
         return {index: self.partition_stats(name.partition(index)) for index in range(3)}
 
 
-def members(monkeypatch: pytest.MonkeyPatch, *dead: int) -> Membership:
-    monkeypatch.setattr(assignment, "open_idle_reader", lambda *_: None)
-    description = describe(final_window=FinalWindow.TRACKER, window_partitions=3)
-    admin: Any = Statistics(*dead)
-    return Membership(None, admin, description, Delivery.AT_LEAST_ONCE, "me")
-
-
 def test_dispatchers_of_one_level_topic_have_one_delivery_guarantee(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    readers: dict[str, SubscriptionStats] = {}
-
-    def open_reader(client: Any, topic: str, prefix: str) -> Any:
-        readers[prefix + "reader-x"] = SubscriptionStats(0, consumers=(ConsumerStats("x"),))
-        return SimpleNamespace(close=lambda: readers.pop(prefix + "reader-x"))
-
-    monkeypatch.setattr(assignment, "open_idle_reader", open_reader)
-    stats = PartitionStats(0, readers)
-    admin: Any = SimpleNamespace(partition_stats=lambda name: stats, partitioned_stats=lambda _: {})
-    description = describe(final_window=FinalWindow.TRACKER)
-
-    def join(delivery: Delivery, name: str) -> Membership:
-        return Membership(None, admin, description, delivery, name)
-
-    first, second = (join(Delivery.EFFECTIVELY_ONCE, name) for name in ("a~b", "d"))
-    other = join(Delivery.AT_LEAST_ONCE, "c")
+    broker = Broker(monkeypatch)
+    first, second = (broker.join(name, Delivery.EFFECTIVELY_ONCE) for name in ("a~b", "d"))
+    other = broker.join("c")
     first.read_group()
     with pytest.raises(LevelTopicError, match=r"dispatcher a~b serves .* the same --delivery"):
         other.read_group()
@@ -252,7 +222,7 @@ def test_dispatchers_of_one_level_topic_have_one_delivery_guarantee(
 def test_partitions_of_a_dead_broker_are_not_acquired_and_the_others_are(
     monkeypatch: pytest.MonkeyPatch, dead: tuple[int, ...], acquired: tuple[int, ...]
 ) -> None:
-    group = members(monkeypatch, *dead).read_group()
+    group = Broker(monkeypatch, *dead).join("me").read_group()
     assert assign(group, "me", (), 3).acquire == acquired
 
 
@@ -260,7 +230,21 @@ def test_a_group_whose_partitions_are_all_at_a_dead_broker_is_not_known(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with pytest.raises(BrokerUnreachableError):
-        members(monkeypatch, 0, 1, 2).read_group()
+        Broker(monkeypatch, 0, 1, 2).join("me").read_group()
+
+
+@pytest.mark.parametrize(
+    ("members", "joining", "acquired"),
+    [
+        (("a",), (), (0, 1, 2, 3)),
+        (("a",), ("a", "a-2"), (0, 1)),
+        (("a", "b"), ("a", "a-2", "a-3"), (0,)),
+    ],
+)
+def test_shares_are_left_to_processes_that_are_about_to_join(
+    members: tuple[str, ...], joining: tuple[str, ...], acquired: tuple[int, ...]
+) -> None:
+    assert assign(GroupState(members, {}), "a", (), 4, joining).acquire == acquired
 
 
 def test_a_process_rests_once_all_partitions_have_owners_and_it_has_its_share() -> None:
