@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -21,45 +20,17 @@ from delaylevel.dispatcher.journal.records import (
     LowWatermark,
     Paused,
     Record,
+    Refused,
     Released,
     Resolved,
     SnapshotChunk,
+    Writer,
     decode,
     encode,
-    pack,
 )
-from delaylevel.dispatcher.journal.state import JournalState
+from delaylevel.dispatcher.journal.state import JournalState, write_ids
 from delaylevel.dispatcher.positions import IdColumns
 from delaylevel.errors import DelayLevelError
-
-CAPACITY = 1000
-
-
-def positions(*entries: int) -> np.ndarray:
-    return np.array([pack(7, entry << 10) for entry in entries], dtype=np.int64)
-
-
-def intent(number: int, *entries: int, key: str = "a", target: str = "", first: int = 1) -> Intent:
-    ids = IdColumns.of([(key, entry) for entry in entries])
-    return Intent(number, positions(*entries), ids, target, first)
-
-
-def remembered(state: JournalState, key: str = "a") -> set[int]:
-    return {value for value in range(100) if state.memory.is_duplicate(value, key)}
-
-
-def view(state: JournalState) -> object:
-    return (
-        state.low_watermark,
-        set(state.released),
-        {key: remembered(state, key) for key in state.memory.keys()},  # noqa: SIM118
-        list(map(encode, state.open_intents.values())),
-        state.next_number,
-        state.sequences,
-    )
-
-
-# --- bytes
 
 IDS = st.integers(0, (1 << 63) - 1)
 COLUMNS = st.lists(IDS, max_size=9).map(lambda values: np.array(values, dtype=np.int64))
@@ -72,6 +43,7 @@ RECORDS = st.one_of(
     st.builds(Released, COLUMNS, ID_COLUMNS, COLUMNS),
     st.builds(Paused, st.dictionaries(st.text(max_size=5), IDS)),
     st.builds(Disposition, st.sampled_from(DispositionKind), IDS, ID_COLUMNS),
+    st.builds(Refused, COLUMNS),
     st.builds(Answered, COLUMNS),
     st.builds(SnapshotChunk, IDS, st.integers(0, 9), st.integers(0, 9), st.binary()),
 )
@@ -104,102 +76,13 @@ def test_a_record_of_a_later_format_is_reported() -> None:
         decode(bytes(data))
 
 
-# --- the state
-
-
-def journal_of(state: JournalState, first: int, count: int) -> list[bytes]:
-    """Apply some records to a state, and return their bytes."""
-    journal = []
-    for number in range(first, first + count):
-        records: list[Record] = [
-            intent(
-                number,
-                3 * number,
-                3 * number + 1,
-                key="ab"[number % 2],
-                target="o",
-                first=number + 1,
-            )
-        ]
-        if number % 4:
-            records.append(Commit(number, positions(*([3 * number] if number % 3 == 0 else []))))
-        if number % 5 == 0:
-            records.append(LowWatermark(int(positions(number)[0])))
-        for record in records:
-            state.apply(record)
-            journal.append(encode(record))
-    return journal
-
-
-def test_a_complete_snapshot_replaces_everything_before_it() -> None:
-    state = JournalState(CAPACITY)
-    journal = journal_of(state, 0, 10)
-    with patch.object(journal_state, "_CHUNK_BYTES", 100):
-        chunks = state.snapshot()
-    assert len(chunks) > 2
-    after = journal_of(state, 10, 6)
-    for start in range(len(journal) + 1):  # trimmed anywhere before the snapshot
-        again = JournalState.read([*journal[start:], *chunks, *after], CAPACITY)
-        assert view(again) == view(state)
-
-
-def test_an_incomplete_snapshot_is_ignored() -> None:
-    state = JournalState(CAPACITY)
-    journal = journal_of(state, 0, 10)
-    with patch.object(journal_state, "_CHUNK_BYTES", 100):
-        chunks = state.snapshot()
-    for cut in range(len(chunks)):
-        now = JournalState.read([*journal, *chunks[:cut]], CAPACITY)
-        assert view(now) == view(state)
-        after = journal_of(now, 10, 3)
-        assert view(JournalState.read([*journal, *chunks[:cut], *after], CAPACITY)) == view(now)
-        with patch.object(journal_state, "_CHUNK_BYTES", 100):
-            second = now.snapshot()
-        # The end of one snapshot and the beginning of another are no complete snapshot.
-        again = JournalState.read([*chunks[cut:], *second], CAPACITY)
-        assert view(again) == view(now)
-        again = JournalState.read([*journal, *chunks[:cut], *after, *second[:-1]], CAPACITY)
-        assert view(again) == view(now)
-
-
-def test_chunks_of_two_snapshots_make_none() -> None:
-    state = JournalState(CAPACITY)
-    journal = journal_of(state, 0, 10)
-    with patch.object(journal_state, "_CHUNK_BYTES", 100):
-        first = state.snapshot()
-        journal += journal_of(state, 10, 3)
-        second = state.snapshot()
-    for cut in range(1, min(len(first), len(second))):
-        mixed = [*journal, *first[:cut], *second[cut:]]
-        assert view(JournalState.read(mixed, CAPACITY)) == view(state)
-
-
-def test_records_between_the_chunks_of_a_snapshot_are_applied() -> None:
-    state = JournalState(CAPACITY)
-    journal = journal_of(state, 0, 10)
-    with patch.object(journal_state, "_CHUNK_BYTES", 100):
-        chunks = state.snapshot()
-    rng = random.Random(1)
-    for _ in range(20):
-        live = JournalState.read(journal, CAPACITY)
-        mixed, rest, number = [chunks[0]], chunks[1:], 10
-        while rest:
-            if rng.random() < 0.5:
-                mixed.append(rest.pop(0))
-            else:
-                mixed += journal_of(live, number, 1)
-                number += 1
-        assert view(JournalState.read(journal + mixed, CAPACITY)) == view(live)
-        assert view(JournalState.read(journal[5:] + mixed, CAPACITY)) == view(live)
-
-
 def test_the_chunks_of_a_large_snapshot_are_small_enough_for_a_broker() -> None:
     state = JournalState(1_000_000)
     rng = np.random.default_rng(1)
     ids = rng.integers(0, 1 << 62, 250_000)
     spots = np.sort(rng.choice(1 << 27, ids.size, replace=False).astype(np.int64))
     state.apply(Intent(0, spots, IdColumns(("a",), np.zeros(ids.size, dtype=np.uint16), ids)))
-    state.apply(Commit(0, positions()))
+    state.apply(Commit(0, spots[:0]))
     chunks = state.snapshot()
     assert len(chunks) > 2
     assert max(map(len, chunks)) < 1_000_000
@@ -208,3 +91,55 @@ def test_the_chunks_of_a_large_snapshot_are_small_enough_for_a_broker() -> None:
     assert again.is_released(spots).all()
     assert not again.is_released(spots[:-1] + 1)[np.diff(spots) > 1].any()
     assert again.memory.are_duplicates(ids, "a").all()
+
+
+def view(state: JournalState) -> object:
+    """Return everything that a state has."""
+    writer = Writer()
+    state.cancelled.write(writer)
+    for memory in (state.memory, *state.set_aside.values()):
+        write_ids(writer, memory)
+    intents = [encode(each) for each in state.open_intents.values()]
+    numbers = state.low_watermark, state.next_number, list(state.released), list(state.refused)
+    return (*numbers, state.sequences, state.paused, intents, writer.body())
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_journal_can_be_read_from_any_place_before_its_last_complete_snapshot(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some snapshots are not finished, and records come between the chunks of others."""
+    monkeypatch.setattr(journal_state, "_CHUNK_BYTES", 300)
+    rng = random.Random(seed)
+    state, journal, chunks = JournalState(1_000), list[bytes](), list[bytes]()
+    begin = complete = 0  # indices of the first chunks of the last two snapshots
+    for number in range(60):
+        columns = np.array(sorted(rng.sample(range(5_000), 3)), dtype=np.int64)
+        ids = IdColumns.of([(rng.choice("ab"), rng.randrange(99)) for _ in columns])
+        record: Record = rng.choice(
+            [
+                *(Intent(number, columns, ids, rng.choice(["", "o"]), number + 1),) * 3,
+                *(Commit(rng.randint(0, number), columns[:1]), Released(columns, ids, columns[1:])),
+                *(Resolved(rng.randint(0, number), columns), LowWatermark(10 * number)),
+                *(Refused(columns), Answered(columns), Paused({"o": number})),
+                Disposition(rng.choice(list(DispositionKind)), 5_000, ids),
+            ]
+        )
+        state.apply(record)
+        journal.append(encode(record))
+        if rng.random() < 0.1:
+            begin, chunks = len(journal), state.snapshot()
+            journal.append(chunks.pop(0))
+        for _ in range(min(rng.choice([0, 1, 3]), len(chunks))):
+            journal.append(chunks.pop(0))
+            complete = complete if chunks else begin
+        start = rng.choice([0, complete, rng.randint(0, complete)])
+        assert view(JournalState.read(journal[start:], 1_000)) == view(state)
+    # The first chunks of a snapshot and the last ones of another, also by the next owner, are none.
+    first, record = state.snapshot(), Paused({"later": 1})
+    for owner in (JournalState.read([*journal, *first], 1_000), state):
+        owner.apply(record)
+        second = owner.snapshot()
+        for cut in range(1, len(first)):
+            mixed = [*journal, encode(record), *first[:cut], *second[cut:]]
+            assert view(JournalState.read(mixed, 1_000)) == view(owner)
