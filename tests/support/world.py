@@ -105,13 +105,10 @@ class World:
         clock: the clock of this Pulsar.
         early_ms: the longest time before its due time at which a message may arrive (the broker's
             tick), in ms.
-        slack_ms: the time by which tests set their own clocks ahead, in ms, so that a pause of
-            the machine makes no message late.
         late_ms: the longest time after its due time at which a message may arrive, in ms.
     """
 
     early_ms: int
-    slack_ms: int
     late_ms: int
     namespace: str
     admin: Any
@@ -217,7 +214,6 @@ class MemoryWorld(World):
     """The in-memory Pulsar."""
 
     early_ms = 0
-    slack_ms = 0
     late_ms = 500  # tests check every 500 ms
 
     def __init__(self, stack: ExitStack) -> None:
@@ -312,7 +308,6 @@ class RealWorld(World):
     """
 
     early_ms = 1000
-    slack_ms = 60_000
     late_ms = 600_000  # a real machine may pause for a long time
 
     def __init__(
