@@ -31,7 +31,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -46,6 +45,7 @@ from delaylevel.cli.main import cli
 from delaylevel.cluster.connection.settings import Connection
 from support.loading import load
 from support.pages import ROOT, Block, blocks, blocks_of, missing
+from support.world import eventually
 
 KINDS = {"sh", "console", "python", "java", "text", "yaml"}
 OPTION = re.compile(
@@ -100,6 +100,7 @@ PAGES["commands"] = blocks_of(COMMANDS, by_command=True)
 
 
 def pages_to_walk(of_the_first: bool) -> Iterator[Any]:
+    """Yield the sections of pages; those with slow commands also as a whole."""
     for name, found in PAGES.items():
         is_first = name in FIRST
         if of_the_first and not is_first:
@@ -108,11 +109,11 @@ def pages_to_walk(of_the_first: bool) -> Iterator[Any]:
             mine = [block for block in found if block.runs and block.section == section]
             title = f"{name} {section}".strip()
             lines = [line for b in mine if b.kind != "python" for line, _ in b.commands]
-            fast = not lines or not all(map(SLOW.match, lines))
-            quick = title not in AS_A_WHOLE and fast
-            if quick and is_first is of_the_first:
+            slow = [line for line in lines if SLOW.match(line)]
+            whole = title in AS_A_WHOLE
+            if is_first is of_the_first and not whole and (not lines or len(slow) < len(lines)):
                 yield pytest.param(title, mine, False, id=title)
-            if not of_the_first and (title in AS_A_WHOLE or any(map(SLOW.match, lines))):
+            if not of_the_first and (whole or slow):
                 marks = pytest.mark.timeout(3000)
                 yield pytest.param(title, mine, True, id=f"{title}, all of it", marks=marks)
 
@@ -141,9 +142,6 @@ class Reader:
             "http://broker.internal:8080": connection.admin_url,
             "/var/lib/delaylevel": str(folder / "var"),
             "/data/": f"{folder}/data/",
-            "--metrics-port 9108": "--metrics-port 0",
-            "--metrics-port 9109": "--metrics-port 0",
-            "--metrics-port 9110": "--metrics-port 0",
         }
         self.names: dict[str, Any] = {"__name__": "__main__"}
         self.stack = contextlib.ExitStack()
@@ -153,7 +151,7 @@ class Reader:
         """Return a text of the page with this machine's addresses."""
         for word, here in self.words.items():
             text = text.replace(word, here)
-        return text
+        return re.sub(r"--metrics-port \d+", "--metrics-port 0", text)
 
     def do(self, *steps: Step) -> None:
         """Establish the preconditions of a page."""
@@ -180,7 +178,8 @@ class Reader:
         if FOREVER.match(bare(line)):
             self._start(words, program, "".join(names[3:4]))
             return ""
-        if line.startswith("delaylevel ") and not (OUTSIDE.match(line) or _takes_a_shell(line)):
+        shell = set("|<>;&$\n") & set(re.sub(r"'[^']*'|\"[^\"]*\"", "", bare(line)))
+        if line.startswith("delaylevel ") and not (OUTSIDE.match(line) or shell):
             done = CliRunner().invoke(cli, words[1:], catch_exceptions=False)
             found, output = done.exit_code, done.output
         else:
@@ -206,7 +205,7 @@ class Reader:
                 return True
             return False
 
-        _until(done, line)
+        eventually(done, line, PATIENCE_S)
 
     def python(self, code: str, background: bool = False) -> str:
         """Run a Python block of the page after those before it, and return its output."""
@@ -237,12 +236,13 @@ class Reader:
         self._running[program] = process, log
         said = " ".join(words[1:])
         check = next((check for word, check in CHECKS.items() if word in said), "")
-        _until(
+        eventually(
             lambda: (
                 process.poll() is not None
                 or (self._healthy(topic, check) if check else log.stat().st_size)
             ),
             program,
+            PATIENCE_S,
         )
         assert process.poll() is None, f"{shlex.join(words)}\n{log.read_text()}"
 
@@ -291,17 +291,6 @@ def bare(line: str) -> str:
     return re.sub(r"\s+#.*", "", line)
 
 
-def _takes_a_shell(line: str) -> bool:
-    return bool(set("|<>;&$\n") & set(re.sub(r"'[^']*'|\"[^\"]*\"", "", bare(line))))
-
-
-def _until(condition: Callable[[], object], what: str, patience_s: float = PATIENCE_S) -> None:
-    deadline = time.monotonic() + patience_s
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {patience_s} s for {what}"
-        time.sleep(0.1)
-
-
 def _empty(connection: Connection) -> bool:
     """Delete everything in the namespaces that pages use; return False if that is impossible.
 
@@ -314,9 +303,9 @@ def _empty(connection: Connection) -> bool:
     try:
         for name in ("public/default", "public/demo", "public/levels"):
             url = f"{connection.admin_url}/admin/v2/namespaces/{name}"
-            _until(functools.partial(_delete_namespace, http, url), name, EMPTY_S)
+            eventually(functools.partial(_delete_namespace, http, url), name, EMPTY_S)
             made = functools.partial(http.request, "PUT", url)
-            _until(lambda made=made: made().status == 204, name, EMPTY_S)
+            eventually(lambda made=made: made().status == 204, name, EMPTY_S)
     except AssertionError:
         _SPOILT.add(connection.admin_url)
         return False
