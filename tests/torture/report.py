@@ -4,30 +4,35 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
+from dataclasses import asdict
 from typing import Any
 
 from .run import Result
 
-_SHARES = {"p50": 0.5, "p99": 0.99, "max": 1.0}
-
 
 def as_json(result: Result) -> str:
-    """Return the result as JSON."""
-    return json.dumps(_values(result), indent=1)
+    """Return the result as JSON, with the first violations."""
+    values = {
+        **asdict(result),
+        "ok": result.ok,
+        "faults": _faults(result),
+        "blows": [blow._asdict() for blow in result.blows],
+        "violations": Counter(each.rule for each in result.violations),
+        "examples": [each._asdict() for each in result.violations[:200]],
+    }
+    return json.dumps(values, indent=1)
 
 
 def as_table(result: Result) -> str:
     """Return the result as text."""
-    values = _values(result)
-    rows = [["FAULT", "INJECTED", "RECOVERY P50", "MAX"]]
-    rows += [list(map(str, row.values())) for row in values["faults"]]
-    rows += [["all", str(values["injected"])], []]
-    rows += [[name, f"{count:,}"] for name, count in values["messages"].items()]
-    rows += [[f"late {name}, ms", f"{ms:,}"] for name, ms in values["late_ms"].items()]
-    rows += [["drained after, s", str(values["drain_s"])], []]
-    rows += [[rule, str(count)] for rule, count in values["violations"].items()]
+    rows: list[list[Any]] = [["FAULT", "INJECTED", "RECOVERY P50", "MAX"]]
+    rows += [[name, *found.values()] for name, found in _faults(result).items()]
+    rows += [[], *result.totals.items()]
+    rows += [[f"late {name}, ms", ms] for name, ms in result.late_ms.items()]
+    rows += [["drained after, s", round(result.drain_s, 1)]]
+    rows += [*Counter(each.rule for each in result.violations).items()]
     lines = [
-        "".join(f"{cell:<32}" if not at else f"{cell:>14}" for at, cell in enumerate(row))
+        "".join(f"{cell:<32}" if not at else f"{cell!s:>14}" for at, cell in enumerate(row))
         for row in rows
     ]
     lines += [f"  {found.rule} {found.name}: {found.text}" for found in result.violations[:40]]
@@ -37,42 +42,15 @@ def as_table(result: Result) -> str:
     return f"seed {result.seed}, {result.minutes:g} minutes\n\n" + "\n".join(lines)
 
 
-def _values(result: Result) -> dict[str, Any]:
-    recoveries: dict[str, list[float]] = defaultdict(list)
-    injected: Counter[str] = Counter()
+def _faults(result: Result) -> dict[str, dict[str, Any]]:
+    """Return number and times of recovery of the faults that were injected."""
+    found: dict[str, list[float | None]] = defaultdict(list)
     for blow in result.blows:
-        if blow.failure and not blow.lasted_s:
-            continue  # it was not injected
-        injected[blow.kind] += 1
-        if blow.recovery_s is not None:
-            recoveries[blow.kind].append(round(blow.recovery_s, 1))
-    late = {name: _at(result.late_ms, share) or 0 for name, share in _SHARES.items()}
-    return {
-        "seed": result.seed,
-        "minutes": result.minutes,
-        "ok": result.ok,
-        "injected": injected.total(),
-        "faults": [
-            {
-                "fault": kind,
-                "injected": count,
-                "recovery_p50_s": _at(recoveries[kind], 0.5),
-                "recovery_max_s": _at(recoveries[kind], 1.0),
-            }
-            for kind, count in sorted(injected.items())
-        ],
-        "messages": result.totals,
-        "late_ms": late,
-        "drain_s": round(result.drain_s, 1),
-        "unfinished": result.unfinished,
-        "violations": Counter(each.rule for each in result.violations),
-        "examples": [each._asdict() for each in result.violations[:200]],
-        "ended_by_themselves": result.ended,
-        "history": [blow._asdict() for blow in result.blows],
-    }
-
-
-def _at(values: list[Any], quantile: float) -> Any:
-    """Return a quantile; None without values."""
-    ordered = sorted(values)
-    return ordered[min(int(len(ordered) * quantile), len(ordered) - 1)] if ordered else None
+        if blow.lasted_s or not blow.failure:
+            found[blow.kind].append(blow.recovery_s)
+    every: dict[str, dict[str, Any]] = {}
+    for kind, times in sorted(found.items()):
+        known = sorted(round(each, 1) for each in times if each is not None)
+        middle, most = (known[len(known) // 2], known[-1]) if known else (None, None)
+        every[kind] = {"injected": len(times), "recovery_p50_s": middle, "recovery_max_s": most}
+    return every

@@ -66,7 +66,7 @@ class Result:
 
     Attributes:
         totals: numbers of messages.
-        late_ms: lateness of each first arrival, ms, sorted.
+        late_ms: lateness of the first arrivals, ms, by name of the quantile.
         ended: how often processes ended without being asked to, by name.
         drain_s: time from the end of the last fault until nothing was on its way, in s.
         unfinished: number of messages that were still on their way at the end.
@@ -77,7 +77,7 @@ class Result:
     blows: list[Blow] = field(default_factory=list)
     violations: list[Violation] = field(default_factory=list)
     totals: dict[str, int] = field(default_factory=dict)
-    late_ms: list[int] = field(default_factory=list)
+    late_ms: dict[str, int] = field(default_factory=dict)
     ended: dict[str, int] = field(default_factory=dict)
     drain_s: float = 0.0
     unfinished: int = 0
@@ -247,11 +247,14 @@ class Torture:
     def _audit(self) -> None:
         story, result = self._story, self.result
         result.violations = violations(story)
-        result.late_ms = sorted(
+        late_ms = sorted(
             min(row.received_ms for row in rows) - story.sent[name].due_ms
             for name, rows in story.received.items()
             if name in story.sent
         )
+        for name, share in (("p50", 0.5), ("p99", 0.99), ("max", 1.0)):
+            at = min(int(len(late_ms) * share), len(late_ms) - 1)
+            result.late_ms[name] = late_ms[at] if late_ms else 0
         result.ended = {name: part.ended for name, part in self.scene.parts.items() if part.ended}
         places = sum(
             len(found) - 1 for name in story.received for found in story.arrivals(name).values()

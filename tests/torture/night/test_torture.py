@@ -57,6 +57,6 @@ def test_five_minutes_of_faults_lose_copy_and_change_nothing(tmp_path: Path) -> 
     result = json.loads(path.read_text()) if path.exists() else {}
     assert process.returncode == 0, result.get("examples")
     # About fifty on a quiet machine, and fewer on a busy one.
-    assert result["injected"] >= 12
+    assert sum(found["injected"] for found in result["faults"].values()) >= 12
     assert len(result["faults"]) >= 6
-    assert result["messages"]["confirmed"] > 1_000
+    assert result["totals"]["confirmed"] > 1_000
