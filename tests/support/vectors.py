@@ -30,6 +30,7 @@ from delaylevel.producer.checks import Message, SizeLimit
 from delaylevel.producer.level_topic_cache import LevelTopicCache
 from delaylevel.producer.routing import WINDOW, Routing
 from delaylevel.producer.setup import level_producer_settings, window_producer_settings
+from delaylevel.testing import ManualClock
 from delaylevel.topics import registry
 from support.scripted_http import Answer, Server, reply
 
@@ -45,19 +46,6 @@ _REFUSALS = (
     *("delay-too-long", "invalid-delay", "unsupported-option", "message-too-large"),
     *("target-not-allowed", "upgrade-required", "level-topic", "invalid-input", "broker"),
 )
-
-
-class _FixedClock:
-    """A clock that has stopped."""
-
-    def __init__(self, now_ms: int) -> None:
-        self._now_ms = now_ms
-
-    def now_ms(self) -> int:
-        return self._now_ms
-
-    def sleep(self, seconds: float) -> None:
-        raise AssertionError("nothing waits here")
 
 
 def _described(description: LevelTopicDescription) -> dict[str, Any]:
@@ -130,7 +118,7 @@ def _replacement_answer(case: Case) -> Any:
     """Read a description again, and tell which one is used from then on."""
     known = _described_as(case["known"])
     times = itertools.count(0.0, 61.0)
-    routing = Routing(known, known.targets[0], None, _FixedClock(0))
+    routing = Routing(known, known.targets[0], None, ManualClock(0))
     (found,) = (each for each in VECTORS["descriptions"] if each["name"] == case["found"])
 
     def describe() -> LevelTopicDescription | None:
@@ -142,7 +130,7 @@ def _replacement_answer(case: Case) -> Any:
 
 def _expiry_answer(case: Case) -> Any:
     description = _described_as("days and hours")
-    routing = Routing(description, description.targets[0], None, _FixedClock(case["now"]))
+    routing = Routing(description, description.targets[0], None, ManualClock(case["now"]))
     route = routing.route(
         Message(deliver_at=case["due"], message_id="order-1", expires_at=case["expires"])
     )
@@ -168,7 +156,7 @@ def _name_answer(case: Case) -> Any:
 def _route_answer(case: Case) -> Any:
     description = _described_as(case["level_topic"])
     description.check_target(case["target"])
-    routing = Routing(description, case["target"], None, _FixedClock(case["now"]))
+    routing = Routing(description, case["target"], None, ManualClock(case["now"]))
     route = routing.route(
         Message(deliver_at=case["due"], message_id=case["id"], partition_key=case["key"])
     )
