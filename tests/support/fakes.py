@@ -32,35 +32,21 @@ from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.position import Position
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
-from delaylevel.testing import MemoryPulsar
+from delaylevel.testing import ManualClock, MemoryPulsar
 
 # -- clocks
 
 
-class HandClock:
-    """A clock that changes only when a test sets it, also backwards (``ManualClock`` cannot).
+class HandClock(ManualClock):
+    """A manual clock that begins now; a move by negative ms only sets the wall clock back."""
 
-    Attributes:
-        at_ms: the current time, in ms since the epoch; initially the machine's time. A test that
-            sets it makes the wall clock step, while no time passes.
-    """
-
-    def __init__(self) -> None:
-        self.at_ms = SystemClock().now_ms()
-        self._passed_ms = 0
-
-    def now_ms(self) -> int:
-        """Return the current time, in ms since the epoch."""
-        return self.at_ms
-
-    def monotonic_s(self) -> float:
-        """Return the time that has passed, in s."""
-        return self._passed_ms / 1000
-
-    def advance(self, ms: int) -> None:
-        """Let a number of ms pass; a negative number only moves the wall clock back."""
-        self.at_ms += ms
-        self._passed_ms += max(ms, 0)
+    def advance(self, ms: int) -> None:  # type: ignore[override]
+        """Let a number of ms pass."""
+        delta = timedelta(milliseconds=ms)
+        if ms < 0:
+            self.step(delta)
+        else:
+            super().advance(delta)
 
 
 class SkewedClock:
