@@ -108,6 +108,9 @@ def locate(mutants: Iterable[Mutant], root: Path) -> tuple[dict[str, tuple[Path,
                 + (f" ({where})" if where else ": was the line changed? Write its new text")
             )
             continue
+        missing = [test for test in mutant.tests if not (root / test.partition("::")[0]).exists()]
+        if missing:
+            problems.append(f"{mutant.name}: where is {', '.join(missing)}? Name tests that exist")
         ((path, hit),) = found
         new = textwrap.indent(mutant.new, hit.groupdict().get("indent") or "")
         text = texts[path]
@@ -146,10 +149,6 @@ class Runner:
     def check(self, mutants: Iterable[Mutant], tiers: Sequence[str]) -> bool:
         """Run everything without a mutant; what fails is left out, if it is little."""
         own = sorted({test for mutant in mutants for test in mutant.tests})
-        missing = [test for test in own if not (self._copy / test.partition("::")[0]).exists()]
-        if missing:
-            print(f"these tests are not there any more: {', '.join(missing)}", file=sys.stderr)
-            return False
         for tier in tiers:
             failed, output = self._pytest(tier, own, first=False)
             failed = [test for test in failed if test]
