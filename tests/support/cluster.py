@@ -12,8 +12,7 @@ import signal
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
@@ -29,8 +28,9 @@ from support.background import end_with_parent
 from support.world import eventually
 
 NAME = "loopback"
+BOOKIES = 3
 #: Pulsar's own default: a broker that dies is noticed after this time.
-DEFAULT_SESSION_MS = 30_000
+SESSION_MS = 30_000
 _START_S = 300.0
 _STOP_S = 150.0
 # Number of times that a node is started again while the cluster starts.
@@ -155,36 +155,25 @@ class Node:
         return self._process
 
 
-@dataclass
 class Cluster:
-    """ZooKeeper, bookies and brokers on loopback; a context manager.
+    """ZooKeeper, three bookies and two brokers on loopback; a context manager.
 
-    Args:
-        directory: folder for configurations, data and logs.
-        bookies: number of bookies. Each message is stored by two of them, so with two bookies,
-            nothing can be written while one is away.
-        brokers: number of brokers.
-        session_ms: ZooKeeper session of the brokers and bookies, in ms. A broker that dies is
-            noticed after this time.
+    Each message is stored by two of the bookies, so that it can do without one. Its folder, with
+    configurations, data and logs, is deleted at the end.
     """
 
-    directory: Path
-    bookies: int = 2
-    brokers: int = 2
-    session_ms: int = DEFAULT_SESSION_MS
-
-    def __post_init__(self) -> None:
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
         self._home = fetch()
         self._program = str(self._home / "bin" / "pulsar")
         retries = urllib3.Retry(connect=0, read=0, redirect=5)
         self._http = urllib3.PoolManager(timeout=10, retries=retries)
-        ports = iter(free_ports(1 + self.bookies + 2 * self.brokers))
-        zookeeper_port = next(ports)
+        zookeeper_port, *ports = free_ports(1 + BOOKIES + 4)
         self._store = f"zk:127.0.0.1:{zookeeper_port}"
         self.zookeeper = self._make_zookeeper(zookeeper_port)
-        self.bookie_nodes = [self._make_bookie(index, next(ports)) for index in range(self.bookies)]
+        self.bookie_nodes = [self._make_bookie(index, ports.pop()) for index in range(BOOKIES)]
         self.broker_nodes = [
-            self._make_broker(index, next(ports), next(ports)) for index in range(self.brokers)
+            self._make_broker(index, ports.pop(), ports.pop()) for index in range(2)
         ]
         self.nodes = [self.zookeeper, *self.bookie_nodes, *self.broker_nodes]
 
@@ -213,7 +202,7 @@ class Cluster:
             node.start()
         self.wait_ready()
         for broker in self.broker_nodes:
-            wanted = f"negotiated timeout = {self.session_ms}"
+            wanted = f"negotiated timeout = {SESSION_MS}"
             assert wanted in broker.log_file.read_text("utf-8", "replace"), wanted
         for index, broker in enumerate(self.broker_nodes):
             namespace = f"public/ready-{index}"
@@ -272,6 +261,7 @@ class Cluster:
             if node.running:
                 node.kill()
         self._http.clear()
+        shutil.rmtree(self.directory, ignore_errors=True)
 
     def __enter__(self) -> Cluster:
         try:
@@ -388,7 +378,7 @@ class Cluster:
             "journalDirectory": str(self.directory / name / "journal"),
             "ledgerDirectories": str(self.directory / name / "ledgers"),
             "zkServers": self._store.removeprefix("zk:"),
-            "zkTimeout": str(self.session_ms),
+            "zkTimeout": str(SESSION_MS),
         }
         return self._node(name, "PULSAR_BOOKKEEPER_CONF", "bookkeeper.conf", values, port)
 
@@ -397,7 +387,7 @@ class Cluster:
             **_BROKER,
             "metadataStoreUrl": self._store,
             "configurationMetadataStoreUrl": self._store,
-            "metadataStoreSessionTimeoutMillis": str(self.session_ms),
+            "metadataStoreSessionTimeoutMillis": str(SESSION_MS),
             "brokerServicePort": str(ports[0]),
             "webServicePort": str(ports[1]),
         }
@@ -424,17 +414,3 @@ class Cluster:
         del values["PULSAR_STANDALONE_CONF"], values["PULSAR_LOG_CONF"]
         memory = f"-Xms32m -Xmx{heap_mb}m -XX:MaxDirectMemorySize={max(heap_mb, 128)}m"
         return {**values, "PULSAR_MEM": memory, "PULSAR_LOG_ROOT_LEVEL": "info"}
-
-
-@contextlib.contextmanager
-def cluster_in(directory: Path, **options: Any) -> Iterator[Cluster]:
-    """Yield a started cluster in a folder, which is deleted at the end.
-
-    Args:
-        options: further arguments of `Cluster`.
-    """
-    try:
-        with Cluster(directory, **options) as cluster:
-            yield cluster
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)

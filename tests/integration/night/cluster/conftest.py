@@ -16,17 +16,14 @@ import pytest
 
 from delaylevel.cluster.connection.settings import Connection
 from delaylevel.errors import PrerequisiteError
-from support.cluster import Cluster, cluster_in
+from support.cluster import Cluster
 from support.world import RealWorld
-
-# Shorter than by default, so that the tests are: topics move about as long after a fault.
-SESSION_MS = 6_000
 
 
 @pytest.fixture(scope="session")
 def _shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     try:
-        with cluster_in(tmp_path_factory.mktemp("cluster"), session_ms=SESSION_MS) as shared:
+        with Cluster(tmp_path_factory.mktemp("cluster")) as shared:
             yield shared
     except PrerequisiteError as error:
         if os.environ.get("CI"):

@@ -6,7 +6,6 @@ With the default session of Pulsar. ``-s`` prints the effect on each topic.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,22 +14,15 @@ from delaylevel.cluster.rest.admin import Admin
 from delaylevel.model.delivery import Delivery
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.topic_name import TopicName
-from support.cluster import DEFAULT_SESSION_MS, Cluster, cluster_in
+from support.cluster import SESSION_MS, Cluster
 from support.cluster_load import WINDOW_ONLY, load_on
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(600)]
 
 SECONDS = 60.0
 # The end of the broker's session, the takeover, and then no more than a few seconds.
-MOST_S = DEFAULT_SESSION_MS / 1000 + 20
+MOST_S = SESSION_MS / 1000 + 20
 ON_TIME_S = 5.0
-
-
-@pytest.fixture(scope="module")
-def two_brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A cluster with Pulsar's default session."""
-    with cluster_in(tmp_path_factory.mktemp("cluster")) as cluster:
-        yield cluster
 
 
 def described(cluster: Cluster) -> LevelTopicDescription:
@@ -63,17 +55,14 @@ def described(cluster: Cluster) -> LevelTopicDescription:
 
 @pytest.mark.parametrize("delivery", list(Delivery))
 def test_messages_wait_for_the_broker_that_takes_over_and_delay_no_other_target(
-    two_brokers: Cluster, tmp_path: Path, delivery: Delivery
+    cluster: Cluster, tmp_path: Path, delivery: Delivery
 ) -> None:
     """They are not held: they would come later, and not in their order."""
-    level_topic = described(two_brokers)
-    try:
-        with load_on(two_brokers.connection, tmp_path, SECONDS, [level_topic], delivery) as load:
-            found = load.measure(two_brokers.broker_nodes[0].kill)
-            held = sum(load.admin.messages_in(level_topic.held_topic).values())
-            lost = load.lost
-    finally:
-        two_brokers.recover()
+    level_topic = described(cluster)
+    with load_on(cluster.connection, tmp_path, SECONDS, [level_topic], delivery) as load:
+        found = load.measure(cluster.broker_nodes[0].kill, cluster.recover)
+        held = sum(load.admin.messages_in(level_topic.held_topic).values())
+        lost = load.lost
     for part, effect in found.items():
         print(f"\n{delivery.value}, {part}: {effect.worst_s:.1f} s late, {effect.copies} copies")
     (other,) = (found[part] for part in found if part.endswith("-partition-1"))
