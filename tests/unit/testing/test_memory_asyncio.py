@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from typing import Any
 
@@ -20,122 +20,97 @@ from delaylevel.testing import MemoryPulsar
 DAY, MINUTE = timedelta(days=1), timedelta(minutes=1)
 
 
-def run(coroutine: Coroutine[Any, Any, None]) -> None:
-    """Run a test in an event loop, for a limited time."""
-    asyncio.run(asyncio.wait_for(coroutine, 120))
+def run(scenario: Callable[[MemoryPulsar, Any], Awaitable[None]]) -> None:
+    """Run a test in an event loop, for a limited time, with a client."""
+
+    async def limited() -> None:
+        with MemoryPulsar() as memory:
+            await asyncio.wait_for(scenario(memory, memory.asyncio_client()), 120)
+
+    asyncio.run(limited())
 
 
 def test_a_delayed_message_is_received_in_time() -> None:
-    async def scenario() -> None:
-        with MemoryPulsar() as memory:
-            async with memory.asyncio_client() as client:
-                assert isinstance(client, delaylevel.asyncio.DelayLevelClient)
-                consumer = await client.subscribe("orders", "billing")
-                producer = await client.create_producer("orders", enable_delay_level_topic=True)
-                stored = await producer.send(b"later", deliver_after=3 * DAY)
-                assert isinstance(stored, pulsar.MessageId)
-                await producer.send(b"now", properties={"a": "b"}, partition_key="k")
-                first = await consumer.receive()
-                assert (first.data(), first.properties()["a"]) == (b"now", "b")
-                await consumer.acknowledge(first)
-                waiting = asyncio.ensure_future(consumer.receive())
-                await memory.advance_async(3 * DAY - MINUTE)
-                assert not waiting.done()
-                await memory.advance_async(MINUTE)
-                message = await waiting
-                assert message.data() == b"later"
-                await consumer.acknowledge_cumulative(message)
-                await producer.flush()
-                await producer.close()
-                await consumer.close()
-                with pytest.raises(pulsar.asyncio.PulsarException):
-                    await consumer.receive()
+    async def scenario(memory: MemoryPulsar, client: Any) -> None:
+        assert isinstance(client, delaylevel.asyncio.DelayLevelClient)
+        consumer = await client.subscribe("orders", "billing")
+        producer = await client.create_producer("orders", enable_delay_level_topic=True)
+        assert isinstance(await producer.send(b"later", deliver_after=3 * DAY), pulsar.MessageId)
+        await producer.send(b"now", properties={"a": "b"}, partition_key="k")
+        first = await consumer.receive()
+        assert (first.data(), first.properties()["a"]) == (b"now", "b")
+        await consumer.acknowledge(first)
+        waiting = asyncio.ensure_future(consumer.receive())
+        await memory.advance_async(3 * DAY - MINUTE)
+        assert not waiting.done()
+        await memory.advance_async(MINUTE)
+        message = await waiting
+        assert message.data() == b"later"
+        await consumer.acknowledge_cumulative(message)
+        await producer.flush()
+        await producer.close()
+        await consumer.close()
+        with pytest.raises(pulsar.asyncio.PulsarException):
+            await consumer.receive()
 
-    run(scenario())
+    run(scenario)
 
 
 def test_a_task_that_waits_for_messages_runs_at_their_times() -> None:
     """The messages that it sends meanwhile are delivered within the same advance."""
+    seen: list[tuple[bytes, timedelta]] = []
 
-    async def scenario() -> None:
-        with MemoryPulsar() as memory:
-            client = memory.asyncio_client()
-            consumer = await client.subscribe("orders", "billing", pulsar.ConsumerType.Shared)
-            producer = await client.create_producer("orders", enable_delay_level_topic=True)
-            seen: list[tuple[bytes, int]] = []
+    async def scenario(memory: MemoryPulsar, client: Any) -> None:
+        consumer = await client.subscribe("orders", "billing", pulsar.ConsumerType.Shared)
+        producer = await client.create_producer("orders", enable_delay_level_topic=True)
 
-            async def work() -> None:
-                while True:
-                    message = await consumer.receive()
-                    seen.append((message.data(), memory.clock.now_ms() - begin_ms))
-                    await consumer.acknowledge(message)
-                    if len(seen) < 4:
-                        await producer.send(b"%d" % len(seen), deliver_after=DAY)
+        async def work() -> None:
+            while True:
+                message = await consumer.receive()
+                seen.append((message.data(), memory.clock.now() - begin))
+                await consumer.acknowledge(message)
+                if len(seen) < 4:
+                    await producer.send(b"%d" % len(seen), deliver_after=DAY)
 
-            begin_ms = memory.clock.now_ms()
-            task = asyncio.ensure_future(work())
-            await producer.send(b"0", deliver_after=DAY)
-            await memory.advance_async(10 * DAY)
-            task.cancel()
-            day_ms = 86_400_000
-            assert seen == [(b"%d" % n, (n + 1) * day_ms) for n in range(4)]
-            await client.close()
+        begin = memory.clock.now()
+        task = asyncio.ensure_future(work())
+        await producer.send(b"0", deliver_after=DAY)
+        await memory.advance_async(10 * DAY)
+        task.cancel()
 
-    run(scenario())
-
-
-def test_many_sends_at_once_are_all_stored() -> None:
-    async def scenario() -> None:
-        with MemoryPulsar() as memory:
-            client = memory.asyncio_client()
-            producer = await client.create_producer("orders", enable_delay_level_topic=True)
-            sends = [producer.send(b"%d" % n, deliver_after=n * MINUTE) for n in range(200)]
-            assert len({str(one) for one in await asyncio.gather(*sends)}) == 200
-            await memory.advance_async(timedelta(hours=4))
-            assert sorted(int(one.data or b"") for one in memory.delivered("orders")) == [
-                *range(200)
-            ]
-
-    run(scenario())
+    run(scenario)
+    assert seen == [(b"%d" % n, (n + 1) * DAY) for n in range(4)]
 
 
 def test_a_reader_waits_too() -> None:
-    async def scenario() -> None:
-        with MemoryPulsar() as memory:
-            client = memory.asyncio_client()
-            reader = await client.create_reader("orders", pulsar.MessageId.earliest)
-            plain = await client.create_producer("orders")
-            assert not await reader.has_message_available()
-            waiting = asyncio.ensure_future(reader.read_next())
-            await asyncio.sleep(0)
-            await plain.send(b"x")
-            assert (await waiting).data() == b"x"
-            assert await client.get_topic_partitions("orders") == [
-                "persistent://public/default/orders"
-            ]
-            await reader.close()
+    async def scenario(memory: MemoryPulsar, client: Any) -> None:
+        reader = await client.create_reader("orders", pulsar.MessageId.earliest)
+        plain = await client.create_producer("orders")
+        assert not await reader.has_message_available()
+        waiting = asyncio.ensure_future(reader.read_next())
+        await asyncio.sleep(0)
+        await plain.send(b"x")
+        assert (await waiting).data() == b"x"
+        topic = "persistent://public/default/orders"
+        assert await client.get_topic_partitions("orders") == [topic]
+        await reader.close()
 
-    run(scenario())
+    run(scenario)
 
 
 def test_errors_are_those_of_pulsar_asyncio() -> None:
-    async def scenario() -> None:
-        with MemoryPulsar() as memory:
-            client = memory.asyncio_client()
+    async def scenario(memory: MemoryPulsar, client: Any) -> None:
+        await client.subscribe("orders", "one")
+        with pytest.raises(pulsar.asyncio.PulsarException, match="ConsumerBusy"):
             await client.subscribe("orders", "one")
-            with pytest.raises(pulsar.asyncio.PulsarException, match="ConsumerBusy"):
-                await client.subscribe("orders", "one")
-            plain = await client.create_producer("orders")
-            with pytest.raises(pulsar.asyncio.PulsarException, match="MessageTooBig"):
-                await plain.send(b"x" * (6 << 20))
-            wrapped = await delaylevel.asyncio.wrap(plain, client, plain_producer=True)
-            await wrapped.send(b"x", deliver_after=DAY)
-            assert len(memory.pending("orders")) == 1
-            await client.close()
-            with pytest.raises(pulsar.asyncio.PulsarException, match="AlreadyClosed"):
-                await client.create_producer("orders")
+        plain = await client.create_producer("orders")
+        with pytest.raises(pulsar.asyncio.PulsarException, match="MessageTooBig"):
+            await plain.send(b"x" * (6 << 20))
+        wrapped = await delaylevel.asyncio.wrap(plain, client, plain_producer=True)
+        await wrapped.send(b"x", deliver_after=DAY)
+        assert len(memory.pending("orders")) == 1
 
-    run(scenario())
+    run(scenario)
 
 
 @pytest.mark.parametrize("in_loop", [False, True])
@@ -158,28 +133,26 @@ def test_system_exit_in_a_coroutine_is_a_failed_attempt(in_loop: bool) -> None:
 
 def test_what_is_pending() -> None:
     pytest.importorskip("duckdb")
+    read: list[int] = []
 
-    async def scenario() -> None:
-        with MemoryPulsar() as memory:
-            async with memory.asyncio_client() as client:
-                producer = await client.create_producer("orders", enable_delay_level_topic=True)
-                for number in range(4):
-                    await producer.send(
-                        b"x" * number,
-                        deliver_after=3 * DAY + number * MINUTE,
-                        message_id=f"m{number}",
-                    )
-                read: list[int] = []
-                look = await delaylevel.asyncio.Inspector.open(client, "orders", tell=read.append)
-                assert [row.id for row in await look.rows(limit=3)] == ["m0", "m1", "m2"]
-                assert sum(read) >= 3
-                assert [(row.size, row.value) for row in await look.find("m3", value=True)] == [
-                    (3, b"xxx")
-                ]
-                assert len(await look.table(Selection(where="size > 1"), columns=["id"])) == 2
-                assert (await look.average("size")).total == 6
-                assert (await look.horizon(exact=True)).messages == 4
-                with pytest.raises(InvalidInputError, match="carries no messages for"):
-                    await delaylevel.asyncio.Inspector.open(client, "orders", target="invoices")
+    async def scenario(memory: MemoryPulsar, client: Any) -> None:
+        producer = await client.create_producer("orders", enable_delay_level_topic=True)
+        for number in range(4):
+            later = 3 * DAY + number * MINUTE
+            await producer.send(b"x" * number, deliver_after=later, message_id=f"m{number}")
+        look = await delaylevel.asyncio.Inspector.open(client, "orders", tell=read.append)
+        assert [row.id for row in await look.rows(limit=3)] == ["m0", "m1", "m2"]
+        assert sum(read) >= 3
+        (row,) = await look.find("m3", value=True)
+        assert (row.size, row.value) == (3, b"xxx")
+        assert len(await look.table(Selection(where="size > 1"), columns=["id"])) == 2
+        assert (await look.average("size")).total == 6
+        assert (await look.horizon(exact=True)).messages == 4
+        with pytest.raises(InvalidInputError, match="carries no messages for"):
+            await delaylevel.asyncio.Inspector.open(client, "orders", target="invoices")
+        async with client:
+            pass
+        with pytest.raises(pulsar.asyncio.PulsarException, match="AlreadyClosed"):
+            await client.create_producer("orders")
 
-    run(scenario())
+    run(scenario)

@@ -1,33 +1,30 @@
-"""Tests of the in-memory dispatcher: it takes over, ends and is killed as the real one."""
+"""Tests of the in-memory dispatcher: it takes over, fails, ends and is killed as the real one."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
+from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
+import pulsar
 import pytest
 from pulsar import ConsumerType
 
 from delaylevel.cluster import threads
 from delaylevel.cluster.locks import PartitionLock
 from delaylevel.dispatcher.assignment import window_sources
-from delaylevel.dispatcher.journal.records import (
-    LowWatermark,
-    Record,
-    Released,
-    SnapshotChunk,
-    decode,
-)
+from delaylevel.dispatcher.journal.records import LowWatermark, Released, SnapshotChunk, decode
 from delaylevel.dispatcher.journal.topic import Journal, LostOwnershipError, counting
 from delaylevel.dispatcher.owner import PartitionOwner
 from delaylevel.dispatcher.publishing.flights import Flights
 from delaylevel.errors import AlreadyRunningError, BrokerError
 from delaylevel.model import envelope as env
-from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow, LevelTopicDescription
+from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription
 from delaylevel.model.outcome import Outcome, OutcomeStatus
+from delaylevel.model.topic_name import TopicName
 from delaylevel.structures.segments import pending as pending_segments
 from delaylevel.testing import ManualClock, MemoryPulsar
 from delaylevel.testing.memory.broker import Partition
@@ -39,33 +36,43 @@ from delaylevel.topics import lifecycle
 from delaylevel.topics.roster import DescriptionCache
 
 NOON_MS = int(datetime(2026, 3, 1, 12, tzinfo=timezone.utc).timestamp() * 1000)
-HOUR = timedelta(hours=1)
+HOUR, SECOND = timedelta(hours=1), timedelta(seconds=1)
+HOUR_MS = 3_600_000
+CANCELLED, TOO_LATE = OutcomeStatus.CANCELLED, OutcomeStatus.TOO_LATE
 
 
 class Bench:
     """A level topic with a tracker, whose dispatchers the test runs.
 
     Attributes:
-        description: its description.
+        window: the window partition of the key "k"; ``journal`` is that of its journal.
+        outcomes: the partition of the outcomes.
     """
 
     def __init__(self) -> None:
         self.clock = ManualClock(NOON_MS)
         self.memory = MemoryPulsar(self.clock)
         self.client = self.memory.client()
-        self.producer = self.client.create_producer(
+        self.producer: Any = self.client.create_producer(
             "orders", enable_delay_level_topic=True, final_window="tracker"
         )
         self.description: LevelTopicDescription = self.producer.description
+        self.index = self.description.window_partition("k", "")
+        self.window = self.description.window_topic.partition(self.index)
+        self.journal = self.description.journal_topic.partition(self.index)
+        self.outcomes = self.description.outcomes_topic.partition(0)
+        self.dispatchers: list[MemoryDispatcher] = []
 
-    def send(self, body: bytes, after: timedelta, **options: Any) -> None:
-        """Send a message to the window partition of the key "k"."""
-        self.producer.send(body, deliver_after=after, partition_key="k", **options)
+    def send(self, body: bytes, after: timedelta, **options: Any) -> Any:
+        """Send a message with the key "k"; return its receipt."""
+        return self.producer.schedule(body, deliver_after=after, partition_key="k", **options)
 
     def dispatcher(self) -> MemoryDispatcher:
-        """Return a dispatcher, which the test has to close or kill."""
+        """Return a dispatcher, which is killed at the end."""
         broker = self.memory._broker
-        return MemoryDispatcher(self.client, self.memory.admin, broker, self.description)
+        found = MemoryDispatcher(self.client, self.memory.admin, broker, self.description)
+        self.dispatchers.append(found)
+        return found
 
     def run(self, dispatcher: MemoryDispatcher) -> None:
         """Run a dispatcher for a second: what a step has sent is answered after it."""
@@ -73,175 +80,75 @@ class Bench:
             dispatcher.run_once()
             self.clock.advance(timedelta(milliseconds=100))
 
+    def refuse_once(self, topic: TopicName, patch: pytest.MonkeyPatch) -> list[TopicName]:
+        """Let the broker refuse the next entry of a topic; return a list that then has its name."""
+        store, refused = self.memory._broker.store, list[TopicName]()
+
+        def refuse(name: TopicName, *arguments: Any, **options: Any) -> Any:
+            if name == topic and not refused:
+                refused.append(name)
+                raise pulsar.Timeout("Pulsar error: Timeout")
+            return store(name, *arguments, **options)
+
+        patch.setattr(self.memory._broker, "store", refuse)
+        return refused
+
+    def open_journal(self, **clocks: Any) -> Journal:
+        """Open the journal, as another dispatcher does: the present owner is fenced."""
+        unused: Any = None
+        _, source = window_sources(self.description, self.index)
+        return Journal(self.client, self.memory.admin, source, unused, **clocks)
+
+    def stored(self, topic: TopicName) -> list[StoredMessage]:
+        log = self.memory._broker.partition(topic).log
+        return [message for entry in log.entries for message in entry.messages]
+
+    def told(self) -> list[OutcomeStatus]:
+        return [Outcome.read(each.properties).status for each in self.stored(self.outcomes)]
+
+    def letters(self) -> list[StoredMessage]:
+        return self.stored(self.description.dead_letter_topic.partition(0))
+
     def delivered(self) -> list[bytes | None]:
         return [message.data for message in self.memory.delivered("orders")]
 
     def pending(self) -> list[bytes | None]:
         return [message.data for message in self.memory.pending("orders")]
 
-    def records(self) -> list[Record]:
-        """Return the records of the journal of the key's partition."""
-        index = self.description.window_partition("k", "")
-        journal = self.description.journal_topic.partition(index)
-        entries = self.memory._broker.partitions[journal].log.entries
-        stored = ((each.messages[0].value or b"", each.position) for each in entries)
-        return [decode(record) for record in counting(stored)]
-
     def kinds(self) -> list[type]:
-        """Return the kinds of the records that concern messages."""
-        every = [type(record) for record in self.records()]
+        """Return the kinds of the records in the journal that concern messages."""
+        entries = self.memory._broker.partition(self.journal).log.entries
+        stored = ((each.messages[0].value or b"", each.position) for each in entries)
+        every = [type(decode(record)) for record in counting(stored)]
         return [kind for kind in every if kind not in (LowWatermark, SnapshotChunk)]
 
 
 @pytest.fixture
-def bench() -> Bench:
-    return Bench()
+def bench() -> Iterator[Bench]:
+    found = Bench()
+    yield found
+    for dispatcher in found.dispatchers:
+        dispatcher.kill()
+    found.memory.close()
 
 
 def test_a_message_is_released_when_it_is_due_and_then_in_the_journal(bench: Bench) -> None:
     bench.send(b"x", HOUR)
-    with bench.dispatcher() as dispatcher:
-        dispatcher.run_once()
-        assert (bench.kinds(), bench.pending()) == ([], [b"x"])
-        # Before that, its target is opened.
-        assert dispatcher.next_event_ms() == NOON_MS + 3_600_000 - 300
-        bench.clock.move_to(NOON_MS + 3_600_000 - 300)
+    dispatcher = bench.dispatcher()
+    dispatcher.run_once()
+    # Before that, its target is opened.
+    for time_ms, following_ms in ((NOON_MS, HOUR_MS - 300), (NOON_MS + HOUR_MS - 300, HOUR_MS)):
+        bench.clock.move_to(time_ms)
         assert dispatcher.run_once().total == 0
         assert (bench.kinds(), bench.pending(), bench.delivered()) == ([], [b"x"], [])
-        assert dispatcher.next_event_ms() == NOON_MS + 3_600_000
-        bench.clock.move_to(NOON_MS + 3_600_000)
-        report = dispatcher.run_once()
-        assert (report.due, report.latest_ms, dispatcher.next_event_ms()) == (1, 0, None)
-        assert bench.kinds() == [Released]
-        assert (bench.pending(), bench.delivered()) == ([], [b"x"])
+        assert dispatcher.next_event_ms() == NOON_MS + following_ms
+    bench.clock.move_to(NOON_MS + HOUR_MS)
+    report = dispatcher.run_once()
+    assert (report.due, report.latest_ms, dispatcher.next_event_ms()) == (1, 0, None)
+    assert (bench.kinds(), bench.pending(), bench.delivered()) == ([Released], [], [b"x"])
 
 
-def test_what_is_due_waits_until_an_old_description_was_read_again(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    read_ms: list[int] = []
-
-    def is_current(cache: DescriptionCache) -> bool:
-        if read_ms[-1:] == [bench.clock.now_ms()]:
-            return True
-        read_ms.append(bench.clock.now_ms())
-        cache.refresh(cache._now_s())
-        return False
-
-    bench.send(b"x", HOUR)
-    with bench.dispatcher() as dispatcher, monkeypatch.context() as patch:
-        dispatcher.run_once()
-        patch.setattr(DescriptionCache, "is_current", is_current)
-        bench.clock.advance(HOUR - timedelta(seconds=10))
-        bench.run(dispatcher)
-        assert read_ms == [], "there is nothing to decide"
-        lifecycle.pause(bench.memory.admin, "orders", None, bench.clock)
-        bench.clock.advance(timedelta(seconds=20))
-        bench.run(dispatcher)
-        assert (bench.delivered(), bench.pending()) == ([], [b"x"])
-    lifecycle.resume(bench.memory.admin, "orders", None, bench.clock)
-    bench.memory.advance(timedelta(seconds=1))
-    assert bench.delivered() == [b"x"]
-
-
-def test_no_message_is_read_by_an_old_description(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with bench.dispatcher() as dispatcher, monkeypatch.context() as patch:
-        patch.setattr(DescriptionCache, "is_current", lambda _: False)
-        bench.send(b"x", HOUR)
-        bench.run(dispatcher)
-        assert dispatcher.next_event_ms() is None, "the message is not pending"
-        patch.undo()
-        bench.send(b"y", 2 * HOUR)
-        dispatcher.run_once()
-        assert dispatcher.next_event_ms() == NOON_MS + 3_600_000 - 300
-        bench.clock.advance(2 * HOUR)
-        bench.run(dispatcher)
-        assert bench.delivered() == [b"x", b"y"]
-
-
-def test_a_dispatcher_that_dies_before_the_commit_repeats_messages_with_the_same_id(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bench.send(b"x", HOUR)
-
-    def die(self: Any) -> None:
-        if bench.delivered():
-            raise BrokerError("killed")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Flights, "write_commits", die)
-        with pytest.raises(BrokerError, match="killed"):
-            bench.memory.advance(2 * HOUR)
-    assert (bench.kinds(), bench.pending(), bench.delivered()) == ([], [b"x"], [b"x"])
-    assert bench.memory.advance(HOUR).due == 1
-    assert (bench.pending(), bench.delivered()) == ([], [b"x", b"x"])
-    first, second = bench.memory.delivered("orders")
-    assert first.properties[env.ID] == second.properties[env.ID]
-    assert bench.memory.advance(HOUR).due == 0
-
-
-def test_a_proof_grows_old_by_the_clock_that_advances_more(bench: Bench) -> None:
-    """The monotonic clock stands still while a machine is suspended."""
-    index = bench.description.window_partition("k", "")
-    _, source = window_sources(bench.description, index)
-    unused: Any = None
-    now_s, now_ms = 5.0, NOON_MS
-    journal = Journal(
-        bench.client, bench.memory.admin, source, unused, lambda: now_s, lambda: now_ms
-    )
-    assert (list(journal.read()), journal.is_new) == ([], True)
-    journal.claim()
-    assert (journal.proof_age_s, journal.is_new) == (0, False)
-    now_s += 2
-    assert journal.proof_age_s == 2
-    now_ms += 3_000
-    assert journal.proof_age_s == 3
-    journal.append(LowWatermark(1))
-    assert journal.proof_age_s == 0
-    journal.close()
-
-
-def test_an_owner_that_the_broker_did_not_fence_publishes_and_tells_nothing(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # As the broker does if two open the journal at the same time, this one accepts both.
-    def enter(self: ProducerLink, partition: Partition) -> None:
-        partition.producers[f"{self.name} {id(self)}"] = self
-
-    monkeypatch.setattr(ProducerLink, "_enter", enter)
-    receipt = bench.producer.schedule(b"x", deliver_after=HOUR, partition_key="k")
-    first = bench.dispatcher()
-    bench.clock.advance(HOUR - timedelta(seconds=1))
-    first.run_once()
-    partitions = bench.memory._broker.partitions.values()
-    for partition in partitions:  # its connection breaks, and another dispatcher is faster
-        for consumer in tuple(partition.consumers):
-            if isinstance(consumer, ConsumerLink):
-                consumer.disconnect()
-    second = bench.dispatcher()
-    second.run_once()
-    bench.clock.advance(timedelta(seconds=1))
-    second.run_once()
-    assert bench.delivered() == [b"x"]
-    bench.producer.cancel(receipt)
-    with pytest.raises(LostOwnershipError):
-        bench.run(first)
-    bench.run(second)
-    second.close()
-    third = bench.dispatcher()
-    third.run_once()
-    third.close()
-    assert bench.delivered() == [b"x"]
-    log = bench.memory._broker.partitions[bench.description.outcomes_topic.partition(0)].log
-    told = [Outcome.read(each.messages[0].properties).status for each in log.entries]
-    assert told == [OutcomeStatus.TOO_LATE]
-
-
-def test_a_message_that_was_sent_is_not_pending_while_later_ones_are(
-    bench: Bench,
-) -> None:
+def test_a_message_that_was_sent_is_not_pending_while_later_ones_are(bench: Bench) -> None:
     seen: list[tuple[bytes, list[bytes | None]]] = []
 
     def look(consumer: Any, message: Any) -> None:
@@ -271,102 +178,268 @@ def test_there_are_no_threads_and_no_files(bench: Bench, monkeypatch: pytest.Mon
         (Path, "mkdir"),
     ):
         monkeypatch.setattr(where, name, refuse)
-    with bench.dispatcher() as dispatcher:
-        due = 0
-        while due < 50:
-            due += dispatcher.run_once().due
-            bench.clock.move_to(dispatcher.next_event_ms() or 0)
-    assert len(bench.delivered()) == 50
+    dispatcher = bench.dispatcher()
+    while len(bench.delivered()) < 50:
+        dispatcher.run_once()
+        bench.clock.move_to(dispatcher.next_event_ms() or 0)
+
+
+# -- the description
+
+
+def test_what_is_due_waits_until_an_old_description_was_read_again(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read_ms: list[int] = []
+
+    def is_current(cache: DescriptionCache) -> bool:
+        if read_ms[-1:] == [bench.clock.now_ms()]:
+            return True
+        read_ms.append(bench.clock.now_ms())
+        cache.refresh(cache._now_s())
+        return False
+
+    bench.send(b"x", HOUR)
+    with bench.dispatcher() as dispatcher, monkeypatch.context() as patch:
+        dispatcher.run_once()
+        patch.setattr(DescriptionCache, "is_current", is_current)
+        bench.clock.advance(HOUR - 10 * SECOND)
+        bench.run(dispatcher)
+        assert read_ms == [], "there is nothing to decide"
+        lifecycle.pause(bench.memory.admin, "orders", None, bench.clock)
+        bench.clock.advance(20 * SECOND)
+        bench.run(dispatcher)
+        assert (bench.delivered(), bench.pending()) == ([], [b"x"])
+    lifecycle.resume(bench.memory.admin, "orders", None, bench.clock)
+    bench.memory.advance(SECOND)
+    assert bench.delivered() == [b"x"]
+
+
+def test_no_message_is_read_by_an_old_description(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dispatcher = bench.dispatcher()
+    with monkeypatch.context() as patch:
+        patch.setattr(DescriptionCache, "is_current", lambda _: False)
+        bench.send(b"x", HOUR)
+        bench.run(dispatcher)
+        assert dispatcher.next_event_ms() is None, "the message is not pending"
+    bench.send(b"y", 2 * HOUR)
+    dispatcher.run_once()
+    assert dispatcher.next_event_ms() == NOON_MS + HOUR_MS - 300
+    bench.clock.advance(2 * HOUR)
+    bench.run(dispatcher)
+    assert bench.delivered() == [b"x", b"y"]
+
+
+def test_a_clock_that_is_ahead_for_some_seconds_drops_and_releases_nothing(bench: Bench) -> None:
+    bench.send(b"due soon", HOUR)
+    bench.send(b"expires", HOUR / 2, expires_after=HOUR / 6)
+    dispatcher = bench.dispatcher()
+    dispatcher.run_once()
+    bench.clock.step(HOUR)
+    for _ in range(3):
+        dispatcher.run_once()
+        assert (bench.delivered(), len(bench.pending())) == ([], 2)
+        bench.clock.advance(SECOND)
+    bench.clock.step(-HOUR)
+    bench.clock.advance(HOUR / 2)
+    dispatcher.run_once()
+    assert bench.delivered() == [b"expires"]
+    bench.clock.step(HOUR)
+    dispatcher.run_once()
+    bench.clock.advance(11 * SECOND)
+    dispatcher.run_once()
+    assert bench.delivered() == [b"expires", b"due soon"], "it was a correction"
+
+
+# -- owners that are replaced
+
+
+def test_a_dispatcher_that_dies_before_the_commit_repeats_messages_with_the_same_id(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.send(b"x", HOUR)
+
+    def die(self: Any) -> None:
+        if bench.delivered():
+            raise BrokerError("killed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Flights, "write_commits", die)
+        with pytest.raises(BrokerError, match="killed"):
+            bench.memory.advance(2 * HOUR)
+    assert (bench.kinds(), bench.pending(), bench.delivered()) == ([], [b"x"], [b"x"])
+    assert bench.memory.advance(HOUR).due == 1
+    assert (bench.pending(), bench.delivered()) == ([], [b"x", b"x"])
+    assert len({each.properties[env.ID] for each in bench.memory.delivered("orders")}) == 1
+    assert bench.memory.advance(HOUR).due == 0
+
+
+def test_a_proof_grows_old_by_the_clock_that_advances_more(bench: Bench) -> None:
+    """The monotonic clock stands still while a machine is suspended."""
+    now_s, now_ms = 5.0, NOON_MS
+    journal = bench.open_journal(now_s=lambda: now_s, now_ms=lambda: now_ms)
+    assert (list(journal.read()), journal.is_new) == ([], True)
+    journal.claim()
+    assert (journal.proof_age_s, journal.is_new) == (0, False)
+    now_s += 2
+    assert journal.proof_age_s == 2
+    now_ms += 3_000
+    assert journal.proof_age_s == 3
+    journal.append(LowWatermark(1))
+    assert journal.proof_age_s == 0
+    journal.close()
+
+
+def test_an_owner_that_the_broker_did_not_fence_publishes_and_tells_nothing(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As the broker does if two open the journal at the same time, this one accepts both.
+    def enter(self: ProducerLink, partition: Partition) -> None:
+        partition.producers[f"{self.name} {id(self)}"] = self
+
+    monkeypatch.setattr(ProducerLink, "_enter", enter)
+    receipt = bench.send(b"x", HOUR)
+    first = bench.dispatcher()
+    bench.clock.advance(HOUR - SECOND)
+    first.run_once()
+    # Its connection breaks, and another dispatcher is faster.
+    for partition in bench.memory._broker.partitions.values():
+        for consumer in tuple(partition.consumers):
+            if isinstance(consumer, ConsumerLink):
+                consumer.disconnect()
+    second = bench.dispatcher()
+    second.run_once()
+    bench.clock.advance(SECOND)
+    second.run_once()
+    assert bench.delivered() == [b"x"]
+    bench.producer.cancel(receipt)
+    with pytest.raises(LostOwnershipError):
+        bench.run(first)
+    bench.run(second)
+    second.close()
+    with bench.dispatcher() as third:
+        third.run_once()
+    assert (bench.delivered(), bench.told()) == ([b"x"], [TOO_LATE])
+
+
+def test_an_owner_that_was_replaced_tells_and_acknowledges_nothing(bench: Bench) -> None:
+    receipt = bench.send(b"x", HOUR)
+    bench.producer.cancel(receipt)
+    first = bench.dispatcher()
+    bench.run(first)
+    assert bench.told() == [CANCELLED]
+    bench.open_journal().close()
+    bench.producer.cancel(receipt)  # the decision needs no record
+    with pytest.raises(LostOwnershipError):
+        bench.run(first)
+    assert bench.told() == [CANCELLED]
+    first.kill()
+    second = bench.dispatcher()
+    bench.run(second)
+    bench.open_journal().close()
+    bench.send(b"y", HOUR)  # nothing is due, and nothing is released: a checkpoint fails
+    with pytest.raises(LostOwnershipError):
+        bench.run(second)
 
 
 def test_a_dispatcher_that_finds_a_partition_taken_locks_none(bench: Bench) -> None:
     sources = window_sources(bench.description, bench.description.window_partitions - 1)
     lock = PartitionLock(bench.client, bench.memory.admin, sources, "test")
-    assert bench.description.final_window is FinalWindow.TRACKER
     with pytest.raises(AlreadyRunningError):
         bench.dispatcher()
     lock.close()
-    bench.dispatcher().close()
+    bench.dispatcher()
 
 
-def test_a_clock_that_is_ahead_for_some_seconds_drops_and_releases_nothing(bench: Bench) -> None:
-    bench.send(b"due soon", HOUR)
-    bench.send(b"expires", timedelta(minutes=30), expires_after=timedelta(minutes=10))
-    with bench.dispatcher() as dispatcher:
-        dispatcher.run_once()
-        bench.clock.step(HOUR)
-        for _ in range(3):
-            dispatcher.run_once()
-            assert (bench.delivered(), len(bench.pending())) == ([], 2)
-            bench.clock.advance(timedelta(seconds=1))
-        bench.clock.step(-HOUR)
-        bench.clock.advance(timedelta(minutes=30))
-        dispatcher.run_once()
-        assert bench.delivered() == [b"expires"]
-        bench.clock.step(HOUR)
-        dispatcher.run_once()
-        bench.clock.advance(timedelta(seconds=11))
-        dispatcher.run_once()
-        assert bench.delivered() == [b"expires", b"due soon"], "it was a correction"
+# -- cancellations
 
 
-@pytest.mark.parametrize("size", [1_100, 2_500])
-def test_a_batch_with_too_many_messages_costs_nobody_else_anything(bench: Bench, size: int) -> None:
-    index = bench.description.window_partition("k", "")
-    window = bench.description.window_topic.partition(index).full
-    raw = bench.client.create_producer(
-        window, batching_enabled=True, batching_max_messages=5_000, max_pending_messages=5_000
-    )
-    due = {env.DUE: str(NOON_MS + 3_600_000), env.TARGET: bench.description.targets[0]}
-    for number in range(size):
-        raw.send_async(b"foreign %d" % number, None, properties=due, partition_key="k")
-    raw.flush()
-    for number in range(3):
-        bench.send(b"own %d" % number, HOUR)
-
-    def letters() -> list[StoredMessage]:
-        topic = bench.description.dead_letter_topic.partition(0)
-        log = bench.memory._broker.partitions[topic].log
-        return [message for entry in log.entries for message in entry.messages]
-
-    with bench.dispatcher() as first:  # which ends while they are pending
-        first.run_once()
-        assert len(letters()) == size - 1_024
-    bench.memory.advance(2 * HOUR)
-    assert bench.delivered() == [
-        *(b"foreign %d" % number for number in range(1_024)),
-        *(b"own %d" % number for number in range(3)),
-    ]
-    assert {each.value for each in letters()} == {b"foreign %d" % n for n in range(1_024, size)}
-    assert "1,024 messages" in letters()[0].properties[env.REASON]
-    partition = bench.memory._broker.partitions[bench.description.window_topic.partition(index)]
-    assert partition.subscriptions[SUBSCRIPTION].backlog == 0
-
-
-def test_the_end_of_a_large_batch_is_not_acknowledged_before_it_is_a_dead_letter(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("topic", ["outcomes", "journal"])
+def test_a_cancellation_of_which_a_topic_refuses_something_is_told_later(
+    bench: Bench, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    index = bench.description.window_partition("k", "")
-    window = bench.description.window_topic.partition(index)
-    raw = bench.client.create_producer(
-        window.full, batching_enabled=True, batching_max_messages=5_000, max_pending_messages=5_000
+    receipt = bench.send(b"x", HOUR)
+    dispatcher = bench.dispatcher()
+    bench.run(dispatcher)
+    refused = bench.refuse_once(getattr(bench, topic), monkeypatch)
+    bench.producer.cancel(receipt)
+    if topic == "outcomes":
+        bench.run(dispatcher)
+        dispatcher.close()
+    else:
+        with pytest.raises(BrokerError, match="did not confirm"):
+            bench.run(dispatcher)
+        assert bench.told() == []
+        dispatcher.kill()
+    assert refused
+    bench.memory.advance(2 * HOUR)
+    assert (bench.told(), bench.delivered()) == ([CANCELLED], [])
+
+
+def test_a_decision_without_a_record_of_its_own_waits_for_the_journal(bench: Bench) -> None:
+    receipt = bench.send(b"x", HOUR)
+    bench.producer.cancel(receipt)
+    dispatcher = bench.dispatcher()
+    bench.run(dispatcher)
+    stored: list[TopicName] = []
+    bench.memory._broker.watchers.append(
+        lambda event: stored.append(event.topic) if event.subscription is None else None
     )
-    due = {env.DUE: str(NOON_MS + 60_000), env.TARGET: bench.description.targets[0]}
-    for number in range(2_500):
-        raw.send_async(b"%d" % number, None, properties=due, partition_key="k")
+    bench.producer.cancel(receipt)
+    bench.run(dispatcher)
+    assert bench.told() == [CANCELLED] * 2
+    assert bench.journal in stored[: stored.index(bench.outcomes)]
+
+
+def test_a_cancellation_that_overtakes_its_message_cancels_it_at_once(bench: Bench) -> None:
+    options: dict[str, Any] = {"message_id": "x", "partition_key": "k"}
+    bench.producer.cancel(deliver_at=NOON_MS + HOUR_MS, **options)
+    dispatcher = bench.dispatcher()
+    bench.run(dispatcher)
+    assert bench.told() == []
+    bench.producer.send(b"x", deliver_at=NOON_MS + HOUR_MS, **options)
+    bench.run(dispatcher)
+    assert bench.told() == [CANCELLED]
+    dispatcher.close()
+    bench.memory.advance(2 * HOUR)
+    assert (set(bench.told()), bench.delivered()) == ({CANCELLED}, [])
+
+
+# -- batches of others
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_a_batch_with_too_many_messages_costs_nobody_else_anything(
+    bench: Bench, refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its end becomes dead letters, and is not acknowledged before."""
+    most = {"batching_max_messages": 5_000, "max_pending_messages": 5_000}
+    raw = bench.client.create_producer(bench.window.full, batching_enabled=True, **most)
+    due = {env.DUE: str(NOON_MS + HOUR_MS), env.TARGET: bench.description.targets[0]}
+    foreign = [b"foreign %d" % number for number in range(2_100 if refused else 1_100)]
+    for body in foreign:
+        raw.send_async(body, None, properties=due, partition_key="k")
     raw.flush()
+    own = [b"own %d" % number for number in range(3)]
+    for body in own:
+        bench.send(body, HOUR)
 
     def refuse(*arguments: Any) -> None:
         raise BrokerError("the dead-letter topic does not confirm")
 
+    first = bench.dispatcher()  # which ends while they are pending
     with monkeypatch.context() as patch:
-        patch.setattr(PartitionOwner, "_set_aside_unnumbered", refuse)
-        first = bench.dispatcher()
-        bench.clock.advance(timedelta(minutes=2))
+        if refused:
+            patch.setattr(PartitionOwner, "_set_aside_unnumbered", refuse)
         with contextlib.suppress(BrokerError):
             bench.run(first)
         first.kill()
-    bench.memory.advance(HOUR)
-    letters = bench.memory.delivered(bench.description.dead_letter_topic.partition(0).full)
-    assert {message.data for message in letters} == {b"%d" % n for n in range(1_024, 2_500)}
-    assert len(set(bench.delivered())) == 1_024
+    assert len(bench.letters()) == (0 if refused else len(foreign) - 1_024)
+    bench.memory.advance(2 * HOUR)
+    assert bench.delivered() == foreign[:1_024] + own
+    assert {each.value for each in bench.letters()} == set(foreign[1_024:])
+    assert "1,024 messages" in bench.letters()[0].properties[env.REASON]
+    subscription = bench.memory._broker.partition(bench.window).subscriptions[SUBSCRIPTION]
+    assert subscription.backlog == 0

@@ -5,36 +5,64 @@ from __future__ import annotations
 import inspect
 import re
 import textwrap
+from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pulsar
 import pytest
-from pulsar import ConsumerType, InitialPosition
+from pulsar import ConsumerType
 
 from delaylevel import DelayLevelClient, PartitionBy, PartitionStrategy, testing
 from delaylevel.cluster.port import NamespacePolicies, TopicAdmin
-from delaylevel.errors import InvalidInputError, UnsafeNamespaceError
+from delaylevel.errors import (
+    DelayLevelError,
+    InvalidDelayError,
+    InvalidInputError,
+    UnsafeNamespaceError,
+)
 from delaylevel.model import envelope as env
 from delaylevel.model.clock import duration_ms
-from delaylevel.model.level_topic import FinalWindow
+from delaylevel.model.level_topic import Expired, FinalWindow
 from delaylevel.model.topic_name import TopicName
 from delaylevel.testing import ManualClock, MemoryPulsar
+from delaylevel.topics.lifecycle import change_settings, pause, resume
+from delaylevel.topics.targets import keep
 from support.fakes import SkewedClock
 
+DAY, HOUR, MINUTE = timedelta(days=1), timedelta(hours=1), timedelta(minutes=1)
 DAYS_AND_HOURS = [
-    PartitionStrategy(partition_by=PartitionBy.DAY, maximum_delay=timedelta(days=30)),
-    PartitionStrategy(partition_by=PartitionBy.HOUR, maximum_delay=timedelta(hours=24)),
+    PartitionStrategy(partition_by=PartitionBy.DAY, maximum_delay=30 * DAY),
+    PartitionStrategy(partition_by=PartitionBy.HOUR, maximum_delay=DAY),
 ]
-NOON_MS = int(datetime(2026, 3, 1, 12, tzinfo=timezone.utc).timestamp() * 1000)
+NOON = datetime(2026, 3, 1, 12, tzinfo=timezone.utc)
+NOON_MS = int(NOON.timestamp() * 1000)
+ORDERS = TopicName.parse("orders")
+
+
+@pytest.fixture
+def memory() -> Iterator[MemoryPulsar]:
+    with MemoryPulsar(ManualClock(NOON_MS)) as made:
+        yield made
 
 
 def delayed(memory: MemoryPulsar, topic: str = "orders", **options: Any) -> Any:
     return memory.client().create_producer(topic, enable_delay_level_topic=True, **options)
 
 
-def bodies(found: list[Any]) -> list[bytes]:
-    return [message.data for message in found]
+def bodies(memory: MemoryPulsar, topic: str = "orders") -> list[bytes | None]:
+    return [message.data for message in memory.delivered(topic)]
+
+
+def received(consumer: Any) -> list[bytes]:
+    found = []
+    while True:
+        try:
+            message = consumer.receive(1)
+        except pulsar.Timeout:
+            return found
+        consumer.acknowledge(message)
+        found.append(message.data())
 
 
 def test_the_example_in_the_documentation_runs() -> None:
@@ -45,17 +73,18 @@ def test_the_example_in_the_documentation_runs() -> None:
     names["test_the_reminder_is_sent_three_days_later"]()
 
 
-def test_a_step_moves_only_the_wall_clock() -> None:
+def test_a_manual_clock_moves_when_told_and_a_step_moves_only_the_wall_clock() -> None:
     clock = ManualClock(start_ms=NOON_MS)
     called: list[int] = []
-    clock.watch(lambda: called.append(clock.now_ms()))
-    clock.advance(timedelta(seconds=5))
-    assert clock.monotonic_s() == 5
-    clock.step(timedelta(seconds=-60))
-    assert (clock.now_ms(), clock.monotonic_s()) == (NOON_MS - 55_000, 5)
-    clock.step(timedelta(seconds=60))
-    assert (clock.now_ms(), clock.monotonic_s()) == (NOON_MS + 5_000, 5)
-    assert called == [NOON_MS + 5_000, NOON_MS - 55_000, NOON_MS + 5_000]
+    clock.watch(lambda: called.append(clock.now_ms() - NOON_MS))
+    clock.advance(timedelta(seconds=5, microseconds=1))
+    assert (clock.now(), clock.monotonic_s()) == (NOON + timedelta(milliseconds=5001), 5.001)
+    for seconds in (-60, 60):
+        clock.step(timedelta(seconds=seconds))
+    assert (called, clock.monotonic_s()) == ([5_001, -54_999, 5_001], 5.001)
+    for move in (clock.advance, MemoryPulsar(clock).advance):
+        with pytest.raises(InvalidInputError):
+            move(timedelta(seconds=-1))
 
 
 def test_client_producer_consumer_and_reader_have_the_types_of_pulsar() -> None:
@@ -72,80 +101,45 @@ def test_client_producer_consumer_and_reader_have_the_types_of_pulsar() -> None:
         consumer.receive()
 
 
-@pytest.mark.parametrize("final_window", list(FinalWindow))
-def test_delays_up_to_a_month_are_delivered_at_their_due_times(final_window: FinalWindow) -> None:
-    memory = MemoryPulsar(ManualClock(NOON_MS))
+@pytest.mark.parametrize("final_window", FinalWindow)
+def test_delays_up_to_a_month_are_delivered_at_their_due_times(
+    memory: MemoryPulsar, final_window: FinalWindow
+) -> None:
     producer = delayed(memory, partition_strategy=DAYS_AND_HOURS, final_window=final_window)
-    delays = [timedelta(minutes=37) * number for number in range(1, 1160, 7)]
-    for delay in delays:
-        producer.send(str(delay).encode(), deliver_after=delay)
-    assert len(memory.pending("orders")) == len(delays)
-    report = memory.advance(timedelta(days=30))
+    delays = [37 * MINUTE * number for number in range(1, 1160, 19)]
+    expected = [(str(delay).encode(), NOON + delay) for delay in delays]
+    for body, due in reversed(expected):
+        producer.send(body, deliver_at=due)
+    assert [(one.data, one.at) for one in memory.pending("orders")] == expected
+    report = memory.advance(30 * DAY)
     assert report.latest_ms == 0
     assert report.due == (len(delays) if final_window is FinalWindow.TRACKER else 0)
     assert memory.pending("orders") == []
-    start = datetime.fromtimestamp(NOON_MS / 1000, timezone.utc)
-    assert [(m.data, m.at - start) for m in memory.delivered("orders")] == [
-        (str(delay).encode(), delay) for delay in delays
-    ]
+    assert [(one.data, one.at) for one in memory.delivered("orders")] == expected
 
 
-def test_with_a_tracker_messages_are_pending_in_the_window_until_due() -> None:
-    memory = MemoryPulsar(ManualClock(NOON_MS))
-    producer = delayed(memory, final_window="tracker")
-    consumer = memory.client().subscribe("orders", "app", ConsumerType.Exclusive)
-    producer.send(b"far", deliver_after=timedelta(days=3), properties={"a": "b"})
-    producer.send(b"near", deliver_after=timedelta(hours=2))
-    producer.send(b"nearer", deliver_after=timedelta(hours=1))
-    producer.send(b"now")
-    window = producer.description.window_topic.full
-    assert [message.data for message in memory.pending("orders")] == [b"nearer", b"near", b"far"]
-    assert memory.pending("orders")[0].topic.startswith(window)
-    memory.advance(timedelta(hours=1))
-    assert [message.data for message in memory.pending("orders")] == [b"near", b"far"]
-    memory.advance(timedelta(days=2, hours=22, minutes=55))
-    (far,) = memory.pending("orders")
-    assert far.topic.startswith(window)
-    assert far.at == memory.clock.now() + timedelta(minutes=5)
-    report = memory.advance(timedelta(days=1))
-    assert (report.due, memory.pending("orders")) == (1, [])
-    found = [consumer.receive() for _ in range(4)]
-    assert [message.data() for message in found] == [b"now", b"nearer", b"near", b"far"]
-    assert set(found[-1].properties()) == {"a", env.DUE, env.ID, env.TARGET}
-    with pytest.raises(pulsar.Timeout):
-        consumer.receive()
-
-
-def test_the_memory_dispatcher_drops_copies_and_holds_messages_for_missing_targets() -> None:
-    memory = MemoryPulsar(ManualClock(NOON_MS))
-    producer = delayed(memory, final_window="tracker")
-    description = producer.description
-    for after in (timedelta(hours=1), timedelta(hours=2), timedelta(days=2)):
+def test_copies_are_dropped_and_messages_for_missing_targets_held(memory: MemoryPulsar) -> None:
+    producer = delayed(memory)
+    for after in (HOUR, 2 * HOUR, 2 * DAY):
         producer.send(b"copy", deliver_after=after, message_id="mine")
-    producer.send(b"other", deliver_after=timedelta(minutes=30), message_id="other")
-    raw = memory.client().create_producer(description.window_topic.partition(0).full)
-    raw.send(b"nonsense")
+    producer.send(b"other", deliver_after=MINUTE, message_id="other")
+    window = producer.description.window_topic
+    memory.client().create_producer(window.partition(0).full).send(b"nonsense")
     producer.close()
-    memory.admin.delete(TopicName.parse("orders"))
-    report = memory.advance(timedelta(minutes=30))
+    memory.admin.delete(ORDERS)
+    report = memory.advance(MINUTE)
     assert (report.held.total(), sum(report.dead.values())) == (1, 1)
     memory.client().create_producer("orders").close()
-    report = memory.advance(timedelta(days=4))
+    report = memory.advance(4 * DAY)
     assert (report.due, report.held.total()) == (2, 0)
-    assert bodies(memory.delivered("orders")) == [b"other", b"copy"]
-    assert memory.pending("orders") == []
-    backlogs = [
-        memory.admin.partition_stats(description.window_topic.partition(index))
-        .subscriptions["delaylevel"]
-        .backlog_entries
-        for index in range(description.window_partitions)
-    ]
-    assert backlogs == [0] * description.window_partitions
+    assert (bodies(memory), memory.pending("orders")) == ([b"other", b"copy"], [])
+    for index in range(producer.description.window_partitions):
+        stats = memory.admin.partition_stats(window.partition(index))
+        assert stats.subscriptions["delaylevel"].backlog_entries == 0
 
 
-def test_no_call_blocks() -> None:
-    client = MemoryPulsar().client()
-    consumer = client.subscribe("t", "s")
+def test_no_call_blocks(memory: MemoryPulsar) -> None:
+    consumer = memory.client().subscribe("t", "s")
     with pytest.raises(pulsar.Timeout, match="advance its clock"):
         consumer.receive()
     with pytest.raises(pulsar.Timeout):
@@ -157,33 +151,28 @@ def test_hand_offs_continue_across_ledgers() -> None:
     memory = MemoryPulsar(entries_per_ledger=2)
     producer = delayed(memory)
     for number in range(9):
-        producer.send(b"%d" % number, deliver_after=timedelta(days=2, minutes=number))
+        producer.send(b"%d" % number, deliver_after=2 * DAY + number * MINUTE)
     partition = TopicName.parse("_orders-delay-level").partition(1)
     assert [item.entries for item in memory.admin.ledgers(partition)] == [2, 2, 2, 2, 1]
-    memory.advance(timedelta(days=2, minutes=4))
-    assert bodies(memory.delivered("orders")) == [b"0", b"1", b"2", b"3", b"4"]
-    memory.advance(timedelta(minutes=4))
-    assert len(memory.delivered("orders")) == 9
+    memory.advance(2 * DAY + 4 * MINUTE)
+    assert bodies(memory) == [b"0", b"1", b"2", b"3", b"4"]
+    memory.advance(4 * MINUTE)
+    assert len(bodies(memory)) == 9
     assert memory.admin.partition_stats(partition).subscriptions["delaylevel"].backlog_entries == 0
 
 
-@pytest.mark.parametrize("skew", [timedelta(seconds=-30), timedelta(seconds=30), timedelta(days=1)])
-def test_a_client_with_a_wrong_clock_does_not_delay_others(skew: timedelta) -> None:
-    memory = MemoryPulsar(ManualClock(NOON_MS))
+@pytest.mark.parametrize("skew", [-MINUTE / 2, MINUTE / 2, DAY], ids=str)
+def test_a_client_with_a_wrong_clock_does_not_delay_others(
+    memory: MemoryPulsar, skew: timedelta
+) -> None:
     wrong = memory.client(clock=SkewedClock(duration_ms(skew), memory.clock))
     skewed = wrong.create_producer("orders", enable_delay_level_topic=True)
     right = delayed(memory)
-    due_ms = NOON_MS + 3 * 86_400_000
-    for number in range(6):
-        producer = right if number % 2 else skewed
-        producer.send(b"%d" % number, deliver_at=due_ms + number)
-    memory.advance(timedelta(days=3, seconds=1))
-    assert bodies(memory.delivered("orders")) == [b"%d" % number for number in range(6)]
-    late_ms = [
-        int(m.at.timestamp() * 1000) - int(m.properties["delaylevel.due"])
-        for m in memory.delivered("orders")
-    ]
-    assert late_ms == [0] * 6
+    expected = [(b"%d" % number, NOON + 3 * DAY + number * MINUTE) for number in range(6)]
+    for number, (body, due) in enumerate(expected):
+        (right if number % 2 else skewed).send(body, deliver_at=due)
+    memory.advance(4 * DAY)
+    assert [(one.data, one.at) for one in memory.delivered("orders")] == expected
 
 
 def test_a_namespace_that_would_delete_parked_messages_is_refused() -> None:
@@ -196,8 +185,8 @@ def test_a_namespace_that_would_delete_parked_messages_is_refused() -> None:
         memory.client().create_producer("acme/none/orders")
 
 
-def test_unsupported_features_are_refused() -> None:
-    client = MemoryPulsar().client()
+def test_unsupported_features_are_refused(memory: MemoryPulsar) -> None:
+    client = memory.client()
     policy = pulsar.ConsumerDeadLetterPolicy(3)
     for call in (
         lambda: client.subscribe("t", "s", ConsumerType.Shared, dead_letter_policy=policy),
@@ -210,51 +199,122 @@ def test_unsupported_features_are_refused() -> None:
             call()
 
 
-def test_a_negative_acknowledgement_on_an_ordered_subscription_redelivers_all_messages() -> None:
-    memory = MemoryPulsar()
+def test_a_negative_acknowledgement_on_an_ordered_subscription_redelivers_all_messages(
+    memory: MemoryPulsar,
+) -> None:
     client = memory.client()
     consumer = client.subscribe("t", "s", negative_ack_redelivery_delay_ms=1000)
     producer = client.create_producer("t")
     for number in range(3):
         producer.send(b"%d" % number)
-    found = [consumer.receive() for _ in range(3)]
-    consumer.negative_acknowledge(found[1])
+    consumer.negative_acknowledge([consumer.receive() for _ in range(3)][1])
     memory.clock.advance(timedelta(milliseconds=999))
-    with pytest.raises(pulsar.Timeout):
-        consumer.receive()
+    assert received(consumer) == []
     memory.clock.advance(timedelta(milliseconds=1))
-    assert [consumer.receive().data() for _ in range(3)] == [b"0", b"1", b"2"]
+    assert received(consumer) == [b"0", b"1", b"2"]
 
 
-def test_a_consumer_receives_from_several_topics() -> None:
-    client = MemoryPulsar().client()
-    consumer = client.subscribe(["a", "b"], "s", initial_position=InitialPosition.Earliest)
-    for topic in "ab":
-        client.create_producer(topic).send(topic.encode())
-    found = [consumer.receive() for _ in range(2)]
-    assert {m.data() for m in found} == {b"a", b"b"}
-    for message in found:
-        consumer.acknowledge(message)
-    consumer.redeliver_unacknowledged_messages()
-    with pytest.raises(pulsar.Timeout):
-        consumer.receive()
-
-
-def test_a_manual_clock_only_moves_when_advanced() -> None:
-    clock = ManualClock(start_ms=NOON_MS)
-    assert (clock.now_ms(), clock.now_ms()) == (NOON_MS, NOON_MS)
-    clock.advance(timedelta(days=1, microseconds=1))
-    assert clock.now_ms() == NOON_MS + 86_400_001
-    assert clock.now() == datetime(2026, 3, 2, 12, 0, 0, 1000, tzinfo=timezone.utc)
-    for move in (clock.advance, MemoryPulsar(clock).advance):
-        with pytest.raises(InvalidInputError):
-            move(timedelta(seconds=-1))
-
-
-def test_a_batch_is_stored_after_its_publish_delay() -> None:
-    memory = MemoryPulsar()
+def test_a_batch_is_stored_after_its_publish_delay(memory: MemoryPulsar) -> None:
     producer = memory.client().create_producer("t", batching_enabled=True)
     producer.send_async(b"x", None)
-    assert memory.delivered("t") == []
+    assert bodies(memory, "t") == []
     memory.clock.advance(timedelta(milliseconds=10))
-    assert bodies(memory.delivered("t")) == [b"x"]
+    assert bodies(memory, "t") == [b"x"]
+
+
+# -- pauses and expiry
+
+
+def test_a_pause_and_its_end(memory: MemoryPulsar) -> None:
+    producer = delayed(memory)
+    topic = producer.description.topic
+    waiting = [b"%d" % minute for minute in range(6)]
+    for minute, body in enumerate(waiting):
+        producer.send(body, deliver_after=HOUR + minute * MINUTE)
+    pause(memory.admin, topic, None, memory.clock)
+    assert memory.advance(30 * DAY).due == 0
+    assert len(memory.pending("orders")) == 6
+    producer.send(b"later", deliver_after=3 * MINUTE)
+    resume(memory.admin, topic, None, memory.clock, spread_ms=6 * 60_000)
+    for minute in range(1, 7):
+        memory.advance(MINUTE)
+        assert abs(len(bodies(memory)) - minute - (minute > 3)) <= 1
+    assert b"later" in bodies(memory)[2:5]
+    assert [body for body in bodies(memory) if body != b"later"] == waiting
+
+
+def test_the_brokers_own_delivery_cannot_be_paused(memory: MemoryPulsar) -> None:
+    topic = delayed(memory, final_window="broker").description.topic
+    with pytest.raises(DelayLevelError, match="the broker itself delivers its messages"):
+        pause(memory.admin, topic, None, memory.clock)
+
+
+@pytest.mark.parametrize("final_window", FinalWindow)
+@pytest.mark.parametrize("policy", Expired)
+def test_messages_expire(memory: MemoryPulsar, final_window: FinalWindow, policy: Expired) -> None:
+    producer = delayed(memory, final_window=final_window)
+    description = producer.description
+    change_settings(memory.admin, description.topic, expire_after_ms=600_000, expired=policy)
+    producer.send(b"by default", deliver_after=50 * HOUR)
+    producer.send(b"its own", deliver_after=50 * HOUR, expires_after=MINUTE)
+    producer.send(b"kept", deliver_after=50 * HOUR, expires_at=NOON + 30 * DAY)
+    memory.clock.advance(51 * HOUR)  # no mover and no dispatcher runs
+    report = memory.advance(MINUTE)
+    assert bodies(memory) == [b"kept"]
+    assert (report.due, report.expired.total(), report.dead.total()) == (1, 2, 0)
+    letters = bodies(memory, description.dead_letter_topic.partition(0).full)
+    wanted = {b"by default", b"its own"} if policy is Expired.DEAD_LETTER else set()
+    assert set(letters) == wanted
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"expires_after": timedelta(0), "deliver_after": HOUR},
+        {"expires_at": NOON_MS + 1, "deliver_after": HOUR},
+        {"expires_after": HOUR},
+        {"expires_after": HOUR, "expires_at": NOON + DAY, "deliver_after": HOUR},
+        {"expires_after": MINUTE, "deliver_at": NOON - HOUR},
+    ],
+)
+def test_an_expiry_without_sense_is_refused(memory: MemoryPulsar, options: dict[str, Any]) -> None:
+    with pytest.raises(InvalidDelayError, match=r"not sent|give one of them"):
+        delayed(memory).send(b"-", **options)
+
+
+# -- targets that nobody can receive from
+
+
+@pytest.mark.parametrize("window", FinalWindow)
+def test_what_is_due_for_a_deleted_target_arrives_after_the_next_subscription(
+    window: FinalWindow,
+) -> None:
+    """The client of the producer, which stays connected, creates the topic again."""
+    memory = MemoryPulsar(retention=False)
+    consumer = memory.client().subscribe("orders", "app", ConsumerType.Shared)
+    minutes = PartitionStrategy(partition_by="MINUTE", maximum_delay=5 * MINUTE)
+    producer = delayed(memory, partition_strategy=minutes, final_window=window)
+    producer.send(b"first", deliver_after=2 * MINUTE)
+    sent = [b"%d" % number for number in range(20)]
+    for body in sent:  # without keys, they are in all window partitions
+        producer.send(body, deliver_after=4 * MINUTE)
+    memory.advance(2.5 * MINUTE)
+    assert received(consumer) == [b"first"]
+    consumer.close()
+    memory.admin.delete(ORDERS, force=True)
+    assert memory.admin.topic_exists(ORDERS)
+    memory.advance(3 * MINUTE)
+    again = memory.client().subscribe("orders", "app", ConsumerType.Shared)
+    memory.advance(HOUR / 2)
+    assert sorted(received(again)) == sorted(sent)
+
+
+def test_a_target_that_is_kept_without_subscriptions_gets_its_messages() -> None:
+    memory = MemoryPulsar(retention=False)
+    keep(memory.admin, ORDERS)
+    reader = memory.client().create_reader("orders", pulsar.MessageId.earliest)
+    delayed(memory).send(b"hello", deliver_after=2 * MINUTE, properties={"a": "b"})
+    memory.advance(3 * MINUTE)
+    message = reader.read_next(1)
+    assert (message.data(), message.properties()["a"]) == (b"hello", "b")
+    assert set(message.properties()) == {"a", env.DUE, env.ID, env.TARGET}
