@@ -12,6 +12,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import _pulsar
 import pulsar
 import pytest
 
@@ -55,65 +56,55 @@ def described(**values: Any) -> LevelTopicDescription:
 # -- configuration
 
 
+def config(description: LevelTopicDescription | None = None) -> dict[str, Any]:
+    return function_config(description or described(), CONNECTION, FunctionOptions())
+
+
 def test_the_default_configuration_protects_messages() -> None:
-    config = function_config(described(), CONNECTION, FunctionOptions(parallelism=3, ram_mb=256))
-    levels = [str(member.topic) for member in described().members()]
-    assert list(config["inputSpecs"]) == levels[:3]
-    assert levels[2].endswith("-held")
-    assert config["processingGuarantees"] == "MANUAL"
-    assert config["autoAck"] is False
-    assert config["cleanupSubscription"] is False
-    assert config["subscriptionPosition"] == "Earliest"
-    assert config["subName"] == "delaylevel"
-    assert config["parallelism"] == 3
-    assert config["resources"] == {"cpu": 1.0, "ram": 256 * 1024 * 1024}
-    settings = FunctionSettings.from_config(config["userConfig"])
-    assert settings.level_topic == LEVEL_TOPIC
-    assert settings.admin_url == "http://broker:8080"
-    assert settings.log_topic == f"{LEVEL_TOPIC}-function-log"
-    json.dumps(config)
+    found = function_config(described(), CONNECTION, FunctionOptions(parallelism=3, ram_mb=256))
+    expected = {
+        "processingGuarantees": "MANUAL",
+        "autoAck": False,
+        "cleanupSubscription": False,
+        "subscriptionPosition": "Earliest",
+        "subName": "delaylevel",
+        "parallelism": 3,
+        "resources": {"cpu": 1.0, "ram": 256 * 1024 * 1024},
+    }
+    assert {**json.loads(json.dumps(found)), **expected} == found
+    members = [LEVEL_TOPIC, f"{LEVEL_TOPIC}-hour", f"{LEVEL_TOPIC}-held"]
+    assert list(found["inputSpecs"]) == members, "neither the window nor its journal"
+    assert config(described(final_window=FinalWindow.TRACKER)) == config()
+    # pulsar-admin rewrites whole numbers.
+    given = {**found["userConfig"], "receiver_queue": 500.0}
+    settings = FunctionSettings.from_config(given)
+    assert settings == FunctionSettings(LEVEL_TOPIC, "http://broker:8080", receiver_queue=500)
+    assert isinstance(settings.receiver_queue, int)
 
 
-def test_the_function_does_not_read_the_window_or_its_journal() -> None:
-    tracked = described(final_window=FinalWindow.TRACKER)
-    config = function_config(tracked, CONNECTION, FunctionOptions())
-    assert config == function_config(described(), CONNECTION, FunctionOptions())
-
-
-def test_a_level_topic_of_another_mover_is_refused() -> None:
+def test_what_cannot_be_deployed_is_refused() -> None:
     with pytest.raises(LevelTopicError, match="delaylevel run"):
-        function_config(described(mover=Mover.SERVICE), CONNECTION, FunctionOptions())
-
-
-def test_invalid_options_are_refused() -> None:
-    for wrong in ({"parallelism": 0}, {"cpu": 0.0}, {"ram_mb": 1}):
+        config(described(mover=Mover.SERVICE))
+    options: list[dict[str, Any]] = [{"parallelism": 0}, {"cpu": 0.0}, {"ram_mb": 1}]
+    for wrong in options:
         with pytest.raises(ConfigError):
-            FunctionOptions(**wrong)  # type: ignore[arg-type]
+            FunctionOptions(**wrong)
     with pytest.raises(ConfigError, match="slash"):
         deployment.function_name(described(), "a/b")
-    with pytest.raises(ConfigError, match="deploy"):
-        FunctionSettings.from_config({"something": "else"})
+    for given in ({"something": "else"}, {**config()["userConfig"], "in_flight": "many"}):
+        with pytest.raises(ConfigError):
+            FunctionSettings.from_config(given)
     with pytest.raises(ConfigError):
         FunctionSettings("topic", "http://x", in_flight=0)
-
-
-def test_whole_numbers_are_restored_after_pulsar_admin_rewrites_them() -> None:
-    written = {**FunctionSettings(LEVEL_TOPIC, "http://x").to_config(), "receiver_queue": 500.0}
-    read = FunctionSettings.from_config(written)
-    assert isinstance(read.receiver_queue, int)
-    assert read == FunctionSettings(LEVEL_TOPIC, "http://x")
-    with pytest.raises(ConfigError):
-        FunctionSettings.from_config({**written, "in_flight": "many"})
 
 
 @pytest.mark.parametrize("verified", [True, False])
 def test_the_function_verifies_host_names_unless_told_otherwise(verified: bool) -> None:
     connection = Connection(admin_url="https://broker:8443", tls_validate_hostname=verified)
-    config = function_config(described(), connection, FunctionOptions())["userConfig"]
-    assert FunctionSettings.from_config(config).tls_validate_hostname is verified
-    # A Function that was deployed earlier verifies, too.
-    del config["tls_validate_hostname"]
-    assert FunctionSettings.from_config(config).tls_validate_hostname is True
+    given = function_config(described(), connection, FunctionOptions())["userConfig"]
+    assert FunctionSettings.from_config(given).tls_validate_hostname is verified
+    del given["tls_validate_hostname"]
+    assert FunctionSettings.from_config(given).tls_validate_hostname is True
 
 
 # -- the archive
@@ -144,38 +135,22 @@ def test_the_archive_installs_without_a_network_and_works_in_isolation(
     """Install it like python_instance_main.py does, and run it in a Python that has only pulsar."""
     with zipfile.ZipFile(io.BytesIO(package)) as opened:
         opened.extractall(tmp_path)
-    root = tmp_path / "delaylevel-function"
-    installed = tmp_path / "installed"
+    root, installed, only = (tmp_path / name for name in ("delaylevel-function", "got", "only"))
+    options = ["install", "--quiet", "--disable-pip-version-check", "--no-index", "-t"]
+    wheels = map(str, (root / "deps").glob("*.whl"))
     subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pip",
-            "install",
-            "--quiet",
-            "--disable-pip-version-check",
-            "--no-index",
-            "-t",
-            str(installed),
-            *map(str, (root / "deps").glob("*.whl")),
-        ],
-        check=True,
-        timeout=120,
+        [sys.executable, "-m", "pip", *options, str(installed), *wheels], check=True, timeout=120
     )
-    import _pulsar
-    import pulsar
-
-    only = tmp_path / "pulsar-only"
     only.mkdir()
-    (only / "pulsar").symlink_to(Path(pulsar.__file__).parent)
     library = Path(_pulsar.__file__)
+    (only / "pulsar").symlink_to(Path(pulsar.__file__).parent)
     for path in (library, *library.parent.glob("pulsar_client.libs")):
         (only / path.name).symlink_to(path)
     program = (
         "import sys; sys.path[:0] = sys.argv[1:];"
         "from delaylevel.functions.mover import LevelMover; import delaylevel, pydantic, urllib3;"
         "assert LevelMover();"
-        "print(delaylevel.__file__); print(pydantic.__file__)"
+        "print(delaylevel.__file__, pydantic.__file__)"
     )
     answer = subprocess.run(
         [sys.executable, "-S", "-c", program, str(root / "src"), str(installed), str(only)],
@@ -185,28 +160,22 @@ def test_the_archive_installs_without_a_network_and_works_in_isolation(
     )
     assert answer.returncode == 0, answer.stderr
     ours, pydantics = answer.stdout.split()
-    assert ours.startswith(str(root))
-    assert pydantics.startswith(str(installed))
+    assert (ours.startswith(str(root)), pydantics.startswith(str(installed))) == (True, True)
 
 
-def test_a_file_that_is_recorded_twice_is_packed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_repacked_wheel_has_its_tags_and_each_file_once(monkeypatch: pytest.MonkeyPatch) -> None:
     real = archive.distribution_files
     monkeypatch.setattr(archive, "distribution_files", lambda name: [*real(name), *real(name)])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        _, content = archive.repack("pydantic_core")
-    names = zipfile.ZipFile(io.BytesIO(content)).namelist()
-    assert len(names) == len(set(names))
-
-
-def test_a_repacked_wheel_has_its_tags() -> None:
-    name, content = archive.repack("pydantic_core")
+        name, content = archive.repack("pydantic_core")
     assert name.startswith("pydantic_core-")
     assert f"cp{sys.version_info[0]}{sys.version_info[1]}" in name
     opened = zipfile.ZipFile(io.BytesIO(content))
-    record = next(n for n in opened.namelist() if n.endswith("/RECORD"))
-    listed = {line.split(",")[0] for line in opened.read(record).decode().splitlines()}
-    assert listed == set(opened.namelist())
+    names = opened.namelist()
+    record = opened.read(next(each for each in names if each.endswith("/RECORD"))).decode()
+    assert sorted(line.split(",")[0] for line in record.splitlines()) == sorted(names)
+    assert len(names) == len(set(names))
 
 
 def test_missing_wheels_for_another_python_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,22 +187,31 @@ def test_missing_wheels_for_another_python_are_reported(monkeypatch: pytest.Monk
 # -- the instance
 
 
-def test_the_token_of_the_instance_is_used(tmp_path: Path) -> None:
-    assert instance_token(["--x", "1"]) is None
-    assert instance_token(["--client_auth_params", "token:abc"]) == "abc"
-    assert instance_token(["--client_auth_params", "'token:abc'"]) == "abc"
-    file = tmp_path / "token"
-    file.write_text("from-file\n")
-    assert instance_token(["--client_auth_params", f"file://{file}"]) == "from-file"
-    with pytest.raises(ConfigError, match="missing"):
-        instance_token(["--client_auth_params", f"file://{tmp_path}/missing"])
-    file.write_text("")
-    with pytest.raises(ConfigError, match="is empty"):
-        instance_token(["--client_auth_params", f"file://{file}"])
-    plugin = ["--client_auth_plugin", "org.apache.pulsar.client.impl.auth.AuthenticationToken"]
-    assert instance_token([*plugin, "--client_auth_params", "abc"]) == "abc"
-    assert instance_token(plugin) is None
-    assert instance_token(["--client_auth_params", "tlsCertFile:/a,tlsKeyFile:/b"]) is None
+TOKENS = "org.apache.pulsar.client.impl.auth.AuthenticationToken"
+
+
+@pytest.mark.parametrize(
+    ("words", "token"),
+    [
+        ("--x 1", None),
+        ("--client_auth_params token:abc", "abc"),
+        ("--client_auth_params 'token:abc'", "abc"),
+        ("--client_auth_params file://{}/token", "from-file"),
+        (f"--client_auth_plugin {TOKENS} --client_auth_params abc", "abc"),
+        (f"--client_auth_plugin {TOKENS}", None),
+        ("--client_auth_params tlsCertFile:/a,tlsKeyFile:/b", None),
+    ],
+)
+def test_the_token_of_the_instance_is_used(words: str, token: str | None, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("from-file\n")
+    assert instance_token(words.format(tmp_path).split()) == token
+
+
+def test_a_token_file_without_a_token_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "empty").write_text("")
+    for name, text in (("missing", "missing"), ("empty", "is empty")):
+        with pytest.raises(ConfigError, match=text):
+            instance_token(["--client_auth_params", f"file://{tmp_path}/{name}"])
 
 
 def test_a_second_client_has_the_settings_of_the_workers_client() -> None:
@@ -247,8 +225,7 @@ def test_a_second_client_has_the_settings_of_the_workers_client() -> None:
     }
     words += ["--use_tls", "true", "--tls_trust_cert_path", "/ca.pem"]
     words += ["--hostname_verification_enabled", "true", "--tls_allow_insecure", "true"]
-    plugin = "org.apache.pulsar.client.impl.auth.AuthenticationToken"
-    words += ["--client_auth_plugin", plugin, "--client_auth_params", "token:abc"]
+    words += ["--client_auth_plugin", TOKENS, "--client_auth_params", "token:abc"]
     found = client_settings(words)
     assert found is not None
     assert isinstance(found.pop("authentication"), pulsar.Authentication)
@@ -265,12 +242,11 @@ def test_metrics_are_sums_and_an_empty_report_has_no_metrics() -> None:
     assert metrics_of(RelayReport(), 5) == {}
     report = RelayReport(window=3, due=2, latest_ms=-4000, lag_total_ms=50, lag_max_ms=30)
     report.dead["x"] += 1
+    expected = {"window_total": 3, "due_total": 2, "dead_total": 1}
+    expected |= {"lag_seconds_total": 0.05, "lateness_seconds_max": 0}
     found = metrics_of(report, 7)
-    assert found["delaylevel_function_window_total"] == 3
-    assert found["delaylevel_function_due_total"] == 2
-    assert found["delaylevel_function_dead_total"] == 1
-    assert found["delaylevel_function_lag_seconds_total"] == 0.05
-    assert found["delaylevel_function_lateness_seconds_max"] == 0
+    for name, value in expected.items():
+        assert found[f"delaylevel_function_{name}"] == value
 
 
 # -- status
@@ -295,10 +271,6 @@ def level(behind_ms: int = 0, consumers: tuple[str, ...] = (), held: int = 0) ->
         )
 
     return LevelTopicStatus(described(), now, (row(Role.LEVEL, 5, 0), row(Role.HELD, held, -1)))
-
-
-def config() -> dict[str, Any]:
-    return function_config(described(), CONNECTION, FunctionOptions())
 
 
 def problems(answer: dict[str, Any], at: LevelTopicStatus, error_text: str = "") -> str:
@@ -354,16 +326,6 @@ def test_changes_by_others_to_the_function_are_reported() -> None:
 # -- the worker's REST interface
 
 
-def refusing(monkeypatch: pytest.MonkeyPatch, status: int, reason: str) -> FunctionsWorker:
-    worker = FunctionsWorker(CONNECTION)
-
-    def request(*_: Any, **__: Any) -> Any:
-        raise AdminError("no", status=status, reason=reason)
-
-    monkeypatch.setattr(worker._rest, "request", request)
-    return worker
-
-
 @pytest.mark.parametrize(
     ("status", "reason", "words"),
     [
@@ -374,5 +336,10 @@ def refusing(monkeypatch: pytest.MonkeyPatch, status: int, reason: str) -> Funct
 def test_a_cluster_without_a_worker_is_reported(
     monkeypatch: pytest.MonkeyPatch, status: int, reason: str, words: str
 ) -> None:
+    def request(*_: Any, **__: Any) -> Any:
+        raise AdminError("no", status=status, reason=reason)
+
+    worker = FunctionsWorker(CONNECTION)
+    monkeypatch.setattr(worker._rest, "request", request)
     with pytest.raises(LevelTopicError, match=words):
-        refusing(monkeypatch, status, reason).restart("public/default/x")
+        worker.restart("public/default/x")

@@ -43,27 +43,18 @@ position = st.tuples(
 )
 
 
-@given(st.lists(st.lists(position, max_size=12, unique=True), max_size=4), st.booleans())
+@given(st.lists(position, max_size=40, unique=True), st.integers(1, 7), st.booleans())
 @thorough
-def test_duplicates_in_order_are_refused(
-    parts: list[list[tuple[str, int, int, int]]], again: bool
+def test_no_distinct_row_is_refused_and_no_duplicate_in_order_accepted(
+    positions: list[tuple[str, int, int, int]], size: int, in_order: bool
 ) -> None:
-    """Refuse exactly the duplicates among rows in the order of positions."""
-    positions = sorted(set().union(*map(set, parts)))
-    check_all(*(rows(*positions[i : i + 5]) for i in range(0, len(positions), 5)))
-    if again and positions:
+    if in_order:
+        positions.sort()
+    check_all(*(rows(*positions[i : i + size]) for i in range(0, len(positions), size)))
+    if in_order and positions:
         twice = sorted([*positions, positions[len(positions) // 2]])
         with pytest.raises(StepsError, match="came twice"):
-            check_all(*(rows(*twice[i : i + 5]) for i in range(0, len(twice), 5)))
-
-
-@given(st.lists(position, max_size=40), st.integers(1, 7))
-@thorough
-def test_distinct_rows_in_any_order_are_never_refused(
-    positions: list[tuple[str, int, int, int]], size: int
-) -> None:
-    different = list(dict.fromkeys(positions))
-    check_all(*(rows(*different[i : i + size]) for i in range(0, len(different), size)))
+            check_all(*(rows(*twice[i : i + size]) for i in range(0, len(twice), size)))
 
 
 def test_duplicates_out_of_order_are_refused() -> None:
