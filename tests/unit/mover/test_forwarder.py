@@ -1,39 +1,204 @@
-"""Tests of the forwarder with a scripted client."""
+"""Tests of the forwarder: every message is stored once, in its next place or set aside."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
+import _pulsar
 import pulsar
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from delaylevel import topics
 from delaylevel.cluster.publisher import BULK_SETTINGS, PRODUCER_SETTINGS
 from delaylevel.errors import BrokerError, BrokerUnreachableError
 from delaylevel.model.delivery import ForwardReport
-from delaylevel.model.envelope import (
-    ATTEMPT,
-    DUE,
-    ID,
-    REASON,
-    TARGET,
-)
-from delaylevel.model.level_topic import FinalWindow
-from delaylevel.model.message import ParkedMessage
-from delaylevel.model.position import SourcePartition, source_partitions
+from delaylevel.model.envelope import ATTEMPT, COMPRESSION, DUE, ID, REASON, SCHEMA, TARGET
+from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Role
+from delaylevel.model.message import ParkedMessage, parked_message
+from delaylevel.model.position import source_partitions
 from delaylevel.mover import forwarder as forwarder_module
 from delaylevel.mover.forwarder import Forwarder
-from delaylevel.testing import ManualClock
+from delaylevel.testing import ManualClock, MemoryPulsar
+from delaylevel.testing.memory.producer import OutgoingMessage, ProducerCore
 from support.fakes import FakeAdmin, FakeClient, describe
 
 T0 = 1_800_000_000_000
-DAY = 86_400_000
+HOUR, DAY = 3_600_000, 86_400_000
 ORDERS = "persistent://public/default/orders"
 BILLS = "persistent://public/default/bills"
 LEVEL_TOPIC = "persistent://public/default/orders-delay-level"
 HELD = f"{LEVEL_TOPIC}-held-partition-0"
-DEAD = f"{LEVEL_TOPIC}-DLQ-partition-0"
+BROKER, TRACKER = FinalWindow.BROKER, FinalWindow.TRACKER
 OK = pulsar.Result.Ok
+
+
+# -- on the in-memory Pulsar, with producers and messages of Pulsar's own client
+
+
+class NativeClient:
+    """A client whose producers are those of Pulsar's own client; their cores are in memory.
+
+    Attributes:
+        called: number of messages with a callback.
+    """
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+        self.called = 0
+
+    def create_producer(self, topic: str, **settings: Any) -> pulsar.Producer:
+        producer = pulsar.Producer()
+        producer._producer = NativeCore(
+            self, self._client.create_producer(topic, **settings)._producer
+        )
+        return producer
+
+
+class NativeCore:
+    """The core of a producer, which takes no delivery times."""
+
+    def __init__(self, client: NativeClient, core: ProducerCore) -> None:
+        self._client, self._core = client, core
+
+    def send_async(self, message: Any, callback: Any) -> None:
+        self._client.called += callback is not None
+        self._core.send_async(OutgoingMessage(message, None, None), callback)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._core, name)
+
+
+def raw(
+    entry: int,
+    properties: dict[str, Any],
+    value: bytes | None = b"body",
+    key: str | bytes = "",
+    ordering_key: str | bytes = "",
+) -> ParkedMessage:
+    builder = _pulsar.MessageBuilder()
+    if value is None:
+        builder.set_null_value()
+    else:
+        builder.content(value)
+    builder.properties(properties)
+    if key:
+        builder.partition_key(key)
+    if ordering_key:
+        builder.ordering_key(ordering_key)
+    return parked_message(builder.build(), 7, entry, entry % 3 - 1)
+
+
+def forward(
+    rows: Sequence[ParkedMessage],
+    description: LevelTopicDescription,
+    role: Role = Role.LEVEL,
+    now_ms: Callable[[], int] = lambda: T0,
+) -> tuple[ForwardReport, dict[str, list[bytes | None]], int]:
+    """Forward messages of a partition.
+
+    Returns:
+        The report, the stored payloads by topic, and the number of messages with a callback.
+    """
+    source = next(each for each in source_partitions(description) if each.role is role)
+    with MemoryPulsar(ManualClock(T0)) as memory:
+        memory.client().create_producer(ORDERS).close()
+        topics.create(memory.admin, description)
+        client = NativeClient(memory.client())
+        moving = Forwarder(client, memory.admin, description, memory.clock, start=_at_once)
+        assert moving.forward_all(source, rows, now_ms) == len(rows)
+        report = moving.flush()
+        moving.close()
+        stored = {
+            name.full: [each.value for entry in found.log.entries for each in entry.messages]
+            for name, found in memory._broker.partitions.items()
+        }
+    return report, {name: values for name, values in stored.items() if values}, client.called
+
+
+def _at_once(work: Callable[[], None]) -> None:
+    work()
+
+
+texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=8)
+# The client accepts bytes that are not UTF-8, and raises an error when they are read.
+keys = st.one_of(texts, st.sampled_from([b"\xff", b"k\xfe"]))
+dues = st.one_of(
+    st.integers(T0 - 3 * HOUR, T0 + 60 * HOUR).map(str),
+    st.sampled_from(["", "x", "-5", "٣٣٣٣٣٣٣٣٣٣٣٣٣", str(T0)[:-1], "9" * 13, "9" * 14]),
+)
+targets = st.sampled_from([ORDERS, ORDERS, "orders", "persistent://public/default/other", "a b"])
+others = {
+    ID: st.sampled_from(["", "mine", "public/default/x:1:2:3"]),
+    SCHEMA: st.sampled_from(["AVRO:0123456789abcdef", "AVRO", ""]),
+    COMPRESSION: st.sampled_from(["LZ4", "BROTLI"]),
+    ATTEMPT: st.sampled_from(["1", "x"]),
+    "color": keys,
+}
+properties_given = st.fixed_dictionaries({}, optional={DUE: dues, TARGET: targets, **others})
+
+
+@given(
+    st.lists(st.tuples(properties_given, st.none() | st.binary(), keys, keys), max_size=8),
+    st.sampled_from(FinalWindow),
+    st.sampled_from([Role.LEVEL, Role.HELD]),
+)
+def test_every_message_is_stored_once_whatever_it_says(
+    found: list[tuple[Any, ...]], window: FinalWindow, role: Role
+) -> None:
+    rows = [raw(number, *fields) for number, fields in enumerate(found)]
+    report, stored, _ = forward(rows, describe(final_window=window), role)
+    values = Counter(value for found in stored.values() for value in found)
+    assert values == Counter(row.value for row in rows)
+    assert report.total == len(rows)
+
+
+def test_unreadable_messages_are_dead_letters_between_the_others() -> None:
+    own = {DUE: str(T0 + 5 * HOUR), TARGET: ORDERS}
+    rows = [
+        raw(0, own, b"first"),
+        raw(1, own, b"key", key=b"\xff"),
+        raw(2, own, b"second"),
+        raw(3, own, b"ordering", ordering_key=b"\xff"),
+        raw(4, {**own, "color": b"\xff"}, b"properties"),
+        raw(5, own, b"last"),
+    ]
+    report, stored, _ = forward(rows, describe(final_window=BROKER))
+    assert report.dead == {
+        "the key is not UTF-8": 1,
+        "the ordering key is not UTF-8": 1,
+        "the properties are not UTF-8": 1,
+    }
+    assert stored == {
+        f"{LEVEL_TOPIC}-hour-partition-4": [b"first", b"second", b"last"],
+        f"{LEVEL_TOPIC}-DLQ-partition-0": [b"key", b"ordering", b"properties"],
+    }
+
+
+@pytest.mark.parametrize(("window", "hours"), [(BROKER, 5), (TRACKER, 5), (TRACKER, 0)])
+@pytest.mark.parametrize("role", [Role.LEVEL, Role.HELD])
+def test_few_messages_have_a_callback(window: FinalWindow, hours: int, role: Role) -> None:
+    own = {DUE: str(T0 + hours * HOUR), TARGET: ORDERS}
+    own |= {ATTEMPT: "1", ID: "mine"} if role is Role.HELD else {}
+    rows = [raw(number, own, key="one") for number in range(1000)]
+    report, stored, called = forward(rows, describe(final_window=window), role)
+    assert (report.total, [len(values) for values in stored.values()]) == (1000, [1000])
+    assert called == 4
+
+
+def test_the_clock_is_read_every_256_messages() -> None:
+    times = iter(range(T0, T0 + 100 * HOUR, HOUR))
+    rows = [raw(number, {DUE: str(T0 + 6 * HOUR), TARGET: ORDERS}) for number in range(600)]
+    _, stored, _ = forward(rows, describe(final_window=BROKER), now_ms=lambda: next(times))
+    found = {topic.rpartition("-")[2]: len(values) for topic, values in stored.items()}
+    assert found == {"5": 256, "4": 256, "3": 88}
+
+
+# -- with topics that fail as scripted
 
 
 class Waiting:
@@ -54,50 +219,34 @@ class Bench:
     """A forwarder whose client, admin interface and clock are fakes."""
 
     def __init__(self, **changes: Any) -> None:
-        given = {"targets": ("orders", "bills"), "final_window": FinalWindow.BROKER, **changes}
+        given = {"targets": ("orders", "bills"), "final_window": BROKER, **changes}
         self.description = describe(**given)
-        self.client, self.admin, self.clock = FakeClient(), FakeAdmin(), ManualClock(T0)
+        self.client, self.clock = FakeClient(), ManualClock(T0)
+        self.admin: Any = FakeAdmin()
         self.forwarder = Forwarder(
-            self.client,
-            self.admin,  # type: ignore[arg-type]
-            self.description,
-            self.clock,
-            start=lambda work: work(),
+            self.client, self.admin, self.description, self.clock, start=_at_once
         )
         self.forwarder._woken = Waiting(self.clock)  # type: ignore[assignment]
-        self.sources = source_partitions(self.description)
         self.entry = 0
 
-    def source(self, text: str) -> SourcePartition:
-        return next(item for item in self.sources if item.topic.endswith(text))
+    def forward(self, *messages: dict[str, Any]) -> None:
+        """Forward messages, each given by its due time and target, from the partition of 4 h."""
+        (source,) = (
+            each
+            for each in source_partitions(self.description)
+            if each.topic.endswith("level-hour-partition-3")
+        )
+        for fields in messages:
+            self.entry += 1
+            properties = {DUE: str(fields.pop("due_ms", T0 + 60_000)), TARGET: ORDERS, **fields}
+            message = ParkedMessage(7, self.entry, 2, T0, "key", "", 5, properties, b"body")
+            self.forwarder.forward(source, message, self.clock.now_ms())
+        self.forwarder._take_outcomes()  # takes what was opened
 
-    def message(
-        self,
-        due_ms: int = T0 + 60_000,
-        target: str = ORDERS,
-        value: bytes | None = b"body",
-        properties: dict[str, str] | None = None,
-        **own: str,
-    ) -> ParkedMessage:
-        self.entry += 1
-        if properties is None:
-            properties = {DUE: str(due_ms), TARGET: target, "color": "red", **own}
-        return ParkedMessage(7, self.entry, 2, T0, "key", "order", 5, properties, value)
-
-    def forward(self, *messages: ParkedMessage, source: str = "level-hour-partition-3") -> None:
-        for message in messages:
-            self.forwarder.forward(self.source(source), message, self.clock.now_ms())
-        try:
-            self.forwarder._take_outcomes()  # takes what was opened
-        except BrokerError:
-            self.forwarder.reset()
-            raise
-
-    def move(
-        self, *messages: ParkedMessage, source: str = "level-hour-partition-3"
-    ) -> ForwardReport:
-        self.forward(*messages, source=source)
-        return self.forwarder.flush()
+    def held(self) -> list[tuple[str, str, str]]:
+        """Return ID, attempt and reason of the held messages."""
+        names = (ID, ATTEMPT, REASON)
+        return [tuple(map(each.properties.get, names)) for each in self.client.to(HELD)]  # type: ignore[misc]
 
 
 @pytest.fixture
@@ -105,33 +254,28 @@ def bench() -> Bench:
     return Bench()
 
 
-def test_due_messages_have_no_timer_and_their_lateness_is_reported(bench: Bench) -> None:
-    bench.forward(bench.message(T0 - 700), bench.message(T0), bench.message(T0 - 30))
-    assert [sent.given["deliver_at"] for sent in bench.client.to(ORDERS)] == [None] * 3
-    report = bench.forwarder.flush()
-    assert (report.window, report.due, report.latest_ms) == (0, 3, 700)
-
-
-def held_reason(bench: Bench) -> list[tuple[str, str]]:
-    return [(sent.properties[ATTEMPT], sent.properties[REASON]) for sent in bench.client.to(HELD)]
-
-
-@pytest.mark.parametrize("error", [pulsar.ConnectError("away"), pulsar.ServiceUnitNotReady("x")])
-def test_a_transient_broker_error_is_waited_for_before_messages_are_held(
-    bench: Bench, error: Exception
+@pytest.mark.parametrize(
+    "error", [pulsar.ConnectError("away"), pulsar.ServiceUnitNotReady("x"), None], ids=str
+)
+def test_a_target_that_is_away_is_waited_for_before_its_messages_are_held(
+    bench: Bench, error: Exception | None
 ) -> None:
-    bench.client.refusals[ORDERS] = error
-    bench.forward(bench.message())
+    if error is None:
+        bench.admin.away = True
+    else:
+        bench.client.refusals[ORDERS] = error
+    bench.forward({})
     assert bench.client.sent == []
-    report = bench.forwarder.flush()
+    assert bench.forwarder.flush().held == {ORDERS: 1}
     assert 5_000 <= bench.clock.now_ms() - T0 < 8_000
-    assert report.held == {ORDERS: 1}
-    assert held_reason(bench) == [("1", type(error).__name__)]
+    reason = "nothing answers" if error is None else type(error).__name__
+    assert [each[1:] for each in bench.held()] == [("1", reason)]
+    assert bench.client.opened(ORDERS) == 0
 
 
 def test_a_target_that_is_served_again_gets_its_messages(bench: Bench) -> None:
     bench.client.refusals[ORDERS] = pulsar.ServiceUnitNotReady("moving")
-    bench.forward(bench.message(), bench.message(target=BILLS))
+    bench.forward({}, {TARGET: BILLS})
     bench.clock.advance(timedelta(seconds=2))
     del bench.client.refusals[ORDERS]
     report = bench.forwarder.flush()
@@ -139,22 +283,23 @@ def test_a_target_that_is_served_again_gets_its_messages(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize(
-    "outcome",
+    ("outcome", "reason"),
     [
-        pulsar.Result.TopicTerminated,
-        pulsar.ProducerFenced("fenced"),
-        [OK, pulsar.Result.Timeout, OK],
-        None,  # flush returns without a confirmation
+        (pulsar.Result.TopicTerminated, "Terminated"),
+        ([OK, pulsar.Result.Timeout, OK], "Timeout"),
+        (pulsar.ProducerFenced("fenced"), "nothing confirmed for"),
+        ("silence", "nothing confirmed for"),
     ],
+    ids=str,
 )
 def test_messages_that_a_target_does_not_confirm_are_held(
-    bench: Bench, outcome: Any, monkeypatch: pytest.MonkeyPatch
+    bench: Bench, outcome: Any, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_broker_serves_it(_: object) -> None:
         raise BrokerUnreachableError("the broker does not answer")
 
-    bench.client.outcomes[ORDERS] = outcome if outcome is not None else "silence"
-    bench.forward(*[bench.message() for _ in range(3)], bench.message(target=BILLS))
+    bench.client.outcomes[ORDERS] = outcome
+    bench.forward({}, {}, {}, {TARGET: BILLS})
     bench.client[ORDERS].connected = False  # one that is connected may be throttled
     with monkeypatch.context() as patch:
         patch.setattr(bench.admin, "partition_stats", no_broker_serves_it)
@@ -162,72 +307,66 @@ def test_messages_that_a_target_does_not_confirm_are_held(
     # Only the unconfirmed messages are held, with the same ID.
     ids = [sent.properties[ID] for sent in bench.client.to(ORDERS)]
     unconfirmed = ids[1:2] if isinstance(outcome, list) else ids
+    assert [each[:2] for each in bench.held()] == [(own, "1") for own in unconfirmed]
+    assert all(reason in each[2] for each in bench.held())
     assert report.held == {ORDERS: len(unconfirmed)}
-    assert (report.window, report.due, report.total) == (4 - len(unconfirmed), 0, 4)
-    assert [sent.properties[ID] for sent in bench.client.to(HELD)] == unconfirmed
-    silent = outcome is None or isinstance(outcome, Exception)
-    named = "Timeout" if isinstance(outcome, list) else "Terminated"
-    expected = "nothing confirmed for" if silent else named
-    assert all(attempt == "1" and expected in reason for attempt, reason in held_reason(bench))
+    assert (report.window, report.total) == (4 - len(unconfirmed), 4)
     # The failed producer is not used again.
     assert ORDERS in bench.client.closings
     del bench.client.outcomes[ORDERS]
     bench.clock.advance(timedelta(milliseconds=bench.description.hold_pause_ms))
-    bench.forward(bench.message())
+    bench.forward({})
     assert bench.client.opened(ORDERS) == 2
     assert bench.forwarder.flush().total == 1
 
 
-def test_producers_have_batching_limits_and_timeouts(bench: Bench) -> None:
-    bench.forward(bench.message(), bench.message(T0 + 5 * DAY))
-    by_topic = {producer.topic: producer for producer in bench.client.producers}
-    target = by_topic.pop(ORDERS)
-    (level,) = by_topic.values()
-    # The forwarder waits for a topic, or gives it up; the client does neither.
-    never = {
-        "block_if_queue_full": False,
-        "send_timeout_millis": 0,
-        "max_pending_messages": 0,
-    }
-    for producer, settings in ((target, PRODUCER_SETTINGS), (level, BULK_SETTINGS)):
-        for name, value in {**settings, **never}.items():
-            assert producer.settings[name] == value
-        # A position fits into a sequence ID.
-        assert producer.settings["batching_max_messages"] <= 1024
-    assert target.settings["batching_type"] == pulsar.BatchingType.KeyBased
-    assert "batching_type" not in level.settings
+def test_producers_have_batching_limits_no_timeouts_and_the_given_compression(
+    bench: Bench,
+) -> None:
+    never = {"block_if_queue_full": False, "send_timeout_millis": 0, "max_pending_messages": 0}
+    kinds: list[str] = ["NONE", "LZ4", "ZSTD"]
+    own = [{} if name == "NONE" else {COMPRESSION: name} for name in kinds]
+    bench.forward(*own, *({**each, "due_ms": T0 + 5 * DAY} for each in own))
+    by_topic = {topic: list[dict[str, Any]]() for topic in bench.client.topics}
+    for producer in bench.client.producers:
+        by_topic[producer.topic].append(producer.settings)
+    assert by_topic.keys() == {ORDERS, f"{LEVEL_TOPIC}-partition-4"}
+    for topic, found in by_topic.items():
+        usual = PRODUCER_SETTINGS if topic == ORDERS else BULK_SETTINGS
+        for settings in found:
+            # The forwarder waits for a topic, or gives it up; the client does neither.
+            assert {**settings, **usual, **never} == settings
+            # A position fits into a sequence ID.
+            assert settings["batching_max_messages"] <= 1024
+            assert ("batching_type" in settings) == (topic == ORDERS)
+        types = [str(each.get("compression_type", "NONE")).split(".")[-1] for each in found]
+        assert types == kinds
 
 
-#: The final window, and a topic of our own that gets what is due in five days or later.
-OURS = [
-    (FinalWindow.BROKER, f"{LEVEL_TOPIC}-partition-4", 5 * DAY),
-    (FinalWindow.TRACKER, f"{LEVEL_TOPIC}-window-partition-1", 0),
-]
-
-
-@pytest.mark.parametrize(("window", "topic", "due_ms"), OURS)
+@pytest.mark.parametrize(
+    ("window", "topic", "due_ms"),
+    [
+        (BROKER, f"{LEVEL_TOPIC}-partition-4", T0 + 5 * DAY),
+        (TRACKER, f"{LEVEL_TOPIC}-window-partition-1", T0),
+    ],
+)
 def test_a_topic_of_our_own_that_does_not_answer_is_an_error(
     window: FinalWindow, topic: str, due_ms: int
 ) -> None:
     bench = Bench(final_window=window, window_partitions=2)
     bench.client.outcomes[topic] = "silence"
-    again = [bench.message(T0 + 2 * DAY), *(bench.message(T0 + due_ms) for _ in range(2))]
+
+    def move() -> ForwardReport:
+        bench.forward({"due_ms": T0 + 2 * DAY}, {"due_ms": due_ms}, {"due_ms": due_ms})
+        return bench.forwarder.flush()
+
     with pytest.raises(BrokerError, match=rf"{topic} did not confirm .*nothing was acknowledged"):
-        bench.move(*again)
+        move()
     bench.clock.move_to(T0)
     del bench.client.outcomes[topic]
-    assert bench.move(*again).total == 3
+    assert move().total == 3
     # The failed producer may be closed for good; it is not used again.
     assert topic in bench.client.closings
-
-
-def test_messages_are_held_while_the_admin_interface_is_unreachable(bench: Bench) -> None:
-    bench.admin.away = True
-    bench.forward(bench.message())
-    assert bench.client.sent == []
-    assert bench.forwarder.flush().held == {ORDERS: 1}
-    assert bench.client.opened(ORDERS) == 0
-    assert held_reason(bench) == [("1", "nothing answers")]
 
 
 @pytest.mark.parametrize("limit", ["MOST_MESSAGES", "MOST_BYTES"])
@@ -236,19 +375,20 @@ def test_unconfirmed_messages_and_bytes_are_limited(
 ) -> None:
     monkeypatch.setattr(forwarder_module, limit, 4 if limit == "MOST_MESSAGES" else 16)
     monkeypatch.setattr(forwarder_module, "_POLL_EVERY", 1)
-    source = bench.source("level-hour-partition-3")
     for _ in range(10):
-        bench.forwarder.forward(source, bench.message(), bench.clock.now_ms())
+        bench.forward({})
         assert sum(len(producer.pending) for producer in bench.client.producers) <= 4
     assert bench.forwarder.flush().window == 10
 
 
-def test_close_targets_closes_only_producers_of_business_topics(bench: Bench) -> None:
-    bench.forward(bench.message(), bench.message(target=BILLS), bench.message(T0 + 5 * DAY))
+def test_only_producers_of_business_topics_are_closed_when_there_is_nothing_to_send(
+    bench: Bench,
+) -> None:
+    bench.forward({}, {TARGET: BILLS}, {"due_ms": T0 + 5 * DAY})
     bench.forwarder.flush()
     bench.forwarder.close_targets()
     assert sorted(bench.client.closings) == [BILLS, ORDERS]
-    bench.forward(bench.message())
+    bench.forward({})
     assert bench.client.opened(ORDERS) == 2
     bench.forwarder.flush()
     bench.client.close_fails.add(ORDERS)  # the others are still closed

@@ -39,9 +39,13 @@ class Stored:
 
     ``message_id_at`` searches like ``OpFindNewest`` of the managed ledger: the first entry, the
     last, then a binary search. It covers all stored entries, acknowledged or not.
+
+    Attributes:
+        missing: numbers of entries of ledgers that the broker lists, but does not deliver.
     """
 
     times: dict[int, list[int]] = field(default_factory=dict)
+    missing: dict[int, int] = field(default_factory=dict)
     calls: int = 0
     readable_until: Position | None = None
     _entries: list[tuple[Position, int]] = field(default_factory=list)
@@ -106,7 +110,8 @@ class Stored:
 
     def ledgers(self, topic: TopicName) -> list[LedgerInfo]:
         self.calls += 1
-        return [LedgerInfo(ledger, len(times)) for ledger, times in self.times.items()]
+        counts = {**self.missing, **{ledger: len(times) for ledger, times in self.times.items()}}
+        return [LedgerInfo(*each) for each in counts.items()]
 
     # -- a reader
 
@@ -168,52 +173,59 @@ def test_the_bound_is_exact_if_publish_times_rise(
         assert now < again <= max(now + 1, now + offsets[found] + AFTER)
 
 
-@pytest.mark.parametrize(("before", "expected"), [(0, 1), (1, 0), (-1, 1)])
-def test_the_bound_is_exact_to_the_millisecond(before: int, expected: int) -> None:
-    stored = Stored.of([T0, T0 + DAY])
-    assert check(stored, EARLIEST, T0 + AFTER - before)[0] == expected
+# A quiet ledger: one message, one a day later.
+PAIR = {10: [0, DAY]}
+SPLIT = {10: [0, 1], 12: [DAY]}
+FUTURE = [9 * DAY] * 5000
+# Ledgers by the times of their entries since T0, the start, the time since T0 + AFTER, and the
+# expected end and next check (since T0; None: now).
+BOUNDS = {
+    "just ready": (PAIR, EARLIEST, 0, Position(10, 1), DAY + AFTER),
+    "not ready for a millisecond": (PAIR, EARLIEST, -1, EARLIEST, AFTER),
+    # A new message can be ready then at the earliest.
+    "empty": ({}, EARLIEST, -AFTER, EARLIEST, AFTER),
+    "everything is read": ({10: [0]}, Position(10, 1), -AFTER, Position(10, 1), AFTER),
+    "a quiet day": ({10: [0, DAY, DAY + 1]}, EARLIEST, 0, Position(10, 1), DAY + AFTER),
+    # An acknowledgement needs an entry that exists, so never the front of a ledger.
+    "end of a ledger": (SPLIT, EARLIEST, 1, Position(10, 2), DAY + AFTER),
+    "by the broker's answer": ({10: [0, 1], 12: [2]}, EARLIEST, 1, Position(10, 2), 2 + AFTER),
+    "stays at the end": (SPLIT, Position(10, 2), 1, Position(10, 2), DAY + AFTER),
+    "stays by its answer": ({10: [0, 1], 12: [2]}, Position(10, 2), 1, Position(10, 2), 2 + AFTER),
+    # Messages up to 6 were read early and parked again.
+    "in a batch": ({10: [0, 1, DAY]}, Position(10, 1, 7), 1, Position(10, 2), DAY + AFTER),
+    "the rest of it is early": ({10: [0, 1]}, Position(10, 1, 7), 0, Position(10, 1, 7), 1 + AFTER),
+    "trimmed": ({12: [2, DAY]}, Position(10, 1), 2, Position(12, 1), DAY + AFTER),
+    "the ledger of the start is gone": ({10: [0], 12: [1]}, Position(11, 3), 0, None, 1 + AFTER),
+    # Its entries are ready when the next one is.
+    "missing entries": ({8: 40, 10: [0, DAY]}, Position(8, 3), 0, Position(10, 1), DAY + AFTER),
+    "early missing ones": ({8: 40, 10: [0]}, Position(8, 3), -DAY, Position(8, 3), AFTER),
+    "only future times": ({10: [*FUTURE[:1001], 0, *FUTURE]}, EARLIEST, 0, EARLIEST, 1),
+}
 
 
-def test_an_empty_partition_is_checked_when_a_new_message_can_be_ready() -> None:
-    assert check(Stored(), EARLIEST, T0) == (0, T0 + AFTER)
-    read = Stored.of([T0])
-    assert check(read, Position(10, 1), T0) == (1, T0 + AFTER)
+@pytest.mark.parametrize(("times", "start", "now", "end", "again"), BOUNDS.values(), ids=BOUNDS)
+def test_the_bound_in_special_cases(
+    times: dict[int, Any], start: Position, now: int, end: Position | None, again: int
+) -> None:
+    missing = {ledger: count for ledger, count in times.items() if isinstance(count, int)}
+    stored = Stored(
+        {
+            ledger: [T0 + time for time in found]
+            for ledger, found in times.items()
+            if ledger not in missing
+        },
+        missing=missing,
+    )
+    now_ms = T0 + AFTER + now
+    check(stored, start, now_ms)
+    # A time in the future may hide what is ready: it is looked for soon.
+    again_ms = now_ms + SLACK // 2 if again == 1 else T0 + again
+    assert stored.bound(start, now_ms) == ReadyBound(end or start, again_ms)
 
 
-def test_a_bound_is_never_at_the_front_of_a_ledger() -> None:
-    stored = Stored.of([T0, T0 + 1, T0 + DAY], cuts=(2,))
-    bound = stored.bound(EARLIEST, T0 + AFTER + 1)
-    assert bound.end == Position(10, 2)
-    # The last entry is close enough to use the broker's own answer.
-    stored = Stored.of([T0, T0 + 1, T0 + 2], cuts=(2,))
-    bound = stored.bound(EARLIEST, T0 + AFTER + 1)
-    assert bound.end == Position(10, 2)
-
-
-@pytest.mark.parametrize("far", [2, DAY])
-def test_the_bound_stays_at_the_end_of_a_ledger_if_nothing_after_it_is_ready(far: int) -> None:
-    stored = Stored.of([T0, T0 + 1, T0 + far], cuts=(2,))
-    bound = stored.bound(Position(10, 2), T0 + AFTER + 1)
-    assert bound.end == Position(10, 2)
-    assert bound.next_check_ms == T0 + far + AFTER
-
-
-def test_a_start_in_the_middle_of_a_batch_is_valid() -> None:
-    stored = Stored.of([T0, T0 + 1, T0 + DAY])
-    start = Position(10, 1, 7)
-    late = stored.bound(start, T0 + AFTER + 1)
-    assert late.end == Position(10, 2)
-    # Messages up to 6 were read early and parked again. The rest of the batch is not ready.
-    early = stored.bound(start, T0 + AFTER)
-    assert early.end == start
-    assert early.next_check_ms == T0 + 1 + AFTER
-
-
-def test_trimmed_ledgers_do_not_hide_ready_entries() -> None:
-    stored = Stored.of([T0, T0 + 1, T0 + 2, T0 + DAY], cuts=(2,))
-    del stored.times[10]
-    assert check(stored, Position(10, 1), T0 + AFTER + 2)[0] == 1
-    assert check(stored, EARLIEST, T0 + AFTER + 2)[0] == 1
+def test_a_lead_of_a_millisecond_works() -> None:
+    stored = Stored.of([T0, T0 + 1])
+    assert stored.bound(EARLIEST, T0 + AFTER, lead_ms=1).end == Position(10, 1)
 
 
 @quick
@@ -367,14 +379,6 @@ def test_one_correct_entry_between_runs_is_found(run: int) -> None:
     assert check(stored, EARLIEST, now)[0] == run + 1
 
 
-def test_a_partition_with_only_future_times_is_checked_again_soon() -> None:
-    now = T0 + AFTER
-    stored = Stored.of([now + DAY] * 1001 + [T0] + [now + DAY] * 5000)
-    found, again = check(stored, EARLIEST, now)
-    assert found == 0
-    assert again == now + SLACK // 2
-
-
 def test_an_entry_that_is_ready_soon_does_not_hide_later_entries() -> None:
     # After an outage, entries with times a day ahead are almost ready, among overdue ones.
     now = T0 + AFTER + DAY
@@ -386,48 +390,6 @@ def test_an_entry_that_is_ready_soon_does_not_hide_later_entries() -> None:
     while (found := check(stored, start, now)[0]) < 399:
         start, checks = stored.entries[found - 1][0].next_entry if found else EARLIEST, checks + 1
         assert checks < 3
-
-
-def test_a_bound_is_never_before_the_start() -> None:
-    # The ledger of the start is gone; an older one still exists.
-    stored = Stored({10: [T0], 12: [T0 + 1, T0 + DAY]})
-    start = Position(11, 3)
-    assert stored.bound(start, T0 + AFTER).end == start
-
-
-def test_missing_entries_do_not_hide_ready_entries() -> None:
-    class Trimmed(Stored):
-        def ledgers(self, topic: TopicName) -> list[LedgerInfo]:
-            return [LedgerInfo(8, 40), *super().ledgers(topic)]
-
-    stored = Trimmed.of([T0, T0 + 1, T0 + DAY])
-    bound = stored.bound(Position(8, 3), T0 + AFTER + 1)
-    assert bound.end == Position(10, 2)
-    # Missing entries are ready when the next one is.
-    bound = stored.bound(Position(8, 3), T0 + AFTER - DAY)
-    assert bound.end == Position(8, 3)
-    assert bound.next_check_ms == T0 + AFTER
-
-
-def test_a_quiet_day_needs_no_check() -> None:
-    stored = Stored.of([T0, T0 + DAY, T0 + DAY + 1])
-    found, again = check(stored, EARLIEST, T0 + AFTER)
-    assert (found, again) == (1, T0 + DAY + AFTER)
-
-
-def test_a_lead_of_a_millisecond_works() -> None:
-    stored = Stored.of([T0, T0 + 1])
-    bound = stored.bound(EARLIEST, T0 + AFTER, lead_ms=1)
-    assert bound.end == Position(10, 1)
-
-
-def test_errors_of_the_broker_are_raised() -> None:
-    class Unreachable(Stored):
-        def message_id_at(self, topic: TopicName, publish_ms: int) -> Position | None:
-            raise ConnectionError("away")
-
-    with pytest.raises(ConnectionError):
-        check(Unreachable.of([T0]), EARLIEST, T0)
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import random
-from typing import cast
+from typing import Any
 
 import pytest
 
-from delaylevel.cluster.port import TopicAdmin
 from delaylevel.model.level_topic import Role
 from delaylevel.model.position import Position, SourcePartition
 from delaylevel.mover.ready import ReadyBound, ReadyQueue, ReadyRange, first_due_ms, ready_range
@@ -23,56 +22,47 @@ def source(number: int, lead_ms: int = 1000, after_ms: int = 9000) -> SourcePart
 
 
 def ready(number: int, due_ms: int) -> ReadyRange:
-    return ReadyRange(source(number), ReadyBound(END, NOW), due_ms)
+    return ReadyRange(source(number), ReadyBound(END, NOW), NOW + due_ms)
+
+
+def order(queue: ReadyQueue, *due_ms: int) -> list[int]:
+    """Return the order of the partitions 0, 1, … whose messages are due after these times."""
+    for number, each in enumerate(due_ms):
+        queue.add(ready(number, each))
+    found = [queue.take().source.partition for _ in due_ms]
+    assert not queue
+    return found
 
 
 def test_the_earliest_due_is_first_and_equal_ones_keep_their_order() -> None:
-    queue = ReadyQueue()
-    for number, due_ms in enumerate([5, 3, 9, 3]):
-        queue.add(ready(number, NOW + due_ms))
-    assert f"{FAMILY}-partition-2" in queue
-    assert [queue.take().source.partition for _ in range(4)] == [1, 3, 0, 2]
-    assert not queue
+    assert order(ReadyQueue(), 5, 3, 9, 3) == [1, 3, 0, 2]
 
 
-def test_a_partition_that_failed_is_served_after_the_others_until_it_succeeds() -> None:
+def test_partitions_that_failed_are_served_after_the_others_until_they_succeed() -> None:
+    """The first failure is perhaps that of another one, so what failed last is last."""
     queue = ReadyQueue()
-    queue.add(ready(0, NOW))
+    queue.add(ready(0, 0))
     queue.fail(source(0).topic, 1.0)
-    assert not queue
-    queue.add(ready(0, NOW))
-    queue.add(ready(1, NOW + 1_000_000))
-    assert not queue.is_first(ready(0, NOW - 5))
-    assert [queue.take().source.partition for _ in range(2)] == [1, 0]
-    queue.succeed(source(0).topic)
-    queue.add(ready(1, NOW + 1_000_000))
-    assert queue.is_first(ready(0, NOW))
-
-
-def test_the_partition_that_failed_last_is_last() -> None:
-    """The first failure is perhaps that of another partition, in a common confirmation."""
-    queue = ReadyQueue()
-    queue.fail(source(0).topic, 1.0)
+    assert not queue, "its ranges were found before"
     queue.fail(source(1).topic, 1.0)
-    queue.add(ready(1, NOW))
-    queue.add(ready(0, NOW + 5))
-    queue.add(ready(2, NOW + 9))
-    assert [queue.take().source.partition for _ in range(3)] == [2, 0, 1]
+    queue.add(ready(2, 9))
+    assert not queue.is_first(ready(0, -5))
+    queue.clear()
+    assert order(queue, 5, 0, 9) == [2, 0, 1]
     queue.fail(source(0).topic, 1.0)
-    queue.add(ready(0, NOW))
-    queue.add(ready(1, NOW + 5))
-    assert [queue.take().source.partition for _ in range(2)] == [1, 0]
+    assert order(queue, 0, 5, 9) == [2, 1, 0]
+    queue.succeed(source(0).topic)
+    assert order(queue, 0, 0, 9) == [0, 2, 1]
 
 
 def test_a_partition_is_not_postponed_for_ever() -> None:
     """It may be innocent, and the others may have a backlog without an end."""
     queue = ReadyQueue()
     queue.fail(source(0).topic, 10.0)
-    for now_s, first in ((60.0, 1), (71.0, 0)):
-        queue.forgive(now_s)
-        queue.add(ready(0, NOW))
-        queue.add(ready(1, NOW + 5))
-        assert [queue.take().source.partition for _ in range(2)] == [first, 1 - first]
+    queue.forgive(60.0)
+    assert order(queue, 0, 5) == [1, 0]
+    queue.forgive(71.0)
+    assert order(queue, 0, 5) == [0, 1]
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -104,43 +94,29 @@ def test_no_partition_starves_and_none_is_served_before_a_more_urgent_one(seed: 
 
 def test_a_publish_time_in_the_future_makes_no_partition_wait() -> None:
     assert first_due_ms(source(0), NOW + 86_400_000, NOW) == NOW + 1000
-    assert ready(0, NOW).rest(NOW + 86_400_000, NOW).due_ms == NOW + 1000
-
-
-class _Stored:
-    """A broker with ready messages at one publish time."""
-
-    def __init__(self, published_ms: int | None) -> None:
-        self.published_ms, self.asked = published_ms, 0
-
-    def entry_times(self, first: Position, last: Position) -> list[tuple[Position, int]]:
-        self.asked += 1
-        return [] if self.published_ms is None else [(first, self.published_ms)]
-
-    def last_message_id(self, topic: object) -> Position:
-        return Position(1, 4)
-
-    def message_id_at(self, topic: object, time_ms: int) -> Position | None:
-        return None
-
-    def open_transaction_at(self, topic: object) -> Position | None:
-        return None
+    assert ready(0, 0).rest(NOW + 86_400_000, NOW).due_ms == NOW + 1000
 
 
 @pytest.mark.parametrize(
-    ("published_ms", "next_check_ms", "due_ms", "asked"),
+    ("published_ms", "next_check_ms", "due_ms"),
     [
-        (NOW - 50_000, 0, NOW - 40_000, 1),
-        (NOW - 50_000, NOW - 7, NOW + 993, 0),
-        (None, 0, 1000, 1),  # trimmed meanwhile
+        (NOW - 50_000, 0, NOW - 40_000),
+        (NOW - 50_000, NOW - 7, NOW + 993),  # nothing was ready before that check
+        (None, 0, 1000),  # trimmed meanwhile
     ],
 )
-def test_the_broker_is_asked_only_if_nothing_is_known_of_the_first_message(
-    published_ms: int | None, next_check_ms: int, due_ms: int, asked: int
+def test_the_first_message_counts_with_its_earliest_due_time(
+    published_ms: int | None, next_check_ms: int, due_ms: int
 ) -> None:
-    broker = _Stored(published_ms)
-    start = Position(1, 2)
-    admin, times = cast(TopicAdmin, broker), broker.entry_times
-    found = ready_range(admin, times, source(0), start, NOW, 1000, next_check_ms)
+    class Stored:
+        last_message_id = staticmethod(lambda _: Position(1, 4))
+        message_id_at = staticmethod(lambda *_: None)  # everything is ready
+        open_transaction_at = staticmethod(lambda _: None)
+
+    def entry_times(first: Position, last: Position) -> list[tuple[Position, int]]:
+        assert not next_check_ms, "the broker is asked although enough is known"
+        return [] if published_ms is None else [(first, published_ms)]
+
+    admin: Any = Stored()
+    found = ready_range(admin, entry_times, source(0), Position(1, 2), NOW, 1000, next_check_ms)
     assert found == ReadyRange(source(0), ReadyBound(END, NOW), due_ms)
-    assert broker.asked == asked

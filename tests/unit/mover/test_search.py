@@ -14,21 +14,19 @@ from delaylevel.errors import BrokerUnreachableError, NotFoundError
 from delaylevel.model.position import EARLIEST, Position, source_partitions
 from delaylevel.model.strategy import PartitionBy, PartitionStrategy
 from delaylevel.mover import ready
-from delaylevel.mover.local import LocalMover
 from delaylevel.mover.ready import ReadySearch, read_ready_range, ready_bound
 from delaylevel.testing import MemoryPulsar
 from support.fakes import PartTimeAdmin
 
 DAY, HOUR, MINUTE = timedelta(days=1), timedelta(hours=1), timedelta(minutes=1)
 DAYS = PartitionStrategy(partition_by=PartitionBy.DAY, maximum_delay=4 * DAY)
-HOURS = PartitionStrategy(partition_by=PartitionBy.HOUR, maximum_delay=DAY)
 AWAY = BrokerUnreachableError("the admin interface does not answer")
 
 
-def producer_in(memory: MemoryPulsar, *levels: PartitionStrategy, **options: Any) -> Any:
-    """Return a producer whose level topic has these levels."""
+def producer_in(memory: MemoryPulsar, **options: Any) -> Any:
+    """Return a producer whose level topic has a level of days."""
     return memory.client().create_producer(
-        "orders", enable_delay_level_topic=True, partition_strategy=levels, **options
+        "orders", enable_delay_level_topic=True, partition_strategy=DAYS, **options
     )
 
 
@@ -36,7 +34,7 @@ def producer_in(memory: MemoryPulsar, *levels: PartitionStrategy, **options: Any
 def test_reading_finds_the_same_messages_as_the_admin_interface(batched: bool) -> None:
     choose = random.Random(7)
     with MemoryPulsar() as memory:
-        producer = producer_in(memory, DAYS, batching_enabled=batched)
+        producer = producer_in(memory, batching_enabled=batched)
         for number in range(100):
             for _ in range(choose.randint(1, 3)):
                 producer.send_async(b"%d" % number, None, deliver_after=DAY + HOUR)
@@ -65,7 +63,7 @@ def test_reading_finds_the_same_messages_as_the_admin_interface(batched: bool) -
 def test_a_search_reads_no_more_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ready, "_MOST_READ", 7)
     with MemoryPulsar() as memory:
-        producer = producer_in(memory, DAYS, batching_enabled=False)
+        producer = producer_in(memory, batching_enabled=False)
         for number in range(10):
             producer.send(b"%d" % number, deliver_after=DAY + HOUR)
         memory.clock.advance(DAY)
@@ -77,22 +75,6 @@ def test_a_search_reads_no_more_than_it_may(monkeypatch: pytest.MonkeyPatch) -> 
         assert rest.bound.end == Position(found.bound.end.ledger, 10)
         # The earliest due time of the first message.
         assert rest.due_ms == now_ms - 600_000 + source.lead_ms
-
-
-def test_a_mover_hands_off_through_all_levels_without_the_admin_interface() -> None:
-    with MemoryPulsar() as memory:
-        producer = producer_in(memory, DAYS, HOURS)
-        admin = PartTimeAdmin(memory.admin)
-        for number in range(10):
-            producer.send(b"%d" % number, deliver_after=DAY + number * 3 * HOUR)
-        with LocalMover(memory.client(), admin, producer.description, memory.clock) as mover:  # type: ignore[arg-type]
-            mover.run_once()
-            admin.failure = AWAY
-            window = 0
-            for _ in range(3 * 24 * 4):
-                memory.clock.advance(15 * MINUTE)
-                window += mover.run_once().window
-            assert window == 10
 
 
 @pytest.mark.parametrize(
@@ -109,7 +91,7 @@ def test_nothing_is_read_for_other_reasons(failure: Exception, connected: bool) 
     admin.failure = failure
     searching = ReadySearch(None, admin, lambda: connected, "mover")  # type: ignore[arg-type]
     with MemoryPulsar() as memory:
-        producer = producer_in(memory, DAYS)
+        producer = producer_in(memory)
         source = source_partitions(producer.description)[0]
     with pytest.raises(type(failure)):
         searching.ready_range(source, EARLIEST, 0, 1000, 0)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from functools import partial
 from typing import Any
 
 import pytest
@@ -28,62 +26,61 @@ from delaylevel.mover.ready import LONGEST_PASS_S
 from delaylevel.mover.service import MoverStats, TopicTask
 from support.world import eventually
 
-UNIT = timedelta(seconds=1)
-DESCRIPTION = LevelTopicDescription(
-    "orders-delay-level",
-    Levels(
-        [PartitionStrategy(partition_by=timedelta(seconds=1), maximum_delay=timedelta(seconds=9))]
-    ),
-    ("orders",),
-)
+SECONDS = PartitionStrategy(partition_by=timedelta(seconds=1), maximum_delay=timedelta(seconds=9))
+DESCRIPTION = LevelTopicDescription("orders-delay-level", Levels([SECONDS]), ("orders",))
 
 
 class FakeMover:
-    """A mover that hands off one message in each pass, or fails."""
+    """A mover whose passes are those of its topic."""
 
     description = DESCRIPTION
 
-    def __init__(self) -> None:
+    def __init__(self, topic: LockedTopic) -> None:
+        self._topic = topic
         self.connected = True
-        self.behind = False
-        self.failure: Exception | None = None
+        self.behind = self.made_progress = False
         self.postponed: dict[str, float] = {}
-        self.made_progress = False
         self.closed = threading.Event()
+        self.close = self.closed.set
 
-    def run_once(self, stopping: Callable[[], bool], longest_s: float = math.inf) -> ForwardReport:
-        if self.failure is not None:
-            raise self.failure
+    def run_once(self, stopping: Callable[[], bool], longest_s: float) -> ForwardReport:
+        self._topic.limits.append(longest_s)
+        self._topic.run(self)
         return ForwardReport(window=1)
-
-    def __enter__(self) -> FakeMover:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        self.closed.set()
 
 
 class LockedTopic:
     """A level topic, its movers, and the refusal of its lock.
 
     Attributes:
+        run: what happens in each pass.
         refusal: the error that an attempt to lock raises; None if the lock is free.
         movers: the movers that got the lock.
+        limits: the longest time of each pass, seconds.
         described: number of reads of the description.
     """
 
     def __init__(self) -> None:
+        self.run: Callable[[FakeMover], object] = lambda _: None
         self.refusal: Exception | None = None
         self.movers: list[FakeMover] = []
+        self.limits: list[float] = []
         self.described = 0
+
+    def task(self, trigger_ms: int = 5) -> TopicTask:
+        return TopicTask(
+            self.lock,
+            self.describe,
+            DESCRIPTION,
+            trigger_ms,
+            SystemClock(),
+            lambda _, error: str(error) or type(error).__name__,
+        )
 
     def lock(self, description: LevelTopicDescription) -> Any:
         if self.refusal is not None:
             raise self.refusal
-        self.movers.append(FakeMover())
+        self.movers.append(FakeMover(self))
         return self.movers[-1]
 
     def describe(self) -> LevelTopicDescription:
@@ -93,35 +90,33 @@ class LockedTopic:
 
 @pytest.fixture
 def topic(monkeypatch: pytest.MonkeyPatch) -> LockedTopic:
-    monkeypatch.setattr(service, "_PROBE_S", 0.01)
-    monkeypatch.setattr(service, "_FIRST_PAUSE_S", 0.01)
+    for name in ("_PROBE_S", "_FIRST_PAUSE_S", "_LOOK_S"):
+        monkeypatch.setattr(service, name, 0.01)
     monkeypatch.setattr(service, "_RECONNECT_S", 0.05)
-    monkeypatch.setattr(service, "_LOOK_S", 0.01)
     return LockedTopic()
 
 
+Serve = Callable[..., TopicTask]
+
+
 @pytest.fixture
-def serve(topic: LockedTopic) -> Iterator[Callable[..., TopicTask]]:
+def serve(topic: LockedTopic) -> Iterator[Serve]:
     """``serve()``: start a task, which is stopped at the end."""
     tasks: list[TopicTask] = []
     lanes = Lanes()
 
-    def start(trigger_ms: int = 5) -> TopicTask:
-        clock = SystemClock()
-        task = TopicTask(topic.lock, topic.describe, DESCRIPTION, trigger_ms, clock, said)
-        tasks.append(task)
-        task.start(lanes)
-        return task
+    def start(of: LockedTopic = topic, trigger_ms: int = 5) -> TopicTask:
+        tasks.append(of.task(trigger_ms))
+        tasks[-1].start(lanes)
+        return tasks[-1]
 
     yield start
     for task in tasks:
         task.stop()
+    for task in tasks:
         assert task.join(60)
+        assert task.stats().state == "stopped"
     lanes.close()
-
-
-def said(_: LevelTopicDescription, error: Exception) -> str:
-    return str(error) or type(error).__name__
 
 
 def reached(task: TopicTask, **values: object) -> MoverStats:
@@ -129,119 +124,85 @@ def reached(task: TopicTask, **values: object) -> MoverStats:
         stats = task.stats()
         return stats if all(getattr(stats, k) == v for k, v in values.items()) else None
 
-    found = eventually(there, str(values))
-    assert isinstance(found, MoverStats)
+    found: MoverStats = eventually(there, str(values))
     return found
 
 
-def running(kind: str) -> AlreadyRunningError:
-    owner = f"delaylevel-{kind}@host:7"
-    return AlreadyRunningError(f"{owner} holds it", owner=owner)
+def test_it_moves_and_releases_the_lock_at_the_end(topic: LockedTopic, serve: Serve) -> None:
+    def run(mover: FakeMover) -> None:
+        mover.behind = len(topic.limits) < 4
 
-
-def test_it_moves_and_releases_the_lock_at_the_end(
-    topic: LockedTopic, serve: Callable[..., TopicTask]
-) -> None:
-    task = serve()
-    eventually(lambda: task.stats().passes >= 3, "some passes")
-    stats = task.stats()
-    assert stats.state == "moving"
-    assert stats.report.window == stats.passes
+    topic.run = run
+    task = serve(trigger_ms=60_000)
+    # A pass that is behind is followed by the next one at once.
+    assert reached(task, passes=4).report.window == 4
+    assert topic.limits == 4 * [LONGEST_PASS_S]
+    assert task.stats().state == "moving"
     task.stop()
     assert task.join(60)
-    assert task.stats().state == "stopped"
     assert topic.movers[0].closed.is_set()
 
 
-def test_a_pass_that_is_behind_is_followed_by_the_next_one_at_once(
-    monkeypatch: pytest.MonkeyPatch, topic: LockedTopic, serve: Callable[..., TopicTask]
+def test_it_waits_for_another_mover(topic: LockedTopic, serve: Serve) -> None:
+    """A service that runs for weeks does not end because its lock was lost."""
+    owner = "delaylevel-spark@host:7"
+    topic.refusal = AlreadyRunningError(f"{owner} holds it", owner=owner)
+    task = serve()
+    assert reached(task, state="standby").holder == owner
+    topic.refusal, refusal = None, topic.refusal
+    assert reached(task, state="moving").holder == ""
+    topic.refusal, topic.movers[0].connected = refusal, False
+    assert reached(task, state="standby").failures == 1
+    assert topic.movers[0].closed.is_set()
+
+
+@pytest.mark.parametrize(
+    "error", [BrokerError("no answer"), UpgradeRequiredError("too new"), ZeroDivisionError("bug")]
+)
+@pytest.mark.parametrize("locked", [False, True])
+def test_after_a_failure_it_tries_again(
+    error: Exception, locked: bool, topic: LockedTopic, serve: Serve
 ) -> None:
-    limits = []
+    def fail(_: object) -> None:
+        raise error
 
-    def run_once(mover: FakeMover, _: Callable[[], bool], longest_s: float) -> ForwardReport:
-        limits.append(longest_s)
-        mover.behind = len(limits) < 4
-        return ForwardReport(window=1)
-
-    monkeypatch.setattr(FakeMover, "run_once", run_once)
-    task = serve(trigger_ms=60_000)
-    eventually(lambda: task.stats().passes == 4, "the last pass of the backlog")
-    task.stop()
-    assert task.join(60)
-    assert limits == 4 * [LONGEST_PASS_S]
+    topic.refusal, topic.run = (None, fail) if locked else (error, topic.run)
+    task = serve()
+    assert reached(task, state="failing").problem == str(error)
+    topic.refusal, topic.run = None, lambda _: None
+    assert reached(task, state="moving", problem="").failures
+    assert topic.described, "the description is read again"
+    assert all(mover.closed.is_set() for mover in topic.movers[:-1])
 
 
 def test_a_mover_learns_which_partitions_have_failed_before(
-    monkeypatch: pytest.MonkeyPatch, topic: LockedTopic, serve: Callable[..., TopicTask]
+    topic: LockedTopic, serve: Serve
 ) -> None:
     """Each failure ends a mover, and the next one must not fail with the same partition first."""
     learned: list[dict[str, float]] = []
 
-    def run_once(mover: FakeMover, *_: Any) -> ForwardReport:
+    def run(mover: FakeMover) -> None:
         learned.append(dict(mover.postponed))
-        number = len(learned)
-        mover.postponed[f"partition-{number}"] = number
+        mover.postponed[f"partition-{len(learned)}"] = len(learned)
         raise BrokerError("not confirmed")
 
-    monkeypatch.setattr(FakeMover, "run_once", run_once)
+    topic.run = run
     serve()
     eventually(lambda: len(learned) >= 3, "three movers")
     assert learned[:3] == [{}, {"partition-1": 1}, {"partition-1": 1, "partition-2": 2}]
 
 
 def test_pauses_do_not_grow_while_other_partitions_are_handed_off(
-    monkeypatch: pytest.MonkeyPatch, topic: LockedTopic, serve: Callable[..., TopicTask]
+    topic: LockedTopic, serve: Serve
 ) -> None:
-    monkeypatch.setattr(service, "_LONGEST_PAUSE_S", 60.0)
-
-    def run_once(mover: FakeMover, *_: Any) -> ForwardReport:
+    def run(mover: FakeMover) -> None:
         mover.made_progress = True
-        raise BrokerError("one partition fails")
+        raise NotFoundError("one partition fails", status=404)
 
-    monkeypatch.setattr(FakeMover, "run_once", run_once)
-    task = serve()
+    topic.run = run
     # With pauses that double, this would be 0.01 s * 2**19.
+    task = serve()
     eventually(lambda: task.stats().failures >= 20, "twenty failures")
-
-
-@pytest.mark.parametrize("kind", ["local", "drain", "spark"])
-def test_it_waits_for_another_mover(
-    topic: LockedTopic,
-    serve: Callable[..., TopicTask],
-    kind: str,
-) -> None:
-    topic.refusal = running(kind)
-    task = serve()
-    assert reached(task, state="standby").holder == f"delaylevel-{kind}@host:7"
-    assert task.stats().failures == 0
-    topic.refusal = None
-    assert reached(task, state="moving").holder == ""
-
-
-def test_after_it_has_moved_it_waits_for_a_spark_job(
-    topic: LockedTopic, serve: Callable[..., TopicTask]
-) -> None:
-    """A service that runs for weeks does not end because its lock was lost."""
-    task = serve()
-    reached(task, state="moving")
-    topic.refusal = running("spark")
-    topic.movers[0].connected = False
-    reached(task, state="standby")
-    assert topic.movers[0].closed.is_set()
-
-
-def test_a_failing_pass_is_repeated_after_a_pause_and_the_description_read_again(
-    topic: LockedTopic, serve: Callable[..., TopicTask]
-) -> None:
-    task = serve()
-    reached(task, state="moving")
-    topic.movers[0].failure = BrokerError("no answer")
-    failing = eventually(lambda: task.stats().failures, "a failure")
-    assert failing
-    stats = reached(task, state="moving")
-    assert stats.problem == ""
-    assert topic.described >= 1
-    assert len(topic.movers) == 2
 
 
 @pytest.mark.parametrize(
@@ -253,70 +214,20 @@ def test_a_failing_pass_is_repeated_after_a_pause_and_the_description_read_again
     ],
 )
 def test_pauses_grow_while_it_fails(error: Exception, pauses_s: list[float]) -> None:
-    topic = LockedTopic()
-    task = TopicTask(topic.lock, topic.describe, DESCRIPTION, 5, SystemClock(), said)
+    task = LockedTopic().task()
     assert [task._failed(error) for _ in pauses_s] == pauses_s
-    assert task.stats().failures == len(pauses_s)
-
-
-@pytest.mark.parametrize("error", [UpgradeRequiredError("too new"), ZeroDivisionError()])
-def test_no_failure_ends_it(
-    error: Exception, topic: LockedTopic, serve: Callable[..., TopicTask]
-) -> None:
-    topic.refusal = error
-    task = serve()
-    assert reached(task, state="failing").problem == said(DESCRIPTION, error)
-    topic.refusal = None
-    reached(task, state="moving", problem="")
 
 
 def test_level_topics_whose_broker_does_not_answer_delay_no_other(
-    monkeypatch: pytest.MonkeyPatch, topic: LockedTopic
+    topic: LockedTopic, serve: Serve
 ) -> None:
-    go_on, lanes = threading.Event(), Lanes()
-    hanging: list[FakeMover] = []
-    clock = SystemClock()
-
-    def run_once(mover: FakeMover, *_: Any) -> ForwardReport:
-        hanging.append(mover)
-        assert go_on.wait(30)
-        return ForwardReport()
-
-    def hangs(_: LevelTopicDescription) -> Any:
-        mover = FakeMover()
-        monkeypatch.setattr(mover, "run_once", partial(run_once, mover))
-        return mover
-
-    tasks = [TopicTask(hangs, topic.describe, DESCRIPTION, 5, clock, said) for _ in range(20)]
-    tasks.append(TopicTask(topic.lock, topic.describe, DESCRIPTION, 5, clock, said))
-    for task in tasks:
-        task.start(lanes)
-    eventually(lambda: len(hanging) == 20, "that all others hang")
-    passes = tasks[-1].stats().passes
-    eventually(lambda: tasks[-1].stats().passes >= passes + 20, "twenty passes")
-    assert len(hanging) == 20
+    go_on, hanging = threading.Event(), LockedTopic()
+    hanging.run = lambda _: go_on.wait(60)
+    for _ in range(20):
+        serve(hanging)
+    task = serve()
+    eventually(lambda: len(hanging.limits) == 20, "that all others hang")
+    passes = task.stats().passes
+    eventually(lambda: task.stats().passes >= passes + 20, "twenty passes")
+    assert len(hanging.limits) == 20
     go_on.set()
-    for task in tasks:
-        task.stop()
-    for task in tasks:
-        assert task.join(60)
-        assert task.stats().state == "stopped"
-    lanes.close()
-
-
-def test_many_level_topics_share_a_few_threads(topic: LockedTopic) -> None:
-    lanes = Lanes()
-    clock = SystemClock()
-    tasks = [
-        TopicTask(topic.lock, topic.describe, DESCRIPTION, 60_000, clock, said) for _ in range(100)
-    ]
-    for task in tasks:
-        task.start(lanes)
-    eventually(lambda: all(task.stats().passes for task in tasks), "a pass of each")
-    # Eight regular threads and one that stands by; others that were started end after 5 s.
-    eventually(lambda: lanes.slow.threads <= 9, "few threads")
-    assert lanes.quick.threads == 0
-    for task in tasks:
-        task.stop()
-        assert task.join(60)
-    lanes.close()
