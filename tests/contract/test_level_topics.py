@@ -125,14 +125,21 @@ def test_messages_published_before_the_first_consumer_are_kept(
 
 
 @in_memory
-def test_a_second_creation_changes_nothing(admin: Any, plain: Any, space: str) -> None:
+def test_a_second_creation_repairs_and_changes_nothing_else(
+    admin: Any, plain: Any, space: str
+) -> None:
     wanted = topics.create(admin, described(space))
     partition = wanted.name.partition(0)
     plain.create_producer(partition.full).send(b"parked")
     before = [admin.partitioned_metadata(member.topic) for member in wanted.members()]
-
     assert topics.create(admin, wanted) == wanted
-
+    admin.delete(wanted.held_topic)
+    admin.delete_subscription(wanted.level_topic(1).partition(0), SUBSCRIPTION)
+    gone, without = sorted(status(admin, wanted, 0).problems, reverse=True)
+    assert "-held-partition-0 does not exist" in gone
+    assert "-5m-partition-0 has no subscription" in without
+    topics.create(admin, wanted)
+    assert status(admin, wanted, 0).problems == ()
     assert [admin.partitioned_metadata(member.topic) for member in wanted.members()] == before
     assert admin.partition_stats(partition).subscriptions[SUBSCRIPTION].backlog_entries == 1
 
@@ -153,21 +160,6 @@ def test_an_interrupted_creation_is_finished(admin: Any, space: str) -> None:
 
     assert topics.create(admin, wanted) == wanted
     assert admin.subscriptions(wanted.name) == [SUBSCRIPTION]
-
-
-@in_memory
-def test_missing_parts_are_repaired(admin: Any, space: str) -> None:
-    wanted = topics.create(admin, described(space))
-    admin.delete(wanted.held_topic)
-    admin.delete_subscription(wanted.level_topic(1).partition(0), SUBSCRIPTION)
-    problems = status(admin, wanted, 0).problems
-    assert len(problems) == 2
-    assert any("-held-partition-0 does not exist" in problem for problem in problems)
-    assert any("-5m-partition-0 has no subscription" in problem for problem in problems)
-
-    topics.create(admin, wanted)
-
-    assert status(admin, wanted, 0).problems == ()
 
 
 @in_memory
@@ -199,11 +191,11 @@ def test_another_strategy_is_refused_and_both_are_shown(
     with pytest.raises(StrategyMismatchError) as caught:
         topics.create(admin, described(space, **change))
 
-    assert word in caught.value.configured
-    assert str(LEVELS) in caught.value.described
-    assert word not in caught.value.described
-    assert caught.value.configured in str(caught.value)
-    assert caught.value.described in str(caught.value)
+    error = caught.value
+    assert (word in error.configured, word in error.described) == (True, False)
+    assert str(LEVELS) in error.described
+    for text in (error.configured, error.described):
+        assert text in str(error)
     assert topics.find(admin, made.topic) == made
     assert names(admin, space) == before
 
@@ -224,18 +216,14 @@ def test_a_topic_that_is_not_ours_is_left_alone(admin: Any, space: str, suffix: 
 
 
 @in_memory
-def test_a_topic_without_partitions_is_not_ours(admin: Any, plain: Any, space: str) -> None:
+def test_a_topic_of_another_kind_is_not_ours(admin: Any, plain: Any, space: str) -> None:
     wanted = described(space)
     plain.create_producer(wanted.topic).close()
     for refused in (topics.create, lambda admin, wanted: topics.find(admin, wanted.topic)):
         with pytest.raises(LevelTopicError, match="without partitions"):
             refused(admin, wanted)
-
-
-@in_memory
-def test_a_member_of_another_level_topic_is_not_ours(admin: Any, space: str) -> None:
-    first = topics.create(admin, described(space))
-    clash = replace(first, topic=first.held_topic.full)
+    other = topics.create(admin, replace(wanted, topic=f"{wanted.topic}-2"))
+    clash = replace(other, topic=other.held_topic.full)
     with pytest.raises(LevelTopicError, match="belongs to the level topic"):
         topics.create(admin, clash)
 
@@ -317,49 +305,30 @@ def test_status_has_backlog_and_hand_offs_and_moves_nothing(
     plain.create_producer(wanted.held_topic.full).send(b"held")
     for _ in range(2):
         plain.create_producer(wanted.dead_letter_topic.full).send(b"dead")
-    after_ms = LEVELS[0].hand_off_after_ms(1)
+    hand_off_ms = sent[0] + LEVELS[0].hand_off_after_ms(1)
 
     at = status(admin, wanted, now_ms=sent[0])
-
-    assert at.problems == ()
-    assert [(row.level, row.level_name, row.partition) for row in at.partitions] == [
-        (0, "10m", 0),
-        (0, "10m", 1),
-        (1, "5m", 0),
-    ]
-    row = at.partitions[1]
-    assert row.topic == partition.full
-    assert row.backlog_entries == at.backlog_entries == 3
+    assert (at.problems, at.mover_alive, at.behind_ms) == ((), False, 0)
+    places = [(row.level, row.level_name, row.partition) for row in at.partitions]
+    assert places == [(0, "10m", 0), (0, "10m", 1), (1, "5m", 0)]
+    empty, row, _ = at.partitions
+    assert (row.topic, row.backlog_entries, at.backlog_entries) == (partition.full, 3, 3)
     assert row.storage_bytes > 0
-    assert row.oldest_publish_ms == sent[0]
-    assert row.oldest_hand_off_ms == sent[0] + after_ms
-    assert at.next_hand_off_ms == sent[0] + after_ms
-    assert at.behind_ms == 0
-    empty = at.partitions[0]
-    assert (empty.backlog_entries, empty.oldest_publish_ms, empty.oldest_hand_off_ms) == (
-        0,
-        None,
-        None,
-    )
+    assert (row.oldest_publish_ms, row.oldest_hand_off_ms) == (sent[0], hand_off_ms)
+    assert at.next_hand_off_ms == hand_off_ms
+    nothing = (empty.backlog_entries, empty.oldest_publish_ms, empty.oldest_hand_off_ms)
+    assert nothing == (0, None, None)
     assert (at.held_entries, at.dead_letter_entries) == (1, 2)
     assert [row.role for row in at.others] == [Role.HELD, Role.DEAD_LETTER]
-    assert not at.mover_alive
 
-    late = status(admin, wanted, now_ms=sent[1] + after_ms - 1)
-    assert late.partitions[1].oldest_hand_off_ms == sent[0] + after_ms
+    late = status(admin, wanted, now_ms=hand_off_ms - sent[0] + sent[1] - 1)
+    assert late.partitions[1].oldest_hand_off_ms == hand_off_ms
     assert late.behind_ms == sent[1] - 1 - sent[0]
 
-    consumers = [
-        plain.subscribe(
-            [wanted.level_topic(level.index).full for level in LEVELS],
-            SUBSCRIPTION,
-            consumer_name="mover-1",
-            receiver_queue_size=1,
-        )
-    ]
+    levels = [wanted.level_topic(level.index).full for level in LEVELS]
+    options = {"consumer_name": "mover-1", "receiver_queue_size": 1}
+    consumer = plain.subscribe(levels, SUBSCRIPTION, **options)
     alive = status(admin, wanted, now_ms=sent[0])
-    assert alive.mover_alive
-    assert alive.consumers == ("mover-1",)
+    assert (alive.mover_alive, alive.consumers) == (True, ("mover-1",))
     assert alive.partitions[1].backlog_entries == 3
-    for consumer in consumers:
-        consumer.close()
+    consumer.close()
