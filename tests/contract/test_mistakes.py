@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -17,6 +17,7 @@ from delaylevel.errors import DelayLevelError
 
 DAYS = PartitionStrategy(maximum_delay=timedelta(days=3))
 LATER = timedelta(days=2)
+DELAYS: list[Any] = [{}, {"deliver_after": LATER}]
 CONFIRMED = {"encryption_key": None, "chunking_enabled": False, "message_router": None}
 
 
@@ -31,98 +32,62 @@ class Text(BytesSchema):
         return "not bytes"
 
 
-CREATE: dict[str, dict[str, Any]] = {
-    "topic None": {"topic": None},
-    "topic a number": {"topic": 5},
-    "topic bytes": {"topic": b"orders"},
-    "topic empty": {"topic": ""},
-    "topic not a name": {"topic": "a/b"},
-    "topic in no namespace": {"topic": "persistent://public/no-such-namespace/t"},
-    "producer_name": {"producer_name": 5},
-    "schema": {"schema": "bytes"},
-    "schema a class": {"schema": JsonSchema},
-    "initial_sequence_id": {"initial_sequence_id": "1"},
-    "send_timeout_millis": {"send_timeout_millis": "5"},
-    "send_timeout_millis None": {"send_timeout_millis": None},
-    "send_timeout_millis huge": {"send_timeout_millis": 1 << 70},
-    "compression_type": {"compression_type": "LZ4"},
-    "max_pending_messages": {"max_pending_messages": "many"},
-    "max_pending_messages below 0": {"max_pending_messages": -1},
-    "max_pending_messages_across_partitions": {"max_pending_messages_across_partitions": None},
-    "block_if_queue_full": {"block_if_queue_full": 1},
-    "batching_enabled": {"batching_enabled": "yes"},
-    "batching_max_messages": {"batching_max_messages": "x"},
-    "batching_max_messages 0": {"batching_max_messages": 0},
-    "batching_max_allowed_size_in_bytes": {"batching_max_allowed_size_in_bytes": 1.5},
-    "batching_max_publish_delay_ms": {"batching_max_publish_delay_ms": None},
-    "chunking_enabled": {"chunking_enabled": "no"},
-    "message_routing_mode": {"message_routing_mode": "RoundRobin"},
-    "lazy_start_partitioned_producers": {"lazy_start_partitioned_producers": "no"},
-    "properties text": {"properties": "x"},
-    "properties list": {"properties": []},
-    "properties values": {"properties": {"a": 5}},
-    "batching_type": {"batching_type": "Default"},
-    "encryption_key": {"encryption_key": b"k"},
-    "crypto_key_reader": {"crypto_key_reader": "file"},
-    "access_mode": {"access_mode": "Shared"},
-    "an unknown option": {"unheard_of": 1},
+#: Wrong values of each argument.
+CREATE: dict[str, list[Any]] = {
+    "topic": [None, 5, b"orders", "", "a/b", "persistent://public/no-such-namespace/t"],
+    "producer_name": [5],
+    "schema": ["bytes", JsonSchema],
+    "initial_sequence_id": ["1"],
+    "send_timeout_millis": ["5", None, 1 << 70],
+    "compression_type": ["LZ4"],
+    "max_pending_messages": ["many", -1],
+    "max_pending_messages_across_partitions": [None],
+    "block_if_queue_full": [1],
+    "batching_enabled": ["yes"],
+    "batching_max_messages": ["x", 0],
+    "batching_max_allowed_size_in_bytes": [1.5],
+    "batching_max_publish_delay_ms": [None],
+    "chunking_enabled": ["no"],
+    "message_routing_mode": ["RoundRobin"],
+    "lazy_start_partitioned_producers": ["no"],
+    "properties": ["x", [], {"a": 5}],
+    "batching_type": ["Default"],
+    "encryption_key": [b"k"],
+    "crypto_key_reader": ["file"],
+    "access_mode": ["Shared"],
+    "unheard_of": [1],
+}
+SEND: dict[str, list[Any]] = {
+    "content": ["text", 5, [b"x"]],
+    "properties": [
+        *("x", "", [], 0, [("a", "b")]),
+        *({"a": 5}, {"a": ["b"]}, {"a": None}, {5: "a"}, {None: "a"}),
+    ],
+    "partition_key": [5, 0, b"k", b"", ["k"]],
+    "ordering_key": [5, False, b"k"],
+    "event_timestamp": ["x", "", 1.5, 0.0, -1, 1 << 70],
+    "sequence_id": ["x", ""],
+    "replication_clusters": ["x", "", ()],
+    "disable_replication": ["x", None, 0],
+    "deliver_after": [5, "1 day"],
+    "deliver_at": ["x", 1.5],
+    "callback": ["x", 5],
+    "unheard_of": [1],
+}
+#: Values that look unusual, and are accepted by the plain client.
+ACCEPTED: dict[str, list[Any]] = {
+    "properties": [{"a": b"b"}, {}, OrderedDict(a="b")],
+    "partition_key": [""],
+    "ordering_key": [""],
+    "event_timestamp": [0, True],
+    "content": [b"", None],
 }
 
-SEND: dict[str, dict[str, Any]] = {
-    "content text": {"content": "text"},
-    "content a number": {"content": 5},
-    "content a list": {"content": [b"x"]},
-    "properties text": {"properties": "x"},
-    "properties empty text": {"properties": ""},
-    "properties list": {"properties": []},
-    "properties zero": {"properties": 0},
-    "properties pairs": {"properties": [("a", "b")]},
-    "properties value a number": {"properties": {"a": 5}},
-    "properties value a list": {"properties": {"a": ["b"]}},
-    "properties value None": {"properties": {"a": None}},
-    "properties name a number": {"properties": {5: "a"}},
-    "properties name None": {"properties": {None: "a"}},
-    "partition_key a number": {"partition_key": 5},
-    "partition_key zero": {"partition_key": 0},
-    "partition_key bytes": {"partition_key": b"k"},
-    "partition_key no bytes": {"partition_key": b""},
-    "partition_key list": {"partition_key": ["k"]},
-    "ordering_key a number": {"ordering_key": 5},
-    "ordering_key False": {"ordering_key": False},
-    "ordering_key bytes": {"ordering_key": b"k"},
-    "event_timestamp text": {"event_timestamp": "x"},
-    "event_timestamp no text": {"event_timestamp": ""},
-    "event_timestamp float": {"event_timestamp": 1.5},
-    "event_timestamp float zero": {"event_timestamp": 0.0},
-    "event_timestamp below 0": {"event_timestamp": -1},
-    "event_timestamp huge": {"event_timestamp": 1 << 70},
-    "sequence_id text": {"sequence_id": "x"},
-    "sequence_id no text": {"sequence_id": ""},
-    "replication_clusters text": {"replication_clusters": "x"},
-    "replication_clusters no text": {"replication_clusters": ""},
-    "replication_clusters tuple": {"replication_clusters": ()},
-    "disable_replication text": {"disable_replication": "x"},
-    "disable_replication None": {"disable_replication": None},
-    "disable_replication zero": {"disable_replication": 0},
-    "deliver_after a number": {"deliver_after": 5},
-    "deliver_after text": {"deliver_after": "1 day"},
-    "deliver_at text": {"deliver_at": "x"},
-    "deliver_at float": {"deliver_at": 1.5},
-    "callback text": {"callback": "x"},
-    "callback a number": {"callback": 5},
-    "an unknown argument": {"unheard_of": 1},
-}
-#: Arguments that look unusual, and are accepted by the plain client.
-ACCEPTED: dict[str, dict[str, Any]] = {
-    "properties bytes": {"properties": {"a": b"b"}},
-    "properties empty": {"properties": {}},
-    "properties of another dict": {"properties": OrderedDict(a="b")},
-    "keys empty": {"partition_key": "", "ordering_key": ""},
-    "event_timestamp zero": {"event_timestamp": 0},
-    "event_timestamp True": {"event_timestamp": True},
-    "content empty": {"content": b""},
-    "content None": {"content": None},
-}
+
+def each(table: dict[str, list[Any]]) -> Iterator[dict[str, Any]]:
+    for name, values in table.items():
+        for value in values:
+            yield {name: value}
 
 
 def raised(call: Callable[..., Any], *args: Any, **kwargs: Any) -> BaseException | None:
@@ -133,21 +98,12 @@ def raised(call: Callable[..., Any], *args: Any, **kwargs: Any) -> BaseException
     return None
 
 
-def assert_same(ours: BaseException | None, plain: BaseException | None) -> None:
+def assert_same(ours: BaseException | None, plain: BaseException | None, what: object) -> None:
     """Assert that a handler for the plain client's exception catches ours."""
-    assert plain is not None
-    assert isinstance(ours, type(plain)), (ours, plain)
+    assert plain is not None, what
+    assert isinstance(ours, type(plain)), (what, ours, plain)
     if not isinstance(ours, DelayLevelError) and "unexpected" not in str(plain):
-        assert str(ours).partition("\n")[0] == str(plain).partition("\n")[0]
-
-
-@contextmanager
-def named(case: str) -> Iterator[None]:
-    """Name the case in the text of a failed assertion."""
-    try:
-        yield
-    except AssertionError as error:
-        raise AssertionError(f"{case}: {error}") from error
+        assert str(ours).partition("\n")[0] == str(plain).partition("\n")[0], what
 
 
 @pytest.fixture(params=["on", "wrap"])
@@ -166,26 +122,22 @@ def made(world: Any, levels: str, **options: Any) -> Any:
 
 def test_mistakes_in_create_producer(world: Any) -> None:
     client, plain_client = world.client(), world.plain_client
-    for name, mistake in CREATE.items():
+    for mistake in each(CREATE):
         arguments = {"topic": world.topic("orders"), **mistake}
         expected = raised(plain_client.create_producer, **arguments)
         for levels in (False, True):
             found = raised(client.create_producer, enable_delay_level_topic=levels, **arguments)
-            with named(f"{name}, levels {levels}"):
-                assert_same(found, expected)
+            assert_same(found, expected, mistake)
     assert world.admin.list_partitioned_topics(world.namespace) == []
 
 
 def test_mistakes_in_wrap(world: Any) -> None:
     client = world.plain_client
-    for name, mistake in CREATE.items():
-        if "topic" in mistake:
-            continue
+    for mistake in each({name: values for name, values in CREATE.items() if name != "topic"}):
         expected = raised(client.create_producer, world.topic("orders"), **mistake)
         plain = client.create_producer(world.topic("orders"))
         given = {**CONFIRMED, "admin": world.admin, **mistake}
-        with named(name):
-            assert_same(raised(wrap, plain, client, **given), expected)
+        assert_same(raised(wrap, plain, client, **given), expected, mistake)
         plain.close()
     assert world.admin.list_partitioned_topics(world.namespace) == []
 
@@ -194,27 +146,24 @@ def test_mistakes_in_send(world: Any, producer: Any) -> None:
     plain = world.plain_client.create_producer(world.topic("orders"))
     # The fast path starts when the level's producer is open.
     producer.send(b"first", deliver_after=LATER)
-    for name, mistake in SEND.items():
-        for delay in ({}, {"deliver_after": LATER}):
-            given = {"content": b"x", **delay, **mistake}
-            callback = given.pop("callback", None)
-            sent = {"callback": callback, **given}
-            with named(f"{name}, {delay}"):
-                assert_same(raised(producer.send_async, **sent), raised(plain.send_async, **sent))
-                if callback is None:
-                    assert_same(raised(producer.send, **given), raised(plain.send, **given))
+    for mistake, delay in itertools.product(each(SEND), DELAYS):
+        given = {"content": b"x", **delay, **mistake}
+        callback = given.pop("callback", None)
+        sent = {"callback": callback, **given}
+        assert_same(raised(producer.send_async, **sent), raised(plain.send_async, **sent), mistake)
+        if callback is None:
+            assert_same(raised(producer.send, **given), raised(plain.send, **given), mistake)
     producer.flush()
 
 
 def test_what_the_plain_client_accepts_is_accepted(world: Any, producer: Any) -> None:
     plain = world.plain_client.create_producer(world.topic("orders"))
     producer.send(b"first", deliver_after=LATER)
-    for arguments in ACCEPTED.values():
-        for delay in ({}, {"deliver_after": LATER}):
-            given = {"content": b"x", **delay, **arguments}
-            plain.send(**given)
-            producer.send(**given)
-            producer.send_async(callback=None, **given)
+    for arguments, delay in itertools.product(each(ACCEPTED), DELAYS):
+        given = {"content": b"x", **delay, **arguments}
+        plain.send(**given)
+        producer.send(**given)
+        producer.send_async(callback=None, **given)
     producer.flush()
 
 
@@ -223,8 +172,8 @@ def test_what_the_plain_client_accepts_is_accepted(world: Any, producer: Any) ->
 def test_mistakes_with_schemas(world: Any, levels: str, schema: Any) -> None:
     plain = world.plain_client.create_producer(world.topic("plain"), schema=schema)
     producer = made(world, levels, schema=schema)
-    for delay in ({}, {"deliver_after": LATER}):
-        assert_same(raised(producer.send, b"x", **delay), raised(plain.send, b"x"))
+    for delay in DELAYS:
+        assert_same(raised(producer.send, b"x", **delay), raised(plain.send, b"x"), delay)
 
 
 def test_our_errors_about_the_broker_are_caught_by_handlers_for_the_client(world: Any) -> None:

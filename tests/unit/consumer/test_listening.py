@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -260,38 +261,43 @@ def test_the_listeners_of_a_module_run_here(memory_pulsar: MemoryPulsar, calls: 
 # -- in a running event loop
 
 
-def test_coroutines_are_awaited_in_the_running_loop(
+def in_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Run a test in an event loop of its own."""
+
+    @functools.wraps(test)
+    def run(**arguments: Any) -> None:
+        asyncio.run(test(**arguments))
+
+    return run
+
+
+@in_a_loop
+async def test_coroutines_are_awaited_in_the_running_loop(
     memory_pulsar: MemoryPulsar, app: Listeners, calls: Calls
 ) -> None:
-    async def test() -> None:
-        lock = asyncio.Lock()
-        loops = []
+    lock, loops = asyncio.Lock(), set()
 
-        @app.on("orders", subscription="billing", retry=["1d"])
-        async def bill(message: ReceivedMessage) -> None:
-            loops.append(asyncio.get_running_loop())
-            async with lock:
-                await asyncio.sleep(0.001)
-            calls.add(message)
-            if message.attempt == 1:
-                raise ValueError
+    @app.on("orders", subscription="billing", retry=["1d"])
+    async def bill(message: ReceivedMessage) -> None:
+        loops.add(asyncio.get_running_loop())
+        async with lock:
+            await asyncio.sleep(0.001)
+        calls.add(message)
+        if message.attempt == 1:
+            raise ValueError
 
-        @app.on("orders", subscription="shipping")
-        def ship(message: ReceivedMessage) -> None:
-            calls.add(message)
-
-        send(memory_pulsar, b"1")
-        await memory_pulsar.advance_async(2 * DAY)
-        assert sorted(calls.attempts) == [1, 1, 2]
-        assert set(loops) == {asyncio.get_running_loop()}
-        with pytest.raises(InvalidInputError, match=r"write `await memory.advance_async"):
-            memory_pulsar.advance(DAY)
-
-    asyncio.run(test())
+    app.on("orders", subscription="shipping")(calls.add)
+    send(memory_pulsar, b"1")
+    await memory_pulsar.advance_async(2 * DAY)
+    assert sorted(calls.attempts) == [1, 1, 2]
+    assert loops == {asyncio.get_running_loop()}
+    with pytest.raises(InvalidInputError, match=r"write `await memory.advance_async"):
+        memory_pulsar.advance(DAY)
 
 
 @pytest.mark.parametrize("cancel", [False, True])
-def test_a_test_that_is_cancelled_ends(
+@in_a_loop
+async def test_a_test_that_is_cancelled_ends(
     memory_pulsar: MemoryPulsar, app: Listeners, calls: Calls, cancel: bool
 ) -> None:
     @app.on("orders", subscription="billing", retry=False)
@@ -301,18 +307,14 @@ def test_a_test_that_is_cancelled_ends(
             raise asyncio.CancelledError
         await asyncio.Event().wait()
 
-    async def test() -> None:
-        send(memory_pulsar, b"1")
-        advancing = asyncio.ensure_future(memory_pulsar.advance_async(NOW))
-        while not calls.found:
-            await asyncio.sleep(0)
-        if cancel:
-            advancing.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await advancing
-            assert memory_pulsar.delivered(DEAD) == []
-        else:
+    send(memory_pulsar, b"1")
+    advancing = asyncio.ensure_future(memory_pulsar.advance_async(NOW))
+    while not calls.found:
+        await asyncio.sleep(0)
+    if cancel:
+        advancing.cancel()
+        with pytest.raises(asyncio.CancelledError):
             await advancing
-            assert len(memory_pulsar.delivered(DEAD)) == 1
-
-    asyncio.run(test())
+    else:
+        await advancing
+    assert len(memory_pulsar.delivered(DEAD)) == (0 if cancel else 1)

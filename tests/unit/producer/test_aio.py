@@ -6,6 +6,7 @@ What both producers promise is in ``test_openings.py``.
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Callable, Coroutine
 from typing import Any, ClassVar
 
@@ -25,8 +26,7 @@ class Scene:
 
     def __init__(self, openings: Openings, **settings: Any) -> None:
         door = Door(settings)
-        self.openings = openings
-        self.business = door.business
+        self.openings, self.business = openings, door.business
         self.producer = AsyncDelayLevelProducer(lambda: None, door.business, door.setup, _refuse)
 
     def send(self, number: int) -> asyncio.Task[Any]:
@@ -34,20 +34,32 @@ class Scene:
 
     async def opening(self) -> None:
         """Wait until the partition is being opened."""
-        await until(lambda: self.openings.calls)
+        while not self.openings.calls:
+            await asyncio.sleep(0.001)
 
     async def open(self) -> OpenedProducer:
         """End the opening with a new producer."""
         await self.opening()
         return self.openings.end()
 
+    async def end(self, *sends: asyncio.Task[Any]) -> None:
+        """Flush until all messages have a result."""
+        while not all(sent.done() for sent in sends):
+            await self.producer.flush()
+
 
 async def _refuse(*_: Any, **__: Any) -> None:
     raise AssertionError("no message is sent straight to its topic")
 
 
-def run(test: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(test, 60))
+def in_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Run a test in an event loop of its own."""
+
+    @functools.wraps(test)
+    def run(**arguments: Any) -> None:
+        asyncio.run(asyncio.wait_for(test(**arguments), 60))
+
+    return run
 
 
 async def settle() -> None:
@@ -55,131 +67,101 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-async def until(found: Callable[[], Any]) -> None:
-    while not found():
-        await asyncio.sleep(0.001)
-
-
-def result_of(sent: asyncio.Future[Any]) -> Any:
-    error = sent.exception()
-    assert isinstance(error, pulsar.asyncio.PulsarException)
-    return error.error()
-
-
-def test_a_cancelled_send_disturbs_no_other(openings: Openings) -> None:
-    async def test() -> None:
-        scene = Scene(openings)
-        first, second = scene.send(0), scene.send(1)
-        await scene.opening()
-        first.cancel()
-        await settle()
-        level = await scene.open()
-        await scene.producer.close()
-        assert (await second).entry_id() == 2
-        assert (level.stored, level.closed) == ([b"0", b"1"], True)
-
-    run(test())
-
-
-def test_a_cancelled_flush_cancels_no_message(openings: Openings) -> None:
-    async def test() -> None:
-        scene = Scene(openings)
-        sent = scene.send(0)
-        await scene.opening()
-        flushed = asyncio.ensure_future(scene.producer.flush())
-        await settle()
-        flushed.cancel()
-        await scene.open()
-        await sent
-        await scene.producer.close()
-
-    run(test())
+@in_a_loop
+async def test_a_cancelled_call_disturbs_no_message(openings: Openings) -> None:
+    scene = Scene(openings)
+    sends = [scene.send(0), scene.send(1)]
+    await scene.opening()
+    flushed = asyncio.ensure_future(scene.producer.flush())
+    await settle()
+    flushed.cancel()
+    sends[0].cancel()
+    await settle()
+    level = await scene.open()
+    await scene.producer.close()
+    assert (await sends[1]).entry_id() == 2
+    assert (level.stored, level.closed) == ([b"0", b"1"], True)
 
 
 @pytest.mark.parametrize("steps", range(6))
-def test_a_send_that_is_cancelled_while_it_waits_for_room_leaves_the_room_to_others(
+@in_a_loop
+async def test_a_send_that_is_cancelled_while_it_waits_for_room_leaves_the_room_to_others(
     openings: Openings, steps: int
 ) -> None:
-    async def test() -> None:
-        scene = Scene(openings, max_pending_messages=1, block_if_queue_full=True)
-        sends = [scene.send(number) for number in range(3)]
-        level = await scene.open()
-        await asyncio.wait([sends[0]])
-        for _ in range(steps):
-            await asyncio.sleep(0)
-        sends[1].cancel()
-        while not all(sent.done() for sent in sends):
-            await scene.producer.flush()
-        assert level.stored in ([b"0", b"2"], [b"0", b"1", b"2"])
-        await scene.producer.send(b"3", deliver_after=TWO_DAYS)
-        await scene.producer.close()
-
-    run(test())
+    scene = Scene(openings, max_pending_messages=1, block_if_queue_full=True)
+    sends = [scene.send(number) for number in range(3)]
+    level = await scene.open()
+    await asyncio.wait([sends[0]])
+    for _ in range(steps):
+        await asyncio.sleep(0)
+    sends[1].cancel()
+    await scene.end(*sends)
+    assert level.stored in ([b"0", b"2"], [b"0", b"1", b"2"])
+    await scene.producer.send(b"3", deliver_after=TWO_DAYS)
+    await scene.producer.close()
 
 
 @pytest.mark.parametrize("steps", [0, 1, 5])
 @pytest.mark.parametrize("limit", [7, 1000])
-def test_messages_keep_their_order_at_any_step_of_the_event_loop(
+@in_a_loop
+async def test_messages_keep_their_order_at_any_step_of_the_event_loop(
     openings: Openings, steps: int, limit: int
 ) -> None:
-    async def test() -> None:
-        scene = Scene(openings, max_pending_messages=limit, block_if_queue_full=limit == 7)
-        sends = [scene.send(number) for number in range(20)]
-        await scene.opening()
-        sends[3].cancel()
-        await settle()
-        level = await scene.open()
-        for number in range(20, 40):
-            sends.append(scene.send(number))
-            for _ in range(steps):
-                await asyncio.sleep(0)
-        while not all(sent.done() for sent in sends):
-            await scene.producer.flush()
-        assert level.stored == [b"%d" % number for number in range(40)]
+    scene = Scene(openings, max_pending_messages=limit, block_if_queue_full=limit == 7)
+    sends = [scene.send(number) for number in range(20)]
+    await scene.opening()
+    sends[3].cancel()
+    await settle()
+    level = await scene.open()
+    for number in range(20, 40):
+        sends.append(scene.send(number))
+        for _ in range(steps):
+            await asyncio.sleep(0)
+    await scene.end(*sends)
+    assert level.stored == [b"%d" % number for number in range(40)]
+    await scene.producer.close()
+
+
+@in_a_loop
+async def test_a_second_close_waits_for_the_first_and_a_later_one_is_refused(
+    openings: Openings,
+) -> None:
+    scene = Scene(openings)
+    sent = scene.send(0)
+    await scene.opening()
+    first = asyncio.ensure_future(scene.producer.close())
+    await settle()
+    first.cancel()
+    await settle()
+    second = asyncio.ensure_future(scene.producer.close())
+    await settle()
+    assert not second.done()
+    level = await scene.open()
+    await second
+    await sent
+    assert (level.stored, level.closed, scene.business.closed) == ([b"0"], True, True)
+    with pytest.raises(pulsar.asyncio.PulsarException) as refused:
         await scene.producer.close()
-
-    run(test())
-
-
-def test_a_second_close_waits_for_the_first_and_a_later_one_is_refused(openings: Openings) -> None:
-    async def test() -> None:
-        scene = Scene(openings)
-        sent = scene.send(0)
-        await scene.opening()
-        first = asyncio.ensure_future(scene.producer.close())
-        await settle()
-        first.cancel()
-        await settle()
-        second = asyncio.ensure_future(scene.producer.close())
-        await settle()
-        assert not second.done()
-        level = await scene.open()
-        await second
-        await sent
-        assert (level.stored, level.closed, scene.business.closed) == ([b"0"], True, True)
-        with pytest.raises(pulsar.asyncio.PulsarException) as refused:
-            await scene.producer.close()
-        assert refused.value.error() == Result.AlreadyClosed
-
-    run(test())
+    assert refused.value.error() == Result.AlreadyClosed
 
 
 def test_a_producer_belongs_to_its_event_loop(openings: Openings) -> None:
-    scenes: list[Scene] = []
-
+    @in_a_loop
     async def first() -> None:
         scenes.append(Scene(openings))
         scenes[0].send(1)
         await scenes[0].opening()
 
+    @in_a_loop
     async def second() -> None:
         for call in (scenes[0].send(2), scenes[0].producer.flush(), scenes[0].producer.close()):
             with pytest.raises(InvalidInputError, match="create one in each event loop"):
                 await call
         openings.end()  # the outcome comes for a loop that is closed
 
-    run(first())
-    run(second())
+    scenes: list[Scene] = []
+    first()
+    second()
 
 
 def test_closing_a_client_leaves_no_callback_behind() -> None:
@@ -194,17 +176,17 @@ def test_closing_a_client_leaves_no_callback_behind() -> None:
             if self.error is not None:
                 raise self.error
 
-    async def close(core: Core) -> None:
+    @in_a_loop
+    async def close() -> None:
         client = AsyncDelayLevelClient("pulsar://127.0.0.1:1")
         client._client.close()
         client._client = core
         await client.close()
 
     core = Core()
-    asyncio.run(close(core))
+    close()
     assert core.calls == ["close"]
-
     core.error = pulsar.AlreadyClosed("closed before")
     with pytest.raises(pulsar.asyncio.PulsarException, match="closed before") as raised:
-        asyncio.run(close(core))
-    assert raised.value.error() == pulsar.Result.AlreadyClosed
+        close()
+    assert raised.value.error() == Result.AlreadyClosed
