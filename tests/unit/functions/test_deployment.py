@@ -78,7 +78,12 @@ def test_the_default_configuration_protects_messages() -> None:
     # pulsar-admin rewrites whole numbers.
     given = {**found["userConfig"], "receiver_queue": 500.0}
     settings = FunctionSettings.from_config(given)
-    assert settings == FunctionSettings(LEVEL_TOPIC, "http://broker:8080", receiver_queue=500)
+    assert settings == FunctionSettings(
+        LEVEL_TOPIC,
+        "http://broker:8080",
+        log_topic=f"{LEVEL_TOPIC}-function-log",
+        receiver_queue=500,
+    )
     assert isinstance(settings.receiver_queue, int)
 
 
