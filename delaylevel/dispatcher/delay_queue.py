@@ -220,6 +220,7 @@ class DelayQueue:
         self.state = state
         self.pending = PendingIndex(segments, attribute)
         self.open = OpenMessages(state.low_watermark)
+        self._launched = 0  # messages of the batches in `open.launched`
         self._clock = clock
         self._numbers = itertools.count(state.next_number)
         self.waiting = WaitingQueues(
@@ -245,8 +246,7 @@ class DelayQueue:
     @property
     def in_flight(self) -> int:
         """Number of messages in batches, or offered again while their intent is unresolved."""
-        launched = sum(len(batch) for batch, _ in self.open.launched.values())
-        return launched + len(self.unresolved)
+        return self._launched + len(self.unresolved)
 
     @property
     def memory_bytes(self) -> int:
@@ -481,6 +481,7 @@ class DelayQueue:
             )
         batch.number = next(self._numbers)
         self.open.launched[batch.number] = batch, ids
+        self._launched += len(batch)
         self._sent_until_ms = max(self._sent_until_ms, int(batch.due_ms.max()))
 
     def _release(
@@ -494,7 +495,8 @@ class DelayQueue:
         self.state.apply(record)
         self._releases.add(ids, self._clock.now_ms() if at_ms is None else at_ms)
         for number in numbers:
-            del self.open.launched[number]
+            batch, _ = self.open.launched.pop(number)
+            self._launched -= len(batch)
         self.open.discard(positions)
         self._forget(ids)
 

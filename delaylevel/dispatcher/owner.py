@@ -458,8 +458,8 @@ class PartitionOwner:
         times = [flights.next_commit_s, self._desk.next_look_s]
         if self._without_room:
             times.append(self._host.now_s() + _DISK_S)
-        if flights.owes_answers or self._publisher.busy:
-            is_calm = not flights.owes_answers and self.is_calm
+        if (owes_answers := flights.owes_answers) or self._publisher.busy:
+            is_calm = not owes_answers and self.is_calm
             times.append(self._host.now_s() + (_CALM_S if is_calm else self.look_every_s))
         return min((each for each in times if each), default=None)
 
@@ -777,7 +777,8 @@ class OwnerTask:
             sent_ms, due_ms = self._due_ms, owner.next_send_ms
             # Otherwise it was not sent, or its target has to be looked at.
             if due_ms != sent_ms and owner.is_calm:
-                self._until_s = min(self._until_s, owner.next_look_s or self._until_s)
+                # Nothing but the answers of targets is new since the wait began.
+                self._until_s = min(self._until_s, time.monotonic() + _CALM_S)
                 return self._rest(due_ms)
         elif self._is_tick and owner.is_settled and not owner.releases_soon:
             until_s = self._wait()

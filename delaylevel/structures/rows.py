@@ -113,8 +113,12 @@ def find_key(rows: Rows | Sequence[Int64s], key: Key, start: int = 0) -> int:
         start: index of the first row to compare.
     """
     stop = rows[DUE].size
-    if start < stop and rows[DUE].item(start) > key[0]:
-        return start
+    if start < stop:
+        due_ms = rows[DUE]
+        if due_ms.item(start) > key[0]:
+            return start
+        if due_ms.item(stop - 1) < key[0]:
+            return stop
     for column, value in zip(rows, key, strict=True):
         part = column[start:stop]
         stop = start + int(part.searchsorted(value, side="right"))

@@ -55,18 +55,21 @@ _EXPIRES = attrgetter("expires_ms")
 # Age of the last confirmed record from which another one has to be confirmed before messages are
 # sent. The next owner counts on it: see `UNCLEAR_MS`.
 _PROOF_S = 1.0
-# A send costs as much as several messages. Messages are sent together, as far as that makes them
-# late by a few milliseconds only.
-_TOGETHER = 4
+# A send costs as much as many messages. In quiet hours, the messages of a tenth of a second go
+# together, and one that comes alone goes at once. The more messages there are, the shorter is the
+# pause: they come together anyway.
+_LONGEST_PAUSE_S = 0.1
 _SHORTEST_PAUSE_S = 0.004
-_LONGEST_PAUSE_S = 0.016
+_TOGETHER = 4
+# Messages per second from which on the pause is as short as that.
+_BUSY = 600.0
 # From this number on, messages are sent by a later call instead of a wait for the journal. The next
 # ones are prepared meanwhile.
 _MANY = 200
 # Time over which the rate of the messages is measured.
 _RATE_S = 0.1
 # The longest time, and the largest number of messages, without a commit after the confirmation.
-_COMMIT_S = 0.25
+_COMMIT_S = 0.5
 _UNCOMMITTED = 2_000
 # The longest time until a message is counted whose flight is not completely confirmed.
 _COUNT_S = 1.0
@@ -255,7 +258,9 @@ class Flights:
             self._count, self._counted_s = 0, now_s
         if now_s - self._sent_s > _SHORTEST_PAUSE_S:
             return _SHORTEST_PAUSE_S  # nothing was sent just now
-        return min(_LONGEST_PAUSE_S, max(_SHORTEST_PAUSE_S, _TOGETHER / (self._rate or 1)))
+        rate = self._rate
+        pause_s = _TOGETHER / rate if rate > _BUSY else _LONGEST_PAUSE_S * (1 - rate / _BUSY)
+        return max(_SHORTEST_PAUSE_S, pause_s)
 
     def _end_pauses(self, flights: list[Flight]) -> None:
         """Record that messages are sent to targets that were paused."""

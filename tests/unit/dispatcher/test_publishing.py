@@ -54,7 +54,7 @@ def opened(run: Simulation, targets: Sequence[str] = (ORDERS,)) -> Simulation:
     """Return a simulation with an open producer for some targets, and nothing in flight."""
     for target in targets:
         run.send(1, target, too_big=False)
-    for _ in range(10):
+    for _ in range(20):
         run.round(0.1)
     assert not run.publisher.busy
     return run
@@ -204,7 +204,7 @@ def test_the_records_of_a_fraction_of_a_second(run: Simulation) -> None:
     opened(run, TARGETS)
     before = len(kinds(run))
     run.send(20, ORDERS, too_big=False, due_in_ms=range(40, 240, 10))
-    for _ in range(60):
+    for _ in range(100):
         run.round(0.01)
     assert len(delivered(run)) == 21
     found = kinds(run)[before:]
