@@ -157,7 +157,7 @@ class Sender:
         """Do what the time between two looks asks for."""
         self._targets = control.targets
         self._openings.follow({name for name, state in control.targets.items() if state.sends})
-        burst = control.bursts > (control.bursts if self._bursts is None else self._bursts)
+        burst = self._bursts is not None and control.bursts > self._bursts
         if time.monotonic() > self._own_burst_s:
             burst = True
             self._own_burst_s = time.monotonic() + self._chosen.uniform(5, 15)
@@ -212,7 +212,7 @@ class Sender:
             # Half of the delays are short, so that something is always due.
             longest_ms = self._longest_ms if chosen.random() < 0.5 else 6_000
             delay_ms = chosen.randint(_SHORTEST_DELAY_MS, longest_ms)
-        size = chosen.randrange(2, 60_000 if chosen.random() < _LARGE_SHARE else 300)
+        size = chosen.randrange(60_000 if chosen.random() < _LARGE_SHARE else 300)
         message = Message(self._next(), now_ms() + delay_ms, size, chosen)
         if delay_ms > 0 and self._java is None and chosen.random() < _EXPIRY_SHARE:
             message.expires_ms = message.due_ms + chosen.choice(_EXPIRIES_MS)
