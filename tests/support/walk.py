@@ -128,7 +128,7 @@ class Walk:
         def absent() -> list[str]:
             return missing(shown, terminal.lines, any_numbers=True)
 
-        def over(_: list[str]) -> bool:
+        def over() -> bool:
             return terminal.exit_code is not None or (forever and not absent())
 
         terminal.wait_for(over, PATIENCE_S, line)
@@ -144,9 +144,7 @@ class Walk:
             terminal = self._terminals[self._running.pop()]
             if terminal.exit_code is None:
                 terminal.interrupt()
-                terminal.wait_for(
-                    lambda _, t=terminal: t.exit_code is not None, PATIENCE_S, "the end"
-                )
+                terminal.wait_for(lambda t=terminal: t.exit_code is not None, PATIENCE_S, "the end")
             assert terminal.exit_code == 0, "\n".join(terminal.lines)
 
     def _terminal(self, number: int) -> Shell:
