@@ -19,13 +19,7 @@ from typing import Any
 import pulsar
 
 from delaylevel import topics
-from delaylevel.cluster.port import (
-    PartitionStats,
-    SchemaVersion,
-    SubscriptionStats,
-    TopicMetadata,
-    TopicPolicies,
-)
+from delaylevel.cluster.port import PartitionStats, SubscriptionStats, TopicMetadata, TopicPolicies
 from delaylevel.errors import BrokerUnreachableError, NotFoundError
 from delaylevel.model.clock import Clock, SystemClock
 from delaylevel.model.level_topic import LevelTopicDescription
@@ -249,7 +243,7 @@ class FakeProducer:
         self.pending.append(callback)
 
     def last_sequence_id(self) -> int:
-        return self.client.last_numbers.get(self.topic, -1)
+        return -1
 
     def answer(
         self, outcome: Any = pulsar.Result.Ok, count: int | None = None, message_id: Any = None
@@ -294,10 +288,8 @@ class FakeClient:
         sent: every message, in the order of sending.
         closings: the topics of closed producers, in the order of closing.
         closed: whether the client was closed.
-        last_numbers: the last sequence IDs that the broker has stored, by topic.
     """
 
-    last_numbers: dict[str, int] = field(default_factory=dict)
     refusals: dict[str, Exception] = field(default_factory=dict)
     outcomes: dict[str, Any] = field(default_factory=dict)
     close_fails: set[str] = field(default_factory=set)
@@ -333,47 +325,30 @@ class FakeClient:
         return sum(producer.topic == topic for producer in self.producers)
 
 
-@dataclass(eq=False)
 class FakeAdmin:
-    """An admin client that knows which topics exist, and their schemas.
+    """An admin client for which each topic exists, with one subscription.
 
     Attributes:
-        missing: the topics that do not exist.
-        versions: the schemas of each topic, oldest first.
         away: True if no broker answers.
-        partitions: the numbers of partitions, by topic; the others are not partitioned.
-        subscriptions: the names of the durable subscriptions of each topic; one by default.
-        limits: the limit of each topic for an entry, in bytes.
     """
 
-    missing: set[str] = field(default_factory=set)
-    versions: dict[str, list[SchemaVersion]] = field(default_factory=dict)
-    away: bool = False
-    partitions: dict[str, int] = field(default_factory=dict)
-    subscriptions: dict[str, set[str]] = field(default_factory=dict)
-    limits: dict[str, int] = field(default_factory=dict)
+    away = False
 
     def topic_exists(self, topic: TopicName) -> bool:
         if self.away:
             raise BrokerUnreachableError("nothing answers")
-        return topic.full not in self.missing
+        return True
 
-    def schemas(self, topic: TopicName) -> list[SchemaVersion]:
-        return self.versions.get(topic.full, [])
+    def schemas(self, topic: TopicName) -> list[Any]:
+        return []
 
     def partitioned_metadata(self, topic: TopicName) -> TopicMetadata:
         self._check(topic)
-        return TopicMetadata(self.partitions.get(topic.full, 0))
+        return TopicMetadata(0)
 
     def partition_stats(self, partition: TopicName) -> PartitionStats:
         self._check(partition)
-        names = self.subscriptions.get(partition.without_partition.full, {"app"})
-        subscriptions = {name: SubscriptionStats(0) for name in names}
-        return PartitionStats(0, subscriptions, deduplication=True)
-
-    def partitioned_stats(self, topic: TopicName) -> dict[int, PartitionStats]:
-        self._check(topic)
-        return dict.fromkeys(range(self.partitions[topic.full]), self.partition_stats(topic))
+        return PartitionStats(0, {"app": SubscriptionStats(0)}, deduplication=True)
 
     def retains(self, topic: TopicName) -> bool:
         return False
@@ -382,7 +357,7 @@ class FakeAdmin:
         return TopicPolicies()
 
     def max_message_size(self, topic: TopicName) -> int | None:
-        return self.limits.get(topic.full)
+        return None
 
     def _check(self, topic: TopicName) -> None:
         if not self.topic_exists(topic):

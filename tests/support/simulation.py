@@ -283,9 +283,8 @@ class Broker(FakeAdmin):
     window: Sequence[object] = ()
 
     def __init__(self, clock: Time, partitions: int = 0) -> None:
-        super().__init__()
         self.clock = clock
-        self.target_partitions = partitions
+        self._partitions = partitions  # of the targets
         self.topics: dict[str, Topic] = {}
         self.every_topic: list[Topic] = []  # also the deleted ones
         self.producers: list[Producer] = []
@@ -331,8 +330,8 @@ class Broker(FakeAdmin):
         return topic.full in self.topics and self.topics[topic.full].exists
 
     def partitioned_metadata(self, topic: TopicName) -> TopicMetadata:
-        self.partitions[topic.full] = self.target_partitions
-        return super().partitioned_metadata(topic)
+        self._check(topic)
+        return TopicMetadata(self._partitions)
 
     def partition_stats(self, partition: TopicName) -> PartitionStats:
         if partition.partition_index is not None:
@@ -345,7 +344,7 @@ class Broker(FakeAdmin):
 
     def partitioned_stats(self, topic: TopicName) -> dict[int, PartitionStats]:
         self._check(topic)
-        every = range(self.target_partitions)
+        every = range(self._partitions)
         return {index: self.partition_stats(topic.partition(index)) for index in every}
 
 
