@@ -58,19 +58,18 @@ def names(admin: Any, space: str) -> set[str]:
     return {topic.local for topic in admin.list_partitioned_topics(space)}
 
 
-def test_all_member_topics_are_created(admin: Any, space: str) -> None:
-    wanted = described(space)
+TRACKER: dict[str, Any] = {"final_window": FinalWindow.TRACKER, "window_partitions": 3}
+
+
+@pytest.mark.parametrize("values", [{}, {**TRACKER, "mover": Mover.FUNCTION, "hold_pause_ms": 500}])
+def test_all_member_topics_are_created(admin: Any, space: str, values: dict[str, Any]) -> None:
+    wanted = described(space, **values)
     assert topics.find(admin, wanted.topic) is None
     assert topics.create(admin, wanted) == wanted
     assert topics.find(admin, wanted.topic) == wanted
-
-    assert names(admin, space) == {
-        "orders-delay-level",
-        "orders-delay-level-5m",
-        "orders-delay-level-held",
-        "orders-delay-level-DLQ",
-    }
-    for member in wanted.members():
+    members = list(wanted.members())
+    assert names(admin, space) == {member.topic.local for member in members}
+    for member in members:
         metadata = admin.partitioned_metadata(member.topic)
         assert metadata.partitions == member.partitions
         assert metadata.properties[MEMBER_PROPERTY] == wanted.topic
@@ -79,35 +78,16 @@ def test_all_member_topics_are_created(admin: Any, space: str) -> None:
         assert set(stats) == set(range(member.partitions))
         assert all(item.subscriptions[SUBSCRIPTION].durable for item in stats.values())
         policies = admin.topic_policies(member.topic)
-        assert policies.message_ttl_s == 0
-        assert policies.delete_while_inactive is False
-
-
-def test_a_tracker_has_a_window_and_a_journal(admin: Any, plain: Any, space: str) -> None:
-    wanted = described(
-        space,
-        final_window=FinalWindow.TRACKER,
-        window_partitions=3,
-        mover=Mover.FUNCTION,
-        hold_pause_ms=500,
-    )
-    assert topics.create(admin, wanted) == wanted
-    for topic in (wanted.window_topic, wanted.journal_topic):
-        assert admin.partitioned_metadata(topic).partitions == 3
-        assert topics.describe(admin, topic.partition(1).full) == wanted
-        stats = admin.partitioned_stats(topic)
-        assert [stats[index].subscriptions[SUBSCRIPTION].durable for index in range(3)] == [
-            True
-        ] * 3
-        policies = admin.topic_policies(topic)
         assert (policies.message_ttl_s, policies.delete_while_inactive) == (0, False)
 
+
+def test_a_window_has_a_journal(admin: Any, plain: Any, space: str) -> None:
+    wanted = topics.create(admin, described(space, **TRACKER))
     plain.create_producer(wanted.window_topic.partition(2).full).send(b"waits")
     at = status(admin, wanted, 0)
     assert (at.window_entries, at.log_entries, at.dispatchers, at.problems) == (1, 0, (), ())
     roles = [Role.HELD, Role.DEAD_LETTER, *[Role.WINDOW] * 3, *[Role.JOURNAL] * 3, Role.OUTCOMES]
     assert [row.role for row in at.others] == roles
-
     admin.delete(wanted.journal_topic)
     assert len(status(admin, wanted, 0).problems) == 3
     topics.create(admin, wanted)
@@ -242,18 +222,11 @@ def test_impossible_names(admin: Any, space: str) -> None:
 
 @in_memory
 def test_a_level_topic_is_found_by_every_name(admin: Any, space: str) -> None:
-    wanted = topics.create(admin, described(space))
-    business = f"{space}/orders"
-    for name in (
-        business,
-        f"persistent://{business}",
-        wanted.topic,
-        wanted.level_topic(1).full,
-        wanted.level_topic(1).partition(0).full,
-        wanted.held_topic.full,
-        wanted.dead_letter_topic.partition(0).full,
-    ):
-        assert topics.describe(admin, name) == wanted
+    wanted = topics.create(admin, described(space, **TRACKER))
+    members = [member.topic for member in wanted.members() if member.role is not Role.OUTCOMES]
+    partitions = [topic.partition(0) for topic in members]
+    for name in (f"{space}/orders", f"persistent://{space}/orders", *members, *partitions):
+        assert topics.describe(admin, str(name)) == wanted
     with pytest.raises(LevelTopicError, match="levels create"):
         topics.describe(admin, f"{space}/other")
 

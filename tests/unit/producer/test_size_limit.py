@@ -31,6 +31,7 @@ from delaylevel.producer.checks import DEFAULT_MAX_MESSAGE_SIZE, SizeLimit
 from delaylevel.producer.routing import Routing
 from delaylevel.testing import ManualClock, MemoryPulsar
 from support import fakes
+from support.fakes import varint
 
 T0 = 1_800_000_000_000
 ORDERS = "persistent://public/default/orders"
@@ -53,17 +54,13 @@ def described(**changes: Any) -> LevelTopicDescription:
 def encoded(text: str) -> int:
     """Return the length of a text in the client's encoding, with its tag and its length."""
     size = len(text.encode())
-    return 1 + varint(size) + size
-
-
-def varint(value: int) -> int:
-    return max(1, (value.bit_length() + 6) // 7)
+    return 1 + len(varint(size)) + size
 
 
 def in_a_batch(message: ParkedMessage, properties: dict[str, str]) -> int:
     """Return the bytes that a message takes in a batch: metadata, its length, and the payload."""
     pairs = [encoded(name) + encoded(value) for name, value in properties.items()]
-    size = sum(1 + varint(pair) + pair for pair in pairs)
+    size = sum(1 + len(varint(pair)) + pair for pair in pairs)
     size += encoded(message.key) + encoded(message.ordering_key)
     # Event time and sequence ID, payload size, and three flags.
     size += 2 * (1 + 10) + (1 + 5) + 3 * 2
