@@ -23,102 +23,92 @@ from delaylevel.testing import MemoryPulsar
 DAY = timedelta(days=1)
 NOW = timedelta(0)
 RETRY = Backoff("10s", "5m", "2h", "1d")
-DEAD = "orders-billing-DLQ"
+ONCE = Backoff("1h", retry_on=ValueError, give_up_on=UnicodeError)
 
 
-class Calls:
-    """The calls of a handler: payload, attempt and time of each."""
+class Scene:
+    """A listener of ``billing`` to ``orders`` in memory.
 
-    def __init__(self, memory: MemoryPulsar) -> None:
-        self._clock = memory.clock
-        self.start = self._clock.now()
-        self.found: list[tuple[bytes, int, timedelta]] = []
+    Attributes:
+        calls: payload, attempt and time of each call.
+    """
 
-    def add(self, message: ReceivedMessage) -> None:
-        at = self._clock.now() - self.start
-        self.found.append((message.data, message.attempt, at))
+    def __init__(self, memory: MemoryPulsar, coroutines: bool = False) -> None:
+        self.memory = memory
+        self.app = Listeners(memory.client())
+        self.start = memory.clock.now()
+        self.calls: list[tuple[bytes, int, timedelta]] = []
+        self._coroutines = coroutines
 
-    def failing(self, error: BaseException) -> Callable[[ReceivedMessage], None]:
-        """Return a handler that always fails."""
+    def on(self, handle: Callable[[Any], Any], **options: Any) -> None:
+        """Register a handler, as a function or as a coroutine function."""
 
-        def fail(message: ReceivedMessage) -> None:
-            self.add(message)
-            raise error
-
-        return fail
-
-    @property
-    def attempts(self) -> list[int]:
-        return [attempt for _, attempt, _ in self.found]
-
-
-@pytest.fixture
-def calls(memory_pulsar: MemoryPulsar) -> Calls:
-    """An empty list of calls."""
-    return Calls(memory_pulsar)
-
-
-@pytest.fixture
-def app(memory_pulsar: MemoryPulsar) -> Iterator[Listeners]:
-    """Listeners without handlers."""
-    app = Listeners(memory_pulsar.client())
-    yield app
-    app.close()
-
-
-def send(memory: MemoryPulsar, *bodies: bytes, topic: str = "orders", **options: Any) -> None:
-    producer = memory.client().create_producer(topic, **options)
-    for body in bodies:
-        producer.send(body)
-
-
-Register = Callable[..., None]
-
-
-@pytest.fixture(params=["function", "coroutine"])
-def register(request: pytest.FixtureRequest, app: Listeners) -> Register:
-    """Register a handler, given as a function, as a function or as a coroutine function."""
-
-    def register(handle: Callable[[Any], Any], **options: Any) -> None:
         async def coroutine(message: Any) -> None:
             await asyncio.sleep(0)
             handle(message)
 
-        handler = handle if request.param == "function" else coroutine
-        app.on("orders", subscription="billing", name="bill", **options)(handler)
+        handler = coroutine if self._coroutines else handle
+        self.app.on("orders", subscription="billing", name="bill", **options)(handler)
 
-    return register
+    def add(self, message: ReceivedMessage) -> None:
+        at = self.memory.clock.now() - self.start
+        self.calls.append((message.data, message.attempt, at))
+
+    def fail(self, error: BaseException, **options: Any) -> None:
+        """Register a handler that always fails, and send a message."""
+
+        def handle(message: ReceivedMessage) -> None:
+            self.add(message)
+            raise error
+
+        self.on(handle, **options)
+        self.send(b"1")
+
+    def send(self, *bodies: bytes) -> None:
+        producer = self.memory.client().create_producer("orders")
+        for body in bodies:
+            producer.send(body)
+
+    @property
+    def attempts(self) -> list[int]:
+        return [attempt for _, attempt, _ in self.calls]
+
+    @property
+    def counts(self) -> Any:
+        (listener,) = self.app.listeners
+        return listener.stats.counts()
+
+    def retries(self) -> Any:
+        """Return the copies that wait for another attempt."""
+        return self.memory.pending("orders-billing-RETRY")
+
+    def reasons(self) -> list[str]:
+        """Return the reasons of the dead letters."""
+        letters = self.memory.delivered("orders-billing-DLQ")
+        return [letter.properties["delaylevel.reason"] for letter in letters]
 
 
-def test_every_retry_is_handled_at_its_own_time(
-    memory_pulsar: MemoryPulsar, register: Register, calls: Calls, app: Listeners
-) -> None:
-    register(calls.failing(ValueError("no funds")), retry=RETRY)
-    send(memory_pulsar, b"1")
-    memory_pulsar.advance(2 * DAY)
+@pytest.fixture(params=[False, True], ids=["function", "coroutine"])
+def scene(request: pytest.FixtureRequest, memory_pulsar: MemoryPulsar) -> Iterator[Scene]:
+    made = Scene(memory_pulsar, request.param)
+    yield made
+    made.app.close()
+
+
+def test_every_retry_is_handled_at_its_own_time(scene: Scene) -> None:
+    scene.fail(ValueError("no funds"), retry=RETRY)
+    scene.memory.advance(2 * DAY)
     wanted = [NOW, timedelta(seconds=10), timedelta(minutes=5), timedelta(hours=2), DAY]
-    assert calls.attempts == [1, 2, 3, 4, 5]
-    late = [at - sum(wanted[: number + 1], NOW) for number, (_, _, at) in enumerate(calls.found)]
+    assert scene.attempts == [1, 2, 3, 4, 5]
+    late = [at - sum(wanted[: n + 1], NOW) for n, (_, _, at) in enumerate(scene.calls)]
     assert all(NOW <= each < timedelta(seconds=1) for each in late), late
-    (dead,) = memory_pulsar.delivered(DEAD)
-    assert dead.data == b"1"
-    assert dead.properties["delaylevel.reason"] == "attempt 5 failed: ValueError: no funds"
-    described = topics.describe(memory_pulsar.admin, "orders")
-    orders = TopicName.parse("orders")
-    found = subscriptions_with_dead_letters(memory_pulsar.admin, described)
-    assert found == [(orders, "billing", 1)]
-    (listener,) = app.listeners
-    counts = listener.stats.counts()
+    assert scene.reasons() == ["attempt 5 failed: ValueError: no funds"]
+    admin = scene.memory.admin
+    found = subscriptions_with_dead_letters(admin, topics.describe(admin, "orders"))
+    assert found == [(TopicName.parse("orders"), "billing", 1)]
+    counts = scene.counts
     assert (counts.received, counts.failed, counts.retried, counts.dead) == (5, 5, 4, 1)
-    assert memory_pulsar.pending("orders-billing-RETRY") == []
-
-
-class BrokenError(Exception):
-    def __str__(self) -> str:
-        raise RuntimeError("broken")
-
-
-ONCE = Backoff("1h", retry_on=ValueError, give_up_on=UnicodeError)
+    assert scene.retries() == []
 
 
 @pytest.mark.parametrize(
@@ -130,22 +120,21 @@ ONCE = Backoff("1h", retry_on=ValueError, give_up_on=UnicodeError)
     ],
 )
 def test_a_failed_attempt_is_repeated_once(
-    memory_pulsar: MemoryPulsar,
-    register: Register,
-    calls: Calls,
-    error: Exception,
-    after: timedelta,
+    scene: Scene, error: Exception, after: timedelta
 ) -> None:
-    register(calls.failing(error), retry=ONCE)
-    send(memory_pulsar, b"1")
-    memory_pulsar.advance(NOW)
-    assert calls.attempts == [1]
-    (waiting,) = memory_pulsar.pending("orders-billing-RETRY")
-    assert waiting.at == calls.start + after
-    memory_pulsar.advance(8 * DAY)
-    assert calls.attempts == [1, 2], "a chosen delay counts as an attempt"
-    (dead,) = memory_pulsar.delivered(DEAD)
-    assert dead.properties["delaylevel.reason"].startswith("attempt 2 failed: ")
+    scene.fail(error, retry=ONCE)
+    scene.memory.advance(NOW)
+    assert scene.attempts == [1]
+    assert [each.at for each in scene.retries()] == [scene.start + after]
+    scene.memory.advance(8 * DAY)
+    assert scene.attempts == [1, 2], "a chosen delay counts as an attempt"
+    (reason,) = scene.reasons()
+    assert reason.startswith("attempt 2 failed: ")
+
+
+class BrokenError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("broken")
 
 
 @pytest.mark.parametrize(
@@ -162,95 +151,78 @@ def test_a_failed_attempt_is_repeated_once(
     ],
 )
 def test_a_message_without_another_attempt_becomes_a_dead_letter(
-    memory_pulsar: MemoryPulsar,
-    register: Register,
-    calls: Calls,
-    error: BaseException,
-    retry: Any,
-    reason: str,
+    scene: Scene, error: BaseException, retry: Any, reason: str
 ) -> None:
-    register(calls.failing(error), retry=retry)
-    send(memory_pulsar, b"1")
-    memory_pulsar.advance(NOW)
-    (dead,) = memory_pulsar.delivered(DEAD)
-    found = dead.properties["delaylevel.reason"]
+    scene.fail(error, retry=retry)
+    scene.memory.advance(NOW)
+    (found,) = scene.reasons()
     assert (reason in found, "\n" in found, len(found) < 1100) == (True, False, True)
-    assert memory_pulsar.pending("orders-billing-RETRY") == []
+    assert scene.retries() == []
 
 
-def test_filter_and_deduplication(
-    memory_pulsar: MemoryPulsar, register: Register, app: Listeners
-) -> None:
-    got: list[bytes] = []
-    register(
-        lambda message: got.append(message.data),
+def test_filter_and_deduplication(scene: Scene) -> None:
+    scene.on(
+        scene.add,
         filter=lambda message: message.data != b"skip",
         deduplicate=Deduplication(by=lambda message: message.data.decode()),
     )
-    send(memory_pulsar, b"same", b"skip", b"1", b"same", b"2")
-    memory_pulsar.advance(NOW)
-    send(memory_pulsar, b"same")
-    memory_pulsar.advance(NOW)
-    assert got == [b"same", b"1", b"2"]
-    (listener,) = app.listeners
-    counts = listener.stats.counts()
+    for bodies in ((b"same", b"skip", b"1", b"same", b"2"), (b"same",)):
+        scene.send(*bodies)
+        scene.memory.advance(NOW)
+    assert [body for body, _, _ in scene.calls] == [b"same", b"1", b"2"]
+    counts = scene.counts
     assert (counts.handled, counts.filtered, counts.duplicates) == (3, 1, 2)
 
 
-def test_everything_happens_in_the_thread_of_the_test(
-    memory_pulsar: MemoryPulsar, register: Register
-) -> None:
+def test_everything_happens_in_the_thread_of_the_test(scene: Scene) -> None:
     threads = []
     before = set(threading.enumerate())
-    register(lambda message: threads.append(threading.current_thread()))
-    send(memory_pulsar, b"1")
-    memory_pulsar.advance(NOW)
+    scene.on(lambda message: threads.append(threading.current_thread()))
+    scene.send(b"1")
+    scene.memory.advance(NOW)
     assert threads == [threading.current_thread()]
     names = {thread.name for thread in set(threading.enumerate()) - before}
     assert not [name for name in names if name.startswith("delaylevel") and "search" not in name]
 
 
-def test_an_outcome_of_the_test_is_not_a_failure_of_the_handler(
-    memory_pulsar: MemoryPulsar, register: Register
-) -> None:
-    register(lambda message: pytest.fail("the handler was called"))
-    send(memory_pulsar, b"1")
+def test_an_outcome_of_the_test_is_not_a_failure_of_the_handler(scene: Scene) -> None:
+    scene.on(lambda message: pytest.fail("the handler was called"))
+    scene.send(b"1")
     with pytest.raises(pytest.fail.Exception, match="was called"):
-        memory_pulsar.advance(NOW)
-    memory_pulsar.advance(NOW)  # the clock can be advanced again
+        scene.memory.advance(NOW)
+    scene.memory.advance(NOW)  # the clock can be advanced again
 
 
-def test_closed_listeners_are_not_called(
-    memory_pulsar: MemoryPulsar, register: Register, app: Listeners, calls: Calls
-) -> None:
-    register(calls.add)
-    assert [state.subscribed for state in app.health().values()] == [True]
-    app.close()
-    assert app.health() == {}
-    send(memory_pulsar, b"1")
-    memory_pulsar.advance(DAY)
-    assert calls.found == []
-    app.start()
-    memory_pulsar.advance(NOW)
-    assert [body for body, _, _ in calls.found] == [b"1"], "the subscription kept it"
+def test_closed_listeners_are_not_called(scene: Scene) -> None:
+    scene.on(scene.add)
+    assert [state.subscribed for state in scene.app.health().values()] == [True]
+    scene.app.close()
+    assert scene.app.health() == {}
+    scene.send(b"1")
+    scene.memory.advance(DAY)
+    assert scene.calls == []
+    scene.app.start()
+    scene.memory.advance(NOW)
+    assert scene.attempts == [1], "the subscription kept it"
 
 
-def test_the_listeners_of_a_module_run_here(memory_pulsar: MemoryPulsar, calls: Calls) -> None:
+def test_the_listeners_of_a_module_run_here(memory_pulsar: MemoryPulsar) -> None:
     connection = Connection(service_url="pulsar://nowhere.invalid:6650")
     client = connection.open_client(logger=pulsar.FileLogger(pulsar.LoggerLevel.Error, "/dev/null"))
-    app = Listeners(client)
+    scene = Scene(memory_pulsar)
+    app = scene.app = Listeners(client)
 
     @app.on("orders", subscription="billing", retry=["1d"])
     def bill(message: ReceivedMessage) -> None:
-        calls.add(message)
+        scene.add(message)
         app.create_producer("bills").send(b"bill")
         if message.attempt == 1:
             raise ValueError
 
     memory_pulsar.listen(app)
-    send(memory_pulsar, b"1")
+    scene.send(b"1")
     memory_pulsar.advance(2 * DAY)
-    assert calls.attempts == [1, 2]
+    assert scene.attempts == [1, 2]
     assert len(memory_pulsar.delivered("bills")) == 2
     memory_pulsar.close()
     assert app.client is client
@@ -272,24 +244,22 @@ def in_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., N
 
 
 @in_a_loop
-async def test_coroutines_are_awaited_in_the_running_loop(
-    memory_pulsar: MemoryPulsar, app: Listeners, calls: Calls
-) -> None:
-    lock, loops = asyncio.Lock(), set()
+async def test_coroutines_are_awaited_in_the_running_loop(memory_pulsar: MemoryPulsar) -> None:
+    scene, lock, loops = Scene(memory_pulsar), asyncio.Lock(), set()
 
-    @app.on("orders", subscription="billing", retry=["1d"])
+    @scene.app.on("orders", subscription="billing", retry=["1d"])
     async def bill(message: ReceivedMessage) -> None:
         loops.add(asyncio.get_running_loop())
         async with lock:
             await asyncio.sleep(0.001)
-        calls.add(message)
+        scene.add(message)
         if message.attempt == 1:
             raise ValueError
 
-    app.on("orders", subscription="shipping")(calls.add)
-    send(memory_pulsar, b"1")
+    scene.app.on("orders", subscription="shipping")(scene.add)
+    scene.send(b"1")
     await memory_pulsar.advance_async(2 * DAY)
-    assert sorted(calls.attempts) == [1, 1, 2]
+    assert sorted(scene.attempts) == [1, 1, 2]
     assert loops == {asyncio.get_running_loop()}
     with pytest.raises(InvalidInputError, match=r"write `await memory.advance_async"):
         memory_pulsar.advance(DAY)
@@ -297,19 +267,19 @@ async def test_coroutines_are_awaited_in_the_running_loop(
 
 @pytest.mark.parametrize("cancel", [False, True])
 @in_a_loop
-async def test_a_test_that_is_cancelled_ends(
-    memory_pulsar: MemoryPulsar, app: Listeners, calls: Calls, cancel: bool
-) -> None:
-    @app.on("orders", subscription="billing", retry=False)
+async def test_a_test_that_is_cancelled_ends(memory_pulsar: MemoryPulsar, cancel: bool) -> None:
+    scene = Scene(memory_pulsar)
+
+    @scene.app.on("orders", subscription="billing", retry=False)
     async def bill(message: ReceivedMessage) -> None:
-        calls.add(message)
+        scene.add(message)
         if not cancel:
             raise asyncio.CancelledError
         await asyncio.Event().wait()
 
-    send(memory_pulsar, b"1")
+    scene.send(b"1")
     advancing = asyncio.ensure_future(memory_pulsar.advance_async(NOW))
-    while not calls.found:
+    while not scene.calls:
         await asyncio.sleep(0)
     if cancel:
         advancing.cancel()
@@ -317,4 +287,4 @@ async def test_a_test_that_is_cancelled_ends(
             await advancing
     else:
         await advancing
-    assert len(memory_pulsar.delivered(DEAD)) == (0 if cancel else 1)
+    assert len(scene.reasons()) == (0 if cancel else 1)
