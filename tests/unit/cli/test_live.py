@@ -96,18 +96,22 @@ def log(text: str) -> None:
 
 
 def warn(text: str) -> None:
+    """Write a line in two steps, as `warnings` does."""
     sys.stderr.write(text)
     sys.stderr.write("\n")
 
 
 @on_terminal
 def test_lines_of_other_threads_are_written_above_it(terminal: Emulated) -> None:
-    def write(name: str, call: Callable[[str], None]) -> None:
+    def write(name: str, call: Callable[[str], object]) -> None:
         for number in range(50):
             call(f"{name} {number}")
 
     with status_line() as line:
-        writers = {"a": logs.tell, "b": log, "c": warn}
+        line.show("first state")
+        warn("of this thread")
+        assert terminal.rows == ["of this thread", "first state"]
+        writers = {"a": logs.tell, "b": log, "c": lambda text: sys.stderr.write(text + "\n")}
         threads = [threading.Thread(target=write, args=item) for item in writers.items()]
         for each in threads:
             each.start()
@@ -116,12 +120,12 @@ def test_lines_of_other_threads_are_written_above_it(terminal: Emulated) -> None
         for each in threads:
             each.join()
         line.show("state")
-        *lines, last = terminal.rows
+        _, *lines, last = terminal.rows
     assert last == "state"
     said = [each.partition(": ")[2] or each for each in lines]
     assert sorted(said) == sorted(f"{name} {number}" for name in "abc" for number in range(50))
     warn("after the end")
-    assert terminal.rows[150:] == ["after the end"]
+    assert terminal.rows[151:] == ["after the end"]
 
 
 @pytest.mark.parametrize(
