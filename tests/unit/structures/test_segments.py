@@ -1,8 +1,7 @@
-"""Tests of pending segments: due order, budget, full disk, damaged files, and queries."""
+"""Tests of pending segments: due order, budget and queries."""
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -19,11 +18,8 @@ from delaylevel.errors import InvalidInputError
 from delaylevel.structures.segments import cursors, pending
 from delaylevel.structures.segments.frozen import FrozenRows, Range
 from delaylevel.structures.segments.pending import (
-    DamagedSegmentError,
     PendingSegments,
-    SpillFullError,
 )
-from support.fakes import SmallDisk
 from support.invariants import check_opened, check_tracker
 from support.seeds import examples
 
@@ -31,36 +27,42 @@ T0 = 1_700_000_000_000
 Row = tuple[int, int, int, float, bytes]
 
 
-def payload(entry: int, size: int = 100) -> bytes:
-    return b"%d:" % entry + bytes(size)
+def opened(directory: Path, **options: Any) -> PendingSegments:
+    return PendingSegments(
+        directory, **{"budget_bytes": 1 << 20, "bucket_ms": 1 << 40, "clock": lambda: T0, **options}
+    )
 
 
 def add(store: PendingSegments, dues: Any, first: int = 0, size: int = 100) -> list[Row]:
+    """Append rows with rising entry IDs, and check the budget; return them with attributes."""
     n = len(dues)
     entries = np.arange(first, first + n)
-    values = (entries * 7919 % 1000).astype(float)
-    payloads = [payload(entry, size) for entry in entries.tolist()]
+    values = attributes_of(entries)
+    payloads = [b"%d:" % entry + bytes(size) for entry in entries.tolist()]
     ledgers = 9 - entries % 5  # not in the order of the entries
     columns = [np.asarray(column).tolist() for column in (dues, ledgers, entries, values)]
     rows = np.array([dues, ledgers, entries], dtype=np.int64)
     store.append(rows, payloads, values)
+    assert store.memory_bytes <= store.budget_bytes
     rows[:] = values[:] = 0  # the caller may change its arrays
     return list(zip(*columns, payloads, strict=True))
 
 
+def attributes_of(entries: np.ndarray) -> np.ndarray:
+    return (entries * 7919 % 1000).astype(float)
+
+
 def rows_read(rows: np.ndarray, payloads: list[bytes]) -> list[Row]:
     """Return what was read, with the attributes that `add` has given."""
-    values = (rows[2] * 7919 % 1000).astype(float).tolist()
-    return list(zip(*rows.tolist(), values, payloads, strict=True))
+    return list(zip(*rows.tolist(), attributes_of(rows[2]).tolist(), payloads, strict=True))
 
 
 def drain(store: PendingSegments, now_ms: int, size: int = 1000) -> list[Row]:
     out: list[Row] = []
-    while True:
-        got = rows_read(*store.read_due(now_ms, size))
-        if not got:
-            return out
+    while got := rows_read(*store.read_due(now_ms, size)):
+        assert store.memory_bytes <= store.budget_bytes
         out += got
+    return out
 
 
 def between(
@@ -89,76 +91,6 @@ def rows_of(table: pa.Table) -> list[tuple[Any, ...]]:
 
 def in_order(rows: list[Row]) -> list[Row]:
     return sorted(rows, key=lambda row: row[:3])
-
-
-def test_spilled_rows_are_read_once_in_due_order(tmp_path: Path) -> None:
-    store = PendingSegments(tmp_path, budget_bytes=1 << 20, bucket_ms=10_000, clock=lambda: T0)
-    rng = np.random.default_rng(1)
-    rows: list[Row] = []
-    for start in range(0, 30_000, 1000):
-        rows += add(store, T0 + rng.integers(1, 600_000, 1000), start)
-        assert store.memory_bytes <= store.budget_bytes
-    assert store.disk_bytes > 2 << 20
-    assert len(store) == len(rows)
-    half = T0 + 300_000
-    out = drain(store, half, 777)
-    rows += add(store, T0 + rng.integers(1, 600_000, 2000), 30_000)  # some are late
-    late = [row for row in rows[30_000:] if row[0] <= half]
-    assert drain(store, half) == in_order(late)
-    assert all(row[0] <= half for row in out)
-    assert out == in_order(out)
-    rest = drain(store, T0 + 700_000)
-    assert len(out) + len(late) + len(rest) == len(rows) == 32_000
-    assert rest == in_order(rest)
-    assert set(out) | set(late) | set(rest) == set(rows)
-    assert len(store) == 0
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_full_disk_stops_intake_and_loses_nothing(tmp_path: Path) -> None:
-    now = [T0]
-    disk = SmallDisk(700_000)
-    store = PendingSegments(
-        tmp_path, budget_bytes=1 << 20, bucket_ms=10_000, clock=lambda: now[0], opener=disk
-    )
-    rng = np.random.default_rng(1)
-    rows: list[Row] = []
-    start = 0
-    while store.state == "open":
-        rows += add(store, T0 + rng.integers(10_000, 600_000, 500), start)
-        start += 500
-    with pytest.raises(SpillFullError, match="No space left") as caught:  # noqa: PT012
-        while True:
-            rows += add(store, T0 + rng.integers(10_000, 600_000, 500), start)
-            start += 500
-    assert "No space left" in caught.value.reason
-    assert store.state == "disk full"
-    assert len(store) == len(rows) > 5000
-    assert store.memory_bytes <= store.budget_bytes
-    for path in tmp_path.iterdir():
-        with pa.OSFile(str(path)) as file:
-            pa.ipc.open_stream(file).read_all()  # fails if the last batch is incomplete
-    with pytest.raises(SpillFullError):
-        add(store, np.full(500, T0 + 9000), 40_000)
-    disk.free = 10 << 20
-    now[0] += 2000
-    rows += add(store, np.full(500, T0 + 11_000), 50_000)
-    assert store.state == "open"
-    assert drain(store, T0 + 600_000) == in_order(rows)
-
-
-def test_a_truncated_file_is_an_error(tmp_path: Path) -> None:
-    store = PendingSegments(tmp_path, budget_bytes=1 << 20, bucket_ms=1 << 40, clock=lambda: T0)
-    for start in range(0, 12_000, 1000):
-        add(store, np.arange(T0 + 10_000, T0 + 11_000), start)
-    (path,) = tmp_path.iterdir()
-    assert path.stat().st_size == store.disk_bytes
-    with pa.OSFile(str(path)) as file:
-        assert pa.ipc.open_stream(file).read_all().num_rows > 4000
-    os.truncate(path, store.disk_bytes - 50_000)
-    with pytest.raises(DamagedSegmentError, match="changed by another program") as caught:
-        drain(store, T0 + 20_000)
-    assert caught.value.path == path
 
 
 def test_files_of_an_earlier_process_are_deleted(tmp_path: Path) -> None:
@@ -199,19 +131,13 @@ def test_segments_behave_like_a_plain_list(
 
 def _play(directory: Path, seed: int, ranges: list[tuple[int, int, int, int]]) -> None:
     now = [T0]
-    store = PendingSegments(
-        directory,
-        budget_bytes=1 << 20,
-        bucket_ms=5000,
-        clock=lambda: now[0],
-    )
+    store = opened(directory, bucket_ms=5000, clock=lambda: now[0])
     rng = np.random.default_rng(seed)
     model: list[Row] = []
     entry = 0
     for _ in range(8):
         count = int(rng.integers(1, 1500))
         model += add(store, now[0] + rng.integers(-2000, 150_000, count), entry, size=400)
-        assert store.memory_bytes <= store.budget_bytes
         entry += count
         if rng.random() < 0.5:
             now[0] += int(rng.integers(-3000, 30_000))
@@ -241,7 +167,7 @@ def _play(directory: Path, seed: int, ranges: list[tuple[int, int, int, int]]) -
 
 def test_nan_attributes_are_only_in_the_infinite_range(tmp_path: Path) -> None:
     """Read files that have only NaN attributes too."""
-    store = PendingSegments(tmp_path, budget_bytes=1 << 20, bucket_ms=7000, clock=lambda: T0)
+    store = opened(tmp_path, bucket_ms=7000)
     index = np.arange(6000)
     values = np.where(index % 10 == 0, np.nan, index).astype(float)
     for part in np.split(index, 12):
@@ -252,22 +178,6 @@ def test_nan_attributes_are_only_in_the_infinite_range(tmp_path: Path) -> None:
     numbers = between(store, T0, T0 + 100_000, 0)["entry_id"].to_pylist()
     assert numbers == [x for x in index.tolist() if x % 10]
     assert between(store, T0, T0 + 100_000, 1, 1)["attribute"].to_pylist() == [1]
-
-
-@pytest.mark.parametrize(("start", "stop"), [(0, 100_000), (30_000, 30_100), (69_000, 100_000)])
-def test_a_query_of_a_truncated_file_is_an_error(tmp_path: Path, start: int, stop: int) -> None:
-    store = PendingSegments(
-        tmp_path,
-        budget_bytes=1 << 20,
-        bucket_ms=1 << 40,
-        clock=lambda: T0,
-    )
-    for first in range(0, 12_000, 1000):
-        add(store, np.arange(T0, T0 + 70_000, 70), first)
-    (path,) = tmp_path.iterdir()
-    os.truncate(path, 1000)
-    with pytest.raises(DamagedSegmentError):
-        between(store, T0 + start, T0 + stop)
 
 
 #: Program that writes and reads several times the budget and prints the growth of the process.
@@ -316,74 +226,33 @@ def test_the_process_grows_by_less_than_the_budget(tmp_path: Path) -> None:
     assert 16 << 20 < int(done.stdout) < 32 << 20
 
 
-def test_a_large_file_is_read_with_little_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+RNG = np.random.default_rng(1)
+#: Due times after T0 of rows in the order of their arrival, the sizes of their payloads, and the
+#: limits of the rows that are decoded at a time, and of those of each run in memory.
+ARRIVALS = {
+    "in random order": (RNG.integers(5_000, 600_000, 100_000), 10, 500, 2_048),
+    "in reverse order": (np.arange(1_000, 0, -0.05).astype(int), 400, 8_192, 8_192),
+    "due at one instant": (np.zeros(20_000, dtype=int), 1_100, 8_192, 8_192),
+    "in alternating runs": (np.argsort(np.arange(4_000) % 2, kind="stable") // 2, 600, 5, 64),
+}
+
+
+@pytest.mark.parametrize("arrival", ARRIVALS)
+def test_many_times_the_budget_is_read_in_order_with_little_memory(
+    arrival: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Keep only the next rows of each run in memory, for a file of twenty times the budget."""
-    monkeypatch.setattr(pending, "_SLICE_ROWS", 500)
-    monkeypatch.setattr(pending, "_RUN_ROWS", 2048)
-    store = PendingSegments(tmp_path, budget_bytes=1 << 20, bucket_ms=1 << 40, clock=lambda: T0)
-    rng = np.random.default_rng(1)
+    """Keep only the next rows of each run in memory."""
+    dues, size, slice_rows, run_rows = ARRIVALS[arrival]
+    monkeypatch.setattr(pending, "_SLICE_ROWS", slice_rows)
+    monkeypatch.setattr(pending, "_RUN_ROWS", run_rows)
+    store = opened(tmp_path)
     rows: list[Row] = []
-    for start in range(0, 100_000, 5000):
-        rows += add(store, T0 + rng.integers(5000, 600_000, 5000), start, size=10)
-    rows = in_order(rows)
+    for first in range(0, dues.size, 500):
+        rows += add(store, T0 + 1 + dues[first : first + 500], first, size)
+        assert drain(store, T0) == []  # reads ahead
+    assert store.disk_bytes > store.budget_bytes
     out: list[Row] = []
-    most = 0
-    for now in range(T0, T0 + 610_000, 10_000):
-        out += drain(store, now, 700)
-        most = max(most, store.memory_bytes)
-        if now == T0 + 300_000:  # the query reads the rest of the open runs
-            left = sorted(row[:4] for row in rows[len(out) :] if row[3] <= 300)
-            assert rows_of(between(store, T0, T0 + 700_000, 0, 300)) == left
-    assert out == rows
-    assert most <= store.budget_bytes
+    for now_ms in range(T0, T0 + 610_000, 10_000):
+        out += drain(store, now_ms, 700)
+    assert out == in_order(rows)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_rows_that_arrive_in_reverse_due_order_stay_within_the_budget(tmp_path: Path) -> None:
-    """Spill rows that are due before those that were read ahead, if they are too many."""
-    store = PendingSegments(tmp_path, budget_bytes=1 << 20, bucket_ms=4096, clock=lambda: T0)
-    rows = add(store, np.arange(T0 + 900, T0 + 1000))
-    assert drain(store, T0) == []  # reads ahead
-    most = 0
-    for entry in range(100, 20_000, 100):
-        rows += add(store, np.arange(T0 + 800, T0 + 900) - entry // 25, entry, size=400)
-        most = max(most, store.memory_bytes)
-    assert most <= store.budget_bytes
-    assert store.disk_bytes > 0
-    assert drain(store, T0 + 2000) == in_order(rows)
-
-
-def test_rows_that_follow_each_other_are_read_with_few_open_runs(tmp_path: Path) -> None:
-    """So the messages of a slow target wait: twenty times the budget, due at one instant."""
-    store = PendingSegments(tmp_path, budget_bytes=1 << 20, clock=lambda: T0)
-    entries = np.arange(20_000)
-    for part in np.split(entries, 100):
-        rows = np.array([np.full(200, T0), np.full(200, 7), part])
-        store.append(rows, [payload(entry, 1100) for entry in part.tolist()])
-    read: list[int] = []
-    most = 0
-    while len(read) < entries.size:
-        rows, payloads = store.read_due(T0, 1000)
-        assert payloads == [payload(entry, 1100) for entry in rows[2].tolist()]
-        read += rows[2].tolist()
-        most = max(most, store.memory_bytes)
-    assert read == entries.tolist()
-    assert most <= store.budget_bytes
-
-
-def test_a_slice_may_end_at_the_last_row_of_another_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Runs whose rows alternate, in slices of few rows."""
-    monkeypatch.setattr(pending, "_SLICE_ROWS", 5)
-    monkeypatch.setattr(pending, "_RUN_ROWS", 64)
-    store = PendingSegments(tmp_path, budget_bytes=1 << 20, clock=lambda: T0)
-    entries = np.arange(4_000)
-    for part in (entries[::2], entries[1::2]):
-        rows = np.array([np.full(part.size, T0), np.full(part.size, 7), part])
-        store.append(rows, [bytes(600)] * part.size)
-    assert store.disk_bytes > 0
-    read = [store.read_due(T0, 3)[0][2].tolist() for _ in range(0, entries.size, 3)]
-    assert [entry for each in read for entry in each] == entries.tolist()

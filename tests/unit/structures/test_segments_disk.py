@@ -6,7 +6,7 @@ import errno
 import os
 import shutil
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from delaylevel.structures.segments import file as spill_file
+from delaylevel.structures.segments.frozen import FrozenRows, Range
 from delaylevel.structures.segments.pending import (
     DamagedSegmentError,
     PendingSegments,
@@ -51,6 +52,12 @@ class Fixture:
         dues = T0 + due_ms + entries * 7919 % 100_000
         self.store.append(np.array([dues, np.full(count, 5), entries]), payloads, force=force)
         self.entries += count
+
+    def on_disk(self, size: int = 600_000) -> Fixture:
+        """Add rows until so many bytes are on the disk."""
+        while self.store.disk_bytes < size:
+            self.add()
+        return self
 
     def add_until(self, state: str) -> None:
         while self.store.state != state:
@@ -106,25 +113,22 @@ def test_a_refusal_ends_when_the_disk_takes_what_is_over_the_budget(tmp_path: Pa
     fix.assert_complete()
 
 
-def test_a_clock_that_is_set_back_does_not_delay_the_next_attempt(tmp_path: Path) -> None:
-    small = SmallDisk(0)
-    fix = Fixture(tmp_path, opener=small)
-    fix.add_until_refused()
-    small.free = 1 << 30
-    fix.now_ms -= 3_600_000
-    fix.add()
-    assert fix.store.state == "open"
-
-
-def test_attempts_on_a_full_disk_leave_no_files(tmp_path: Path) -> None:
-    path = tmp_path / "spill"
-    fix = Fixture(path, opener=SmallDisk(0))
+@pytest.mark.parametrize("later_ms", [1_000, -3_600_000])
+def test_attempts_on_a_full_disk_leave_no_files_and_go_on_if_the_clock_is_set_back(
+    tmp_path: Path, later_ms: int
+) -> None:
+    path, small = tmp_path / "spill", SmallDisk(0)
+    fix = Fixture(path, opener=small)
     fix.add_until_refused()
     for _ in range(20):
-        fix.now_ms += 1000
+        fix.now_ms += 1_000
         with pytest.raises(SpillFullError):
             fix.add()
     assert list(path.iterdir()) == []
+    small.free = 1 << 30
+    fix.now_ms += later_ms
+    fix.add()
+    assert fix.store.state == "open"
 
 
 class TornDisk(SmallDisk):
@@ -145,9 +149,7 @@ class TornDisk(SmallDisk):
 
 def test_a_write_that_cannot_be_undone_does_not_damage_the_file(tmp_path: Path) -> None:
     torn = TornDisk(1_000_000)
-    fix = Fixture(tmp_path, bucket_ms=1 << 40, opener=torn)
-    while fix.store.disk_bytes < 600_000:
-        fix.add()
+    fix = Fixture(tmp_path, bucket_ms=1 << 40, opener=torn).on_disk()
     torn.free, torn.broken = 20_000, True
     fix.add_until("disk error")
     sizes = sum(path.stat().st_size for path in tmp_path.iterdir())
@@ -165,38 +167,46 @@ def test_a_directory_that_vanished_is_created_again(tmp_path: Path) -> None:
     fix = Fixture(path)
     fix.add()
     shutil.rmtree(tmp_path / "a")
-    while not fix.store.disk_bytes:
-        fix.add()
+    fix.on_disk(1)
     assert fix.store.state == "open"
     fix.assert_complete()
 
 
-@pytest.mark.parametrize("how", ["append", "read", "grow"])
-def test_files_that_another_program_changed_are_an_error(tmp_path: Path, how: str) -> None:
+@pytest.mark.parametrize(
+    ("change", "use"),
+    [
+        *(("delete", "append"), ("delete", "read")),
+        *(("grow", "append"), ("cut", "read"), ("cut", "query")),
+    ],
+)
+def test_files_that_another_program_changed_are_an_error(
+    tmp_path: Path, change: str, use: str
+) -> None:
     path = tmp_path / "spill"
-    fix = Fixture(path)
-    while fix.store.disk_bytes < 600_000:
-        fix.add()
-    if how == "grow":
-        for each in path.iterdir():
-            with each.open("ab") as file:
-                file.write(b"from another program")
-    else:
+    fix = Fixture(path, bucket_ms=1 << 40).on_disk()
+    (file,) = path.iterdir()
+    if change == "delete":
         shutil.rmtree(path)
-    with pytest.raises(DamagedSegmentError, match="changed by another program"):  # noqa: PT012
-        if how == "read":
+    else:
+        size = file.stat().st_size
+        os.truncate(file, size // 2 if change == "cut" else size + 9)
+    with pytest.raises(DamagedSegmentError, match="changed by another program") as caught:  # noqa: PT012
+        if use == "read":
             fix.store.read_due(T0 + 1_000_000, 10_000)
+        frozen = FrozenRows(Range(T0, T0 + 1_000_000))
+        if use == "query":
+            fix.store.freeze(frozen)
+            frozen.table()
         for _ in range(20):
             fix.add()
+    assert caught.value.path == file
 
 
 @pytest.mark.parametrize("call", ["open", "pread", "preadv"])
 def test_a_file_that_cannot_be_read_is_reported_as_such(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
-    fix = Fixture(tmp_path)
-    while fix.store.disk_bytes < 600_000:
-        fix.add()
+    fix = Fixture(tmp_path).on_disk()
 
     def fail(*_: Any) -> Any:
         raise OSError(errno.EIO, EIO)
@@ -230,46 +240,39 @@ def test_rows_that_are_in_memory_anyway_are_not_refused(tmp_path: Path) -> None:
 # --- permissions
 
 
-@pytest.fixture(params=[0o000, 0o022, 0o077])
-def umask(request: pytest.FixtureRequest) -> Iterator[int]:
-    before = os.umask(request.param)
-    yield request.param
-    os.umask(before)
-
-
 def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-@pytest.mark.usefixtures("umask")
-def test_only_the_owner_can_read_folders_and_files(tmp_path: Path) -> None:
-    path = tmp_path / "a" / "b" / "c"
-    fix = Fixture(path)
-    while not fix.store.disk_bytes:
-        fix.add()
-    assert {mode(each) for each in (tmp_path / "a", tmp_path / "a" / "b", path)} == {0o700}
-    assert {mode(each) for each in path.iterdir()} == {0o600}
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
+def test_only_the_owner_can_read_folders_and_files(tmp_path: Path, umask: int) -> None:
+    own, shared = tmp_path / "a" / "b", tmp_path / "shared"
+    before = os.umask(umask)
+    try:
+        fix = Fixture(own).on_disk(1)
+        spill_file.make_spill_folder(shared / "process", shared=shared)
+    finally:
+        os.umask(before)
+    assert {mode(each) for each in (own.parent, own, shared / "process")} == {0o700}
+    assert {mode(each) for each in own.iterdir()} == {0o600}
+    assert mode(shared) == 0o777 & ~umask, "as usual"
     fix.assert_complete()
 
 
-@pytest.mark.parametrize("wide", [0o755, 0o777, 0o770])
-def test_an_existing_folder_of_this_user_is_tightened(tmp_path: Path, wide: int) -> None:
+@pytest.mark.parametrize(
+    ("user", "before", "after"),
+    [(0, 0o755, 0o700), (0, 0o777, 0o700), (0, 0o770, 0o700), (1, 0o777, 0o777)],
+)
+def test_an_existing_folder_is_tightened_unless_another_user_has_it(
+    user: int, before: int, after: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "spill"
     path.mkdir()
-    path.chmod(wide)
+    path.chmod(before)
     tmp_path.chmod(0o755)
+    monkeypatch.setattr(os, "geteuid", lambda: path.stat().st_uid + user)
     Fixture(path)
-    assert mode(path) == 0o700
-    assert mode(tmp_path) == 0o755
-
-
-def test_a_folder_of_another_user_is_left_as_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tmp_path.chmod(0o777)
-    monkeypatch.setattr(os, "geteuid", lambda: tmp_path.stat().st_uid + 1)
-    Fixture(tmp_path)
-    assert mode(tmp_path) == 0o777
+    assert (mode(path), mode(tmp_path)) == (after, 0o755)
 
 
 def refuse(error: int) -> Callable[..., Any]:
@@ -304,23 +307,11 @@ def test_a_directory_that_does_not_fit_on_the_disk_is_created_later(
     fix.assert_complete()
 
 
-def test_the_shared_folder_has_the_usual_permissions(tmp_path: Path) -> None:
-    before = os.umask(0o022)
-    try:
-        spill_file.make_spill_folder(tmp_path / "all" / "process", shared=tmp_path / "all")
-    finally:
-        os.umask(before)
-    assert mode(tmp_path / "all") == 0o755
-    assert mode(tmp_path / "all" / "process") == 0o700
-
-
 def test_files_that_cannot_be_deleted_can_still_be_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Use what was written after the disk has become read-only, and start again on it."""
-    fix = Fixture(tmp_path, bucket_ms=1 << 40)
-    while fix.store.disk_bytes < 600_000:
-        fix.add()
+    fix = Fixture(tmp_path, bucket_ms=1 << 40).on_disk()
     left = {path.name for path in tmp_path.iterdir()}
     with monkeypatch.context() as read_only:
         read_only.setattr(Path, "unlink", refuse(errno.EROFS))
@@ -328,6 +319,4 @@ def test_files_that_cannot_be_deleted_can_still_be_read(
         fix.store.close()
         later = Fixture(tmp_path, bucket_ms=1 << 40)
     assert {path.name for path in tmp_path.iterdir()} == left
-    while later.store.disk_bytes < 600_000:
-        later.add()
-    later.assert_complete()
+    later.on_disk().assert_complete()
