@@ -17,6 +17,7 @@ pytest.importorskip("prometheus_client")
 from delaylevel.consumer import Listeners
 from delaylevel.consumer.metrics import ListenerCollector
 from delaylevel.dispatcher.stats import OwnerStats
+from delaylevel.dispatcher.status import DispatchCollector
 from delaylevel.functions.mover import metrics_of
 from delaylevel.functions.relay import RelayReport
 from delaylevel.metrics import ProducerCollector
@@ -24,7 +25,7 @@ from delaylevel.model.delivery import ForwardReport
 from delaylevel.model.strategy import PartitionStrategy
 from delaylevel.mover.service import MoverStats
 from delaylevel.run.service import ServiceCollector
-from delaylevel.testing import MemoryPulsar
+from delaylevel.testing import ManualClock, MemoryPulsar
 from delaylevel.topics.status import status
 
 ROOT = Path(__file__).parents[2]
@@ -100,6 +101,13 @@ class Serving:
     def __init__(self) -> None:
         self.movers = (Moving(),)
         self.dispatchers = (Dispatching(),)
+
+
+def test_a_waiting_message_is_overdue_only_after_its_time() -> None:
+    dispatcher: Any = Dispatching()
+    found = DispatchCollector(dispatcher, ManualClock(8_500)).collect()
+    (overdue,) = [family for family in found if family.name.endswith("overdue_seconds")]
+    assert [sample.value for sample in overdue.samples] == [7.5, 0, 0]
 
 
 def families() -> Iterator[Any]:
