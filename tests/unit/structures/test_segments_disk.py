@@ -54,7 +54,7 @@ class Fixture:
         self.entries += count
 
     def on_disk(self, size: int = 600_000) -> Fixture:
-        """Add rows until so many bytes are on the disk."""
+        """Add rows until this size is on the disk, in bytes."""
         while self.store.disk_bytes < size:
             self.add()
         return self

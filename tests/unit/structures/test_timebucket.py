@@ -1,4 +1,4 @@
-"""Tests of the tracker beside its model; the clock is a list of one number."""
+"""Tests of what the model of the tracker does not say; the clock is a list of one number."""
 
 from __future__ import annotations
 
