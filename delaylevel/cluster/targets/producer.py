@@ -104,15 +104,13 @@ class Verification:
             count += 1
         return count, verified
 
-    def run(
-        self, messages: Sequence[Sent[Any]], done: Callable[[Sequence[Sent[Any]], bool], None]
-    ) -> None:
+    def run(self, messages: Sequence[Sent[Any]], done: Callable[[int, bool], None]) -> None:
         """Look at the topic in the background, if it is time for that and it can be done.
 
         Args:
             messages: confirmed messages from ledgers that are not known; none to look only if a
                 broker serves the topic, and if it has receivers.
-            done: function that gets the messages, and True if somebody can receive from the topic.
+            done: function that gets their number, and True if somebody can receive from the topic.
         """
         if self._running or self._now_s() < self._retry_at_s:
             return
@@ -128,28 +126,20 @@ class Verification:
                 received = is_received()
             except Exception as error:
                 log.debug("cannot look at a topic: %s", error_name(error))
-            self._report(partial(self._end, messages, received, done))
+            self._report(partial(end, received))
+
+        def end(received: bool | None) -> None:
+            self._running = False
+            if received is None:
+                self._retry_at_s = self._now_s() + _RETRY_S
+                return
+            self._looked_s = self._now_s()
+            ids = [each for sent in messages for each in sent.outcome.values() if each is not None]
+            found = {(each.partition(), each.ledger_id()) for each in ids if each.ledger_id() >= 0}
+            self.ledgers = self.ledgers | found if received else frozenset()
+            done(len(messages), received)
 
         self._start(look)
-
-    def _end(
-        self,
-        messages: Sequence[Sent[Any]],
-        received: bool | None,
-        done: Callable[[Sequence[Sent[Any]], bool], None],
-    ) -> None:
-        self._running = False
-        if received is None:
-            self._retry_at_s = self._now_s() + _RETRY_S
-            return
-        self._looked_s = self._now_s()
-        if received:
-            ids = [message_id for sent in messages for message_id in sent.outcome.values()]
-            found = {(each.partition(), each.ledger_id()) for each in ids if each is not None}
-            self.ledgers |= {ledger for ledger in found if ledger[1] >= 0}
-        else:
-            self.ledgers = frozenset()
-        done(messages, received)
 
 
 class Flushes:
@@ -387,13 +377,12 @@ class TargetProducer(Generic[Item]):
             self._connected_s = self._now_s()
         if self._lost_s > max(GIVE_UP_S, self._patience_s) or self.stalled_s > CONNECTED_STALL_S:
             self.give_up()
-        elif self.state.is_open and (
+        if self.state.unverified or (
+            self.state.is_open
             # The client may wait for up to a minute before it looks for the topic again.
-            self._lost_s > STALL_S or self._verification.is_outdated(self.used_s)
+            and (self._lost_s > STALL_S or self._verification.is_outdated(self.used_s))
         ):
-            self._verification.run((), self._take_look)
-        if self.state.unverified:
-            self._verification.run(list(self.state.unverified), self._take_verified)
+            self._verification.run(list(self.state.unverified), self._take_look)
         if not self.state.is_open:
             self._replace_producer()
         elif self.state.unsent:
@@ -577,17 +566,13 @@ class TargetProducer(Generic[Item]):
             return
         state.failed(reason)
 
-    def _take_look(self, _: Sequence[Sent[Item]], received: bool) -> None:
-        """Replace a producer that is still without a connection: a broker serves its topic."""
-        if not self.state.is_open:
-            return
+    def _take_look(self, verified: int, received: bool) -> None:
+        """Process a look at the topic, which came after some unverified confirmations."""
+        state = self.state
         if not received:
-            self.state.unreceived(NO_RECEIVER)
-        elif self._lost_s > STALL_S:
-            self.state.lost()
-
-    def _take_verified(self, messages: Sequence[Sent[Item]], received: bool) -> None:
-        if received:
-            self.state.received(len(messages))
-        else:
-            self.state.unreceived(NO_RECEIVER)
+            if state.is_open or verified:
+                state.unreceived(NO_RECEIVER)
+            return
+        state.received(verified)
+        if state.is_open and self._lost_s > STALL_S:
+            state.lost()  # a broker serves the topic, and the client does not find it
