@@ -191,8 +191,7 @@ class Relay:
             self._clock,
             client_of=target_client,
             refusal=self._refusal,
-            connected=lambda: bool(consumer.is_connected()),
-            loop=HostLoop(start, now_s),
+            loop=HostLoop(start, now_s, connected=lambda: bool(consumer.is_connected())),
         )
         self._targets = self._carrier.targets
         self._orders: defaultdict[str, deque[Item]] = defaultdict(deque)

@@ -296,6 +296,9 @@ class TopicAdmin(Protocol):
     (``…-partition-3``), or a topic that is not partitioned.
     """
 
+    def within(self, timeout_s: float) -> TopicAdmin:
+        """Return the same interface for callers that wait no longer than this for an answer."""
+
     def topic_exists(self, topic: TopicName) -> bool:
         """Return true if the topic exists, partitioned or not; never create it.
 

@@ -50,11 +50,14 @@ class HostLoop(NamedTuple):
         start: function that runs slow work.
         now_s: monotonic clock.
         wake: function that lets the loop look soon, from any thread.
+        connected: function that returns True while brokers serve the host's own topics. By default,
+            an opening of a target always waits for the admin interface.
     """
 
     start: Starter = in_thread
     now_s: Callable[[], float] = time.monotonic
     wake: Callable[[], None] = lambda: None
+    connected: Callable[[], bool] = lambda: False
 
 
 Item = TypeVar("Item")

@@ -298,8 +298,9 @@ class PartitionOwner:
             name=f"delaylevel-dispatch-{window}" if numbered else "",
             pause_s=lambda: host.description().hold_pause_ms / 1000,
             patience_s=FAILOVER_S,
-            connected=lambda: self._lock.connected,
-            loop=host.loop._replace(wake=self.events.answered),
+            loop=host.loop._replace(
+                wake=self.events.answered, connected=lambda: self._lock.connected
+            ),
         )
         opened.callback(pool.close)
         partitions = TargetPartitions(host) if numbered else None

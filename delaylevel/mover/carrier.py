@@ -181,7 +181,6 @@ class Carrier(OwnPlaces[Item]):
         *,
         client_of: Callable[[str], Any] | None = None,
         refusal: Callable[[str], str | None] = lambda _: None,
-        connected: Callable[[], bool] = lambda: False,
         loop: HostLoop,
     ) -> None:
         super().__init__(client, lambda: next_hop().description, clock, loop)
@@ -191,7 +190,6 @@ class Carrier(OwnPlaces[Item]):
             client_of or (lambda _: client),
             admin,
             pause_s=lambda: next_hop().description.hold_pause_ms / 1000,
-            connected=connected,
             loop=loop,
         )
 

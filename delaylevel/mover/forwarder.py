@@ -80,8 +80,7 @@ class Forwarder:
             lambda: next_hop,
             SteadyClock(clock),
             client_of=client_of,
-            connected=connected,
-            loop=HostLoop(start or self._background.start, self._now_s, self._woken.set),
+            loop=HostLoop(start or self._background.start, self._now_s, self._woken.set, connected),
         )
         self._report = ForwardReport()
         # Given since the last look at the outcomes.

@@ -39,6 +39,9 @@ class MemoryAdmin(OperatorAdmin):
 
     # -- TopicAdmin
 
+    def within(self, timeout_s: float) -> MemoryAdmin:
+        return self
+
     def topic_exists(self, topic: TopicName) -> bool:
         return topic in self._broker.partitioned or topic in self._broker.partitions
 

@@ -334,6 +334,9 @@ class FakeAdmin:
 
     away = False
 
+    def within(self, timeout_s: float) -> FakeAdmin:
+        return self
+
     def topic_exists(self, topic: TopicName) -> bool:
         if self.away:
             raise BrokerUnreachableError("nothing answers")
@@ -426,6 +429,9 @@ class PartTimeAdmin:
     def __init__(self, admin: Any) -> None:
         self._admin = admin
         self.failure: Exception | None = None
+
+    def within(self, timeout_s: float) -> PartTimeAdmin:
+        return self
 
     def __getattr__(self, name: str) -> Any:
         if self.failure is not None:

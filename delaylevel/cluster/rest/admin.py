@@ -8,6 +8,7 @@ by its redirects. A partition without an answer is not one that does not exist.
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -93,7 +94,7 @@ class PartitionReports:
     def _all(self, topic: TopicName, query: Mapping[str, str]) -> tuple[dict[int, Any], int]:
         """Return the values in one answer, and the number of partitions."""
         path = f"{topic.rest_path}/partitioned-stats"
-        value = self._rest.get_soon(path, _ALL_S, {"perPartition": "true", **query})
+        value = self._rest.within(_ALL_S).get(path, perPartition="true", **query)
         found = {}
         for name, stats in value["partitions"].items():
             index = TopicName.parse(name).partition_index
@@ -110,7 +111,7 @@ class PartitionReports:
         def ask(index: int) -> Any:
             path = f"{topic.partition(index).rest_path}/stats"
             try:
-                return self._rest.get_soon(path, _ONE_S, query)
+                return self._rest.within(_ONE_S).get(path, **query)
             except NotFoundError:
                 return None
             except BrokerError as error:
@@ -164,10 +165,7 @@ class Admin(OperatorAdmin):
     """
 
     def __init__(self, admin_url: str, **options: Unpack[RestOptions]) -> None:
-        self._rest = Rest(admin_url, **options)
-        self._reports = PartitionReports(
-            self._rest, lambda topic: self.partitioned_metadata(topic).partitions
-        )
+        self._use(Rest(admin_url, **options))
 
     @classmethod
     def from_connection(cls, connection: Connection, *, for_service: bool = False) -> Admin:
@@ -193,6 +191,17 @@ class Admin(OperatorAdmin):
     def close(self) -> None:
         """Close all connections; a later call opens new ones."""
         self._rest.close()
+
+    def within(self, timeout_s: float) -> Admin:
+        found = copy.copy(self)
+        found._use(self._rest.within(timeout_s))
+        return found
+
+    def _use(self, rest: Rest) -> None:
+        self._rest = rest
+        self._reports = PartitionReports(
+            rest, lambda topic: self.partitioned_metadata(topic).partitions
+        )
 
     def __enter__(self) -> Admin:
         return self

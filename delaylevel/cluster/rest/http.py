@@ -13,6 +13,7 @@ it is asked for one every two seconds, and requests go to the next address or fa
 from __future__ import annotations
 
 import base64
+import copy
 import json
 import os
 import threading
@@ -213,10 +214,21 @@ class Rest:
                 urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)
             tls |= {"cert_file": certificate, "key_file": key}
         self._timeout_s = options.get("timeout_s", 30.0)
+        self._is_hasty = False
         self._for_service = options.get("for_service", False)
         # A service asks about many topics at once when it starts: beyond this number, connections
         # are closed after each request, with a line in the log.
         self._pool = urllib3.PoolManager(maxsize=128, **tls)
+
+    def within(self, timeout_s: float) -> Rest:
+        """Return the same client for callers that wait no longer for an answer.
+
+        If a broker that lives does not answer by then, no other one is tried: the request may take
+        as long there.
+        """
+        found = copy.copy(self)
+        found._timeout_s, found._is_hasty = min(timeout_s, self._timeout_s), True
+        return found
 
     def close(self) -> None:
         """Close all connections; a later call opens new ones."""
@@ -225,10 +237,6 @@ class Rest:
     def get(self, path: str, **query: str) -> Any:
         """Get the JSON value at a path; None if the answer is empty."""
         return _json_value(self.request("GET", path, query=query))
-
-    def get_soon(self, path: str, timeout_s: float, query: Mapping[str, str]) -> Any:
-        """Get a value as `get` does, with a timeout as for `request`."""
-        return _json_value(self.request("GET", path, query=query, timeout_s=timeout_s))
 
     def put(self, path: str, value: Any = None, *, kind: str = "application/json") -> None:
         """Put a JSON value."""
@@ -253,16 +261,12 @@ class Rest:
         retry: bool = True,
         data: bytes | None = None,
         api: str = "v2",
-        timeout_s: float | None = None,
     ) -> urllib3.BaseHTTPResponse:
         """Send a request and return the successful answer.
 
         Args:
             retry: True to repeat the request for 1.7 s while the broker answers 503.
             api: the version of the interface: ``v2``, or ``v3`` for functions.
-            timeout_s: time to wait for this answer, in s; by default that of all requests. If a
-                broker that lives does not answer by then, no other one is tried: the request may
-                take as long there.
         """
         token = self._token() if callable(self._token) else self._token
         headers = {"Accept": "application/json"}
@@ -275,7 +279,7 @@ class Rest:
         call = _Call(method, suffix, headers, body)
         pauses = list(_PAUSES_S) if retry else []
         while True:
-            answer = self._send(call, timeout_s)
+            answer = self._send(call)
             if answer.status < 300:
                 return answer
             if answer.status == 503 and pauses:
@@ -283,10 +287,10 @@ class Rest:
                 continue
             raise self._error(method, path, answer, token)
 
-    def _send(self, call: _Call, timeout_s: float | None) -> urllib3.BaseHTTPResponse:
+    def _send(self, call: _Call) -> urllib3.BaseHTTPResponse:
         """Return the answer of the first address that has one."""
         failure: Exception | None = None
-        whole_s = self._timeout_s if timeout_s is None else timeout_s
+        whole_s = self._timeout_s
         addresses = self._addresses.in_order()
         short = self._for_service or len(addresses) > 1
         for address in addresses:
@@ -297,7 +301,7 @@ class Rest:
             try:
                 answer = self._ask(call, address, url, whole_s, short=short)
             except urllib3.exceptions.HTTPError as error:
-                if timeout_s is not None and _is_timeout(error) and address.probe_at_s is None:
+                if self._is_hasty and _is_timeout(error) and address.probe_at_s is None:
                     raise self._no_answer(error) from error
                 address.no_answer(error)
                 failure = failure or error

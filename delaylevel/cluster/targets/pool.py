@@ -217,8 +217,6 @@ class TargetPool(ProducerPool[TargetKey, Item]):
     Args:
         name: start of the names of the producers, for broker deduplication; empty without.
         pause_s: function that returns for how long a target is left alone after a refusal, in s.
-        connected: as for :class:`~delaylevel.cluster.targets.receivers.TargetLooks`; by default, an
-            opening always waits for the admin interface.
     """
 
     def __init__(
@@ -229,7 +227,6 @@ class TargetPool(ProducerPool[TargetKey, Item]):
         name: str = "",
         pause_s: Callable[[], float],
         patience_s: float = STALL_S,
-        connected: Callable[[], bool] = lambda: False,
         loop: HostLoop,
     ) -> None:
         super().__init__(loop, numbered=bool(name), patience_s=patience_s)
@@ -240,7 +237,7 @@ class TargetPool(ProducerPool[TargetKey, Item]):
         self._now_s = loop.now_s
         self._by_topic: dict[str, list[TargetProducer[Item]]] = {}
         self._refused: dict[tuple[str, str], tuple[str, float]] = {}
-        self._looks = TargetLooks(admin, self.numbered, connected)
+        self._looks = TargetLooks(admin, self.numbered, loop.connected)
 
     def suspended(self) -> list[TargetKey]:
         """Return the producers that wait until their refusals are recorded."""

@@ -232,7 +232,7 @@ class TargetProducer(Generic[Item]):
         self._patience_s = patience_s
         self._now_s, self._wake = loop.now_s, loop.wake
         self.opener = Opener(open_producer, self._take_opened, self._report, patience_s, loop)
-        self.state: SendState[Sent[Item]] = SendState(numbered)
+        self.state: SendState[Item] = SendState(numbered)
         self._opened: Opened | None = None
         self._core: Any = None
         self._entries = EntryOutcomes()

@@ -10,16 +10,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Hashable, Mapping
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as NotDoneError
 from contextlib import suppress
-from functools import partial
 from typing import Any, NamedTuple
 
 from delaylevel.cluster import schemas
 from delaylevel.cluster.failures import is_admin_away, may_pass
 from delaylevel.cluster.port import PartitionStats, TopicAdmin
-from delaylevel.cluster.threads import in_thread
 from delaylevel.errors import AdminError, BrokerError, NotFoundError
 from delaylevel.model.envelope import SchemaRef
 from delaylevel.model.topic_name import TopicName
@@ -130,8 +126,7 @@ def _receives(
 
 #: The reason for holding a message that would be published effectively once.
 NO_DEDUPLICATION = "broker deduplication is off"
-# A target that was open before is not looked at for longer. An interface that hangs would answer
-# after its timeout (30 s by default), and each of several requests may take as long.
+# An interface that hangs would answer after its timeout, 30 s by default.
 _LOOK_S = 1.5
 
 
@@ -167,10 +162,10 @@ class TargetLooks:
 
     def __init__(self, admin: TopicAdmin, numbered: bool, connected: Callable[[], bool]) -> None:
         self._admin = admin
+        self._soon = admin.within(_LOOK_S)
         self._numbered = numbered
         self._connected = connected
         self._looks: dict[Hashable, TargetLook] = {}  # at the last opening of each producer
-        self._asked: dict[Hashable, Future[TargetLook]] = {}  # the last question of each
 
     def look(
         self,
@@ -189,36 +184,17 @@ class TargetLooks:
             OpeningError: it must not be opened.
         """
         known = self._looks.get(key)
-        ask = partial(self._look, topic, partition, schema)
         if known is None or not known.ledgers or not may_remember or not self._connected():
-            look = ask()
+            look = self._look(self._admin, topic, partition, schema)
             return look if known is None else look._replace(ledgers=known.ledgers)
         try:
-            return self._soon(key, ask)._replace(ledgers=known.ledgers)
+            look = self._look(self._soon, topic, partition, schema)
         except BrokerError as error:
             if not is_admin_away(error):
                 raise
-        except NotDoneError:
-            pass
-        log.info("opening %s as it was before: the admin interface does not answer", topic.full)
-        return known._replace(remembered=True)
-
-    def _soon(self, key: Hashable, ask: Callable[[], TargetLook]) -> TargetLook:
-        """Return a look, or raise its error, unless that takes long."""
-        earlier = self._asked.get(key)
-        if earlier is not None and not earlier.done():
-            raise NotDoneError  # one question at a time: an answer to this one will come first
-        answer: Future[TargetLook] = Future()
-        self._asked[key] = answer
-
-        def work() -> None:
-            try:
-                answer.set_result(ask())
-            except Exception as error:
-                answer.set_exception(error)
-
-        in_thread(work)
-        return answer.result(_LOOK_S)
+            log.info("opening %s as it was before: the admin interface is silent", topic.full)
+            return known._replace(remembered=True)
+        return look._replace(ledgers=known.ledgers)
 
     def opened(self, key: Hashable, look: TargetLook) -> None:
         """Note that a target was opened after a look."""
@@ -230,15 +206,15 @@ class TargetLooks:
         if look is not None and ledgers:
             self._looks[key] = look._replace(ledgers=ledgers)
 
-    def _look(self, topic: TopicName, partition: int, schema: str) -> TargetLook:
+    def _look(self, admin: TopicAdmin, topic: TopicName, partition: int, schema: str) -> TargetLook:
         try:
-            partitions, found = _read(self._admin, topic, partition)
+            partitions, found = _read(admin, topic, partition)
         except NotFoundError:
             raise OpeningError(Refusal.GONE, NO_TOPIC) from None
         if partition >= 0 and not partitions:
             # The topic is a new one. The client would create another one for the partition.
             raise OpeningError(Refusal.GONE, NO_TOPIC)
-        if not _receives(self._admin, topic, found, 1 if partition >= 0 else partitions):
+        if not _receives(admin, topic, found, 1 if partition >= 0 else partitions):
             if any(map(_is_received, found.values())):
                 # A new topic has no subscription at all. New partitions are there before their
                 # subscriptions are.
@@ -248,10 +224,10 @@ class TargetLooks:
         if self._numbered and not all(each.deduplication for each in found.values()):
             raise OpeningError(Refusal.REFUSED, NO_DEDUPLICATION)
         reference = SchemaRef.parse(schema) if schema else None
-        declared = target_schema(self._admin, topic, reference)
+        declared = target_schema(admin, topic, reference)
         if isinstance(declared, str):
             raise OpeningError(Refusal.REFUSED, declared)
-        return TargetLook(partitions, declared, self._admin.max_message_size(topic))
+        return TargetLook(partitions, declared, admin.max_message_size(topic))
 
 
 def target_schema(admin: TopicAdmin, target: TopicName, reference: SchemaRef | None) -> Any:

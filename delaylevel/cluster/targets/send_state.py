@@ -82,7 +82,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import groupby, repeat
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from delaylevel.model.message import Payload, batch_size
 
@@ -245,24 +245,11 @@ NO_PAYLOAD = _NoPayload()
 
 
 class SendOutcome(Enum):
-    """SendOutcome of a message."""
+    """Outcome of a message."""
 
     STORED = "stored"
     REFUSED = "refused"
     UNKNOWN = "unknown"
-
-
-class Numbered(Protocol):
-    """A message with a sequence ID."""
-
-    maybe_stored: bool
-
-    @property
-    def number(self) -> int:
-        """The sequence ID; ignored without deduplication."""
-
-
-Message = TypeVar("Message", bound=Numbered)
 
 
 class Settled(NamedTuple):
@@ -281,7 +268,7 @@ class Settled(NamedTuple):
 NOT_STORED = "not stored"
 
 
-class SendState(Generic[Message]):
+class SendState(Generic[Item]):
     """The messages given to one producer, oldest first in each state.
 
     Attributes:
@@ -295,11 +282,11 @@ class SendState(Generic[Message]):
         self.numbered = numbered
         self.is_open = False
         self.suspended = False
-        self.unsent: deque[Message] = deque()
-        self.in_flight: deque[Message] = deque()
-        self.unverified: deque[Message] = deque()
-        self._unclear: deque[Message] = deque()
-        self.recalled: deque[Message] = deque()
+        self.unsent: deque[Sent[Item]] = deque()
+        self.in_flight: deque[Sent[Item]] = deque()
+        self.unverified: deque[Sent[Item]] = deque()
+        self._unclear: deque[Sent[Item]] = deque()
+        self.recalled: deque[Sent[Item]] = deque()
         self._settled: list[Settled] = []
 
     @property
@@ -308,7 +295,7 @@ class SendState(Generic[Message]):
         return not self.is_open and bool(self.unsent or self._unclear or self.recalled)
 
     @property
-    def oldest(self) -> Message | None:
+    def oldest(self) -> Sent[Item] | None:
         """The oldest message without an outcome, or nearly; None without any."""
         for queue in (self.unverified, self.recalled, self._unclear, self.in_flight, self.unsent):
             if queue:
@@ -342,7 +329,7 @@ class SendState(Generic[Message]):
         else:
             self.unverified += items
 
-    def confirmed_apart(self, items: Collection[Message], verified: bool = True) -> None:
+    def confirmed_apart(self, items: Collection[Sent[Item]], verified: bool = True) -> None:
         """Process confirmations of messages in flight that are behind others without an answer."""
         apart = set(map(id, items))
         rest = [each for each in self.in_flight if id(each) not in apart]
@@ -390,7 +377,7 @@ class SendState(Generic[Message]):
     def opened(self, last_number: int) -> None:
         """Use a new producer, and decide on the messages of earlier ones."""
         self.is_open = True
-        again: list[Message] = []
+        again: list[Sent[Item]] = []
         while self._unclear:
             item = self._unclear.popleft()
             if self.numbered and item.number <= last_number:
@@ -445,19 +432,19 @@ class SendState(Generic[Message]):
         found, self._settled = self._settled, []
         return found
 
-    def _refuse(self, items: list[Message], reason: str) -> None:
+    def _refuse(self, items: list[Sent[Item]], reason: str) -> None:
         """Settle messages that are not sent; earlier producers may have stored some of them."""
         # In runs, so that outcomes come in the order of the messages.
         for maybe_stored, group in groupby(items, key=lambda item: item.maybe_stored):
             outcome = SendOutcome.UNKNOWN if maybe_stored else SendOutcome.REFUSED
             self._settle(list(group), outcome, reason)
 
-    def _settle_all(self, queue: deque[Message], outcome: SendOutcome, reason: str) -> None:
+    def _settle_all(self, queue: deque[Sent[Item]], outcome: SendOutcome, reason: str) -> None:
         items = list(queue)
         queue.clear()
         self._settle(items, outcome, reason)
 
-    def _settle(self, items: list[Message], outcome: SendOutcome, reason: str = "") -> None:
+    def _settle(self, items: list[Sent[Item]], outcome: SendOutcome, reason: str = "") -> None:
         # This is what Settled(...) does, without a call in Python for each message.
         new = tuple.__new__
         self._settled += [new(Settled, (item, outcome, reason)) for item in items]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -31,7 +30,10 @@ class Broker:
         self.asked: list[str] = []
         self.time_s = 100.0
 
-    def get_soon(self, path: str, timeout_s: float, query: Mapping[str, str]) -> Any:
+    def within(self, timeout_s: float) -> Broker:
+        return self
+
+    def get(self, path: str, **query: str) -> Any:
         self.asked.append(path.rpartition("/orders")[2])
         if path.endswith("partitioned-stats"):
             if self.hangs:
