@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
 import pulsar
@@ -17,78 +16,54 @@ from delaylevel.model.position import Position
 from support.fakes import FakeMessageId
 
 
+@pytest.fixture(autouse=True)
+def _no_mistakes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(send_state, "_mistakes", 0)
+
+
 def payload(size: int = 1, key: str = "", ordering_key: str = "") -> ParkedMessage:
     return ParkedMessage(1, 1, -1, 0, key, ordering_key, 0, {}, b"x" * size)
 
 
-def entries(outcomes: EntryOutcomes, payloads: list[ParkedMessage]) -> list[int]:
-    """Return the number of each message's entry; only the first of an entry has a callback."""
-    numbers: dict[int, int] = {}
-    kept: list[Any] = []
-    found = []
-    for each in payloads:
-        outcome, callback = outcomes.next(each)
-        assert (callback is not None) == (id(outcome) not in numbers)
-        kept.append(outcome)
-        found.append(numbers.setdefault(id(outcome), len(numbers)))
-    return found
-
-
-def test_an_entry_ends_before_a_message_for_which_it_has_no_room() -> None:
-    outcomes = EntryOutcomes(EntryLimits(10, 100))
-    sizes = [60, 40, 60, 50, 1, 200, 1]
-    assert entries(outcomes, [payload(size) for size in sizes]) == [0, 0, 1, 2, 2, 3, 4]
-
-
-def test_each_key_has_its_own_entry() -> None:
-    outcomes = EntryOutcomes(EntryLimits(4, 100))
-    keys = ["a", "b", "a", "a", "b", "b"]
-    assert entries(outcomes, [payload(key=key) for key in keys]) == [0, 1, 0, 0, 2, 2]
-    outcomes.end()
-    ordered = [payload(key="a", ordering_key="o"), payload(key="b", ordering_key="o")]
-    assert entries(outcomes, ordered) == [0, 0]
-
-
-def test_keys_share_an_entry_unless_the_client_separates_them() -> None:
-    outcomes = EntryOutcomes(EntryLimits(4, 100, by_key=False))
-    keys = ["a", "b", "", "a", "b"]
-    assert entries(outcomes, [payload(key=key) for key in keys]) == [0, 0, 0, 0, 1]
-
-
-@dataclass
 class Client:
-    """A fake client that builds batches like the C++ client. Each is stored or lost as a whole."""
+    """A client that makes entries like the C++ client; each is stored or lost as a whole.
 
-    messages: int
-    size: int
-    failing: frozenset[int] = frozenset()
-    gathered: list[tuple[ParkedMessage, Any, EntryOutcome]] = field(default_factory=list)
-    batches: int = 0
-    #: For each message, if it is stored, and its outcome.
-    sent: list[tuple[bool, EntryOutcome]] = field(default_factory=list)
+    Attributes:
+        entries: number of entries so far.
+        sent: for each message, if it is stored, and its outcome.
+    """
+
+    def __init__(self, limits: EntryLimits, failing: frozenset[int] = frozenset()) -> None:
+        self._limits = limits
+        self._failing = failing
+        self._gathered: dict[str, list[tuple[int, Any, EntryOutcome]]] = {}
+        self.entries = 0
+        self.sent: list[tuple[bool, EntryOutcome]] = []
 
     def send(self, message: ParkedMessage, outcomes: EntryOutcomes) -> None:
         outcome, callback = outcomes.next(message)
-        length = message.size
-        held = sum(each.size for each, _, _ in self.gathered)
-        if self.gathered and held + length > self.size:
+        if self._held and self._held + message.size > self._limits.size:
             self.flush()
-            held = 0
-        self.gathered.append((message, callback, outcome))
-        if len(self.gathered) >= self.messages or held + length >= self.size:
+        key = (message.ordering_key or message.key) if self._limits.by_key else ""
+        self._gathered.setdefault(key, []).append((message.size, callback, outcome))
+        count = sum(map(len, self._gathered.values()))
+        if count >= self._limits.messages or self._held >= self._limits.size:
             self.flush()
 
+    @property
+    def _held(self) -> int:
+        return sum(size for entry in self._gathered.values() for size, _, _ in entry)
+
     def flush(self) -> None:
-        gathered, self.gathered = self.gathered, []
-        if not gathered:
-            return
-        stored = self.batches not in self.failing
-        self.batches += 1
-        for index, (_, callback, outcome) in enumerate(gathered):
-            self.sent.append((stored, outcome))
-            if callback is not None:
-                at = FakeMessageId(Position(7, self.batches, index), len(gathered))
-                callback(pulsar.Result.Ok if stored else pulsar.Result.Timeout, at)
+        gathered, self._gathered = self._gathered, {}
+        for entry in gathered.values():
+            stored = self.entries not in self._failing
+            for index, (_, callback, outcome) in enumerate(entry):
+                self.sent.append((stored, outcome))
+                if callback is not None:
+                    at = FakeMessageId(Position(7, self.entries, index), len(entry))
+                    callback(pulsar.Result.Ok if stored else pulsar.Result.Timeout, at)
+            self.entries += 1
 
 
 def confirmed(outcome: EntryOutcome) -> bool:
@@ -96,53 +71,56 @@ def confirmed(outcome: EntryOutcome) -> bool:
     return result == pulsar.Result.Ok and outcome.is_proven(message_id)
 
 
-lengths_given = st.lists(st.integers(0, 120), min_size=1, max_size=60)
+messages_given = st.lists(
+    st.builds(
+        payload,
+        st.integers(0, 120),
+        st.sampled_from(["a", "b", ""]),
+        st.sampled_from(["", "", "b"]),
+    ),
+    min_size=1,
+    max_size=60,
+)
 failing_given = st.frozensets(st.integers(0, 10))
 
 
-@given(lengths_given, st.integers(1, 10), st.integers(1, 200), failing_given)
-def test_one_callback_for_each_batch_tells_what_is_stored(
-    lengths: list[int], messages: int, size: int, failing: frozenset[int]
+@given(messages_given, st.integers(1, 10), st.integers(1, 200), st.booleans(), failing_given)
+def test_one_callback_for_each_entry_tells_what_is_stored(
+    messages: list[ParkedMessage], most: int, size: int, by_key: bool, failing: frozenset[int]
 ) -> None:
-    outcomes = EntryOutcomes(EntryLimits(messages, size, by_key=False))
-    client = Client(messages, size, failing)
-    for length in lengths:
-        client.send(payload(length), outcomes)
+    limits = EntryLimits(most, size, by_key)
+    client, outcomes = Client(limits, failing), EntryOutcomes(limits)
+    for message in messages:
+        client.send(message, outcomes)
     client.flush()
-    assert len({id(outcome) for _, outcome in client.sent}) == client.batches
+    assert len({id(outcome) for _, outcome in client.sent}) == client.entries
     assert all(confirmed(outcome) == stored for stored, outcome in client.sent)
 
 
-@given(lengths_given, st.integers(1, 10), st.integers(1, 10), failing_given)
-def test_batches_of_unexpected_sizes_confirm_nothing_that_is_not_stored(
-    lengths: list[int], messages: int, cut: int, failing: frozenset[int]
+@given(messages_given, st.integers(1, 10), st.integers(1, 10), failing_given)
+def test_entries_of_unexpected_sizes_confirm_nothing_that_is_not_stored(
+    messages: list[ParkedMessage], most: int, cut: int, failing: frozenset[int]
 ) -> None:
-    outcomes, client = (
-        EntryOutcomes(EntryLimits(messages, 10_000, by_key=False)),
-        Client(cut, 10_000),
-    )
-    client.failing = failing
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(send_state, "_mistakes", 0)
-        for length in lengths:
-            client.send(payload(length), outcomes)
-        client.flush()
-        assert all(stored for stored, outcome in client.sent if confirmed(outcome))
+    send_state._mistakes = 0
+    client = Client(EntryLimits(cut, 10_000), failing)
+    outcomes = EntryOutcomes(EntryLimits(most, 10_000))
+    for message in messages:
+        client.send(message, outcomes)
+    client.flush()
+    assert all(stored for stored, outcome in client.sent if confirmed(outcome))
 
 
-def test_after_some_wrong_predictions_every_message_has_a_callback(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(send_state, "_mistakes", 0)
-    outcomes = EntryOutcomes(EntryLimits(10, 100))
-    wrong = EntryOutcomes(EntryLimits(10, 100))
-    first, _ = wrong.next(payload())
-    wrong.next(payload())
+def test_after_some_wrong_predictions_every_message_has_a_callback() -> None:
+    outcomes = EntryOutcomes(EntryLimits(1000, 1000))
+    outcome, _ = outcomes.next(payload())
     for _ in range(10):
-        assert entries(outcomes, [payload()] * 3) == [0, 0, 0]
-        outcomes.end()
-        assert not first.is_proven(StoredId(0))
-    assert entries(outcomes, [payload()] * 3) == [0, 1, 2]
+        shared, callback = outcomes.next(payload())
+        assert (shared, callback) == (outcome, None)
+        assert not outcome.is_proven(FakeMessageId(Position(7, 0, 0), 1000))
+    for _ in range(2):
+        alone, callback = outcomes.next(payload())
+        assert alone is not outcome
+        assert callback is not None
 
 
 def test_nothing_joins_an_entry_that_has_failed() -> None:
@@ -155,29 +133,14 @@ def test_nothing_joins_an_entry_that_has_failed() -> None:
     assert callback is not None
 
 
-def test_without_limits_each_message_has_its_own_outcome() -> None:
-    assert entries(EntryOutcomes(), [payload()] * 3) == [0, 1, 2]
-
-
-class StoredId:
-    """ID of the message at an index of an entry with 3 messages."""
-
-    def __init__(self, index: int) -> None:
-        self._index = index
-
-    def batch_index(self) -> int:
-        return self._index
-
-    def serialize(self) -> bytes:
-        return bytes((6 << 3, 3))
-
-
-def test_a_confirmation_counts_for_the_messages_of_its_entry_only() -> None:
+@pytest.mark.parametrize(("index", "size", "proven"), [(0, 3, True), (1, 3, False), (0, 2, False)])
+def test_a_confirmation_counts_for_the_messages_of_its_entry_only(
+    index: int, size: int, proven: bool
+) -> None:
     outcomes = EntryOutcomes(EntryLimits(10, 100))
     outcome, _ = outcomes.next(payload())
-    assert outcome.is_proven(StoredId(1))  # it has a callback of its own
+    message_id = FakeMessageId(Position(7, 0, index), size)
+    assert outcome.is_proven(message_id), "it has a callback of its own"
     outcomes.next(payload())
-    assert not outcome.is_proven(StoredId(0))
     outcomes.next(payload())
-    assert outcome.is_proven(StoredId(0))
-    assert not outcome.is_proven(StoredId(1))
+    assert outcome.is_proven(message_id) is proven

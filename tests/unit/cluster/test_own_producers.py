@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pulsar
 
 from delaylevel.cluster.own_producers import OwnProducers
-from delaylevel.cluster.threads import HostLoop, at_once
+from delaylevel.cluster.threads import HostLoop
 from delaylevel.model.envelope import DUE, REASON
 from delaylevel.model.message import ParkedMessage
 from support.fakes import FakeClient
@@ -38,18 +38,3 @@ def test_dead_letters_that_are_too_large_count_until_a_smaller_form_is_stored() 
     assert not jobs
     stored = [sent.properties for producer in client.producers for sent in producer.sent][2:]
     assert stored == [{DUE: "1", REASON: "r" * 60}] * 2
-
-
-def test_a_dead_letter_of_which_no_form_fits_is_reported_with_the_remedy() -> None:
-    client = FakeClient()
-    own: OwnProducers[str] = OwnProducers(client, DEAD, HostLoop(at_once))
-    client.outcomes[DEAD] = pulsar.Result.MessageTooBig
-    own.send("item", DEAD, MESSAGE, {DUE: "1"}, None)
-    outcomes = []
-    for _ in range(9):
-        outcomes += own.poll()
-        own.flush()
-    (settled,) = outcomes
-    assert settled.item.item == "item"
-    assert "raise the maximum message size" in settled.reason
-    assert own.load == (0, 0)
