@@ -1,9 +1,12 @@
-"""Tests of the ready bound of a partition with a model of the broker's search."""
+"""Tests of the ready messages of partitions: bounds by publish times, and their order."""
 
 from __future__ import annotations
 
+import random
 from bisect import bisect_left
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -12,15 +15,28 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from delaylevel.cluster.port import LedgerInfo
+from delaylevel.cluster.reader import entry_times
+from delaylevel.errors import BrokerUnreachableError, NotFoundError
 from delaylevel.model.level_topic import Role
-from delaylevel.model.position import EARLIEST, Position, SourcePartition
+from delaylevel.model.position import EARLIEST, Position, SourcePartition, source_partitions
+from delaylevel.model.strategy import PartitionBy, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.mover import ready
-from delaylevel.mover.ready import ReadyBound, ready_bound
+from delaylevel.mover.ready import (
+    ReadyBound,
+    ReadyQueue,
+    ReadyRange,
+    ReadySearch,
+    first_due_ms,
+    read_ready_range,
+    ready_bound,
+)
+from delaylevel.testing import MemoryPulsar
+from support.fakes import PartTimeAdmin
 from support.seeds import examples
 
 T0 = 1_800_000_000_000
-DAY = 86_400_000
+HOUR, DAY = 3_600_000, 86_400_000
 LEAD = 600_000
 SLACK = LEAD // 2
 AFTER = 3 * DAY - LEAD
@@ -414,3 +430,145 @@ def test_nothing_behind_an_open_transaction_is_ready(
     bound = stored.bound(EARLIEST, now_ms)
     assert bound.end == end
     assert bound.next_check_ms == now_ms
+
+
+# -- the search without the admin interface, which reads the messages
+
+DAY_AND_HOUR = timedelta(days=1, hours=1)
+
+
+def producer_in(memory: MemoryPulsar, **options: Any) -> Any:
+    """Return a producer whose level topic has a level of days."""
+    days = PartitionStrategy(partition_by=PartitionBy.DAY, maximum_delay=timedelta(days=4))
+    return memory.client().create_producer(
+        "orders", enable_delay_level_topic=True, partition_strategy=days, **options
+    )
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_reading_finds_the_same_messages_as_the_admin_interface(batched: bool) -> None:
+    choose = random.Random(7)
+    with MemoryPulsar() as memory:
+        producer = producer_in(memory, batching_enabled=batched)
+        for number in range(100):
+            for _ in range(choose.randint(1, 3)):
+                producer.send_async(b"%d" % number, None, deliver_after=DAY_AND_HOUR)
+            producer.flush()
+            memory.clock.advance(choose.choice([0, 1, 60]) * timedelta(minutes=1))
+        source = source_partitions(producer.description)[0]
+        client, lead_ms = memory.client(), producer.description.levels.smallest_lead_ms
+        end_ms = memory.clock.now_ms()
+        times = partial(entry_times, client, source.topic)
+
+        def find(start: Position, hours: int) -> Position:
+            now_ms = end_ms + hours * HOUR
+            bound = ready_bound(memory.admin, times, source, start, now_ms, lead_ms)
+            found = read_ready_range(client, source, start, now_ms, lead_ms)
+            assert found.bound.end == bound.end
+            assert now_ms <= found.bound.next_check_ms <= now_ms + lead_ms // 2
+            return bound.end
+
+        ends = [find(EARLIEST, hours) for hours in range(30)]
+        assert ends == sorted(ends)
+        assert len(set(ends)) > 10
+        for hours in range(10, 30):
+            assert find(ends[10], hours) == ends[hours]
+
+
+def test_a_search_reads_no_more_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ready, "_MOST_READ", 7)
+    with MemoryPulsar() as memory:
+        producer = producer_in(memory, batching_enabled=False)
+        for number in range(10):
+            producer.send(b"%d" % number, deliver_after=DAY_AND_HOUR)
+        memory.clock.advance(timedelta(days=1))
+        source, now_ms = source_partitions(producer.description)[0], memory.clock.now_ms()
+        found = read_ready_range(memory.client(), source, EARLIEST, now_ms, 1000)
+        assert found.bound.end.entry == 7
+        assert found.bound.next_check_ms == now_ms
+        rest = read_ready_range(memory.client(), source, found.bound.end, now_ms, 1000)
+        assert rest.bound.end == Position(found.bound.end.ledger, 10)
+        # The earliest due time of the first message.
+        assert rest.due_ms == now_ms - 600_000 + source.lead_ms
+
+
+@pytest.mark.parametrize(
+    ("failure", "connected"),
+    [
+        (BrokerUnreachableError("no address answers"), False),
+        (BrokerUnreachableError("a broker is away", address="other:8080"), True),
+        (NotFoundError("no such topic", status=404), True),
+    ],
+    ids=["not connected", "one broker", "refusal"],
+)
+def test_nothing_is_read_for_other_reasons(failure: Exception, connected: bool) -> None:
+    admin = PartTimeAdmin(None)
+    admin.failure = failure
+    searching = ReadySearch(None, admin, lambda: connected, "mover")  # type: ignore[arg-type]
+    with MemoryPulsar() as memory:
+        producer = producer_in(memory)
+        source = source_partitions(producer.description)[0]
+    with pytest.raises(type(failure)):
+        searching.ready_range(source, EARLIEST, 0, 1000, 0)
+
+
+# -- the order of ready partitions
+
+
+def waiting(number: int, due_ms: int, lead_ms: int = 1000) -> ReadyRange:
+    topic = f"partition-{number}"
+    source = replace(partition(9000), topic=topic, partition=number, lead_ms=lead_ms)
+    return ReadyRange(source, ReadyBound(Position(1, 5), T0), due_ms)
+
+
+def order(queue: ReadyQueue, *due_ms: int) -> list[int]:
+    """Return the order of the partitions 0, 1, … whose messages are due at these times."""
+    for number, each in enumerate(due_ms):
+        queue.add(waiting(number, each))
+    return [queue.take().source.partition for _ in due_ms]
+
+
+def test_a_partition_that_failed_is_served_after_the_others_but_not_for_ever() -> None:
+    """It may be innocent, and the others may have a backlog without an end."""
+    queue = ReadyQueue()
+    assert order(queue, 5, 3, 9, 3) == [1, 3, 0, 2]
+    queue.add(waiting(0, 0))
+    queue.fail(waiting(0, 0).source.topic, 10.0)
+    assert not queue, "its ranges were found before"
+    for now_s, expected in ((60.0, [1, 0]), (71.0, [0, 1])):
+        queue.forgive(now_s)
+        assert order(queue, 0, 5) == expected
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_partition_starves_and_none_is_served_before_a_more_urgent_one(seed: int) -> None:
+    """Portions of a random length, from partitions with one message per second each."""
+    chosen = random.Random(seed)
+    sources = [waiting(number, 0, chosen.randint(1, 600_000)).source for number in range(6)]
+    lag_ms = [chosen.randint(0, 3_600_000) for _ in sources]
+    fronts = [T0 - lag for lag in lag_ms]
+    queue = ReadyQueue()
+    for item, front in zip(sources, fronts, strict=True):
+        bound = ReadyBound(Position(1, 5), T0)
+        queue.add(ReadyRange(item, bound, first_due_ms(item, front, T0)))
+    portion_ms = 30_000
+    while queue:
+        item = queue.take()
+        number = item.source.partition
+        urgency = [front + each.lead_ms for each, front in zip(sources, fronts, strict=True)]
+        others = [urgency[each.partition] for each in sources if each.topic in queue]
+        assert urgency[number] <= min(others, default=urgency[number])
+        fronts[number] += chosen.randint(1, portion_ms)
+        if fronts[number] < T0:
+            queue.add(item.rest(fronts[number] - item.source.hand_off_after_ms, T0))
+        # All are as far behind their due times, but for what was not so far behind at the start.
+        assert all(
+            urgent <= max(urgency[number], T0 - lag + each.lead_ms) + portion_ms
+            for urgent, lag, each in zip(urgency, lag_ms, sources, strict=True)
+        )
+
+
+def test_a_publish_time_in_the_future_makes_no_partition_wait() -> None:
+    item = waiting(0, T0)
+    assert first_due_ms(item.source, T0 + 86_400_000, T0) == T0 + 1000
+    assert item.rest(T0 + 86_400_000, T0).due_ms == T0 + 1000
