@@ -94,16 +94,6 @@ def test_a_window_has_a_journal(admin: Any, plain: Any, space: str) -> None:
     assert status(admin, wanted, 0).problems == ()
 
 
-def test_messages_published_before_the_first_consumer_are_kept(
-    admin: Any, plain: Any, space: str
-) -> None:
-    wanted = topics.create(admin, described(space))
-    producer = plain.create_producer(wanted.level_topic(1).partition(0).full)
-    producer.send(b"parked")
-    consumer = plain.subscribe(wanted.level_topic(1).partition(0).full, SUBSCRIPTION)
-    assert consumer.receive(60_000).data() == b"parked"
-
-
 @in_memory
 def test_a_second_creation_repairs_and_changes_nothing_else(
     admin: Any, plain: Any, space: str

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import io
 import logging
 import sys
 import threading
@@ -129,33 +130,28 @@ def test_lines_of_other_threads_are_written_above_it(terminal: Emulated) -> None
 
 
 @pytest.mark.parametrize(
-    ("variables", "on_terminal", "elsewhere"),
+    ("variables", "expected"),
     [
-        ({}, True, False),
-        ({"NO_COLOR": "1"}, False, False),
-        ({"NO_COLOR": ""}, True, False),
-        ({"FORCE_COLOR": "1"}, True, True),
-        ({"FORCE_COLOR": "0"}, True, False),
-        ({"NO_COLOR": "1", "FORCE_COLOR": "1"}, False, False),
-        ({"TERM": "dumb"}, False, False),
+        ({}, (True, False)),
+        ({"NO_COLOR": "1"}, (False, False)),
+        ({"NO_COLOR": ""}, (True, False)),
+        ({"FORCE_COLOR": "1"}, (True, True)),
+        ({"FORCE_COLOR": "0"}, (True, False)),
+        ({"NO_COLOR": "1", "FORCE_COLOR": "1"}, (False, False)),
+        ({"TERM": "dumb"}, (False, False)),
     ],
 )
-@on_terminal
 def test_colours_need_a_terminal_and_consent(
     terminal: Emulated,
     monkeypatch: pytest.MonkeyPatch,
     variables: dict[str, str],
-    on_terminal: bool,
-    elsewhere: bool,
+    expected: tuple[bool, bool],
 ) -> None:
     for name in ("NO_COLOR", "FORCE_COLOR"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("TERM", "xterm")
-    for name, value in variables.items():
+    for name, value in {"TERM": "xterm", **variables}.items():
         monkeypatch.setenv(name, value)
-    assert has_colour(terminal) is on_terminal
-    pipe: Any = type("Pipe", (), {"isatty": lambda self: False})()
-    assert has_colour(pipe) is elsewhere
+    assert (has_colour(terminal), has_colour(io.StringIO())) == expected
 
 
 # -- the start of a service
