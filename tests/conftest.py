@@ -49,12 +49,12 @@ os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executa
 # Short jobs never make up for the time that the JVM's second compiler takes.
 os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
-FAST_CONF: dict[str, str | int | float | bool] = {
+Conf = Mapping[str, str | int | float | bool]
+FAST_CONF: Conf = {
     **CONF,
     "brokerDeduplicationEnabled": False,
     "backlogQuotaCheckIntervalInSeconds": 1,
 }
-TEST_HEAP_MB = HEAP_MB
 SHARED_HEAP_MB = 768
 # `make versions` runs the tests with the servers of several versions.
 _VERSION = os.environ.get("DELAYLEVEL_TEST_BROKER_VERSION")
@@ -137,7 +137,7 @@ def pytest_unconfigure() -> None:
 _shared: dict[object, EmbeddedBroker] = {}
 
 
-def _key(conf: Mapping[str, str | int | float | bool], functions: bool) -> object:
+def _key(conf: Conf, functions: bool) -> object:
     return (tuple(sorted(conf.items())), functions)
 
 
@@ -185,9 +185,9 @@ def started() -> Callable[[EmbeddedBroker], EmbeddedBroker]:
 
 def _embedded(
     directory: Path,
-    conf: Mapping[str, str | int | float | bool] | None = None,
+    conf: Conf | None = None,
     functions: bool = False,
-    heap_mb: int = TEST_HEAP_MB,
+    heap_mb: int = HEAP_MB,
 ) -> EmbeddedBroker:
     settings = {**FAST_CONF, **(conf or {})}
     return small_broker(
@@ -199,9 +199,7 @@ def _embedded(
 def broker_with(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerFactory]:
     """``broker_with(conf, functions=False)``: a broker shared by tests with the same settings."""
 
-    def get(
-        conf: Mapping[str, str | int | float | bool] | None = None, functions: bool = False
-    ) -> EmbeddedBroker:
+    def get(conf: Conf | None = None, functions: bool = False) -> EmbeddedBroker:
         key = _key({**FAST_CONF, **(conf or {})}, functions)
         if key == _USUAL and _directory is not None:
             shared = await_shared(_directory, _embedded)
@@ -237,9 +235,9 @@ def private_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerF
     made: list[EmbeddedBroker] = []
 
     def make(
-        conf: Mapping[str, str | int | float | bool] | None = None,
+        conf: Conf | None = None,
         functions: bool = False,
-        heap_mb: int = TEST_HEAP_MB,
+        heap_mb: int = HEAP_MB,
     ) -> EmbeddedBroker:
         broker = _embedded(tmp_path_factory.mktemp("private"), conf, functions, heap_mb)
         made.append(broker)
@@ -252,11 +250,6 @@ def private_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerF
             broker.remove()
 
 
-def patient(broker: EmbeddedBroker) -> Connection:
-    """Return the address of a broker, with a timeout for a machine whose processors are busy."""
-    return broker.connection.model_copy(update={"operation_timeout_seconds": 60})
-
-
 @pytest.fixture(scope="session")
 def connection(request: pytest.FixtureRequest) -> Connection:
     """The address of the broker under test."""
@@ -265,7 +258,8 @@ def connection(request: pytest.FixtureRequest) -> Connection:
     if service_url or admin_url:
         return Connection.load(service_url=service_url, admin_url=admin_url, environ={})
     broker: EmbeddedBroker = request.getfixturevalue("broker")
-    return patient(broker)
+    # The processors may be busy.
+    return broker.connection.model_copy(update={"operation_timeout_seconds": 60})
 
 
 @pytest.fixture
