@@ -19,7 +19,6 @@ import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,7 +27,6 @@ import pulsar
 
 from delaylevel.cluster.port import PartitionStats, TopicMetadata
 from delaylevel.cluster.targets.pool import TargetKey, TargetPool
-from delaylevel.cluster.targets.producer import TargetProducer
 from delaylevel.dispatcher.cancellations import UNCLEAR_MS
 from delaylevel.dispatcher.delay_queue import DelayQueue
 from delaylevel.dispatcher.host import Host
@@ -488,7 +486,7 @@ class Simulation:
             patience_s=FAILOVER_S,
             loop=host.loop,
         )
-        self._watch_sends(self.pool)
+        self._watch_sends(self.pool, self._check_sends)
         self.publisher = BatchPublisher(
             host,
             self.queue,
@@ -522,8 +520,9 @@ class Simulation:
         default_ms = self.description.expire_after_ms
         return expires_ms or (due_ms + default_ms if default_ms else float("inf"))
 
-    def _watch_sends(self, pool: Any) -> None:
-        """Check each message that is given to the producer of its target."""
+    @staticmethod
+    def _watch_sends(pool: Any, watch: Callable[[str, Sequence[WindowMessage], int], bool]) -> None:
+        """Ask whether the producer of a target may send messages that it is given."""
         opened, watched = pool.producer, set[Any]()
 
         def producer(key: TargetKey) -> Any:
@@ -533,21 +532,22 @@ class Simulation:
                 send_all = found.send_all
 
                 def checked(items: Any, messages: Any, first_number: int) -> None:
-                    for each in messages:
-                        self._check_send(key.topic, each.message_id)
-                    send_all(items, messages, first_number)
+                    if watch(key.topic, messages, first_number):
+                        send_all(items, messages, first_number)
 
                 found.send_all = checked
             return found
 
         pool.producer = producer
 
-    def _check_send(self, target: str, message_id: str) -> None:
+    def _check_sends(self, target: str, messages: Sequence[WindowMessage], _: int) -> bool:
         now_ms = self.clock.now_ms()
-        if self.description.pauses.paused_since_ms(target) is not None:
-            assert message_id in self._in_intents, f"{message_id} is released during a pause"
-        if message_id not in self._may_be_sent:
-            assert self._expires_ms(message_id) > now_ms, f"{message_id} has expired"
+        is_paused = self.description.pauses.paused_since_ms(target) is not None
+        for name in (each.message_id for each in messages):
+            assert not is_paused or name in self._in_intents, f"{name} is released during a pause"
+            if name not in self._may_be_sent:
+                assert self._expires_ms(name) > now_ms, f"{name} has expired"
+        return True
 
     def _on_send(self, target: str, message_id: str) -> None:
         self.sent_ms.setdefault(message_id, self.clock.now_ms())
@@ -644,23 +644,18 @@ class Simulation:
         self.disconnect(rng)
         self.wait(seconds)
         self.start()
-        opened = pool.producer
 
-        def producer(key: TargetKey) -> TargetProducer[Any]:
-            found = opened(key)
-            found.send_all = partial(send, key.topic)  # type: ignore[method-assign]
-            return found
-
-        def send(topic: str, _: Any, messages: Sequence[WindowMessage], number: int) -> None:
+        def send(topic: str, messages: Sequence[WindowMessage], number: int) -> bool:
             # It may go on for a second. Without sequence IDs, the target stores that.
             assert seconds <= 1, "a process that was suspended publishes"
             if not number:
                 self.broker.topic(topic).delivered += [each.message_id for each in messages]
+            return False
 
         def put_aside(*_: Any) -> None:
             assert seconds <= 1, "a process that was suspended sets a message aside"
 
-        pool.producer = producer  # type: ignore[method-assign]
+        self._watch_sends(pool, send)
         # It has lost the partition, if its journal had not failed before.
         with contextlib.suppress(BrokerError):
             publisher.flights.process()
