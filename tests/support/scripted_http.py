@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import ssl
 import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -12,9 +13,9 @@ Answer = tuple[int, dict[str, str], bytes]
 
 
 class Server:
-    """HTTP server with scripted answers that records its requests."""
+    """HTTP server with scripted answers that records its requests; with a context, over TLS."""
 
-    def __init__(self) -> None:
+    def __init__(self, tls: ssl.SSLContext | None = None) -> None:
         self.seen: list[tuple[str, str, dict[str, str], bytes]] = []
         self.answer: Callable[[str, str], Answer] = lambda method, path: (204, {}, b"")
         outer = self
@@ -41,9 +42,12 @@ class Server:
 
         self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._http.daemon_threads = True
+        if tls is not None:
+            self._http.socket = tls.wrap_socket(self._http.socket, server_side=True)
         self._thread = threading.Thread(target=self._http.serve_forever, args=(0.01,), daemon=True)
         self._thread.start()
-        self.url = f"http://127.0.0.1:{self._http.server_port}"
+        place = "http://127.0.0.1" if tls is None else "https://localhost"
+        self.url = f"{place}:{self._http.server_port}"
 
     def close(self) -> None:
         self._http.shutdown()

@@ -5,9 +5,7 @@ from __future__ import annotations
 import shutil
 import ssl
 import subprocess
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,158 +17,90 @@ from delaylevel.cluster.rest.admin import Admin
 from delaylevel.errors import AdminError, BrokerUnreachableError, LevelTopicError
 from delaylevel.producer.aio import AsyncDelayLevelClient
 from delaylevel.producer.client import DelayLevelClient
+from support.scripted_http import Server, reply
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl")
 
 
-class Secure:
-    """An HTTPS server with a certificate for ``localhost`` only."""
-
-    def __init__(self, folder: Path) -> None:
-        self.certificate, self.key = folder / "cert.pem", folder / "key.pem"
-        subprocess.run(
-            [
-                *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"),
-                *("-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"),
-                *("-keyout", str(self.key), "-out", str(self.certificate)),
-            ],
-            check=True,
-            capture_output=True,
-        )
-        self.tokens: list[str | None] = []
-        self.redirect_to: str | None = None
-        self.status = 200
-        outer = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                outer.tokens.append(self.headers.get("Authorization"))
-                self.send_response(307 if outer.redirect_to else outer.status)
-                if outer.redirect_to:
-                    self.send_header("Location", outer.redirect_to)
-                self.send_header("Content-Length", "0")
-                self.end_headers()
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(self.certificate, self.key)
-        self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._http.daemon_threads = True
-        self._http.socket = context.wrap_socket(self._http.socket, server_side=True)
-        self._thread = threading.Thread(target=self._http.serve_forever, args=(0.01,), daemon=True)
-        self._thread.start()
-        self.port = self._http.server_port
-
-    def close(self) -> None:
-        self._http.shutdown()
-        self._http.server_close()
-        self._thread.join()
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A certificate for ``localhost`` only; its key is beside it."""
+    folder = tmp_path_factory.mktemp("tls")
+    subprocess.run(
+        [
+            *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"),
+            *("-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"),
+            *("-keyout", str(folder / "key.pem"), "-out", str(folder / "cert.pem")),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    return folder / "cert.pem"
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[Secure]:
-    server = Secure(tmp_path)
+def server(certificate: Path) -> Iterator[Server]:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, certificate.with_name("key.pem"))
+    server = Server(context)
     yield server
     server.close()
 
 
-def test_a_trusted_certificate_is_accepted(server: Secure) -> None:
-    admin = Admin(
-        f"https://localhost:{server.port}", token="t", tls_trust_certs_file=str(server.certificate)
-    )
-    assert admin.health()
-    assert server.tokens == ["Bearer t"]
+def tokens(server: Server) -> list[str | None]:
+    return [headers.get("Authorization") for _, _, headers, _ in server.seen]
 
 
-def test_an_untrusted_server_does_not_get_the_token(server: Secure) -> None:
-    with pytest.raises(BrokerUnreachableError, match="TLS"):
-        Admin(f"https://localhost:{server.port}", token="t").health()
-    with pytest.raises(BrokerUnreachableError, match="TLS"):
-        Admin(
-            f"https://127.0.0.1:{server.port}",
-            token="t",
-            tls_trust_certs_file=str(server.certificate),
-        ).health()
-    assert server.tokens == []
+def renamed(server: Server) -> str:
+    """Return the address with a host that the certificate does not name."""
+    return server.url.replace("localhost", "127.0.0.1")
 
 
-def test_checks_can_be_switched_off(server: Secure) -> None:
-    address = f"https://127.0.0.1:{server.port}"
-    trusted = str(server.certificate)
-    assert Admin(address, tls_trust_certs_file=trusted, tls_validate_hostname=False).health()
-    assert Admin(address, tls_allow_insecure=True).health()
+def test_only_a_trusted_server_gets_the_token(server: Server, certificate: Path) -> None:
+    trusting: dict[str, Any] = {"token": "t", "tls_trust_certs_file": certificate}
+    for admin in (Admin(server.url, token="t"), Admin(renamed(server), **trusting)):
+        with pytest.raises(BrokerUnreachableError, match="TLS"):
+            admin.health()
+    assert server.seen == []
+    assert Admin(server.url, **trusting).health()
+    assert Admin(renamed(server), **trusting, tls_validate_hostname=False).health()
+    assert Admin(renamed(server), token="t", tls_allow_insecure=True).health()
+    assert tokens(server) == 3 * ["Bearer t"]
 
 
-# -- clients and wrap
-
-
-class FakePulsarClient:
-    """A client for wrap, which opens nothing."""
-
-    def get_topic_partitions(self, topic: str) -> list[str]:
-        return [topic]
-
-    def create_producer(self, topic: str) -> Any:
-        raise AssertionError(topic)
-
-
-def client_with(server: Secure, **options: Any) -> DelayLevelClient:
-    return DelayLevelClient(
-        "pulsar://localhost:1",
-        admin_url=f"https://127.0.0.1:{server.port}",
-        admin_token="t",
-        tls_trust_certs_file_path=str(server.certificate),
-        **options,
-    )
-
-
-def twin_with(server: Secure, **options: Any) -> AsyncDelayLevelClient:
-    return AsyncDelayLevelClient(
-        "pulsar://localhost:1",
-        admin_url=f"https://127.0.0.1:{server.port}",
-        admin_token="t",
-        tls_trust_certs_file_path=str(server.certificate),
-        **options,
-    )
-
-
-@pytest.mark.parametrize("make", [client_with, twin_with])
-def test_clients_verify_the_host_name_unless_told_otherwise(server: Secure, make: Any) -> None:
-    with pytest.raises(BrokerUnreachableError, match="TLS"):
-        make(server).admin.health()
-    assert server.tokens == []
-    assert make(server, tls_validate_hostname=False).admin.health()
-    assert server.tokens == ["Bearer t"]
-
-
-def test_wrap_verifies_the_host_name_unless_told_otherwise(server: Secure) -> None:
+def by_wrap(_: str, **options: Any) -> None:
     producer = SimpleNamespace(topic=lambda: "persistent://public/default/orders")
-    options: dict[str, Any] = {
-        "admin_url": f"https://127.0.0.1:{server.port}",
+    client = SimpleNamespace(get_topic_partitions=lambda topic: [topic], create_producer=None)
+    with pytest.raises(LevelTopicError, match="does not exist"):
+        wrap(producer, client, create_level_topic=False, **options)
+
+
+def by_client(url: str, **options: Any) -> None:
+    DelayLevelClient(url, **options).admin.health()
+
+
+def by_async_client(url: str, **options: Any) -> None:
+    AsyncDelayLevelClient(url, **options).admin.health()
+
+
+@pytest.mark.parametrize("use", [by_client, by_async_client, by_wrap])
+def test_applications_verify_the_host_name_unless_told_otherwise(
+    server: Server, certificate: Path, use: Any
+) -> None:
+    options = {
+        "admin_url": renamed(server),
         "admin_token": "t",
-        "tls_trust_certs_file_path": str(server.certificate),
+        "tls_trust_certs_file_path": str(certificate),
     }
     with pytest.raises(BrokerUnreachableError, match="TLS"):
-        wrap(producer, FakePulsarClient(), **options)
-    assert server.tokens == []
-    server.status = 404
-    with pytest.raises(LevelTopicError, match="does not exist"):
-        wrap(
-            producer,
-            FakePulsarClient(),
-            create_level_topic=False,
-            tls_validate_hostname=False,
-            **options,
-        )
-    assert set(server.tokens) == {"Bearer t"}
+        use("pulsar://localhost:1", **options)
+    assert server.seen == []
+    server.answer = lambda method, path: reply(404 if use is by_wrap else 200, {})
+    use("pulsar://localhost:1", **options, tls_validate_hostname=False)
+    assert set(tokens(server)) == {"Bearer t"}
 
 
-def test_a_redirect_out_of_tls_is_not_followed(server: Secure) -> None:
-    server.redirect_to = "http://127.0.0.1:1/admin/v2/brokers/version"
-    admin = Admin(
-        f"https://localhost:{server.port}", token="t", tls_trust_certs_file=str(server.certificate)
-    )
+def test_a_redirect_out_of_tls_is_not_followed(server: Server, certificate: Path) -> None:
+    server.answer = lambda method, path: (307, {"Location": f"http://127.0.0.1:1{path}"}, b"")
     with pytest.raises(AdminError, match="without TLS"):
-        admin.version()
+        Admin(server.url, token="t", tls_trust_certs_file=certificate).version()
