@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -32,6 +34,10 @@ def program(folder: Path, name: str, script: str) -> Path:
     return path
 
 
+def java(folder: Path, version: str = "17") -> Path:
+    return program(folder, "java", f"""echo 'openjdk version "{version}" 2025-04-15' >&2""")
+
+
 @pytest.fixture
 def empty_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """The only folder on the PATH, empty, on a machine without Java, Maven and Pulsar."""
@@ -44,7 +50,7 @@ def empty_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("java", "mvn", "error"),
+    ("version", "mvn", "error"),
     [
         (None, None, r"needs Java.*openjdk-17"),
         ("11.0.2", None, r"is Java 11, which is too old.*openjdk-17"),
@@ -58,10 +64,10 @@ def empty_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     ],
 )
 def test_a_missing_prerequisite_is_named_with_its_remedy(
-    empty_machine: Path, java: str | None, mvn: str | None, error: str
+    empty_machine: Path, version: str | None, mvn: str | None, error: str
 ) -> None:
-    if java is not None:
-        program(empty_machine, "java", f"""echo 'openjdk version "{java}" 2025-04-15' >&2""")
+    if version is not None:
+        java(empty_machine, version)
     if mvn is not None:
         program(empty_machine, "mvn", mvn)
     with pytest.raises(PrerequisiteError, match=error):
@@ -72,17 +78,17 @@ def test_a_missing_prerequisite_is_named_with_its_remedy(
 def test_java_home_overrides_the_path(
     empty_machine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    program(empty_machine, "java", """echo 'openjdk version "11"' >&2""")
-    java = program(tmp_path / "jdk" / "bin", "java", """echo 'openjdk version "21"' >&2""")
+    java(empty_machine, "11")
+    newer = java(tmp_path / "jdk" / "bin", "21")
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "jdk"))
-    assert distribution.java() == str(java)
+    assert distribution.java() == str(newer)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "gone"))
     with pytest.raises(PrerequisiteError, match="JAVA_HOME"):
         distribution.java()
 
 
 def test_a_broken_archive_leaves_nothing_behind(empty_machine: Path) -> None:
-    program(empty_machine, "java", """echo 'openjdk version "17"' >&2""")
+    java(empty_machine)
     program(
         empty_machine,
         "mvn",
@@ -104,7 +110,7 @@ def test_a_text_that_is_no_version_is_refused(version: str) -> None:
 
 
 def test_a_version_that_does_not_exist(empty_machine: Path) -> None:
-    program(empty_machine, "java", """echo 'openjdk version "17"' >&2""")
+    java(empty_machine)
     program(
         empty_machine, "mvn", "echo '[ERROR] Could not find artifact server:9.9.9 in there'; exit 1"
     )
@@ -144,7 +150,7 @@ def test_a_server_older_than_the_data_is_not_started(
         (home / "conf").mkdir(exist_ok=True)
         for name in ("standalone.conf", "broker.conf", "bookkeeper.conf", "functions_worker.yml"):
             (home / "conf" / name).touch()
-    program(empty_machine, "java", """echo 'openjdk version "17"' >&2""")
+    java(empty_machine)
     broker = EmbeddedBroker("other", directory=directory, version=given)
     if starts is None:
         wrote = stored
@@ -163,51 +169,30 @@ def test_a_server_older_than_the_data_is_not_started(
 def test_configuration_overrides_replace_and_add(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    conf = tmp_path / "home" / "conf"
-    conf.mkdir(parents=True)
-    (conf / "standalone.conf").write_text("# tick=1\nbrokerServicePort=6650\nstrict=false\n")
-    (conf / "broker.conf").write_text("# commentedOut=1\n")
-    (conf / "bookkeeper.conf").write_text("")
-    (conf / "functions_worker.yml").write_text(
-        "downloadDirectory: download\nuseTls: false\nconfigs:\n    logDirectory: logs/\n"
-    )
-    write_conf(
-        tmp_path / "home",
-        tmp_path / "instance" / "conf",
-        service_port=1,
-        web_port=2,
-        overrides={
-            "strict": "true",
-            "commentedOut": "5",
-            "typo": "1",
-            "webServicePort": "9",
-            "useTls": "true",
-        },
-    )
-    written = (tmp_path / "instance" / "conf" / "standalone.conf").read_text().splitlines()
-    settings = [line for line in written if line and not line.startswith("#")]
-    loopback = "lo" if sys.platform == "linux" else "lo0"
-    assert sorted(settings) == [
-        f"STORAGE_PATH={tmp_path}/instance/data/packages",
-        "allowEphemeralPorts=true",
-        "backlogQuotaDefaultLimitGB=-1",
-        "bindAddress=127.0.0.1",
-        "brokerServicePort=1",
-        "commentedOut=5",
-        "dispatcherDispatchMessagesInSubscriptionThread=false",
-        "journalWriteBufferSizeKB=8192",
-        f"listeningInterface={loopback}",
-        "strict=true",
-        "typo=1",
-        "webServicePort=2",
-    ]
+    home, written = tmp_path / "home", tmp_path / "instance" / "conf"
+    (home / "conf").mkdir(parents=True)
+    for name, text in {
+        "standalone.conf": "# tick=1\nbrokerServicePort=6650\nstrict=false\n",
+        "broker.conf": "# commentedOut=1\n",
+        "bookkeeper.conf": "",
+        "functions_worker.yml": "downloadDirectory: download\nuseTls: false\n  logDirectory: logs/\n",
+    }.items():
+        (home / "conf" / name).write_text(text)
+    overrides = {"strict": "true", "commentedOut": "5", "typo": "1", "webServicePort": "9"}
+    overrides |= {"useTls": "true"}
+    write_conf(home, written, service_port=1, web_port=2, overrides=overrides)
+    settings = (written / "standalone.conf").read_text().splitlines()
+    expected = {"brokerServicePort=1", "webServicePort=2", "bindAddress=127.0.0.1"}
+    expected |= {"strict=true", "commentedOut=5", "typo=1", "backlogQuotaDefaultLimitGB=-1"}
+    expected |= {f"STORAGE_PATH={tmp_path}/instance/data/packages"}
+    assert expected <= set(settings)
+    assert not {"strict=false", "brokerServicePort=6650", "webServicePort=9"} & set(settings)
     assert "'typo'" in caplog.text
     assert "commentedOut" not in caplog.text
-    worker = (tmp_path / "instance" / "conf" / "functions_worker.yml").read_text()
+    worker = (written / "functions_worker.yml").read_text().splitlines()
     assert f"downloadDirectory: {tmp_path}/instance/download" in worker
-    assert f"    logDirectory: {tmp_path}/instance/logs" in worker
-    assert "useTls: false" not in worker
-    assert '\nuseTls: "true"' in worker
+    assert f"  logDirectory: {tmp_path}/instance/logs" in worker
+    assert [line for line in worker if "useTls" in line] == ['useTls: "true"']
 
 
 def test_settings_of_another_pulsar_are_not_inherited(
@@ -224,21 +209,35 @@ def test_settings_of_another_pulsar_are_not_inherited(
     assert without["PATH"].split(os.pathsep)[0] == "/jdk/bin"
 
 
+@contextmanager
+def child(script: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a program that ends at the end of its input, and waits for it."""
+    command = [sys.executable, "-c", f"{script}; print(flush=True); input()", "delaylevel-marker"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
 def test_only_a_process_of_ours_is_ended() -> None:
-    child = subprocess.Popen(
-        [sys.executable, "-c", "input()", "delaylevel-marker"], stdin=subprocess.PIPE
-    )
-    try:
-        assert process.is_ours(child.pid, " delaylevel-marker ")
-        assert not process.kill(child.pid, " another-marker ")
-        assert process.end(child.pid, " another-marker ", timeout_seconds=1)
-        assert child.poll() is None
-        assert process.end(child.pid, " delaylevel-marker ", timeout_seconds=10)
-        assert not process.is_ours(child.pid, " delaylevel-marker "), "a zombie counts as alive"
-    finally:
-        child.kill()
-        child.communicate()
-    assert child.returncode == -15
+    with child("pass") as running:
+        assert process.is_ours(running.pid, " delaylevel-marker ")
+        assert not process.kill(running.pid, " another-marker ")
+        assert process.end(running.pid, " another-marker ", timeout_seconds=1)
+        assert running.poll() is None
+        assert process.end(running.pid, " delaylevel-marker ", timeout_seconds=10)
+        assert not process.is_ours(running.pid, " delaylevel-marker "), "a zombie counts as alive"
+    assert running.returncode == -15
+
+
+def test_a_process_that_ignores_sigterm_is_killed() -> None:
+    with child("import signal; signal.signal(15, signal.SIG_IGN)") as running:
+        assert not process.end(running.pid, " delaylevel-marker ", timeout_seconds=0.2)
+        assert running.wait(60) == -9
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems may complete a write")
@@ -289,7 +288,7 @@ INVALIDATED = (
 )
 
 
-def test_a_registration_loop_of_the_storage_node_is_detected(tmp_path: Path) -> None:
+def test_a_broker_in_a_registration_loop_is_not_ready(tmp_path: Path) -> None:
     log = tmp_path / "broker.log"
     monitor = RegistrationMonitor(log)
     assert not monitor.is_looping(), "a loop without a log"
@@ -301,12 +300,6 @@ def test_a_registration_loop_of_the_storage_node_is_detected(tmp_path: Path) -> 
     with log.open("a") as file:
         file.write(INVALIDATED[150:])
     assert monitor.is_looping()
-    assert monitor.is_looping()
-
-
-def test_a_broker_in_a_registration_loop_is_not_ready(tmp_path: Path) -> None:
-    log = tmp_path / "broker.log"
-    log.write_text(INVALIDATED * 9)
     with pytest.raises(RegistrationLoopError, match="registers in an endless loop"):
         wait_ready(
             "http://127.0.0.1:1",
@@ -316,24 +309,3 @@ def test_a_broker_in_a_registration_loop_is_not_ready(tmp_path: Path) -> None:
             log_file=log,
             timeout_seconds=60,
         )
-
-
-def test_a_process_that_ignores_sigterm_is_killed() -> None:
-    child = subprocess.Popen(
-        [
-            sys.executable,
-            "-c",
-            "import signal; signal.signal(15, signal.SIG_IGN); print(flush=True); input()",
-            "delaylevel-marker",
-        ],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )
-    assert child.stdout is not None
-    child.stdout.readline()
-    try:
-        assert not process.end(child.pid, " delaylevel-marker ", timeout_seconds=0.2)
-    finally:
-        child.kill()
-        child.communicate()
-    assert child.returncode == -9
