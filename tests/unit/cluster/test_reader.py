@@ -1,9 +1,9 @@
-"""Tests of reading a range of a partition, with a fake reader."""
+"""Tests of reading a partition, a range of it or as it grows, with a fake reader."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import pulsar
@@ -18,151 +18,30 @@ from delaylevel.model.position import EARLIEST, Position
 from support.fakes import FakeMessage, FakeMessageId, serialized_id
 from support.seeds import examples
 
+Entry = tuple[int, int, int]
 TOPIC = "persistent://public/default/orders-delay-level-partition-2"
 
 
-@dataclass
 class FakeReader:
-    client: PartitionClient
-    messages: list[FakeMessage]
-    closed: bool = False
-    connected: bool = True
-
-    def read_next(self, timeout_millis: int) -> FakeMessage:
-        self.client.timeouts.append(timeout_millis)
-        if self.client.deliveries and not self.client.deliveries.pop(0):
-            raise pulsar.Timeout("nothing")
-        if not self.messages:
-            raise pulsar.Timeout("nothing")
-        self.client.reads += 1
-        return self.messages.pop(0)
-
-    def has_message_available(self) -> bool:
-        self.client.availability_checks += 1
-        if self.client.breaks:
-            self.client.breaks -= 1
-            self.connected = False
-            return False
-        return bool(self.messages)
-
-    def topic(self) -> str:
-        return TOPIC
-
-    def is_connected(self) -> bool:
-        connected, self.connected = self.connected, True
-        return connected
-
-    def close(self) -> None:
-        self.closed = True
-
-
-@dataclass
-class PartitionClient:
-    """A fake client of a partition with given entries.
-
-    Attributes:
-        entries: ledger, entry and batch size (0 if not batched) of each, in order.
-        deliveries: for each of the first reads, True if the broker delivers in time.
-        breaks: how often the connection breaks while the client asks if there are more messages.
-    """
-
-    entries: list[tuple[int, int, int]]
-    deliveries: list[bool] = field(default_factory=list)
-    readers: list[FakeReader] = field(default_factory=list)
-    given: list[dict[str, Any]] = field(default_factory=list)
-    timeouts: list[int] = field(default_factory=list)
-    breaks: int = 0
-    availability_checks: int = 0
-    reads: int = 0
-
-    def all(self) -> list[FakeMessage]:
-        return [
-            FakeMessage(FakeMessageId(Position(ledger, entry, batch), size or None))
-            for ledger, entry, size in self.entries
-            for batch in (range(size) if size else [-1])
-        ]
-
-    def create_reader(self, topic: str, start: Any, **options: Any) -> FakeReader:
-        assert topic == TOPIC
-        assert options["start_message_id_inclusive"] is True
-        self.given.append(options)
-        first = Position(start.ledger_id(), start.entry_id(), start.batch_index())
-        behind = [message for message in self.all() if message.id.position >= first]
-        self.readers.append(FakeReader(self, behind))
-        return self.readers[-1]
-
-
-def read(client: PartitionClient, start: Position, end: Position, **options: Any) -> list[Position]:
-    found = [item.position for item in read_range(client, TOPIC, start, end, **options)]
-    assert all(reader.closed for reader in client.readers)
-    return found
-
-
-layouts = st.lists(
-    st.lists(st.sampled_from([0, 0, 1, 2, 3]), min_size=1, max_size=5), min_size=1, max_size=3
-).map(
-    lambda ledgers: [
-        (10 * (number + 1), entry, size)
-        for number, sizes in enumerate(ledgers)
-        for entry, size in enumerate(sizes)
-    ]
-)
-
-
-@examples(60)
-@given(layouts, st.data())
-def test_a_range_has_exactly_its_messages(
-    layout: list[tuple[int, int, int]], data: st.DataObject
-) -> None:
-    client = PartitionClient(layout)
-    stored = [message.id.position for message in client.all()]
-    fronts = [Position(ledger, entry) for ledger, entry, _ in layout]
-    ends = sorted({*stored, *fronts, *(front.next_entry for front in fronts)})
-    end = data.draw(st.sampled_from(ends))
-    start = data.draw(st.sampled_from([EARLIEST, *ends]))
-    expected = [position for position in stored if start <= position < end]
-    assert read(client, start, end) == expected
-    if (
-        expected
-        and end in (expected[-1].next, expected[-1].next_entry)
-        and len(client.readers) == 1
-    ):
-        # The last message shows the end of the range, so the reader does not wait.
-        assert client.availability_checks == 0
-        assert client.reads == len(expected)
-
-
-@examples(60)
-@given(layouts, st.data())
-def test_messages_that_are_missing_in_a_batch_are_passed_over(
-    layout: list[tuple[int, int, int]], data: st.DataObject
-) -> None:
-    client = PartitionClient(layout)
-    every = client.all()
-    missing = data.draw(st.sets(st.integers(0, len(every) - 1)))
-    kept = [message for number, message in enumerate(every) if number not in missing]
-    end = data.draw(st.sampled_from([message.id.position for message in every]))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(client, "all", lambda: kept)
-        expected = [item.id.position for item in kept if item.id.position < end]
-        assert read(client, EARLIEST, end) == expected
-
-
-class AskedReader:
     """A reader with the two ways of the client: its queue, and its answer to a question.
 
     A message that comes while the reader is asked misses the question, and stays in the queue.
     """
 
-    def __init__(self, messages: list[FakeMessage]) -> None:
-        self.queue = messages
+    def __init__(self, partition: Partition, queue: list[FakeMessage]) -> None:
+        self._partition, self.queue = partition, queue
         self.asked: list[Callable[[Any, Any], None]] = []
         self.answers: list[Callable[[], None]] = []  # in the client's thread, not called yet
-        self.may_miss = False
+        self.may_miss = self.closed = False
+        self._connected = True
 
     def read_next(self, timeout_millis: int) -> FakeMessage:
+        partition = self._partition
+        if partition.deliveries and not partition.deliveries.pop(0):
+            raise pulsar.Timeout("nothing")
         if not self.queue:
             raise pulsar.Timeout("nothing")
+        partition.reads += 1
         return self.queue.pop(0)
 
     def read_next_async(self, answer: Callable[[Any, Any], None]) -> None:
@@ -181,25 +60,66 @@ class AskedReader:
         answer = self.asked.pop()
         self.answers.append(lambda: answer(pulsar.Result.Ok, message))
 
+    def has_message_available(self) -> bool:
+        self._partition.availability_checks += 1
+        if self._partition.breaks:
+            self._partition.breaks -= 1
+            self._connected = False
+            return False
+        return bool(self.queue)
+
+    def topic(self) -> str:
+        return TOPIC
+
+    def is_connected(self) -> bool:
+        connected, self._connected = self._connected, True
+        return connected
+
     def close(self) -> None:
+        self.closed = True
         for answer in self.asked:
             answer(pulsar.Result.AlreadyClosed, None)
 
 
-class GrowingPartition:
-    """A partition to which entries of one or two messages are appended, and its clock."""
+class Partition:
+    """A client of one partition, its messages, and a clock.
 
-    def __init__(self) -> None:
-        self.messages: list[FakeMessage] = []
-        self.readers: list[AskedReader] = []
+    Args:
+        entries: ledger, entry and batch size (0 if not batched) of each, in order.
+        deliveries: for each of the first reads, True if the broker delivers in time.
+        breaks: how often the connection breaks while the client asks if there are more messages.
+    """
+
+    def __init__(
+        self, entries: Iterable[Entry] = (), deliveries: Iterable[bool] = (), breaks: int = 0
+    ) -> None:
+        self.messages = [
+            FakeMessage(FakeMessageId(Position(ledger, entry, batch), size or None))
+            for ledger, entry, size in entries
+            for batch in (range(size) if size else [-1])
+        ]
+        self.deliveries, self.breaks = list(deliveries), breaks
+        self.readers: list[FakeReader] = []
+        self.names: list[str] = []
+        self.availability_checks = self.reads = self.woken = 0
         self.now_s = 100.0
-        self.woken = 0
 
-    def create_reader(self, topic: str, start: Any, **options: Any) -> AskedReader:
+    def create_reader(self, topic: str, start: Any, **options: Any) -> FakeReader:
+        assert topic == TOPIC
+        assert options["start_message_id_inclusive"] is True
+        self.names.append(options["subscription_role_prefix"])
         first = Position(start.ledger_id(), start.entry_id(), start.batch_index())
         behind = [message for message in self.messages if message.id.position >= first]
-        self.readers.append(AskedReader(behind))
+        self.readers.append(FakeReader(self, behind))
         return self.readers[-1]
+
+    def read(self, start: Position, end: Position, **options: Any) -> list[Position]:
+        found = [item.position for item in read_range(self, TOPIC, start, end, **options)]
+        assert all(reader.closed for reader in self.readers)
+        return found
+
+    def reader(self) -> PartitionReader:
+        return PartitionReader(self, TOPIC, EARLIEST, lambda: self.now_s)
 
     def append(self, size: int, misses: bool) -> None:
         entry = len(self.messages)
@@ -216,6 +136,51 @@ class GrowingPartition:
         self.woken += 1
 
 
+layouts = st.lists(
+    st.lists(st.sampled_from([0, 0, 1, 2, 3]), min_size=1, max_size=5), min_size=1, max_size=3
+).map(
+    lambda ledgers: [
+        (10 * (number + 1), entry, size)
+        for number, sizes in enumerate(ledgers)
+        for entry, size in enumerate(sizes)
+    ]
+)
+
+
+@examples(60)
+@given(layouts, st.data())
+def test_a_range_has_exactly_its_messages(layout: list[Entry], data: st.DataObject) -> None:
+    client = Partition(layout)
+    stored = [message.id.position for message in client.messages]
+    fronts = [Position(ledger, entry) for ledger, entry, _ in layout]
+    ends = sorted({*stored, *fronts, *(front.next_entry for front in fronts)})
+    end = data.draw(st.sampled_from(ends))
+    start = data.draw(st.sampled_from([EARLIEST, *ends]))
+    expected = [position for position in stored if start <= position < end]
+    assert client.read(start, end) == expected
+    if (
+        expected
+        and end in (expected[-1].next, expected[-1].next_entry)
+        and len(client.readers) == 1
+    ):
+        # The last message shows the end of the range, so the reader does not wait.
+        assert client.availability_checks == 0
+        assert client.reads == len(expected)
+
+
+@examples(60)
+@given(layouts, st.data())
+def test_messages_that_are_missing_in_a_batch_are_passed_over(
+    layout: list[Entry], data: st.DataObject
+) -> None:
+    client = Partition(layout)
+    every = [message.id.position for message in client.messages]
+    missing = data.draw(st.sets(st.sampled_from(every)))
+    end = data.draw(st.sampled_from(every))
+    client.messages = [each for each in client.messages if each.id.position not in missing]
+    assert client.read(EARLIEST, end) == [at for at in every if at < end and at not in missing]
+
+
 appended = st.tuples(st.just("append"), st.sampled_from([1, 2, 3]), st.booleans())
 waited = st.tuples(st.just("wait"), st.sampled_from([0.001, 0.03, 0.3, 2.0]))
 other = st.tuples(st.sampled_from(["answer", "fetch"]))
@@ -226,8 +191,8 @@ other = st.tuples(st.sampled_from(["answer", "fetch"]))
 def test_a_reader_that_is_asked_keeps_the_order_and_misses_nothing(
     steps: list[tuple[Any, ...]],
 ) -> None:
-    partition = GrowingPartition()
-    reader = PartitionReader(partition, TOPIC, EARLIEST, lambda: partition.now_s)
+    partition = Partition()
+    reader = partition.reader()
     got: list[Position] = []
     until_s = 0.0
 
@@ -259,8 +224,8 @@ def test_a_reader_that_is_asked_keeps_the_order_and_misses_nothing(
 
 
 def test_an_answer_wakes_the_one_who_asked() -> None:
-    partition = GrowingPartition()
-    reader = PartitionReader(partition, TOPIC, EARLIEST, lambda: partition.now_s)
+    partition = Partition()
+    reader = partition.reader()
     assert reader.receive(0) is None
     assert partition.now_s < reader.ask(partition.wake) < partition.now_s + 0.1
     partition.append(1, misses=False)
@@ -275,38 +240,37 @@ def test_an_answer_wakes_the_one_who_asked() -> None:
 
 
 def test_readers_do_not_share_a_name() -> None:
-    client = PartitionClient([(10, 0, 0)])
+    client = Partition([(10, 0, 0)])
     for _ in range(2):
-        read(client, EARLIEST, Position(10, 1))
-    one, other = client.given
-    assert one["subscription_role_prefix"] != other["subscription_role_prefix"]
+        client.read(EARLIEST, Position(10, 1))
+    assert len(set(client.names)) == 2
 
 
 @pytest.mark.parametrize("breaks", [1, 2, 5])
 def test_an_answer_over_a_connection_that_breaks_does_not_end_a_range(breaks: int) -> None:
-    client = PartitionClient([(10, 0, 0), (10, 1, 0)], deliveries=[True, False], breaks=breaks)
-    assert read(client, EARLIEST, Position(10, 2)) == [Position(10, 0), Position(10, 1)]
+    client = Partition([(10, 0, 0), (10, 1, 0)], deliveries=[True, False], breaks=breaks)
+    assert client.read(EARLIEST, Position(10, 2)) == [Position(10, 0), Position(10, 1)]
     assert client.availability_checks == breaks + 1
 
 
 def test_connections_that_always_break_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("delaylevel.cluster.reader._LONGEST_ASKING_S", 0.05)
-    client = PartitionClient([], breaks=10_000)
+    client = Partition([], breaks=10_000)
     with pytest.raises(BrokerError, match="breaks again and again"):
-        read(client, EARLIEST, Position(10, 2))
+        client.read(EARLIEST, Position(10, 2))
 
 
 def test_a_broker_that_delivers_nothing_is_an_error() -> None:
-    client = PartitionClient([(10, 0, 0)], deliveries=[False, False])
+    client = Partition([(10, 0, 0)], deliveries=[False, False])
     with pytest.raises(BrokerError) as caught:
-        read(client, EARLIEST, Position(10, 1), poll_timeout_ms=5000)
+        client.read(EARLIEST, Position(10, 1), poll_timeout_ms=5000)
     for part in (TOPIC, "10:1:-1", "5000 ms", "Nothing was acknowledged"):
         assert part in str(caught.value)
     assert client.readers[0].closed
 
 
 def test_a_reader_is_closed_if_the_iteration_stops() -> None:
-    client = PartitionClient([(10, 0, 0), (10, 1, 0)])
+    client = Partition([(10, 0, 0), (10, 1, 0)])
     messages = read_range(client, TOPIC, EARLIEST, Position(10, 2))
     next(messages)
     messages.close()  # type: ignore[attr-defined]
@@ -330,9 +294,9 @@ def test_the_batch_size_is_that_of_the_serialized_id(size: int, more: bool) -> N
 @examples(60)
 @given(layouts, st.data())
 def test_the_positions_of_successive_messages_are_those_of_their_ids(
-    layout: list[tuple[int, int, int]], data: st.DataObject
+    layout: list[Entry], data: st.DataObject
 ) -> None:
-    stored = PartitionClient(layout).all()
+    stored = Partition(layout).messages
     start = data.draw(st.integers(0, len(stored)))
     stop = data.draw(st.integers(start, len(stored)))
     missing = data.draw(st.sets(st.integers(start, stop)))
@@ -342,8 +306,8 @@ def test_the_positions_of_successive_messages_are_those_of_their_ids(
 
 
 def test_an_error_is_no_reason_to_ask_again_at_once() -> None:
-    partition = GrowingPartition()
-    reader = PartitionReader(partition, TOPIC, EARLIEST, lambda: partition.now_s)
+    partition = Partition()
+    reader = partition.reader()
     reader.ask(partition.wake)
     (answer,) = partition.readers[0].asked
     partition.readers[0].asked.clear()

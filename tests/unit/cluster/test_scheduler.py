@@ -5,8 +5,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from delaylevel.cluster.scheduler import (
     AT_ONCE,
@@ -17,108 +20,96 @@ from delaylevel.cluster.scheduler import (
     TaskQueue,
     _Worker,
 )
+from support.seeds import examples
 
 TIMEOUT_S = 30
 
 
-class Queue:
-    """A queue of tasks on a manual clock, without threads."""
+class Expected:
+    """What a queue of tasks promises, told by the numbers of its tasks."""
 
-    def __init__(self, most_running: int = 1, patience_s: float = 1.0) -> None:
-        self.queue = TaskQueue(most_running, patience_s)
-        self.now_s = 100.0
+    def __init__(self) -> None:
+        self.ready: list[int] = []
+        self.due: dict[int, float] = {}
+        self.running: dict[int, float] = {}  # the begin of each step
+        self.woken: set[int] = set()
+        self.removed: set[int] = set()
 
-    def task(self, name: str) -> Task:
-        task = Task(lambda: NEVER, name, self.wake)
-        task.wake()
-        return task
+    def wake(self, task: int) -> None:
+        if task in self.running:
+            self.woken.add(task)
+        elif task not in {*self.ready, *self.removed}:
+            self.due.pop(task, None)
+            self.ready.append(task)
 
-    def wake(self, task: Task) -> None:
-        self.queue.make_ready(task)
+    def finish(self, task: int, until_s: float, now_s: float) -> None:
+        del self.running[task]
+        if task in self.woken or until_s <= now_s:
+            self.woken.discard(task)
+            self.wake(task)
+        elif until_s < NEVER and task not in self.removed:
+            self.due[task] = until_s
 
-    def take(self) -> Task | None:
-        return self.queue.take(self.now_s)
-
-    def finish(self, task: Task, until_s: float) -> None:
-        self.queue.finish(task, until_s, self.now_s)
-
-    @property
-    def next_s(self) -> float:
-        return self.queue.next_s()
-
-
-def test_tasks_come_in_the_order_in_which_they_were_woken() -> None:
-    queue = Queue(most_running=2)
-    first, second = queue.task("first"), queue.task("second")
-    first.wake()  # it is ready anyway
-    assert (queue.take(), queue.take(), queue.take()) == (first, second, None)
-    assert queue.next_s == NEVER
-
-
-def test_a_task_comes_back_at_the_time_that_its_step_returned() -> None:
-    queue = Queue()
-    task = queue.task("task")
-    assert queue.take() is task
-    queue.finish(task, 107.0)
-    assert queue.next_s == 107.0
-    queue.now_s = 106.9
-    assert queue.take() is None
-    queue.now_s = 107.0
-    assert queue.take() is task
-    assert queue.next_s == NEVER
+    def take(self, now_s: float) -> int | None:
+        for task in sorted(self.due, key=self.due.__getitem__):
+            if self.due[task] <= now_s:
+                self.wake(task)
+        # A step that has run for too long gives its place to others.
+        places = MOST - sum(begun_s + PATIENCE_S > now_s for begun_s in self.running.values())
+        while self.ready and places > 0:
+            task = self.ready.pop(0)
+            if task not in self.removed:
+                self.running[task] = now_s
+                return task
+        return None
 
 
-def test_a_wake_comes_before_the_time_which_then_no_longer_counts() -> None:
-    queue = Queue()
-    task = queue.task("task")
-    assert queue.take() is task
-    queue.finish(task, 107.0)
-    task.wake()
-    assert queue.take() is task
-    queue.finish(task, 120.0)
-    queue.now_s = 108.0
-    assert queue.take() is None
-    assert queue.next_s == 120.0
+MOST, PATIENCE_S, TASKS = 2, 1.0, 5
+tasks = st.integers(0, TASKS - 1)
+times = st.sampled_from([AT_ONCE, 0.5, 1.0, 7.0, NEVER])
+steps = st.one_of(
+    st.tuples(st.just("take")),
+    st.tuples(st.just("wake"), tasks),
+    st.tuples(st.just("finish"), tasks, times),
+    st.tuples(st.just("wait"), st.sampled_from([0.1, 0.5, 1.0, 5.0])),
+    st.tuples(st.just("remove"), tasks),
+)
 
 
-def test_a_wake_during_a_step_leads_to_one_more_step() -> None:
-    queue = Queue(most_running=2)
-    task = queue.task("task")
-    assert queue.take() is task
-    task.wake()
-    task.wake()
-    assert queue.take() is None  # never twice at once
-    queue.finish(task, NEVER)
-    assert queue.take() is task
-    queue.finish(task, NEVER)
-    assert queue.take() is None
-
-
-def test_a_step_that_runs_for_too_long_gives_its_place_to_others() -> None:
-    queue = Queue(most_running=1, patience_s=1.0)
-    blocked, waiting = queue.task("blocked"), queue.task("waiting")
-    assert queue.take() is blocked
-    assert queue.take() is None
-    assert queue.next_s == 101.0  # this is when it may run
-    queue.now_s = 101.0
-    assert queue.take() is waiting
-    assert queue.queue.running == 2
-    queue.finish(waiting, AT_ONCE)
-    assert queue.take() is waiting  # the blocked one delays it no more
-
-
-def test_a_removed_task_has_no_further_step() -> None:
-    queue = Queue()
-    ready, timed = queue.task("ready"), queue.task("timed")
-    ready.removed = True
-    assert queue.take() is timed
-    queue.finish(timed, 101.0)
-    timed.removed = True
-    queue.now_s = 102.0
-    assert queue.take() is None
-    timed.wake()
-    assert queue.take() is None
-    assert queue.next_s == NEVER
+@examples(80)
+@given(st.lists(steps, max_size=50))
+def test_a_queue_takes_each_task_when_it_is_due_or_was_woken(
+    happens: list[tuple[Any, ...]],
+) -> None:
+    """In their order, never twice at once, and after a wake during a step once more."""
+    queue, expected, now_s = TaskQueue(MOST, PATIENCE_S), Expected(), 100.0
+    made = [Task(lambda: NEVER, str(number), queue.make_ready) for number in range(TASKS)]
+    for kind, *values in happens:
+        task, *more = values or (0,)
+        if kind == "wake":
+            made[task].wake()
+            expected.wake(task)
+        elif kind == "remove":
+            made[task].removed = True
+            expected.removed.add(task)
+            expected.due.pop(task, None)
+        elif kind == "wait":
+            now_s += task
+        elif kind == "finish" and task in expected.running:
+            until_s = more[0] and now_s + more[0]
+            queue.finish(made[task], until_s, now_s)
+            expected.finish(task, until_s, now_s)
+        elif kind == "take":
+            wanted = expected.take(now_s)
+            assert queue.take(now_s) is (None if wanted is None else made[wanted])
+            assert queue.running == len(expected.running)
+            if wanted is None and expected.ready:  # it waits for a place
+                now_s = queue.next_s()
+                assert expected.take(now_s - 0.001) is None
+                taken = expected.take(now_s)
+                assert queue.take(now_s) is (None if taken is None else made[taken])
+        if expected.due and not expected.ready:
+            assert queue.next_s() <= min(expected.due.values())
 
 
 @pytest.fixture
