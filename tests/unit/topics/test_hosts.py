@@ -8,16 +8,20 @@ from typing import Any
 import pytest
 
 from delaylevel.cluster.port import ConsumerStats, PartitionStats, SubscriptionStats
-from delaylevel.model.level_topic import LevelTopicDescription, Mover, Pauses
+from delaylevel.model.level_topic import Mover, Pauses
 from delaylevel.model.position import Position
-from delaylevel.topics.hosts import MissingHost, missing_hosts, summary
+from delaylevel.topics.hosts import missing_hosts, summary
 from delaylevel.topics.status import status
 from support.fakes import describe
 
 NOW_MS = 1_800_000_000_000
 HOUR_MS = 3_600_000
+LEVEL_TOPIC = describe().topic
+NEAR_DUE_MS = describe().levels[-1].near_due_ms
 IDLE = SubscriptionStats(0)
 RUNNING = SubscriptionStats(0, consumers=(ConsumerStats("host-1"),), type="Exclusive")
+FUNCTION: dict[str, Any] = {"mover": Mover.FUNCTION}
+PAUSED: dict[str, Any] = {"pauses": Pauses((("*", NOW_MS - HOUR_MS),))}
 
 
 class Reported:
@@ -34,69 +38,63 @@ class Reported:
         return Position(7, -1, -1)
 
 
-def missing(
-    levels: SubscriptionStats,
-    window: SubscriptionStats,
-    description: LevelTopicDescription | None = None,
-) -> tuple[MissingHost, ...]:
-    admin: Any = Reported(levels, window)
-    described = description or describe()
-    rows = status(admin, described, 0, as_described=False).rows()
-    return missing_hosts(admin, described, rows, "orders", NOW_MS)
+def waiting(since_ms: int) -> SubscriptionStats:
+    """Return the statistics of a running process with a message of that age."""
+    return replace(RUNNING, backlog_entries=1, oldest_publish_ms=NOW_MS - since_ms)
 
 
 @pytest.mark.parametrize(
-    ("levels", "window", "lines"),
+    ("levels", "window", "changes", "lines"),
     [
-        (RUNNING, RUNNING, []),
+        (RUNNING, RUNNING, {}, []),
+        (IDLE, IDLE, {}, ["no mover and no dispatcher is running for orders: `delaylevel run o"]),
+        (RUNNING, IDLE, {}, ["no dispatcher is running for orders: `delaylevel run orders`"]),
+        (IDLE, RUNNING, {}, ["no mover is running for orders: `delaylevel run orders`"]),
         (
             IDLE,
             IDLE,
-            ["no mover and no dispatcher is running for orders: `delaylevel run orders`"],
+            FUNCTION,
+            [
+                f"no mover is running for orders: `delaylevel mover deploy {LEVEL_TOPIC}`",
+                f"no dispatcher is running for orders: `delaylevel dispatcher run {LEVEL_TOPIC}`",
+            ],
         ),
-        (RUNNING, IDLE, ["no dispatcher is running for orders: `delaylevel run orders`"]),
-        (IDLE, RUNNING, ["no mover is running for orders: `delaylevel run orders`"]),
+        # -- stale ones. The finest level's first partition hands off after an hour; the lead is
+        # five minutes.
+        (
+            waiting(3 * HOUR_MS),
+            RUNNING,
+            {},
+            ["host-1 is connected, and hand-offs are overdue by 2h"],
+        ),
+        (
+            waiting(3 * HOUR_MS),
+            IDLE,
+            {},
+            ["the mover of orders", "no dispatcher is running"],
+        ),
+        (RUNNING, waiting(NEAR_DUE_MS + 30_000), {}, []),
+        (
+            RUNNING,
+            waiting(NEAR_DUE_MS + HOUR_MS),
+            {},
+            [
+                "host-1 is connected, and a message in the window was due 1h00m ago or earlier: "
+                "`delaylevel levels describe orders`"
+            ],
+        ),
+        (RUNNING, waiting(100 * HOUR_MS), PAUSED, []),
     ],
 )
-def test_one_line_names_the_command(
-    levels: SubscriptionStats, window: SubscriptionStats, lines: list[str]
+def test_a_line_for_each_missing_or_stale_host_names_the_command(
+    levels: SubscriptionStats, window: SubscriptionStats, changes: dict[str, Any], lines: list[str]
 ) -> None:
-    assert summary(missing(levels, window), "orders") == lines
-
-
-def test_function_and_its_dispatcher_have_commands_of_their_own() -> None:
-    function = describe(mover=Mover.FUNCTION)
-    level_topic = function.topic
-    assert summary(missing(IDLE, IDLE, function), "orders") == [
-        f"no mover is running for orders: `delaylevel mover deploy {level_topic}`",
-        f"no dispatcher is running for orders: `delaylevel dispatcher run {level_topic}`",
-    ]
-
-
-def waiting(subscription: SubscriptionStats, since_ms: int) -> SubscriptionStats:
-    return replace(subscription, backlog_entries=1, oldest_publish_ms=NOW_MS - since_ms)
-
-
-def test_dispatcher_that_is_connected_and_releases_nothing_is_stale() -> None:
-    near_due_ms = describe().levels[-1].near_due_ms
-    assert not missing(RUNNING, waiting(RUNNING, near_due_ms + 30_000))
-    (found,) = missing(RUNNING, waiting(RUNNING, near_due_ms + HOUR_MS))
-    assert (found.kind, found.stale) == ("dispatcher", True)
-    assert "host-1 is connected, and a message in the window was due 1h00m ago" in str(found)
-    assert "`delaylevel levels describe orders`" in str(found)
-
-
-def test_pause_makes_no_dispatcher_stale() -> None:
-    paused = replace(describe(), pauses=Pauses((("*", NOW_MS - HOUR_MS),)))
-    assert not missing(RUNNING, waiting(RUNNING, 100 * HOUR_MS), paused)
-
-
-def test_mover_that_is_connected_and_behind_is_stale() -> None:
-    # The finest level's first partition hands off after an hour; the lead is five minutes.
-    (found,) = missing(waiting(RUNNING, 3 * HOUR_MS), RUNNING)
-    assert (found.kind, found.stale) == ("mover", True)
-    assert "host-1 is connected, and hand-offs are overdue by 2h05m" in str(found)
-    # It is no reason to start another one.
-    both = missing(waiting(RUNNING, 3 * HOUR_MS), IDLE)
-    assert [item.stale for item in both] == [True, False]
-    assert len(summary(both, "orders")) == 2
+    admin: Any = Reported(levels, window)
+    described = replace(describe(), **changes)
+    rows = status(admin, described, 0, as_described=False).rows()
+    missing = missing_hosts(admin, described, rows, "orders", NOW_MS)
+    found = summary(missing, "orders")
+    assert len(found) == len(lines)
+    assert all(words in line for words, line in zip(lines, found, strict=True))
+    running = {"mover": levels, "dispatcher": window}
+    assert all(each.stale == bool(running[each.kind].consumers) for each in missing)

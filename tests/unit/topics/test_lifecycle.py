@@ -1,8 +1,11 @@
-"""Tests of expansion, draining and deletion in memory, exact to the millisecond."""
+"""Tests of changes of a level topic: settings, expansion and deletion, in memory."""
 
 from __future__ import annotations
 
+import itertools
+import json
 import random
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -10,40 +13,202 @@ import pulsar
 import pytest
 
 from delaylevel import topics
+from delaylevel.cluster.port import TopicAdmin
 from delaylevel.errors import (
     BrokerError,
     BrokerUnreachableError,
     DelayTooLongError,
+    InvalidInputError,
     InvalidStrategyError,
     LevelTopicError,
+    NotFoundError,
     StillPendingError,
     StrategyMismatchError,
+    UpgradeRequiredError,
 )
-from delaylevel.model.level_topic import DESCRIPTION_PROPERTY
+from delaylevel.model.level_topic import (
+    DESCRIPTION_PROPERTY,
+    Expired,
+    LevelTopicDescription,
+    MissingTarget,
+    Role,
+)
 from delaylevel.model.strategy import Levels, PartitionBy, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
-from delaylevel.mover.drain import drain
-from delaylevel.testing import MemoryPulsar
-from delaylevel.topics import lifecycle
+from delaylevel.testing import ManualClock, MemoryPulsar
+from delaylevel.topics.lifecycle import (
+    change_settings,
+    delete,
+    expand,
+    longer_levels,
+    pause,
+    resume,
+)
+from delaylevel.topics.status import status
 from support.fakes import describe
 from support.seeds import seeds
 
 DAY = timedelta(days=1)
 WEEK = PartitionStrategy(partition_by=PartitionBy.DAY, maximum_delay=7 * DAY)
 HOURS = PartitionStrategy(partition_by=PartitionBy.HOUR, maximum_delay=DAY)
+WANTED = describe()
+LONGER = longer_levels(WANTED.levels, 60 * DAY)
+CLOCK = ManualClock(1_800_000_000_000)
+Change = Callable[[TopicAdmin], LevelTopicDescription]
+
+
+@pytest.fixture
+def memory() -> MemoryPulsar:
+    """A Pulsar with a level topic."""
+    memory = MemoryPulsar()
+    topics.create(memory.admin, WANTED)
+    return memory
+
+
+def stored(memory: MemoryPulsar) -> str:
+    metadata = memory.admin.partitioned_metadata(WANTED.name)
+    return metadata.properties[DESCRIPTION_PROPERTY]
+
+
+def test_a_deletion_takes_the_outcomes_and_does_not_wait_for_them(memory: MemoryPulsar) -> None:
+    producer = memory.client().create_producer(WANTED.outcomes_topic.partition(0).full)
+    producer.send(b"an outcome")
+    with pytest.raises(LevelTopicError, match="-outcomes-partition-0"):
+        delete(memory.client(), memory.admin, WANTED)
+    producer.close()
+    assert status(memory.admin, WANTED, 0).outcome_entries == 1
+    assert delete(memory.client(), memory.admin, WANTED).total == 0
+    with pytest.raises(NotFoundError):
+        memory.admin.partitioned_metadata(WANTED.outcomes_topic)
+
+
+def test_applications_may_follow_the_outcomes(memory: MemoryPulsar) -> None:
+    for topic in (WANTED.outcomes_topic, WANTED.window_topic):
+        memory.client().subscribe(topic.full, "audit")
+    (foreign,) = status(memory.admin, WANTED, 0).foreign
+    assert foreign.role is Role.WINDOW
+
+
+def setting(**values: Any) -> Change:
+    return lambda admin: change_settings(admin, WANTED.topic, **values)
+
+
+CHANGES: dict[str, Change] = {
+    "drop": setting(on_missing_target=MissingTarget.DROP),
+    "dead letter": setting(on_missing_target=MissingTarget.DEAD_LETTER),
+    "expiry": setting(expire_after_ms=7),
+    "expiry and treatment": setting(expire_after_ms=9, expired=Expired.DEAD_LETTER),
+    "amount": setting(attribute="amount"),
+    "weight": setting(attribute="weight"),
+    "pause": lambda admin: pause(admin, WANTED.topic, "orders", CLOCK),
+    "pause of all": lambda admin: pause(admin, WANTED.topic, None, CLOCK),
+    "resume": lambda admin: resume(admin, WANTED.topic, "old", CLOCK, 500),
+    "resume slowly": lambda admin: resume(admin, WANTED.topic, "old", CLOCK, 700),
+    "target": lambda admin: topics.create(admin, describe(targets=("orders", "more"))),
+    "expansion": lambda admin: expand(admin, WANTED.topic, LONGER),
+}
+
+
+class Changing:
+    """A Pulsar with a level topic of two targets, one of them paused, and what was done to it."""
+
+    def __init__(self, *changes: str) -> None:
+        self.memory, self.refused = MemoryPulsar(), list[str]()
+        topics.create(self.memory.admin, describe(targets=("orders", "old")))
+        pause(self.memory.admin, WANTED.topic, "old", CLOCK)
+        for name in changes:
+            self.make(name)
+
+    def make(self, name: str) -> None:
+        try:
+            self.told = CHANGES[name](self.memory.admin)
+        except (LevelTopicError, StrategyMismatchError, InvalidInputError):
+            self.refused.append(name)
+            self.told = None
+
+    @property
+    def found(self) -> LevelTopicDescription | None:
+        return topics.find(self.memory.admin, WANTED.topic)
+
+    def make_both(self, change: str, meanwhile: str, call: str, at: int) -> bool:
+        """Make the second change before a call of the first; False if it has fewer calls."""
+        real, count = getattr(self.memory.admin, call), itertools.count(1)
+
+        def called(*values: Any, **named: Any) -> Any:
+            if next(count) == at:
+                self.make(meanwhile)
+            return real(*values, **named)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(self.memory.admin, call, called)
+            self.make(change)
+        return next(count) > at
+
+
+@pytest.mark.parametrize("meanwhile", CHANGES)
+@pytest.mark.parametrize("change", CHANGES)
+def test_two_changes_at_once_are_made_one_after_the_other_or_refused(
+    change: str, meanwhile: str
+) -> None:
+    """No change takes back another one: after a second try of a refused one, both are made."""
+    if change == meanwhile:
+        return
+    orders = [Changing(change, meanwhile).found, Changing(meanwhile, change).found]
+    calls = ["set_properties"]
+    if {change, meanwhile} == {"target", "expansion"}:
+        calls += ["partitioned_metadata", "create_subscription"]
+    for call in calls:
+        for at in itertools.count(1):
+            both = Changing()
+            if not both.make_both(change, meanwhile, call, at):
+                assert at > 1, "it made no such call"
+                break
+            assert len(both.refused) < 2
+            assert both.told in (None, both.found)
+            for name in both.refused.copy():
+                both.make(name)
+            assert both.found in orders
+
+
+@pytest.mark.parametrize("name", ["expired", "paused.x", "resumed.x"])
+@pytest.mark.parametrize("text", ["", "x", "7", "[]"])
+def test_a_damaged_setting_is_reported(memory: MemoryPulsar, name: str, text: str) -> None:
+    if (name, text) == ("paused.x", "7"):
+        return
+    memory.admin.set_properties(WANTED.name, {f"delaylevel.set.{name}": text})
+    with pytest.raises(LevelTopicError, match="cannot be read"):
+        topics.find(memory.admin, WANTED.topic)
+
+
+def test_a_later_format_refuses_every_use(memory: MemoryPulsar) -> None:
+    text = json.dumps({**json.loads(stored(memory)), "version": 2})
+    memory.admin.set_properties(WANTED.name, {DESCRIPTION_PROPERTY: text})
+    for use in (
+        lambda: topics.find(memory.admin, WANTED.topic),
+        lambda: topics.describe(memory.admin, WANTED.topic),
+        lambda: topics.create(memory.admin, WANTED),
+        lambda: change_settings(memory.admin, WANTED.topic, on_missing_target=MissingTarget.DROP),
+        lambda: memory.client().create_producer(
+            "orders",
+            enable_delay_level_topic=True,
+            delay_level_topic=WANTED.topic,
+            partition_strategy=WANTED.levels,
+        ),
+    ):
+        with pytest.raises(UpgradeRequiredError, match="format 2"):
+            use()
+    assert stored(memory) == text
+    (listed,) = topics.list_level_topics(memory.admin, "public/default")
+    assert listed.description is None
+    assert "format 2" in str(listed.problem)
 
 
 @pytest.mark.parametrize("overflow", ["reject", "recirculate"])
 @pytest.mark.parametrize("seed", seeds(1))
 def test_an_expansion_at_any_time_loses_and_delays_nothing(seed: int, overflow: str) -> None:
     choose = random.Random(seed)
-    first = PartitionStrategy(
-        partition_by=PartitionBy.DAY,
-        maximum_delay=7 * DAY,
-        overflow="recirculate" if overflow == "recirculate" else "reject",
-    )
+    levels = Levels([WEEK.model_copy(update={"overflow": overflow}), HOURS])
     with MemoryPulsar() as memory:
-        levels = Levels([first, HOURS])
         old, new = (
             memory.client().create_producer(
                 "orders", enable_delay_level_topic=True, partition_strategy=levels.strategies
@@ -53,16 +218,14 @@ def test_an_expansion_at_any_time_loses_and_delays_nothing(seed: int, overflow: 
         maximum, dues = 7, {}
         for step in range(40):
             if step == 15:
-                longer = lifecycle.longer_levels(levels, 20 * DAY, {HOURS.unit: 2 * DAY})
-                lifecycle.expand(memory.admin, "orders", longer)
+                longer = longer_levels(levels, 20 * DAY, {HOURS.unit: 2 * DAY})
+                expand(memory.admin, "orders", longer)
                 maximum = 20
                 # The new producer refreshes at once. The old one refreshes after its first refusal.
                 new._cache._refresh_once()
                 assert new.description.levels == longer
             producer = choose.choice((old, new))
-            longest = 7 if producer is old else maximum
-            if overflow == "recirculate":
-                longest = 40
+            longest = 40 if overflow == "recirculate" else 7 if producer is old else maximum
             delay = timedelta(seconds=choose.randrange(longest * 86_400))
             producer.send(b"%d" % step, deliver_after=delay, message_id=f"m{step}")
             dues[f"m{step}"] = delay
@@ -75,31 +238,9 @@ def test_an_expansion_at_any_time_loses_and_delays_nothing(seed: int, overflow: 
                 assert int(item.at.timestamp() * 1000) == int(item.properties["delaylevel.due"])
 
 
-def test_a_level_topic_can_be_drained_and_deleted() -> None:
-    with MemoryPulsar() as memory:
-        client = memory.client()
-        producer = client.create_producer(
-            "orders",
-            enable_delay_level_topic=True,
-            partition_strategy=WEEK,
-            final_window="broker",
-        )
-        for days in (2, 3, 6):
-            producer.send(b"%d" % days, deliver_after=days * DAY)
-        producer.close()
-        description = topics.describe(memory.admin, "orders")
-        assert drain(client, memory.admin, description, clock=memory.clock).handed_off == 3
-        assert lifecycle.delete(memory.client(), memory.admin, description).total == 0
-        assert memory.level_topics() == []
-        memory.advance(7 * DAY)
-        assert [item.data for item in memory.delivered("orders")] == [b"2", b"3", b"6"]
-        for item in memory.delivered("orders"):
-            assert int(item.at.timestamp() * 1000) == int(item.properties["delaylevel.due"])
-
-
 def test_impossible_expansions_are_refused() -> None:
     levels = Levels([WEEK, HOURS])
-    longer = lifecycle.longer_levels(levels, 9 * DAY, {HOURS.unit: 2 * DAY})
+    longer = longer_levels(levels, 9 * DAY, {HOURS.unit: 2 * DAY})
     assert [item.partitions for item in longer] == [8, 47]
     for maximum, finer, words in (
         (6 * DAY, {}, "cannot be made shorter"),
@@ -108,37 +249,33 @@ def test_impossible_expansions_are_refused() -> None:
         (4000 * DAY, {}, "more than the limit"),
     ):
         with pytest.raises(InvalidStrategyError, match=words):
-            lifecycle.longer_levels(levels, maximum, finer)
+            longer_levels(levels, maximum, finer)
 
 
 @pytest.mark.parametrize("failure", [pulsar.Timeout("no answer"), BrokerUnreachableError("away")])
-def test_a_deletion_that_fails_keeps_no_partition_closed(failure: Exception) -> None:
-    memory = MemoryPulsar()
-    description = topics.create(memory.admin, describe())
-    names = [
-        member.topic.partition(index)
-        for member in description.members()
-        for index in range(member.partitions)
-    ]
+def test_a_deletion_that_fails_keeps_no_partition_closed(
+    memory: MemoryPulsar, failure: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
     client = memory.client()
     real = client.create_producer
 
     def failing(topic: str, **options: Any) -> Any:
-        if topic == names[1].full:
+        if topic == WANTED.name.partition(1).full:
             raise failure
         return real(topic, **options)
 
-    client.create_producer = failing  # type: ignore[method-assign]
-    with pytest.raises(BrokerError):
-        lifecycle.delete(client, memory.admin, description)
-    assert not [name for name in names if memory.admin.partition_stats(name).publishers]
-    client.create_producer = real  # type: ignore[method-assign]
-    lifecycle.delete(client, memory.admin, description)
-    assert topics.find(memory.admin, description.topic) is None
+    with monkeypatch.context() as patch:
+        patch.setattr(client, "create_producer", failing)
+        with pytest.raises(BrokerError):
+            delete(client, memory.admin, WANTED)
+    stats = memory.admin.partitioned_stats(WANTED.name).values()
+    assert not any(each.publishers for each in stats)
+    delete(client, memory.admin, WANTED)
+    assert topics.find(memory.admin, WANTED.topic) is None
 
 
 def test_an_interrupted_expansion_is_finished_by_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    levels, longer = Levels([WEEK]), lifecycle.longer_levels(Levels([WEEK]), 9 * DAY)
+    levels, longer = Levels([WEEK]), longer_levels(Levels([WEEK]), 9 * DAY)
     memory = MemoryPulsar()
     client, options = memory.client(), {"enable_delay_level_topic": True}
     producer = client.create_producer("orders", partition_strategy=levels.strategies, **options)
@@ -153,7 +290,7 @@ def test_an_interrupted_expansion_is_finished_by_the_next(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(memory.admin, "set_properties", fail)
     with pytest.raises(KeyboardInterrupt):
-        lifecycle.expand(memory.admin, "orders", longer)
+        expand(memory.admin, "orders", longer)
     monkeypatch.undo()
     assert memory.admin.partitioned_metadata(description.name).partitions == 8
     # No application uses an incomplete expansion.
@@ -162,16 +299,16 @@ def test_an_interrupted_expansion_is_finished_by_the_next(monkeypatch: pytest.Mo
         producer.send(b"x", deliver_after=8 * DAY)
     for again in (
         lambda: topics.create(memory.admin, description),
-        lambda: lifecycle.expand(memory.admin, "orders", lifecycle.longer_levels(levels, 8 * DAY)),
+        lambda: expand(memory.admin, "orders", longer_levels(levels, 8 * DAY)),
     ):
         with pytest.raises(LevelTopicError, match="was not finished"):
             again()
-    assert lifecycle.expand(memory.admin, "orders", longer).levels == longer
+    assert expand(memory.admin, "orders", longer).levels == longer
     # An application with the shorter maximum uses the longer one, and with another one none.
     assert topics.create(memory.admin, description).levels == longer
     other = client.create_producer("orders", partition_strategy=levels.strategies, **options)
     other.send(b"x", deliver_after=8.5 * DAY)
-    eight = lifecycle.longer_levels(levels, 8 * DAY).strategies
+    eight = longer_levels(levels, 8 * DAY).strategies
     with pytest.raises(StrategyMismatchError):
         client.create_producer("orders", partition_strategy=eight, **options)
     # What is in a partition of an expansion counts.
@@ -181,5 +318,5 @@ def test_an_interrupted_expansion_is_finished_by_the_next(monkeypatch: pytest.Mo
     for each in (plain, other, producer):
         each.close()
     with pytest.raises(StillPendingError, match="2 parked"):
-        lifecycle.delete(client, memory.admin, description)
-    assert lifecycle.delete(client, memory.admin, description, discard=2).parked == 2
+        delete(client, memory.admin, description)
+    assert delete(client, memory.admin, description, discard=2).parked == 2
