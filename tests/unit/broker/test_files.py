@@ -175,7 +175,7 @@ def test_configuration_overrides_replace_and_add(
         "standalone.conf": "# tick=1\nbrokerServicePort=6650\nstrict=false\n",
         "broker.conf": "# commentedOut=1\n",
         "bookkeeper.conf": "",
-        "functions_worker.yml": "downloadDirectory: download\nuseTls: false\n  logDirectory: logs/\n",
+        "functions_worker.yml": "downloadDirectory: x\nuseTls: false\n  logDirectory: logs/\n",
     }.items():
         (home / "conf" / name).write_text(text)
     overrides = {"strict": "true", "commentedOut": "5", "typo": "1", "webServicePort": "9"}
