@@ -65,7 +65,8 @@ class Process:
 def test_the_others_are_served_and_each_of_the_rest_is_tried_again(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    process = Process("a", "b", "late", "refusing")
+    # Two names of one level topic are one.
+    process = Process("a", "_a-delay-level", "b", "late", "refusing")
     for name in ("a", "b", "refusing"):
         process.create(name)
     process.store("_b-delay-level", version=2)
@@ -116,15 +117,6 @@ def test_if_none_can_be_served_the_first_reason_is_raised() -> None:
     process.unable["a"] = BrokerUnreachableError("away")
     with pytest.raises(BrokerUnreachableError):
         process.roster.start()
-
-
-def test_two_names_of_one_level_topic_are_served_once() -> None:
-    process = Process("a", "_a-delay-level")
-    process.create("a")
-    process.roster.start()
-    process.look()
-    assert process.names() == ["a"]
-    assert not process.roster.refused
 
 
 def test_a_namespace_is_followed() -> None:

@@ -1,9 +1,10 @@
-"""Tests of the statistics of a level topic: requests, and derived values."""
+"""Tests of the status of a level topic, and of the movers and dispatchers that it lacks."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -11,11 +12,13 @@ import pytest
 
 from delaylevel.cluster.port import ConsumerStats, PartitionStats, SubscriptionStats
 from delaylevel.errors import LevelTopicError, NotFoundError
-from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription, Role
+from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription, Mover, Pauses, Role
+from delaylevel.model.position import Position
 from delaylevel.model.strategy import PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.testing import MemoryPulsar
 from delaylevel.topics import lifecycle
+from delaylevel.topics.hosts import missing_hosts, summary
 from delaylevel.topics.status import (
     LevelTopicStatus,
     StatusCache,
@@ -24,8 +27,92 @@ from delaylevel.topics.status import (
     window_stats,
 )
 from delaylevel.topics.subscriptions import foreign_subscriptions
+from support.fakes import describe
 
+NOW_MS = 1_800_000_000_000
 HOUR_MS = 3_600_000
+LEVEL_TOPIC = describe().topic
+NEAR_DUE_MS = describe().levels[-1].near_due_ms
+IDLE = SubscriptionStats(0)
+RUNNING = SubscriptionStats(0, consumers=(ConsumerStats("host-1"),), type="Exclusive")
+FUNCTION: dict[str, Any] = {"mover": Mover.FUNCTION}
+PAUSED: dict[str, Any] = {"pauses": Pauses((("*", NOW_MS - HOUR_MS),))}
+
+
+class Reported:
+    """An admin interface that reports the same subscription for all partitions of a kind."""
+
+    def __init__(self, levels: SubscriptionStats, window: SubscriptionStats) -> None:
+        self.levels, self.window = levels, window
+
+    def partitioned_stats(self, topic: Any) -> dict[int, PartitionStats]:
+        found = self.window if topic.local.endswith("-window") else self.levels
+        return {index: PartitionStats(0, {"delaylevel": found}) for index in range(40)}
+
+    def mark_delete_position(self, partition: Any, subscription: str) -> Position:
+        return Position(7, -1, -1)
+
+
+def waiting(since_ms: int) -> SubscriptionStats:
+    """Return the statistics of a running process with a message of that age."""
+    return replace(RUNNING, backlog_entries=1, oldest_publish_ms=NOW_MS - since_ms)
+
+
+@pytest.mark.parametrize(
+    ("levels", "window", "changes", "lines"),
+    [
+        (RUNNING, RUNNING, {}, []),
+        (IDLE, IDLE, {}, ["no mover and no dispatcher is running for orders: `delaylevel run o"]),
+        (RUNNING, IDLE, {}, ["no dispatcher is running for orders: `delaylevel run orders`"]),
+        (IDLE, RUNNING, {}, ["no mover is running for orders: `delaylevel run orders`"]),
+        (
+            IDLE,
+            IDLE,
+            FUNCTION,
+            [
+                f"no mover is running for orders: `delaylevel mover deploy {LEVEL_TOPIC}`",
+                f"no dispatcher is running for orders: `delaylevel dispatcher run {LEVEL_TOPIC}`",
+            ],
+        ),
+        # -- stale ones. The finest level's first partition hands off after an hour; the lead is
+        # five minutes.
+        (
+            waiting(3 * HOUR_MS),
+            RUNNING,
+            {},
+            ["host-1 is connected, and hand-offs are overdue by 2h"],
+        ),
+        (
+            waiting(3 * HOUR_MS),
+            IDLE,
+            {},
+            ["the mover of orders", "no dispatcher is running"],
+        ),
+        (RUNNING, waiting(NEAR_DUE_MS + 30_000), {}, []),
+        (
+            RUNNING,
+            waiting(NEAR_DUE_MS + HOUR_MS),
+            {},
+            [
+                "host-1 is connected, and a message in the window was due 1h00m ago or earlier: "
+                "`delaylevel levels describe orders`"
+            ],
+        ),
+        (RUNNING, waiting(100 * HOUR_MS), PAUSED, []),
+    ],
+)
+def test_a_line_for_each_missing_or_stale_host_names_the_command(
+    levels: SubscriptionStats, window: SubscriptionStats, changes: dict[str, Any], lines: list[str]
+) -> None:
+    admin: Any = Reported(levels, window)
+    described = replace(describe(), **changes)
+    rows = status(admin, described, 0, as_described=False).rows()
+    missing = missing_hosts(admin, described, rows, "orders", NOW_MS)
+    found = summary(missing, "orders")
+    assert len(found) == len(lines)
+    assert all(words in line for words, line in zip(lines, found, strict=True))
+    running = {"mover": levels, "dispatcher": window}
+    assert all(each.stale == bool(running[each.kind].consumers) for each in missing)
 
 
 def everything(admin: Any, description: LevelTopicDescription) -> LevelTopicStatus:
@@ -83,12 +170,9 @@ def test_movers_dispatchers_and_producers_are_listed(
     client.subscribe(level.partition(3).full, "another", consumer_name="somebody")
     client.subscribe(window.partition(1).full, SUBSCRIPTION, consumer_name="dispatcher")
     client.create_producer(level.partition(0).full, producer_name="application")
-    stats = everything(memory_pulsar.admin, parked)
-    owned = {(row.level_name, row.partition): row.consumers for row in stats.rows()}
-    assert {key: names for key, names in owned.items() if names} == {
-        ("HOUR", 3): ("mover",),
-        ("window", 1): ("dispatcher",),
-    }
+    rows = [row for row in everything(memory_pulsar.admin, parked).rows() if row.consumers]
+    found = {(row.level_name, row.partition, *row.consumers) for row in rows}
+    assert found == {("HOUR", 3, "mover"), ("window", 1, "dispatcher")}
     with pytest.raises(LevelTopicError, match=r"consumer dispatcher .*producer application"):
         lifecycle.delete(memory_pulsar.client(), memory_pulsar.admin, parked)
 
@@ -116,8 +200,8 @@ def test_status_and_metrics_agree(
 def test_a_missing_topic_has_partitions_without_statistics(
     memory_pulsar: MemoryPulsar, parked: LevelTopicDescription
 ) -> None:
-    memory_pulsar.admin.delete(parked.journal_topic)
-    memory_pulsar.admin.delete(parked.window_topic)
+    for topic in (parked.journal_topic, parked.window_topic):
+        memory_pulsar.admin.delete(topic)
     stats = everything(memory_pulsar.admin, parked)
     found = {(row.stats, row.backlog_entries, row.consumers) for row in stats.rows(Role.WINDOW)}
     assert found == {(None, 0, ())}
@@ -146,13 +230,11 @@ def test_partitions_beyond_the_description_are_left_out_on_request(
     memory_pulsar: MemoryPulsar, parked: LevelTopicDescription
 ) -> None:
     memory_pulsar.admin.expand(parked.name, 5)
-    client = memory_pulsar.client()
-    client.create_producer(parked.name.partition(4).full).send(b"")
+    memory_pulsar.client().create_producer(parked.name.partition(4).full).send(b"")
     assert everything(memory_pulsar.admin, parked).backlog_entries == 4
     described = status(memory_pulsar.admin, parked, 0)
     assert described.backlog_entries == 3
-    levels = sum(level.partitions for level in parked.levels)
-    assert len(described.partitions) == levels
+    assert len(described.partitions) == sum(level.partitions for level in parked.levels)
 
 
 def test_a_subscription_is_foreign_unless_it_is_ours_or_the_brokers(
@@ -169,11 +251,8 @@ def test_a_subscription_is_foreign_unless_it_is_ours_or_the_brokers(
     }
     stats = [PartitionStats(0, found)]
     first, second = foreign_subscriptions(parked.window_topic, Role.WINDOW, stats)
-    assert (first.name, first.durable, first.consumers) == (
-        "delaylevel-reports",
-        True,
-        ("10.0.0.1:99",),
-    )
+    assert (first.name, first.durable) == ("delaylevel-reports", True)
+    assert first.consumers == ("10.0.0.1:99",)
     assert (second.name, second.durable, second.consumers) == ("reader x", False, ())
     assert "--subscription 'reader x' --force" in second.removal
     assert "messages before they are due, and keeps them stored" in str(first)
