@@ -24,7 +24,7 @@ pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="needs o
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A certificate for ``localhost`` only; its key is beside it."""
+    """Make a certificate for ``localhost``, with its key in the same folder."""
     folder = tmp_path_factory.mktemp("tls")
     subprocess.run(
         [

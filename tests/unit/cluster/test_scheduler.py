@@ -26,7 +26,7 @@ TIMEOUT_S = 30
 
 
 class Expected:
-    """What a queue of tasks promises, told by the numbers of its tasks."""
+    """A model of a queue of tasks, by their numbers."""
 
     def __init__(self) -> None:
         self.ready: list[int] = []
