@@ -214,65 +214,41 @@ def cli_process(
             process.wait()
 
 
-class JavaPublisher(JavaProgram):
-    """A Java client that publishes a message for each line of its input.
+@contextlib.contextmanager
+def _java_publisher(connection: Connection, source: str) -> Iterator[Callable[..., None]]:
+    """Yield a function that publishes a message of the fields that a Java program takes.
 
     It keeps its producers. After a test, they ask for the deleted topics again and again.
     """
 
-    source: str
-
-    def __init__(self, connection: Connection) -> None:
-        super().__init__(str(JAVA_SOURCES / self.source), connection.service_url)
-        self.answer("ready")
-
-    def publish(self, *fields: str, properties: Mapping[str, str]) -> None:
-        """Publish a message of the given fields, and wait for its confirmation."""
-        line = [*fields, *(f"{key}={text}" for key, text in properties.items())]
-        answer = self.ask("\t".join(line), "ok", "failed")
+    def publish(*fields: Any, properties: Mapping[str, str]) -> None:
+        line = [base64.b64encode(each).decode() if isinstance(each, bytes) else str(each)
+                for each in fields]  # fmt: skip
+        line += [f"{key}={text}" for key, text in properties.items()]
+        answer = program.ask("\t".join(line), "ok", "failed")
         assert answer.startswith("ok"), answer
 
-
-class SkewedPublisher(JavaPublisher):
-    """A Java client that stamps each message with the clock that the test chooses."""
-
-    source = "SkewedProducer.java"
-
-    def __call__(
-        self, topic: str, ahead_ms: int, value: bytes, properties: Mapping[str, str]
-    ) -> None:
-        """Publish a message, stamped by a clock that is ahead of the correct one."""
-        self.publish(topic, str(ahead_ms), _base64(value), properties=properties)
-
-
-class BytesKeyPublisher(JavaPublisher):
-    """A Java client that publishes messages with keys that are bytes."""
-
-    source = "BytesProducer.java"
-
-    def __call__(
-        self, topic: str, kind: str, key: bytes, value: bytes, properties: Mapping[str, str]
-    ) -> None:
-        """Publish a message; see the Java source for the kinds of keys."""
-        self.publish(topic, kind, _base64(key), _base64(value), properties=properties)
-
-
-def _base64(value: bytes) -> str:
-    return base64.b64encode(value).decode()
+    program = JavaProgram(str(JAVA_SOURCES / source), connection.service_url)
+    with contextlib.closing(program):
+        program.answer("ready")
+        yield publish
 
 
 @pytest.fixture(scope="module")
-def skewed(connection: Connection) -> Iterator[SkewedPublisher]:
-    """``skewed(topic, ahead_ms, value, properties)``: publish with a wrong clock."""
-    with contextlib.closing(SkewedPublisher(connection)) as publisher:
-        yield publisher
+def skewed(connection: Connection) -> Iterator[Callable[..., None]]:
+    """``skewed(topic, ahead_ms, value, properties=…)``: publish with a clock that is ahead."""
+    with _java_publisher(connection, "SkewedProducer.java") as publish:
+        yield publish
 
 
 @pytest.fixture(scope="module")
-def bytes_keys(connection: Connection) -> Iterator[BytesKeyPublisher]:
-    """``bytes_keys(topic, kind, key, value, properties)``: publish with a key of bytes."""
-    with contextlib.closing(BytesKeyPublisher(connection)) as publisher:
-        yield publisher
+def bytes_keys(connection: Connection) -> Iterator[Callable[..., None]]:
+    """``bytes_keys(topic, kind, key, value, properties=…)``: publish with a key of bytes.
+
+    See the Java source for the kinds of keys.
+    """
+    with _java_publisher(connection, "BytesProducer.java") as publish:
+        yield publish
 
 
 @pytest.fixture

@@ -11,11 +11,9 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from delaylevel.errors import AlreadyRunningError, LevelTopicError
 from delaylevel.model.level_topic import LevelTopicDescription
-from delaylevel.model.position import Position
 from delaylevel.model.strategy import Levels, PartitionStrategy
-from delaylevel.mover import dead_letters as deadletters
+from delaylevel.mover.dead_letters import source_of
 from support.world import RealWorld
 
 HOUR_MS = 3_600_000
@@ -75,6 +73,9 @@ def test_repaired_and_delivered_by_command(
         refused = run(*arguments)
         assert refused.exit_code in (1, 2), refused.output
         assert words in refused.stderr
+    other = world.plain_client.subscribe(source_of(description).topic, "delaylevel")
+    assert "another" in run("replay", target, "--all").stderr
+    other.close()
     assert len(world.stored(target)) == 0
 
     some = [row["id"] for row in listed if "delaylevel.due" in row["reason"]]
@@ -93,13 +94,3 @@ def test_repaired_and_delivered_by_command(
     assert [row["outcome"] for row in json.loads(answer.stdout)] == ["discarded"] * 2
     assert json.loads(run("list", target, "-o", "json").stdout) == []
     assert run("list", target).exit_code == 0
-
-
-def test_one_replay_at_a_time(world: RealWorld, description: LevelTopicDescription) -> None:
-    topic = deadletters.source_of(description).topic
-    other = world.plain_client.subscribe(topic, "delaylevel", receiver_queue_size=0)
-    with pytest.raises(AlreadyRunningError):
-        deadletters.replay(world.plain_client, world.admin, description, lambda _: True)
-    other.close()
-    with pytest.raises(LevelTopicError):
-        deadletters.find(world.plain_client, world.admin, description, Position(1, 2, 3))

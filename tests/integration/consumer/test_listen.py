@@ -8,7 +8,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +26,9 @@ app = Listeners.from_config()
 
 @app.on("{topic}", retry=False)
 def bill(message):
-    print("begin", message.data.decode(), VERSION, flush=True)
-    time.sleep(DURATION_S)
+    print("begin", message.data.decode(), flush=True)
+    time.sleep({duration_s})
     print("end", message.data.decode(), flush=True)
-
-VERSION, DURATION_S = "one", 0
 """
 CONFIG = """
 [listeners]
@@ -43,40 +41,26 @@ concurrency = 2
 
 
 class Listening:
-    """A folder with an application, and the command that runs it.
-
-    Attributes:
-        folder: the current folder of the command.
-        topic: the topic of the application.
-    """
+    """A folder with an application, and the command that runs it."""
 
     def __init__(self, folder: Path, pulsar: EmbeddedPulsar) -> None:
-        self.folder = folder
-        self.topic = pulsar.topic("orders")
-        self.service_url = pulsar.connection.service_url
-        self._admin_url = pulsar.connection.admin_url
+        self.folder, self.topic = folder, pulsar.topic("orders")
+        where = pulsar.connection
+        self._addresses = ["--service-url", where.service_url, "--admin-url", where.admin_url]
         self._log = folder / "output"
         self.process: Any = None
         (folder / "config.toml").write_text(CONFIG)
-        self.write()
+        self._producer = pulsar.client().create_producer(self.topic)
 
-    def write(self, **replaced: str) -> None:
-        """Write the application.
-
-        Args:
-            replaced: replacements for names at its end, e.g. ``DURATION_S="3"``.
-        """
-        text = APP.format(topic=self.topic)
-        for name, value in replaced.items():
-            text += f"{name} = {value}\n"
+    def start(self, *arguments: str, duration_s: float = 0) -> None:
+        """Write the application, send it a message, and run it."""
+        text = APP.format(topic=self.topic, duration_s=duration_s)
         (self.folder / "shop.py").write_text(text)
-
-    def start(self, *arguments: str) -> None:
-        addresses = ["--service-url", self.service_url, "--admin-url", self._admin_url]
-        command = [sys.executable, "-m", "delaylevel", "--config", "config.toml", *addresses]
+        self._producer.send(b"first")
+        command = [sys.executable, "-m", "delaylevel", "--config", "config.toml", *self._addresses]
         with self._log.open("wb") as output:
             self.process = subprocess.Popen(
-                [*command, "listen", *arguments],
+                [*command, "listen", "shop:app", *arguments],
                 cwd=self.folder,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -88,10 +72,8 @@ class Listening:
 
     def until(self, text: str) -> None:
         """Wait for a text in the output."""
-        try:
-            eventually(lambda: text in self.said() or self.process.poll() is not None, text, 120)
-        finally:
-            assert text in self.said(), self.said()
+        eventually(lambda: text in self.said() or self.process.poll() is not None, text, 120)
+        assert text in self.said(), self.said()
 
     def end(self) -> int:
         """Stop the command, and return its exit code."""
@@ -108,26 +90,10 @@ def listening(tmp_path: Path, embedded_pulsar: EmbeddedPulsar) -> Iterator[Liste
         made.process.wait()
 
 
-Send = Callable[[bytes], None]
-
-
-@pytest.fixture
-def send(embedded_pulsar: EmbeddedPulsar, listening: Listening) -> Send:
-    """Return a function that sends a message to the application."""
-    producer = embedded_pulsar.client().create_producer(listening.topic)
-
-    def send(body: bytes) -> None:
-        producer.send(body)
-
-    return send
-
-
 def test_a_signal_ends_it_after_the_running_handler(
-    listening: Listening, send: Send, embedded_pulsar: EmbeddedPulsar
+    listening: Listening, embedded_pulsar: EmbeddedPulsar
 ) -> None:
-    listening.write(DURATION_S="1.5")
-    send(b"first")
-    listening.start("shop:app")
+    listening.start(duration_s=1.5)
     listening.until("begin first")
     assert listening.end() == 0
     assert "end first" in listening.said()
@@ -140,10 +106,9 @@ def test_a_signal_ends_it_after_the_running_handler(
         consumer.receive(500)
 
 
-def test_metrics_and_probes_are_served(listening: Listening, send: Send) -> None:
+def test_metrics_and_probes_are_served(listening: Listening) -> None:
     pytest.importorskip("prometheus_client")
-    send(b"first")
-    listening.start("shop:app", "--metrics-port", "0")
+    listening.start("--metrics-port", "0")
     listening.until("end first")
     match = re.search(r"Metrics at (http://\S+)/metrics", listening.said())
     assert match, listening.said()

@@ -5,23 +5,18 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from delaylevel.broker.conf import archive_path
-from delaylevel.broker.distribution import java
 from delaylevel.broker.embedded import (
     BrokerStatus,
     EmbeddedBroker,
     RegistrationMonitor,
-    prepare,
-    running_instance,
 )
-from delaylevel.cli.main import cli
 from delaylevel.cluster.rest.admin import Admin
 from delaylevel.errors import AlreadyRunningError, BrokerError, BrokerUnreachableError
 from support.world import eventually, quiet_client
@@ -57,33 +52,17 @@ def own(
 
 
 def publish(broker: EmbeddedBroker, count: int) -> None:
-    client = quiet_client(broker.connection)
-    try:
+    with closing(quiet_client(broker.connection)) as client:
         client.subscribe(TOPIC, SUBSCRIPTION).close()
         producer = client.create_producer(TOPIC)
         for number in range(count):
             producer.send(str(number).encode())
-    finally:
-        client.close()
 
 
 def received(broker: EmbeddedBroker, count: int) -> list[int]:
-    client = quiet_client(broker.connection)
-    try:
+    with closing(quiet_client(broker.connection)) as client:
         consumer = client.subscribe(TOPIC, SUBSCRIPTION)
         return [int(consumer.receive(timeout_millis=60_000).data()) for _ in range(count)]
-    finally:
-        client.close()
-
-
-@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs Linux")
-def test_a_prepared_server_starts_with_the_archive_of_its_classes(own: EmbeddedBroker) -> None:
-    home = prepare()
-    own.stop()
-    pid = own.start().pid
-    archive = archive_path(home, java())
-    assert str(archive) in Path(f"/proc/{pid}/maps").read_text()
-    assert " INFO " in own.logs()  # the log configuration applies
 
 
 def test_everything_listens_on_loopback_and_on_our_ports(own: EmbeddedBroker) -> None:
@@ -134,35 +113,21 @@ def test_messages_survive_a_restart_and_a_crash(own: EmbeddedBroker) -> None:
     assert received(broker, 50) == list(range(50))
 
 
-def test_a_second_start_names_the_running_process(broker: EmbeddedBroker) -> None:
-    twin = EmbeddedBroker("test", directory=broker.directory)
-    with pytest.raises(AlreadyRunningError) as caught:
-        twin.start()
-    assert str(broker.status().pid) in str(caught.value)
-    assert broker.status().service_url in str(caught.value)
-    assert twin.status() == broker.status(), "another process sees the same instance"
-
-
 def test_two_starts_at_once_make_one_broker(own: EmbeddedBroker) -> None:
-    broker = own
-    broker.stop()
-    outcomes: list[BrokerStatus | AlreadyRunningError] = []
+    own.stop()
 
-    def start() -> None:
+    def start(_: int) -> BrokerStatus | AlreadyRunningError:
         try:
-            outcomes.append(EmbeddedBroker("own", directory=broker.directory).start())
+            return EmbeddedBroker("own", directory=own.directory).start()
         except AlreadyRunningError as error:
-            outcomes.append(error)
+            return error
 
-    threads = [threading.Thread(target=start) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(type(outcome).__name__ for outcome in outcomes) == [
-        "AlreadyRunningError",
-        "BrokerStatus",
-    ]
+    with ThreadPoolExecutor(2) as pool:
+        found = sorted(pool.map(start, range(2)), key=lambda each: type(each).__name__)
+    refused, status = found
+    assert isinstance(refused, AlreadyRunningError)
+    assert status == own.status(), "another process sees the same instance"
+    assert str(own.status().pid) in str(refused)
 
 
 def test_a_broker_that_cannot_start_shows_its_log(tmp_path: Path) -> None:
@@ -197,38 +162,3 @@ def test_the_broker_ends_when_its_parent_dies(tmp_path: Path) -> None:
         parent.kill()
         parent.communicate()
         broker.stop()
-
-
-def test_from_the_command_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    runner = CliRunner()
-    try:
-        started = runner.invoke(cli, ["broker", "start", "--heap-mb", "256", "-o", "json"])
-        assert started.exit_code == 0, started.output
-        shown = json.loads(started.stdout)
-        assert shown["state"] == "running"
-        running = running_instance()
-        assert running is not None
-        assert running.service_url == shown["service_url"]
-
-        again = runner.invoke(cli, ["broker", "start"])
-        assert again.exit_code == 0
-        assert "runs already" in again.stderr
-        changed = runner.invoke(cli, ["broker", "start", "--broker-conf", "a=b"])
-        assert changed.exit_code == 1
-        assert str(shown["pid"]) in changed.stderr
-
-        listed = runner.invoke(cli, ["broker", "status"])
-        assert listed.exit_code == 0
-        assert listed.stdout.splitlines()[0].split()[:2] == ["NAME", "STATE"]
-        assert shown["admin_url"] in listed.stdout
-
-        (one,) = json.loads(runner.invoke(cli, ["broker", "status", "-o", "json"]).stdout)
-        assert Path(one["log_file"]).read_text("utf-8")
-    finally:
-        stopped = runner.invoke(cli, ["broker", "stop", "--delete-data"])
-    assert stopped.exit_code == 0
-    assert "is stopped" in stopped.stderr
-    assert not any((tmp_path / "delaylevel" / "brokers").iterdir())
-    assert runner.invoke(cli, ["broker", "status", "--name", "default"]).exit_code == 3
-    assert "does not run" in runner.invoke(cli, ["broker", "stop"]).stderr

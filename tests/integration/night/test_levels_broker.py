@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
-import pulsar
-
 from delaylevel import topics
-from delaylevel.cluster.rest.admin import Admin
-from delaylevel.model.topic_name import TopicName
 from delaylevel.topics.status import status
-from support.levels_broker import described, set_policy
-from support.world import eventually
+from support.levels_broker import described
+from support.world import RealWorld
 
 EVERYTHING_EATS = {
     "brokerDeleteInactiveTopicsFrequencySeconds": 1,
@@ -25,32 +22,28 @@ EVERYTHING_EATS = {
 def test_parked_messages_survive_ttl_and_the_deletion_of_inactive_topics(
     broker_with: Callable[..., Any],
 ) -> None:
-    broker = broker_with(EVERYTHING_EATS)
-    admin = Admin.from_connection(broker.connection)
     namespace = "public/default"
-    set_policy(admin, namespace, "messageTTL", 1)
-    wanted = topics.create(admin, described(namespace))
-    control, idle = (TopicName.parse(f"{namespace}/{name}") for name in ("control", "idle"))
-    for topic in (control, idle):
-        admin.create_partitioned(topic, 1)
-        admin.create_subscription(topic, "s")
-    client = pulsar.Client(**broker.connection.client_kwargs())
-    try:
+    with ExitStack() as stack:
+        world = RealWorld(broker_with(EVERYTHING_EATS).connection, stack, namespace)
+        admin = world.admin
+        world.set_policy("messageTTL", 1)
+        wanted = topics.create(admin, described(namespace))
+        control, idle = world.name("control"), world.name("idle")
+        for topic in (control, idle):
+            admin.create_partitioned(topic, 1)
+            admin.create_subscription(topic, "s")
         for topic in (control.partition(0), wanted.name.partition(0)):
-            client.create_producer(topic.full).send(b"x")
-    finally:
-        client.close()
+            world.plain_client.create_producer(topic.full).send(b"x")
 
-    # The empty topic is deleted with its subscription, and the other topic's message expires.
-    eventually(lambda: not admin.topic_exists(idle.partition(0)), "the deletion")
-    eventually(
-        lambda: (
-            not admin.topic_exists(control.partition(0))
-            or not admin.partition_stats(control.partition(0)).subscriptions["s"].backlog_entries
-        ),
-        "the expiry",
-        100,
-    )
-    at = status(admin, wanted, 0)
-    assert at.problems == ()
-    assert at.backlog_entries == 1
+        def expired() -> bool:
+            if not admin.topic_exists(control.partition(0)):
+                return True
+            stats = admin.partition_stats(control.partition(0))
+            return not stats.subscriptions["s"].backlog_entries
+
+        # The empty topic is deleted with its subscription, and the other topic's message expires.
+        world.eventually(lambda: not admin.topic_exists(idle.partition(0)), "the deletion")
+        world.eventually(expired, "the expiry", 100)
+        at = status(admin, wanted, 0)
+        assert at.problems == ()
+        assert at.backlog_entries == 1

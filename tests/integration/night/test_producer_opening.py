@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -29,36 +28,26 @@ def orders(namespace: str) -> str:
     return f"persistent://{namespace}/orders"
 
 
-@pytest.fixture
-def make(connection: Connection, proxy: Proxy, orders: str) -> Iterator[Callable[..., Any]]:
-    """``make(**options)``: a producer of ``orders`` that reaches the broker through the proxy."""
+def test_nothing_blocks_while_the_broker_is_away(
+    connection: Connection, proxy: Proxy, orders: str
+) -> None:
     through = connection.model_copy(update={"service_url": f"pulsar://127.0.0.1:{proxy.port}"})
     client = DelayLevelClient.from_connection(through, logger=QUIET)
-
-    def producer(**options: Any) -> Any:
-        return client.create_producer(
-            orders, enable_delay_level_topic=True, partition_strategy=HOURS, **options
-        )
-
-    yield producer
-    client.shutdown()
-
-
-def hours(count: int) -> dict[str, timedelta]:
-    """Return the delay for the partition of a number of hours."""
-    return {"deliver_after": timedelta(hours=count, minutes=30)}
-
-
-def test_nothing_blocks_while_the_broker_is_away(make: Callable[..., Any], proxy: Proxy) -> None:
-    producer = make(send_timeout_millis=1500, max_pending_messages=20)
+    producer = client.create_producer(
+        orders,
+        enable_delay_level_topic=True,
+        partition_strategy=HOURS,
+        send_timeout_millis=1500,
+        max_pending_messages=20,
+    )
     proxy.cut()
     eventually(lambda: not producer.is_connected(), "the cut")
     results: list[Any] = []
     began = time.monotonic()
+    near, far, farthest = (timedelta(hours=hours, minutes=30) for hours in (1, 2, 3))
     for _ in range(25):
-        producer.send_async(b"lost", lambda result, _: results.append(result), **hours(1))
-    producer.send_async(b"lost", None, **hours(2))
-    assert not producer.is_connected()
+        producer.send_async(b"lost", lambda result, _: results.append(result), deliver_after=near)
+    producer.send_async(b"lost", None, deliver_after=far)
     assert results == [Result.ProducerQueueIsFull] * 5
     assert time.monotonic() - began < 1
     with pytest.raises(UnconfirmedMessagesError, match=r"1 message .*Timeout: 1") as reported:
@@ -66,8 +55,9 @@ def test_nothing_blocks_while_the_broker_is_away(make: Callable[..., Any], proxy
     assert isinstance(reported.value.__cause__, pulsar.Timeout)
     assert results[5:] == [Result.Timeout] * 20
     with pytest.raises(pulsar.Timeout):
-        producer.send(b"lost", **hours(3))
+        producer.send(b"lost", deliver_after=farthest)
     assert time.monotonic() - began < 10
+    client.shutdown()
 
 
 PROGRAM = """

@@ -10,16 +10,13 @@ import base64
 import json
 from collections.abc import Callable
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import _pulsar
 import pytest
 from click.testing import Result
 
-from delaylevel.cluster.connection.settings import Connection
 from delaylevel.inspection import Inspector
-from delaylevel.model.clock import SystemClock
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.mover import dead_letters
@@ -57,7 +54,7 @@ def fill(
             producer._producer.send(builder.build())
 
         producer.send(b"first", properties=properties, partition_key="k")
-        bytes_keys(topic, "ordering", BAD, b"ordering", properties)
+        bytes_keys(topic, "ordering", BAD, b"ordering", properties=properties)
         producer.send(b"second", properties=properties, partition_key="k")
         bad(b"key", partition_key=BAD)
         producer.send(b"third", properties=properties, partition_key="k")
@@ -126,44 +123,9 @@ def test_a_mover_delivers_the_others_views_show_all_and_a_replay_refuses_them(
     lines = [json.loads(line) for line in listed.stdout.splitlines()]
     assert {line["reason"] for line in lines} == {ORDERING_KEY, KEY, PROPERTIES}
     assert lines[0]["reason"] in invoke("dlq", "show", description.topic, lines[0]["id"]).stdout
-    for options in ({}, {"target": description.targets[0], "due_ms": due_ms}):
-        answer = dead_letters.replay(
-            world.plain_client, world.admin, description, lambda _: True, **options
-        )
-        assert (answer.replayed, answer.refused) == (0, report.dead)
+    answer = dead_letters.replay(world.plain_client, world.admin, description, lambda _: True)
+    assert (answer.replayed, answer.refused) == (0, report.dead)
     check_dead_letters(world, description, topic, due_ms)
-
-
-@pytest.mark.spark
-def test_the_spark_job_with_steps_and_the_pending_dataframe(
-    world: RealWorld, fill: Fill, spark: Any, connection: Connection, tmp_path: Path
-) -> None:
-    from delaylevel.spark_sync import SparkSyncJob, SyncSettings, pending
-
-    description = world.level_topic(SECONDS)
-    topic = description.name.partition(0).full
-    due_ms = SystemClock().now_ms()
-    fill(topic, due_ms, "orders")
-    rows = {bytes(row["value"]): row for row in pending(spark, connection, description.topic)
-            .collect()}  # fmt: skip
-    assert rows.keys() == {*READABLE, b"ordering", b"key", b"properties"}
-    assert rows[b"key"]["key"] == rows[b"ordering"]["ordering_key"] == "\ufffd\ufffdA"
-    assert rows[b"properties"]["properties"]["delaylevel.unreadable"] == PROPERTIES
-    assert rows[b"properties"]["due"] is None
-    settings = SyncSettings(
-        (description.topic,), once=True, checkpoint=str(tmp_path / "checkpoint")
-    )
-
-    def moved() -> bool:
-        SparkSyncJob(connection, settings, spark=spark, steps=lambda frame: frame).run()
-        return not world.backlog(description)
-
-    world.eventually(moved, "the hand-off of all", 120)
-    check_dead_letters(world, description, topic, due_ms)
-    assert [message.value for message in world.stored(description.targets[0])] == READABLE
-
-
-# -- keys that are bytes
 
 
 def test_a_key_given_as_bytes_arrives_as_its_base64_text(
@@ -174,7 +136,8 @@ def test_a_key_given_as_bytes_arrives_as_its_base64_text(
 ) -> None:
     # The limit that README.md names: the client can neither read nor set the mark of such a key.
     description = world.level_topic(HOURS)
-    bytes_keys(description.name.partition(1).full, "key", BAD, b"body", parked(clock.now_ms()))
+    topic, properties = description.name.partition(1).full, parked(clock.now_ms())
+    bytes_keys(topic, "key", BAD, b"body", properties=properties)
     clock.advance(5 * HOUR)
     world.mover(description, clock).run_once()
     (message,) = world.stored(description.targets[0])

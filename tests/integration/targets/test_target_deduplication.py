@@ -9,45 +9,34 @@ import pytest
 
 from delaylevel import topics
 from delaylevel.model import envelope as env
-from support.dispatch_world import EO, DispatchWorld, MakeDispatch, at, ids, now_ms, once
+from support.dispatch_world import EO, MakeDispatch, at, ids, now_ms, once
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(240)]
 
 
-def check_that_messages_wait_for_deduplication(setting: DispatchWorld, target: str) -> None:
+@pytest.mark.parametrize("which", ["a target that lost it", "a new target"])
+def test_a_target_without_deduplication_is_not_written(make: MakeDispatch, which: str) -> None:
+    setting = make(EO, "orders")
+    world, target = setting.world, setting.target
+    setting.start()
+    if which == "a new target":
+        target = world.topic("new")
+        setting.keep(target)
+        description = replace(setting.description, targets=(target,))
+        setting.description = topics.create(world.admin, description)
+    else:
+        setting.deduplicate(target, on=False)
     names = ids("m", 20)
     setting.publish(target, at(now_ms() + 500, names))
-    setting.world.eventually(
+    world.eventually(
         lambda: setting.held >= 20 or setting.dead() or setting.stored(target),
         "the held messages",
     )
     assert setting.stored(target) == Counter()
-    assert not setting.dead()
-    reasons = {
-        message.properties[env.REASON]
-        for message in setting.world.stored(setting.description.held_topic.full)
-    }
-    assert all("deduplication" in reason for reason in reasons), reasons
+    held = world.stored(setting.description.held_topic.full)
+    assert all("deduplication" in message.properties[env.REASON] for message in held)
     setting.deduplicate(target)
     setting.return_held()
     setting.settle()
     assert setting.stored(target) == once(names)
     assert not setting.dead()
-
-
-def test_a_target_that_lost_its_deduplication_is_not_written(make: MakeDispatch) -> None:
-    setting = make(EO, "orders")
-    setting.start()
-    setting.deduplicate(setting.target, on=False)
-    check_that_messages_wait_for_deduplication(setting, setting.target)
-
-
-def test_a_new_target_without_deduplication_is_not_written(make: MakeDispatch) -> None:
-    setting = make(EO, "orders")
-    world = setting.world
-    setting.start()
-    new = world.topic("new")
-    setting.keep(new)
-    description = replace(setting.description, targets=(new,))
-    setting.description = topics.create(world.admin, description)
-    check_that_messages_wait_for_deduplication(setting, new)

@@ -5,26 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
-from datetime import timedelta
 from pathlib import Path
 
-import pulsar
 import pytest
 import urllib3
 
 from delaylevel.testing import EmbeddedPulsar
-
-
-def test_a_delayed_message_arrives_while_mover_and_dispatcher_run(
-    embedded_pulsar: EmbeddedPulsar,
-) -> None:
-    client = embedded_pulsar.client()
-    orders = embedded_pulsar.topic("orders")
-    consumer = client.subscribe(orders, "app", consumer_type=pulsar.ConsumerType.Shared)
-    producer = client.create_producer(orders, enable_delay_level_topic=True)
-    with embedded_pulsar.serving():
-        producer.send(b"pay me", deliver_after=timedelta(seconds=1))
-        assert consumer.receive(60_000).data() == b"pay me"
 
 
 def test_the_namespace_is_deleted_with_its_topics(embedded_pulsar: EmbeddedPulsar) -> None:
