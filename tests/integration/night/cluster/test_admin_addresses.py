@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import timedelta
-from pathlib import Path
 
 import pytest
 
@@ -17,7 +16,6 @@ from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.topics.status import status
 from support.cluster import Cluster
-from support.cluster_load import load_on, two_level_topics
 from support.world import RealWorld
 
 pytestmark = [pytest.mark.broker]
@@ -68,18 +66,3 @@ def test_the_broker_that_is_away_is_named(cluster: Cluster, world: RealWorld) ->
     with Admin(living.admin_url) as admin:
         cluster.eventually(lambda: stats(admin, description), "a takeover", 90)
     assert not [each for each in examine(connection, description.topic) if host in each.says]
-
-
-def test_messages_arrive_although_the_first_admin_address_is_dead(
-    cluster: Cluster, world: RealWorld, tmp_path: Path
-) -> None:
-    dead = cluster.broker_nodes[0]
-    described = two_level_topics(world.namespace)
-    with load_on(cluster.connection, tmp_path, 40.0, described) as load:
-        released, moved = load.measure(dead.kill).values()
-        # A new producer of this process.
-        producer = load.producer(described[1], described[1].targets[0])
-        assert producer.send(b"-1", deliver_after=timedelta(minutes=3))
-        producer.close()
-        assert load.lost == released.disordered == 0
-    assert max(released.early_ms, moved.early_ms) <= 0
