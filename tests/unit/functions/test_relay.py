@@ -183,6 +183,14 @@ def test_a_later_format_stops_the_relay(world: RelayWorld) -> None:
         world.let_pass(100)
 
 
+def test_a_message_of_a_new_partition_waits_for_the_description(world: RelayWorld) -> None:
+    longer = Levels([PartitionStrategy(maximum_delay=timedelta(days=8))])
+    world.descriptions = [replace(world.description, levels=longer)]
+    world.move(0, topic=f"{LEVEL_TOPIC}-partition-6")
+    world.answer(ORDERS)
+    assert (world.acknowledged, world.given_back, world.reads) == ([0], [], 1)
+
+
 def test_a_target_is_unknown_only_by_a_read_that_began_after_the_arrival(
     world: RelayWorld,
 ) -> None:

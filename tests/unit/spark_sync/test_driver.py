@@ -21,13 +21,14 @@ from delaylevel.errors import (
 )
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.position import EARLIEST, source_partitions
-from delaylevel.model.strategy import PartitionStrategy
+from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.spark_sync import driver as driver_module
 from delaylevel.spark_sync.arrow_rows import SCHEMA
 from delaylevel.spark_sync.driver import Driver, positions_of
 from delaylevel.spark_sync.options import SyncOptions
 from delaylevel.spark_sync.source import DelayLevelStreamReader
 from delaylevel.testing import ManualClock, MemoryPulsar
+from delaylevel.topics.lifecycle import expand, longer_levels
 from support.fakes import PartTimeAdmin
 
 DAY = timedelta(days=1)
@@ -75,6 +76,29 @@ def test_a_clock_that_was_wrong_for_a_moment_delays_no_search(
                 memory.clock.advance(delta)
                 clock.advance(delta)
             assert positions_of(driver.latest_offset(offset, None))[first] > start, "late"
+
+
+def test_a_running_job_reads_the_partitions_of_an_expansion(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with MemoryPulsar() as memory:
+        producer = memory.client().create_producer(
+            "orders", enable_delay_level_topic=True, partition_strategy=WEEK
+        )
+        here = InMemoryRuntime(memory, producer.description)
+        monkeypatch.setattr(driver_module, "runtime", lambda options: here)
+        options = SyncOptions((), (producer.description.topic,))
+        with closing(Driver(options, memory.clock)) as driver:
+            start = driver.latest_offset(driver.initial_offset(), None)
+            expanded = expand(memory.admin, "orders", longer_levels(Levels(WEEK), 10 * DAY))
+            here._descriptions[expanded.topic] = expanded
+            producer._cache._refresh_once()
+            producer.send(b"pay me", deliver_after=8.5 * DAY)
+            memory.clock.advance(8.4 * DAY)
+            begun = driver.latest_offset(start, None)
+            end = driver.latest_offset(begun, None)
+            added = expanded.name.partition(7).full
+            assert positions_of(end)[added] > positions_of(begun)[added]
 
 
 def test_tasks_and_limited_batches_begin_with_the_earliest_due(
