@@ -226,14 +226,15 @@ class World:
         assert not self.client.open
 
 
-def test_a_producer_that_opens_during_the_close_is_closed() -> None:
+@pytest.mark.parametrize("opened", [False, True])
+def test_a_producer_that_opens_during_the_close_is_closed(opened: bool) -> None:
     world = World()
     world.orders.open()
-    world.work()  # it is open, and the pool has not heard of it
-    assert world.client.open
+    if opened:
+        world.work()  # and the pool has not heard of it
     world.pool.close()
     world.work()
-    assert not world.client.open
+    assert (world.client.openings, world.client.open) == (1, [])
 
 
 def test_a_target_is_tried_again_after_each_pause() -> None:
@@ -394,7 +395,8 @@ def test_a_lost_partition_is_refused_once_and_takes_no_room_from_the_others() ->
             assert world.pool.load_of(ORDERS.topic, without_lost=True)[0] == 2
             assert world.pool.load_of(ORDERS.topic)[0] == 7
         healthy.answer()
-        world.run()
+        world.outcomes()
+        world.work()
         refusals.append(world.refusal)
     first = next(index for index, reason in enumerate(refusals) if reason)
     assert all(refusals[first:])
@@ -508,6 +510,7 @@ def test_confirmations_are_verified_before_another_producer_is_opened() -> None:
     assert not world.outcomes()  # the ledger is new, so the topic is looked at
     world.jobs.clear()  # and the admin interface does not answer yet
     world.orders.give_up()
+    world.run()
     world.orders.open()
     world.run()
     assert world.client.openings == 1
@@ -558,28 +561,34 @@ def test_a_topic_that_was_created_again_meanwhile_keeps_nothing() -> None:
     assert world.settle(3, ledger=8)[0] == (2, "refused")
 
 
-@pytest.mark.parametrize("connected", [False, True])
-def test_other_targets_wait_for_the_admin_interface(connected: bool) -> None:
-    """Those that were never open, and all while the host's own topics are not served."""
-    world = World(connected=connected)
-    if not connected:
+@pytest.mark.parametrize("why", ["new", "no ledger", "not connected", "not served"])
+def test_other_targets_wait_for_the_admin_interface(why: str) -> None:
+    """Those without a known ledger, and all while brokers do not serve them or our own topics."""
+    world = World(connected=why != "not connected")
+    if why == "no ledger":
+        world.orders.open()
+        world.run()
+        world.close_idle()
+    elif why != "new":
         world.settle(1)
         world.close_idle()
-    world.client.away, openings = NOBODY, world.client.openings
+    world.client.away = UNSERVED if why == "not served" else NOBODY
+    openings = world.client.openings
     assert not world.settle(2)
     assert world.client.openings == openings
     world.client.away = None
     assert world.settle(3) == [(2, "stored"), (3, "stored")]
 
 
-def test_an_unknown_retention_is_not_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("question", ["retains", "topic_policies"])
+def test_an_unknown_policy_is_not_nobody(question: str, monkeypatch: pytest.MonkeyPatch) -> None:
     world = known()
     world.client.away, world.client.subscriptions = None, ()
 
     def away(_: TopicName) -> bool:
         raise NOBODY
 
-    monkeypatch.setattr(world.client, "retains", away)
+    monkeypatch.setattr(world.client, question, away)
     assert world.settle(2) == [(2, "stored")]
 
 
