@@ -281,7 +281,10 @@ class TargetProducer(Generic[Item]):
     @property
     def is_stalled(self) -> bool:
         """True if none of the unconfirmed messages was confirmed for the stall time."""
-        return self._lost_s > self._patience_s or self.stalled_s > CONNECTED_STALL_S
+        # The first condition is for speed: this is asked at every poll.
+        return bool(self.state.in_flight) and (
+            self._lost_s > self._patience_s or self.stalled_s > CONNECTED_STALL_S
+        )
 
     @property
     def is_lost(self) -> bool:
@@ -373,28 +376,32 @@ class TargetProducer(Generic[Item]):
         while self._reports:
             self._reports.popleft()()
         self._take_answers()
-        if self.stalled_s > 0 and self._is_connected():
-            self._connected_s = self._now_s()
-        if self._lost_s > max(GIVE_UP_S, self._patience_s) or self.stalled_s > CONNECTED_STALL_S:
-            self.give_up()
-        if self.state.unverified or (
-            self.state.is_open
-            # The client may wait for up to a minute before it looks for the topic again.
-            and (self._lost_s > STALL_S or self._verification.is_outdated(self.used_s))
+        state = self.state
+        is_lost = bool(state.in_flight) and self._watch()
+        if state.unverified or (
+            state.is_open and (is_lost or self._verification.is_outdated(self.used_s))
         ):
-            self._verification.run(list(self.state.unverified), self._take_look)
-        if not self.state.is_open:
+            self._verification.run(list(state.unverified), self._take_look)
+        if not state.is_open:
             self._replace_producer()
-        elif self.state.unsent:
+        elif state.unsent:
             self._pass_on()
-        settled = self.state.settled()
+        settled = state.settled()
         if settled:
             self.messages -= sum([sent.count for sent, _, _ in settled])
             self.size -= sum([sent.size for sent, _, _ in settled])
         return settled
 
-    def _is_connected(self) -> bool:
-        return self._opened is not None and bool(self._opened.producer.is_connected())
+    def _watch(self) -> bool:
+        """Give up a producer that confirms nothing for long; return True if it may be replaced."""
+        stalled_s = self.stalled_s
+        if stalled_s > 0 and self._opened is not None and self._opened.producer.is_connected():
+            self._connected_s = self._now_s()
+        lost_s = self._lost_s
+        if lost_s > max(GIVE_UP_S, self._patience_s) or stalled_s > CONNECTED_STALL_S:
+            self.give_up()
+        # The client may wait for up to a minute before it looks for the topic again.
+        return lost_s > STALL_S
 
     def give_up(self) -> None:
         """Give up the producer, which confirms nothing; the next one is opened by `poll`."""
