@@ -94,8 +94,12 @@ class Window:
         self.undecided = (-1, -1, -1)
 
 
-def test_messages_that_are_due_later_come_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    window = Window(monkeypatch)
+@pytest.fixture
+def window(monkeypatch: pytest.MonkeyPatch) -> Window:
+    return Window(monkeypatch)
+
+
+def test_messages_that_are_due_later_come_together(window: Window) -> None:
     for entry in range(3):
         window.arrive(entry, due_in_ms=5_000)
         window.now_s += 0.02
@@ -106,8 +110,7 @@ def test_messages_that_are_due_later_come_together(monkeypatch: pytest.MonkeyPat
     assert window.batches() == [[entry << 10 for entry in range(3)]]
 
 
-def test_a_message_that_is_due_soon_is_passed_on_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    window = Window(monkeypatch)
+def test_a_message_that_is_due_soon_is_passed_on_at_once(window: Window) -> None:
     window.arrive(0, due_in_ms=5_000)
     window.fetcher.fetch()
     assert window.batches() == []
@@ -116,18 +119,12 @@ def test_a_message_that_is_due_soon_is_passed_on_at_once(monkeypatch: pytest.Mon
     assert window.batches() == [[0, 1 << 10]]
 
 
-def test_the_end_of_an_entry_is_reported_when_nothing_follows(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    window = Window(monkeypatch)
-    for index in range(2):
+def test_the_end_of_an_entry_is_reported_when_nothing_follows(window: Window) -> None:
+    for index in range(3):
+        assert not [each for each in window.events if isinstance(each, EntryEnd)], "one is missing"
         window.arrive(5, index=index, size=3)
-    while window.fetcher.gather():
-        pass
-    assert not [each for each in window.events if isinstance(each, EntryEnd)], "one is missing"
-    window.arrive(5, index=2, size=3)
-    while window.fetcher.gather():
-        pass
+        while window.fetcher.gather():
+            pass
     assert window.events[-1] == EntryEnd(1, 5 << 10 | 2)
 
 
@@ -144,10 +141,7 @@ def test_a_message_with_a_new_target_and_those_behind_it_belong_to_the_takeover(
     assert window.events[2] is CAUGHT_UP
 
 
-def test_messages_wait_while_the_description_is_read_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    window = Window(monkeypatch)
+def test_messages_wait_while_the_description_is_read_again(window: Window) -> None:
     window.is_current = False
     for entry in range(2):
         window.arrive(entry)
@@ -159,10 +153,7 @@ def test_messages_wait_while_the_description_is_read_again(
     assert [each for ids in window.batches() for each in ids] == [0, 1 << 10]
 
 
-def test_a_message_that_comes_again_is_dropped_and_a_wrong_order_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    window = Window(monkeypatch)
+def test_a_message_that_comes_again_is_dropped_and_a_wrong_order_refused(window: Window) -> None:
     for entries in ([1, 2, 2, 3], [], [3], [3, 4]):
         for entry in entries:
             window.arrive(entry)

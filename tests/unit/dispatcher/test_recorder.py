@@ -77,46 +77,32 @@ class Window:
     def _wait(self, seconds: float) -> None:
         self.now_s += seconds
 
-    def add_target(self) -> None:
-        self.description = replace(FIRST, targets=(ORDERS, ADDED))
-
-
-def plain(record: tuple[Any, ...] | None) -> tuple[Any, ...] | None:
-    return None if record is None else as_plain(record)
-
 
 def message(entry: int, target: str = ADDED, due: str = "1700000000000") -> ParkedMessage:
     properties = {DUE: due, TARGET: target, ID: f"id-{entry}", "mine": "1"}
     return ParkedMessage(7, entry, -1, 0, "key", "", 0, properties, b"body")
 
 
-def test_a_message_of_a_target_that_was_added_waits_for_a_read() -> None:
+def target_of(records: Recorder, message: Any) -> str | None:
+    found = records.packed(message, 7, 1, -1)
+    return None if found is None else as_plain(found)[3]
+
+
+def test_a_message_of_an_unknown_target_waits_for_a_description_that_is_read_after_it() -> None:
     window = Window()
-    window.add_target()
     assert window.record(message(0)) is None
-    window.record.refresh()
-    found = window.record(message(0))
-    assert found is not None
-    assert (found.target, found.due_ms) == (ADDED, 1_700_000_000_000)
-    assert window.record(message(1)) is not None
-    assert window.reads == 1
-
-
-def test_a_message_is_not_a_dead_letter_by_a_description_that_was_read_before_it() -> None:
-    window = Window()
-    window.record(message(0))
     window.record.refresh()
     dead = window.record(message(0))
     assert dead is not None
     assert dead.target == ""
     # Now the target is added, and its first message follows within the time between two reads.
     window.now_s += 0.001
-    window.add_target()
+    window.description = replace(FIRST, targets=(ORDERS, ADDED))
     assert window.record(message(1)) is None
     window.record.refresh()
     found = window.record(message(1))
     assert found is not None
-    assert found.target == ADDED
+    assert (found.target, found.due_ms) == (ADDED, 1_700_000_000_000)
 
 
 def test_one_read_decides_about_all_messages_that_were_stored_before_it() -> None:
@@ -171,32 +157,25 @@ def test_a_message_that_cannot_be_understood_is_a_dead_letter_at_once(
 
 def test_a_target_that_is_removed_is_unknown_again() -> None:
     now = [FIRST]
-    descriptions = DescriptionCache(lambda: now[0], FIRST)
-    records = Recorder(descriptions, TOPIC, lambda: None)
-    for _ in range(2):
-        found = plain(records.packed(core(PARKED), 7, 0, 0))
-        assert found is not None
-        assert found[3] == ORDERS
+    records = Recorder(DescriptionCache(lambda: now[0], FIRST), TOPIC, lambda: None)
+    assert [target_of(records, core(PARKED)) for _ in range(2)] == [ORDERS] * 2
     now[0] = replace(FIRST, targets=("persistent://public/default/other",))
     records.refresh()
-    assert plain(records.packed(core(PARKED), 7, 0, 0)) is None
+    assert target_of(records, core(PARKED)) is None
     records.refresh()
-    found = plain(records.packed(core(PARKED), 7, 0, 0))
-    assert found is not None
-    assert found[3] == ""
+    assert target_of(records, core(PARKED)) == ""
 
 
 @pytest.mark.parametrize("warm", [False, True])
 def test_a_field_that_is_not_utf_8_makes_a_dead_letter(warm: bool) -> None:
     records = recorder()
     if warm:
-        plain(records.packed(core(PARKED), 7, 0, 0))
+        target_of(records, core(PARKED))
     builder = _pulsar.MessageBuilder().content(b"body").properties(PARKED)
-    message = builder.partition_key(b"\xff").build()
-    found = plain(records.packed(message, 7, 1, -1))
+    found = records.packed(builder.partition_key(b"\xff").build(), 7, 1, -1)
     assert found is not None
-    assert found[3] == ""
-    assert RAW_KEY in found[10]
+    assert as_plain(found)[3] == ""
+    assert RAW_KEY in as_plain(found)[10]
 
 
 # -- the fast way, which checks each kind of message once
@@ -214,15 +193,8 @@ DUES = st.sampled_from(
         *("\u0661800000000000", "180000000000²"),
     ]
 )
-IDS = st.sampled_from(
-    [
-        "mine",
-        "",
-        "public/default/orders-delay-level-hour-partition-3:7:1:2",
-        "inv:2024:01:2",
-        "a\nb",
-    ]
-)
+PLACE = "public/default/orders-delay-level-hour-partition-3:7:1:2"
+IDS = st.sampled_from(["mine", "", PLACE, "inv:2024:01:2", "a\nb"])
 PROPERTIES = st.fixed_dictionaries(
     {},
     optional={

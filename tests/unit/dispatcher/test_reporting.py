@@ -58,9 +58,8 @@ class Dispatching:
         self.group: GroupState | None = GroupState(("a", "b"), OWNERS)
         self.age_s = 1.0
         self.silent_s = 1.0
-        self.urls: list[str] = []
         self.members: Any = None
-        self.advertise = self.urls.append
+        self.advertise = Mock()
 
     @property
     def refused(self) -> dict[str, str]:
@@ -99,45 +98,47 @@ def failed(reporter: DispatchReporter) -> list[str]:
     return [check.name.partition(" ")[0] for check in reporter.ready() if not check.ok]
 
 
-def test_a_dispatcher_is_ready_if_all_partitions_are_owned_and_caught_up(
-    dispatcher: Dispatching, reporter: DispatchReporter
+@pytest.mark.parametrize(
+    ("stats", "failing"),
+    [
+        ({}, []),
+        ({"caught_up": False}, ["caught"]),
+        ({"state": "disk full"}, ["caught"]),
+        ({"next_due_ms": T0 - LEAD_MS - 1_500}, ["lag"]),
+        ({"next_due_ms": T0 - LEAD_MS - 1_499}, []),
+    ],
+)
+def test_a_dispatcher_is_ready_if_its_partitions_are_caught_up_and_on_time(
+    stats: dict[str, Any], failing: list[str], dispatcher: Dispatching, reporter: DispatchReporter
 ) -> None:
-    assert failed(reporter) == []
-    dispatcher.owners[1].stats.set(caught_up=False)
-    assert failed(reporter) == ["caught"]
-    dispatcher.owners[1].stats.set(caught_up=True, state="disk full")
-    assert failed(reporter) == ["caught"]
-    dispatcher.owners[1].stats.set(state="releasing", next_due_ms=T0 - LEAD_MS - 1_500)
-    assert failed(reporter) == ["lag"]
-    dispatcher.owners[1].stats.set(next_due_ms=T0 - LEAD_MS - 1_499)
-    assert failed(reporter) == []
+    dispatcher.owners[1].stats.set(**stats)
+    assert failed(reporter) == failing
 
 
 def test_partitions_without_an_owner_are_not_ready(
     dispatcher: Dispatching, reporter: DispatchReporter
 ) -> None:
-    dispatcher.group = GroupState(("a",), {0: "a@x", 1: "a@x", 2: "b@y"})
-    assert failed(reporter) == ["partition"]
-    assert any("partition 3 yet" in check.text for check in reporter.ready())
+    def reason() -> str:
+        (check,) = [check for check in reporter.ready() if not check.ok]
+        assert check.name.startswith("partition")
+        return check.text
+
+    owners = {0: "a@x", 1: "a@x", 2: "b@y"}
+    dispatcher.group = GroupState(("a",), owners)
+    assert "partition 3 yet" in reason()
     dispatcher.refusals = {2: "an old reason", 3: "somebody holds its journal"}
-    assert any("3 yet: somebody holds its" in check.text for check in reporter.ready())
-    dispatcher.group = GroupState(("a",), {0: "a@x", 1: "a@x", 2: "b@y"}, {3})
-    assert any("3 yet: its broker does not" in check.text for check in reporter.ready())
-    dispatcher.group = GroupState(("a", "b"), OWNERS)
-    dispatcher.age_s = 100
-    assert failed(reporter) == ["partition"]
-    dispatcher.group = None
-    assert failed(reporter) == ["partition"]
-
-
-def test_partitions_of_further_processes_have_an_owner_before_the_group_is_read_again(
-    dispatcher: Dispatching, reporter: DispatchReporter
-) -> None:
-    dispatcher.further = {2: OwnerStats("releasing", caught_up=True)}
-    dispatcher.group = GroupState(("a", "b"), {0: "a@x", 3: "b@y"})
+    assert "3 yet: somebody holds its" in reason()
+    dispatcher.group = GroupState(("a",), owners, {3})
+    assert "3 yet: its broker does not" in reason()
+    # Those of further processes have an owner before the group is read again.
+    dispatcher.further = {3: OwnerStats("releasing", caught_up=True)}
     assert failed(reporter) == []
-    dispatcher.further[2].caught_up = False
+    dispatcher.further[3].caught_up = False
     assert failed(reporter) == ["caught"]
+    dispatcher.further = {}
+    for group, age_s in ((GroupState(("a", "b"), OWNERS), 100), (None, 1)):
+        dispatcher.group, dispatcher.age_s = group, age_s
+        assert reason()
 
 
 def test_a_process_on_standby_is_ready(dispatcher: Dispatching, reporter: DispatchReporter) -> None:
@@ -150,8 +151,13 @@ def test_a_hung_process_is_not_alive(dispatcher: Dispatching, reporter: Dispatch
     assert all(check.ok for check in reporter.alive())
     dispatcher.silent_s = 1_000
     assert not all(check.ok for check in reporter.alive())
+
+
+def test_others_learn_where_the_pages_of_a_process_are(
+    dispatcher: Dispatching, reporter: DispatchReporter
+) -> None:
     reporter.served_at("http://127.0.0.1:9109")
-    assert dispatcher.urls == ["http://127.0.0.1:9109"]
+    dispatcher.advertise.assert_called_once_with("http://127.0.0.1:9109")
 
 
 def test_problems_have_remedies(dispatcher: Dispatching, members: Any) -> None:
@@ -172,30 +178,26 @@ def test_problems_have_remedies(dispatcher: Dispatching, members: Any) -> None:
     assert "partition 2, 3" in found({})
 
 
-def test_the_page_tells_what_is_paused(dispatcher: Dispatching, reporter: DispatchReporter) -> None:
-    def paused() -> str | None:
-        (section,) = reporter.status()
-        return section.facts.get("Paused")
-
-    assert paused() is None
-    (target,) = DESCRIPTION.targets
-    dispatcher.description = replace(DESCRIPTION, pauses=Pauses().pause(target, T0))
-    assert paused() == "orders"
-    dispatcher.description = replace(DESCRIPTION, pauses=Pauses().pause("*", T0))
-    assert paused() == "all targets"
-
-
-def test_the_page_names_partitions_whose_messages_are_not_counted(
+def test_the_page_tells_what_is_paused_and_which_partitions_are_not_counted(
     dispatcher: Dispatching, reporter: DispatchReporter
 ) -> None:
+    def fact(name: str) -> str | None:
+        (section,) = reporter.status()
+        return section.facts.get(name)
+
+    (target,) = DESCRIPTION.targets
+    for paused, text in ((Pauses(), None), (Pauses().pause(target, T0), "orders"),
+                         (Pauses().pause("*", T0), "all targets")):  # fmt: skip
+        dispatcher.description = replace(DESCRIPTION, pauses=paused)
+        assert fact("Paused") == text
     dispatcher.owners = {0: Owner(caught_up=False)}
     dispatcher.further = {1: OwnerStats("releasing")}
     dispatcher.processes = Mock(ask=Mock(return_value=[]))
-    assert "partition 0, 1, which" in reporter.status()[0].facts["Not counted"]
+    assert "partition 0, 1, which" in str(fact("Not counted"))
     counted = {"counts": [0] * 6, "cancelled": 0, "cancellations": 0, "partitions": [1]}
     dispatcher.processes.ask.return_value = [Mock(body=json.dumps(counted))]
     dispatcher.owners = {}
-    assert "Not counted" not in reporter.status()[0].facts
+    assert fact("Not counted") is None
 
 
 def test_the_page_shows_everything_and_escapes_it(
