@@ -1,8 +1,7 @@
 """Random runs of a delay queue: each message is released once, when it is due, or cancelled.
 
 The delay queue and the state of the journal are the real ones. Simulated are the journal, of which
-a crash keeps a random part, the window topic, the targets and the outcomes topic. `Model` is a
-plain account of what the records of a journal add up to.
+a crash keeps a random part, the window topic, the targets and the outcomes topic.
 """
 
 from __future__ import annotations
@@ -23,15 +22,10 @@ from delaylevel.dispatcher.cancellations import UNCLEAR_MS, CancelRequest
 from delaylevel.dispatcher.delay_queue import DelayQueue
 from delaylevel.dispatcher.journal import state as journal_state
 from delaylevel.dispatcher.journal.records import (
-    Answered,
-    Commit,
-    Disposition,
     DispositionKind,
     Intent,
-    LowWatermark,
     Record,
     Released,
-    Resolved,
     SnapshotChunk,
     decode,
     encode,
@@ -54,44 +48,6 @@ GRACE_MS = 2_000
 TARGET = "persistent://public/default/orders"
 KEY = TargetKey(TARGET)
 Identity = tuple[str, int]
-
-
-class Model:
-    """A plain account of the state after a whole journal."""
-
-    def __init__(self, journal: list[bytes]) -> None:
-        self.low_watermark = 0
-        self.released: set[int] = set()
-        self.ids: set[Identity] = set()
-        self.cancelled: set[Identity] = set()
-        self.intents: dict[int, Intent] = {}
-        self.sequences: dict[str, int] = {}
-        self.next_number = 0
-        for data in journal:
-            self.apply(decode(data))
-
-    def apply(self, record: Record) -> None:
-        if isinstance(record, LowWatermark):
-            self.low_watermark = record.position
-        elif isinstance(record, Intent):
-            self.intents[record.number] = record
-            self.next_number = max(self.next_number, record.number + 1)
-            if record.target:
-                self.sequences[record.target] = record.first + len(record.positions)
-        elif isinstance(record, Answered):
-            self.released.update(record.positions.tolist())
-        elif isinstance(record, Disposition):
-            if record.kind is DispositionKind.CANCELLED:
-                self.cancelled.update(record.ids.identities())
-        elif isinstance(record, Released | Commit | Resolved):
-            one = record if isinstance(record, Released) else self.intents.pop(record.number)
-            rows = zip(one.positions.tolist(), one.ids.identities(), strict=True)
-            for position, each in rows:
-                if isinstance(record, Resolved) and position not in record.released:
-                    continue
-                self.released.add(position)
-                if isinstance(record, Resolved) or position not in record.held:
-                    self.ids.add(each)
 
 
 class Stored(NamedTuple):
@@ -168,7 +124,6 @@ class World:
             state, self.new_segments(), clock=self.clock, overflow=self.new_segments,
             grace_ms=GRACE_MS, unclear_until_ms=unclear_until_ms,
         )  # fmt: skip
-        self.check_state(Model(self.journal))
         self.released = self.released_positions()
         self.reader = self.rng.randint(0, self.index_of(self.acknowledged))
         self.flights: list[Flight] = []
@@ -506,26 +461,6 @@ class World:
                     found = begin
         return max(found, 0)
 
-    def check_state(self, model: Model) -> None:
-        state = self.queue.state
-        assert state.low_watermark == model.low_watermark
-        assert set(state.released) == {
-            each for each in model.released if each >= model.low_watermark
-        }
-        assert self.released_positions() == {
-            each.position
-            for each in self.window
-            if each.position < model.low_watermark or each.position in model.released
-        }
-        for id_key, number in {each.record[:2] for each in self.window}:
-            assert state.memory.is_duplicate(number, id_key) == ((id_key, number) in model.ids)
-            if self.copies:  # otherwise some are forgotten
-                cancelled = state.cancelled.is_duplicate(number, id_key)
-                assert cancelled == ((id_key, number) in model.cancelled)
-        assert [*map(encode, state.open_intents.values())] == [*map(encode, model.intents.values())]
-        assert state.sequences == model.sequences
-        assert state.next_number == model.next_number
-
     def check_batch(self, batch: DueBatch) -> None:
         order = list(zip(batch.due_ms.tolist(), batch.positions.tolist(), strict=True))
         assert order == sorted(set(order))
@@ -594,12 +529,9 @@ def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def run(seed: int, numbered: bool, directory: Path, *, copies: bool = True) -> World:
     world = World(seed, numbered, directory, copies=copies)
-    for number in range(350):
+    for _ in range(350):
         world.step()
-        if number % 40 == 0:
-            world.check_state(Model(world.journal + world.tail))
     world.finish()
-    world.check_state(Model(world.journal + world.tail))
     world.check_end()
     return world
 
