@@ -11,6 +11,7 @@ from delaylevel.model.envelope import (
     COMPRESSIONS,
     DUE,
     ID,
+    KIND,
     PREFIX,
     TARGET,
     Envelope,
@@ -75,6 +76,7 @@ def test_a_business_message_keeps_its_due_time_and_its_identity(
 @given(st.text() | st.integers().map(str))
 def test_a_due_time_is_readable_if_the_envelope_is(text: str) -> None:
     due = due_of({DUE: text})
+    assert due_of({DUE: text, KIND: "cancel"}) is None, "a control record is never delivered"
     try:
         assert Envelope.read({DUE: text, TARGET: ORDERS}).due_ms == due
     except EnvelopeError:
