@@ -247,13 +247,14 @@ def test_a_lost_consumer_does_not_end_the_thread() -> None:
 @pytest.mark.parametrize("refused", [False, True])
 def test_a_stop_waits_for_confirmations_but_for_no_refused_message(refused: bool) -> None:
     scene = Scene(threaded=True)
+    confirmed = threading.Event()
     if refused:
         scene.publisher.answers = [AWAY]
     else:
-        scene.publisher.confirmed = threading.Event()
-        threading.Timer(0.05, scene.publisher.confirmed.set).start()
+        scene.publisher.confirmed = confirmed
     scene.fail()
     eventually(lambda: scene.publisher.calls, "the copy")
+    threading.Timer(0.05, confirmed.set).start()
     scene.unfinished.close(time.monotonic() + 60)
     assert scene.consumer.acknowledged == ([] if refused else ["a"])
     assert scene.unfinished.count == 0, "it was waited for"
