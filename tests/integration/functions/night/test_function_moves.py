@@ -1,4 +1,4 @@
-"""Tests of the deployed Function: messages arrive as sent; deploy, status, logs and delete work."""
+"""A test of the deployed Function: a deletion keeps what is parked."""
 
 from __future__ import annotations
 
@@ -6,68 +6,15 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-import pulsar
 import pytest
-from pulsar.schema import AvroSchema, Integer, JsonSchema, Record, String, StringSchema
 
 from delaylevel.cluster.connection.settings import Connection
 from delaylevel.errors import LevelTopicError
 from delaylevel.functions import deployment, health
 from delaylevel.model.clock import SystemClock
-from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription, Mover
-from delaylevel.model.strategy import Levels, PartitionStrategy
+from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription
 from support.function_moves import TWO_LEVELS, description, wrapped  # noqa: F401  # noqa: F401
 from support.world import RealWorld
-
-SHORT = PartitionStrategy(partition_by=timedelta(seconds=2), maximum_delay=timedelta(seconds=8))
-
-
-class Order(Record):  # type: ignore[misc]
-    name = String()
-    count = Integer()
-
-
-def test_schemas_arrive_as_they_were_sent(world: RealWorld, deployed: Callable[..., Any]) -> None:
-    kinds: dict[str, tuple[Any, Any]] = {
-        "avro": (AvroSchema(Order), Order(name="a", count=7)),
-        "json": (JsonSchema(Order), Order(name="b", count=8)),
-        "string": (StringSchema(), "007"),
-    }
-    levels = Levels([SHORT])
-    names = [f"{kind}-orders" for kind in kinds]
-    first = world.level_topic(
-        levels,
-        targets=names,
-        mover=Mover.FUNCTION,
-        topic=f"persistent://{world.namespace}/typed-delay-level",
-    )
-    consumers = {}
-    connected = world.client()
-    for name, (schema, value) in zip(names, kinds.values(), strict=True):
-        topic = f"persistent://{world.namespace}/{name}"
-        consumers[topic] = world.plain_client.subscribe(
-            topic, "app", consumer_type=pulsar.ConsumerType.Shared, schema=schema
-        )
-        producer = connected.create_producer(
-            topic,
-            enable_delay_level_topic=True,
-            delay_level_topic=first.topic,
-            partition_strategy=levels,
-            schema=schema,
-        )
-        producer.send(value, deliver_after=timedelta(seconds=2.5))
-        producer.send(
-            None, partition_key="k", ordering_key="o", deliver_after=timedelta(seconds=2.5)
-        )
-    deployed(first)
-    for topic, (_, value) in zip(consumers, kinds.values(), strict=True):
-        found = [consumers[topic].receive(60_000) for _ in range(2)]
-        (null,) = (message for message in found if message.has_null_value())
-        (message,) = (message for message in found if not message.has_null_value())
-        assert message.value() == value
-        assert (null.data(), null.partition_key(), null.ordering_key()) == (b"", "k", "o")
-        for item in found:
-            assert item.schema_version() == (0).to_bytes(8, "big").decode()
 
 
 def test_delete_keeps_parked_messages_and_a_new_deployment_moves_them(

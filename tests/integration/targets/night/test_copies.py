@@ -13,7 +13,6 @@ from support.dispatch_world import (
     DispatchWorld,
     MakeDispatch,
     at,
-    at_most,
     ids,
     now_ms,
 )
@@ -72,29 +71,3 @@ def test_a_refused_message_within_an_intent_survives_a_takeover(
     setting.check_once(ahead + behind)
     # Its dead letter has no room for our properties.
     assert [letter.message.value for letter in setting.dead()] == [large]
-
-
-@pytest.mark.parametrize("policy", ["producer_exception", "producer_request_hold"])
-def test_a_target_over_its_quota_during_a_stream_gets_every_message_once(
-    make: MakeDispatch, policy: str
-) -> None:
-    # Each cut comes while hundreds of messages are in flight. The client fails them all, although
-    # the broker may have stored some of them.
-    setting = make(EO, "orders")
-    target = setting.target
-    names, size = ids("m", 16_000), 2_000
-    first_ms = setting.next_quota_check(target) + 9_000
-    cuts_ms = [first_ms + number * 4_000 for number in range(len(names) // size)]
-    for number, cut_ms in enumerate(cuts_ms):
-        part = names[number * size : (number + 1) * size]
-        setting.publish(target, at(cut_ms - 120, part))
-    setting.start()
-    setting.return_held()
-    for cut_ms in cuts_ms:
-        setting.wait_until(cut_ms - 700)
-        held = setting.held
-        setting.over_quota(target, policy)
-        at_most(2, setting.world, lambda before=held: setting.held > before)
-        setting.lift_quota(target)
-    setting.check_once(names, 120)
-    assert not setting.dead()

@@ -1,25 +1,13 @@
-"""Tests of targets that are deleted while a dispatcher writes to them."""
+"""A test of a target that is deleted while a dispatcher writes to it."""
 
 from __future__ import annotations
 
-import threading
-from collections import Counter
 from collections.abc import Callable
-from datetime import timedelta
-from pathlib import Path
 
-import pulsar
 import pytest
 
-from delaylevel import DelayLevelClient
-from delaylevel.cluster.connection.settings import Connection
-from delaylevel.dispatcher import DispatchSettings
 from delaylevel.model.delivery import Delivery
-from delaylevel.model.level_topic import FinalWindow
-from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
-from delaylevel.mover.dead_letters import dead_letters
-from delaylevel.run import LocalService
 from support.dispatch_world import (
     ALO,
     BOTH,
@@ -32,63 +20,8 @@ from support.dispatch_world import (
     ids,
     now_ms,
 )
-from support.world import QUIET, RealWorld, quiet_client
 
-LEVELS = Levels(
-    [PartitionStrategy(partition_by=timedelta(seconds=1), maximum_delay=timedelta(seconds=4))]
-)
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(240)]
-
-
-@BOTH
-def test_messages_of_a_deleted_target_wait_until_somebody_subscribes(
-    world: RealWorld, connection: Connection, tmp_path: Path, delivery: Delivery
-) -> None:
-    """Only one of four window partitions has published to the target before it was deleted."""
-    if delivery is EO:
-        world.deduplicate()
-    description = world.level_topic(
-        LEVELS, final_window=FinalWindow.TRACKER, window_partitions=4, hold_pause_ms=1_000
-    )
-    (orders,) = description.targets
-    consumer = world.plain_client.subscribe(orders, "app")
-    creates_it_again = world.plain_client.create_producer(orders)
-    settings = DispatchSettings(directory=tmp_path / "spill", delivery=delivery, checkpoint_ms=200)
-    service = LocalService(
-        lambda: quiet_client(connection), world.admin, (description.topic,), settings
-    )
-    client = DelayLevelClient(**connection.client_kwargs(), admin=world.admin, logger=QUIET)
-    producer = client.create_producer(orders, enable_delay_level_topic=True)
-    running = threading.Thread(target=service.run)
-    running.start()
-    try:
-        producer.send(b"first", deliver_after=timedelta(milliseconds=500))
-        first = consumer.receive(30_000)
-        consumer.acknowledge(first)
-        consumer.close()
-        sent = [b"%d" % number for number in range(20)]
-        for body in sent:
-            producer.send(body, deliver_after=timedelta(seconds=3))
-        producer.flush()
-        name = TopicName.parse(orders)
-        world.admin.delete(name, force=True)
-        world.eventually(lambda: creates_it_again.is_connected(), "the topic")
-        world.eventually(lambda: world.admin.topic_exists(name), "the topic")
-        held = description.held_topic
-        world.eventually(
-            lambda: sum(world.admin.messages_in(held).values()) >= len(sent), "held messages", 60
-        )
-        assert not sum(world.admin.messages_in(name).values())
-        again = world.plain_client.subscribe(orders, "app")
-        found = Counter(again.receive(60_000).data() for _ in sent)
-        assert found == Counter(sent)
-        with pytest.raises(pulsar.Timeout):
-            again.receive(1_000)
-    finally:
-        service.stop()
-        running.join(60)
-        client.shutdown()
-    assert not list(dead_letters(world.plain_client, world.admin, description))
 
 
 @BOTH
