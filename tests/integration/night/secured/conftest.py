@@ -132,28 +132,26 @@ class Secured:
             "tlsCertificateFilePath": self.certificate,
             "tlsKeyFilePath": key,
         }
+
+        def filled(value: Any) -> Any:
+            words = {"certificate": self.certificate, "token": self.token}
+            return value.format(**words) if isinstance(value, str) else value
+
         self.broker = EmbeddedBroker(
             "secured",
             directory=folder / "broker",
-            conf={**conf, **{name: self._filled(value) for name, value in settings.items()}},
+            conf={**conf, **{name: filled(value) for name, value in settings.items()}},
             functions=functions,
             heap_mb=256,
             token=self.token,
             follow_parent=True,
         )
 
-    def _filled(self, value: Any) -> Any:
-        """Return a setting with the broker's certificate and token filled in."""
-        if not isinstance(value, str):
-            return value
-        return value.format(certificate=self.certificate, token=self.token)
-
     def load(self, **settings: Any) -> Connection:
         """Return a connection to the TLS addresses that trusts the certificate."""
-        trust: dict[str, Any] = {"tls_trust_certs_file": self.certificate}
         addresses = {"service_url": self.service_url, "admin_url": self.admin_url}
-        defaults = {**addresses, "operation_timeout_seconds": 60}
-        return Connection.load(environ={}, **{**defaults, **trust, **settings})
+        trust = {"tls_trust_certs_file": self.certificate, "operation_timeout_seconds": 60}
+        return Connection.load(environ={}, **{**addresses, **trust, **settings})
 
     def words(self) -> list[str]:
         """Return the options with which a program reaches the broker, without a token."""
@@ -249,13 +247,13 @@ def make_roles(secured: Secured) -> Callable[..., Roles]:
 @pytest.fixture
 def privileges() -> dict[str, dict[Role | None, str]]:
     """The grants of docs/security.md to each role, with the final window ``tracker``."""
-    return {role: dict(granted) for role, granted in PRIVILEGES.items()}
+    return PRIVILEGES
 
 
 @pytest.fixture
 def own_topics() -> dict[str, str]:
     """The grants of docs/security.md to a listener on its own topics, by their suffix."""
-    return dict(OWN_TOPICS)
+    return OWN_TOPICS
 
 
 @pytest.fixture
@@ -293,12 +291,10 @@ class Renewed(RenewedFile):
         self._foreign = secured.foreign_token
 
     def empty(self) -> None:
-        """Leave an empty file; the last token expires."""
         self.lapse()
         self.path.write_text("")
 
     def remove(self) -> None:
-        """Remove the file; the last token expires."""
         self.lapse()
         self.path.unlink()
 

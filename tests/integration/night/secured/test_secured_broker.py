@@ -1,4 +1,4 @@
-"""Tests of token and TLS settings on a real broker, from `Connection` to client and admin calls."""
+"""Tests of the rights of each role, and of what shows no token, on a broker with tokens and TLS."""
 
 from __future__ import annotations
 
@@ -15,19 +15,13 @@ import pulsar
 import pytest
 
 from delaylevel import topics
-from delaylevel.cluster.connection.settings import Connection
 from delaylevel.cluster.rest.admin import Admin
-from delaylevel.dispatcher import Dispatcher, DispatchSettings
 from delaylevel.errors import NotFoundError, PermissionDeniedError
 from delaylevel.model.level_topic import Role
-from delaylevel.model.topic_name import TopicName
-from delaylevel.mover.local import LocalMover
 from delaylevel.producer.client import DelayLevelClient
 from delaylevel.topics import status as levelstatus
-from support.background import Serving
-from support.world import QUIET, eventually, quiet_client
+from support.world import QUIET, eventually
 
-TOPIC = "persistent://public/default/secured"
 # The table of docs/security.md; None is the business topic.
 COLUMNS = (
     None,
@@ -48,28 +42,6 @@ ROWS = {
     "commands that act: `pending cancel`, `reschedule`, `fire`": "acting",
     "operator of the Function: `mover deploy`, `status`, `logs`, `delete`": "deployer",
 }
-
-
-def publish(connection: Connection) -> None:
-    client = quiet_client(connection)
-    try:
-        consumer = client.subscribe(TOPIC, "s")
-        client.create_producer(TOPIC).send(b"body")
-        message = consumer.receive(timeout_millis=60_000)
-        consumer.acknowledge(message)
-        assert message.data() == b"body"
-    finally:
-        client.close()
-
-
-def test_token_and_certificate_admit_client_and_admin(secured: Any) -> None:
-    connection = secured.load(token=secured.token)
-    publish(connection)
-    with Admin.from_connection(connection) as admin:
-        assert TopicName.parse(TOPIC) in admin.list_topics("public/default")
-
-
-# -- least privileges
 
 
 def test_the_grants_are_those_of_the_documentation(
@@ -96,53 +68,8 @@ def test_the_grants_are_those_of_the_documentation(
         assert f"`…-{suffix}`: {actions.replace(',', ', ')}" in " ".join(text.split())
 
 
-def test_each_role_needs_its_own_topics_only(
-    roles: Any, privileges: Mapping[str, Any], tmp_path: Path
-) -> None:
-    description, target = roles.description, roles.target
-    unit = timedelta(milliseconds=description.levels[0].unit_ms)
-    with contextlib.ExitStack() as stack:
-        clients = {role: roles.client(role) for role in privileges}
-        for client in clients.values():
-            stack.callback(client.close)
-        admins = {
-            role: stack.enter_context(Admin.from_connection(roles.load(role)))
-            for role in ("mover", "dispatcher")
-        }
-        consumer = clients["application"].subscribe(target, "app")
-        settings = DispatchSettings(directory=tmp_path / "spill")
-        dispatcher = Dispatcher(
-            clients["dispatcher"], admins["dispatcher"], [description.topic], settings
-        )
-        stack.enter_context(Serving(dispatcher))
-        mover = LocalMover(clients["mover"], admins["mover"], description)
-        stack.callback(mover.close)
-        producer = clients["sender"].create_producer(target, enable_delay_level_topic=True)
-        # This message has no valid target, so it becomes a dead letter.
-        clients["sender"].create_producer(description.name.partition(0).full).send(b"?")
-        producer.send(b"now")
-        producer.send(b"window", deliver_after=unit / 2)
-        producer.send(b"levels", deliver_after=3 * unit)
-        got = set()
-
-        def arrived() -> bool:
-            mover.run_once()
-            with contextlib.suppress(pulsar.Timeout):
-                message = consumer.receive(timeout_millis=100)
-                consumer.acknowledge(message)
-                got.add(message.data())
-            return got == {b"now", b"window", b"levels"}
-
-        eventually(arrived, "all three messages", seconds=60)
-        with roles.owner() as owner:
-            look = functools.partial(levelstatus.status, owner, description, 0)
-            eventually(lambda: look().dead_letter_entries == 1, "the dead letter", seconds=60)
-            assert look().held_entries == 0
-        assert producer.sent() == {"500ms": 1, "window": 1, "straight": 1}
-
-
 def test_actions_without_a_grant_are_refused(roles: Any, privileges: Mapping[str, Any]) -> None:
-    """The grants in the test above matter: actions without a grant are refused."""
+    """The grants with which the other tests work matter."""
     description, target = roles.description, roles.description.targets[0]
     level = description.name.partition(0).full
     window = description.window_topic.partition(0).full
