@@ -1,19 +1,4 @@
-"""Fixtures for tests with a real broker, along the path of a message from producer to consumer.
-
-``world``        the broker under test, as in the contract suite
-``admin``        its admin client
-``proxy``        a proxy in front of the broker's service port
-``clock``        a clock that changes only when a test moves it
-``jumping``      a clock that goes on, and skips time when a test says so
-``parked``       the properties of a parked message
-``invoke``       runs a command of the program in this process
-``spark``        one Spark session for all tests
-``spark_job``    a sync job in that session: ``with spark_job(description) as job``
-``spark_once``   one run of a sync job in that session
-``cli_process``  starts the ``delaylevel`` program
-``skewed``       publishes with a wrong clock (a Java client)
-``bytes_keys``   publishes with keys that are bytes (a Java client)
-"""
+"""Fixtures for tests with a real broker, along the path of a message from producer to consumer."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Fixtures for tests of the Function on a real functions worker.
-
-``connection``   a broker with a functions worker, which the other fixtures use too
-``deployed``     ``deployed(description, …)``: deploy the Function; it is deleted afterwards
-"""
+"""Fixtures for tests of the Function on a real functions worker."""
 
 from __future__ import annotations
 

@@ -2,10 +2,6 @@
 
 Dispatchers run as processes. The tests look only at topics: what a target, the held topic and the
 dead-letter topic hold in the end, and when it came.
-
-``make``      makes a level topic, and starts its dispatchers
-``pair``      makes one with two targets, and records what comes to the first
-``arrivals``  subscribes to a topic, and records what comes and how late it is
 """
 
 from __future__ import annotations

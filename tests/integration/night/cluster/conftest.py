@@ -1,9 +1,4 @@
-"""Fixtures for tests on a cluster of two brokers.
-
-``cluster``    the cluster; every test begins with all of its processes
-``namespace``  a namespace of the test's own
-``world``      the namespace, as the other integration tests have it
-"""
+"""Fixtures for tests on a cluster of two brokers."""
 
 from __future__ import annotations
 

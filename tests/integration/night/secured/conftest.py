@@ -1,13 +1,7 @@
-"""Fixtures for a broker with tokens and TLS, on which every role has only the rights it needs.
+"""A broker with tokens and TLS, on which every role has only the rights it needs.
 
-``secured``       a broker for the test module; the module's ``BROKER`` has further settings
-``make_roles``    creates a level topic whose roles have no rights yet; the test grants them
-``roles``         a level topic whose roles have the rights in docs/security.md
-``renewed``       a token file that is renewed until the test lets it expire or breaks it
-``arrivals``      the messages that arrived at a business topic
-``tokens_in``     searches texts for tokens
-
-``PRIVILEGES`` has the grants of docs/security.md; a test compares the two.
+``PRIVILEGES`` has the grants of docs/security.md; a test compares the two. The ``BROKER`` of a
+test module has further settings of its broker.
 """
 
 from __future__ import annotations
