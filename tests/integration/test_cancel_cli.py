@@ -43,9 +43,11 @@ def test_a_sent_message_is_cancelled_by_its_id_or_receipt(
     invoke: Run, orders: LevelTopicDescription, after: str
 ) -> None:
     topic = orders.targets[0]
+    fields = ("--ordering-key", "o", "--property", "a=1", "--property", "b=x=y")
+    dated = ("--event-time", "2020-01-01T00:00:00Z")
     answers = [
         json.loads(invoke("send", topic, "pay", "--after", after, *more, "-o", "json").stdout)
-        for more in (("--id", "a"), ("--id", "b", "--key", "k"), ())
+        for more in (("--id", "a", *fields, *dated), ("--id", "b", "--key", "k"), ())
     ]
     receipts = [Receipt.parse(answer["receipt"]) for answer in answers]
     for answer, receipt in zip(answers, receipts, strict=True):
@@ -64,7 +66,9 @@ def test_a_sent_message_is_cancelled_by_its_id_or_receipt(
         (row,) = rows(result)
         assert row["outcome"] == expected
         assert (row["decided_ms"] is None) == (expected == "accepted")
-    assert pending_ids(invoke, topic) == ["a"]
+    (left,) = rows(invoke("pending", "list", topic, "-o", "json"))
+    assert (left["id"], left["ordering_key"], left["event_ms"]) == ("a", "o", 1_577_836_800_000)
+    assert {"a": "1", "b": "x=y"}.items() <= left["properties"].items()
     horizon = json.loads(invoke("horizon", topic, "-o", "json").stdout)
     assert (horizon["messages"], horizon["damaged"], horizon["exact"]) == (1, 0, True)
     assert invoke("pending", "cancel", topic, "--id", "b").exit_code == 1

@@ -55,8 +55,9 @@ def test_listed_messages_keep_the_version_of_their_schema(
         with client.create_producer(
             orders, schema=schema, enable_delay_level_topic=True
         ) as producer:
-            producer.send(record, partition_key="k", deliver_after=timedelta(days=3))
-            producer.send(None, partition_key="k", deliver_after=timedelta(days=3))
+            fields = {"partition_key": "k", "ordering_key": "o", "event_timestamp": 1234}
+            for value in (record, None):
+                producer.send(value, deliver_after=timedelta(days=3), **fields)
     consumer = plain.subscribe(orders, "app", schema=AvroSchema(Second))
     file = tmp_path / "pending.jsonl"
     before = rows(invoke, orders)
@@ -75,7 +76,7 @@ def test_listed_messages_keep_the_version_of_their_schema(
     assert refused["outcome"] == "failed"
     assert "consumers could not decode it" in refused["reason"]
     again = rows(invoke, orders)
-    kept = ("id", "due_ms", "key", "value_base64", "properties")
+    kept = ("id", "due_ms", "key", "ordering_key", "event_ms", "value_base64", "properties")
 
     def identified(found: list[dict[str, Any]]) -> list[str]:
         for row in found:

@@ -72,21 +72,24 @@ def test_without_an_admin_url_the_level_topic_is_found_by_its_partitions(
 
 
 def test_wrap_a_producer_that_exists(world: RealWorld, connection: Connection, orders: str) -> None:
+    """A producer of one partition parks for the whole topic."""
+    world.admin.create_partitioned(TopicName.parse(orders), 2)
+    partition = f"{orders}-partition-1"
     plain = world.plain_client.create_producer(
-        orders, producer_name="mine", initial_sequence_id=41, schema=JsonSchema(Order)
+        partition, producer_name="mine", initial_sequence_id=41, schema=JsonSchema(Order)
     )
     plain.send(Order(note="before"))
     wrapped = wrap(
         plain, world.plain_client, partition_strategy=HOURS, admin_url=connection.admin_url
     )
-    assert (wrapped.topic(), wrapped.producer_name()) == (orders, "mine")
+    assert (wrapped.topic(), wrapped.producer_name()) == (partition, "mine")
     wrapped.send(Order(note="straight"))
     wrapped.send(Order(note="parked"), deliver_after=LONG)
     assert wrapped.last_sequence_id() == 43
     wrapped.close()
     assert not plain.is_connected()
 
-    straight = [json.loads(m.value or b"") for m in world.stored(orders)]
+    straight = [json.loads(m.value or b"") for m in world.stored(partition)]
     assert straight == [{"note": "before"}, {"note": "straight"}]
     (parked,) = world.stored(default_level_topic(orders))
     assert json.loads(parked.value or b"") == {"note": "parked"}

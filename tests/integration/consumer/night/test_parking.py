@@ -144,6 +144,7 @@ def test_a_copy_comes_back_to_its_subscription_only_and_keeps_everything(
         assert retries.park(copy) is None
         third = retries.received(again)
     assert (third.attempt, third.value.number, third.id) == (3, 1, message.id)
+    assert third.all_properties["ORIGIN_MESSAGE_ID"] == message.id
     assert (copy.key, copy.ordering_key, copy.properties) == ("k", "o", {"mine": "1"})
     assert copy.event_timestamp_ms == 1_700_000_000_123
     assert (copy.attempt, copy.id, copy.topic) == (2, message.id, retries.topic)
