@@ -230,10 +230,6 @@ class DispatchWorld:
         """Return the dead letters."""
         return list(dead_letters(self.world.plain_client, self.world.admin, self.description))
 
-    def dead_ids(self) -> list[str]:
-        """Return the IDs of the dead letters."""
-        return [letter.message.properties[env.ID] for letter in self.dead()]
-
     def waiting(self) -> int:
         """Return the number of unacknowledged entries in the window and in the held topic."""
         return sum(
