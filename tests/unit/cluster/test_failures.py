@@ -7,10 +7,7 @@ from typing import Any
 import pulsar
 import pytest
 
-from delaylevel.cluster.failures import (
-    client_error,
-    may_pass,
-)
+from delaylevel.cluster.failures import client_error, may_pass
 from delaylevel.cluster.publisher import open_producer
 from delaylevel.errors import (
     AdminError,
@@ -29,10 +26,8 @@ class Client:
 
     def __init__(self, *errors: Exception) -> None:
         self.errors = list(errors)
-        self.settings: dict[str, Any] = {}
 
-    def create_producer(self, topic: str, **settings: Any) -> str:
-        self.settings = settings
+    def create_producer(self, topic: str, **_: Any) -> str:
         if self.errors:
             raise self.errors.pop(0)
         return topic

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,46 +15,46 @@ from delaylevel.cluster.logs import RepeatedWarning
 
 CLOSED = b"Closing Pulsar client"
 PROGRAM = """
-import pulsar
-from delaylevel.cluster import logs as _clientlog
-pulsar.Client("pulsar://127.0.0.1:1", logger=_clientlog.{}).close()
+import pulsar, sys
+from delaylevel.cluster import logs
+pulsar.Client("pulsar://127.0.0.1:1", logger=logs.{}).close()
+print("ours", file=sys.stderr)
 """
-TO_STDERR = PROGRAM.format("to_stderr(pulsar.LoggerLevel.Info)")
+
+
+def run(logger: str, **streams: Any) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run([sys.executable, "-c", PROGRAM.format(logger)], check=True, **streams)
 
 
 def test_output_in_a_file_is_not_overwritten(tmp_path: Path) -> None:
     path = tmp_path / "errors"
-    script = f"import sys\n{TO_STDERR}\nprint('ours', file=sys.stderr)"
     with path.open("wb") as errors:
-        subprocess.run([sys.executable, "-c", script], stderr=errors, check=True)
+        run("to_stderr(pulsar.LoggerLevel.Info)", stderr=errors)
     first, *_, last = path.read_bytes().splitlines()
-    assert CLOSED in first
-    assert last == b"ours"
+    assert (CLOSED in first, last) == (True, b"ours")
 
 
 def test_a_socket_as_of_the_journal_receives_the_log() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        subprocess.run([sys.executable, "-c", TO_STDERR], stderr=theirs, check=True)
+        run("to_stderr(pulsar.LoggerLevel.Info)", stderr=theirs)
         theirs.close()
         assert CLOSED in ours.makefile("rb").read()
 
 
 def test_a_silent_client_writes_nothing() -> None:
-    program = [sys.executable, "-c", PROGRAM.format("silent()")]
-    done = subprocess.run(program, capture_output=True, check=True)
-    assert (done.stdout, done.stderr) == (b"", b"")
+    done = run("silent()", capture_output=True)
+    assert (done.stdout, done.stderr) == (b"", b"ours\n")
 
 
 class Failing:
-    """A warning with a clock that a test moves."""
+    """A warning about what fails once a second."""
 
     def __init__(self) -> None:
         self.now_s = 50.0
         self.warning = RepeatedWarning(logging.getLogger(__name__), "orders", lambda: self.now_s)
 
     def fail(self, seconds: int, reason: str = "no broker answers") -> None:
-        """Fail once a second."""
         for _ in range(seconds):
             self.warning.failed(reason)
             self.now_s += 1
@@ -66,15 +67,11 @@ def test_a_lasting_failure_is_logged_at_growing_intervals(
     failing.fail(1500)
     failing.warning.over()
     failing.warning.over()
+    times = ((11, "10.0s"), (31, "30.0s"), (71, "1m10s"), (151, "2m30s"), (311, "5m10s"))
+    times += ((631, "10m30s"), (1231, "20m30s"))
     assert caplog.messages == [
         "orders: no broker answers",
-        "orders: no broker answers (failure 11 in 10.0s)",
-        "orders: no broker answers (failure 31 in 30.0s)",
-        "orders: no broker answers (failure 71 in 1m10s)",
-        "orders: no broker answers (failure 151 in 2m30s)",
-        "orders: no broker answers (failure 311 in 5m10s)",
-        "orders: no broker answers (failure 631 in 10m30s)",
-        "orders: no broker answers (failure 1231 in 20m30s)",
+        *(f"orders: no broker answers (failure {count} in {time})" for count, time in times),
         "orders: works again after 25m00s (failures: 1500)",
     ]
     assert {record.levelname for record in caplog.records} == {"WARNING"}

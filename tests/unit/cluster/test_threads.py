@@ -13,19 +13,30 @@ import pytest
 
 from delaylevel.cluster.threads import BackgroundWork, stop_on_signals
 
-PROGRAM = """
-import time
-from delaylevel.cluster.threads import in_thread
-in_thread(lambda: ({work}, print("done", flush=True)))
+IN_THREAD = """
+import threading, time
+from delaylevel.cluster.threads import in_parallel, in_thread
+
+def work():
+    {}
+
+in_thread(work)
 """
+#: Requests at the end of the process need no threads.
+AT_THE_END = "threading.main_thread().join(); print(*in_parallel(lambda item: 2 * item, [1, 2, 3]))"
 
 
 @pytest.mark.parametrize(
-    ("work", "printed"), [("time.sleep(0.3)", "done\n"), ("time.sleep(60)", "")]
+    ("work", "printed"),
+    [
+        ("time.sleep(0.3); print('done')", "done\n"),
+        ("time.sleep(60); print('done')", ""),
+        (AT_THE_END, "2 4 6\n"),
+    ],
 )
 def test_a_process_waits_for_its_threads_for_a_limited_time(work: str, printed: str) -> None:
-    program = [sys.executable, "-c", PROGRAM.format(work=work)]
-    done = subprocess.run(program, capture_output=True, text=True, timeout=30, check=False)
+    program = [sys.executable, "-u", "-c", IN_THREAD.format(work)]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, printed, "")
 
 
@@ -68,22 +79,3 @@ def test_a_signal_may_arrive_while_the_main_thread_holds_the_lock_that_stop_need
     stopped.clear()
     os.kill(os.getpid(), number)
     assert stopped.wait(20)
-
-
-AT_THE_END = """
-import threading
-from delaylevel.cluster.threads import in_parallel, in_thread
-
-def work():
-    threading.main_thread().join()
-    print(in_parallel(lambda item: 2 * item, [1, 2, 3]), flush=True)
-
-in_thread(work)
-"""
-
-
-def test_requests_at_the_end_of_the_process_need_no_threads() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", AT_THE_END], capture_output=True, text=True, timeout=60, check=True
-    )
-    assert (done.stdout, done.stderr) == ("[2, 4, 6]\n", "")
