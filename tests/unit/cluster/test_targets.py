@@ -18,7 +18,7 @@ from delaylevel.cluster.targets.producer import Flushes, TargetProducer
 from delaylevel.cluster.targets.receivers import NO_RECEIVER, SOME_RECEIVED
 from delaylevel.cluster.targets.send_state import EntryOutcomes, Sent
 from delaylevel.cluster.threads import HostLoop
-from delaylevel.errors import BrokerUnreachableError, NotFoundError
+from delaylevel.errors import AdminError, BrokerUnreachableError, NotFoundError
 from delaylevel.model.message import ParkedMessage
 from delaylevel.model.topic_name import TopicName
 from support.fakes import PartTimeAdmin
@@ -91,6 +91,7 @@ class Client:
     replicated: bool = False
     readers: int = 0
     last_sequence_id: int = -1
+    deduplication: bool = True
 
     def create_producer(self, topic: str, **_: Any) -> Producer:
         self.openings += 1
@@ -116,7 +117,7 @@ class Client:
         )
         for number in range(self.readers):
             found[f"reader-{number}"] = SubscriptionStats(0, durable=False)
-        return PartitionStats(0, found, deduplication=True, replicated=self.replicated)
+        return PartitionStats(0, found, self.deduplication, replicated=self.replicated)
 
     def partitioned_stats(self, name: TopicName) -> dict[int, PartitionStats]:
         if not self.partitions:
@@ -243,6 +244,7 @@ def test_a_target_is_tried_again_after_each_pause() -> None:
     world.send(1)
     world.run(PATIENCE_S + 1)
     assert world.refusal
+    assert world.client.openings < 50, "with growing pauses"
     openings, world.client.refusal = world.client.openings, None
     world.run(11)
     assert world.refusal is None
@@ -445,6 +447,13 @@ def test_a_target_that_nobody_can_receive_from_is_not_written(
         assert world.settle(2) == [(2, "stored")]
 
 
+@pytest.mark.parametrize(("name", "outcome"), [("", "stored"), ("name", "refused")])
+def test_sequence_ids_need_deduplication(name: str, outcome: str) -> None:
+    world = World(name)
+    world.client.deduplication = False
+    assert world.settle(1) == [(1, outcome)]
+
+
 def test_each_partition_is_looked_at_by_itself() -> None:
     world = World("name")
     world.client.partitions = 2
@@ -554,6 +563,24 @@ def test_a_confirmation_from_a_new_ledger_waits_for_the_admin_interface() -> Non
     assert world.settle(5, ledger=8) == [(5, "stored")], "the new ledger is known now"
 
 
+def test_one_ledger_that_is_known_does_not_verify_the_others() -> None:
+    world = World()
+    world.settle(1)
+    producer = world.sent(2, 3)
+    world.client.away = NOBODY
+    producer.answer(ledger=8, only=slice(1))
+    producer.answer()
+    looks = 0
+    for _ in range(100):
+        assert not world.outcomes()
+        looks += len(world.jobs)
+        world.work()
+        world.time_s += 0.05
+    assert looks < 10, "not again and again"
+    world.client.away = None
+    assert world.run(2) == [(2, "stored"), (3, "stored")]
+
+
 def test_a_topic_that_was_created_again_meanwhile_keeps_nothing() -> None:
     world = known()
     world.settle(2, ledger=8)
@@ -580,13 +607,18 @@ def test_other_targets_wait_for_the_admin_interface(why: str) -> None:
     assert world.settle(3) == [(2, "stored"), (3, "stored")]
 
 
-@pytest.mark.parametrize("question", ["retains", "topic_policies"])
-def test_an_unknown_policy_is_not_nobody(question: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("question", "error"),
+    [("retains", NOBODY), ("topic_policies", AdminError("no gateway", status=502))],
+)
+def test_an_unknown_policy_is_not_nobody(
+    question: str, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
     world = known()
     world.client.away, world.client.subscriptions = None, ()
 
     def away(_: TopicName) -> bool:
-        raise NOBODY
+        raise error
 
     monkeypatch.setattr(world.client, question, away)
     assert world.settle(2) == [(2, "stored")]
@@ -618,14 +650,19 @@ def test_a_sequence_id_of_a_new_topic_settles_nothing() -> None:
 
 
 @pytest.mark.parametrize(("last", "outcome"), [(1, "refused"), (2, "stored")])
+@pytest.mark.parametrize("opened", [False, True])
 def test_a_target_with_messages_of_an_earlier_process_waits_for_the_admin_interface(
-    last: int, outcome: str
+    last: int, outcome: str, opened: bool
 ) -> None:
     world = known("name")
     openings = world.client.openings
+    if opened:
+        world.orders.open()
+        world.work()  # it is open as it was before, and the producer has not heard of it
     world.orders.recall(2, 2)
     assert not world.run(15)
-    assert world.client.openings == openings
+    assert world.client.openings == openings + opened
+    assert not world.client.open
     world.client.away, world.client.last_sequence_id = None, last
     assert world.run(6) == [(2, outcome)]
 
