@@ -31,7 +31,7 @@ from .publisher import (
     open_producer,
 )
 from .targets.opener import Opened
-from .targets.pool import ProducerPool
+from .targets.producer import ProducerPool
 from .targets.send_state import EntryLimits, SendOutcome, Sent, Settled
 from .threads import HostLoop, at_once
 

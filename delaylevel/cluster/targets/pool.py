@@ -15,11 +15,10 @@ from __future__ import annotations
 
 import logging
 import threading
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from delaylevel.cluster.failures import MESSAGE_REFUSALS, close_quietly
 from delaylevel.cluster.port import TopicAdmin
@@ -36,7 +35,7 @@ from delaylevel.model.formatting import shell
 from delaylevel.model.topic_name import TopicName
 
 from .opener import STALL_S, Opened, OpeningError, Refusal
-from .producer import TargetProducer
+from .producer import ProducerPool, TargetProducer, load_of
 from .receivers import NO_RECEIVER, NO_TOPIC, TargetLooks, is_still_received
 from .send_state import NOT_STORED, EntryLimits, SendOutcome, Settled
 
@@ -99,85 +98,6 @@ def clients_of_targets(
 
 
 Item = TypeVar("Item")
-Key = TypeVar("Key")
-
-
-class ProducerPool(ABC, Generic[Key, Item]):
-    """The producers of a host by their keys; each opens itself for its first message.
-
-    One thread uses it.
-    """
-
-    def __init__(
-        self, loop: HostLoop, *, numbered: bool = False, patience_s: float = STALL_S
-    ) -> None:
-        self.numbered = numbered
-        self._loop = loop
-        self._patience_s = patience_s
-        self._producers: dict[Key, TargetProducer[Item]] = {}
-
-    @property
-    def keys(self) -> Collection[Key]:
-        """The producers that are open, or being opened."""
-        return self._producers.keys()
-
-    @property
-    def owes_answers(self) -> bool:
-        """True if callbacks are about to come; ``poll`` has to follow soon."""
-        return any(producer.owes_answers for producer in self._producers.values())
-
-    @property
-    def load(self) -> tuple[int, int]:
-        """Number and bytes of the messages without an outcome."""
-        return load_of(self._producers.values())
-
-    def producer(self, key: Key) -> TargetProducer[Item]:
-        """Return a producer, which opens itself for its first message."""
-        return self._producers.get(key) or self._add(key)
-
-    def waiting(self) -> list[tuple[Key, TargetProducer[Item]]]:
-        """Return the producers with messages without an outcome."""
-        return [(key, each) for key, each in self._producers.items() if each.messages]
-
-    def flush(self) -> None:
-        """End the clients' present batches."""
-        for _, producer in self.waiting():
-            producer.flush()
-
-    def give_up_stalled(self) -> None:
-        """Give up the producers that confirm nothing; the outcome of their messages is unknown."""
-        for producer in self._producers.values():
-            if producer.stalled_s > STALL_S:
-                producer.give_up()
-
-    def close(self) -> None:
-        """Close every producer; messages without an outcome get none."""
-        for key in list(self._producers):
-            self._remove(key)
-
-    def _add(self, key: Key) -> TargetProducer[Item]:
-        producer = self._producers[key] = TargetProducer(
-            partial(self._open, key),
-            self._loop,
-            numbered=self.numbered,
-            patience_s=self._patience_s,
-        )
-        return producer
-
-    def _remove(self, key: Key) -> TargetProducer[Item]:
-        producer = self._producers.pop(key)
-        producer.close()
-        return producer
-
-    @abstractmethod
-    def _open(self, key: Key) -> Opened:
-        """Open a producer; it runs in a thread of its own."""
-
-
-def load_of(producers: Collection[TargetProducer[Any]]) -> tuple[int, int]:
-    """Return number and bytes of the messages without an outcome of some producers."""
-    return sum(each.messages for each in producers), sum(each.size for each in producers)
-
 
 # A connected producer creates a topic again that is deleted by force: none is kept while idle.
 IDLE_S = 2.0
@@ -197,8 +117,6 @@ class TargetKey(NamedTuple):
 
     Attributes:
         partition: the partition, or -1 if the client chooses it.
-        suffix: end of the producer's name, if it is numbered and another producer of the same
-            topic exists.
         alone: True for messages that share no batch:
             see :func:`delaylevel.cluster.publisher.needs_own_batch`.
     """
@@ -207,7 +125,6 @@ class TargetKey(NamedTuple):
     schema: str = ""
     compression: str = ""
     partition: int = -1
-    suffix: str = ""
     alone: bool = False
 
 
@@ -349,7 +266,7 @@ class TargetPool(ProducerPool[TargetKey, Item]):
         topic = key.topic if key.partition < 0 else name.partition(key.partition).full
         # A name serves one producer of a topic at a time.
         settings |= compression_settings(key.compression or None)
-        parts = (self._name, key.schema, key.compression, key.suffix)
+        parts = (self._name, key.schema, key.compression)
         producer_name = "-".join(filter(None, parts)) if self.numbered else None
         if limit is not None and not self.numbered:
             settings |= _batches_below(limit)

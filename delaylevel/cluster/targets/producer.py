@@ -1,18 +1,20 @@
-"""A producer that never blocks its caller: it opens in the background and reports outcomes.
+"""Producers that never block their caller: they open in the background and report outcomes.
 
 A client that reconnects creates a deleted topic again, without its subscriptions. Its confirmations
 then come from a ledger that was not seen before, as they also do after a rollover or when another
 broker serves the topic. So the topic is looked at whenever a confirmation names a new ledger, and
 from time to time, because applications may remove its last subscription.
 
-`TargetProducer` does the input and output for a `SendState`, which holds the rules.
+`TargetProducer` does the input and output for a `SendState`, which holds the rules. A
+`ProducerPool` has the producers of a host.
 """
 
 from __future__ import annotations
 
 import logging
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from itertools import islice
 from typing import Any, Generic, TypeVar
@@ -583,3 +585,83 @@ class TargetProducer(Generic[Item]):
         state.received(verified)
         if state.is_open and self._lost_s > STALL_S:
             state.lost()  # a broker serves the topic, and the client does not find it
+
+
+Key = TypeVar("Key")
+
+
+class ProducerPool(ABC, Generic[Key, Item]):
+    """The producers of a host by their keys; each opens itself for its first message.
+
+    One thread uses it.
+    """
+
+    def __init__(
+        self, loop: HostLoop, *, numbered: bool = False, patience_s: float = STALL_S
+    ) -> None:
+        self.numbered = numbered
+        self._loop = loop
+        self._patience_s = patience_s
+        self._producers: dict[Key, TargetProducer[Item]] = {}
+
+    @property
+    def keys(self) -> Collection[Key]:
+        """The producers that are open, or being opened."""
+        return self._producers.keys()
+
+    @property
+    def owes_answers(self) -> bool:
+        """True if callbacks are about to come; ``poll`` has to follow soon."""
+        return any(producer.owes_answers for producer in self._producers.values())
+
+    @property
+    def load(self) -> tuple[int, int]:
+        """Number and bytes of the messages without an outcome."""
+        return load_of(self._producers.values())
+
+    def producer(self, key: Key) -> TargetProducer[Item]:
+        """Return a producer, which opens itself for its first message."""
+        return self._producers.get(key) or self._add(key)
+
+    def waiting(self) -> list[tuple[Key, TargetProducer[Item]]]:
+        """Return the producers with messages without an outcome."""
+        return [(key, each) for key, each in self._producers.items() if each.messages]
+
+    def flush(self) -> None:
+        """End the clients' present batches."""
+        for _, producer in self.waiting():
+            producer.flush()
+
+    def give_up_stalled(self) -> None:
+        """Give up the producers that confirm nothing; the outcome of their messages is unknown."""
+        for producer in self._producers.values():
+            if producer.stalled_s > STALL_S:
+                producer.give_up()
+
+    def close(self) -> None:
+        """Close every producer; messages without an outcome get none."""
+        for key in list(self._producers):
+            self._remove(key)
+
+    def _add(self, key: Key) -> TargetProducer[Item]:
+        producer = self._producers[key] = TargetProducer(
+            partial(self._open, key),
+            self._loop,
+            numbered=self.numbered,
+            patience_s=self._patience_s,
+        )
+        return producer
+
+    def _remove(self, key: Key) -> TargetProducer[Item]:
+        producer = self._producers.pop(key)
+        producer.close()
+        return producer
+
+    @abstractmethod
+    def _open(self, key: Key) -> Opened:
+        """Open a producer; it runs in a thread of its own."""
+
+
+def load_of(producers: Collection[TargetProducer[Any]]) -> tuple[int, int]:
+    """Return number and bytes of the messages without an outcome of some producers."""
+    return sum(each.messages for each in producers), sum(each.size for each in producers)
