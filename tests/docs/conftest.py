@@ -12,7 +12,6 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import pulsar
 import pytest
 import urllib3
 
@@ -26,6 +25,7 @@ from delaylevel.model.clock import SystemClock
 from delaylevel.model.level_topic import Mover
 from delaylevel.mover.local import LocalMover
 from support.loading import load
+from support.world import QUIET, quiet_client
 
 Step = str | Callable[[Any], None]  # a command line, or an action for the reader
 
@@ -47,15 +47,10 @@ class Expected(NamedTuple):
     own_broker: frozenset[str]
 
 
-def _admin(method: str, path: str, **options: Any) -> Step:
-    """Return a step that calls the broker's admin interface."""
-
-    def call(reader: Any) -> None:
-        url = f"{reader.connection.admin_url}/admin/v2/{path}"
-        answer = urllib3.request(method, url, timeout=60, **options)
-        assert answer.status == 204, answer.data
-
-    return call
+def _deduplicated(reader: Any) -> None:
+    """Turn on the broker's deduplication in the namespace."""
+    url = f"{reader.connection.admin_url}/admin/v2/namespaces/public/default/deduplication"
+    assert urllib3.request("POST", url, timeout=60, json=True).status == 204
 
 
 def _nothing(reader: Any) -> None:
@@ -93,11 +88,6 @@ def _identified(reader: Any) -> None:
     reader.words["public/default/_orders-delay-level-partition-3:12:7:0"] = first["id"]
 
 
-def _client(reader: Any) -> pulsar.Client:
-    quiet = pulsar.FileLogger(pulsar.LoggerLevel.Error, "/dev/null")
-    return pulsar.Client(**reader.connection.client_kwargs(), logger=quiet)
-
-
 class _Later(SystemClock):
     """The clock of a mover two days from now."""
 
@@ -116,7 +106,7 @@ def _dead(*wrong: str) -> Step:
     """
 
     def bury(reader: Any) -> None:
-        client = _client(reader)
+        client = quiet_client(reader.connection)
         producer = client.create_producer("_orders-delay-level-partition-0", batching_enabled=False)
         due = str(SystemClock().now_ms() + 3 * DAY_MS)
         for name in wrong:
@@ -138,9 +128,8 @@ def _dead(*wrong: str) -> Step:
 
 def _failed(reader: Any) -> None:
     """Let subscription ``billing`` of ``orders`` fail to handle a message."""
-    quiet = pulsar.FileLogger(pulsar.LoggerLevel.Error, "/dev/null")
     with (
-        DelayLevelClient.from_connection(reader.connection, logger=quiet) as client,
+        DelayLevelClient.from_connection(reader.connection, logger=QUIET) as client,
         contextlib.closing(RetryPublisher(client, "orders", "billing")) as publisher,
     ):
         consumer = client.subscribe("orders", "billing")
@@ -262,7 +251,6 @@ ACTED = (
     "delaylevel send orders 'renew' --after 3d --id renewal-4711 --key 'customer 7' && "
     "delaylevel send orders 'renew' --after 3d --id renewal-4712"
 )
-DEDUPLICATED = _admin("POST", "namespaces/public/default/deduplication", json=True)
 
 EXPECTED = Expected(
     before={
@@ -290,7 +278,7 @@ EXPECTED = Expected(
         "commands dispatcher": {
             "": BOTH,
             "delaylevel dispatcher run orders --delivery effectively-once --memory 1024": (
-                DEDUPLICATED,
+                _deduplicated,
             ),
         },
         "commands doctor": {"delaylevel doctor orders": BRIEF},
@@ -341,7 +329,7 @@ EXPECTED = Expected(
         },
         "docs/dispatcher.md": {
             "": BRIEF,
-            "delaylevel dispatcher run orders --delivery effectively-once": (DEDUPLICATED,),
+            "delaylevel dispatcher run orders --delivery effectively-once": (_deduplicated,),
         },
         "commands broker": {
             "delaylevel broker start --broker-conf brokerDeduplicationEnabled=true": (

@@ -184,11 +184,3 @@ def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
 
     assert verdict(text) == ""
     assert "RestartSeconds" in verdict(text.replace("RestartSec=", "RestartSeconds="))
-
-
-def test_the_page_names_files_that_exist() -> None:
-    text = (DEPLOY / "README.md").read_text("utf-8")
-    named = [ROOT / name for name in re.findall(r"\bdeploy/[\w./]+\w", text)]
-    named += [DEPLOY / name for name in re.findall(r"\]\((\S+\.md)\)", text)]
-    assert len(named) > 5
-    assert [path for path in named if not path.exists()] == []

@@ -18,11 +18,12 @@ from delaylevel.cluster.connection.settings import Connection
 from support.pages import FENCE
 
 ROOT = Path(__file__).parents[2]
-TOP = ("README.md", "CONTRIBUTING.md", "SECURITY.md")
+TOP = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "deploy/README.md")
 PAGES = [*(ROOT / name for name in TOP), *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```python(?P<options>[^\n]*)\n(?P<code>.*?)^```", re.MULTILINE | re.DOTALL)
 YAML = re.compile(r"^```yaml\n(.*?)^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?!https?:)(?P<target>[^)#]*)(?:#(?P<anchor>[^)]*))?\)")
+DEPLOYED = re.compile(r"\bdeploy/[\w./]+\w")
 TITLE = re.compile(r"^#+ (.*)$", re.MULTILINE)
 
 
@@ -114,6 +115,12 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert target.exists(), match[0]
         if match["anchor"] and target.suffix == ".md":
             assert match["anchor"] in _anchors(target), match[0]
+
+
+def test_the_files_of_a_deployment_exist() -> None:
+    named = {name for page in PAGES for name in DEPLOYED.findall(page.read_text(encoding="utf-8"))}
+    assert len(named) > 5
+    assert [name for name in named if not (ROOT / name).exists()] == []
 
 
 def _anchors(page: Path) -> set[str]:

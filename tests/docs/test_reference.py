@@ -60,20 +60,3 @@ def test_every_public_name_has_a_docstring(module: str, item: Any) -> None:
             member, FunctionType | property | classmethod | staticmethod
         ):
             assert inspect.getdoc(getattr(item, name)), f"{item.__module__}.{item.__name__}.{name}"
-
-
-@pytest.mark.parametrize(
-    "place",
-    [
-        "delaylevel/producer/scheduling.py",
-        "the help",
-        "docs/wire.md",
-        "clients/java/README.md",
-        "clients/java/src/main/java/delaylevel/client/DelayedMessage.java",
-    ],
-)
-def test_where_an_id_is_given_it_is_said_what_it_identifies(place: str) -> None:
-    helped = place == "the help"
-    text = TOOL.commands_page() if helped else (ROOT / place).read_text(encoding="utf-8")
-    text = re.sub(r"\s(?:\s*\*(?=\s))?\s*", " ", text)
-    assert re.search(r"identifies (a|the) message together with its (topic|target) and key", text)

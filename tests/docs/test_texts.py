@@ -26,12 +26,6 @@ def test_the_terms_of_messages_and_topics_are_explained() -> None:
     assert {*kept.split(", "), "dead letter", "level topic", "business topic"} <= set(TERMS)
 
 
-def test_another_name_is_no_term_of_its_own_with_the_same_meaning() -> None:
-    for term, meaning, elsewhere in ROWS:
-        assert term.strip("`") not in [word.strip() for word in elsewhere.split(",")], term
-        assert meaning[0].isupper(), term
-
-
 def test_the_table_has_the_rules_of_the_code() -> None:
     _, _, rest = OPERATIONS.partition("| rule | what we need |")
     table = rest.split("\n\n")[0].splitlines()[2:]
