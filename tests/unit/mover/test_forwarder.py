@@ -182,11 +182,15 @@ def test_unreadable_messages_are_dead_letters_between_the_others() -> None:
 @pytest.mark.parametrize(("window", "hours"), [(BROKER, 5), (TRACKER, 5), (TRACKER, 0)])
 @pytest.mark.parametrize("role", [Role.LEVEL, Role.HELD])
 def test_few_messages_have_a_callback(window: FinalWindow, hours: int, role: Role) -> None:
-    own = {DUE: str(T0 + hours * HOUR), TARGET: ORDERS}
-    own |= {ATTEMPT: "1", ID: "mine"} if role is Role.HELD else {}
-    rows = [raw(number, own, key="one") for number in range(1000)]
+    first_ms = T0 + hours * HOUR + (999 if hours else 0)
+    own: dict[str, str] = {ATTEMPT: "1", ID: "mine"} if role is Role.HELD else {}
+    rows = [
+        raw(number, {DUE: str(first_ms - number), TARGET: ORDERS, **own}, key="one")
+        for number in range(1000)
+    ]
     report, stored, called = forward(rows, describe(final_window=window), role)
-    assert (report.total, [len(values) for values in stored.values()]) == (1000, [1000])
+    assert [len(values) for values in stored.values()] == [1000]
+    assert (report.total, report.latest_ms) == (1000, 0 if hours else 999)
     assert called == 4
 
 

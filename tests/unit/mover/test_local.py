@@ -13,7 +13,7 @@ import pytest
 from delaylevel import topics
 from delaylevel.cluster.reader import read_range
 from delaylevel.errors import AlreadyRunningError, BrokerError, BrokerUnreachableError
-from delaylevel.model.level_topic import LevelTopicDescription
+from delaylevel.model.level_topic import LevelTopicDescription, MissingTarget
 from delaylevel.model.strategy import Levels, PartitionBy, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.mover import local
@@ -104,6 +104,22 @@ def test_a_target_that_was_added_just_now_gets_its_messages() -> None:
         report = mover.run_once()
     assert (report.due, report.dead) == (1, {})
     assert [each.data for each in world.memory.delivered(added)] == [b"pay me"]
+
+
+def test_settings_that_were_changed_just_now_decide_about_what_is_ready() -> None:
+    world = World(WEEK, final_window="broker")
+    ready = timedelta(milliseconds=world.description.levels[0].hand_off_after_ms(0))
+    world.send(b"pay me", DAY + 5 * SECOND)
+    world.producer.close()
+    with world.mover() as mover:
+        world.let_pass(ready - 10 * SECOND)
+        mover.run_once()  # it is at rest for half a minute
+        policy = MissingTarget.DROP
+        lifecycle.change_settings(world.memory.admin, "orders", on_missing_target=policy)
+        world.memory.admin.delete(TopicName.parse("orders"), force=True)
+        world.let_pass(11 * SECOND)
+        report = mover.run_once()
+    assert (report.dropped.total(), report.held.total()) == (1, 0)
 
 
 def test_a_long_pass_routes_by_the_time_at_which_it_hands_off() -> None:

@@ -58,10 +58,12 @@ class Stored:
 
     Attributes:
         missing: numbers of entries of ledgers that the broker lists, but does not deliver.
+        miscount: error of the number of entries that it tells of the last ledger.
     """
 
     times: dict[int, list[int]] = field(default_factory=dict)
     missing: dict[int, int] = field(default_factory=dict)
+    miscount: int = 0
     calls: int = 0
     readable_until: Position | None = None
     _entries: list[tuple[Position, int]] = field(default_factory=list)
@@ -127,6 +129,7 @@ class Stored:
     def ledgers(self, topic: TopicName) -> list[LedgerInfo]:
         self.calls += 1
         counts = {**self.missing, **{ledger: len(times) for ledger, times in self.times.items()}}
+        counts[max(counts)] += self.miscount
         return [LedgerInfo(*each) for each in counts.items()]
 
     # -- a reader
@@ -237,6 +240,12 @@ def test_the_bound_in_special_cases(
     # A time in the future may hide what is ready: it is looked for soon.
     again_ms = now_ms + SLACK // 2 if again == 1 else T0 + again
     assert stored.bound(start, now_ms) == ReadyBound(end or start, again_ms)
+
+
+@pytest.mark.parametrize("miscount", [-2, 2])
+def test_the_count_of_an_open_ledger_may_be_wrong(miscount: int) -> None:
+    stored = Stored({10: [T0, T0 + 1, T0 + DAY]}, miscount=miscount)
+    assert stored.bound(EARLIEST, T0 + AFTER + 1) == ReadyBound(Position(10, 2), T0 + DAY + AFTER)
 
 
 def test_a_lead_of_a_millisecond_works() -> None:
