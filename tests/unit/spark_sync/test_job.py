@@ -8,7 +8,7 @@ from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
-from pyspark.errors import PySparkException, StreamingQueryException
+from pyspark.errors import StreamingQueryException
 
 from delaylevel.cluster.connection.settings import Connection
 from delaylevel.errors import (
@@ -22,7 +22,6 @@ from delaylevel.errors import (
 from delaylevel.model.topic_name import TopicName
 from delaylevel.spark_sync import SparkSyncJob, SyncSettings
 from delaylevel.spark_sync import job as job_module
-from delaylevel.spark_sync.job import _raise_if_fatal
 from delaylevel.spark_sync.steps import apply_steps
 from delaylevel.testing import MemoryPulsar
 
@@ -30,19 +29,19 @@ from delaylevel.testing import MemoryPulsar
 class InvoicesFail:
     """The admin interface of an in-memory Pulsar; the reading of one description fails."""
 
-    def __init__(self, admin: Any, failure: Exception) -> None:
+    def __init__(self, admin: Any, failure: Exception | None) -> None:
         self._admin, self._failure = admin, failure
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._admin, name)
 
     def partitioned_metadata(self, topic: TopicName) -> Any:
-        if "invoices" in topic.local:
+        if self._failure is not None and "invoices" in topic.local:
             raise self._failure
         return self._admin.partitioned_metadata(topic)
 
 
-def job_for_two(failure: Exception, monkeypatch: pytest.MonkeyPatch) -> SparkSyncJob:
+def job_for_two(failure: Exception | None, monkeypatch: pytest.MonkeyPatch) -> SparkSyncJob:
     """Start a job for two level topics, and run it without a query."""
 
     @contextlib.contextmanager
@@ -82,30 +81,27 @@ def test_a_run_until_all_is_moved_fails_if_a_level_topic_was_left_out(
         job.run()
 
 
+def fail(job: SparkSyncJob, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run a job whose query fails with a text of Spark."""
+
+    def run(*args: object) -> None:
+        raise StreamingQueryException(text)
+
+    monkeypatch.setattr(SparkSyncJob, "_run_query", run)
+    job.run()
+
+
 def test_an_error_of_a_checkpoint_names_the_level_topics_that_are_not_served(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def fail(*args: object) -> None:
-        raise StreamingQueryException("delaylevel.errors.LevelTopicError: it contains x\nat org")
-
     job = job_for_two(UpgradeRequiredError("it is in format 2"), monkeypatch)
-    monkeypatch.setattr(SparkSyncJob, "_run_query", fail)
-    with pytest.raises(
-        LevelTopicError, match=r"contains x\. Not served: invoices: it is in format"
-    ):
-        job.run()
-
-
-@pytest.mark.parametrize("kind", [LevelTopicError, UpgradeRequiredError])
-def test_a_level_topic_that_cannot_be_used_ends_the_job(kind: type[LevelTopicError]) -> None:
-    text = f"[PYTHON]\nTraceback:\ndelaylevel.errors.{kind.__name__}: it uses 'cancel'\nat org"
-    with pytest.raises(kind, match=r"^it uses 'cancel'$") as caught:
-        _raise_if_fatal(PySparkException(text))
-    assert type(caught.value) is kind
+    expected = r"contains x\. Not served: invoices: it is in format"
+    with pytest.raises(LevelTopicError, match=expected):
+        fail(job, "delaylevel.errors.LevelTopicError: it contains x\nat org", monkeypatch)
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"),
+    ("text", "kind", "expected"),
     [
         (
             "[STREAM_FAILED] Query [id = 1] terminated with exception: [PYTHON_EXCEPTION]"
@@ -114,38 +110,43 @@ def test_a_level_topic_that_cannot_be_used_ends_the_job(kind: type[LevelTopicErr
             '  File "/srv/billing/steps.py", line 8, in fits\n    return int(value)\n'
             "           ^^^^^^^^^^\nValueError: invalid literal 'a-1'\n SQLSTATE: 38000\n"
             "=== Streaming Query ===\nIdentifier: x\nLogical Plan:\n+- Filter",
+            StepsError,
             "the steps failed at line 8 of /srv/billing/steps.py, in fits: ValueError: invalid "
             "literal 'a-1'",
         ),
         (
             "[STREAM_FAILED] Query [id = 1] terminated with exception: [CAST_INVALID_INPUT] The "
             "value 'a-1' cannot be cast to \"INT\". SQLSTATE: 22018\n== SQL ==\ncast(x)\n",
+            StepsError,
             "the steps failed: [CAST_INVALID_INPUT] The value 'a-1' cannot be cast to \"INT\".",
         ),
         (
             "[STREAM_FAILED] Query [id = 1] terminated with exception: Job aborted\nat org",
+            BrokerError,
             "the query failed: Job aborted",
         ),
         (
             "[STREAM_FAILED] Query\nTraceback:\n"
             '  File "/x/delaylevel/cluster/port.py", line 5, in read\n'
             "delaylevel.errors.BrokerUnreachableError: no answer\n SQLSTATE: 38000\n",
+            BrokerError,
             "the query failed: delaylevel.errors.BrokerUnreachableError: no answer",
+        ),
+        (
+            "[PYTHON]\nTraceback:\ndelaylevel.errors.UpgradeRequiredError: it uses 'x'\nat org",
+            UpgradeRequiredError,
+            "it uses 'x'",
         ),
     ],
 )
 def test_a_failed_query_is_explained_in_one_line(
-    text: str, expected: str, monkeypatch: pytest.MonkeyPatch
+    text: str, kind: type[Exception], expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*args: object) -> None:
-        raise StreamingQueryException(text)
-
-    job = job_for_two(UpgradeRequiredError("it is in format 2"), monkeypatch)
+    job = job_for_two(None, monkeypatch)
     monkeypatch.setattr(job, "_steps", lambda frame: frame)
-    monkeypatch.setattr(SparkSyncJob, "_run_query", fail)
-    with pytest.raises((BrokerError, StepsError)) as caught:
-        job.run()
-    assert str(caught.value) == expected
+    with pytest.raises(kind) as caught:
+        fail(job, text, monkeypatch)
+    assert (type(caught.value), str(caught.value)) == (kind, expected)
     assert caught.value.__cause__ is None
     assert caught.value.__suppress_context__
 

@@ -23,18 +23,13 @@ COUNTS = {"parked": 3, "window": 2, "due": 1, "held": 1, "dead": 0, "latest_ms":
 
 
 @pytest.fixture
-def memory() -> MemoryPulsar:
+def movers() -> JobMovers:
     memory = MemoryPulsar()
     hours = PartitionStrategy(partition_by="HOUR", maximum_delay=timedelta(hours=3))
-    producer: Any = memory.client().create_producer(
+    producer = memory.client().create_producer(
         "orders", enable_delay_level_topic=True, partition_strategy=hours
     )
     producer.send(b"x", deliver_after=timedelta(hours=1, minutes=1))
-    return memory
-
-
-@pytest.fixture
-def movers(memory: MemoryPulsar) -> JobMovers:
     roster: Any = SimpleNamespace(refused={"invoices": "not there"}, named_refused={})
     return JobMovers(roster, memory.level_topics(), memory.admin)
 
@@ -50,40 +45,33 @@ def progress(batch_id: int, rows: int, name: str = "mine", reports: Any = None) 
     )
 
 
-@pytest.fixture
-def seen() -> list[int]:
-    return []
+class Listener(SyncListener):
+    """A listener whose query has started; it notes the batches that it passes on."""
 
+    def __init__(self, movers: JobMovers) -> None:
+        self.seen: list[int] = []
+        super().__init__("mine", movers, lambda progress: self.seen.append(progress.batchId))
+        self.onQueryStarted(SimpleNamespace(name="mine", runId="run-1"))
 
-@pytest.fixture
-def listener(movers: JobMovers, seen: list[int]) -> SyncListener:
-    listener = SyncListener("mine", movers, lambda progress: seen.append(progress.batchId))
-    listener.onQueryStarted(SimpleNamespace(name="mine", runId="run-1"))
-    return listener
-
-
-def ended(listener: SyncListener, *arguments: Any, **more: Any) -> None:
-    listener.onQueryProgress(SimpleNamespace(progress=progress(*arguments, **more)))
+    def end(self, *arguments: Any, **more: Any) -> None:
+        self.onQueryProgress(SimpleNamespace(progress=progress(*arguments, **more)))
 
 
 def test_each_batch_that_moved_messages_is_summed_and_logged_once(
-    listener: SyncListener,
-    movers: JobMovers,
-    seen: list[int],
-    caplog: pytest.LogCaptureFixture,
+    movers: JobMovers, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "delaylevel.spark_sync.reporting")
+    listener = Listener(movers)
     assert movers.stats()[TOPIC].state == "starting"
-    ended(listener, 0, 0)
+    listener.end(0, 0)
     assert (movers.stats()[TOPIC].state, movers.stats()[TOPIC].passes) == ("moving", 0)
     for batch_id in (1, 2):
         reports = [json.dumps({TOPIC: COUNTS}), json.dumps({TOPIC: dict.fromkeys(COUNTS, 1)})]
-        ended(listener, batch_id, 7, reports=reports)
+        listener.end(batch_id, 7, reports=reports)
     stats = movers.stats()[TOPIC]
-    assert (stats.passes, stats.late_ms) == (2, 1500)
+    assert (stats.passes, stats.late_ms, listener.seen) == (2, 1500, [0, 1, 2])
     counts = {"parked": 8, "window": 6, "due": 4, "held": 4, "dead": 2, "dropped": 0, "expired": 0}
     assert stats.report.counts() == counts
-    assert seen == [0, 1, 2]
     assert [record.getMessage() for record in caplog.records] == [
         f"batch {batch_id}: 7 rows in 500ms, 14/s, 4 parked + 3 to the window + 2 due + 2 held + "
         "1 dead letters, late by 1.5s, lag 0ms"
@@ -91,13 +79,12 @@ def test_each_batch_that_moved_messages_is_summed_and_logged_once(
     ]
 
 
-def test_other_queries_are_ignored(
-    listener: SyncListener, movers: JobMovers, seen: list[int]
-) -> None:
-    ended(listener, 5, 100, name="another")
+def test_other_queries_are_ignored(movers: JobMovers) -> None:
+    listener = Listener(movers)
+    listener.end(5, 100, name="another")
     listener.onQueryTerminated(SimpleNamespace(runId="run-2"))
-    assert (movers.stats()[TOPIC].state, seen, listener.warm.is_set()) == ("starting", [], False)
-    assert not listener._ended.is_set()
+    assert (movers.stats()[TOPIC].state, listener.seen) == ("starting", [])
+    assert not any(each.is_set() for each in (listener.warm, listener._ended))
     listener.onQueryTerminated(SimpleNamespace(runId="run-1"))
     listener.wait_ended()
     assert listener._ended.is_set()

@@ -215,23 +215,6 @@ def test_what_is_due_waits_until_an_old_description_was_read_again(
     assert bench.delivered() == [b"x"]
 
 
-def test_no_message_is_read_by_an_old_description(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    dispatcher = bench.dispatcher()
-    with monkeypatch.context() as patch:
-        patch.setattr(DescriptionCache, "is_current", lambda _: False)
-        bench.send(b"x", HOUR)
-        bench.run(dispatcher)
-        assert dispatcher.next_event_ms() is None, "the message is not pending"
-    bench.send(b"y", 2 * HOUR)
-    dispatcher.run_once()
-    assert dispatcher.next_event_ms() == NOON_MS + HOUR_MS - 300
-    bench.clock.advance(2 * HOUR)
-    bench.run(dispatcher)
-    assert bench.delivered() == [b"x", b"y"]
-
-
 def test_a_clock_that_is_ahead_for_some_seconds_drops_and_releases_nothing(bench: Bench) -> None:
     bench.send(b"due soon", HOUR)
     bench.send(b"expires", HOUR / 2, expires_after=HOUR / 6)
