@@ -299,13 +299,14 @@ def test_a_slow_target_does_not_use_up_the_memory(
     world: RelayWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(relay_module, "IN_FLIGHT_BYTES", 40)  # ten messages of 4 bytes
-    world.offer(*range(10), target=BILLS)
+    world.offer(*range(16), target=BILLS)
     assert not world.relay.has_room
     world.let_pass(SLOW_S + 0.1)
-    assert world.relay.has_room
-    world.move(10, target=BILLS)
+    world.move(16, target=BILLS)
     assert world.counts(HELD) == (1,)
-    world.offer(*range(11, 20))
+    for entry in (17, 18, 19):
+        assert world.relay.has_room
+        world.offer(entry)
     assert not world.relay.has_room, "twice the limit is never exceeded"
 
 
