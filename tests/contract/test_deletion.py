@@ -39,37 +39,28 @@ def send(world: World, description: LevelTopicDescription) -> str:
     return ""
 
 
-@pytest.mark.parametrize("moment", ["entering", "counted", "deleting"])
+@pytest.mark.parametrize("step", ["closed_to_producers", "pending_entries", "delete"])
 def test_what_is_stored_is_counted_or_refused(
-    world: World, description: LevelTopicDescription, monkeypatch: pytest.MonkeyPatch, moment: str
+    world: World, description: LevelTopicDescription, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
-    """Producers come and go at each step of a deletion."""
+    """Producers come and go at each step of a deletion: before it, or after what it has counted."""
     told: list[str] = []
+    owner: Any = world.admin if step == "delete" else lifecycle
+    real = getattr(owner, step)
 
-    def before(owner: Any, name: str) -> None:
-        real = getattr(owner, name)
+    def called(*arguments: Any, **options: Any) -> Any:
+        counted = real(*arguments, **options) if step == "pending_entries" else None
+        if not told:
+            told.append(send(world, description))
+        return real(*arguments, **options) if counted is None else counted
 
-        def called(*arguments: Any, **options: Any) -> Any:
-            result = real(*arguments, **options) if moment == "counted" else None
-            if not told:
-                told.append(send(world, description))
-            return result if moment == "counted" else real(*arguments, **options)
-
-        monkeypatch.setattr(owner, name, called)
-
-    if moment == "entering":
-        before(lifecycle, "closed_to_producers")
-    elif moment == "counted":
-        before(lifecycle, "pending_entries")
-    else:
-        before(world.admin, "delete")
-    client = world.client()
-    if moment == "entering":
+    monkeypatch.setattr(owner, step, called)
+    if step == "closed_to_producers":
         with pytest.raises(StillPendingError, match="1 parked"):
-            lifecycle.delete(client, world.admin, description)
+            lifecycle.delete(world.client(), world.admin, description)
         assert told == [""]
     else:
-        assert lifecycle.delete(client, world.admin, description).total == 0
+        assert lifecycle.delete(world.client(), world.admin, description).total == 0
         assert told[0], "it was refused"
         assert topics.find(world.admin, description.topic) is None
 

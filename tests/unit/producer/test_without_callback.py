@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 
 import pulsar
 import pytest
 
 from delaylevel.errors import UnconfirmedMessagesError
-from delaylevel.producer.producer import CallbacklessMessages
 from support.openings import TWO_DAYS, OpenedProducer, Openings, ThreadDoor, openings  # noqa: F401
 
 Result = pulsar.Result
@@ -66,29 +64,6 @@ def test_outcomes_that_follow_the_flush_are_awaited(door: ThreadDoor) -> None:
         with pytest.raises(UnconfirmedMessagesError, match=r"1 message .*Timeout: 1"):
             door.producer.flush()
     door.producer.close()
-
-
-def test_concurrent_failures_are_all_counted() -> None:
-    messages = CallbacklessMessages()
-    results = list(Result.__members__.values())
-
-    def call_back() -> None:
-        for _ in range(200):
-            for result in results:
-                messages.callback(Result(result.value), None)
-                messages.sent()
-
-    threads = [threading.Thread(target=call_back) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    messages.wait(messages.number_sent())
-    error = messages.take_error()
-    assert error is not None
-    assert error.reasons == {name: 800 for name in Result.__members__ if name != "Ok"}
-    assert error.count == 800 * (len(results) - 1)
-    assert messages.take_error() is None
 
 
 def test_a_failed_flush_is_raised_and_the_cause_of_the_report(
