@@ -127,6 +127,8 @@ def test_a_journal_can_be_read_from_any_place_before_its_last_complete_snapshot(
         )
         state.apply(record)
         journal.append(encode(record))
+        if isinstance(record, LowWatermark):
+            assert min(state.released, default=record.position) >= record.position
         if rng.random() < 0.1:
             begin, chunks = len(journal), state.snapshot()
             journal.append(chunks.pop(0))

@@ -5,9 +5,7 @@ from __future__ import annotations
 import random
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import replace
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +20,7 @@ from delaylevel.dispatcher.journal import state as journal_state
 from delaylevel.dispatcher.publishing.publisher import TargetState
 from delaylevel.dispatcher.record import WindowMessage
 from delaylevel.model.level_topic import ALL, Expired
-from support.seeds import SEARCH, examples
+from support.seeds import examples
 from support.simulation import (
     TARGETS,
     TOO_BIG,
@@ -332,93 +330,7 @@ def small_entries(patch: pytest.MonkeyPatch) -> None:
     patch.setitem(KEY_BATCHED_SETTINGS, "batching_max_messages", 3)
 
 
-# -- a crash at every step of a batch
-
-
-class Share(random.Random):
-    """Source of the least or the greatest numbers, instead of random ones."""
-
-    def __init__(self, *, most: bool) -> None:
-        super().__init__()
-        self._most = most
-
-    def randint(self, a: int, b: int) -> int:
-        return b if self._most else a
-
-
-def steps_of_a_batch(run: Simulation, stored: int) -> Iterator[str]:
-    """Take the steps of two batches, and of a message that is due later.
-
-    Args:
-        stored: number of messages that the target stores and confirms at each send.
-
-    Yields:
-        The name of the step that was taken.
-    """
-    run.send(5, TARGETS[0], too_big=False, due_in_ms=(10, 10, 60, 60, 310))
-    for _ in range(2):
-        run.wait(0.05)
-        run.cycle()
-        yield "a batch is launched"
-        run.journal.store(len(run.journal.tail))
-        yield "its intent is confirmed, if it has one"
-        run.publisher.flights.send_prepared()
-        yield "its messages are sent"
-        for producer in run.broker.producers:
-            producer.store(stored)
-        yield "some of them are stored"
-        for producer in run.broker.producers:
-            producer.confirm(stored)
-        run.publisher.flights.process()
-        yield "some of them are confirmed"
-    for producer in run.broker.producers:
-        producer.store(len(producer.wire))
-        producer.confirm(len(producer.answers))
-    run.wait(0.3)
-    run.publisher.flights.process()
-    yield "the commit is written"
-    run.journal.store(len(run.journal.tail))
-    yield "the commit is confirmed"
-
-
-@pytest.mark.parametrize("end", ["crash", "suspend", "suspend shortly", "hand over"])
-@pytest.mark.parametrize("numbered", [False, True])
-def test_a_crash_at_every_step_of_a_batch(
-    numbered: bool, end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("delaylevel.dispatcher.publishing.flights._MANY", 1)
-    taken = set()
-    cases = list(product((0, 1, 2), (0, 1, 2), (False, True), range(12)))
-    for stored, in_journal, most, last in cases[:: 1 if SEARCH > 1 else 5]:
-        with tempfile.TemporaryDirectory(dir=tmp_path) as directory:
-            run = Simulation(numbered, Path(directory))
-            run.send(1, TARGETS[0], too_big=False)
-            for _ in range(10):  # open the producer, which is closed again after two seconds
-                step(run, "run", 0, 0, False)
-                run.wait(0.1)
-                for producer in run.broker.producers:
-                    producer.store(1)
-                    producer.confirm(1)
-            assert run.broker.topics[TARGETS[0]].delivered == ["id-0"]
-            for number, name in enumerate(steps_of_a_batch(run, stored)):
-                if number == last:
-                    taken.add(name)
-                    break
-            for each in range(1, 6):  # whatever became of them
-                run.cancel(each, TARGETS[0])
-            share = Share(most=most)
-            run.journal.store(in_journal)
-            if end == "crash":
-                run.takeover(share)
-            elif end == "suspend":
-                run.suspend(1.5, share)
-            elif end == "suspend shortly":
-                run.suspend(0.2, share)
-            else:
-                run.hand_over(1, share)
-            run.settle()
-            run.check()
-    assert len(taken) == 7
+# -- examples
 
 
 def test_messages_keep_their_order_while_the_number_of_partitions_becomes_known(
