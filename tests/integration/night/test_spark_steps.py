@@ -22,9 +22,7 @@ from delaylevel.cli.main import cli
 from delaylevel.cluster.connection.settings import Connection
 from delaylevel.errors import ConfigError, StepsError
 from delaylevel.model.clock import SystemClock
-from delaylevel.model.envelope import DUE, ID, KIND
-from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription
-from delaylevel.model.outcome import PAYLOAD
+from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.spark_sync import SparkSyncJob, SyncSettings, job
 from delaylevel.spark_sync.arrow_rows import SCHEMA
@@ -49,7 +47,8 @@ def ready(
         topic = made.level_topic(0).partition(0).full
         due_ms = SystemClock().now_ms() + HOUR
         for value in values:
-            skewed(topic, -8 * HOUR, value.encode(), parked(due_ms, account=value.split("-")[0]))
+            properties = parked(due_ms, account=value.split("-")[0])
+            skewed(topic, -8 * HOUR, value.encode(), properties=properties)
         return made
 
     return make
@@ -113,45 +112,6 @@ def test_a_table_of_closed_accounts_and_changed_due_times(
     # Only the messages that were parked again are pending.
     run_once(description, lambda frame: frame)
     assert len(world.stored(description.targets[0])) == 3
-
-
-@pytest.mark.parametrize("wanted", ["false", "true"])
-def test_steps_neither_see_nor_lose_nor_change_cancellations(
-    ready: Callable[..., LevelTopicDescription],
-    run_once: Callable[..., list[Any]],
-    skewed: Callable[..., None],
-    parked: Callable[..., dict[str, str]],
-    world: RealWorld,
-    wanted: str,
-) -> None:
-    """Messages and cancellations alternate; the steps drop or delay whatever they see."""
-    description = ready(["a-1", "a-2"], final_window=FinalWindow.TRACKER, window_partitions=3)
-    due_ms = SystemClock().now_ms() + HOUR
-    topic = description.level_topic(0).partition(0).full
-    expected = {}
-    for number in range(2):
-        properties = parked(due_ms, **{ID: f"m-{number}", KIND: "cancel", "account": "a"})
-        skewed(topic, -8 * HOUR, PAYLOAD, properties)
-        expected[f"m-{number}"] = properties
-    progress = run_once(
-        description,
-        lambda frame: frame.filter(wanted).withColumn("due", F.expr("due - interval 2 hours")),
-    )
-    assert sum(item.numInputRows for item in progress) == 2
-    world.drained(description)
-    assert world.stored(description.targets[0]) == []
-    found: dict[str, dict[str, str]] = {}
-    for index in range(3):
-        for one in world.stored(description.window_topic.partition(index).full):
-            if KIND in one.properties:
-                assert (one.value, index) == (
-                    PAYLOAD,
-                    description.window_partition("", one.properties[ID]),
-                )
-                found[one.properties[ID]] = one.properties
-            else:
-                assert (wanted, int(one.properties[DUE]) < due_ms - HOUR) == ("true", True)
-    assert found == expected
 
 
 def test_a_join_that_multiplies_is_an_error(
