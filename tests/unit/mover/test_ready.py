@@ -374,18 +374,6 @@ def test_long_runs_of_wrong_times_hide_no_ready_entry(
         )
 
 
-def test_alternating_wrong_times_do_not_cause_a_scan() -> None:
-    times = [T0 + number * 1000 + (DAY if number % 2 else 0) for number in range(20_000)]
-    stored = Stored.of(times)
-    now = T0 + 15_000 * 1000 + AFTER
-    assert now < T0 + DAY + AFTER  # no entry with a wrong time is ready yet
-    start, checks = EARLIEST, 0
-    while (found := check(stored, start, now)[0]) < 15_001:
-        start, checks = stored.entries[found - 1][0].next_entry, checks + 1
-        assert checks < 4
-    assert stored.calls < 2000
-
-
 def test_a_search_that_runs_out_of_rounds_continues_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -395,13 +383,6 @@ def test_a_search_that_runs_out_of_rounds_continues_at_once(
     assert check(stored, EARLIEST, now) == (25, now + SLACK // 2)
     monkeypatch.setattr(ready, "_ROUNDS", 1)
     assert check(stored, EARLIEST, now) == (10, now)
-
-
-@pytest.mark.parametrize("run", range(1, 17))
-def test_one_correct_entry_between_runs_is_found(run: int) -> None:
-    now = T0 + AFTER
-    stored = Stored.of([now - DAY] * run + [T0] + [now - DAY] * 200)
-    assert check(stored, EARLIEST, now)[0] == run + 1
 
 
 def test_an_entry_that_is_ready_soon_does_not_hide_later_entries() -> None:
