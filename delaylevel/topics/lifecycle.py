@@ -278,10 +278,14 @@ def expand(admin: OperatorAdmin, topic: str, levels: Levels) -> LevelTopicDescri
             subscribe(admin, member)
             members.protect(admin, member, after, policies, settings)
     # Pulsar has no compare-and-set for properties: of two clients that expand at the same time,
-    # the second one notices here or after its write.
+    # the second one notices here or after its write. A write that takes back a longer expansion
+    # leaves more partitions than it describes: then the error asks for the longer one again.
     if describe(admin, after.topic).levels != before.levels:
         raise _changed(after)
     admin.set_properties(after.name, {DESCRIPTION_PROPERTY: after.to_json()})
+    for member in after.members():
+        if member.role is Role.LEVEL:
+            _grow(admin, member)
     found = describe(admin, after.topic)
     if found.levels != levels:
         raise _changed(after)

@@ -155,6 +155,21 @@ def test_of_two_creations_at_once_one_strategy_is_made(
     assert len(told) == 2
 
 
+@STEPS
+def test_the_undo_keeps_what_another_client_has_finished(step: int) -> None:
+    memory = MemoryPulsar()
+
+    def act() -> None:
+        topics.create(memory.admin, WANTED)
+        raise NOT_ALLOWED
+
+    admin, _ = at_write(memory.admin, step, act)
+    with pytest.raises(PermissionDeniedError):
+        topics.create(admin, WANTED)
+    assert topics.find(memory.admin, WANTED.topic) == WANTED
+    assert left(memory) == {member.topic for member in MEMBERS}
+
+
 class SlowToAppear:
     """Lookups of a new topic that report it as missing at first.
 
