@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -13,11 +14,13 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.datasource import (
     DataSource,
+    DataSourceArrowWriter,
     DataSourceReader,
     DataSourceStreamReader,
     DataSourceStreamWriter,
     DataSourceWriter,
     InputPartition,
+    WriterCommitMessage,
 )
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
@@ -27,9 +30,11 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from delaylevel.cluster import logs
 from delaylevel.cluster.connection.settings import Connection
+from delaylevel.cluster.failures import close_quietly
 from delaylevel.cluster.rest.admin import Admin
-from delaylevel.errors import ConfigError
+from delaylevel.errors import ConfigError, InvalidInputError
 from delaylevel.inspection.cancelled import is_cancellation
 from delaylevel.inspection.columns import in_chunks
 from delaylevel.inspection.horizon import place_of
@@ -37,16 +42,16 @@ from delaylevel.inspection.snapshot import PartitionRule, take_snapshot
 from delaylevel.model.clock import SystemClock, duration_ms, instant_ms
 from delaylevel.model.due_time import LATEST_DUE_MS
 from delaylevel.model.envelope import ATTEMPT, DUE, is_control
-from delaylevel.model.formatting import parse_iso
+from delaylevel.model.formatting import format_instant, parse_iso
 from delaylevel.model.level_topic import Role
 from delaylevel.model.message import ParkedMessage
 from delaylevel.model.position import SourcePartition
+from delaylevel.producer.client import DelayLevelClient
 from delaylevel.topics.registry import describe
 from delaylevel.topics.scan import ALWAYS, DEFAULT_SLACK_MS, Window
 
 from . import control
-from .arrow_rows import BYTES_PER_BATCH, ROWS_PER_BATCH, SCHEMA, to_batches
-from .batch_sink import ScheduleWriter
+from .arrow_rows import BYTES_PER_BATCH, ROWS_PER_BATCH, SCHEMA, to_batches, values_of
 from .driver import Driver, Offset
 from .forwarding import FORWARDED_SCHEMA, forward_input, messages_only
 from .options import (
@@ -63,6 +68,126 @@ from .runtime import InputRange, runtime
 # keep one plan of a Python data source for all uses of a DataFrame, and it would remove rows from
 # the other uses.
 _OPTIONS = ("dueFrom", "dueBefore", "dueSlackMs", "cancellations")
+
+_TEXT, _TIME = ("string",), ("timestamp",)
+#: The columns of rows to write, with the types that each may have.
+COLUMNS = {
+    "value": ("binary", "string"),
+    "due": _TIME,
+    "target": _TEXT,
+    "id": _TEXT,
+    "key": _TEXT,
+    "ordering_key": _TEXT,
+    "event_time": _TIME,
+    "expires_at": _TIME,
+    "properties": ("map<string,string>",),
+}
+_ARGUMENTS = {
+    "due": "deliver_at",
+    "id": "message_id",
+    "key": "partition_key",
+    "event_time": "event_timestamp",
+}
+
+
+class ScheduleWriter(DataSourceArrowWriter):
+    """Sink that schedules a message for each row.
+
+    A task ends after the broker has confirmed all its messages. If it fails, Spark may run it
+    again, and its rows are sent again: with a column ``id``, as copies with the same ID.
+    """
+
+    def __init__(self, options: WriteOptions, schema: StructType) -> None:
+        check_written(schema, options)
+        self._options = options
+        with _Producers(options) as producers:
+            if options.target:
+                producers.of(options.target)  # report what is wrong before any row is sent
+
+    def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
+        """Send the rows of one task and wait for their confirmations."""
+        with _Producers(self._options) as producers:
+            for batch in iterator:
+                names = batch.schema.names
+                columns = (values_of(batch, name) for name in names)
+                for values in zip(*columns, strict=True):
+                    producers.send(dict(zip(names, values, strict=True)))
+            producers.flush()
+        return WriterCommitMessage()
+
+
+class _Producers:
+    """The producers of one task, by business topic."""
+
+    def __init__(self, options: WriteOptions) -> None:
+        self._options = options
+        self._opened: dict[str, Any] = {}
+        connection = Connection.load(**dict(options.connection))  # type: ignore[arg-type]
+        self._client = DelayLevelClient.from_connection(connection, logger=logs.to_stderr())
+
+    def of(self, target: str) -> Any:
+        """Return the producer of a business topic."""
+        found = self._opened.get(target)
+        if found is None:
+            found = self._opened[target] = self._client.create_producer(
+                target,
+                enable_delay_level_topic=True,
+                delay_level_topic=self._options.level_topic,
+                create_level_topic=False,
+                block_if_queue_full=True,
+            )
+        return found
+
+    def send(self, row: dict[str, Any]) -> None:
+        """Send the message of a row."""
+        target = row.pop("target", None) or self._options.target
+        content = row.pop("value")
+        if isinstance(content, str):
+            content = content.encode()
+        try:
+            if not target:
+                raise InvalidInputError("column target is null, and there is no option target")
+            arguments = {_ARGUMENTS.get(name, name): value for name, value in row.items()}
+            self.of(target).send_async(content, None, **arguments)
+        except InvalidInputError as error:
+            due = "null" if row["due"] is None else format_instant(row["due"])
+            raise InvalidInputError(
+                f"the row for {target} with due {due}, key {row.get('key')!r} and id "
+                f"{row.get('id')!r} cannot be sent: {error}. Rows before it may be sent"
+            ) from error
+
+    def flush(self) -> None:
+        """Wait until all messages are stored."""
+        for producer in self._opened.values():
+            producer.flush()
+
+    def __enter__(self) -> _Producers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for producer in self._opened.values():
+            with contextlib.suppress(Exception):  # they are flushed, or the task has failed
+                producer.close()
+        close_quietly(self._client, "client")
+
+
+def check_written(schema: StructType, options: WriteOptions) -> None:
+    """Raise ConfigError unless the rows of a schema can be written."""
+    needed = ["value", "due", *([] if options.target else ["target"])]
+    kinds = {field.name: field.dataType.simpleString() for field in schema.fields}
+    for name in needed:
+        if name not in kinds:
+            also = ", or option target" if name == "target" else ""
+            raise ConfigError(f"the rows lack column {name}{also}; {_described()}")
+    for name, kind in kinds.items():
+        if name not in COLUMNS:
+            raise ConfigError(f"column {name} is unknown: leave it out; {_described()}")
+        if kind not in COLUMNS[name]:
+            raise ConfigError(f"column {name} is {kind}: cast it to {' or '.join(COLUMNS[name])}")
+
+
+def _described() -> str:
+    return "columns are " + ", ".join(f"{name} ({kinds[0]})" for name, kinds in COLUMNS.items())
 
 
 @dataclass(frozen=True)
@@ -213,7 +338,7 @@ class DelayLevelDataSource(DataSource):
     ``tls…``, ``maxOffsetsPerTrigger`` (messages, the earliest due first), ``failOnDataLoss``. The
     columns are those of :data:`delaylevel.spark_sync.arrow_rows.SCHEMA`, or those given to
     ``.schema(…)``. A batch read has further options: see `BatchOptions`. A batch write has its own:
-    see `options.WriteOptions`, and `batch_sink.COLUMNS` for its columns.
+    see `options.WriteOptions`, and `COLUMNS` for its columns.
 
     Register it once: ``spark.dataSource.register(DelayLevelDataSource)``.
     """

@@ -10,7 +10,7 @@ from delaylevel.structures.buckets import (
     chunk_key,
 )
 from delaylevel.structures.rows import BY_POSITION, DUE, find_key, sort_rows
-from delaylevel.structures.segments.opened import OpenRows
+from delaylevel.structures.segments.pending import OpenRows
 from delaylevel.structures.tracker import _ROW, _STAGE_ROWS, NearRows, TimeBucketTracker
 
 

@@ -30,10 +30,9 @@ from delaylevel.errors import (
     LevelTopicError,
     UnconfirmedMessagesError,
 )
-from delaylevel.spark_sync import batch_sink
-from delaylevel.spark_sync.batch_sink import ScheduleWriter
+from delaylevel.spark_sync import source
 from delaylevel.spark_sync.options import WriteOptions
-from delaylevel.spark_sync.source import DelayLevelDataSource
+from delaylevel.spark_sync.source import DelayLevelDataSource, ScheduleWriter
 from delaylevel.testing import MemoryPulsar
 from support.openings import Openings, ThreadDoor, openings  # noqa: F401
 
@@ -58,7 +57,7 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[MemoryPulsar]:
     with MemoryPulsar() as memory:
         for topic in ("orders", "invoices"):
             memory.client().create_producer(topic, enable_delay_level_topic=True).close()
-        kind = batch_sink.DelayLevelClient
+        kind = source.DelayLevelClient
         monkeypatch.setattr(kind, "from_connection", lambda *_, **__: memory.client())
         yield memory
 
@@ -119,7 +118,7 @@ def test_a_task_fails_if_a_message_is_not_stored(
     door = ThreadDoor({})
     door.business.results = [pulsar.Result.Ok, pulsar.Result.Timeout, pulsar.Result.Ok]
     client = SimpleNamespace(create_producer=lambda *_, **__: door.producer, close=door.end)
-    monkeypatch.setattr(batch_sink.DelayLevelClient, "from_connection", lambda *_, **__: client)
+    monkeypatch.setattr(source.DelayLevelClient, "from_connection", lambda *_, **__: client)
     with pytest.raises(UnconfirmedMessagesError, match="Timeout: 1"):
         write([{"value": text, "due": None, "target": "orders"} for text in "abc"])
 

@@ -15,7 +15,7 @@ from pyspark.sql import Row
 
 from delaylevel.model.strategy import PartitionStrategy
 from delaylevel.mover.reporting import MoverCollector
-from delaylevel.spark_sync.reporting import JobMovers, SyncListener, batch_line
+from delaylevel.spark_sync.job import JobMovers, SyncListener, batch_line
 from delaylevel.testing import MemoryPulsar
 
 TOPIC = "persistent://public/default/_orders-delay-level"
@@ -60,7 +60,7 @@ class Listener(SyncListener):
 def test_each_batch_that_moved_messages_is_summed_and_logged_once(
     movers: JobMovers, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level("INFO", "delaylevel.spark_sync.reporting")
+    caplog.set_level("INFO", "delaylevel.spark_sync.job")
     listener = Listener(movers)
     assert movers.stats()[TOPIC].state == "starting"
     listener.end(0, 0)
