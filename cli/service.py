@@ -13,7 +13,7 @@ from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.topic_name import TopicName
 
 if TYPE_CHECKING:
-    from delaylevel.dispatcher.service import ServedGroup
+    from delaylevel.dispatcher.assignment import ServedGroup
     from delaylevel.mover.service import MoverStats
     from delaylevel.prometheus import Collector
     from delaylevel.spark_sync import SparkSyncJob

@@ -15,7 +15,7 @@ import os
 import socket
 import uuid
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from delaylevel.cluster.failures import close_quietly
@@ -32,6 +32,9 @@ from delaylevel.model.delivery import Delivery
 from delaylevel.model.level_topic import LevelTopicDescription, Role
 from delaylevel.model.position import SourcePartition
 from delaylevel.topics.status import window_stats
+
+from .host import Host
+from .stats import OwnerStats
 
 
 def window_sources(
@@ -76,6 +79,31 @@ class Reassignment:
     revoke: tuple[int, ...] = ()
     acquire: tuple[int, ...] = ()
     probe: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class ServedGroup:
+    """A level topic that this process serves, and the owners of its window partitions.
+
+    Attributes:
+        group: the group, as the broker last described it; None before that.
+        age_s: time since then, in s.
+        owners: what the owners of partitions of this process share with others.
+        stats: statistics of the partitions of this process and of those it watches, by partition.
+        problem: a failure to serve it or one of its partitions; empty for none.
+        starting: number of further processes that are starting.
+        refusals: why the last attempt to acquire a partition was refused, by partition.
+    """
+
+    description: LevelTopicDescription
+    name: str
+    group: GroupState | None
+    age_s: float
+    owners: Mapping[int, Host]
+    stats: Mapping[int, OwnerStats]
+    problem: str = ""
+    starting: int = 0
+    refusals: Mapping[int, str] = field(default_factory=dict)
 
 
 def share_of(members: Collection[str], me: str, partitions: int) -> int:

@@ -44,7 +44,6 @@ import numpy as np
 from delaylevel.dispatcher.journal.records import Answered, Disposition, DispositionKind, Record
 from delaylevel.dispatcher.journal.state import JournalState
 from delaylevel.dispatcher.pending import OpenMessages, PendingIndex
-from delaylevel.dispatcher.positions import IdColumns, Identity, Mask
 from delaylevel.dispatcher.record import (
     Cancellation,
     Columns,
@@ -55,6 +54,7 @@ from delaylevel.dispatcher.record import (
 )
 from delaylevel.model.clock import Clock
 from delaylevel.model.outcome import Outcome, OutcomeStatus
+from delaylevel.structures.id_columns import IdColumns, Identity, Mask
 from delaylevel.structures.id_set import RemovableIds
 from delaylevel.structures.rows import Int64s
 
@@ -192,7 +192,8 @@ class Cancellations:
         self._unproven: list[CancelRequest] = []
         # By the message that is being published, or was perhaps.
         self._awaited: dict[Identity, list[CancelRequest]] = {}
-        # IDs for which cancellations wait among the pending messages.
+        # IDs for which cancellations wait among the pending messages. Two for one ID may differ in
+        # the due time: the first one that ends must not end the wait of the other one.
         self._early = AwaitedIds()
         # IDs of pending messages that an earlier owner may have sent or set aside.
         self._unclear = RemovableIds()
@@ -260,10 +261,6 @@ class Cancellations:
         It may be in the future.
         """
         return min((each.deadline_ms for each in self._unproven), default=None)
-
-    def has_read(self, position: int) -> bool:
-        """Return True if everything up to a packed position was offered, or is released."""
-        return self._open.has_read(position)
 
     def everything_is_read(self, until_ms: int) -> None:
         """Take note that everything is read that was stored before a time, ms since the epoch."""

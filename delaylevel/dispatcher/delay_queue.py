@@ -27,11 +27,11 @@ from delaylevel.dispatcher.journal.records import (
 from delaylevel.dispatcher.journal.state import JournalState
 from delaylevel.errors import DelayLevelError, InvalidInputError
 from delaylevel.model.clock import Clock
+from delaylevel.structures.id_columns import IdColumns, Mask, to_array
 from delaylevel.structures.rows import DUE, ENTRY, LEDGER, Int64s, Rows
 from delaylevel.structures.segments.pending import PendingSegments
 
 from .pending import OpenMessages, PendingIndex, WaitingQueues
-from .positions import IdColumns, Mask, to_array
 from .record import (
     Cancellation,
     Columns,
@@ -287,8 +287,8 @@ class DelayQueue:
     def advance(self, now_ms: int, max_messages: int = 1000) -> DueBatch | None:
         """Take messages that are due; None if there are none.
 
-        They are launched, deferred or put back next. After many cancelled ones, it leaves the next
-        ones to the next call.
+        They are launched, put back, or put into a queue of `waiting` next. After many cancelled
+        ones, it leaves the next ones to the next call.
 
         Raises:
             DamagedSegmentError: a spill file is gone. Start again from the journal.
@@ -296,7 +296,7 @@ class DelayQueue:
         parts: list[Columns] = []
         left = max_messages
         for _ in range(_LOOKS):
-            due_ms = self.next_due_ms()
+            due_ms = self.pending.next_due_ms
             if left <= 0 or due_ms is None or due_ms > now_ms:
                 break
             part = self.cancelling.filter(self.pending.take(now_ms, left))
@@ -304,14 +304,6 @@ class DelayQueue:
                 parts.append(part)
             left -= len(part[2])
         return DueBatch(*joined(parts)) if parts else None
-
-    def defer(self, batch: DueBatch, target: TargetKey) -> None:
-        """Let the messages of a batch that is not launched wait until their target takes them.
-
-        Raises:
-            SpillError: the disk is full, or cannot be written. Nothing is deferred.
-        """
-        self.waiting.put(target, batch)
 
     def put_back(self, batch: DueBatch) -> None:
         """Let the messages of a batch that is not launched be pending again."""
@@ -438,10 +430,6 @@ class DelayQueue:
         record = LowWatermark(position)
         self.state.apply(record)
         return record
-
-    def next_due_ms(self) -> int | None:
-        """Return the earliest due time of the pending messages, ms since the epoch, or None."""
-        return self.pending.next_due_ms
 
     def close(self) -> None:
         """Delete the spill files. The topic still has the pending messages."""

@@ -1,49 +1,138 @@
-"""The surroundings of partition owners: broker and clocks, and the turns of their threads."""
+"""The surroundings of partition owners: broker, clocks and events, and the turns of threads."""
 
 from __future__ import annotations
 
+import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import ContextDecorator, contextmanager
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import count
-from typing import Any
+from typing import Any, TypeVar
 
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.threads import HostLoop, Starter, in_thread
 from delaylevel.model.clock import Clock
 from delaylevel.model.level_topic import LevelTopicDescription
+from delaylevel.topics.roster import DescriptionCache
 
 from .stats import SharedOwnerStats
+
+#: An event without content: there is something to process.
+WAKE = object()
+Answer = TypeVar("Answer")
+
+
+class EventQueue:
+    """Queue of events for an owner; any thread puts them.
+
+    Most wakes come from targets that have answered. They need not be processed at once, and the
+    owner wakes up for the next due time anyway. So such a wake is an event only if the owner would
+    wait for longer than its patience.
+
+    Attributes:
+        are_answered: True if a target has answered, and this was not taken note of.
+        on_event: function that is called in any thread after an event was added.
+    """
+
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._wake_until_s = 0.0  # an answer before this time is an event
+        self.are_answered = False
+        self.on_event: Callable[[], object] = lambda: None
+
+    def __bool__(self) -> bool:
+        """Return True if there are events."""
+        return not self._queue.empty()
+
+    def put(self, event: Any) -> None:
+        """Add an event."""
+        self._queue.put(event)
+        self.on_event()
+
+    def wake(self) -> None:
+        """Let the owner look at once."""
+        self.put(WAKE)
+
+    def ask(self, function: Callable[[Any], Answer]) -> Future[Answer]:
+        """Let the owner call a short function of its delay queue, between two of its steps."""
+        answer: Future[Answer] = Future()
+
+        def call(delay_queue: Any) -> None:
+            if answer.set_running_or_notify_cancel():
+                try:
+                    answer.set_result(function(delay_queue))
+                except Exception as error:  # no error reaches the owner
+                    answer.set_exception(error)
+
+        self.put(call)
+        return answer
+
+    def answered(self) -> None:
+        """Let the owner look soon: a target has answered."""
+        # In this order: either `rest` sees the answer, or this sees its limit.
+        self.are_answered = True
+        if time.monotonic() < self._wake_until_s:
+            self.put(WAKE)
+
+    def take_answered(self) -> None:
+        """Take note that all answers until now are going to be processed."""
+        self.are_answered = False
+
+    def rest(self, until_s: float, patience_s: float) -> float:
+        """Begin to wait for events until a monotonic time, in s; return the time to look again.
+
+        Args:
+            patience_s: time for which answers of targets may wait, in s; 0 if they are events.
+        """
+        self._wake_until_s = until_s - patience_s if patience_s else float("inf")
+        if self.are_answered:
+            until_s = min(until_s, time.monotonic() + patience_s)
+        return until_s
+
+    def stir(self) -> None:
+        """End the wait for events."""
+        self._wake_until_s = 0.0
+
+    def get_nowait(self) -> Any:
+        """Return the next event, or None."""
+        try:
+            return self._queue.get_nowait()
+        except queue.Empty:
+            return None
 
 
 @dataclass(frozen=True)
 class Host:
-    """Broker, level topic, clocks and statistics, which all parts of a partition owner share.
+    """Broker, level topic, clocks, events and statistics, which all parts of an owner share.
 
     Attributes:
         client: a ``pulsar.Client`` for our own topics; it is not closed by what uses it.
-        description: function that returns the latest description of the level topic.
+        descriptions: this process's copy of the description of the level topic.
         start: function that runs slow work.
-        wake: function that lets the owner look soon, from any thread.
         now_s: monotonic clock.
     """
 
     client: Any
     admin: TopicAdmin
-    description: Callable[[], LevelTopicDescription]
+    descriptions: DescriptionCache
     clock: Clock
+    events: EventQueue = field(default_factory=EventQueue)
     stats: SharedOwnerStats = field(default_factory=SharedOwnerStats)
     start: Starter = in_thread
-    wake: Callable[[], None] = lambda: None
     now_s: Callable[[], float] = time.monotonic
 
     @property
     def loop(self) -> HostLoop:
         """The owner's loop, as its producers see it."""
-        return HostLoop(self.start, self.now_s, self.wake)
+        return HostLoop(self.start, self.now_s, self.events.wake)
+
+    def description(self) -> LevelTopicDescription:
+        """Return the latest description of the level topic."""
+        return self.descriptions.latest()
 
 
 class Turns:

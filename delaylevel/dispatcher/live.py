@@ -30,11 +30,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from delaylevel.dispatcher.assignment import ServedGroup
 from delaylevel.dispatcher.delay_queue import DelayQueue
 from delaylevel.dispatcher.host import TURNS
 from delaylevel.dispatcher.journal.records import ENTRY_BITS, unpack
 from delaylevel.dispatcher.record import Columns, attributes, joined
-from delaylevel.dispatcher.service import Dispatcher, ServedGroup
 from delaylevel.dispatcher.stats import OwnerStats
 from delaylevel.errors import InvalidInputError
 from delaylevel.model.clock import Clock
@@ -105,8 +105,8 @@ def _in_due_order(messages: Columns, attribute: str) -> SegmentColumns:
 class LiveQueries:
     """Live queries to one dispatcher; see `delaylevel.dispatcher.live`."""
 
-    def __init__(self, dispatcher: Dispatcher, clock: Clock) -> None:
-        self._dispatcher = dispatcher
+    def __init__(self, groups: Callable[[], Sequence[ServedGroup]], clock: Clock) -> None:
+        self._groups = groups
         self._clock = clock
         self._questions: dict[str, Callable[[Mapping[str, str]], LiveAnswer]] = {
             "pending": self._pending,
@@ -167,7 +167,7 @@ class LiveQueries:
         if unknown:
             known = ", ".join((*_RANGE, *more))
             raise QueryRefusedError(f"there is no parameter {unknown[0][:40]!r}; there are {known}")
-        groups = self._dispatcher.groups()
+        groups = self._groups()
         name = parameters.get("topic")
         if name is None:
             if len(groups) == 1:

@@ -12,15 +12,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from delaylevel.cluster.failures import error_name, translate_errors
 from delaylevel.cluster.locks import PartitionLock
@@ -44,16 +43,17 @@ from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription
 from delaylevel.model.message import parked_message
 from delaylevel.model.position import Position
 from delaylevel.mover import hop
-from delaylevel.structures.segments.pending import DamagedSegmentError, SpillError
-from delaylevel.topics.roster import DescriptionCache
+from delaylevel.structures.segments.pending import (
+    DamagedSegmentError,
+    PendingSegments,
+    SpillError,
+)
 
 from .assignment import window_sources
 from .delay_queue import DelayQueue
 from .fetcher import CAUGHT_UP, EntryEnd, Fetcher
 from .host import PUBLISHING, TURNS, Host
-from .pending import overflow_segments, pending_segments
 from .record import FetchedBatch, recorder_of
-from .stats import SharedOwnerStats
 
 log = logging.getLogger(__name__)
 
@@ -61,14 +61,14 @@ log = logging.getLogger(__name__)
 FAILURES = (BrokerError, SpillError, DamagedSegmentError)
 
 _BATCH = 1000
+# Memory for the pending payloads of a partition at least, and for the due ones of a slow target.
+_LEAST_BYTES = 1 << 20
 # A takeover publishes nothing until it has read everything that was stored, or for this time.
 _CATCH_UP_S = 60.0
 _SNAPSHOT_BYTES = 8 << 20
 # Time between two attempts to write to a disk that took no more, while nothing is read.
 _DISK_S = 1.0
 _UNNUMBERED = "behind the first 1,024 messages of its batch: send batches of at most 1,024 messages"
-#: An event without content: there is something to process.
-WAKE = object()
 #: Time for which messages wait for a target without a connection, in s; then they are held. It is
 #: longer than another broker needs to take over: a session (30 s by default) and some seconds. Held
 #: messages would come later than that, and not in their order.
@@ -92,86 +92,6 @@ _DESCRIBED_S = 0.01
 _STOP_S = 15.0
 # The longest wait for a due time. The wall clock may be corrected meanwhile.
 _CLOCK_S = 1.0
-Answer = TypeVar("Answer")
-
-
-class EventQueue:
-    """Queue of events for an owner; any thread puts them.
-
-    Most wakes come from targets that have answered. They need not be processed at once, and the
-    owner wakes up for the next due time anyway. So such a wake is an event only if the owner would
-    wait for longer than its patience.
-
-    Attributes:
-        are_answered: True if a target has answered, and this was not taken note of.
-        on_event: function that is called in any thread after an event was added.
-    """
-
-    def __init__(self) -> None:
-        self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._wake_until_s = 0.0  # an answer before this time is an event
-        self.are_answered = False
-        self.on_event: Callable[[], object] = lambda: None
-
-    def __bool__(self) -> bool:
-        """Return True if there are events."""
-        return not self._queue.empty()
-
-    def put(self, event: Any) -> None:
-        """Add an event."""
-        self._queue.put(event)
-        self.on_event()
-
-    def wake(self) -> None:
-        """Let the owner look at once."""
-        self.put(WAKE)
-
-    def ask(self, function: Callable[[DelayQueue], Answer]) -> Future[Answer]:
-        """Let the owner call a short function of its delay queue, between two of its steps."""
-        answer: Future[Answer] = Future()
-
-        def call(delay_queue: DelayQueue) -> None:
-            if answer.set_running_or_notify_cancel():
-                try:
-                    answer.set_result(function(delay_queue))
-                except Exception as error:  # no error reaches the owner
-                    answer.set_exception(error)
-
-        self.put(call)
-        return answer
-
-    def answered(self) -> None:
-        """Let the owner look soon: a target has answered."""
-        # In this order: either `rest` sees the answer, or this sees its limit.
-        self.are_answered = True
-        if time.monotonic() < self._wake_until_s:
-            self.put(WAKE)
-
-    def take_answered(self) -> None:
-        """Take note that all answers until now are going to be processed."""
-        self.are_answered = False
-
-    def rest(self, until_s: float, patience_s: float) -> float:
-        """Begin to wait for events until a monotonic time, in s; return the time to look again.
-
-        Args:
-            patience_s: time for which answers of targets may wait, in s; 0 if they are events.
-        """
-        self._wake_until_s = until_s - patience_s if patience_s else float("inf")
-        if self.are_answered:
-            until_s = min(until_s, time.monotonic() + patience_s)
-        return until_s
-
-    def stir(self) -> None:
-        """End the wait for events."""
-        self._wake_until_s = 0.0
-
-    def get_nowait(self) -> Any:
-        """Return the next event, or None."""
-        try:
-            return self._queue.get_nowait()
-        except queue.Empty:
-            return None
 
 
 @dataclass(frozen=True)
@@ -208,7 +128,6 @@ class PartitionOwner:
     and `tidy_up`. At the end come `drain` until nothing is in flight, and `finish`.
 
     Args:
-        host: its ``wake`` is that of the events.
         lock: lock on the window and the journal partition; closed at the end.
         directory: directory for spill files, which nothing else may use; None for no files.
         client_of: function that returns the ``pulsar.Client`` for a target; always that of the host
@@ -222,24 +141,21 @@ class PartitionOwner:
     def __init__(
         self,
         host: Host,
-        events: EventQueue,
-        descriptions: DescriptionCache,
         partition: int,
         lock: PartitionLock,
         directory: Path | None,
         settings: DispatchSettings,
         client_of: Callable[[str], Any] | None = None,
     ) -> None:
+        self.host = host
+        self.events, self.stats = host.events, host.stats
         self.partition = partition
-        self.events = events
         self.caught_up = False
-        self._host = host
-        self._descriptions = descriptions
         self._lock = lock
         self._directory = directory
         self._settings = settings
         self._client_of = client_of or (lambda target: host.client)
-        self._source, self._journal_source = window_sources(descriptions.latest(), partition)
+        self._source, self._journal_source = window_sources(host.description(), partition)
         self.topic = self._source.topic
         self._snapshot_size = 0
         self._quiet_checkpoints = 0
@@ -253,11 +169,6 @@ class PartitionOwner:
         self._without_room = 0
         self._disk_state = ""
         self._disk_warning = RepeatedWarning(log, self.topic, host.now_s)
-
-    @property
-    def stats(self) -> SharedOwnerStats:
-        """Statistics of the window partition."""
-        return self._host.stats
 
     # -- takeover
 
@@ -276,7 +187,7 @@ class PartitionOwner:
 
     def _open(self, opened: contextlib.ExitStack) -> None:
         """Open the journal, and build the queue and the publisher from the state in it."""
-        host, settings = self._host, self._settings
+        host, settings = self.host, self._settings
         self._started_s = host.now_s()
         self.next_checkpoint_s = self._started_s + settings.checkpoint_ms / 1000
         source, clock = self._journal_source, host.clock
@@ -311,19 +222,31 @@ class PartitionOwner:
 
     def _open_queue(self, description: LevelTopicDescription) -> DelayQueue:
         """Return a delay queue without messages, with the state at the end of the journal."""
-        journal, settings, clock = self._journal, self._settings, self._host.clock
+        journal, settings, clock = self._journal, self._settings, self.host.clock
         releases = RecentReleases()
         state = JournalState.read(
             journal.read(), settings.remember, lambda ids: releases.add(ids, journal.read_ms)
         )
         is_first = journal.is_new
         journal.claim()  # before anything is decided from what was read
-        budget_bytes = settings.memory_bytes // description.window_partitions
+        directory, slow = self._directory, count(1)
+        segments = PendingSegments(
+            directory,
+            budget_bytes=max(settings.memory_bytes // description.window_partitions, _LEAST_BYTES),
+            bucket_ms=_bucket_ms(description),
+            clock=clock.now_ms,
+            writing=TURNS.pause,
+        )
+
+        def overflow() -> PendingSegments:
+            path = None if directory is None else directory / f"slow-{next(slow)}"
+            return PendingSegments(path, budget_bytes=_LEAST_BYTES, clock=clock.now_ms)
+
         return DelayQueue(
             state,
-            pending_segments(self._directory, budget_bytes, description, clock),
+            segments,
             clock=clock,
-            overflow=overflow_segments(self._directory, clock),
+            overflow=overflow,
             attribute=description.attribute,
             releases=releases,
             grace_ms=settings.cancel_grace_ms,
@@ -332,13 +255,13 @@ class PartitionOwner:
 
     def _make_fetcher(self) -> Fetcher:
         """Return a fetcher that reads from the low watermark on."""
-        host, name = self._host, self._source.name
+        host, name = self.host, self._source.name
         start = host.admin.mark_delete_position(name, SUBSCRIPTION).next_entry
         low_watermark = self._queue.state.low_watermark
         if low_watermark:
             start = max(start, entry_of(low_watermark))
         last_stored = partial(host.admin.last_message_id, name)
-        record = recorder_of(self._descriptions, self.topic, last_stored, host.now_s)
+        record = recorder_of(host.descriptions, self.topic, last_stored, host.now_s)
         make = partial(Fetcher, host.client, self.topic, start, last_stored(), record)
         unnumbered = self._set_aside_unnumbered
         return make(self.events.put, unnumbered, host.clock, self.partition, now_s=host.now_s)
@@ -351,8 +274,8 @@ class PartitionOwner:
             parked = parked_message(message, at.ledger, at.entry, at.batch)
             properties = hop.dead_letter_properties(parked, self.topic, _UNNUMBERED)
             letters.append((parked, properties, None))
-        dead_letters = self._host.description().dead_letter_topic.partition(0).full
-        with contextlib.closing(DeadLetterTopic(self._host.client, dead_letters)) as topic:
+        dead_letters = self.host.description().dead_letter_topic.partition(0).full
+        with contextlib.closing(DeadLetterTopic(self.host.client, dead_letters)) as topic:
             topic.store(letters)
         for _ in letters:
             self.stats.set_aside("dead", _UNNUMBERED)
@@ -369,7 +292,7 @@ class PartitionOwner:
             self._stir()
         self._take_events(event)
         self.process_outcomes()
-        if not self.caught_up and self._host.now_s() - self._started_s > _CATCH_UP_S:
+        if not self.caught_up and self.host.now_s() - self._started_s > _CATCH_UP_S:
             log.warning("%s: publishing before everything is read", self.topic)
             self._end_recovery()
 
@@ -384,7 +307,7 @@ class PartitionOwner:
         """Publish what is due once all is read; return the shortest pause before the next, in s."""
         if not self.caught_up:
             return 0.0
-        if self.releases_soon and not self._descriptions.is_current():
+        if self.releases_soon and not self.host.descriptions.is_current():
             return _DESCRIBED_S
         self._release()
         if self._queue.in_flight:
@@ -400,19 +323,19 @@ class PartitionOwner:
         self._read_on()
         if self._watermark_record:
             self._acknowledge()
-        if self._host.now_s() >= self.next_checkpoint_s:
+        if self.host.now_s() >= self.next_checkpoint_s:
             self.checkpoint()
 
     def checkpoint(self) -> None:
         """Make a checkpoint now; errors as for `tidy_up`."""
         has_work = self.is_publishing or self._queue.in_flight
-        if not self.caught_up or has_work or self._publisher.has_targets:
+        if not self.caught_up or has_work or self._publisher.pool.keys:
             self._quiet_checkpoints = 0
         pause_s = self._settings.checkpoint_ms / 1000
         if self._quiet_checkpoints >= _QUIET_CHECKPOINTS:
             pause_s = max(pause_s, _QUIET_S)
         self._quiet_checkpoints += 1
-        self.next_checkpoint_s = self._host.now_s() + pause_s
+        self.next_checkpoint_s = self.host.now_s() + pause_s
         self._checkpoint()
 
     def drain(self) -> None:
@@ -439,7 +362,7 @@ class PartitionOwner:
     @property
     def next_send_ms(self) -> int | None:
         """Time at which a message is due, ms since the epoch; None if none may be sent then."""
-        return self._queue.next_due_ms() if self.caught_up and self._publisher.ready else None
+        return self._queue.pending.next_due_ms if self.caught_up and self._publisher.ready else None
 
     @property
     def next_step_ms(self) -> int | None:
@@ -458,10 +381,10 @@ class PartitionOwner:
         flights = self._flights
         times = [flights.next_commit_s, self._desk.next_look_s]
         if self._without_room:
-            times.append(self._host.now_s() + _DISK_S)
+            times.append(self.host.now_s() + _DISK_S)
         if (owes_answers := flights.owes_answers) or self._publisher.busy:
             is_calm = not owes_answers and self.is_calm
-            times.append(self._host.now_s() + (_CALM_S if is_calm else self.look_every_s))
+            times.append(self.host.now_s() + (_CALM_S if is_calm else self.look_every_s))
         return min((each for each in times if each), default=None)
 
     @property
@@ -470,7 +393,7 @@ class PartitionOwner:
         if self._queue.waiting.targets or self._publisher.busy:
             return True
         due_ms = self.next_due_ms
-        return due_ms is not None and due_ms <= self._host.clock.now_ms() + _SOON_MS
+        return due_ms is not None and due_ms <= self.host.clock.now_ms() + _SOON_MS
 
     @property
     def is_settled(self) -> bool:
@@ -529,7 +452,7 @@ class PartitionOwner:
     def _stir(self) -> None:
         """Let the next checkpoint come at its usual time: there is something to do."""
         if self._quiet_checkpoints > _QUIET_CHECKPOINTS:
-            usual_s = self._host.now_s() + self._settings.checkpoint_ms / 1000
+            usual_s = self.host.now_s() + self._settings.checkpoint_ms / 1000
             self.next_checkpoint_s = min(self.next_checkpoint_s, usual_s)
         self._quiet_checkpoints = 0
 
@@ -593,7 +516,7 @@ class PartitionOwner:
         self._publisher.publish_waiting()
         behind = False
         while self._publisher.ready:
-            batch = self._queue.advance(self._host.clock.now_ms(), _BATCH)
+            batch = self._queue.advance(self.host.clock.now_ms(), _BATCH)
             if batch is None:
                 break
             self._publisher.publish(batch)
@@ -621,12 +544,12 @@ class PartitionOwner:
         if self.caught_up:
             # Until then, producers keep the names that an earlier owner may try to use again: what
             # it had in flight is published first, so that the broker drops the earlier copies.
-            self._publisher.close_idle()
+            self._publisher.pool.close_idle()
         delay_queue, waiting = self._queue, self._queue.waiting
         self.stats.set(
             pending=len(delay_queue) + self._flights.prepared,
             in_flight=self._unanswered,
-            next_due_ms=_earliest(delay_queue.next_due_ms(), waiting.first_due_ms),
+            next_due_ms=_earliest(delay_queue.pending.next_due_ms, waiting.first_due_ms),
             memory_bytes=delay_queue.memory_bytes,
             disk_bytes=delay_queue.pending.segments.disk_bytes + waiting.disk_bytes,
         )
@@ -654,6 +577,12 @@ class PartitionOwner:
         if end > self._acknowledged:
             self._lock.acknowledge(self._source, end)
             self._acknowledged = end
+
+
+def _bucket_ms(description: LevelTopicDescription) -> int:
+    """Return the range of due times of one spill file; the window gets some hundreds of files."""
+    *_, finest = description.levels
+    return min(max(finest.near_due_ms // 512, 4_096), 65_536)
 
 
 def _earliest(*times_ms: int | None) -> int | None:

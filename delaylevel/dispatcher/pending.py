@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import count
-from pathlib import Path
 
 import numpy as np
 from pyroaring import BitMap64
@@ -18,14 +16,11 @@ from delaylevel.cluster.targets.pool import TargetKey
 from delaylevel.dispatcher.journal.records import ENTRY_BITS, unpack
 from delaylevel.errors import DelayLevelError, InvalidInputError
 from delaylevel.model.clock import Clock
-from delaylevel.model.level_topic import LevelTopicDescription, Spread
+from delaylevel.structures.id_columns import IdColumns, Mask, contained, to_array
 from delaylevel.structures.id_set import RemovableIds
 from delaylevel.structures.rows import DUE, Int64s, Rows
 from delaylevel.structures.segments.pending import PendingSegments
-from delaylevel.structures.tracker import TimeBucketTracker
 
-from .host import TURNS, Host
-from .positions import IdColumns, Mask, contained, to_array
 from .record import (
     PACKED_FIELDS,
     STORED,
@@ -38,7 +33,6 @@ from .record import (
     unpacked,
 )
 
-_LEAST_BYTES = 1 << 20
 #: Approximate memory of a row outside the segments: tracker, set of open positions, and IDs.
 _ROW_BYTES = 20
 #: Partitions in the keys of queues: of messages that wait until the number of their target's
@@ -48,40 +42,6 @@ UNKNOWN_PARTITION, PAUSED_PARTITION, ASIDE_PARTITION = -2, -3, -4
 _IN_MEMORY = 2_000
 _BYTES_IN_MEMORY = 2 << 20
 _MESSAGE_BYTES = 500  # a message without its payload
-
-
-def pending_segments(
-    directory: Path | None, budget_bytes: int, description: LevelTopicDescription, clock: Clock
-) -> PendingSegments:
-    """Return segments for the pending messages of one partition owner.
-
-    Args:
-        directory: directory for spill files, which nothing else may use; None for no files.
-    """
-    return PendingSegments(
-        directory,
-        budget_bytes=max(budget_bytes, _LEAST_BYTES),
-        bucket_ms=_bucket_ms(description),
-        clock=clock.now_ms,
-        writing=TURNS.pause,
-    )
-
-
-def overflow_segments(directory: Path | None, clock: Clock) -> Callable[[], PendingSegments]:
-    """Return a function that returns segments for the due messages of a slow target."""
-    numbers = count(1)
-    return lambda: PendingSegments(
-        None if directory is None else directory / f"slow-{next(numbers)}",
-        budget_bytes=_LEAST_BYTES,
-        bucket_ms=65_536,
-        clock=clock.now_ms,
-    )
-
-
-def _bucket_ms(description: LevelTopicDescription) -> int:
-    """Return the range of due times of one spill file; the window gets some hundreds of files."""
-    longest = max(level.near_due_ms for level in list(description.levels)[-1:])
-    return min(max(longest // 512, 4_096), 65_536)
 
 
 class PendingIndex:
@@ -111,20 +71,15 @@ class PendingIndex:
         return len(self.segments)
 
     @property
-    def tracker(self) -> TimeBucketTracker:
-        """The due times of the records."""
-        return self.segments.tracker
-
-    @property
     def memory_bytes(self) -> int:
         """Approximate memory in use."""
-        return self.segments.memory_bytes + _ROW_BYTES * len(self.tracker)
+        return self.segments.memory_bytes + _ROW_BYTES * len(self.segments)
 
     @property
     def next_due_ms(self) -> int | None:
         """Earliest due time, ms since the epoch; None without records."""
         if self._changed:  # it is asked for several times between two changes
-            self._next_due_ms = self.tracker.next_deliver_at_ms()
+            self._next_due_ms = self.segments.tracker.next_deliver_at_ms()
             self._changed = False
         return self._next_due_ms
 
@@ -155,87 +110,15 @@ class PendingIndex:
     def take(self, now_ms: int, count: int) -> tuple[Int64s, Int64s, list[MessageRecord]]:
         """Remove messages that are due; return their due times, packed positions and records."""
         self._changed = True
-        expected = len(self.tracker)
+        expected = len(self.segments)
         rows, payloads = self.segments.read_due(now_ms, count)
-        if expected - len(self.tracker) != len(payloads):
+        if expected - len(self.segments) != len(payloads):
             raise DelayLevelError(
                 f"tracker and segments disagree on the messages due at {now_ms}; none of them was "
                 "released: start again from the journal, and report this as a defect"
             )
         due_ms, ledgers, entries = rows
         return due_ms, ledgers << ENTRY_BITS | entries, list(map(unpacked, payloads))
-
-
-def paused_key(key: TargetKey) -> TargetKey:
-    """Return the key of the queue in which messages wait for the end of a pause."""
-    return key._replace(partition=PAUSED_PARTITION)
-
-
-# Messages of a paused target wait in a queue of their own. After the pause, this queue is emptied
-# at once, or evenly over the time that `resume` was given. Until then, a message that was due
-# before the end of the pause joins the queue. With a time, later messages pass it.
-class PauseGate:
-    """The decision which due messages wait for the end of a pause.
-
-    Args:
-        waiting: function that returns the number of messages in a queue.
-    """
-
-    def __init__(self, host: Host, waiting: Callable[[TargetKey], int]) -> None:
-        self._description = host.description
-        self._waiting = waiting
-        self._clock = host.clock
-        self._released_ms: dict[TargetKey, int] = {}
-
-    def is_paused(self, topic: str) -> bool:
-        """Return True if nothing is released to a target now."""
-        pauses = self._description().pauses
-        return bool(pauses.paused) and pauses.paused_since_ms(topic) is not None
-
-    def waits(self, batch: DueBatch, key: TargetKey) -> Int64s:
-        """Return the indices of the messages of a batch that have to wait, ascending."""
-        size = len(batch)
-        if self.is_paused(key.topic):
-            return np.arange(size)
-        spread = self._spread(key)
-        if spread is not None:
-            return np.flatnonzero(batch.due_ms < spread.begin_ms)
-        return np.arange(size if self._waiting(paused_key(key)) else 0)
-
-    def rests(self, key: TargetKey) -> bool:
-        """Return True if no message of a queue may leave now, whatever its target does."""
-        if self.is_paused(key.topic):
-            return True
-        return key.partition == PAUSED_PARTITION and self._spread(key) is not None
-
-    def next_ms(self, key: TargetKey) -> int | None:
-        """Return the time of the next release of a spread queue, ms since the epoch, or None."""
-        if key.partition != PAUSED_PARTITION or self.is_paused(key.topic):
-            return None
-        spread = self._spread(key)
-        if spread is None:
-            return None
-        return spread.next_ms(self._waiting(key), self._released_ms.get(key, 0))
-
-    def count(self, key: TargetKey) -> int:
-        """Return the number of messages that may leave a queue now."""
-        left = self._waiting(key)
-        if self.is_paused(key.topic) or not left:
-            self._released_ms.pop(key, None)
-            return 0
-        spread = self._spread(key)
-        if spread is None:
-            self._released_ms.pop(key, None)
-            return left
-        now_ms = self._clock.now_ms()
-        # A new owner begins with what is left, and does not make up for what it did not release.
-        last_ms = self._released_ms.get(key, now_ms)
-        count, self._released_ms[key] = spread.take(left, last_ms, now_ms)
-        return count
-
-    def _spread(self, key: TargetKey) -> Spread | None:
-        pauses = self._description().pauses
-        return pauses.spread(key.topic, self._clock.now_ms()) if pauses.resumed else None
 
 
 @dataclass(slots=True)
@@ -323,7 +206,7 @@ class WaitingQueues:
         return 0 if found is None else len(found)
 
     def put(self, target: TargetKey, batch: DueBatch) -> None:
-        """Add messages: all of them, or none."""
+        """Add messages that are not launched; a SpillError means that none of them is added."""
         each = self._queues.get(target) or _Queue()
         # What waits for room to be set aside has found the disk full, or is little: nothing else is
         # taken meanwhile.

@@ -53,9 +53,17 @@ from delaylevel.topics.status import (
 )
 from delaylevel.topics.targets import require_on_targets
 
-from .assignment import GroupState, Membership, assign, default_name, share_of, window_sources
+from .assignment import (
+    GroupState,
+    Membership,
+    ServedGroup,
+    assign,
+    default_name,
+    share_of,
+    window_sources,
+)
 from .host import Host
-from .owner import FAILURES, DispatchSettings, EventQueue, OwnerTask, PartitionOwner
+from .owner import FAILURES, DispatchSettings, OwnerTask, PartitionOwner
 from .processes import JOINING_S, Processes
 from .stats import OwnerStats
 
@@ -210,30 +218,6 @@ def _alive(pid: int) -> bool:
     except PermissionError:
         pass  # it runs for another user
     return True
-
-
-@dataclass(frozen=True)
-class ServedGroup:
-    """A level topic that this process serves, and the owners of its window partitions.
-
-    Attributes:
-        group: the group, as the broker last described it; None before that.
-        age_s: time since then, in s.
-        stats: statistics of the partitions of this process and of those it watches, by partition.
-        problem: a failure to serve it or one of its partitions; empty for none.
-        starting: number of further processes that are starting.
-        refusals: why the last attempt to acquire a partition was refused, by partition.
-    """
-
-    description: LevelTopicDescription
-    name: str
-    group: GroupState | None
-    age_s: float
-    owners: Mapping[int, OwnerTask]
-    stats: Mapping[int, OwnerStats]
-    problem: str = ""
-    starting: int = 0
-    refusals: Mapping[int, str] = field(default_factory=dict)
 
 
 class Dispatcher:
@@ -415,7 +399,7 @@ class Dispatcher:
                     topic.membership.name,
                     topic.group,
                     time.monotonic() - topic.group_s,
-                    dict(topic.owners),
+                    {index: task.owner.host for index, task in topic.owners.items()},
                     stats.get(topic.description.topic, {}),
                     topic.problem,
                     starting,
@@ -606,19 +590,9 @@ class Dispatcher:
         topic.refusals.pop(index, None)
         # A topic's name may be longer than that of a file.
         digest = hashlib.sha256(topic.description.topic.encode()).hexdigest()[:16]
-        events = EventQueue()
-        host = Host(
-            self._client,
-            self._admin,
-            topic.descriptions.latest,
-            self._clock,
-            start=self._background.start,
-            wake=events.wake,
-        )
+        descriptions, start = topic.descriptions, self._background.start
         owner = PartitionOwner(
-            host,
-            events,
-            topic.descriptions,
+            Host(self._client, self._admin, descriptions, self._clock, start=start),
             index,
             lock,
             self._directory / f"{digest}-{index}",

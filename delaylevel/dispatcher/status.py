@@ -34,7 +34,8 @@ from delaylevel.web.reports import (
     StatusSection,
 )
 
-from .service import Dispatcher, ServedGroup
+from .assignment import ServedGroup
+from .service import Dispatcher
 from .stats import LATENESS_BOUNDS_MS, OwnerStats, quantile_ms, total_lateness
 
 _LABELS = ("level_topic", "partition")
@@ -199,7 +200,7 @@ class DispatchReporter:
     def __init__(self, dispatcher: Dispatcher, clock: Clock | None = None) -> None:
         self._dispatcher = dispatcher
         self._clock = clock or SystemClock()
-        self._queries = LiveQueries(dispatcher, self._clock)
+        self._queries = LiveQueries(dispatcher.groups, self._clock)
         self._members = StatusCache(lambda described: dispatcher.member_stats(described))
 
     def alive(self) -> Sequence[ProbeCheck]:

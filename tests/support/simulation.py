@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -464,7 +465,7 @@ class Simulation:
         host = Host(
             self.broker,
             self.broker,  # type: ignore[arg-type]
-            lambda: self.description,
+            SimpleNamespace(latest=lambda: self.description),  # type: ignore[arg-type]
             self.clock,
             start=self.jobs.append,
             now_s=self.clock.now_s,
@@ -597,7 +598,7 @@ class Simulation:
             self.publisher.publish(batch)
         self.publisher.flights.send_prepared()
         self.publisher.warm_up()
-        self.publisher.close_idle()
+        self.publisher.pool.close_idle()
         self.desk.tidy_up()
 
     def takeover(self, rng: random.Random, *, worst: bool = False) -> None:

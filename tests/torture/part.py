@@ -47,7 +47,7 @@ def write_clock(folder: Path, offset_ms: int) -> None:
 
 def small_disk() -> None:
     """Give window partitions little memory, and a disk that can be full."""
-    from delaylevel.dispatcher import pending
+    from delaylevel.dispatcher import owner
     from delaylevel.structures.segments.pending import PendingSegments, SpillWriteError
     from support.fakes import SmallDisk
 
@@ -68,7 +68,7 @@ def small_disk() -> None:
                     file.write(b".")
             return found
 
-    pending.PendingSegments = Small  # type: ignore[misc]
+    owner.PendingSegments = Small  # type: ignore[misc]
 
 
 def batches_refused(folder: Path) -> int:

@@ -2,183 +2,94 @@
 
 from __future__ import annotations
 
+import json
 import struct
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from enum import IntEnum
 from typing import Any, NamedTuple, TypeAlias, overload
 
 import numpy as np
 import numpy.typing as npt
 
-from delaylevel.dispatcher.positions import IdColumns, Mask, small_index
 from delaylevel.errors import DelayLevelError, InvalidInputError
 from delaylevel.model.position import Position
+from delaylevel.structures.id_columns import IdColumns, small_index
 from delaylevel.structures.rows import Int64s
 
 _MAGIC = b"DLR"
 _FORMAT = 1
 _FRAME = struct.Struct("<3sBBI")  # magic, version, kind, checksum of the rest
-_INT = struct.Struct("<q")
 _SIZE = struct.Struct("<I")
 _COLUMN = struct.Struct("<IqBB")  # rows, minimum, trailing zero bits, bytes per value
-_SAMPLE = 16_384
+# What stands in the text for an array or bytes. No name of a target is the same.
+_ARRAY, _BYTES = "column", "binary"
 ENTRY_BITS = 35
 #: The highest batch index that has a packed position.
 LAST_INDEX = (1 << 10) - 1
 _LEDGER_LIMIT = 1 << 28
 _ENTRY_LIMIT = 1 << ENTRY_BITS
-_PLAIN, _PACKED = b"\0", b"\1"
 
 
 class DamagedJournalError(DelayLevelError):
     """A journal record that is truncated, changed, or not a record at all."""
 
 
-class Writer:
-    """Builder of the body of one record."""
+def packed_values(value: Any) -> bytes:
+    """Return the bytes of a value: JSON, and behind it the arrays and bytes that are in it."""
+    parts: list[bytes] = []
 
-    def __init__(self) -> None:
-        self._parts: list[bytes] = []
+    def keep(each: Any) -> dict[str, int]:
+        is_array = isinstance(each, np.ndarray)
+        parts.append(_packed_column(each) if is_array else each)
+        return {_ARRAY if is_array else _BYTES: len(parts[-1])}
 
-    def ints(self, *values: int) -> None:
-        """Add 64-bit integers."""
-        self._parts += [_INT.pack(value) for value in values]
-
-    def blob(self, data: bytes) -> None:
-        """Add bytes, preceded by their length."""
-        self._parts += [_SIZE.pack(len(data)), data]
-
-    def compressed(self, data: bytes) -> None:
-        """Add bytes, compressed if a sample of them shows a gain."""
-        middle = max(0, len(data) // 2 - _SAMPLE // 2)
-        sample = data[middle : middle + _SAMPLE]
-        if len(zlib.compress(sample, 1)) < len(sample) * 9 // 10:
-            self.blob(_PACKED + zlib.compress(data, 1))
-        else:
-            self.blob(_PLAIN + data)
-
-    def text(self, value: str) -> None:
-        """Add a string."""
-        self.blob(value.encode())
-
-    def texts(self, values: Iterable[str]) -> None:
-        """Add strings."""
-        found = list(values)
-        self.ints(len(found))
-        for each in found:
-            self.text(each)
-
-    def named(self, values: Mapping[str, int]) -> None:
-        """Add strings, and the integer of each."""
-        self.texts(values)
-        self.ints(*values.values())
-
-    def ids(self, ids: IdColumns) -> None:
-        """Add the IDs of messages."""
-        self.texts(ids.keys)
-        self.column(ids.key_index)
-        self.column(ids.numbers)
-
-    def column(self, values: npt.NDArray[np.integer]) -> None:
-        """Add integers as offsets from the minimum, without the bits and bytes that none uses."""
-        # For positions in due order, which look random to a compressor, this is smaller and faster.
-        column = values.astype(np.int64, copy=False)
-        if not column.size:
-            self._parts.append(_COLUMN.pack(0, 0, 0, 0))
-            return
-        minimum = int(column.min())
-        offsets = (column - minimum).view(np.uint64)
-        used = int(np.bitwise_or.reduce(offsets))
-        shift = (used & -used).bit_length() - 1 if used else 0
-        width = ((used >> shift).bit_length() + 7) // 8
-        planes = (offsets >> np.uint64(shift)).astype("<u8").view(np.uint8).reshape(-1, 8)
-        self._parts.append(_COLUMN.pack(column.size, minimum, shift, width))
-        self._parts.append(np.ascontiguousarray(planes[:, :width]).tobytes())
-
-    def body(self) -> bytes:
-        """Return everything that was added, without a frame."""
-        return b"".join(self._parts)
+    text = json.dumps(value, default=keep, separators=(",", ":")).encode()
+    return b"".join((_SIZE.pack(len(text)), text, *parts))
 
 
-class Reader:
-    """Parser of a body, in the order in which it was written."""
+def unpacked_values(data: bytes) -> Any:
+    """Return the value that `packed_values` was called with; tuples come back as lists."""
+    (size,) = _SIZE.unpack_from(data)
+    start = at = _SIZE.size + size
 
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-        self._at = 0
+    def take(each: dict[str, Any]) -> Any:
+        # The parts lie in the order of the text, in which JSON calls this for the innermost ones.
+        nonlocal at
+        if each.keys() not in ({_ARRAY}, {_BYTES}):
+            return each
+        ((kind, length),) = each.items()
+        part, at = data[at : at + length], at + length
+        return _unpacked_column(part) if kind == _ARRAY else part
 
-    def _take(self, size: int) -> bytes:
-        end = self._at + size
-        if end > len(self._data):
-            raise DamagedJournalError(f"a record of {len(self._data)} bytes ends in the middle")
-        part = self._data[self._at : end]
-        self._at = end
-        return part
-
-    def number(self) -> int:
-        """Return the next integer."""
-        value: int = _INT.unpack(self._take(_INT.size))[0]
-        return value
-
-    def blob(self) -> bytes:
-        """Return the next bytes."""
-        return self._take(_SIZE.unpack(self._take(_SIZE.size))[0])
-
-    def compressed(self) -> bytes:
-        """Return the next bytes that `Writer.compressed` added."""
-        data = self.blob()
-        return zlib.decompress(data[1:]) if data[:1] == _PACKED else data[1:]
-
-    def text(self) -> str:
-        """Return the next string."""
-        return self.blob().decode()
-
-    def texts(self) -> tuple[str, ...]:
-        """Return the next strings."""
-        return tuple(self.text() for _ in range(self.number()))
-
-    def named(self) -> dict[str, int]:
-        """Return the next strings with their integers."""
-        return {name: self.number() for name in self.texts()}
-
-    def ids(self) -> IdColumns:
-        """Return the next IDs."""
-        return IdColumns(self.texts(), small_index(self.column()), self.column())
-
-    def column(self) -> Int64s:
-        """Return the next column."""
-        size, minimum, shift, width = _COLUMN.unpack(self._take(_COLUMN.size))
-        planes = np.zeros((size, 8), dtype=np.uint8)
-        packed = np.frombuffer(self._take(size * width), dtype=np.uint8)
-        planes[:, :width] = packed.reshape(size, width)
-        offsets = planes.view("<u8").reshape(-1).astype(np.int64)
-        values: Int64s = (offsets << shift) + minimum
-        return values
+    return json.loads(data[_SIZE.size : start], object_hook=take)
 
 
-def framed(kind: int, body: bytes) -> bytes:
-    """Return the bytes of a record: magic, version, kind, checksum and body."""
-    checksum = zlib.crc32(body, zlib.crc32(bytes((_FORMAT, kind))))
-    return _FRAME.pack(_MAGIC, _FORMAT, kind, checksum) + body
+def _packed_column(values: npt.NDArray[np.integer]) -> bytes:
+    """Return integers as offsets from the minimum, without the bits and bytes that none uses."""
+    # For positions in due order, which look random to a compressor, this is smaller and faster.
+    column = values.astype(np.int64, copy=False)
+    if not column.size:
+        return b""
+    minimum = int(column.min())
+    offsets = (column - minimum).view(np.uint64)
+    used = int(np.bitwise_or.reduce(offsets))
+    shift = (used & -used).bit_length() - 1 if used else 0
+    width = ((used >> shift).bit_length() + 7) // 8
+    planes = (offsets >> np.uint64(shift)).astype("<u8").view(np.uint8).reshape(-1, 8)
+    packed: bytes = planes[:, :width].tobytes()
+    return _COLUMN.pack(column.size, minimum, shift, width) + packed
 
 
-def unframed(data: bytes) -> tuple[int, Reader]:
-    """Return the kind and the body of a record."""
-    if len(data) < _FRAME.size or not data.startswith(_MAGIC):
-        raise DamagedJournalError(
-            f"these {len(data)} bytes are not a journal record; another program wrote to this topic"
-        )
-    _, version, kind, checksum = _FRAME.unpack_from(data)
-    if version != _FORMAT:
-        raise DamagedJournalError(
-            f"a journal record has format {version}, this is {_FORMAT}: "
-            "run a dispatcher that is as new as the one that wrote it"
-        )
-    body = data[_FRAME.size :]
-    if zlib.crc32(body, zlib.crc32(bytes((version, kind)))) != checksum:
-        raise DamagedJournalError(f"a journal record of {len(data)} bytes is truncated or changed")
-    return kind, Reader(body)
+def _unpacked_column(data: bytes) -> Int64s:
+    if not data:
+        return np.zeros(0, dtype=np.int64)
+    size, minimum, shift, width = _COLUMN.unpack_from(data)
+    planes = np.zeros((size, 8), dtype=np.uint8)
+    planes[:, :width] = np.frombuffer(data, np.uint8, offset=_COLUMN.size).reshape(size, width)
+    offsets = planes.view("<u8").reshape(-1).astype(np.int64)
+    values: Int64s = (offsets << shift) + minimum
+    return values
 
 
 @overload
@@ -257,11 +168,6 @@ class Intent(NamedTuple):
     ids: IdColumns
     target: str = ""
     first: int = 0
-
-    def stored(self, last: int) -> Mask:
-        """Return which messages a target has stored whose last sequence ID is this, shape (n,)."""
-        stored: Mask = np.arange(self.positions.size) <= last - self.first
-        return stored if self.target else np.zeros_like(stored)
 
 
 class Commit(NamedTuple):
@@ -376,43 +282,52 @@ Record: TypeAlias = (
     | Answered
     | SnapshotChunk
 )
-# How to write and to read a field.
-_Field: TypeAlias = "tuple[Callable[[Writer, Any], None], Callable[[Reader], Any]]"
-_NUMBER: _Field = Writer.ints, Reader.number
-_COLUMN_OF: _Field = Writer.column, Reader.column
-_IDS: _Field = Writer.ids, Reader.ids
-_REASON: _Field = Writer.ints, lambda reader: DispositionKind(reader.number())
-#: The fields of each kind of record. The numbers of the kinds are stored.
-_LAYOUTS: Mapping[int, tuple[Callable[..., Record], tuple[_Field, ...]]] = {
-    1: (Intent, (_NUMBER, _COLUMN_OF, _IDS, (Writer.text, Reader.text), _NUMBER)),
-    2: (Commit, (_NUMBER, _COLUMN_OF)),
-    3: (Resolved, (_NUMBER, _COLUMN_OF)),
-    4: (LowWatermark, (_NUMBER,)),
-    5: (SnapshotChunk, (_NUMBER, _NUMBER, _NUMBER, (Writer.blob, Reader.blob))),
-    6: (Refused, (_COLUMN_OF,)),
-    7: (Released, (_COLUMN_OF, _IDS, _COLUMN_OF)),
-    8: (Disposition, (_REASON, _NUMBER, _IDS)),
-    9: (Answered, (_COLUMN_OF,)),
-    10: (Paused, ((Writer.named, Reader.named),)),
+#: The kinds of records. The numbers are stored.
+_KINDS: Mapping[int, type[Any]] = {
+    1: Intent,
+    2: Commit,
+    3: Resolved,
+    4: LowWatermark,
+    5: SnapshotChunk,
+    6: Refused,
+    7: Released,
+    8: Disposition,
+    9: Answered,
+    10: Paused,
 }
-_KINDS = {record: kind for kind, (record, _) in _LAYOUTS.items()}
+_NUMBERS = {record: kind for kind, record in _KINDS.items()}
 
 
 def encode(record: Record) -> bytes:
-    """Return a record's bytes."""
-    kind, writer = _KINDS[type(record)], Writer()
-    for (write, _), value in zip(_LAYOUTS[kind][1], record, strict=True):
-        write(writer, value)
-    return framed(kind, writer.body())
+    """Return a record's bytes: magic, version, kind, checksum, and the fields."""
+    kind, body = _NUMBERS[type(record)], packed_values(record)
+    return _FRAME.pack(_MAGIC, _FORMAT, kind, _checksum(kind, body)) + body
 
 
 def decode(data: bytes) -> Record:
     """Return the record from its bytes, or raise DamagedJournalError."""
-    kind, reader = unframed(data)
-    if kind not in _LAYOUTS:
-        raise DamagedJournalError(f"a journal record has the unknown kind {kind}")
-    record, fields = _LAYOUTS[kind]
-    try:
-        return record(*(read(reader) for _, read in fields))
-    except (struct.error, ValueError, zlib.error) as error:
-        raise DamagedJournalError(f"a journal record cannot be read: {error}") from error
+    if len(data) < _FRAME.size or not data.startswith(_MAGIC):
+        raise DamagedJournalError(
+            f"these {len(data)} bytes are not a journal record; another program wrote to this topic"
+        )
+    _, version, kind, checksum = _FRAME.unpack_from(data)
+    if version != _FORMAT:
+        raise DamagedJournalError(
+            f"a journal record has format {version}, this is {_FORMAT}: "
+            "run a dispatcher that is as new as the one that wrote it"
+        )
+    body = data[_FRAME.size :]
+    if kind not in _KINDS or checksum != _checksum(kind, body):
+        raise DamagedJournalError(f"a journal record of {len(data)} bytes is truncated or changed")
+    fields = dict(zip(_KINDS[kind]._fields, unpacked_values(body), strict=True))
+    if "ids" in fields:
+        keys, index, numbers = fields["ids"]
+        fields["ids"] = IdColumns(tuple(keys), small_index(index), numbers)
+    if "kind" in fields:
+        fields["kind"] = DispositionKind(fields["kind"])
+    record: Record = _KINDS[kind](**fields)
+    return record
+
+
+def _checksum(kind: int, body: bytes) -> int:
+    return zlib.crc32(body, zlib.crc32(bytes((_FORMAT, kind))))

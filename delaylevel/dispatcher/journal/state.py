@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 from pyroaring import BitMap64
 
-from delaylevel.dispatcher.positions import IdColumns, Mask, contained, to_array
 from delaylevel.dispatcher.record import identity
 from delaylevel.structures.deduplicator import DamagedSnapshotError, Deduplicator
+from delaylevel.structures.id_columns import IdColumns, Mask, contained, to_array
 from delaylevel.structures.rows import Int64s
 
 from .records import (
@@ -24,35 +25,48 @@ from .records import (
     Intent,
     LowWatermark,
     Paused,
-    Reader,
     Record,
     Refused,
     Released,
     Resolved,
     SnapshotChunk,
-    Writer,
     decode,
     encode,
+    packed_values,
+    unpacked_values,
 )
 
 _UNLIMITED = 1 << 62
 _BOUNDED = [kind for kind in DispositionKind if kind is not DispositionKind.CANCELLED]
 # A broker takes messages up to 5 MiB by default; some are set to 1 MiB.
 _CHUNK_BYTES = 900_000
+_SAMPLE = 16_384
+_PLAIN, _PACKED = b"\0", b"\1"
 
 
-def write_ids(writer: Writer, memory: Deduplicator) -> None:
-    """Add the IDs of all keys to a snapshot."""
-    keys = [key for key in memory.keys() if memory.count(key)]  # noqa: SIM118
-    writer.texts(keys)
-    for key in keys:
-        writer.compressed(memory.snapshot(key))
+def _compressed(data: bytes) -> bytes:
+    """Return bytes that are compressed if a sample of them shows a gain."""
+    middle = max(0, len(data) // 2 - _SAMPLE // 2)
+    sample = data[middle : middle + _SAMPLE]
+    if len(zlib.compress(sample, 1)) < len(sample) * 9 // 10:
+        return _PACKED + zlib.compress(data, 1)
+    return _PLAIN + data
 
 
-def read_ids(reader: Reader, memory: Deduplicator) -> None:
-    """Restore the IDs that `write_ids` added."""
-    for key in reader.texts():
-        memory.restore(reader.compressed(), key)
+def _decompressed(data: bytes) -> bytes:
+    return zlib.decompress(data[1:]) if data[:1] == _PACKED else data[1:]
+
+
+def _ids_in(memory: Deduplicator) -> dict[str, bytes]:
+    """Return the IDs of all keys for a snapshot."""
+    keys = memory.keys()
+    return {key: _compressed(memory.snapshot(key)) for key in keys if memory.count(key)}
+
+
+def _restore(memory: Deduplicator, ids: Mapping[str, bytes]) -> None:
+    """Restore the IDs that `_ids_in` returned."""
+    for key, data in ids.items():
+        memory.restore(_decompressed(data), key)
 
 
 class CancelledIds:
@@ -93,17 +107,16 @@ class CancelledIds:
         record.ids.save_in(self._current)
         self._current_until = max(self._current_until, record.until)
 
-    def write(self, writer: Writer) -> None:
-        """Add all IDs to a snapshot."""
-        writer.ints(self._current_until, self._previous_until)
-        write_ids(writer, self._current)
-        write_ids(writer, self._previous)
+    def saved(self) -> list[Any]:
+        """Return all IDs for a snapshot."""
+        generations = self._current, self._previous
+        return [self._current_until, self._previous_until, *map(_ids_in, generations)]
 
-    def read(self, reader: Reader) -> None:
-        """Restore the IDs that `write` added."""
-        self._current_until, self._previous_until = reader.number(), reader.number()
-        read_ids(reader, self._current)
-        read_ids(reader, self._previous)
+    def restore(self, saved: Sequence[Any]) -> None:
+        """Restore the IDs that `saved` returned."""
+        self._current_until, self._previous_until, current, previous = saved
+        _restore(self._current, current)
+        _restore(self._previous, previous)
 
 
 class JournalState:
@@ -233,20 +246,19 @@ class JournalState:
 
         Later records may be appended between them. Earlier ones may not.
         """
-        writer = Writer()
-        writer.ints(self.low_watermark, self.next_number, self._highest)
-        writer.compressed(self.released.serialize())
-        write_ids(writer, self.memory)
-        writer.ints(len(self.open_intents))
-        for intent in self.open_intents.values():
-            writer.blob(encode(intent))
-        writer.named(self.sequences)
-        writer.compressed(self.refused.serialize())
-        writer.named(self.paused)
-        self.cancelled.write(writer)
-        for memory in self.set_aside.values():
-            write_ids(writer, memory)
-        data = writer.body()
+        data = packed_values(
+            {
+                "numbers": [self.low_watermark, self.next_number, self._highest],
+                "released": _compressed(self.released.serialize()),
+                "memory": _ids_in(self.memory),
+                "intents": list(map(encode, self.open_intents.values())),
+                "sequences": self.sequences,
+                "refused": _compressed(self.refused.serialize()),
+                "paused": self.paused,
+                "cancelled": self.cancelled.saved(),
+                "set_aside": list(map(_ids_in, self.set_aside.values())),
+            }
+        )
         cuts = range(0, len(data), _CHUNK_BYTES)
         # A reader must not join the first chunks of one snapshot and the last ones of another.
         serial, self._serial = self._serial, self._serial + 1
@@ -256,24 +268,20 @@ class JournalState:
         ]
 
     def _load(self, data: bytes) -> None:
-        reader = Reader(data)
         try:
-            self.low_watermark, self.next_number, self._highest = (
-                reader.number() for _ in range(3)
-            )
-            self.released = BitMap64.deserialize(reader.compressed())
-            read_ids(reader, self.memory)
-            for _ in range(reader.number()):
-                intent = decode(reader.blob())
-                assert isinstance(intent, Intent)
-                self.open_intents[intent.number] = intent
-            self.sequences = reader.named()
-            self.refused = BitMap64.deserialize(reader.compressed())
-            self.paused = reader.named()
-            self.cancelled.read(reader)
-            for memory in self.set_aside.values():
-                read_ids(reader, memory)
-        except (struct.error, ValueError, zlib.error, DamagedSnapshotError) as error:
+            saved = unpacked_values(data)
+            self.low_watermark, self.next_number, self._highest = saved["numbers"]
+            self.released = BitMap64.deserialize(_decompressed(saved["released"]))
+            _restore(self.memory, saved["memory"])
+            intents = [cast("Intent", decode(each)) for each in saved["intents"]]
+            self.open_intents = {each.number: each for each in intents}
+            self.sequences = saved["sequences"]
+            self.refused = BitMap64.deserialize(_decompressed(saved["refused"]))
+            self.paused = saved["paused"]
+            self.cancelled.restore(saved["cancelled"])
+            for memory, ids in zip(self.set_aside.values(), saved["set_aside"], strict=True):
+                _restore(memory, ids)
+        except (struct.error, KeyError, ValueError, zlib.error, DamagedSnapshotError) as error:
             raise DamagedJournalError(f"a snapshot in the journal is damaged: {error}") from error
 
     def _close(self, number: int, held: Int64s | None, released: Int64s | None) -> None:

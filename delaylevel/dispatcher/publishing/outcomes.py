@@ -238,7 +238,7 @@ class CancellationDesk:
             self._proof, self._proof_s = None, self._now_s() + _RETRY_S
             return
         last = proof.result()
-        if last is None or self._cancelling.has_read(pack_message(last)):
+        if last is None or self._queue.open.has_read(pack_message(last)):
             self._proof = None
             self._cancelling.everything_is_read(self._asked_ms)
 
@@ -249,7 +249,7 @@ class CancellationDesk:
         except Exception as error:  # it is asked again
             log.warning("the end of a window partition is not known: %s", error)
             answer.set_exception(error)
-        self._host.wake()
+        self._host.events.wake()
 
     def _expire_quietly(self) -> None:
         try:

@@ -22,15 +22,13 @@ from delaylevel.dispatcher.pending import (
     ASIDE_PARTITION,
     PAUSED_PARTITION,
     UNKNOWN_PARTITION,
-    PauseGate,
-    paused_key,
 )
 from delaylevel.dispatcher.record import DueBatch, WindowMessage
 from delaylevel.structures.segments.pending import SpillError
 
 from .flights import Flight, Flights, PoolItem, is_below_limits
 from .set_aside import SetAsideTopics
-from .targets import TargetPartitions, by_partition, by_target
+from .targets import PauseGate, TargetPartitions, by_partition, by_target, paused_key
 
 #: A target that needs longer for what is in flight is slow: its messages make way for others.
 SLOW_S = 0.5
@@ -80,6 +78,7 @@ class BatchPublisher:
 
     Attributes:
         flights: what is launched.
+        pool: the producers of the targets.
     """
 
     def __init__(
@@ -92,7 +91,7 @@ class BatchPublisher:
         partitions: TargetPartitions | None,
     ) -> None:
         self._queue = delay_queue
-        self._pool = pool
+        self.pool = self._pool = pool
         self._journal = journal
         self._partitions = partitions
         self._numbered = partitions is not None
@@ -140,7 +139,7 @@ class BatchPublisher:
     @property
     def next_warm_up_ms(self) -> int | None:
         """Time of the next call of :meth:`warm_up`, ms since the epoch; None for no need of it."""
-        due_ms = self._queue.next_due_ms()
+        due_ms = self._queue.pending.next_due_ms
         if due_ms is None or due_ms <= max(self._warm_until_ms, self.flights.sent_ms + _IDLE_MS):
             return None
         return due_ms - _WARM_UP_MS
@@ -208,15 +207,6 @@ class BatchPublisher:
                 self._place(part, key._replace(partition=-1), waited=True)
                 self._send()
 
-    @property
-    def has_targets(self) -> bool:
-        """True while producers of targets are open, which `close_idle` has to close in time."""
-        return bool(self._pool.keys)
-
-    def close_idle(self) -> None:
-        """Close producers that are not used."""
-        self._pool.close_idle()
-
     def _place(self, batch: DueBatch, key: TargetKey, *, waited: bool = False) -> None:
         """Launch a batch of one target, or let it wait.
 
@@ -246,14 +236,14 @@ class BatchPublisher:
     def _wait(self, batch: DueBatch, key: TargetKey) -> None:
         """Let a batch wait in the queue of its target; set it aside if the disk is full."""
         try:
-            self._queue.defer(batch, key)
+            self._queue.waiting.put(key, batch)
         except SpillError as error:
             if self.flights.has_room_aside():
                 self._put_aside(
                     batch, dict.fromkeys(range(len(batch)), f"it is slow, and {error.reason}")
                 )
             else:
-                self._queue.defer(batch, key._replace(partition=ASIDE_PARTITION))
+                self._queue.waiting.put(key._replace(partition=ASIDE_PARTITION), batch)
 
     def _launch(self, batch: DueBatch, key: TargetKey) -> None:
         """Launch a batch of a target that takes messages now."""
@@ -264,7 +254,7 @@ class BatchPublisher:
             if self.flights.has_room_aside():
                 self._put_aside(aside, dict(enumerate(reasons[index] for index in indices)))
             else:
-                self._queue.defer(aside, key._replace(partition=ASIDE_PARTITION))
+                self._queue.waiting.put(key._replace(partition=ASIDE_PARTITION), aside)
             if rest is None:
                 return
             batch = rest

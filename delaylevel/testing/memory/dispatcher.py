@@ -23,11 +23,11 @@ from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.threads import at_once
 from delaylevel.dispatcher.assignment import window_sources
 from delaylevel.dispatcher.fetcher import Fetcher
-from delaylevel.dispatcher.host import Host
+from delaylevel.dispatcher.host import EventQueue, Host
 from delaylevel.dispatcher.journal.records import pack_message
 from delaylevel.dispatcher.journal.state import JournalState
 from delaylevel.dispatcher.journal.topic import counting
-from delaylevel.dispatcher.owner import DispatchSettings, EventQueue, PartitionOwner
+from delaylevel.dispatcher.owner import DispatchSettings, PartitionOwner
 from delaylevel.dispatcher.record import identity
 from delaylevel.dispatcher.service import served
 from delaylevel.dispatcher.stats import SharedOwnerStats
@@ -105,18 +105,18 @@ class MemoryDispatcher:
         try:
             for index in range(description.window_partitions):
                 sources = window_sources(description, index)
-                lock, events = PartitionLock(client, admin, sources, "dispatch"), _StepEvents()
+                lock = PartitionLock(client, admin, sources, "dispatch")
                 host = Host(
                     client,
                     admin,
-                    descriptions.latest,
+                    descriptions,
                     time.steady,
+                    _StepEvents(),
                     _ReportedStats(lambda: self._report),
                     at_once,
-                    events.wake,
                     time.now_s,
                 )
-                owner = PartitionOwner(host, events, descriptions, index, lock, None, SETTINGS)
+                owner = PartitionOwner(host, index, lock, None, SETTINGS)
                 self._partitions.append(_WindowPartition(broker, owner, time))
         except BaseException:
             self.kill()

@@ -12,7 +12,7 @@ import pytest
 from delaylevel import PartitionStrategy
 from delaylevel.cli.service import serving_lines
 from delaylevel.cli.views.service import Members, ServiceView
-from delaylevel.dispatcher.service import ServedGroup
+from delaylevel.dispatcher.assignment import ServedGroup
 from delaylevel.dispatcher.stats import LATENESS_BOUNDS_MS, OwnerStats
 from delaylevel.model.delivery import ForwardReport
 from delaylevel.model.level_topic import LevelTopicDescription

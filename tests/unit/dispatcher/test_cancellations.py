@@ -13,8 +13,8 @@ from delaylevel.dispatcher.cancellations import UNCLEAR_MS, RecentReleases
 from delaylevel.dispatcher.delay_queue import DelayQueue
 from delaylevel.dispatcher.journal.records import Record, encode
 from delaylevel.dispatcher.journal.state import JournalState
-from delaylevel.dispatcher.positions import IdColumns
 from delaylevel.dispatcher.record import Cancellation, FetchedBatch, WindowMessage, identity
+from delaylevel.structures.id_columns import IdColumns
 from delaylevel.structures.segments.pending import PendingSegments
 from delaylevel.testing import ManualClock
 

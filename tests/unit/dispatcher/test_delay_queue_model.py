@@ -141,7 +141,8 @@ class World:
     def resolve(self) -> None:
         """Ask the target about one intent of the last process; before, nothing is published."""
         intent = self.unresolved.pop()
-        stored = intent.stored(self.last[int(intent.target)])
+        last = self.last[int(intent.target)]
+        stored = np.arange(intent.positions.size) <= last - intent.first
         for record in self.queue.resolve(intent.number, stored):
             self.append(record)
         self.released.update(intent.positions[stored].tolist())
@@ -246,7 +247,7 @@ class World:
         before = self.queue.cancelling.passed_over
         batch = self.queue.advance(now_ms, self.rng.choice([1, 3, 10]))
         if batch is None:
-            next_ms = self.queue.next_due_ms()
+            next_ms = self.queue.pending.next_due_ms
             # After many cancelled messages, the next ones are left to the next call.
             dropped = before - self.queue.cancelling.passed_over
             assert next_ms is None or next_ms > now_ms or dropped >= 20, "a message is late"
@@ -260,7 +261,7 @@ class World:
         if way < 0.15:
             self.queue.put_back(batch)
         elif way < 0.45 and not self.queue.waiting.count(KEY):
-            self.queue.defer(batch, KEY)
+            self.queue.waiting.put(KEY, batch)
         else:
             self.launch(batch)
 

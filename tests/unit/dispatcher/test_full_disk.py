@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import tempfile
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -26,26 +27,24 @@ def test_a_full_disk_loses_nothing(
 ) -> None:
     """Messages of 6 MB for a window with 1 MiB come out once, and the next ones are not read."""
     disk = SmallDisk(free)
-    made: list[PendingSegments] = []
     most, states = 0, set()
 
     class Measured(PendingSegments):
+        def __init__(self, _: Path | None, **options: Any) -> None:
+            path = Path(tempfile.mkdtemp(dir=tmp_path))
+            super().__init__(path, **{**options, "budget_bytes": BUDGET, "opener": disk})
+
         def append(self, *args: Any, **options: Any) -> None:
             nonlocal most
             super().append(*args, **options)
             most = max(most, self.memory_bytes)
-
-    def segments(*_: object) -> PendingSegments:
-        path = tmp_path / str(len(made))
-        made.append(Measured(path, budget_bytes=BUDGET, clock=memory.clock.now_ms, opener=disk))
-        return made[-1]
 
     def note(self: SharedOwnerStats, **values: object) -> None:
         states.add(values.get("state"))
         change(self, **values)
 
     change = SharedOwnerStats.set
-    monkeypatch.setattr(owner, "pending_segments", segments)
+    monkeypatch.setattr(owner, "PendingSegments", Measured)
     monkeypatch.setattr(SharedOwnerStats, "set", note)
     with MemoryPulsar() as memory:
         producer = memory.client().create_producer(

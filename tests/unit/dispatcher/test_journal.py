@@ -24,13 +24,13 @@ from delaylevel.dispatcher.journal.records import (
     Released,
     Resolved,
     SnapshotChunk,
-    Writer,
     decode,
     encode,
+    unpacked_values,
 )
-from delaylevel.dispatcher.journal.state import JournalState, write_ids
-from delaylevel.dispatcher.positions import IdColumns
+from delaylevel.dispatcher.journal.state import JournalState
 from delaylevel.errors import DelayLevelError
+from delaylevel.structures.id_columns import IdColumns
 
 IDS = st.integers(0, (1 << 63) - 1)
 COLUMNS = st.lists(IDS, max_size=9).map(lambda values: np.array(values, dtype=np.int64))
@@ -95,13 +95,10 @@ def test_the_chunks_of_a_large_snapshot_are_small_enough_for_a_broker() -> None:
 
 def view(state: JournalState) -> object:
     """Return everything that a state has."""
-    writer = Writer()
-    state.cancelled.write(writer)
-    for memory in (state.memory, *state.set_aside.values()):
-        write_ids(writer, memory)
-    intents = [encode(each) for each in state.open_intents.values()]
-    numbers = state.low_watermark, state.next_number, list(state.released), list(state.refused)
-    return (*numbers, state.sequences, state.paused, intents, writer.body())
+    chunks = [decode(each) for each in state.snapshot()]
+    return unpacked_values(
+        b"".join(each.data for each in chunks if isinstance(each, SnapshotChunk))
+    )
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -14,18 +14,18 @@ import numpy as np
 import pytest
 
 from delaylevel.cluster.targets.pool import TargetKey
+from delaylevel.dispatcher.assignment import ServedGroup
 from delaylevel.dispatcher.delay_queue import DelayQueue
+from delaylevel.dispatcher.host import EventQueue
 from delaylevel.dispatcher.journal.records import unpack
 from delaylevel.dispatcher.journal.state import JournalState
 from delaylevel.dispatcher.live import LiveQueries, QueueView
-from delaylevel.dispatcher.owner import EventQueue
 from delaylevel.dispatcher.record import (
     Cancellation,
     DueBatch,
     FetchedBatch,
     WindowMessage,
 )
-from delaylevel.dispatcher.service import ServedGroup
 from delaylevel.dispatcher.stats import SharedOwnerStats
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.message import NUMBER_PATTERN, number
@@ -156,7 +156,7 @@ def test_a_view_has_every_message_that_is_not_released(tmp_path: Path, seed: int
             if batch is not None and way == 0:
                 fix.queue.put_back(batch)
             elif batch is not None and way == 1:
-                fix.queue.defer(batch, TARGET)
+                fix.queue.waiting.put(TARGET, batch)
             elif batch is not None:
                 fix.queue.launch(batch)
                 flights.append(batch)
@@ -261,7 +261,7 @@ def fixes(tmp_path: Path) -> Iterator[list[Fixture]]:
 
 
 def ask(dispatcher: Any, question: str, **parameters: Any) -> dict[str, Any]:
-    queries = LiveQueries(dispatcher, ManualClock(T0))
+    queries = LiveQueries(dispatcher.groups, ManualClock(T0))
     texts = {name.rstrip("_"): str(value) for name, value in parameters.items()}
     found: dict[str, Any] = json.loads(queries.answer(question, texts).body)
     if question == "pending":

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from delaylevel.cluster.scheduler import Lanes
-from delaylevel.dispatcher.owner import WAKE, EventQueue, OwnerTask
+from delaylevel.dispatcher.host import WAKE, EventQueue
+from delaylevel.dispatcher.owner import OwnerTask
 from delaylevel.errors import BrokerError
 from delaylevel.model.clock import SystemClock
 

@@ -11,10 +11,9 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
-from delaylevel.dispatcher.assignment import GroupState
-from delaylevel.dispatcher.owner import EventQueue
+from delaylevel.dispatcher.assignment import GroupState, ServedGroup
+from delaylevel.dispatcher.host import EventQueue
 from delaylevel.dispatcher.processes import Processes
-from delaylevel.dispatcher.service import ServedGroup
 from delaylevel.dispatcher.stats import (
     LATENESS_BOUNDS_MS,
     OwnerStats,

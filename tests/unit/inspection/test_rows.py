@@ -213,7 +213,7 @@ def test_messages_released_by_the_journal_are_not_pending(
     np = pytest.importorskip("numpy")
     from delaylevel.dispatcher.journal.records import Commit, Intent, LowWatermark, encode, pack
     from delaylevel.dispatcher.journal.topic import stamped
-    from delaylevel.dispatcher.positions import IdColumns
+    from delaylevel.structures.id_columns import IdColumns
 
     pending = filled(final_window="tracker")
     look, clock, every = pending.look(), pending.memory.clock, len(pending.sent)

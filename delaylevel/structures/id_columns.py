@@ -11,9 +11,10 @@ import numpy.typing as npt
 from pyroaring import BitMap64
 
 from delaylevel.errors import InvalidInputError
-from delaylevel.structures.deduplicator import Deduplicator
-from delaylevel.structures.id_set import RemovableIds
-from delaylevel.structures.rows import Int64s
+
+from .deduplicator import Deduplicator
+from .id_set import RemovableIds
+from .rows import Int64s
 
 Mask: TypeAlias = "npt.NDArray[np.bool_]"
 #: ID key and number of a message, which are the same for all of its copies.
