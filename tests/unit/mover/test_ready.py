@@ -23,6 +23,7 @@ from delaylevel.model.strategy import PartitionBy, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.mover import ready
 from delaylevel.mover.ready import (
+    NextChecks,
     ReadyBound,
     ReadyQueue,
     ReadyRange,
@@ -31,7 +32,7 @@ from delaylevel.mover.ready import (
     read_ready_range,
     ready_bound,
 )
-from delaylevel.testing import MemoryPulsar
+from delaylevel.testing import ManualClock, MemoryPulsar
 from support.fakes import PartTimeAdmin
 from support.seeds import examples
 
@@ -503,6 +504,14 @@ def test_nothing_is_read_for_other_reasons(failure: Exception, connected: bool) 
 
 
 # -- the order of ready partitions
+
+
+def test_a_check_that_is_due_at_once_says_nothing_of_the_first_message() -> None:
+    """It may have been ready for long, and is the more urgent then."""
+    checks = NextChecks(ManualClock(T0))
+    assert checks.start_pass() == T0
+    checks["behind"], checks["at rest"] = T0, T0 + 1
+    assert [checks[topic] for topic in ("behind", "at rest", "new")] == [0, T0 + 1, 0]
 
 
 def waiting(number: int, due_ms: int, lead_ms: int = 1000) -> ReadyRange:
