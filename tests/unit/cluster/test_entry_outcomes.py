@@ -42,7 +42,7 @@ class Client:
 
     def send(self, message: ParkedMessage, outcomes: EntryOutcomes) -> None:
         outcome, callback = outcomes.next(message)
-        if self._held and self._held + message.size > self._limits.size:
+        if self._gathered and self._held + message.size > self._limits.size:
             self.flush()
         key = (message.ordering_key or message.key) if self._limits.by_key else ""
         self._gathered.setdefault(key, []).append((message.size, callback, outcome))
