@@ -267,6 +267,19 @@ def test_a_callback_that_fails_or_sends_more_stops_nothing(openings: Openings) -
     door.end()
 
 
+def test_a_producer_that_opens_after_the_end_is_closed(
+    openings: Openings, door: ThreadDoor
+) -> None:
+    sent = door.send(b"1")
+    eventually(lambda: openings.calls, "the opening")
+    for close in door.producer.closes():  # as at the exit of a process
+        close(lambda *_: None)
+    assert sent.result(60) == Result.AlreadyClosed
+    level = openings.end()
+    eventually(lambda: level.closed, "the close")
+    assert level.stored == []
+
+
 def test_a_full_queue_waits_for_room(openings: Openings) -> None:
     door = ThreadDoor({"block_if_queue_full": True, "max_pending_messages": 1})
     sends = [door.send(b"1"), door.send(b"2")]
