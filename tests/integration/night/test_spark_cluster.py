@@ -13,21 +13,19 @@ import signal
 import subprocess
 import sys
 import sysconfig
-import threading
 import urllib.request
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import psutil
-import pulsar
 import pytest
 
 from delaylevel.broker.process import free_ports
-from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.strategy import Levels, PartitionStrategy
+from delaylevel.model.topic_name import TopicName
 from support.world import RealWorld, eventually
 
 pytestmark = [
@@ -157,54 +155,16 @@ def cluster(tmp_path: Path) -> Iterator[StandaloneCluster]:
         cluster.close()
 
 
-class Receiver:
-    """A counter of arrivals at a topic, in a thread."""
-
-    def __init__(self, client: pulsar.Client, topic: str) -> None:
-        self.seen: Counter[str] = Counter()
-        self.ids: dict[str, set[str]] = {}
-        self._consumer = client.subscribe(
-            topic, "receiver", consumer_type=pulsar.ConsumerType.Shared
-        )
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
-
-    def _run(self) -> None:
-        while not self._ended.is_set():
-            try:
-                message = self._consumer.receive(timeout_millis=200)
-            except pulsar.Timeout:
-                continue
-            number = message.properties()["number"]
-            self.ids.setdefault(number, set()).add(message.properties()["delaylevel.id"])
-            self.seen[number] += 1
-            self._consumer.acknowledge(message)
-
-    def close(self) -> None:
-        self._ended.set()
-        self._thread.join()
-
-
-@pytest.fixture
-def receiver(world: RealWorld) -> Iterator[tuple[LevelTopicDescription, Receiver]]:
-    description = world.level_topic(LEVELS)
-    receiver = Receiver(world.plain_client, description.targets[0])
-    yield description, receiver
-    receiver.close()
-
-
 def test_a_killed_worker_loses_no_message(
     cluster: StandaloneCluster,
-    receiver: tuple[LevelTopicDescription, Receiver],
     world: RealWorld,
     environment: dict[str, str],
     cli_process: Callable[..., Any],
     tmp_path: Path,
 ) -> None:
-    description, arrived = receiver
+    description = world.level_topic(LEVELS)
+    (orders,) = description.targets
     environment["XDG_CACHE_HOME"] = str(tmp_path / "cache")
-    checkpoint = tmp_path / "a checkpoint"
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     conf = {
@@ -214,60 +174,58 @@ def test_a_killed_worker_loses_no_message(
         "spark.executor.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
     }
     job = cli_process(
-        *("-v", "mover", "run", description.targets[0], "--master", cluster.url),
-        *("--checkpoint", str(checkpoint), "--trigger", "250ms"),
+        *("-v", "mover", "run", orders, "--master", cluster.url),
+        *("--checkpoint", str(tmp_path / "a checkpoint"), "--trigger", "250ms"),
         *(part for name, value in conf.items() for part in ("--conf", f"{name}={value}")),
         cwd=elsewhere,
     )
 
-    def log() -> str:
-        assert job.poll() is None, job.log.read_text()
-        text: str = job.log.read_text()
-        return text
+    def wait_for(condition: Callable[[], bool], what: str) -> None:
+        def running() -> bool:
+            assert job.poll() is None, job.log.read_text()
+            return condition()
+
+        world.eventually(running, what, PATIENCE_S)
+
+    def stored() -> int:
+        return int(world.admin.partition_stats(TopicName.parse(orders)).messages_in)
+
+    def all_of(count: int) -> bool:
+        return stored() >= count and len({m.value for m in world.stored(orders)}) == count
 
     # Messages are sent only after both workers have an executor, each with its Python.
-    world.eventually(
-        lambda: log() and all(cluster.has_executor(name) for name in ("one", "two")),
+    wait_for(
+        lambda: all(cluster.has_executor(name) for name in ("one", "two")),
         "executors with Python workers",
-        PATIENCE_S,
     )
     producer = world.client().create_producer(
-        description.targets[0],
-        enable_delay_level_topic=True,
-        partition_strategy=LEVELS,
-        block_if_queue_full=True,
+        orders, enable_delay_level_topic=True, partition_strategy=LEVELS, block_if_queue_full=True
     )
-    outcomes: dict[Any, Any] = {}
 
     def send(first: int, end: int) -> None:
         for number in range(first, end):
-            producer.send_async(
-                b"x" * 200,
-                outcomes.setdefault,
-                properties={"number": str(number)},
-                deliver_after=timedelta(milliseconds=5000 + number % MESSAGES * 18_500 // MESSAGES),
-            )
+            delay_ms = 5000 + number % MESSAGES * 18_500 // MESSAGES
+            body = b"%d" % number
+            producer.send_async(body, None, deliver_after=timedelta(milliseconds=delay_ms))
         producer.flush()
-        assert set(outcomes) == {pulsar.Result.Ok}
 
     send(0, MESSAGES)
-    world.eventually(
-        lambda: log() and len(arrived.seen) > MESSAGES // 10, "some messages", PATIENCE_S
-    )
+    wait_for(lambda: stored() > MESSAGES // 10, "some messages")
     cluster.kill_worker("one")
-    assert len(arrived.seen) < MESSAGES, "every message arrived before the kill"
-    assert world.backlog(description) > 0, "every message was moved before the kill"
+    assert stored() < MESSAGES, "every message was moved before the kill"
     cluster.start_worker("one")
-
-    world.eventually(lambda: log() and len(arrived.seen) == MESSAGES, "every message", PATIENCE_S)
+    wait_for(lambda: all_of(MESSAGES), "every message")
 
     # From here on the new worker does all the work.
     cluster.kill_worker("two")
     send(MESSAGES, TOTAL)
-    world.eventually(lambda: log() and len(arrived.seen) == TOTAL, "the later messages", PATIENCE_S)
-    world.eventually(lambda: world.backlog(description) == 0, "acknowledgements", PATIENCE_S)
-    assert sorted(arrived.seen, key=int) == [str(number) for number in range(TOTAL)]
-    assert {len(ids) for ids in arrived.ids.values()} == {1}, "a copy must keep its id"
+    wait_for(lambda: all_of(TOTAL), "the later messages")
+    wait_for(lambda: world.backlog(description) == 0, "acknowledgements")
+    ids = defaultdict(set)
+    for message in world.stored(orders):
+        ids[int(message.value or b"")].add(message.properties["delaylevel.id"])
+    assert sorted(ids) == list(range(TOTAL))
+    assert {len(found) for found in ids.values()} == {1}, "a copy must keep its id"
     job.send_signal(signal.SIGTERM)
     assert job.wait(PATIENCE_S) == 0, job.log.read_text()
     text = job.log.read_text()
