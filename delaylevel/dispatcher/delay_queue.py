@@ -420,7 +420,7 @@ class DelayQueue:
 
     def low_watermark(self) -> int:
         """Return the packed position below which everything is released; it never decreases."""
-        return self.open.low_watermark(self.unresolved.withheld)
+        return self.open.low_watermark()
 
     def checkpoint(self) -> LowWatermark | None:
         """Return the low watermark as a record, None if it has not moved."""

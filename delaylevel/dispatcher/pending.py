@@ -301,12 +301,11 @@ class OpenMessages:
             index = index[~contained(self._open, some)]
         return np.sort(index)
 
-    def low_watermark(self, withheld: BitMap64) -> int:
-        """Return the position below which all is released, not ``withheld``; it never decreases."""
+    def low_watermark(self) -> int:
+        """Return the position below which everything is released; it never decreases."""
+        # What an unresolved intent has is either not offered yet, or open as everything else is.
         position = self.last_offered + 1
         if self._open:
             position = min(position, self._open.min())
-        if withheld:
-            position = min(position, withheld.min())
         self._low_watermark = max(self._low_watermark, position)
         return self._low_watermark
