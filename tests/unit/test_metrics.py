@@ -70,6 +70,7 @@ class Dispatching:
     """A fake dispatcher that owns three partitions."""
 
     refused = ("invoices",)
+    groups = ()
 
     def stats(self) -> dict[tuple[str, int], OwnerStats]:
         return {
