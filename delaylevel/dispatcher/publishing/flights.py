@@ -55,14 +55,13 @@ _EXPIRES = attrgetter("expires_ms")
 # Age of the last confirmed record from which another one has to be confirmed before messages are
 # sent. The next owner counts on it: see `UNCLEAR_MS`.
 _PROOF_S = 1.0
-# A send costs as much as many messages. In quiet hours, the messages of a tenth of a second go
-# together, and one that comes alone goes at once. The more messages there are, the shorter is the
-# pause: they come together anyway.
-_LONGEST_PAUSE_S = 0.1
+# A send costs as much as many messages. In quiet hours, which are rates below some messages/s, they
+# go together after these pauses. The pauses end at the same times in all window partitions, so that
+# threads, client and broker wake up once for all of them. A message that comes alone goes at once.
+# At higher rates, a few messages go together.
+_QUIET_PAUSES_S = ((100, 0.1), (400, 0.05))
 _SHORTEST_PAUSE_S = 0.004
 _TOGETHER = 4
-# Messages per second from which on the pause is as short as that.
-_BUSY = 600.0
 # From this number on, messages are sent by a later call instead of a wait for the journal. The next
 # ones are prepared meanwhile.
 _MANY = 200
@@ -258,9 +257,10 @@ class Flights:
             self._count, self._counted_s = 0, now_s
         if now_s - self._sent_s > _SHORTEST_PAUSE_S:
             return _SHORTEST_PAUSE_S  # nothing was sent just now
-        rate = self._rate
-        pause_s = _TOGETHER / rate if rate > _BUSY else _LONGEST_PAUSE_S * (1 - rate / _BUSY)
-        return max(_SHORTEST_PAUSE_S, pause_s)
+        for below, pause_s in _QUIET_PAUSES_S:
+            if self._rate < below:
+                return pause_s - now_s % pause_s
+        return max(_SHORTEST_PAUSE_S, _TOGETHER / self._rate)
 
     def _end_pauses(self, flights: list[Flight]) -> None:
         """Record that messages are sent to targets that were paused."""
