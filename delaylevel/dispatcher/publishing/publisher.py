@@ -91,7 +91,7 @@ class BatchPublisher:
         partitions: TargetPartitions | None,
     ) -> None:
         self._queue = delay_queue
-        self.pool = self._pool = pool
+        self.pool = pool
         self._journal = journal
         self._partitions = partitions
         self._numbered = partitions is not None
@@ -133,7 +133,7 @@ class BatchPublisher:
             return False
         return all(
             producer.is_open and producer.ledgers and not producer.flushes.waits
-            for _, producer in self._pool.waiting()
+            for _, producer in self.pool.waiting()
         )
 
     @property
@@ -174,7 +174,7 @@ class BatchPublisher:
                 return
             if count:
                 key = key._replace(partition=self._partitions.of(message, count))
-        self._pool.producer(key).open()
+        self.pool.producer(key).open()
 
     def publish_waiting(self) -> None:
         """Publish messages that have waited for their targets, as far as these are ready now."""
@@ -273,7 +273,7 @@ class BatchPublisher:
         elif count is None:  # the reason has just become old
             self._wait(batch, key)
         else:
-            self._pool.refuse(key.topic, key.schema, count)
+            self.pool.refuse(key.topic, key.schema, count)
             self._put_aside(batch, dict.fromkeys(range(len(batch)), count))
 
     def _reasons(self, batch: DueBatch, key: TargetKey) -> dict[int, str]:
@@ -281,7 +281,7 @@ class BatchPublisher:
         everything = range(len(batch))
         if not key.topic:
             return dict.fromkeys(everything, "")  # the message has its reason
-        refusal = self._pool.refusal(key.topic, key.schema)
+        refusal = self.pool.refusal(key.topic, key.schema)
         if refusal is not None:
             reasons = dict.fromkeys(everything, refusal)
         else:
@@ -307,7 +307,7 @@ class BatchPublisher:
         if not is_below_limits(self._queue.in_flight, 0):
             # In a burst, what is due next is for the target that is full: if it were taken, each
             # message would go through the queue of its target.
-            keys = {*keys, *(key for key, _ in self._pool.waiting())}
+            keys = {*keys, *(key for key, _ in self.pool.waiting())}
         for key in keys:
             stops_from = self._state(key).stops_from
             if stops_from is not None and waiting.count(key) >= stops_from:
@@ -318,13 +318,13 @@ class BatchPublisher:
         """Return True if a target takes messages now; open it if that is what they wait for."""
         state = self._state(key)
         if state in (TargetState.CLOSED, TargetState.OPENING):
-            self._pool.producer(key).open()
+            self.pool.producer(key).open()
             state = self._state(key)
         return state.takes
 
     def _state(self, key: TargetKey) -> TargetState:
         """Return the state of a target, as it is at this moment: nothing is remembered."""
-        topic, pool = key.topic, self._pool
+        topic, pool = key.topic, self.pool
         if not topic or key.partition == ASIDE_PARTITION:
             return TargetState.READY if self.flights.has_room_aside() else TargetState.FULL
         if key.partition == PAUSED_PARTITION or self._gate.is_paused(topic):
