@@ -55,10 +55,10 @@ _EXPIRES = attrgetter("expires_ms")
 # Age of the last confirmed record from which another one has to be confirmed before messages are
 # sent. The next owner counts on it: see `UNCLEAR_MS`.
 _PROOF_S = 1.0
-# A send costs as much as many messages. In quiet hours, which are rates below some messages/s, they
-# go together after these pauses. The pauses end at the same times in all window partitions, so that
-# threads, client and broker wake up once for all of them. A message that comes alone goes at once.
-# At higher rates, a few messages go together.
+# Each send costs as much as many messages, so in quiet hours those of a short time go together: the
+# time between two sends, by the rate in messages/s below which it holds. It ends at the same moment
+# in all window partitions, so that threads, client and broker wake up once for all of them. A
+# message that comes alone goes at once. At higher rates, only a few messages go together.
 _QUIET_PAUSES_S = ((100, 0.1), (400, 0.05))
 _SHORTEST_PAUSE_S = 0.004
 _TOGETHER = 4
@@ -252,8 +252,10 @@ class Flights:
     def pause_s(self) -> float:
         """Time between two sends after which a few messages are sent together, in s."""
         now_s = self._now_s()
-        if now_s - self._counted_s >= _RATE_S:
-            self._rate = self._count / (now_s - self._counted_s)
+        elapsed_s = now_s - self._counted_s
+        if elapsed_s >= _RATE_S:
+            # A burst after idle times must not be averaged away.
+            self._rate = self._count / min(elapsed_s, 2 * _RATE_S)
             self._count, self._counted_s = 0, now_s
         if now_s - self._sent_s > _SHORTEST_PAUSE_S:
             return _SHORTEST_PAUSE_S  # nothing was sent just now

@@ -217,6 +217,30 @@ def test_the_records_of_a_fraction_of_a_second(run: Simulation) -> None:
         assert len(found) <= 5
 
 
+def pause_after(run: Simulation, messages: int) -> float:
+    """Return the time until the next send, in s, if some messages are due at once."""
+    run.wait(3.01)
+    run.send(messages, ORDERS, too_big=False)
+    run.wait(0.02)
+    rounds(run, 1, 0)
+    assert run.publisher.flights.sent_ms == run.clock.now_ms()
+    return run.publisher.flights.pause_s
+
+
+def test_messages_of_quiet_hours_go_together_in_all_partitions_at_once(run: Simulation) -> None:
+    opened(run)
+    for messages, pause_s in ((1, 0.1), (50, 0.05)):
+        left_s = pause_after(run, messages)
+        end_s = run.clock.now_s() + left_s
+        assert 0 < left_s <= pause_s
+        assert end_s == pytest.approx(round(end_s / pause_s) * pause_s, rel=0, abs=1e-6)
+
+
+def test_a_burst_after_idle_times_is_not_taken_for_quiet_hours(run: Simulation) -> None:
+    opened(run)
+    assert pause_after(run, 500) < 0.01
+
+
 def test_no_numbered_message_is_sent_before_its_intent_is_confirmed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
