@@ -76,25 +76,6 @@ def smaller_forms(properties: Mapping[str, str]) -> Iterator[Form]:
             yield Form(smaller, compression)
 
 
-def warn_of_cut(topic: str, properties: Mapping[str, str], stored: Mapping[str, str]) -> None:
-    """Log the properties that a dead letter has lost, so that it can be replayed."""
-    lost = {name: value for name, value in properties.items() if stored.get(name) != value}
-    log.warning(
-        "%s: a message is so close to the limit for messages that its dead letter has no room for "
-        "all of our properties; stored without %s",
-        topic,
-        lost,
-    )
-
-
-def too_large_for_all(topic: str) -> str:
-    """Return the reason for a message of which a dead-letter topic takes no form."""
-    return (
-        f"too large for {topic}, even without our properties: raise the maximum message size of "
-        "the broker or of this topic, which is below the size that was stored"
-    )
-
-
 Item = TypeVar("Item")
 
 # Topic, compression, and the settings of batches.
@@ -105,13 +86,6 @@ _ALONE, _SINGLE = 1, 2
 #: The reason for messages of a batch that is too large as a whole. If they are sent again, to the
 #: same producers, each is alone.
 BATCH_TOO_LARGE = "a batch is too large"
-
-
-class _Cut(NamedTuple):
-    """A dead letter that is sent in a smaller form."""
-
-    whole: dict[str, str]  # its properties at first
-    forms: Iterator[Form]  # that were not tried yet
 
 
 class OwnProducers(ProducerPool[_Key, Item]):
@@ -128,9 +102,9 @@ class OwnProducers(ProducerPool[_Key, Item]):
         super().__init__(loop)
         self._client = client
         self._dead_letters = dead_letters
-        self._refused: dict[_Key, str] = {}  # reasons
         self._without_batches: set[str] = set()  # topics
-        self._cuts: dict[Sent[Item], _Cut] = {}
+        # Dead letters in a smaller form: their properties at first, and further forms.
+        self._cuts: dict[Sent[Item], tuple[dict[str, str], Iterator[Form]]] = {}
 
     def send(
         self,
@@ -156,10 +130,8 @@ class OwnProducers(ProducerPool[_Key, Item]):
         alone = needs_own_batch(sent.payload, properties) or topic in self._without_batches
         key = topic, env.compression_of(properties), alone
         producer = self.producer(key)
-        if self._refused and (reason := self._refused.get(key)) is not None:
-            producer.open()
-            if producer.is_pausing:
-                return reason
+        if not producer.state.is_open and (reason := producer.opener.pause_reason) is not None:
+            return reason
         producer.put(sent)
         return None
 
@@ -175,17 +147,11 @@ class OwnProducers(ProducerPool[_Key, Item]):
                 if self._cuts or not all(each[1] is SendOutcome.STORED for each in settled):
                     settled = [one for each in settled for one in self._decided(key[0], each)]
                 found += settled
-            refusal = producer.opener.take_refusal()
-            if refusal is not None:
-                self._refused[key] = refusal
-            elif producer.is_open:
-                self._refused.pop(key, None)
         return found
 
     def close(self) -> None:
         """Close the producers; messages without an outcome get none."""
         super().close()
-        self._refused.clear()
         self._cuts.clear()
 
     def _decided(self, topic: str, settled: Settled) -> Iterator[Settled]:
@@ -194,7 +160,12 @@ class OwnProducers(ProducerPool[_Key, Item]):
         cut = self._cuts.pop(sent, None)
         if outcome is SendOutcome.STORED:
             if cut is not None:
-                warn_of_cut(topic, cut.whole, sent.properties)
+                log.warning(
+                    "%s: a message is so close to the limit for messages that its dead letter has "
+                    "no room for all of our properties; stored without %s",
+                    topic,
+                    dict(cut[0].items() - sent.properties.items()),
+                )
         elif not is_too_large(reason):
             pass
         elif sent.outcome.count > 1:
@@ -202,21 +173,18 @@ class OwnProducers(ProducerPool[_Key, Item]):
             self._without_batches.add(topic)
             settled = settled._replace(reason=BATCH_TOO_LARGE)
         elif topic == self._dead_letters:
-            if self._send_smaller(sent, cut):
+            whole, forms = cut or (sent.properties, smaller_forms(sent.properties))
+            for form in forms:
+                self._cuts[sent] = whole, forms
+                sent.properties, sent.deliver_at_ms = form.properties, None
+                self.producer((topic, form.compression, _SINGLE)).put(sent)
                 return
-            settled = settled._replace(reason=too_large_for_all(topic))
+            settled = settled._replace(
+                reason=f"too large for {topic}, even without our properties: raise the maximum "
+                "message size of the broker or of this topic, which is below the size that was "
+                "stored"
+            )
         yield settled
-
-    def _send_smaller(self, sent: Sent[Item], cut: _Cut | None) -> bool:
-        """Send a dead letter in its next smaller form; return False if there is none."""
-        cut = cut or _Cut(sent.properties, smaller_forms(sent.properties))
-        form = next(cut.forms, None)
-        if form is None:
-            return False
-        self._cuts[sent] = cut
-        sent.properties, sent.deliver_at_ms = form.properties, None
-        self.producer((self._dead_letters, form.compression, _SINGLE)).put(sent)
-        return True
 
     def _open(self, key: _Key) -> Opened:
         topic, compression, batches = key

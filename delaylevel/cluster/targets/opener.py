@@ -37,9 +37,6 @@ _RETRY_S = 0.1
 _LONGEST_RETRY_S = 1.0
 _LONGEST_PAUSE_S = 30.0
 
-#: Partition (-1 without) and ledger ID.
-Ledger = tuple[int, int]
-
 
 class Refusal(Enum):
     """Kind of a failed opening."""
@@ -75,26 +72,18 @@ class Opened:
     """A producer that was opened.
 
     Attributes:
-        is_received: function that returns False if nobody can receive from the topic, as it was
-            created again since the opening, and raises BrokerError if that is unknown now; None to
-            trust every confirmation. It is called whenever messages are stored in a ledger that was
-            not seen before.
         max_size: limit of the topic itself for an entry, in bytes; None without one.
         entry_limits: limits of its batches; None if it has none, or their messages are not known.
         shared: True if it writes to several partitions, which may be at different brokers.
-        ledgers: ledgers that the topic certainly had while somebody could receive from it; its
-            confirmations from others are verified.
         remembered: True if nobody could look at the topic, so that a sequence ID that it has stored
             is perhaps that of a new topic.
     """
 
     producer: Any
     last_number: int = -1
-    is_received: Callable[[], bool] | None = None
     max_size: int | None = None
     entry_limits: EntryLimits | None = None
     shared: bool = False
-    ledgers: frozenset[Ledger] = frozenset()
     remembered: bool = False
 
 
@@ -126,7 +115,9 @@ class Opener:
         self._lock = threading.Lock()  # of _ended, which the opening thread reads
         self._failure: str | None = None  # while openings fail, or one does not end
         self._failing_since_s = 0.0
+        # The reason if the last opening was refused, and whether the owner has still to hear of it.
         self._refusal: str | None = None
+        self._is_news = False
         self._retry_at_s = 0.0
         self._retry_s = _RETRY_S
 
@@ -153,13 +144,15 @@ class Opener:
 
     def take_refusal(self) -> str | None:
         """Return the reason of a refusal since the last call, or why no opening succeeds."""
-        refusal, self._refusal = self._refusal, None
-        return refusal or self.hopeless
+        is_news, self._is_news = self._is_news, False
+        return (self._refusal if is_news else None) or self.hopeless
 
     @property
-    def is_pausing(self) -> bool:
-        """True after a failed opening, until it is time for the next one."""
-        return not self._working and self._now_s() < self._retry_at_s
+    def pause_reason(self) -> str | None:
+        """The reason why the topic takes nothing until it is time for the next opening, or None."""
+        if self._working or self._now_s() >= self._retry_at_s:
+            return None
+        return self._refusal or self.hopeless
 
     def open(self) -> None:
         """Open a producer, unless this goes on already or it is too early for another attempt."""
@@ -206,12 +199,13 @@ class Opener:
             self.close(opened)
             return
         if isinstance(opened, Opened):
-            self._failure = None
+            self._failure = self._refusal = None
             self._retry_s = _RETRY_S
         else:
             unavailable = opened.kind is Refusal.UNAVAILABLE
+            self._is_news = not unavailable
             if unavailable:
-                self._failure = opened.reason
+                self._failure, self._refusal = opened.reason, None
             else:
                 self._failure, self._refusal = None, opened.reason
             self._retry_at_s = self._now_s() + self._retry_s

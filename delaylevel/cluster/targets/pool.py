@@ -36,7 +36,7 @@ from delaylevel.model.topic_name import TopicName
 
 from .opener import STALL_S, Opened, OpeningError, Refusal
 from .producer import ProducerPool, TargetProducer, load_of
-from .receivers import NO_RECEIVER, NO_TOPIC, TargetLooks, is_still_received
+from .receivers import NO_RECEIVER, NO_TOPIC, Receivers
 from .send_state import NOT_STORED, EntryLimits, SendOutcome, Settled
 
 log = logging.getLogger(__name__)
@@ -154,7 +154,7 @@ class TargetPool(ProducerPool[TargetKey, Item]):
         self._now_s = loop.now_s
         self._by_topic: dict[str, list[TargetProducer[Item]]] = {}
         self._refused: dict[tuple[str, str], tuple[str, float]] = {}
-        self._looks = TargetLooks(admin, self.numbered, loop.connected)
+        self._receivers: dict[TargetKey, Receivers] = {}
 
     def suspended(self) -> list[TargetKey]:
         """Return the producers that wait until their refusals are recorded."""
@@ -223,7 +223,6 @@ class TargetPool(ProducerPool[TargetKey, Item]):
 
     def _remove(self, key: TargetKey) -> TargetProducer[Item]:
         producer = super()._remove(key)
-        self._looks.keep(key, producer.ledgers)
         same = self._by_topic[key.topic]
         same.remove(producer)
         if not same:
@@ -255,13 +254,14 @@ class TargetPool(ProducerPool[TargetKey, Item]):
         return any(each.is_stalled for each in self._by_topic.get(topic, ()))
 
     def _open(self, key: TargetKey) -> Opened:
-        name = TopicName.parse(key.topic)
+        name, receivers = TopicName.parse(key.topic), self._receivers[key]
         present = self._producers.get(key)
-        if present is not None:
-            self._looks.keep(key, present.ledgers)
         recalls = present is not None and present.state.is_recalling
-        look = self._looks.look(key, name, key.partition, key.schema, may_remember=not recalls)
+        look = receivers.look(may_remember=not recalls)
         partitions, limit = look.partitions, look.max_size
+        if self.numbered and key.partition < 0 and partitions:
+            # The topic is a new one, with partitions, each of which has sequence IDs of its own.
+            raise OpeningError(Refusal.GONE, NO_TOPIC)
         settings = dict(UNBATCHED_SETTINGS if self.numbered else KEY_BATCHED_SETTINGS)
         topic = key.topic if key.partition < 0 else name.partition(key.partition).full
         # A name serves one producer of a topic at a time.
@@ -290,24 +290,31 @@ class TargetPool(ProducerPool[TargetKey, Item]):
             if rule:
                 raise OpeningError(Refusal.REFUSED, rule) from error
             raise
-        self._looks.opened(key, look)
-        last = -1
-        of_one_topic = key.partition >= 0 or not partitions
-        if self.numbered and of_one_topic and not look.remembered:
-            last = producer.last_sequence_id()
-        # Otherwise each partition has a last ID of its own, and the client reports the largest; or
-        # the ID is perhaps that of a new topic. All messages are sent again, and the broker drops
-        # those that are stored.
-        shared = key.partition < 0 and partitions > 1
+        receivers.opened(look)
+        # Otherwise the ID is perhaps that of a new topic. All messages are sent again, and the
+        # broker drops those that are stored.
+        reports = self.numbered and not look.remembered
+        last = producer.last_sequence_id() if reports else -1
         entries = None
         if settings["batching_enabled"] and not partitions:
             # The client chooses the partition of a message without a key.
             entries = EntryLimits(
                 settings["batching_max_messages"], settings["batching_max_allowed_size_in_bytes"]
             )
-        is_received = partial(is_still_received, self._admin, name, partitions, key.partition)
-        ledgers, remembered = look.ledgers, look.remembered
-        return Opened(producer, last, is_received, limit, entries, shared, ledgers, remembered)
+        shared = key.partition < 0 and partitions > 1
+        return Opened(producer, last, limit, entries, shared, look.remembered)
+
+    def _receivers_of(self, key: TargetKey) -> Receivers:
+        if key not in self._receivers:
+            self._receivers[key] = Receivers(
+                self._admin,
+                TopicName.parse(key.topic),
+                key.partition,
+                key.schema,
+                numbered=self.numbered,
+                connected=self._loop.connected,
+            )
+        return self._receivers[key]
 
 
 def _batches_below(limit: int) -> dict[str, Any]:

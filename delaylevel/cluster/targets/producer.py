@@ -1,9 +1,7 @@
 """Producers that never block their caller: they open in the background and report outcomes.
 
-A client that reconnects creates a deleted topic again, without its subscriptions. Its confirmations
-then come from a ledger that was not seen before, as they also do after a rollover or when another
-broker serves the topic. So the topic is looked at whenever a confirmation names a new ledger, and
-from time to time, because applications may remove its last subscription.
+A topic is looked at whenever a confirmation names a new ledger (see `Receivers`), and from time to
+time, because applications may remove its last subscription.
 
 `TargetProducer` does the input and output for a `SendState`, which holds the rules. A
 `ProducerPool` has the producers of a host.
@@ -34,8 +32,8 @@ from delaylevel.cluster.publisher import build_message, send_checked
 from delaylevel.cluster.threads import HostLoop
 from delaylevel.model.message import Payload
 
-from .opener import STALL_S, Ledger, Opened, Opener, OpeningError, Refusal
-from .receivers import NO_RECEIVER
+from .opener import STALL_S, Opened, Opener, OpeningError, Refusal
+from .receivers import NO_RECEIVER, Receivers
 from .send_state import NO_PAYLOAD, UNPROVEN, EntryOutcomes, SendState, Sent, Settled
 
 log = logging.getLogger(__name__)
@@ -55,93 +53,6 @@ GIVE_UP_S = 30.0
 RECONNECT_S = 1.0
 # This process was suspended or busy for longer than this, so the target is not to blame.
 _SUSPENDED_S = 1.0
-
-
-class Verification:
-    """The ledgers of the topic that a producer writes to.
-
-    One thread uses it; results come through ``report``.
-    """
-
-    def __init__(self, report: Callable[[Callable[[], None]], None], loop: HostLoop) -> None:
-        self._report = report
-        self._start, self._now_s = loop.start, loop.now_s
-        self._opened: Opened | None = None
-        #: Ledgers that the topic had while somebody could receive from it.
-        self.ledgers: frozenset[Ledger] = frozenset()
-        self._running = False
-        self._retry_at_s = self._looked_s = 0.0
-
-    def begin(self, opened: Opened) -> None:
-        """Forget the ledgers of an earlier producer. The topic was looked at before its opening."""
-        self._opened = opened
-        self.ledgers = opened.ledgers
-        self._looked_s = self._now_s()
-
-    def is_outdated(self, used_s: float) -> bool:
-        """Return True if the last look was long before the last message."""
-        return used_s - self._looked_s > _LOOK_EVERY_S
-
-    def knows(self, message_id: Any) -> bool:
-        """Return True if somebody could certainly receive a message when it was stored."""
-        if self._opened is None or self._opened.is_received is None or message_id is None:
-            return True
-        # A message that the broker has dropped, because it knows the sequence ID, has no position:
-        # perhaps it is a new topic that knows it.
-        return (message_id.partition(), message_id.ledger_id()) in self.ledgers
-
-    def count_confirmed(self, in_flight: Iterable[Sent[Any]]) -> tuple[int, bool]:
-        """Return how many of the oldest messages are confirmed, and if their ledgers are known."""
-        count, verified, proven = 0, True, None
-        for sent in in_flight:
-            outcome = sent.outcome
-            if outcome is not proven:
-                if not outcome:
-                    break
-                ((result, message_id),) = outcome.items()
-                if not is_ok(result) or not outcome.is_proven(message_id):
-                    break
-                verified = verified and self.knows(message_id)
-                proven = outcome
-            count += 1
-        return count, verified
-
-    def run(self, messages: Sequence[Sent[Any]], done: Callable[[int, bool], None]) -> None:
-        """Look at the topic in the background, if it is time for that and it can be done.
-
-        Args:
-            messages: confirmed messages from ledgers that are not known; none to look only if a
-                broker serves the topic, and if it has receivers.
-            done: function that gets their number, and True if somebody can receive from the topic.
-        """
-        if self._running or self._now_s() < self._retry_at_s:
-            return
-        assert self._opened is not None
-        is_received = self._opened.is_received
-        if is_received is None:
-            return
-        self._running = True
-
-        def look() -> None:
-            received: bool | None = None
-            try:
-                received = is_received()
-            except Exception as error:
-                log.debug("cannot look at a topic: %s", error_name(error))
-            self._report(partial(end, received))
-
-        def end(received: bool | None) -> None:
-            self._running = False
-            if received is None:
-                self._retry_at_s = self._now_s() + _RETRY_S
-                return
-            self._looked_s = self._now_s()
-            ids = [each for sent in messages for each in sent.outcome.values() if each is not None]
-            found = {(each.partition(), each.ledger_id()) for each in ids if each.ledger_id() >= 0}
-            self.ledgers = self.ledgers | found if received else frozenset()
-            done(len(messages), received)
-
-        self._start(look)
 
 
 class Flushes:
@@ -214,6 +125,7 @@ class TargetProducer(Generic[Item]):
     ``messages`` and ``size``.
 
     Args:
+        receivers: what is known of the topic's receivers; None to trust every confirmation.
         patience_s: time without a connection, or without an answer to an opening, after which
             messages are refused, in s.
 
@@ -221,6 +133,7 @@ class TargetProducer(Generic[Item]):
         messages, size: number and bytes of the messages without an outcome.
         used_s: time of the last message, by the monotonic clock.
         state, opener, flushes: the state of its messages, its opening, and its flushes.
+        receivers: as above.
     """
 
     def __init__(
@@ -228,18 +141,21 @@ class TargetProducer(Generic[Item]):
         open_producer: Callable[[], Opened],
         loop: HostLoop,
         *,
+        receivers: Receivers | None = None,
         numbered: bool = False,
         patience_s: float = STALL_S,
     ) -> None:
         self._patience_s = patience_s
-        self._now_s, self._wake = loop.now_s, loop.wake
+        self._start, self._now_s, self._wake = loop.start, loop.now_s, loop.wake
+        self.receivers = receivers
         self.opener = Opener(open_producer, self._take_opened, self._report, patience_s, loop)
         self.state: SendState[Item] = SendState(numbered)
         self._opened: Opened | None = None
         self._core: Any = None
         self._entries = EntryOutcomes()
         self._reports: deque[Callable[[], None]] = deque()  # from other threads
-        self._verification = Verification(self._report, loop)
+        self._is_looking = False  # at the topic, in the background
+        self._looked_s = self._look_again_s = 0.0
         self.messages = self.size = 0
         self.flushes = Flushes(self.flush, self._report, loop)
         self._given = self._answered = 0  # messages passed to producers, and those with an answer
@@ -253,11 +169,6 @@ class TargetProducer(Generic[Item]):
         return self.state.is_open
 
     @property
-    def is_pausing(self) -> bool:
-        """True after a failed opening, until it is time for the next one."""
-        return not self.is_open and self.opener.is_pausing
-
-    @property
     def opening_s(self) -> float:
         """Time for which it has been opening, in s; infinite if it is not."""
         return float("inf") if self.is_open else self.opener.opening_s
@@ -266,11 +177,6 @@ class TargetProducer(Generic[Item]):
     def last_number(self) -> int:
         """Last sequence ID that the broker had stored at the opening."""
         return self._opened.last_number if self._opened is not None else -1
-
-    @property
-    def ledgers(self) -> frozenset[Ledger]:
-        """The ledgers that its topic certainly has; read in any thread."""
-        return self._verification.ledgers
 
     @property
     def stalled_s(self) -> float:
@@ -381,9 +287,9 @@ class TargetProducer(Generic[Item]):
         state = self.state
         is_lost = bool(state.in_flight) and self._watch()
         if state.unverified or (
-            state.is_open and (is_lost or self._verification.is_outdated(self.used_s))
+            state.is_open and (is_lost or self.used_s - self._looked_s > _LOOK_EVERY_S)
         ):
-            self._verification.run(list(state.unverified), self._take_look)
+            self._look()
         if not state.is_open:
             self._replace_producer()
         elif state.unsent:
@@ -453,7 +359,7 @@ class TargetProducer(Generic[Item]):
             self.opener.close(opened)  # the next one is opened after a look
             return
         self._opened = opened
-        self._verification.begin(opened)
+        self._looked_s = self._now_s()  # before the opening
         # Below the client's checks in Python: this runs for every message.
         self._core = producer_core(opened.producer)
         self._entries = EntryOutcomes(opened.entry_limits if self._core is not None else None)
@@ -520,7 +426,7 @@ class TargetProducer(Generic[Item]):
         """Process the answers that have come, in the order of the messages."""
         state, ends, in_flight = self.state, self.flushes.times, self.state.in_flight
         while in_flight and in_flight[0].outcome:
-            confirmed, verified = self._verification.count_confirmed(in_flight)
+            confirmed, verified = self._count_confirmed(in_flight)
             if confirmed:
                 self._note_times(confirmed)
                 self._answered += confirmed
@@ -541,6 +447,23 @@ class TargetProducer(Generic[Item]):
         ):
             self._take_apart()
 
+    def _count_confirmed(self, in_flight: Iterable[Sent[Item]]) -> tuple[int, bool]:
+        """Return how many of the oldest messages are confirmed, and if their ledgers are known."""
+        count, verified, proven, receivers = 0, True, None, self.receivers
+        for sent in in_flight:
+            outcome = sent.outcome
+            if outcome is not proven:
+                if not outcome:
+                    break
+                ((result, message_id),) = outcome.items()
+                if not is_ok(result) or not outcome.is_proven(message_id):
+                    break
+                if receivers is not None and message_id is not None:
+                    verified = verified and receivers.knows(message_id)
+                proven = outcome
+            count += 1
+        return count, verified
+
     def _note_times(self, confirmed: int) -> None:
         """Note when the oldest messages were answered: at the latest when their flush had ended."""
         number, now_s, ends = self._answered, self._now_s(), self.flushes.times
@@ -558,7 +481,7 @@ class TargetProducer(Generic[Item]):
             found = [
                 sent
                 for sent in self.state.in_flight
-                if sent.outcome and self._verification.count_confirmed((sent,)) == (1, verified)
+                if sent.outcome and self._count_confirmed((sent,)) == (1, verified)
             ]
             if found:
                 self._answered += len(found)
@@ -575,16 +498,42 @@ class TargetProducer(Generic[Item]):
             return
         state.failed(reason)
 
-    def _take_look(self, verified: int, received: bool) -> None:
-        """Process a look at the topic, which came after some unverified confirmations."""
-        state = self.state
-        if not received:
-            if state.is_open or verified:
-                state.unreceived(NO_RECEIVER)
+    def _look(self) -> None:
+        """Look at the topic in the background: for confirmations, if there are any, or without."""
+        receivers = self.receivers
+        if receivers is None or self._is_looking or self._now_s() < self._look_again_s:
             return
-        state.received(verified)
-        if state.is_open and self._lost_s > STALL_S:
-            state.lost()  # a broker serves the topic, and the client does not find it
+        self._is_looking = True
+        unverified = list(self.state.unverified)
+
+        def look() -> None:
+            received: bool | None = None
+            try:
+                received = receivers.exist()
+            except Exception as error:
+                log.debug("cannot look at a topic: %s", error_name(error))
+            self._report(partial(self._take_look, receivers, unverified, received))
+
+        self._start(look)
+
+    def _take_look(
+        self, receivers: Receivers, unverified: Sequence[Sent[Item]], received: bool | None
+    ) -> None:
+        """Process a look at the topic: if it has receivers, or None if that is unknown."""
+        state = self.state
+        self._is_looking = False
+        if received is None:
+            self._look_again_s = self._now_s() + _RETRY_S
+            return
+        self._looked_s = self._now_s()
+        ids = [each for sent in unverified for each in sent.outcome.values()]
+        receivers.looked(received, (each for each in ids if each is not None))
+        if received:
+            state.received(len(unverified))
+            if state.is_open and self._lost_s > STALL_S:
+                state.lost()  # a broker serves the topic, and the client does not find it
+        elif state.is_open or unverified:
+            state.unreceived(NO_RECEIVER)
 
 
 Key = TypeVar("Key")
@@ -647,6 +596,7 @@ class ProducerPool(ABC, Generic[Key, Item]):
         producer = self._producers[key] = TargetProducer(
             partial(self._open, key),
             self._loop,
+            receivers=self._receivers_of(key),
             numbered=self.numbered,
             patience_s=self._patience_s,
         )
@@ -656,6 +606,10 @@ class ProducerPool(ABC, Generic[Key, Item]):
         producer = self._producers.pop(key)
         producer.close()
         return producer
+
+    def _receivers_of(self, key: Key) -> Receivers | None:
+        """Return what is known of a topic's receivers; None to trust every confirmation."""
+        return None
 
     @abstractmethod
     def _open(self, key: Key) -> Opened:

@@ -9,7 +9,7 @@ that nobody can receive from is not written to.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Hashable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -20,7 +20,7 @@ from delaylevel.errors import AdminError, BrokerError, NotFoundError
 from delaylevel.model.envelope import SchemaRef
 from delaylevel.model.topic_name import TopicName
 
-from .opener import Ledger, OpeningError, Refusal
+from .opener import OpeningError, Refusal
 
 log = logging.getLogger(__name__)
 
@@ -81,49 +81,8 @@ def _is_received(stats: PartitionStats) -> bool:
     return stats.replicated or any(each.durable for each in stats.subscriptions.values())
 
 
-def is_still_received(
-    admin: TopicAdmin, topic: TopicName, partitions: int, partition: int = -1
-) -> bool:
-    """Return False if nobody can receive what was just stored in a topic.
-
-    Partitions that were added since the opening are perhaps still without their subscriptions, and
-    say nothing about the others.
-
-    Args:
-        partitions: number of partitions at the opening of the producer that has stored it.
-    """
-    try:
-        present, found = _read(admin, topic, partition)
-    except NotFoundError:
-        return False
-    if partitions and partition < 0:
-        known = set(map(topic.partition, range(partitions)))
-        found = {name: stats for name, stats in found.items() if name in known}
-    expected = 1 if partition >= 0 else partitions
-    return partitions <= present and _receives(admin, topic, found, expected)
-
-
-def _read(
-    admin: TopicAdmin, topic: TopicName, partition: int
-) -> tuple[int, Mapping[TopicName, PartitionStats]]:
-    """Return the number of partitions, and the statistics of those that are looked at."""
-    partitions = admin.partitioned_metadata(topic).partitions
-    if not partitions or partition < 0:
-        return partitions, _stats(admin, topic, partitions)
-    # Brokers delete single partitions that have no subscription, and create them again.
-    with suppress(NotFoundError):
-        name = topic.partition(partition)
-        return partitions, {name: admin.partition_stats(name)}
-    return partitions, {}
-
-
-def _receives(
-    admin: TopicAdmin, topic: TopicName, found: Mapping[TopicName, PartitionStats], expected: int
-) -> bool:
-    """Return `has_receivers` for the partitions that were found, of at least as many expected."""
-    return has_receivers(admin, topic, found.values() if len(found) >= expected else ())
-
-
+#: Partition (-1 without) and ledger ID.
+Ledger = tuple[int, int]
 #: The reason for holding a message that would be published effectively once.
 NO_DEDUPLICATION = "broker deduplication is off"
 # An interface that hangs would answer after its timeout, 30 s by default.
@@ -135,8 +94,6 @@ class TargetLook(NamedTuple):
 
     Attributes:
         partitions: number of partitions; 0 if it is not partitioned.
-        ledgers: ledgers that it certainly had while somebody could receive from it. They are not
-            those of a topic that is created again.
         remembered: True if this is an earlier look, because nobody could look now. Then it is
             unknown whether a sequence ID was stored in this topic or in a new one.
     """
@@ -144,77 +101,112 @@ class TargetLook(NamedTuple):
     partitions: int
     schema: Any
     max_size: int | None
-    ledgers: frozenset[Ledger] = frozenset()
     remembered: bool = False
 
 
-class TargetLooks:
-    """Looks at targets before they are opened, and the last look at each.
+class Receivers:
+    """What is known of the receivers of a target; it outlives the producers.
 
-    The last look serves only while no address of the admin interface answers soon, but brokers
-    serve the host's own topics: a target that was open before is opened as it was then. That is
-    safe, as a confirmation counts as soon as it comes from a ledger that the target had, or the
-    interface answers.
+    A client that reconnects creates a deleted topic again. Its confirmations then come from a
+    ledger that was not seen before, as they also do after a rollover or when another broker serves
+    the topic. So the topic is looked at whenever a confirmation names a new ledger.
+
+    It is also looked at before each opening. The last look serves only while no address of the
+    admin interface answers soon, but brokers serve the host's own topics: a target that was open
+    before is opened as it was then. That is safe, as a confirmation counts as soon as it comes from
+    a ledger that the target had, or the interface answers.
 
     Args:
+        partition: the partition; -1 for all.
+        numbered: True to demand broker deduplication.
         connected: function that returns True while brokers serve the host's own topics.
+
+    Attributes:
+        ledgers: ledgers that it certainly had while somebody could receive from it. They are not
+            those of a topic that is created again. Read in any thread.
     """
 
-    def __init__(self, admin: TopicAdmin, numbered: bool, connected: Callable[[], bool]) -> None:
-        self._admin = admin
-        self._soon = admin.within(_LOOK_S)
-        self._numbered = numbered
-        self._connected = connected
-        self._looks: dict[Hashable, TargetLook] = {}  # at the last opening of each producer
-
-    def look(
+    def __init__(
         self,
-        key: Hashable,
+        admin: TopicAdmin,
         topic: TopicName,
         partition: int,
         schema: str,
-        may_remember: bool = True,
-    ) -> TargetLook:
-        """Look at a target; called in any thread.
+        *,
+        numbered: bool,
+        connected: Callable[[], bool],
+    ) -> None:
+        self._admin = admin
+        self._soon = admin.within(_LOOK_S)
+        self._topic = topic
+        self._partition = partition
+        self._schema = schema
+        self._numbered = numbered
+        self._connected = connected
+        self._look: TargetLook | None = None  # at the last opening
+        self.ledgers: frozenset[Ledger] = frozenset()
 
-        Args:
-            partition: the partition that is opened; -1 for all.
+    def look(self, *, may_remember: bool) -> TargetLook:
+        """Look at the target before it is opened; called in any thread.
 
         Raises:
             OpeningError: it must not be opened.
         """
-        known = self._looks.get(key)
-        if known is None or not known.ledgers or not may_remember or not self._connected():
-            look = self._look(self._admin, topic, partition, schema)
-            return look if known is None else look._replace(ledgers=known.ledgers)
+        last = self._look
+        if last is None or not self.ledgers or not may_remember or not self._connected():
+            return self._look_with(self._admin)
         try:
-            look = self._look(self._soon, topic, partition, schema)
+            return self._look_with(self._soon)
         except BrokerError as error:
             if not is_admin_away(error):
                 raise
-            log.info("opening %s as it was before: the admin interface is silent", topic.full)
-            return known._replace(remembered=True)
-        return look._replace(ledgers=known.ledgers)
+        log.info("opening %s as it was before: the admin interface is silent", self._topic.full)
+        return last._replace(remembered=True)
 
-    def opened(self, key: Hashable, look: TargetLook) -> None:
-        """Note that a target was opened after a look."""
-        self._looks[key] = look
+    def opened(self, look: TargetLook) -> None:
+        """Note that the target was opened after a look."""
+        self._look = look
 
-    def keep(self, key: Hashable, ledgers: frozenset[Ledger]) -> None:
-        """Note ledgers that an open target certainly has."""
-        look = self._looks.get(key)
-        if look is not None and ledgers:
-            self._looks[key] = look._replace(ledgers=ledgers)
+    def knows(self, message_id: Any) -> bool:
+        """Return True if somebody could certainly receive a message when it was stored."""
+        # A message that the broker has dropped, because it knows the sequence ID, has no position:
+        # perhaps it is a new topic that knows it.
+        return (message_id.partition(), message_id.ledger_id()) in self.ledgers
 
-    def _look(self, admin: TopicAdmin, topic: TopicName, partition: int, schema: str) -> TargetLook:
+    def looked(self, received: bool, message_ids: Iterable[Any]) -> None:
+        """Note that somebody, or nobody, can receive messages that were confirmed before a look."""
+        found = {(each.partition(), each.ledger_id()) for each in message_ids}
+        found = {ledger for ledger in found if ledger[1] >= 0}
+        self.ledgers = self.ledgers | found if received else frozenset()
+
+    def exist(self) -> bool:
+        """Return False if nobody can receive what was just stored; called in any thread.
+
+        Partitions that were added since the opening are perhaps still without their subscriptions,
+        and say nothing about the others.
+
+        Raises:
+            BrokerError: this cannot be known now.
+        """
+        partitions = self._look.partitions if self._look is not None else 0
         try:
-            partitions, found = _read(admin, topic, partition)
+            present, found = self._read(self._admin)
+        except NotFoundError:
+            return False
+        if partitions and self._partition < 0:
+            known = set(map(self._topic.partition, range(partitions)))
+            found = {name: stats for name, stats in found.items() if name in known}
+        return partitions <= present and self._receives(self._admin, found, partitions)
+
+    def _look_with(self, admin: TopicAdmin) -> TargetLook:
+        try:
+            partitions, found = self._read(admin)
         except NotFoundError:
             raise OpeningError(Refusal.GONE, NO_TOPIC) from None
-        if partition >= 0 and not partitions:
+        if self._partition >= 0 and not partitions:
             # The topic is a new one. The client would create another one for the partition.
             raise OpeningError(Refusal.GONE, NO_TOPIC)
-        if not _receives(admin, topic, found, 1 if partition >= 0 else partitions):
+        if not self._receives(admin, found, partitions):
             if any(map(_is_received, found.values())):
                 # A new topic has no subscription at all. New partitions are there before their
                 # subscriptions are.
@@ -223,18 +215,30 @@ class TargetLooks:
             raise OpeningError(Refusal.GONE, NO_RECEIVER)
         if self._numbered and not all(each.deduplication for each in found.values()):
             raise OpeningError(Refusal.REFUSED, NO_DEDUPLICATION)
-        reference = SchemaRef.parse(schema) if schema else None
-        declared = target_schema(admin, topic, reference)
-        if isinstance(declared, str):
-            raise OpeningError(Refusal.REFUSED, declared)
-        return TargetLook(partitions, declared, admin.max_message_size(topic))
+        schema: Any = schemas.bytes_schema()
+        if self._schema:
+            reference = SchemaRef.parse(self._schema)
+            schema = schemas.find(admin, self._topic, reference)
+            if schema is None:
+                reason = f"its registry has no schema {reference}"
+                raise OpeningError(Refusal.REFUSED, reason)
+        return TargetLook(partitions, schema, admin.max_message_size(self._topic))
 
+    def _read(self, admin: TopicAdmin) -> tuple[int, Mapping[TopicName, PartitionStats]]:
+        """Return the number of partitions, and the statistics of those that are looked at."""
+        partitions = admin.partitioned_metadata(self._topic).partitions
+        if not partitions or self._partition < 0:
+            return partitions, _stats(admin, self._topic, partitions)
+        # Brokers delete single partitions that have no subscription, and create them again.
+        with suppress(NotFoundError):
+            name = self._topic.partition(self._partition)
+            return partitions, {name: admin.partition_stats(name)}
+        return partitions, {}
 
-def target_schema(admin: TopicAdmin, target: TopicName, reference: SchemaRef | None) -> Any:
-    """Return the schema for a producer of a business topic, or the reason why there is none.
-
-    The schema is a ``pulsar.schema.Schema``, the reason a string.
-    """
-    if reference is None:
-        return schemas.bytes_schema()
-    return schemas.find(admin, target, reference) or f"its registry has no schema {reference}"
+    def _receives(
+        self, admin: TopicAdmin, found: Mapping[TopicName, PartitionStats], partitions: int
+    ) -> bool:
+        """Return `has_receivers` for the partitions that were found, or for none if some lack."""
+        expected = 1 if self._partition >= 0 else partitions
+        stats = found.values() if len(found) >= expected else ()
+        return has_receivers(admin, self._topic, stats)

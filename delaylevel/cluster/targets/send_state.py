@@ -84,7 +84,7 @@ from enum import Enum
 from itertools import groupby, repeat
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from delaylevel.model.message import Payload, batch_size
+from delaylevel.model.message import ParkedMessage, Payload, batch_size
 
 log = logging.getLogger(__name__)
 
@@ -232,16 +232,8 @@ class Sent(Generic[Item]):
         return self.size + metadata > limit
 
 
-class _NoPayload:
-    """The payload of a message that is not sent."""
-
-    value = None
-    key = ordering_key = ""
-    event_ms = 0
-    properties: dict[str, str] = {}  # noqa: RUF012
-
-
-NO_PAYLOAD = _NoPayload()
+#: The payload of a message that is not sent.
+NO_PAYLOAD = ParkedMessage(0, 0, -1, 0, "", "", 0, {}, None)
 
 
 class SendOutcome(Enum):

@@ -132,7 +132,9 @@ class BatchPublisher:
         if self._numbered or self._queue.waiting.targets:
             return False
         return all(
-            producer.is_open and producer.ledgers and not producer.flushes.waits
+            producer.is_open
+            and (producer.receivers is None or producer.receivers.ledgers)
+            and not producer.flushes.waits
             for _, producer in self.pool.waiting()
         )
 
