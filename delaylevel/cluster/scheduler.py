@@ -8,9 +8,7 @@ A step should not wait for long. One that does (for a broker that fails over, sa
 and, for a moment, one of the places for steps that run at once. Then its place is free for another
 task, for which a further thread is started if necessary. So steps that wait delay the others by
 that moment, once, however many they are. Threads that are too many end when they have nothing to
-do.
-
-`Lanes` has two schedulers: for steps that are expected to wait, and for all the others.
+do. Steps that are expected to wait have places of their own, so that they delay no quick one.
 
 Theory of operation. `TaskQueue` knows the tasks and decides which step is next; it has no threads.
 An idle thread waits for its own lock (`_Worker.signal`). One of them, the leader, also wakes up at
@@ -45,11 +43,10 @@ AT_ONCE = 0.0
 
 # Pause after a step that has failed.
 _AFTER_ERROR_S = 1.0
-# A step that has run for so long keeps no other from running.
-_PATIENCE_S = 0.05
-_SLOW_PATIENCE_S = 0.5
-# Number of steps that run at once, unless some of them wait.
-_QUICK, _SLOW = 8, 8
+# A step that has run for so long keeps no other from running: a quick one, and one that may wait.
+_PATIENCE_S, _SLOW_PATIENCE_S = 0.05, 0.5
+# Number of steps of each kind that run at once, unless some of them wait.
+_PLACES = 8
 # Time after the begin of a step in which its thread is expected to come back.
 _GRACE_S = 0.005
 # An additional thread ends after this time without a step.
@@ -57,12 +54,19 @@ _SPARE_S = 5.0
 
 
 class Task:
-    """A step that is called again and again, never twice at once; `Scheduler.add` makes it."""
+    """A step that is called again and again, never twice at once; `Scheduler.task` makes it.
 
-    def __init__(self, step: Callable[[], float], name: str, wake: Callable[[Task], None]) -> None:
+    Attributes:
+        is_quick: True if its next step comes at its time and does not wait, unless something is
+            wrong; False, at first, if it opens, reads or closes something, and waits for the broker
+            meanwhile. The step itself sets it.
+    """
+
+    def __init__(self, step: Callable[[], float], name: str, scheduler: Scheduler) -> None:
         self.step = step
         self.name = name
-        self._wake = wake
+        self.is_quick = False
+        self._scheduler = scheduler
         # The rest belongs to the queue.
         self.removed = False
         self.is_ready = False
@@ -75,30 +79,47 @@ class Task:
         # A task that is ready looks at everything anyway, and wakes come with every answer of a
         # broker, so this is worth a look without the lock.
         if not self.is_ready:
-            self._wake(self)
+            self._scheduler.wake(self)
+
+    def end(self) -> None:
+        """Call the step no more, and wait for its end unless it is the caller itself."""
+        self._scheduler.remove(self)
+
+
+class _Places:
+    """The steps of one kind: those that are ready, and those that are running."""
+
+    def __init__(self, count: int, patience_s: float) -> None:
+        self._count = count
+        self._patience_s = patience_s
+        self.ready: deque[Task] = deque()
+        # With the times at which they began, in their order.
+        self.running: dict[Task, float] = {}
+
+    @property
+    def free_s(self) -> float:
+        """The time from which on one more step may run; `NEVER` if none is ready."""
+        if not self.ready:
+            return NEVER
+        if len(self.running) < self._count:
+            return 0.0
+        # Steps that have run for longer than the patience wait for something, and do not count.
+        last = islice(reversed(self.running.values()), self._count - 1, None)
+        return next(last) + self._patience_s
 
 
 class TaskQueue:
     """Tasks in the order of their steps; its methods need the lock of its host.
 
     Args:
-        patience_s: time after which a running step counts as one that waits.
+        places: number of steps of each kind that run at once, unless some of them wait.
     """
 
-    def __init__(self, most_running: int, patience_s: float = _PATIENCE_S) -> None:
-        self._most_running = most_running
-        self._patience_s = patience_s
-        self._ready: deque[Task] = deque()
+    def __init__(self, places: int = _PLACES) -> None:
+        self._quick, self._slow = _Places(places, _PATIENCE_S), _Places(places, _SLOW_PATIENCE_S)
         # Times of tasks that wait. A task may have several; only its `due_s` counts.
         self._times: list[tuple[float, int, Task]] = []
         self._order = count()
-        # The tasks whose steps are running, and the times at which they began: in their order.
-        self._running: dict[Task, float] = {}
-
-    @property
-    def running(self) -> int:
-        """Number of steps that are running."""
-        return len(self._running)
 
     def make_ready(self, task: Task) -> bool:
         """Let a step be called soon; return False if that changes nothing now."""
@@ -109,25 +130,31 @@ class TaskQueue:
             return False
         task.is_ready, task.due_s = True, NEVER
         # Its earlier time stays in the heap: it is passed over there, as it is not `due_s`.
-        self._ready.append(task)
+        (self._quick if task.is_quick else self._slow).ready.append(task)
         return True
 
     def take(self, now_s: float) -> Task | None:
         """Return the task whose step is next, which counts as running; None if there is none."""
-        self._take_times(now_s)
-        while self._ready and self._free_s <= now_s:
-            task = self._ready.popleft()
-            task.is_ready = False
-            if not task.removed:
-                task.running_in = threading.get_ident()
-                self._running[task] = now_s
-                return task
+        times = self._times
+        while times and times[0][0] <= now_s:
+            due_s, _, task = heappop(times)
+            if task.due_s == due_s:
+                self.make_ready(task)
+        for places in (self._quick, self._slow):
+            while places.free_s <= now_s:
+                task = places.ready.popleft()
+                task.is_ready = False
+                if not task.removed:
+                    task.running_in = threading.get_ident()
+                    places.running[task] = now_s
+                    return task
         return None
 
     def finish(self, task: Task, until_s: float, now_s: float) -> None:
         """Take note of the end of a step that has nothing to do until a time."""
         task.running_in = None
-        del self._running[task]
+        for places in (self._quick, self._slow):  # the step may have changed its kind
+            places.running.pop(task, None)
         if task.woken or until_s <= now_s:
             task.woken = False
             self.make_ready(task)
@@ -140,23 +167,7 @@ class TaskQueue:
         while self._times and self._times[0][0] != self._times[0][2].due_s:
             heappop(self._times)
         next_s = self._times[0][0] if self._times else NEVER
-        return min(next_s, self._free_s) if self._ready else next_s
-
-    @property
-    def _free_s(self) -> float:
-        """The time from which on one more step may run."""
-        if len(self._running) < self._most_running:
-            return 0.0
-        # Steps that have run for longer than the patience wait for something, and do not count.
-        last = islice(reversed(self._running.values()), self._most_running - 1, None)
-        return next(last) + self._patience_s
-
-    def _take_times(self, now_s: float) -> None:
-        times = self._times
-        while times and times[0][0] <= now_s:
-            due_s, _, task = heappop(times)
-            if task.due_s == due_s:
-                self.make_ready(task)
+        return min(next_s, self._quick.free_s, self._slow.free_s)
 
 
 class _Worker(threading.Thread):
@@ -179,29 +190,26 @@ class Scheduler:
 
     While steps wait for long, there are more threads, so that a task waits for no other one, but
     never more than tasks. A step that has failed is tried again a second later.
+
+    Args:
+        places: as for `TaskQueue`.
     """
 
     def __init__(
-        self,
-        workers: int,
-        *,
-        patience_s: float = _PATIENCE_S,
-        name: str = "delaylevel",
-        now_s: Callable[[], float] = time.monotonic,
+        self, places: int = _PLACES, *, now_s: Callable[[], float] = time.monotonic
     ) -> None:
-        self._regular = workers
+        self._regular = 2 * places
         self._most = NEVER  # limit of threads, once no more can be started
-        self._name = name
         self._now_s = now_s
         self._lock = threading.Lock()
         self._ended = threading.Condition(self._lock)  # a step of a task that is being removed
-        self._queue = TaskQueue(workers, patience_s)
+        self._queue = TaskQueue(places)
         self._numbers = count(1)
         self._workers: set[_Worker] = set()
         self._idle: list[_Worker] = []  # without the leader
         self._leader: _Worker | None = None
         self._coming = 0  # threads that were called and have not looked yet
-        self._latest: Task | None = None  # the task whose step has begun last, until it ends
+        self._latest: Task | None = None  # the quick task that has begun last, until it ends
         self._begun_s = -NEVER
         self._closed = False
 
@@ -210,23 +218,17 @@ class Scheduler:
         """Number of threads now."""
         return len(self._workers)
 
-    def add(self, step: Callable[[], float], name: str) -> Task:
-        """Call a step now and again.
+    def task(self, step: Callable[[], float], name: str) -> Task:
+        """Return a task whose step is called once it is woken.
 
         Args:
             step: function that returns the monotonic time, in s, until which it has nothing to do:
                 `NEVER` if it waits for `Task.wake`, `AT_ONCE` if there is more to do now.
         """
-        task = self.task(step, name)
-        task.wake()
-        return task
-
-    def task(self, step: Callable[[], float], name: str) -> Task:
-        """Return a task whose step is called once it is woken; arguments as for `add`."""
-        return Task(step, name, self._wake)
+        return Task(step, name, self)
 
     def remove(self, task: Task) -> None:
-        """Call a step no more, and wait for its end unless it is the caller itself."""
+        """End a task: see `Task.end`."""
         with self._lock:
             task.removed = True
             if task.running_in != threading.get_ident():
@@ -245,7 +247,8 @@ class Scheduler:
             if worker is not threading.current_thread():
                 worker.join()
 
-    def _wake(self, task: Task) -> None:
+    def wake(self, task: Task) -> None:
+        """Call the step of a task soon: see `Task.wake`."""
         with self._lock:
             if self._queue.make_ready(task):
                 self._provide(self._now_s())
@@ -265,7 +268,7 @@ class Scheduler:
             self._leader = None
             self._call(leader)
         elif len(self._workers) < self._most:
-            worker = _Worker(self._work, f"{self._name}-{next(self._numbers)}")
+            worker = _Worker(self._work, f"delaylevel-step-{next(self._numbers)}")
             try:
                 worker.start()
             except RuntimeError:
@@ -301,12 +304,16 @@ class Scheduler:
                     if not self._wait(worker, now_s):
                         break
                     continue
-                self._latest, self._begun_s = task, now_s
+                if task.is_quick:
+                    self._latest, self._begun_s = task, now_s
                 # The step may take long: another thread has to come for what else is there to do.
                 self._provide(now_s)
                 self._lock.release()
                 try:
-                    until_s = self._step(task)
+                    until_s = task.step()
+                except Exception as error:
+                    log.error("%s", task.name, exc_info=error)
+                    until_s = self._now_s() + _AFTER_ERROR_S
                 finally:
                     self._lock.acquire()
                 self._queue.finish(task, until_s, self._now_s())
@@ -315,18 +322,6 @@ class Scheduler:
                 if task.removed:
                     self._ended.notify_all()
             self._workers.discard(worker)
-
-    def _step(self, task: Task) -> float:
-        try:
-            return task.step()
-        except Exception as error:
-            log.error("%s", task.name, exc_info=error)
-            return self._now_s() + _AFTER_ERROR_S
-
-    def _guard_s(self, now_s: float) -> float:
-        """Return the time until which an idle thread waits: one looks while steps begin."""
-        end_s = self._begun_s + _GRACE_S
-        return NEVER if end_s <= now_s or self._is_watched(end_s) else end_s
 
     def _wait(self, worker: _Worker, now_s: float) -> bool:
         """Wait for something to do, without the lock; return False to end the thread."""
@@ -340,7 +335,11 @@ class Scheduler:
             self._leader, worker.until_s = worker, watch_s
         else:
             worker.is_spare = len(self._workers) > self._regular + 1
-            worker.until_s = now_s + _SPARE_S if worker.is_spare else self._guard_s(now_s)
+            # One thread without a step looks while steps begin.
+            guard_s = self._begun_s + _GRACE_S
+            if guard_s <= now_s or self._is_watched(guard_s):
+                guard_s = NEVER
+            worker.until_s = now_s + _SPARE_S if worker.is_spare else guard_s
             self._idle.append(worker)
         timeout_s = min(max(worker.until_s - now_s, 0.0), threading.TIMEOUT_MAX)
         self._lock.release()
@@ -358,58 +357,3 @@ class Scheduler:
                 worker.signal.acquire()
             self._coming -= 1
         return True
-
-
-class Lanes:
-    """The two schedulers of a process, which have no threads before their first tasks.
-
-    Attributes:
-        quick: for steps that come at their time and do not wait, unless something is wrong.
-        slow: for steps that open, read or close something, and wait for the broker meanwhile.
-    """
-
-    def __init__(self) -> None:
-        self.quick = Scheduler(_QUICK, name="delaylevel-quick")
-        self.slow = Scheduler(_SLOW, patience_s=_SLOW_PATIENCE_S, name="delaylevel-slow")
-
-    def close(self) -> None:
-        """Close both, as `Scheduler.close` does."""
-        self.quick.close()
-        self.slow.close()
-
-
-class LaneTask:
-    """A task that is in one of two lanes at a time; its step decides in which."""
-
-    def __init__(self, step: Callable[[], float], lane: Scheduler, name: str) -> None:
-        self._step = step
-        self._name = name
-        self._lane = lane
-        self._task = lane.task(step, name)
-        self._lock = threading.Lock()
-        self._ended = False
-
-    def wake(self) -> None:
-        """Call the step soon; thread-safe."""
-        self._task.wake()
-
-    def move(self, lane: Scheduler, until_s: float = AT_ONCE) -> float:
-        """Continue in a lane. To be called at the end of the step, which returns the result.
-
-        Args:
-            until_s: the time of the next step if it is in the same lane; otherwise it comes soon.
-        """
-        with self._lock:
-            if lane is self._lane or self._ended:
-                return until_s
-            self._lane.remove(self._task)
-            self._lane, self._task = lane, lane.task(self._step, self._name)
-        # A wake before this one may have reached the task in the other lane.
-        self._task.wake()
-        return NEVER
-
-    def end(self) -> None:
-        """Call the step no more, and wait for its end unless it is the caller itself."""
-        with self._lock:
-            self._ended = True
-        self._lane.remove(self._task)

@@ -25,7 +25,7 @@ from delaylevel.cluster.failures import error_name, translate_errors
 from delaylevel.cluster.locks import PartitionLock
 from delaylevel.cluster.logs import RepeatedWarning
 from delaylevel.cluster.own_producers import DeadLetterTopic, Outgoing
-from delaylevel.cluster.scheduler import AT_ONCE, NEVER, Lanes, LaneTask
+from delaylevel.cluster.scheduler import AT_ONCE, NEVER, Scheduler
 from delaylevel.cluster.targets.pool import TargetPool
 from delaylevel.dispatcher.cancellations import UNCLEAR_MS, RecentReleases
 from delaylevel.dispatcher.journal.records import LowWatermark, entry_of, pack
@@ -609,20 +609,20 @@ class OwnerTask:
         self,
         owner: PartitionOwner,
         clock: Clock,
-        lanes: Lanes,
+        scheduler: Scheduler,
         on_end: Callable[[], object] = lambda: None,
     ) -> None:
         self.owner = owner
         self.events, self.stats = owner.events, owner.stats
         self.failure: Exception | None = None
         self._clock = clock
-        self._lanes = lanes
+        self._scheduler = scheduler
         self._on_end = on_end
         self._opened = contextlib.ExitStack()
         self._stopping = threading.Event()
         self._ended = threading.Event()
         self._phase: Callable[[], float] = self._take_over
-        self._task = LaneTask(self._step, lanes.slow, f"owner {owner.topic}")
+        self._task = scheduler.task(self._step, f"owner {owner.topic}")
         self.events.on_event = self._task.wake
         self._next_cycle_s = 0.0
         # The present wait: its end, and the time of the next due message, which may be sent before
@@ -662,8 +662,8 @@ class OwnerTask:
             until_s = self._begin(self._close)
         if self._ended.is_set():
             return NEVER
-        is_quick = self._phase == self._serve and self.owner.caught_up
-        return self._task.move(self._lanes.quick if is_quick else self._lanes.slow, until_s)
+        self._task.is_quick = self._phase == self._serve and self.owner.caught_up
+        return until_s
 
     def _begin(self, phase: Callable[[], float]) -> float:
         self._phase = phase
@@ -677,7 +677,6 @@ class OwnerTask:
 
     def _read(self, fetcher: Fetcher) -> None:
         """Read the window partition ahead, in a task of its own."""
-        lanes = self._lanes
 
         def read() -> float:
             try:
@@ -685,9 +684,10 @@ class OwnerTask:
             except Exception as error:
                 fetcher.put(error)
                 return NEVER
-            return task.move(lanes.slow if fetcher.waits_for_broker else lanes.quick, until_s)
+            task.is_quick = not fetcher.waits_for_broker
+            return until_s
 
-        task = LaneTask(read, lanes.slow, f"fetcher {fetcher.topic}")
+        task = self._scheduler.task(read, f"fetcher {fetcher.topic}")
         fetcher.wake = task.wake
         self._opened.callback(fetcher.close)
         self._opened.callback(task.end)

@@ -22,7 +22,7 @@ from delaylevel.cluster.locks import PartitionLock
 from delaylevel.cluster.logs import RepeatedWarning
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.rules import advised
-from delaylevel.cluster.scheduler import NEVER, Lanes, Task
+from delaylevel.cluster.scheduler import NEVER, Scheduler, Task
 from delaylevel.cluster.targets.pool import clients_of_targets
 from delaylevel.cluster.threads import BackgroundWork
 from delaylevel.errors import (
@@ -233,7 +233,7 @@ class Dispatcher:
             a connection of its own, and a throttled one delays no other. By default a
             :class:`delaylevel.DelayLevelClient` makes more of its kind, and all targets share the
             connection of any other client.
-        lanes: schedulers of the process, which are not closed here; its own ones by default.
+        scheduler: that of the process, which is not closed here; its own one by default.
         processes: further processes that share the work, started and watched by this one.
 
     Attributes:
@@ -253,7 +253,7 @@ class Dispatcher:
         settings: DispatchSettings,
         clock: Clock | None = None,
         target_client: Callable[[], Any] | None = None,
-        lanes: Lanes | None = None,
+        scheduler: Scheduler | None = None,
         processes: Processes | None = None,
     ) -> None:
         self._client = client
@@ -268,8 +268,8 @@ class Dispatcher:
         target_client = target_client or getattr(client, "another", None)
         self._client_of = self._opened.enter_context(clients_of_targets(client, target_client))
         self._background = BackgroundWork()
-        self._lanes = Lanes() if lanes is None else lanes
-        self._own_lanes = self._lanes if lanes is None else None
+        self._scheduler = scheduler or Scheduler()
+        self._own_scheduler = self._scheduler if scheduler is None else None
         self._opened.callback(self._background.join)
         self._admin = admin
         self._settings = settings
@@ -455,8 +455,8 @@ class Dispatcher:
             self._revoke([(topic, index) for topic in self._topics for index in topic.owners])
             for topic in self._topics:
                 topic.membership.close()
-            if self._own_lanes is not None:
-                self._own_lanes.close()
+            if self._own_scheduler is not None:
+                self._own_scheduler.close()
             self._opened.close()
             shutil.rmtree(self._directory, ignore_errors=True)
             self.processes.join()
@@ -484,7 +484,7 @@ class Dispatcher:
 
     def _begin(self, topic: ServedTopic) -> None:
         """Look at a level topic now and then: a task, so that none waits for another's broker."""
-        task = self._lanes.slow.task(partial(self._look, topic), topic.description.topic)
+        task = self._scheduler.task(partial(self._look, topic), topic.description.topic)
         topic.task = task
         topic.descriptions.ask = task.wake
         task.wake()
@@ -492,7 +492,7 @@ class Dispatcher:
     def _end(self, topic: ServedTopic) -> None:
         """Look at a level topic no more."""
         if topic.task is not None:
-            self._lanes.slow.remove(topic.task)
+            topic.task.end()
 
     def _look(self, topic: ServedTopic) -> float:
         """Look at a level topic; return the time of the next look."""
@@ -600,7 +600,7 @@ class Dispatcher:
             self._client_of,
         )
         assert topic.task is not None
-        task = OwnerTask(owner, self._clock, self._lanes, topic.task.wake)
+        task = OwnerTask(owner, self._clock, self._scheduler, topic.task.wake)
         with self._lock:
             topic.owners[index] = task
         topic.lost.discard(index)

@@ -14,7 +14,7 @@ from delaylevel.cluster.failures import may_pass, translate_errors
 from delaylevel.cluster.logs import RepeatedWarning
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.rules import advised
-from delaylevel.cluster.scheduler import AT_ONCE, NEVER, Lanes, LaneTask
+from delaylevel.cluster.scheduler import AT_ONCE, NEVER, Scheduler, Task
 from delaylevel.cluster.threads import in_parallel
 from delaylevel.errors import AlreadyRunningError, BrokerError, LevelTopicError, NotFoundError
 from delaylevel.model.clock import Clock, SystemClock
@@ -113,7 +113,7 @@ class TopicTask:
         self._explain = explain
         self._stopping = threading.Event()
         self._ended = threading.Event()
-        self._task: LaneTask | None = None
+        self._task: Task | None = None
         self._mover: LocalMover | None = None
         # Time at which the lock counts as lost, while its consumers are not connected.
         self._lost_s: float | None = None
@@ -128,9 +128,9 @@ class TopicTask:
         with self._lock:
             return self._stats.copy()
 
-    def start(self, lanes: Lanes) -> None:
+    def start(self, scheduler: Scheduler) -> None:
         """Begin to serve, in the threads of the process."""
-        self._task = LaneTask(self._step, lanes.slow, f"mover {self.description.topic}")
+        self._task = scheduler.task(self._step, f"mover {self.description.topic}")
         self._task.wake()
 
     def stop(self) -> None:
@@ -282,7 +282,7 @@ class MoverService:
     topic; the others are on standby, and take over if it ends, dies or hangs.
 
     Args:
-        lanes: schedulers of the process, which are not closed here.
+        scheduler: that of the process, which is not closed here.
         trigger_ms: time between two passes, in ms; by default a fifth of the shortest lead.
 
     Attributes:
@@ -297,14 +297,14 @@ class MoverService:
         self,
         client: Any,
         admin: TopicAdmin,
-        lanes: Lanes,
+        scheduler: Scheduler,
         *,
         trigger_ms: int | None = None,
         target_client: Callable[[], Any] | None = None,
     ) -> None:
         self._client = client
         self._admin = admin
-        self._lanes = lanes
+        self._scheduler = scheduler
         self._trigger_ms = trigger_ms
         self._clock = SystemClock()
         self._target_client = target_client
@@ -338,7 +338,7 @@ class MoverService:
         with self._lock:
             self._tasks[description.topic] = task
         if self._started:
-            task.start(self._lanes)
+            task.start(self._scheduler)
 
     def remove(self, topic: str) -> None:
         """Stop serving a level topic."""
@@ -351,7 +351,7 @@ class MoverService:
         """Start to serve, in the threads of the process."""
         self._started = True
         for task in list(self._tasks.values()):
-            task.start(self._lanes)
+            task.start(self._scheduler)
 
     def stop(self) -> None:
         """Request the end; safe in a signal handler and from any thread."""

@@ -15,7 +15,7 @@ from delaylevel.cluster.failures import translate_errors
 from delaylevel.cluster.logs import silent
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.rest.admin import Admin
-from delaylevel.cluster.scheduler import Lanes
+from delaylevel.cluster.scheduler import Scheduler
 from delaylevel.dispatcher import Dispatcher, DispatchSettings
 from delaylevel.dispatcher.processes import Processes
 from delaylevel.dispatcher.service import PAUSES, check_dispatched
@@ -80,12 +80,12 @@ class LocalService:
         self._stopping = threading.Event()
         self._closing = ExitStack()
         # Movers and window partitions share the threads.
-        self._lanes = self._closing.enter_context(closing(Lanes()))
+        self._scheduler = self._closing.enter_context(closing(Scheduler()))
         try:
             with translate_errors():
                 client = self._closing.enter_context(closing(open_client()))
                 self._movers = MoverService(
-                    client, admin, self._lanes, trigger_ms=trigger_ms, target_client=open_client
+                    client, admin, self._scheduler, trigger_ms=trigger_ms, target_client=open_client
                 )
                 self._roster = self._movers.roster = roster.Roster(
                     admin, level_topics, self._serve, namespace
@@ -221,7 +221,7 @@ class LocalService:
                 (),
                 self._settings,
                 target_client=self._open_client,
-                lanes=self._lanes,
+                scheduler=self._scheduler,
                 processes=self._processes,
             )
         return self._dispatcher

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from delaylevel.cluster.scheduler import Lanes
+from delaylevel.cluster.scheduler import Scheduler
 from delaylevel.mover.local import LocalMover
 from delaylevel.mover.service import MoverService, movable
 
@@ -109,12 +109,12 @@ class Serving(Background):
 @contextmanager
 def serving_movers(client: Any, admin: Any, level_topic: str) -> Iterator[MoverService]:
     """Run the movers of a service, without its dispatcher."""
-    lanes = Lanes()
-    movers = MoverService(client, admin, lanes, trigger_ms=100)
+    scheduler = Scheduler()
+    movers = MoverService(client, admin, scheduler, trigger_ms=100)
     movers.add(movable(admin, level_topic))
     movers.start()
     try:
         yield movers
     finally:
         movers.close()
-        lanes.close()
+        scheduler.close()

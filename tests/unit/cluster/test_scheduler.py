@@ -11,27 +11,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delaylevel.cluster.scheduler import (
-    AT_ONCE,
-    NEVER,
-    LaneTask,
-    Scheduler,
-    Task,
-    TaskQueue,
-    _Worker,
-)
+from delaylevel.cluster.scheduler import AT_ONCE, NEVER, Scheduler, Task, TaskQueue, _Worker
 from support.seeds import examples
 
 TIMEOUT_S = 30
+
+
+PATIENCE_S = {True: 0.05, False: 0.5}  # of quick steps, and of those that may wait
+PLACES, TASKS = 2, 7
 
 
 class Expected:
     """A model of a queue of tasks, by their numbers."""
 
     def __init__(self) -> None:
+        self.quick = [False] * TASKS
         self.ready: list[int] = []
         self.due: dict[int, float] = {}
-        self.running: dict[int, float] = {}  # the begin of each step
+        self.running: dict[int, tuple[bool, float]] = {}  # kind and begin of each step
         self.woken: set[int] = set()
         self.removed: set[int] = set()
 
@@ -54,40 +51,44 @@ class Expected:
         for task in sorted(self.due, key=self.due.__getitem__):
             if self.due[task] <= now_s:
                 self.wake(task)
-        # A step that has run for too long gives its place to others.
-        places = MOST - sum(begun_s + PATIENCE_S > now_s for begun_s in self.running.values())
-        while self.ready and places > 0:
-            task = self.ready.pop(0)
-            if task not in self.removed:
-                self.running[task] = now_s
-                return task
+        for kind in (True, False):
+            # A step that has run for too long gives its place to others of its kind.
+            begun = [at_s for quick, at_s in self.running.values() if quick is kind]
+            places = PLACES - sum(at_s + PATIENCE_S[kind] > now_s for at_s in begun)
+            for task in [each for each in self.ready if self.quick[each] is kind]:
+                if places <= 0:
+                    break
+                self.ready.remove(task)
+                if task not in self.removed:
+                    self.running[task] = kind, now_s
+                    return task
         return None
 
 
-MOST, PATIENCE_S, TASKS = 2, 1.0, 5
 tasks = st.integers(0, TASKS - 1)
-times = st.sampled_from([AT_ONCE, 0.5, 1.0, 7.0, NEVER])
+times = st.sampled_from([AT_ONCE, 0.02, 0.3, 1.0, NEVER])
 steps = st.one_of(
     st.tuples(st.just("take")),
     st.tuples(st.just("wake"), tasks),
-    st.tuples(st.just("finish"), tasks, times),
-    st.tuples(st.just("wait"), st.sampled_from([0.1, 0.5, 1.0, 5.0])),
+    st.tuples(st.just("finish"), tasks, times, st.booleans()),
+    st.tuples(st.just("wait"), st.sampled_from([0.02, 0.05, 0.3, 0.5])),
     st.tuples(st.just("remove"), tasks),
 )
 
 
 @examples(80)
-@given(st.lists(steps, max_size=50))
+@given(st.lists(steps, max_size=60))
 def test_a_queue_takes_each_task_when_it_is_due_or_was_woken(
     happens: list[tuple[Any, ...]],
 ) -> None:
     """In their order, never twice at once, and after a wake during a step once more."""
-    queue, expected, now_s = TaskQueue(MOST, PATIENCE_S), Expected(), 100.0
-    made = [Task(lambda: NEVER, str(number), queue.make_ready) for number in range(TASKS)]
+    queue, expected, now_s = TaskQueue(PLACES), Expected(), 100.0
+    nobody: Any = None
+    made = [Task(lambda: NEVER, str(number), nobody) for number in range(TASKS)]
     for kind, *values in happens:
         task, *more = values or (0,)
         if kind == "wake":
-            made[task].wake()
+            queue.make_ready(made[task])
             expected.wake(task)
         elif kind == "remove":
             made[task].removed = True
@@ -97,12 +98,12 @@ def test_a_queue_takes_each_task_when_it_is_due_or_was_woken(
             now_s += task
         elif kind == "finish" and task in expected.running:
             until_s = more[0] and now_s + more[0]
+            made[task].is_quick = expected.quick[task] = more[1]
             queue.finish(made[task], until_s, now_s)
             expected.finish(task, until_s, now_s)
         elif kind == "take":
             wanted = expected.take(now_s)
             assert queue.take(now_s) is (None if wanted is None else made[wanted])
-            assert queue.running == len(expected.running)
             if wanted is None and expected.ready:  # it waits for a place
                 now_s = queue.next_s()
                 assert expected.take(now_s - 0.001) is None
@@ -114,7 +115,7 @@ def test_a_queue_takes_each_task_when_it_is_due_or_was_woken(
 
 @pytest.fixture
 def scheduler() -> Iterator[Scheduler]:
-    scheduler = Scheduler(2, name="test")
+    scheduler = Scheduler(2)
     yield scheduler
     scheduler.close()
     assert scheduler.threads == 0
@@ -160,7 +161,7 @@ def test_steps_wait_for_each_other_if_no_more_threads_can_be_started(
     blocked = [Steps() for _ in range(20)]
     for each in blocked:
         each.go_on.clear()
-        scheduler.add(each, "blocked")
+        scheduler.task(each, "blocked").wake()
     for each in blocked[:6]:
         each.wait()
     assert scheduler.threads == 6
@@ -173,12 +174,13 @@ def test_steps_wait_for_each_other_if_no_more_threads_can_be_started(
 def test_removing_waits_for_the_running_step(scheduler: Scheduler) -> None:
     steps = Steps(lambda: AT_ONCE)
     steps.go_on.clear()
-    task = scheduler.add(steps, "held")
+    task = scheduler.task(steps, "held")
+    task.wake()
     steps.wait()
     removed = threading.Event()
 
     def remove() -> None:
-        scheduler.remove(task)
+        task.end()
         removed.set()
 
     remover = threading.Thread(target=remove)
@@ -189,7 +191,7 @@ def test_removing_waits_for_the_running_step(scheduler: Scheduler) -> None:
     remover.join()
     assert steps.at_once == 0
     task.wake()
-    scheduler.add(after := Steps(), "after")
+    scheduler.task(after := Steps(), "after").wake()
     after.wait()
     assert not steps.begun.acquire(blocking=False)
 
@@ -203,7 +205,8 @@ def test_an_error_is_reported_and_the_step_tried_again(caplog: pytest.LogCapture
         tries.release()
         raise ValueError("no disk")
 
-    task = scheduler.add(step, "failing")
+    task = scheduler.task(step, "failing")
+    task.wake()
     assert tries.acquire(timeout=TIMEOUT_S)
     now_s = 2.0
     task.wake()
@@ -213,42 +216,24 @@ def test_an_error_is_reported_and_the_step_tried_again(caplog: pytest.LogCapture
     assert "ValueError: no disk" in caplog.text
 
 
-class Mover:
-    """A task that changes its lane at each of its first steps, and is woken all the time."""
+def test_a_task_that_changes_its_kind_misses_no_wake(scheduler: Scheduler) -> None:
+    at_once, wanted, done, most_at_once = 0, 0, 0, 0
 
-    def __init__(self, lanes: tuple[Scheduler, Scheduler], moves: int) -> None:
-        self._lanes = lanes
-        self._moves = moves
-        self._at_once = 0
-        self.most_at_once = 0
-        self.wanted = self.done = 0
-        self.task = LaneTask(self._step, lanes[0], "mover")
+    def step() -> float:
+        nonlocal at_once, most_at_once, done
+        at_once += 1
+        most_at_once = max(at_once, most_at_once)
+        done = wanted
+        task.is_quick = not task.is_quick
+        at_once -= 1
+        return NEVER
 
-    def _step(self) -> float:
-        self._at_once += 1
-        self.most_at_once = max(self._at_once, self.most_at_once)
-        self.done = self.wanted
-        self._moves -= 1
-        self._at_once -= 1
-        if self._moves < 0:
-            return NEVER
-        return self.task.move(self._lanes[self._moves % 2])
-
-
-def test_a_task_that_changes_lanes_misses_no_wake() -> None:
-    lanes = Scheduler(2), Scheduler(2)
-    mover = Mover(lanes, 300)
+    task = scheduler.task(step, "changing")
     for _ in range(2_000):
-        mover.wanted += 1
-        mover.task.wake()
+        wanted += 1
+        task.wake()
     deadline = time.monotonic() + TIMEOUT_S
-    while mover.done < mover.wanted:
+    while done < wanted:
         assert time.monotonic() < deadline
         time.sleep(0.001)
-    assert mover.most_at_once == 1
-    mover.task.end()
-    mover.wanted += 1
-    mover.task.wake()
-    for lane in lanes:
-        lane.close()
-    assert mover.done < mover.wanted
+    assert most_at_once == 1

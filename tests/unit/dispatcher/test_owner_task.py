@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from delaylevel.cluster.scheduler import Lanes
+from delaylevel.cluster.scheduler import Scheduler
 from delaylevel.dispatcher.host import WAKE, EventQueue
 from delaylevel.dispatcher.owner import OwnerTask
 from delaylevel.errors import BrokerError
@@ -110,14 +110,14 @@ class Owner:
 
 
 @pytest.fixture
-def lanes() -> Iterator[Lanes]:
-    lanes = Lanes()
-    yield lanes
-    lanes.close()
+def scheduler() -> Iterator[Scheduler]:
+    scheduler = Scheduler()
+    yield scheduler
+    scheduler.close()
 
 
-def started(owner: Owner, lanes: Lanes) -> OwnerTask:
-    task = OwnerTask(owner, SystemClock(), lanes)  # type: ignore[arg-type]
+def started(owner: Owner, scheduler: Scheduler) -> OwnerTask:
+    task = OwnerTask(owner, SystemClock(), scheduler)  # type: ignore[arg-type]
     task.start()
     return task
 
@@ -137,15 +137,17 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 
 @pytest.mark.parametrize("call", ["take_over", "take_in", "tidy_up"])
-def test_partitions_whose_broker_does_not_answer_stop_no_release(call: str, lanes: Lanes) -> None:
+def test_partitions_whose_broker_does_not_answer_stop_no_release(
+    call: str, scheduler: Scheduler
+) -> None:
     healthy = Owner()
-    tasks = [started(healthy, lanes)]
+    tasks = [started(healthy, scheduler)]
     assert healthy.arrived.wait(TIMEOUT_S)
     go_on = threading.Event()
     hanging = [Owner(call, go_on) for _ in range(40)]  # several times as many as threads
-    tasks += [started(owner, lanes) for owner in hanging]
+    tasks += [started(owner, scheduler) for owner in hanging]
     late = Owner()  # it takes over while all the others hang
-    tasks.append(started(late, lanes))
+    tasks.append(started(late, scheduler))
     for owner in hanging:
         assert owner.hanging.wait(TIMEOUT_S)
     assert late.arrived.wait(TIMEOUT_S)
@@ -160,10 +162,10 @@ def test_partitions_whose_broker_does_not_answer_stop_no_release(call: str, lane
         assert task.failure is None
 
 
-def test_a_partition_is_finished_before_it_is_closed(lanes: Lanes) -> None:
+def test_a_partition_is_finished_before_it_is_closed(scheduler: Scheduler) -> None:
     owner = Owner()
     owner.in_flight = 3
-    task = started(owner, lanes)
+    task = started(owner, scheduler)
     assert owner.arrived.wait(TIMEOUT_S)
     assert task.is_alive()
     task.stop()
@@ -175,7 +177,7 @@ def test_a_partition_is_finished_before_it_is_closed(lanes: Lanes) -> None:
 
 
 def test_a_partition_that_fails_is_closed_but_not_finished(
-    lanes: Lanes, monkeypatch: pytest.MonkeyPatch
+    scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     owner = Owner()
 
@@ -183,18 +185,18 @@ def test_a_partition_that_fails_is_closed_but_not_finished(
         raise BrokerError("fenced")
 
     monkeypatch.setattr(owner, "release", fail)
-    task = started(owner, lanes)
+    task = started(owner, scheduler)
     task.join()
     assert str(task.failure) == "fenced"
     assert owner.calls == ["take_over", "take_in", "close queue", "close"]
     assert owner.reading.is_closed
 
 
-def test_a_partition_at_rest_sees_that_the_clock_was_corrected(lanes: Lanes) -> None:
+def test_a_partition_at_rest_sees_that_the_clock_was_corrected(scheduler: Scheduler) -> None:
     owner = Owner()
     owner.next_step_ms = SystemClock().now_ms() + 3_600_000
     owner.is_settled = True
-    task = started(owner, lanes)
+    task = started(owner, scheduler)
     assert owner.arrived.wait(TIMEOUT_S)
     owner.next_step_ms = SystemClock().now_ms()
     wait_for(lambda: owner.released_ms is not None)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from delaylevel.cluster.scheduler import Lanes
+from delaylevel.cluster.scheduler import Scheduler
 from delaylevel.errors import (
     AdminError,
     AlreadyRunningError,
@@ -103,11 +103,11 @@ Serve = Callable[..., TopicTask]
 def serve(topic: LockedTopic) -> Iterator[Serve]:
     """``serve()``: start a task, which is stopped at the end."""
     tasks: list[TopicTask] = []
-    lanes = Lanes()
+    scheduler = Scheduler()
 
     def start(of: LockedTopic = topic, trigger_ms: int = 5) -> TopicTask:
         tasks.append(of.task(trigger_ms))
-        tasks[-1].start(lanes)
+        tasks[-1].start(scheduler)
         return tasks[-1]
 
     yield start
@@ -116,7 +116,7 @@ def serve(topic: LockedTopic) -> Iterator[Serve]:
     for task in tasks:
         assert task.join(60)
         assert task.stats().state == "stopped"
-    lanes.close()
+    scheduler.close()
 
 
 def reached(task: TopicTask, **values: object) -> MoverStats:
