@@ -9,9 +9,11 @@ by its redirects. A partition without an answer is not one that does not exist.
 from __future__ import annotations
 
 import copy
+import re
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from datetime import timezone
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -19,13 +21,17 @@ from urllib.parse import quote
 from delaylevel.cluster.connection.settings import Connection
 from delaylevel.cluster.port import (
     AcknowledgedRange,
+    BacklogQuota,
     BrokerSettings,
+    ConsumerStats,
     DelayedDelivery,
     LedgerInfo,
     NamespacePolicies,
     OperatorAdmin,
     PartitionStats,
+    PublisherStats,
     SchemaVersion,
+    SubscriptionStats,
     TopicMetadata,
     TopicPolicies,
 )
@@ -36,13 +42,12 @@ from delaylevel.errors import (
     BrokerUnreachableError,
     ConflictError,
     NotFoundError,
-    PermissionDeniedError,
 )
 from delaylevel.model.clock import instant_ms
+from delaylevel.model.formatting import parse_iso
 from delaylevel.model.position import Position
 from delaylevel.model.topic_name import TopicName
 
-from . import parsing as read
 from .http import Rest, RestOptions, options_of
 
 if TYPE_CHECKING:
@@ -142,6 +147,8 @@ _LIMITS = {
     "max_subscriptions": "maxSubscriptionsPerTopic",
 }
 _REFUSED = (401, 403, 404, 405)  # 405: the broker has no policies for single topics
+# A part of "[(7:1..7:3],(7:6..7:7]]": entries 2 and 3 of ledger 7.
+_RANGE = re.compile(r"\((-?\d+):(-?\d+)\.\.(-?\d+):(-?\d+)\]")
 _BUSY_TRIES = 40
 _BUSY_PAUSE_S = 0.05
 _VISIBLE_S = 10.0
@@ -183,11 +190,6 @@ class Admin(OperatorAdmin):
         options["for_service"] = for_service
         return cls(connection.admin_url, **options)
 
-    @property
-    def admin_url(self) -> str:
-        """The address given to the constructor."""
-        return self._rest.admin_url
-
     def close(self) -> None:
         """Close all connections; a later call opens new ones."""
         self._rest.close()
@@ -211,27 +213,12 @@ class Admin(OperatorAdmin):
 
     # --- the cluster -----------------------------------------------------------------------
 
-    def health(self) -> bool:
-        """Return true if the broker can store and deliver messages now.
-
-        Raises:
-            BrokerUnreachableError: there is no answer.
-            PermissionDeniedError: the broker answers superusers only.
-        """
-        try:
-            self._rest.request("GET", "brokers/health", retry=False)
-        except PermissionDeniedError:
-            raise
-        except AdminError:
-            return False
-        return True
-
     def version(self) -> str:
         """Return the broker's version, e.g. ``4.0.8``."""
         return self._rest.request("GET", "brokers/version").data.decode().strip().strip('"')
 
     def broker_settings(self) -> BrokerSettings:
-        return read.broker_settings(self._get_if("brokers/configuration/runtime", _REFUSED) or {})
+        return _broker_settings(self._get_if("brokers/configuration/runtime", _REFUSED) or {})
 
     def runtime_configuration(self) -> dict[str, str]:
         """Return all settings of the running broker.
@@ -254,12 +241,19 @@ class Admin(OperatorAdmin):
         value = self._get_if(f"{topic.rest_path}/delayedDelivery", (405,), applied="true")
         if not value:
             value = self._rest.get(f"namespaces/{_namespace(topic.namespace_path)}/delayedDelivery")
-        return read.delayed_delivery(value) if value else None
+        if not value:
+            return None
+        return DelayedDelivery(  # brokers omit fields that they do not know
+            active=bool(value["active"]),
+            tick_ms=int(value["tickTime"]),
+            max_delay_ms=int(value.get("maxDeliveryDelayInMillis") or 0),
+            fixed_delay_ms=int(value.get("fixedDeliveryDelayInMillis") or 0),
+        )
 
     # --- namespaces ------------------------------------------------------------------------
 
     def namespace_policies(self, namespace: str) -> NamespacePolicies:
-        return read.namespace_policies(self._rest.get(f"namespaces/{_namespace(namespace)}"))
+        return _namespace_policies(self._rest.get(f"namespaces/{_namespace(namespace)}"))
 
     def list_topics(self, namespace: str) -> list[TopicName]:
         """Return all partitions and all non-partitioned topics of a namespace, sorted."""
@@ -350,7 +344,9 @@ class Admin(OperatorAdmin):
             value = self._get_if(f"namespaces/{namespace}/retention", _REFUSED)
         if not value:
             value = self._get_if("brokers/configuration/runtime", _REFUSED) or {}
-        return read.retains(value)
+        age = value.get("retentionTimeInMinutes", value.get("defaultRetentionTimeInMinutes", 0))
+        size = value.get("retentionSizeInMB", value.get("defaultRetentionSizeInMB", 0))
+        return int(age) != 0 and int(size) != 0
 
     def max_message_size(self, topic: TopicName) -> int | None:
         return int(self._get_if(f"{topic.rest_path}/maxMessageSize", _REFUSED) or 0) or None
@@ -414,11 +410,11 @@ class Admin(OperatorAdmin):
         self._rest.delete(path, force="true" if force else "false")
 
     def partition_stats(self, partition: TopicName) -> PartitionStats:
-        return read.partition_stats(self._rest.get(f"{partition.rest_path}/stats", **_STATS))
+        return _partition_stats(self._rest.get(f"{partition.rest_path}/stats", **_STATS))
 
     def partitioned_stats(self, topic: TopicName) -> dict[int, PartitionStats]:
         found = self._reports.read(topic, _STATS)
-        return {index: read.partition_stats(stats) for index, stats in found.items()}
+        return {index: _partition_stats(stats) for index, stats in found.items()}
 
     def messages_in(self, topic: TopicName) -> dict[TopicName, int]:
         """Return the number of messages published to each partition since the broker opened it.
@@ -449,12 +445,12 @@ class Admin(OperatorAdmin):
         return dict(self._rest.get(f"{partition.rest_path}/internalStats"))
 
     def ledgers(self, partition: TopicName) -> list[LedgerInfo]:
-        return read.ledgers(self.internal_stats(partition))
+        return _ledgers(self.internal_stats(partition))
 
     def contents(self, partition: TopicName) -> tuple[list[LedgerInfo], int]:
         """Return a partition's ledgers, and its number of entries since the broker opened it."""
         value = self.internal_stats(partition)
-        return read.ledgers(value), int(value.get("entriesAddedCounter", 0))
+        return _ledgers(value), int(value.get("entriesAddedCounter", 0))
 
     def mark_delete_position(self, partition: TopicName, subscription: str) -> Position:
         return Position.parse(self._cursor(partition, subscription)["markDeletePosition"])
@@ -462,8 +458,10 @@ class Admin(OperatorAdmin):
     def acknowledged_ranges(
         self, partition: TopicName, subscription: str
     ) -> tuple[AcknowledgedRange, ...]:
-        return read.acknowledged_ranges(
-            self._cursor(partition, subscription).get("individuallyDeletedMessages", "")
+        text = self._cursor(partition, subscription).get("individuallyDeletedMessages", "")
+        return tuple(
+            AcknowledgedRange(int(ledger), int(before) + 1 if ledger == first else 0, int(last))
+            for first, before, ledger, last in _RANGE.findall(text)
         )
 
     def _cursor(self, partition: TopicName, subscription: str) -> Mapping[str, Any]:
@@ -475,7 +473,7 @@ class Admin(OperatorAdmin):
         return found
 
     def last_message_id(self, partition: TopicName) -> Position | None:
-        position = read.position(self._rest.get(f"{partition.rest_path}/lastMessageId"))
+        position = _position(self._rest.get(f"{partition.rest_path}/lastMessageId"))
         return position if position.entry >= 0 else None
 
     def open_transaction_at(self, partition: TopicName) -> Position | None:
@@ -485,11 +483,11 @@ class Admin(OperatorAdmin):
         path = partition.rest_path.removeprefix("persistent/")
         path = f"transactions/transactionBufferStats/{path}"
         answer = self._rest.request("GET", path, api="v3")
-        return read.text_position(answer.json()["maxReadPosition"]).next_entry
+        return Position.parse(answer.json()["maxReadPosition"]).next_entry
 
     def message_id_at(self, partition: TopicName, publish_ms: int) -> Position | None:
         path = f"{partition.rest_path}/messageid/{max(publish_ms, 0)}"
-        position = read.position(self._rest.get(path)).entry_start
+        position = _position(self._rest.get(path)).entry_start
         # Past the end the broker returns the position of the next message.
         last = self.last_message_id(partition)
         return position if last is not None and position <= last else None
@@ -502,7 +500,16 @@ class Admin(OperatorAdmin):
             value = self._rest.get(f"schemas/{path}/schemas")
         except NotFoundError:
             return []
-        return read.schema_versions(value)
+        versions = [
+            SchemaVersion(
+                type=item["type"],
+                definition=item.get("data") or "",
+                version=int(item["version"]),
+                properties=item.get("properties") or {},
+            )
+            for item in value["getSchemaResponses"]
+        ]
+        return sorted(versions, key=lambda schema: schema.version)
 
     def _get_if(self, path: str, refused: tuple[int, ...], **query: str) -> Any:
         """Return an answer; None if its status is one of ``refused``."""
@@ -516,3 +523,149 @@ class Admin(OperatorAdmin):
 
 def _namespace(namespace: str) -> str:
     return "/".join(quote(part, safe="") for part in namespace.split("/"))
+
+
+# --- values of the port from the answers ----------------------------------------------------
+
+
+def _broker_settings(value: Mapping[str, str]) -> BrokerSettings:
+    """Read the runtime configuration; all its values are strings."""
+    policies = (_flag(value, "topicLevelPoliciesEnabled"), _flag(value, "systemTopicEnabled"))
+    return BrokerSettings(
+        cluster=value.get("clusterName") or None,
+        topic_policies=None if None in policies else all(policies),
+        max_partitions=_number(value, "maxNumPartitionsPerPartitionedTopic"),
+        subscription_expiration_min=_number(value, "subscriptionExpirationTimeMinutes"),
+        backlog_quotas=_default_quotas(value),
+        encryption_required=_flag(value, "encryptionRequireOnProducer"),
+        authorization=_flag(value, "authorizationEnabled"),
+        subscription_types=frozenset(_words(value.get("subscriptionTypesEnabled", ""))) or None,
+        max_producers=_number(value, "maxProducersPerTopic"),
+    )
+
+
+def _namespace_policies(value: Mapping[str, Any]) -> NamespacePolicies:
+    """Read the policies of a namespace; omit quotas that limit nothing."""
+    quotas = []
+    for kind, quota in (value.get("backlog_quota_map") or {}).items():
+        size, age = quota.get("limitSize", -1), quota.get("limitTime", -1)
+        by_size = kind == "destination_storage"
+        if size >= 0 if by_size else age > 0:
+            quotas.append(
+                BacklogQuota(
+                    type=kind,
+                    limit_bytes=size if by_size else None,
+                    limit_s=None if by_size else age,
+                    policy=str(quota.get("policy", "")),
+                )
+            )
+    return NamespacePolicies(
+        subscription_expiration_min=value.get("subscription_expiration_time_minutes"),
+        backlog_quotas=tuple(sorted(quotas, key=lambda quota: quota.type)),
+        replication_clusters=frozenset(value.get("replication_clusters") or ()),
+        encryption_required=bool(value.get("encryption_required")),
+        subscription_prefix=value.get("subscription_auth_mode") == "Prefix",
+        subscription_types=frozenset(value.get("subscription_types_enabled") or ()) or None,
+        max_producers=value.get("max_producers_per_topic"),
+    )
+
+
+def _ledgers(value: Mapping[str, Any]) -> list[LedgerInfo]:
+    """Read the ledgers of a partition's internal statistics."""
+    found = [
+        LedgerInfo(item["ledgerId"], item["entries"], size=item.get("size", 0))
+        for item in value["ledgers"]
+    ]
+    if found:
+        # The open ledger has 0 entries and bytes in the list.
+        last = found[-1]
+        entries = max(last.entries, value.get("currentLedgerEntries", 0))
+        opened = value.get("lastLedgerCreatedTimestamp")
+        size = max(last.size, value.get("currentLedgerSize", 0))
+        opened_ms = None
+        if opened:
+            moment = parse_iso(opened)
+            opened_ms = instant_ms(moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc))
+        found[-1] = LedgerInfo(last.ledger, entries, opened_ms, size)
+    return found
+
+
+def _position(value: Mapping[str, int]) -> Position:
+    """Read a message ID."""
+    return Position(value["ledgerId"], value["entryId"], value.get("batchIndex", -1))
+
+
+# Other states are transitions.
+_DEDUPLICATION = {"Enabled": True, "Disabled": False}
+
+
+def _partition_stats(value: Mapping[str, Any]) -> PartitionStats:
+    """Read the statistics of one partition."""
+    subscriptions = {}
+    for name, item in value["subscriptions"].items():
+        oldest = item.get("earliestMsgPublishTimeInBacklog", -1)
+        backlog = item["msgBacklog"]
+        subscriptions[name] = SubscriptionStats(
+            backlog_entries=backlog,
+            oldest_publish_ms=oldest if oldest > 0 and backlog > 0 else None,
+            type=item.get("type") or "None",
+            durable=item.get("isDurable", True),
+            consumers=tuple(
+                ConsumerStats(
+                    name=consumer.get("consumerName") or "",
+                    address=(consumer.get("address") or "").removeprefix("/"),
+                    connected_since=consumer.get("connectedSince") or "",
+                    properties=dict(consumer.get("metadata") or {}),
+                )
+                for consumer in item.get("consumers") or ()
+            ),
+            delayed_entries=item.get("msgDelayed", 0),
+            messages_out=item.get("msgOutCounter", 0),
+            acknowledged_ms=item.get("lastMarkDeleteAdvancedTimestamp") or None,
+        )
+    return PartitionStats(
+        storage_bytes=value["storageSize"],
+        subscriptions=subscriptions,
+        deduplication=_DEDUPLICATION.get(value.get("deduplicationStatus") or ""),
+        messages_in=value.get("msgInCounter", 0),
+        publishers=tuple(
+            PublisherStats(
+                name=item.get("producerName") or "",
+                access_mode=item.get("accessMode") or "",
+                properties=dict(item.get("metadata") or {}),
+            )
+            for item in value.get("publishers") or ()
+        ),
+        replicated=bool(value.get("replication")),
+    )
+
+
+def _default_quotas(value: Mapping[str, str]) -> tuple[BacklogQuota, ...]:
+    if _flag(value, "backlogQuotaCheckEnabled") is False:
+        return ()
+    policy = value.get("backlogQuotaDefaultRetentionPolicy", "")
+    size = _number(value, "backlogQuotaDefaultLimitBytes") or 0
+    if size <= 0:
+        size = int(float(value.get("backlogQuotaDefaultLimitGB") or 0) * (1 << 30))
+    age = _number(value, "backlogQuotaDefaultLimitSecond") or 0
+    quotas = []
+    if size > 0:
+        quotas.append(BacklogQuota("destination_storage", size, None, policy))
+    if age > 0:
+        quotas.append(BacklogQuota("message_age", None, age, policy))
+    return tuple(quotas)
+
+
+def _words(text: str) -> list[str]:
+    """Read a list as the broker writes it: ``[Shared, Failover]``."""
+    return re.findall(r"\w+", text)
+
+
+def _flag(value: Mapping[str, str], name: str) -> bool | None:
+    text = value.get(name)
+    return None if text is None else text == "true"
+
+
+def _number(value: Mapping[str, str], name: str) -> int | None:
+    text = value.get(name)
+    return int(text) if text and text.lstrip("-").isdigit() else None

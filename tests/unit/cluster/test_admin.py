@@ -131,8 +131,8 @@ def test_the_refusal_of_an_expired_token_names_its_expiry(
 def test_the_token_is_read_at_every_call(server: Server) -> None:
     tokens = iter(["one", "two"])
     admin = Admin(server.url, token=lambda: next(tokens))
-    admin.health()
-    admin.health()
+    admin.version()
+    admin.version()
     assert [seen[2]["Authorization"] for seen in server.seen] == ["Bearer one", "Bearer two"]
 
 
@@ -300,9 +300,17 @@ def test_settings_without_permission_are_unknown(server: Server) -> None:
 def test_the_delay_policy_of_a_namespace_counts_without_policies_of_topics(server: Server) -> None:
     # The answers of a 4.0.8 broker with topicLevelPoliciesEnabled=false.
     disabled = reply(405, {"reason": "Topic level policies is disabled, please enable it"})
-    policy = reply(200, {"tickTime": 1000, "active": True, "maxDeliveryDelayInMillis": 70_000})
+    policy = reply(
+        200,
+        {
+            "tickTime": 1000,
+            "active": True,
+            "maxDeliveryDelayInMillis": 70_000,
+            "fixedDeliveryDelayInMillis": 60_000,
+        },
+    )
     found = script(server, disabled, policy).delayed_delivery(TOPIC)
-    assert found == DelayedDelivery(True, 1000, 70_000)
+    assert found == DelayedDelivery(True, 1000, 70_000, 60_000)
     assert "/namespaces/" in server.seen[-1][1]
     with pytest.raises(PermissionDeniedError):
         script(server, reply(403, {"reason": "no"})).delayed_delivery(TOPIC)

@@ -60,11 +60,11 @@ def test_only_a_trusted_server_gets_the_token(server: Server, certificate: Path)
     trusting: dict[str, Any] = {"token": "t", "tls_trust_certs_file": certificate}
     for admin in (Admin(server.url, token="t"), Admin(renamed(server), **trusting)):
         with pytest.raises(BrokerUnreachableError, match="TLS"):
-            admin.health()
+            admin.version()
     assert server.seen == []
-    assert Admin(server.url, **trusting).health()
-    assert Admin(renamed(server), **trusting, tls_validate_hostname=False).health()
-    assert Admin(renamed(server), token="t", tls_allow_insecure=True).health()
+    Admin(server.url, **trusting).version()
+    Admin(renamed(server), **trusting, tls_validate_hostname=False).version()
+    Admin(renamed(server), token="t", tls_allow_insecure=True).version()
     assert tokens(server) == 3 * ["Bearer t"]
 
 
@@ -76,11 +76,11 @@ def by_wrap(_: str, **options: Any) -> None:
 
 
 def by_client(url: str, **options: Any) -> None:
-    DelayLevelClient(url, **options).admin.health()
+    DelayLevelClient(url, **options).admin.version()
 
 
 def by_async_client(url: str, **options: Any) -> None:
-    AsyncDelayLevelClient(url, **options).admin.health()
+    AsyncDelayLevelClient(url, **options).admin.version()
 
 
 @pytest.mark.parametrize("use", [by_client, by_async_client, by_wrap])

@@ -17,6 +17,7 @@ from delaylevel import topics
 from delaylevel.cluster.connection.settings import Connection
 from delaylevel.cluster.port import (
     BrokerSettings,
+    DelayedDelivery,
     NamespacePolicies,
     PartitionStats,
     SchemaVersion,
@@ -24,7 +25,6 @@ from delaylevel.cluster.port import (
     TopicPolicies,
 )
 from delaylevel.cluster.rest.admin import Admin
-from delaylevel.cluster.rest.parsing import delayed_delivery
 from delaylevel.cluster.rules import OURS
 from delaylevel.doctor import CHECKS, Finding, State, cluster_checks, examine
 from delaylevel.errors import AdminError, BrokerUnreachableError, PermissionDeniedError
@@ -68,7 +68,7 @@ STRICT = {"isDelayedDeliveryDeliverAtTimeStrict": "true"}
 TWICE = {"dispatcherDispatchMessagesInSubscriptionThread": "true"}
 FORGETS = "brokerDeduplicationProducerInactivityTimeoutMinutes"
 # From GET {topic}/delayedDelivery?applied=true of a 4.0.8 broker.
-POLICY = {"tickTime": 1000, "active": True, "maxDeliveryDelayInMillis": 0}
+POLICY = DelayedDelivery(active=True, tick_ms=1000, max_delay_ms=0)
 # A part of a cursor in GET {topic}/internalStats of a 4.0.8 broker.
 CURSOR = {"markDeletePosition": "12:-1", "state": "Open"}
 
@@ -95,7 +95,7 @@ class Cluster:
             "version": "4.0.11",
             "clock_ms": NOW_MS,
             "runtime_configuration": CONFIGURATION,
-            "delayed_delivery": delayed_delivery(POLICY),
+            "delayed_delivery": POLICY,
             "internal_stats": {"cursors": {}},
             **answers,
         }
@@ -239,16 +239,16 @@ def test_a_planted_fault_is_found_and_nothing_else(
 
 def policy(name: TopicName, **values: Any) -> dict[str, Any]:
     """Return the answer of a broker with a policy of one topic."""
-    policies = {name: delayed_delivery({**POLICY, **values})}
-    return {"delayed_delivery": lambda topic: policies.get(topic, delayed_delivery(POLICY))}
+    found = replace(POLICY, **values)
+    return {"delayed_delivery": lambda topic: found if topic == name else POLICY}
 
 
 def longest(maximum_ms: int, name: TopicName) -> dict[str, Any]:
-    return policy(name, maxDeliveryDelayInMillis=maximum_ms)
+    return policy(name, max_delay_ms=maximum_ms)
 
 
 def fixed(name: TopicName) -> dict[str, Any]:
-    return policy(name, fixedDeliveryDelayInMillis=60_000)  # the field of PIP-437
+    return policy(name, fixed_delay_ms=60_000)  # the field of PIP-437
 
 
 def configured(values: Mapping[str, str], **answers: Any) -> dict[str, Any]:
@@ -302,7 +302,7 @@ SHORT = {"delayedDeliveryMaxDelayInMillis": "1000"}
         *[(TRACKER, {"version": version}) for version in ("3.0.0", "4.1.0-SNAPSHOT", "x")],
         (BROKER, configured(OFF)),
         (TRACKER, of_broker(OFF)),
-        (BROKER, policy(TARGET, tickTime=2_000)),
+        (BROKER, policy(TARGET, tick_ms=2_000)),
         (FUNCTION, longest(1, TARGET)),
         (FUNCTION, longest(NEEDED_MS, DAY)),
         (TRACKER, fixed(DAY)),  # readers of a level topic ignore delivery times
@@ -332,7 +332,7 @@ WRONG: dict[str, list[tuple[LevelTopicDescription, dict[str, Any], str]]] = {
     "delayed delivery": [
         (BROKER, of_broker(OFF), f"{TARGET} does not delay .* -> .*{TARGET} --enable"),
         (BROKER, of_broker(SHORT), f"{TARGET} refuses delays of more than 1.0s"),
-        (BROKER, policy(TARGET, tickTime=2_001), "a precision of only 2.0"),
+        (BROKER, policy(TARGET, tick_ms=2_001), "a precision of only 2.0"),
         (BROKER, longest(1, TARGET), f"{TARGET} refuses delays of more"),
         (FUNCTION, longest(FUNCTION.hold_pause_ms - 1, HELD), "-held refuses delays"),
         (
