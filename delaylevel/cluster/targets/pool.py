@@ -241,7 +241,11 @@ class TargetPool(ProducerPool[TargetKey, Item]):
                 if failure not in MESSAGE_REFUSALS and failure != NOT_STORED:
                     reason = failure
             # The topic takes messages again, unless that was only one of its partitions.
-            elif refused and (topic, schema) in refused and not self._is_stalled(topic):
+            elif (
+                refused
+                and (topic, schema) in refused
+                and not any(each.is_stalled for each in self._by_topic[topic])
+            ):
                 del refused[topic, schema]
         reason = producer.opener.take_refusal() or reason
         if producer.is_stalled:
@@ -249,14 +253,10 @@ class TargetPool(ProducerPool[TargetKey, Item]):
         if reason and self.refusal(topic, schema) is None:
             self.refuse(topic, schema, reason)
 
-    def _is_stalled(self, topic: str) -> bool:
-        """Return True if one partition confirms nothing, although others may."""
-        return any(each.is_stalled for each in self._by_topic.get(topic, ()))
-
     def _open(self, key: TargetKey) -> Opened:
         name, receivers = TopicName.parse(key.topic), self._receivers[key]
         present = self._producers.get(key)
-        recalls = present is not None and present.state.is_recalling
+        recalls = present is not None and bool(present.state.recalled)
         look = receivers.look(may_remember=not recalls)
         partitions, limit = look.partitions, look.max_size
         if self.numbered and key.partition < 0 and partitions:
@@ -269,7 +269,12 @@ class TargetPool(ProducerPool[TargetKey, Item]):
         parts = (self._name, key.schema, key.compression)
         producer_name = "-".join(filter(None, parts)) if self.numbered else None
         if limit is not None and not self.numbered:
-            settings |= _batches_below(limit)
+            # No batch exceeds the topic's own limit.
+            settings |= (
+                {"batching_enabled": False}
+                if limit < _SMALLEST_BATCHED
+                else {"batching_max_allowed_size_in_bytes": limit // 2}
+            )
         if key.alone:
             settings["batching_enabled"] = False
         try:
@@ -315,10 +320,3 @@ class TargetPool(ProducerPool[TargetKey, Item]):
                 connected=self._loop.connected,
             )
         return self._receivers[key]
-
-
-def _batches_below(limit: int) -> dict[str, Any]:
-    """Return settings with which no batch exceeds a topic's own limit, in bytes."""
-    if limit < _SMALLEST_BATCHED:
-        return {"batching_enabled": False}
-    return {"batching_max_allowed_size_in_bytes": limit // 2}

@@ -338,7 +338,7 @@ class TargetProducer(Generic[Item]):
             self._close_producer()
         if (reason := self.opener.hopeless) is not None:
             state.refuse_unsent(reason)
-        if state.wants_producer:
+        if state.unsent or state.is_unclear:  # to send messages, or to ask what is stored
             self._open()
 
     def _open(self) -> None:
@@ -355,7 +355,7 @@ class TargetProducer(Generic[Item]):
             elif opened.kind is Refusal.REFUSED:
                 state.refuse_unsent(opened.reason)
             return
-        if opened.remembered and state.is_recalling:
+        if opened.remembered and state.recalled:
             self.opener.close(opened)  # the next one is opened after a look
             return
         self._opened = opened
@@ -428,9 +428,13 @@ class TargetProducer(Generic[Item]):
         while in_flight and in_flight[0].outcome:
             confirmed, verified = self._count_confirmed(in_flight)
             if confirmed:
-                self._note_times(confirmed)
+                now_s = self._confirmed_s = self._now_s()
+                # They were answered at the latest when their flush had ended.
+                for number, sent in enumerate(islice(in_flight, confirmed), self._answered + 1):
+                    while ends and ends[0][0] < number:
+                        ends.popleft()
+                    sent.answered_s = ends[0][1] if ends else now_s
                 self._answered += confirmed
-                self._confirmed_s = self._now_s()
                 state.confirmed(confirmed, verified)
             else:
                 result = next(iter(in_flight[0].outcome))
@@ -463,15 +467,6 @@ class TargetProducer(Generic[Item]):
                 proven = outcome
             count += 1
         return count, verified
-
-    def _note_times(self, confirmed: int) -> None:
-        """Note when the oldest messages were answered: at the latest when their flush had ended."""
-        number, now_s, ends = self._answered, self._now_s(), self.flushes.times
-        for sent in islice(self.state.in_flight, confirmed):
-            number += 1
-            while ends and ends[0][0] < number:
-                ends.popleft()
-            sent.answered_s = ends[0][1] if ends else now_s
 
     def _take_apart(self) -> None:
         """Process confirmations behind a message without an answer."""

@@ -105,7 +105,7 @@ class TargetLook(NamedTuple):
 
 
 class Receivers:
-    """What is known of the receivers of a target; it outlives the producers.
+    """A memory of who can receive from a target; it outlives the producers.
 
     A client that reconnects creates a deleted topic again. Its confirmations then come from a
     ledger that was not seen before, as they also do after a rollover or when another broker serves

@@ -282,11 +282,6 @@ class SendState(Generic[Item]):
         self._settled: list[Settled] = []
 
     @property
-    def wants_producer(self) -> bool:
-        """True if a new producer is needed, to send messages or to ask what is stored."""
-        return not self.is_open and bool(self.unsent or self._unclear or self.recalled)
-
-    @property
     def oldest(self) -> Sent[Item] | None:
         """The oldest message without an outcome, or nearly; None without any."""
         for queue in (self.unverified, self.recalled, self._unclear, self.in_flight, self.unsent):
@@ -298,11 +293,6 @@ class SendState(Generic[Item]):
     def is_unclear(self) -> bool:
         """True while only a new producer can tell which messages are stored."""
         return bool(self._unclear or self.recalled)
-
-    @property
-    def is_recalling(self) -> bool:
-        """True while messages of an earlier process have no outcome."""
-        return bool(self.recalled)
 
     def rejected(self, reason: str) -> None:
         """Settle the message that was taken last: the client has refused to send it."""
