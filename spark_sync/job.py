@@ -46,7 +46,7 @@ from delaylevel.model.formatting import format_duration
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.position import source_partitions
 from delaylevel.mover.ready import trigger_of
-from delaylevel.mover.reporting import MoverCollector
+from delaylevel.mover.reporting import MoverReporter
 from delaylevel.mover.service import MoverStats
 from delaylevel.prometheus import serve
 from delaylevel.topics.roster import Roster
@@ -479,7 +479,7 @@ class SparkSyncJob:
             movers = JobMovers(self._roster, self.descriptions, admin)
             if self._settings.metrics_port is not None:
                 port, address = self._settings.metrics_port, self._settings.metrics_address
-                served = stack.enter_context(serve(MoverCollector(movers), port, address))
+                served = stack.enter_context(serve(MoverReporter(movers), port, address))
                 self.http_address = address, served
             listener = SyncListener(self._query_name, movers, on_progress)
             spark.streams.addListener(listener)

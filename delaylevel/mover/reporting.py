@@ -9,7 +9,6 @@ from delaylevel.model.formatting import shell
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.topics.roster import Roster
 from delaylevel.topics.status import (
-    LevelTopicStatus,
     StatusCache,
     backlog_series,
     lag_check,
@@ -45,12 +44,14 @@ class Movers(Protocol):
         """Return the statistics by level topic."""
 
 
-def _nothing(topic: str) -> bool:
-    return False
+_COUNTERS = (
+    ("passes", "Passes over a level topic, or batches, that ended without a failure."),
+    ("failures", "Failures after which the mover tried again."),
+)
 
 
 class MoverReporter(Reporter):
-    """Reporter of movers, for probes and status page. It has no window to query.
+    """Reporter of movers: for probes, the status page and metrics. It has no window to query.
 
     Args:
         is_reported: function that returns True for a level topic of whose levels another reporter
@@ -58,13 +59,12 @@ class MoverReporter(Reporter):
     """
 
     def __init__(
-        self,
-        movers: Movers,
-        is_reported: Callable[[str], bool] = _nothing,
+        self, movers: Movers, is_reported: Callable[[str], bool] = lambda _: False
     ) -> None:
         self._movers = movers
         self._is_reported = is_reported
         self._members = movers.members
+        self.reporters = (self,)
 
     def ready(self) -> Sequence[ProbeCheck]:
         checks = []
@@ -80,9 +80,38 @@ class MoverReporter(Reporter):
         served = [self._section(*each) for each in self._served()]
         return served + refused_sections(self._movers.roster.refused, self._movers.retries)
 
-    def backlogs(self) -> dict[str, LevelTopicStatus] | None:
-        """Return what waits, by level topic; None if the broker does not report it."""
-        return self._members.read_all(self._movers.descriptions)
+    def collect(self) -> Iterator[Any]:
+        """Yield every series, in the form that ``prometheus_client`` expects."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        found = sorted(self._movers.stats().items())
+        messages = CounterMetricFamily(
+            "delaylevel_mover_messages", "Messages by outcome.", labels=("level_topic", "became")
+        )
+        state = GaugeMetricFamily(
+            "delaylevel_mover_state",
+            "1 for the current state of the mover.",
+            labels=("level_topic", "state"),
+        )
+        late = GaugeMetricFamily(
+            "delaylevel_mover_lateness_seconds",
+            "The largest lateness at hand-off in the last pass that handed off messages.",
+            labels=("level_topic",),
+        )
+        for topic, stats in found:
+            late.add_metric((topic,), stats.late_ms / 1000)
+            for outcome, count in stats.report.counts().items():
+                messages.add_metric((topic, outcome), count)
+            for each in STATES:
+                state.add_metric((topic, each), int(stats.state == each))
+        yield from (messages, late, state)
+        for name, text in _COUNTERS:
+            series = CounterMetricFamily(f"delaylevel_mover_{name}", text, labels=("level_topic",))
+            for topic, stats in found:
+                series.add_metric((topic,), getattr(stats, name))
+            yield series
+        yield from backlog_series("mover", self._members.read_all(self._movers.descriptions))
+        yield refused_series("mover", self._movers.roster.refused)
 
     def _served(self) -> list[tuple[LevelTopicDescription, MoverStats]]:
         """Return the level topics and the statistics of their movers."""
@@ -128,51 +157,3 @@ def lock_check(description: LevelTopicDescription, stats: MoverStats) -> ProbeCh
     first = "it acquires the lock" if stats.state == "starting" else "see the log of this process"
     text = stats.problem or first
     return ProbeCheck(name, False, f"the mover is {stats.state}: {text}")
-
-
-_COUNTERS = (
-    ("passes", "Passes over a level topic, or batches, that ended without a failure."),
-    ("failures", "Failures after which the mover tried again."),
-)
-
-
-class MoverCollector:
-    """Collector that reads the statistics of the movers at each scrape."""
-
-    def __init__(self, movers: Movers, is_reported: Callable[[str], bool] | None = None) -> None:
-        self._movers = movers
-        self._reporter = MoverReporter(movers, is_reported or _nothing)
-        self.reporters = (self._reporter,)
-
-    def collect(self) -> Iterator[Any]:
-        """Yield every series, in the form that ``prometheus_client`` expects."""
-        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-
-        found = sorted(self._movers.stats().items())
-        messages = CounterMetricFamily(
-            "delaylevel_mover_messages", "Messages by outcome.", labels=("level_topic", "became")
-        )
-        state = GaugeMetricFamily(
-            "delaylevel_mover_state",
-            "1 for the current state of the mover.",
-            labels=("level_topic", "state"),
-        )
-        late = GaugeMetricFamily(
-            "delaylevel_mover_lateness_seconds",
-            "The largest lateness at hand-off in the last pass that handed off messages.",
-            labels=("level_topic",),
-        )
-        for topic, stats in found:
-            late.add_metric((topic,), stats.late_ms / 1000)
-            for outcome, count in stats.report.counts().items():
-                messages.add_metric((topic, outcome), count)
-            for each in STATES:
-                state.add_metric((topic, each), int(stats.state == each))
-        yield from (messages, late, state)
-        for name, text in _COUNTERS:
-            series = CounterMetricFamily(f"delaylevel_mover_{name}", text, labels=("level_topic",))
-            for topic, stats in found:
-                series.add_metric((topic,), getattr(stats, name))
-            yield series
-        yield from backlog_series("mover", self._reporter.backlogs())
-        yield refused_series("mover", self._movers.roster.refused)

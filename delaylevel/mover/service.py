@@ -17,7 +17,7 @@ from delaylevel.cluster.rules import advised
 from delaylevel.cluster.scheduler import AT_ONCE, NEVER, Scheduler, Task
 from delaylevel.cluster.threads import in_parallel
 from delaylevel.errors import AlreadyRunningError, BrokerError, LevelTopicError, NotFoundError
-from delaylevel.model.clock import Clock, SystemClock
+from delaylevel.model.clock import SystemClock
 from delaylevel.model.delivery import ForwardReport
 from delaylevel.model.formatting import shell
 from delaylevel.model.level_topic import LevelTopicDescription, Mover
@@ -102,15 +102,11 @@ class TopicTask:
         describe: Callable[[], LevelTopicDescription],
         description: LevelTopicDescription,
         trigger_ms: int | None,
-        clock: Clock,
-        explain: Callable[[LevelTopicDescription, Exception], str],
     ) -> None:
         self.description = description
         self._acquire = lock
         self._describe = describe
         self._trigger_ms = trigger_ms
-        self._clock = clock
-        self._explain = explain
         self._stopping = threading.Event()
         self._ended = threading.Event()
         self._task: Task | None = None
@@ -158,7 +154,10 @@ class TopicTask:
                 return self._serve(self._mover)
         except AlreadyRunningError as error:
             self._close()
-            pause_s = self._stand_by(error)
+            if self._stats.state != "standby":
+                log.info("standby for %s: %s", self.description.topic, error)
+            self._set(state="standby", holder=error.owner, problem="")
+            pause_s = _PROBE_S
         except BrokerError as error:
             self._close()
             pause_s = self._failed(error)
@@ -211,37 +210,24 @@ class TopicTask:
                 raise BrokerError("the lock on the level topic is lost; locking it again")
             return now_s + _LOOK_S
         self._lost_s = None
-        self._pass(mover)
-        if mover.behind:
-            return AT_ONCE
-        return time.monotonic() + (self._trigger_ms or trigger_of(self.description)) / 1000
-
-    def _pass(self, mover: LocalMover) -> None:
         try:
             report = mover.run_once(self._stopping.is_set, LONGEST_PASS_S)
         except Exception:
             if mover.made_progress:
                 self._pause_s = _FIRST_PAUSE_S  # only some partitions fail
             raise
-        self._passed(mover, report)
-
-    def _passed(self, mover: LocalMover, report: ForwardReport) -> None:
         self.description = mover.description
         self._pause_s = _FIRST_PAUSE_S
         self._warning.over()
         with self._lock:
             self._stats.passed(report)
-
-    def _stand_by(self, error: AlreadyRunningError) -> float:
-        """Take note that another mover has the lock; return the pause before the next attempt."""
-        if self._stats.state != "standby":
-            log.info("standby for %s: %s", self.description.topic, error)
-        self._set(state="standby", holder=error.owner, problem="")
-        return _PROBE_S
+        if mover.behind:
+            return AT_ONCE
+        return time.monotonic() + (self._trigger_ms or trigger_of(self.description)) / 1000
 
     def _failed(self, error: Exception) -> float:
         """Take note of a failure; return the pause before the next attempt."""
-        reason = self._explain(self.description, error)
+        reason = advised(self.description, error)
         self._warning.failed(reason)
         with self._lock:
             self._stats.failed(reason)
@@ -256,22 +242,14 @@ class TopicTask:
                 setattr(self._stats, name, value)
 
 
-def movable(admin: TopicAdmin, name: str) -> LevelTopicDescription:
-    """Return the description of a level topic that a local mover can serve."""
-    description = topics.describe(admin, name, search=True)
-    check_movable(description)
-    return description
-
-
 def check_movable(description: LevelTopicDescription) -> None:
     """Raise LevelTopicError if a Function moves the messages of a level topic."""
     if description.mover is Mover.FUNCTION:
-        name = description.topic
+        name = shell(description.topic)
         raise LevelTopicError(
-            f"level topic {name} is moved by a function, which is inside Pulsar: deploy it with "
-            f"`delaylevel mover deploy {shell(name)}`; `delaylevel dispatcher run "
-            f"{shell(name)}` releases its "
-            "messages"
+            f"level topic {description.topic} is moved by a function, which is inside Pulsar: "
+            f"deploy it with `delaylevel mover deploy {name}`; `delaylevel dispatcher run {name}` "
+            "releases its messages"
         )
 
 
@@ -334,7 +312,14 @@ class MoverService:
     ) -> None:
         """Serve one more level topic."""
         check_movable(description)
-        task = self._task(description, descriptions)
+        task = TopicTask(
+            lambda latest: LocalMover(
+                self._client, self._admin, latest, self._clock, self._target_client, descriptions
+            ),
+            lambda: self._served(description.topic),
+            description,
+            self._trigger_ms,
+        )
         with self._lock:
             self._tasks[description.topic] = task
         if self._started:
@@ -361,31 +346,17 @@ class MoverService:
     def close(self) -> None:
         """End the current passes, release the locks, and wait for that."""
         self.stop()
-        tasks = list(self._tasks.values())
-        for task in tasks:
+        for task in list(self._tasks.values()):
             task.wake()
-        for task in tasks:
+        for task in list(self._tasks.values()):
             task.join()
-
-    def _task(
-        self, description: LevelTopicDescription, descriptions: DescriptionCache | None
-    ) -> TopicTask:
-        return TopicTask(
-            lambda latest: LocalMover(
-                self._client, self._admin, latest, self._clock, self._target_client, descriptions
-            ),
-            lambda: self._served(description.topic),
-            description,
-            self._trigger_ms,
-            self._clock,
-            advised,
-        )
 
     def _served(self, topic: str) -> LevelTopicDescription:
         """Return the description of a level topic once the broker serves its source partitions."""
         # While a broker fails over, the client would block, and make growing pauses between its
         # attempts. Here, requests fail at once, so the mover notices the end within two seconds.
-        description = movable(self._admin, topic)
+        description = topics.describe(self._admin, topic)
+        check_movable(description)
 
         # Not by the statistics of a whole topic: a broker waits for the one that is away, for 30 s.
         def look(source: SourcePartition) -> None:

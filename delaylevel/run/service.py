@@ -23,7 +23,7 @@ from delaylevel.dispatcher.status import DispatchCollector, start_checks
 from delaylevel.errors import InvalidInputError
 from delaylevel.model.delivery import Delivery
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Mover
-from delaylevel.mover.reporting import MoverCollector, lock_check
+from delaylevel.mover.reporting import MoverReporter, lock_check
 from delaylevel.mover.service import MoverService, check_movable
 from delaylevel.topics import roster
 from delaylevel.topics.status import LevelTopicStatus
@@ -240,8 +240,8 @@ class ServiceCollector:
         def is_dispatched(topic: str) -> bool:
             return any(each.descriptions_of(topic) is not None for each in service.dispatchers)
 
-        self._collectors: list[MoverCollector | DispatchCollector] = [
-            *(MoverCollector(each, is_dispatched) for each in service.movers),
+        self._collectors: list[MoverReporter | DispatchCollector] = [
+            *(MoverReporter(each, is_dispatched) for each in service.movers),
             *map(DispatchCollector, service.dispatchers),
         ]
         self.reporters: tuple[Reporter, ...] = tuple(

@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+from delaylevel import topics
 from delaylevel.cluster.scheduler import Scheduler
 from delaylevel.mover.local import LocalMover
-from delaylevel.mover.service import MoverService, movable
+from delaylevel.mover.service import MoverService
 
 Self = TypeVar("Self", bound="Background")
 _PR_SET_PDEATHSIG = 1
@@ -111,7 +112,7 @@ def serving_movers(client: Any, admin: Any, level_topic: str) -> Iterator[MoverS
     """Run the movers of a service, without its dispatcher."""
     scheduler = Scheduler()
     movers = MoverService(client, admin, scheduler, trigger_ms=100)
-    movers.add(movable(admin, level_topic))
+    movers.add(topics.describe(admin, level_topic, search=True))
     movers.start()
     try:
         yield movers

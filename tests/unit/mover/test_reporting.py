@@ -12,7 +12,7 @@ from delaylevel.errors import BrokerError
 from delaylevel.model.delivery import ForwardReport
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.strategy import Levels, PartitionStrategy
-from delaylevel.mover.reporting import MoverCollector, MoverReporter
+from delaylevel.mover.reporting import MoverReporter
 from delaylevel.mover.service import MoverStats
 from delaylevel.topics.status import StatusCache
 from delaylevel.web.pages import status_page
@@ -85,7 +85,7 @@ def test_a_level_topic_that_is_not_served_is_named_and_counted(named: bool) -> N
     (topic,) = refused
     assert (last.name, last.ok) == (f"level topic {topic}", not named)
     assert last.text == "it is not served: it has format 2"
-    series = {family.name: family for family in MoverCollector(served).collect()}
+    series = {family.name: family for family in MoverReporter(served).collect()}
     (sample,) = series["delaylevel_mover_refused"].samples
     assert (sample.labels, sample.value) == ({"level_topic": topic}, 1)
 
@@ -110,7 +110,7 @@ def test_the_section_has_state_and_problems() -> None:
 
 
 def test_movers_have_no_window_to_ask() -> None:
-    (found,) = MoverCollector(movers(MOVING)).reporters
+    (found,) = MoverReporter(movers(MOVING)).reporters
     assert (found.answer("pending", {}), found.alive()) == (None, ())
 
 

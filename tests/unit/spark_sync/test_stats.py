@@ -14,7 +14,7 @@ pytest.importorskip("pyspark")
 from pyspark.sql import Row
 
 from delaylevel.model.strategy import PartitionStrategy
-from delaylevel.mover.reporting import MoverCollector
+from delaylevel.mover.reporting import MoverReporter
 from delaylevel.spark_sync.job import JobMovers, SyncListener, batch_line
 from delaylevel.testing import MemoryPulsar
 
@@ -98,7 +98,7 @@ def test_a_batch_without_a_report_has_a_line() -> None:
 
 def test_a_job_is_reported_as_a_mover(movers: JobMovers) -> None:
     pytest.importorskip("prometheus_client")
-    collector = MoverCollector(movers)
+    collector = MoverReporter(movers)
     (reporter,) = collector.reporters
     assert not reporter.ready()[0].ok
     movers.passed({TOPIC: COUNTS})
