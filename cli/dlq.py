@@ -183,7 +183,7 @@ def replay(
     with _connected(settings, topic, subscription) as place:
         if full is not None:
             place.described.check_target(full)
-        report = deadletters.replay(
+        letters = deadletters.replay(
             *place.arguments,
             chosen,
             target=full,
@@ -191,7 +191,7 @@ def replay(
             target_client=partial(place.connection.open_client, logger=settings.client_logger()),
             source=place.source,
         )
-        _finish(report.letters, target=full, missing=selected["ids"], output=output)
+        _finish(letters, target=full, missing=selected["ids"], output=output)
 
 
 @examples(

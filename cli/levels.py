@@ -174,8 +174,7 @@ def expand(
     if maximum_delay is None and not then:
         raise InvalidInputError("give the new longest delay: --max-delay 60d, or --then hour:48h")
     with settings.level_topic(topic) as (_, admin, before):
-        levels = lifecycle.longer_levels(before.levels, maximum_delay, dict(then))
-        after = lifecycle.expand(admin, before.topic, levels)
+        after = lifecycle.expand(admin, before.topic, maximum_delay, dict(then))
     emit_one(description_view(after), DESCRIPTION, output)
     added = after.levels.partitions - before.levels.partitions
     note(f"{added} partitions added. Configure the new maximum in producers without an admin URL.")
@@ -260,7 +259,7 @@ def delete(settings: Settings, topic: str, discard: int | None, output: str) -> 
         settings.client(connection) as client,
     ):
         gone = lifecycle.delete(client, admin, described, discard=discard)
-    view = {"topic": described.topic, "deleted": True, "discarded_entries": gone.total}
+    view = {"topic": described.topic, "deleted": True, "discarded_entries": gone.total()}
     emit_one(view, _DELETED, output)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 import pulsar
@@ -56,10 +56,6 @@ class FunctionSettings:
     def __post_init__(self) -> None:
         if self.receiver_queue < 1 or self.in_flight < 1:
             raise ConfigError("receiver queue and messages in flight must be at least 1")
-
-    def to_config(self) -> dict[str, Any]:
-        """Return the values as the user configuration of a Function."""
-        return {name: value for name, value in asdict(self).items() if value is not None}
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> FunctionSettings:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from delaylevel import __version__
@@ -137,7 +137,10 @@ def function_config(
         "cleanupSubscription": False,
         "parallelism": options.parallelism,
         "resources": {"cpu": options.cpu, "ram": options.ram_mb * _MB},
-        "userConfig": {**settings.to_config(), "version": __version__},
+        "userConfig": {
+            **{name: value for name, value in asdict(settings).items() if value is not None},
+            "version": __version__,
+        },
     }
 
 

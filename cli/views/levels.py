@@ -33,9 +33,8 @@ def undelivered(admin: TopicAdmin, at: LevelTopicStatus) -> list[str]:
     None if the role may not read the traces of a mover.
     """
     name = short_name(at.description)
-    rows = at.rows()
     try:
-        return summary(missing_hosts(admin, at.description, rows, name, at.now_ms), name)
+        return summary(missing_hosts(admin, at, name), name)
     except BrokerError:
         return []
 
@@ -45,7 +44,7 @@ def note_undelivered(admin: TopicAdmin, described: LevelTopicDescription, topic:
     roles = (Role.LEVEL, Role.WINDOW)
     try:
         at = status(admin, described, SystemClock().now_ms(), roles=roles)
-        missing = missing_hosts(admin, described, at.rows(), topic, at.now_ms)
+        missing = missing_hosts(admin, at, topic)
     except BrokerError:
         return  # the result does not depend on it
     for line in summary(missing, topic):

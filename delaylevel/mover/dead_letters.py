@@ -6,10 +6,9 @@ acknowledged as a whole: if only some of its messages are removed, the others ar
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from delaylevel.cluster.failures import may_pass, translate_errors
@@ -21,7 +20,6 @@ from delaylevel.cluster.targets.pool import clients_of_targets
 from delaylevel.errors import DelayLevelError, EnvelopeError, LevelTopicError, StillPendingError
 from delaylevel.model import envelope as env
 from delaylevel.model.clock import Clock, SystemClock
-from delaylevel.model.delivery import ForwardReport
 from delaylevel.model.due_time import NEVER_MS
 from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription, Role
 from delaylevel.model.message import ParkedMessage
@@ -114,29 +112,6 @@ class Disposed(NamedTuple):
         return not self.reason
 
 
-@dataclass
-class ReplayReport:
-    """Outcomes of the dead letters chosen for a replay.
-
-    Attributes:
-        letters: the chosen dead letters, oldest first.
-        forwarded: counts of the forwarded messages by destination.
-    """
-
-    letters: list[Disposed] = field(default_factory=list)
-    forwarded: ForwardReport = field(default_factory=ForwardReport)
-
-    @property
-    def replayed(self) -> int:
-        """Number of messages that are no dead letters any more."""
-        return sum(one.done for one in self.letters)
-
-    @property
-    def refused(self) -> Counter[str]:
-        """Numbers of messages that still cannot be read, by reason; they stay."""
-        return Counter(one.reason for one in self.letters if one.outcome == STILL_DEAD)
-
-
 def source_of(description: LevelTopicDescription) -> SourcePartition:
     """Return the only partition of the dead-letter topic as a source.
 
@@ -186,7 +161,7 @@ def replay(
     clock: Clock | None = None,
     target_client: Callable[[], Any] | None = None,
     source: SourcePartition | None = None,
-) -> ReplayReport:
+) -> list[Disposed]:
     """Forward dead letters, as a mover would have forwarded them.
 
     By its due time, a message goes into a level, into the final window, or to the business topic.
@@ -203,13 +178,17 @@ def replay(
             the targets; None to publish with ``client``.
         source: as for :func:`dead_letters`.
 
+    Returns:
+        The chosen dead letters, oldest first, each with its outcome.
+
     Raises:
         AlreadyRunningError: another replay or discard is running; nothing was replayed.
         BrokerError: the dead letters cannot be read; nothing was replayed. A failure of one message
             is its outcome, and later ones are not tried if its outcome is unknown.
     """
     clock = clock or SystemClock()
-    source, report = source or source_of(description), ReplayReport()
+    source = source or source_of(description)
+    disposed: list[Disposed] = []
     with (
         closing(PartitionLock(client, admin, [source], "dlq")) as lock,
         clients_of_targets(client, target_client) as client_of,
@@ -220,30 +199,28 @@ def replay(
         ended = ""
         for letter in filter(chosen, letters):
             if ended:
-                report.letters.append(Disposed(letter, "not tried", ended))
+                disposed.append(Disposed(letter, "not tried", ended))
                 continue
             try:
                 mended = _mended(description, source, letter, target, due_ms)
                 forwarder.forward(source, mended, clock.now_ms())
                 found = forwarder.flush()
             except EnvelopeError as error:
-                report.letters.append(Disposed(letter, STILL_DEAD, error.reason))
+                disposed.append(Disposed(letter, STILL_DEAD, error.reason))
             except DelayLevelError as error:
                 outcome = "unconfirmed" if may_pass(error) else "failed"
-                report.letters.append(Disposed(letter, outcome, str(error)))
+                disposed.append(Disposed(letter, outcome, str(error)))
                 if outcome == "unconfirmed":
                     ended = "the broker did not confirm another message"
             except KeyboardInterrupt:
                 ended = "interrupted"
-                report.letters.append(Disposed(letter, "unconfirmed", ended))
+                disposed.append(Disposed(letter, "unconfirmed", ended))
             else:
                 taken.append(letter)
-                report.forwarded.add(found)
                 (name,) = (name for name, count in found.counts().items() if count)
                 reason = "".join(found.dead)
-                report.letters.append(Disposed(letter, _OUTCOMES.get(name, name), reason))
-        report.letters = _removed(client, lock, source, letters, taken, report.letters)
-    return report
+                disposed.append(Disposed(letter, _OUTCOMES.get(name, name), reason))
+        return _removed(client, lock, source, letters, taken, disposed)
 
 
 def _mended(

@@ -206,16 +206,30 @@ class LocalMover:
     ) -> None:
         """Hand off a range as long as it is the most urgent one, and add the rest to the queue."""
         source, start = item.source, self._next[item.source.topic]
+        last: ParkedMessage  # of a portion
+        complete = False
+
+        def portion(limit: int) -> Iterator[ParkedMessage]:
+            nonlocal last, complete
+            for left, last in zip(reversed(range(limit)), messages, strict=False):
+                yield last
+                if not left or (not left % _LOOK_EVERY and stopping()):
+                    return
+            complete = True
+
         with closing(read_range(self._client, source.topic, start, item.bound.end)) as messages:
             while True:
-                portion = _Portion(messages, _FLUSH_EVERY - self._count, stopping)
-                self._count += self._forwarder.forward_all(source, portion, self._clock.now_ms)
-                self._moved.append((source, item.bound if portion.complete else portion.bound))
+                self._count += self._forwarder.forward_all(
+                    source, portion(_FLUSH_EVERY - self._count), self._clock.now_ms
+                )
+                # An incomplete range is checked again at once.
+                bound = item.bound if complete else ReadyBound(last.position.next, 0)
+                self._moved.append((source, bound))
                 if self._count >= flush_every:
                     self._confirm(total)
-                if portion.complete:
+                if complete:
                     return
-                item = item.rest(portion.published_ms, self._clock.now_ms())
+                item = item.rest(last.publish_ms, self._clock.now_ms())
                 if not self._ready.is_first(item) or is_over():
                     self._ready.add(item)
                     return
@@ -277,38 +291,3 @@ class LocalMover:
 
     def __exit__(self, *exc_info: object) -> None:
         self.close()
-
-
-class _Portion:
-    """The next messages of a range, up to a limit; the range is complete if no more follow."""
-
-    def __init__(
-        self, messages: Iterator[ParkedMessage], limit: int, stopping: Callable[[], bool]
-    ) -> None:
-        self._messages = messages
-        self._limit = limit
-        self._stopping = stopping
-        self._last: ParkedMessage | None = None
-        self.complete = False
-
-    def __iter__(self) -> Iterator[ParkedMessage]:
-        left, stopping = self._limit, self._stopping
-        for message in self._messages:
-            self._last = message
-            yield message
-            left -= 1
-            if not left or (not left % _LOOK_EVERY and stopping()):
-                return
-        self.complete = True
-
-    @property
-    def published_ms(self) -> int:
-        """The publish time of the last message, ms since the epoch."""
-        assert self._last is not None
-        return self._last.publish_ms
-
-    @property
-    def bound(self) -> ReadyBound:
-        """The end of an incomplete portion; its partition is checked again at once."""
-        assert self._last is not None
-        return ReadyBound(self._last.position.next, 0)

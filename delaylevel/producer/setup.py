@@ -58,8 +58,7 @@ def missing_hosts(
 ) -> dict[str, str]:
     """Return a text for each missing ``mover`` or ``dispatcher``, by kind; see `topics.hosts`."""
     at = status(admin, description, now_ms, roles=(Role.LEVEL, Role.WINDOW))
-    found = hosts.missing_hosts(admin, description, at.rows(), target, now_ms)
-    return {item.kind: str(item) for item in found}
+    return {item.kind: str(item) for item in hosts.missing_hosts(admin, at, target)}
 
 
 # Level topics that this process has looked at, by process: threads do not survive a fork.

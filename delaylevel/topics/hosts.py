@@ -13,19 +13,11 @@ from typing import Literal
 
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.model.formatting import format_duration, shell
-from delaylevel.model.level_topic import (
-    SUBSCRIPTION,
-    FinalWindow,
-    LevelTopicDescription,
-    Mover,
-    Role,
-)
+from delaylevel.model.level_topic import SUBSCRIPTION, Mover, Role
 from delaylevel.model.topic_name import TopicName
 
-from .status import PartitionStatus
+from .status import LevelTopicStatus, PartitionStatus
 
-# Lateness of a healthy mover or dispatcher: one trigger, grouped acknowledgements.
-_USUAL_DELAY_MS = 5000
 # Time after which a message that is still in the window is overdue: a dispatcher that took over a
 # partition reads it first, and a slow target may hold it up.
 _STALE_MS = 60_000
@@ -48,26 +40,17 @@ class MissingHost:
         return f"{self.finding}: {self.remedy}"
 
 
-def missing_hosts(
-    admin: TopicAdmin,
-    description: LevelTopicDescription,
-    partitions: Iterable[PartitionStatus],
-    topic: str,
-    now_ms: int,
-) -> tuple[MissingHost, ...]:
+def missing_hosts(admin: TopicAdmin, at: LevelTopicStatus, topic: str) -> tuple[MissingHost, ...]:
     """Return the mover and the dispatcher that are missing; none if messages are delivered.
 
     Args:
         topic: the name of the business topic or level topic in texts and commands.
     """
-    rows = list(partitions)
-    levels = [row for row in rows if row.role is Role.LEVEL and row.subscription]
-    windows = [row for row in rows if row.role is Role.WINDOW and row.stats is not None]
     found = []
-    if levels:
-        found.append(_missing_mover(admin, description, levels, topic, now_ms))
-    if windows and description.final_window is FinalWindow.TRACKER:
-        found.append(_missing_dispatcher(description, windows, topic, now_ms))
+    if any(row.subscription for row in at.partitions):
+        found.append(_missing_mover(admin, at, topic))
+    if any(row.stats for row in at.rows(Role.WINDOW)):
+        found.append(_missing_dispatcher(at, topic))
     return tuple(item for item in found if item is not None)
 
 
@@ -80,41 +63,35 @@ def summary(missing: Iterable[MissingHost], topic: str) -> list[str]:
     return list(map(str, found))
 
 
-def _missing_mover(
-    admin: TopicAdmin,
-    description: LevelTopicDescription,
-    rows: list[PartitionStatus],
-    topic: str,
-    now_ms: int,
-) -> MissingHost | None:
-    behind_ms = max(row.behind_ms(now_ms) for row in rows)
-    late = behind_ms > max(description.levels.smallest_lead_ms, _USUAL_DELAY_MS)
-    overdue = f"hand-offs are overdue by {format_duration(behind_ms)}"
-    function = description.mover is Mover.FUNCTION
-    if names := _consumers(rows):
+def _missing_mover(admin: TopicAdmin, at: LevelTopicStatus, topic: str) -> MissingHost | None:
+    overdue = f"hand-offs are overdue by {format_duration(at.behind_ms)}"
+    function = at.description.mover is Mover.FUNCTION
+    if names := ", ".join(at.consumers[:3]):
         restart = f" (`delaylevel mover restart {shell(topic)}`)" * function
         says = f"the mover of {topic} does not keep up: {names} is connected, and {overdue}"
         remedy = f"look at its log, and restart it{restart}"
-        return MissingHost("mover", says, remedy, stale=True) if late else None
+        return MissingHost("mover", says, remedy, stale=True) if at.late else None
     absent = f"no mover is running for {topic}"
     if function:
-        return MissingHost("mover", absent, f"`delaylevel mover deploy {shell(description.topic)}`")
-    times = [row.subscription.acknowledged_ms for row in rows if row.subscription]
+        command = f"`delaylevel mover deploy {shell(at.description.topic)}`"
+        return MissingHost("mover", absent, command)
+    times = [row.subscription.acknowledged_ms for row in at.partitions if row.subscription]
     last_ms = max((time_ms for time_ms in times if time_ms is not None), default=None)
-    # It may run at intervals, and nothing is overdue.
-    if not late and (last_ms is not None or any(_had_mover(admin, row) for row in rows)):
-        return None
-    if late and last_ms is not None:
-        absent += f" (the last one moved messages {format_duration(now_ms - last_ms)} ago)"
-    if late:
+    if at.late:
+        if last_ms is not None:
+            ago = format_duration(at.now_ms - last_ms)
+            absent += f" (the last one moved messages {ago} ago)"
         absent += f", and {overdue}"
+    elif last_ms is not None or any(_had_mover(admin, row) for row in at.partitions):
+        return None  # it may run at intervals
     return MissingHost("mover", absent, f"`delaylevel run {shell(topic)}`")
 
 
 def _had_mover(admin: TopicAdmin, row: PartitionStatus) -> bool:
     """Return True if a mover was connected to a level partition, or has moved messages from it."""
-    subscription = row.subscription
-    if subscription is not None and subscription.type != "None":
+    if row.subscription is None:
+        return False
+    if row.subscription.type != "None":
         return True  # since the broker opened the partition
     if not row.storage_bytes:
         return False
@@ -122,20 +99,20 @@ def _had_mover(admin: TopicAdmin, row: PartitionStatus) -> bool:
     return position.entry >= 0
 
 
-def _missing_dispatcher(
-    description: LevelTopicDescription, rows: list[PartitionStatus], topic: str, now_ms: int
-) -> MissingHost | None:
-    names = _consumers(rows)
+def _missing_dispatcher(at: LevelTopicStatus, topic: str) -> MissingHost | None:
+    description = at.description
+    names = ", ".join(at.dispatchers[:3])
     if not names:
         command = f"`delaylevel run {shell(topic)}`"
         if description.mover is not Mover.SERVICE:
             command = f"`delaylevel dispatcher run {shell(description.topic)}`"
         return MissingHost("dispatcher", f"no dispatcher is running for {topic}", command)
-    times = [row.oldest_publish_ms for row in rows if row.oldest_publish_ms is not None]
-    if description.pauses or not times:
+    times = [row.oldest_publish_ms for row in at.rows(Role.WINDOW)]
+    oldest_ms = min((time_ms for time_ms in times if time_ms is not None), default=None)
+    if description.pauses or oldest_ms is None:
         return None  # in a pause, due messages wait, and for a while after it
     # Messages enter the window when they are due within the finest unit and its lead.
-    overdue_ms = now_ms - min(times) - description.levels[-1].near_due_ms
+    overdue_ms = at.now_ms - oldest_ms - description.levels[-1].near_due_ms
     if overdue_ms <= _STALE_MS:
         return None
     return MissingHost(
@@ -145,8 +122,3 @@ def _missing_dispatcher(
         f"`delaylevel levels describe {shell(topic)}`, look at its log, and restart it",
         stale=True,
     )
-
-
-def _consumers(rows: list[PartitionStatus]) -> str:
-    """Return the names of some consumers; empty if there is none."""
-    return ", ".join(sorted({name for row in rows for name in row.consumers})[:3])

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -40,7 +41,6 @@ from .status import LevelTopicStatus, status
 from .subscriptions import subscribe
 
 __all__ = [
-    "PendingEntries",
     "change_settings",
     "delete",
     "expand",
@@ -241,7 +241,12 @@ def longer_levels(
     return longer
 
 
-def expand(admin: OperatorAdmin, topic: str, levels: Levels) -> LevelTopicDescription:
+def expand(
+    admin: OperatorAdmin,
+    topic: str,
+    maximum: timedelta | None,
+    finer: Mapping[timedelta, timedelta] | None = None,
+) -> LevelTopicDescription:
     """Expand a level topic to longer delays, while producers and movers run.
 
     The new partitions are created with their subscription and policies before the description
@@ -251,59 +256,44 @@ def expand(admin: OperatorAdmin, topic: str, levels: Levels) -> LevelTopicDescri
 
     Args:
         topic: the level topic, or a topic that :func:`delaylevel.topics.describe` finds it by.
-        levels: the new levels, made from the current ones by :func:`longer_levels`.
+        maximum: as for :func:`longer_levels`, like ``finer``.
 
     Returns:
         The new description.
 
     Raises:
-        InvalidStrategyError: the levels are no expansion of the current ones, or need more
-            partitions than the broker allows.
+        InvalidStrategyError: as for :func:`longer_levels`, or the levels need more partitions than
+            the broker allows.
         UnsafeNamespaceError: policies of the namespace would delete messages parked for that long.
         LevelTopicError: another client changed the level topic at the same time.
     """
     before = describe(admin, topic, search=True)
-    if levels == before.levels:
-        return before
-    _check_expansion(before.levels, levels)
+    levels = longer_levels(before.levels, maximum, finer)
     after = replace(before, levels=levels, former=(*before.former, before.levels))
     policies = members.policies_of(admin, after.name)
     settings = admin.broker_settings()
     members.check_partition_limit(after, settings.max_partitions)
     members.refuse_unsafe(admin, after, policies, settings)
     admin.set_properties(after.name, {PLAN_PROPERTY: after.to_json()})
-    for member in after.members():
-        if member.role is Role.LEVEL:
-            _grow(admin, member)
-            subscribe(admin, member)
-            members.protect(admin, member, after, policies, settings)
+    grown = [member for member in after.members() if member.role is Role.LEVEL]
+    for member in grown:
+        _grow(admin, member)
+        subscribe(admin, member)
+        members.protect(admin, member, after, policies, settings)
     # Pulsar has no compare-and-set for properties: of two clients that expand at the same time,
     # the second one notices here or after its write. A write that takes back a longer expansion
     # leaves more partitions than it describes: then the error asks for the longer one again.
-    if describe(admin, after.topic).levels != before.levels:
-        raise _changed(after)
-    admin.set_properties(after.name, {DESCRIPTION_PROPERTY: after.to_json()})
-    for member in after.members():
-        if member.role is Role.LEVEL:
+    if describe(admin, after.topic).levels == before.levels:
+        admin.set_properties(after.name, {DESCRIPTION_PROPERTY: after.to_json()})
+        for member in grown:
             _grow(admin, member)
-    found = describe(admin, after.topic)
-    if found.levels != levels:
-        raise _changed(after)
-    return found
-
-
-def _check_expansion(before: Levels, after: Levels) -> None:
-    def kind(levels: Levels) -> tuple[object, ...]:
-        rest = ((item.unit, item.effective_lead) for item in levels.strategies)
-        return (levels.overflow, *rest)
-
-    same = kind(before) == kind(after)
-    pairs = zip(before.strategies, after.strategies, strict=False)
-    if not same or any(new.maximum_delay < old.maximum_delay for old, new in pairs):
-        raise InvalidStrategyError(
-            f"{after} is no expansion of {before}: units, leads and overflow stay, and a maximum "
-            "only grows"
-        )
+        found = describe(admin, after.topic)
+        if found.levels == levels:
+            return found
+    raise LevelTopicError(
+        f"level topic {after.topic} was changed by another client at the same time: see "
+        "`delaylevel levels describe`, and expand it again if necessary"
+    )
 
 
 def _grow(admin: OperatorAdmin, member: Member) -> None:
@@ -317,47 +307,8 @@ def _grow(admin: OperatorAdmin, member: Member) -> None:
         admin.expand(member.topic, member.partitions)
 
 
-def _changed(description: LevelTopicDescription) -> LevelTopicError:
-    return LevelTopicError(
-        f"level topic {description.topic} was changed by another client at the same time: see "
-        "`delaylevel levels describe`, and expand it again if necessary"
-    )
-
-
 def _say(value: timedelta) -> str:
     return exact_duration(duration_ms(value))
-
-
-@dataclass(frozen=True)
-class PendingEntries:
-    """Numbers of entries that a deletion of the level topic would lose. A batch is one entry.
-
-    Attributes:
-        parked: entries in the levels.
-        held: entries whose target could not be written.
-        window: entries in the window topic that are not released yet.
-        dead_letters: entries that could not be understood.
-    """
-
-    parked: int = 0
-    held: int = 0
-    window: int = 0
-    dead_letters: int = 0
-
-    @property
-    def total(self) -> int:
-        """The sum."""
-        return self.parked + self.held + self.window + self.dead_letters
-
-    def __str__(self) -> str:
-        parts = [
-            (self.parked, "parked"),
-            (self.held, "held"),
-            (self.window, "in the window"),
-            (self.dead_letters, "dead letters"),
-        ]
-        listed = ", ".join(f"{count:,} {name}" for count, name in parts if count)
-        return f"{self.total:,} entries" + (f" ({listed})" if listed else "")
 
 
 def _everything(admin: TopicAdmin, description: LevelTopicDescription) -> LevelTopicStatus:
@@ -365,8 +316,11 @@ def _everything(admin: TopicAdmin, description: LevelTopicDescription) -> LevelT
     return status(admin, description, SystemClock().now_ms(), as_described=False)
 
 
-def pending_entries(admin: TopicAdmin, description: LevelTopicDescription) -> PendingEntries:
-    """Return the entries of a level topic that are not acknowledged; a missing topic has none.
+def pending_entries(admin: TopicAdmin, description: LevelTopicDescription) -> Counter[str]:
+    """Return the numbers of entries that a deletion of the level topic would lose.
+
+    A batch is one entry, and a missing topic has none. The kinds are ``parked``, ``held``, ``in the
+    window`` (not released yet) and ``dead letters``.
 
     Raises:
         LevelTopicError: the broker does not report a partition, so that its contents are unknown.
@@ -376,11 +330,13 @@ def pending_entries(admin: TopicAdmin, description: LevelTopicDescription) -> Pe
         missing = [row.topic for row in rows if row.stats is None]
         if missing and len(missing) < len(rows):  # a topic that does not exist misses all
             raise LevelTopicError(f"the broker reports no statistics of {missing[0]}: try again")
-    return PendingEntries(
-        parked=stats.backlog_entries,
-        held=stats.held_entries,
-        window=stats.entries(Role.WINDOW),
-        dead_letters=stats.dead_letter_entries,
+    return Counter(
+        {
+            "parked": stats.backlog_entries,
+            "held": stats.held_entries,
+            "in the window": stats.entries(Role.WINDOW),
+            "dead letters": stats.dead_letter_entries,
+        }
     )
 
 
@@ -390,7 +346,7 @@ def delete(
     description: LevelTopicDescription,
     *,
     discard: int | None = None,
-) -> PendingEntries:
+) -> Counter[str]:
     """Delete a level topic with all its member topics; business topics stay.
 
     Nothing is deleted while entries are pending, or while a producer, mover or dispatcher is
@@ -400,11 +356,11 @@ def delete(
 
     Args:
         client: a ``pulsar.Client``; it is not closed here.
-        discard: number of pending entries to throw away; it must match
-            :attr:`PendingEntries.total`.
+        discard: number of pending entries to throw away; it must match the total of
+            :func:`pending_entries`.
 
     Returns:
-        The entries that were pending and are deleted.
+        The numbers of entries that were pending and are deleted.
 
     Raises:
         StillPendingError: entries are pending, and ``discard`` is not their number.
@@ -420,8 +376,8 @@ def delete(
         raise InvalidInputError(f"discard is {discard}: it is a number of entries")
     with closed_to_producers(client, _partitions(admin, description)):
         pending = pending_entries(admin, description)
-        if pending.total != (discard or 0):
-            raise StillPendingError(_still_pending(description, pending, discard), pending.total)
+        if pending.total() != (discard or 0):
+            raise StillPendingError(_still_pending(description, pending, discard), pending.total())
         # Exclusive producers end with a refusal, and leave no trace. Termination is for ever: it
         # keeps others out while these producers are closed and the topics are deleted.
         for member in description.members():
@@ -464,23 +420,26 @@ def _connected(stats: LevelTopicStatus) -> list[str]:
 
 
 def _still_pending(
-    description: LevelTopicDescription, pending: PendingEntries, discard: int | None
+    description: LevelTopicDescription, pending: Counter[str], discard: int | None
 ) -> str:
+    total = pending.total()
+    listed = ", ".join(f"{count:,} {kind}" for kind, count in pending.items() if count)
+    holds = f"{total:,} entries" + (f" ({listed})" if listed else "")
     if discard is not None:
         return (
-            f"level topic {description.topic} holds {pending}, not {discard:,}: nothing was "
-            f"deleted. `--discard {pending.total}` throws the entries away"
+            f"level topic {description.topic} holds {holds}, not {discard:,}: nothing was "
+            f"deleted. `--discard {total}` throws the entries away"
         )
     ways = []
-    if pending.parked or pending.held:
+    if pending["parked"] or pending["held"]:
         ways.append("hand them off now with `delaylevel levels drain` (due times are kept)")
-    if pending.window:
+    if pending["in the window"]:
         ways.append("let the dispatcher release the messages in the window")
-    if pending.dead_letters:
+    if pending["dead letters"]:
         ways.append("replay or discard the dead letters with `delaylevel dlq`")
-    ways.append(f"throw everything away with `--discard {pending.total}`")
+    ways.append(f"throw everything away with `--discard {total}`")
     return (
-        f"level topic {description.topic} still holds {pending}: nothing was deleted. "
+        f"level topic {description.topic} still holds {holds}: nothing was deleted. "
         + "; ".join(ways)
     )
 

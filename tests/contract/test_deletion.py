@@ -60,7 +60,7 @@ def test_what_is_stored_is_counted_or_refused(
             lifecycle.delete(world.client(), world.admin, description)
         assert told == [""]
     else:
-        assert lifecycle.delete(world.client(), world.admin, description).total == 0
+        assert lifecycle.delete(world.client(), world.admin, description).total() == 0
         assert told[0], "it was refused"
         assert topics.find(world.admin, description.topic) is None
 
@@ -78,4 +78,4 @@ def test_a_refused_deletion_leaves_the_level_topic_as_it_was(
         lifecycle.delete(client, world.admin, description, discard=3)
     with client.create_producer(description.targets[0], enable_delay_level_topic=True) as producer:
         producer.send(b"3", deliver_after=FAR)
-    assert lifecycle.delete(client, world.admin, description, discard=3).parked == 3
+    assert lifecycle.delete(client, world.admin, description, discard=3)["parked"] == 3

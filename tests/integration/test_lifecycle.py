@@ -55,8 +55,7 @@ def test_an_expansion_of_a_level_topic_in_use_loses_nothing(
     try:
         with pytest.raises(DelayTooLongError):
             producer.send(b"too long", deliver_after=9 * UNIT)
-        longer = lifecycle.longer_levels(BRIEF, 10 * UNIT)
-        expanded = lifecycle.expand(world.admin, description.topic, longer)
+        expanded = lifecycle.expand(world.admin, description.topic, 10 * UNIT)
         monkeypatch.setattr("delaylevel.producer.level_topic_cache._REFUSED_EVERY_S", 0)
         for number in range(4, 10):
             body = f"long{number}".encode()

@@ -25,7 +25,7 @@ from delaylevel.errors import BrokerError
 from delaylevel.model.clock import SystemClock
 from delaylevel.model.level_topic import SUBSCRIPTION
 from delaylevel.model.topic_name import TopicName
-from delaylevel.topics.lifecycle import expand, longer_levels, pause, resume
+from delaylevel.topics.lifecycle import expand, pause, resume
 from support.world import quiet_client
 
 from .part import batches_refused
@@ -339,8 +339,7 @@ def _expand(scene: Scene, chosen: random.Random, undo: Undo) -> None:
     stages = list(scene.settings.stages)
     stage = min(chosen.sample(stages, len(stages)), key=partial(_longest, scene))
     longest = _longest(scene, stage) + timedelta(seconds=COARSE_UNIT_S)
-    levels = longer_levels(scene.description(stage).levels, longest)
-    expand(scene.admin, stage.level_topic, levels)
+    expand(scene.admin, stage.level_topic, longest)
     shortest = min(_longest(scene, each) for each in stages)
     scene.control.longest_delay_ms = int(shortest.total_seconds() * 1000) - 3_000
     scene.save_control()

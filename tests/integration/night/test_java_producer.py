@@ -187,8 +187,7 @@ def test_an_expansion_is_followed_and_a_deletion_is_noticed(
     refused(other, "LEVEL_TOPIC", "does not exist", "delaylevel levels create")
     assert not world.admin.topic_exists(world.name("_other-delay-level"))
     refused(send(5), "DELAY_TOO_LONG")
-    longer = Levels(PartitionStrategy(maximum_delay=timedelta(days=10)))
-    expand(world.admin, description.topic, longer)
+    expand(world.admin, description.topic, timedelta(days=10))
     # The description is read at most once a second.
     world.eventually(lambda: "stored" in send(5), "the expanded level topic")
     assert len(world.stored(description.name.partition(4).full)) == 1

@@ -318,7 +318,7 @@ class Story:
             assert found is not None
             source = found[1]
         description = topics.describe(self.admin, self.description.topic)
-        report = replay(
+        (replayed,) = replay(
             self.client,
             self.admin,
             description,
@@ -327,7 +327,7 @@ class Story:
             clock=self.clock,
             source=source,
         )
-        assert report.replayed == 1
+        assert replayed.done
 
     def found(self) -> Receipt:
         """Return the receipt of the message as the command line finds it, or as it was sent."""

@@ -65,7 +65,7 @@ class World:
         gone = deadletters.discard(self.client, self.admin, self.description, chosen, count)
         return [one.outcome for one in gone]
 
-    def replay(self, chosen: Any = lambda _: True, **changes: Any) -> deadletters.ReplayReport:
+    def replay(self, chosen: Any = lambda _: True, **changes: Any) -> list[deadletters.Disposed]:
         clock = self.memory.clock
         return deadletters.replay(
             self.client, self.admin, self.description, chosen, clock=clock, **changes
@@ -94,17 +94,18 @@ def test_a_cancellation_is_replayed_unchanged_or_not_at_all(hours: int, place: s
     due = str(world.memory.clock.now_ms() + hours * HOUR_MS)
     world.store(b"cancel", **{DUE: due, KIND: "cancel", SOURCE: PLACE})
     for changes in ({"target": ORDERS}, {"due_ms": 2_000_000_000_000}):
-        assert world.replay(**changes).refused == {
+        (refused,) = world.replay(**changes)
+        assert (refused.done, refused.reason) == (
+            False,
             "delaylevel.kind is 'cancel': the target and due time of such a record are those of "
-            "its message; replay it without changing them": 1
-        }
+            "its message; replay it without changing them",
+        )
     # Its ID is that of its message, never the place where it was found.
     world.store(b"unnamed", **{KIND: "cancel", ID: "", SOURCE: PLACE})
-    report = world.replay()
-    assert (report.replayed, report.forwarded.due, world.letters()) == (1, 0, [b"unnamed"])
-    assert list(report.refused) == [
-        "delaylevel.id is empty: different messages would be taken for one"
-    ]
+    replayed, unnamed = world.replay()
+    assert replayed.outcome == ("handed off" if hours < 0 else "parked")
+    assert (unnamed.done, world.letters()) == (False, [b"unnamed"])
+    assert unnamed.reason == "delaylevel.id is empty: different messages would be taken for one"
     ((kind, (stored,)),) = world.stored().items()
     assert (kind, stored.data, stored.key) == (place, b"cancel", "k")
     expected = {DUE: due, KIND: "cancel", TARGET: ORDERS, ID: "a", EXPIRES: "1001"}
@@ -117,8 +118,9 @@ def test_a_letter_without_our_properties_is_replayed_with_a_target_and_a_due_tim
     with monkeypatch.context() as patch:  # there is room for those of the application only
         patch.setattr("delaylevel.testing.memory.producer.MAX_MESSAGE_BYTES", 130)
         world.store(b"value", color="red")
-    assert list(world.replay().refused) == ["delaylevel.due is missing: not a parked message"]
-    assert world.replay(target=ORDERS, due_ms=1000).replayed == 1
+    (refused,) = world.replay()
+    assert refused.reason == "delaylevel.due is missing: not a parked message"
+    assert [one.done for one in world.replay(target=ORDERS, due_ms=1000)] == [True]
     ((kind, (stored,)),) = world.stored().items()
     assert (kind, stored.data, stored.key) == ("orders", b"value", "k")
     properties = dict(stored.properties)
@@ -130,7 +132,7 @@ def test_a_letter_without_our_properties_is_replayed_with_a_target_and_a_due_tim
 
 def test_a_letter_without_an_id_is_known_by_the_place_where_it_was_read(world: World) -> None:
     world.store(b"value", **{ID: "", SOURCE: PLACE})
-    assert world.replay().replayed == 1
+    assert [one.done for one in world.replay()] == [True]
     ((_, (stored,)),) = world.stored().items()
     assert stored.properties[ID] == PLACE
     assert not {REASON, SOURCE} & stored.properties.keys()
@@ -190,11 +192,11 @@ def test_the_outcome_of_each_letter_is_told_also_after_a_failure(
 
     with monkeypatch.context() as patch:
         patch.setattr(Forwarder, "flush", flush)
-        report = world.replay()
-    assert [one.outcome for one in report.letters] == [
+        letters = world.replay()
+    assert [one.outcome for one in letters] == [
         *("delivered", "still dead", "delivered", "unconfirmed", "not tried")
     ]
-    assert [one.reason for one in report.letters][::2] == [
+    assert [one.reason for one in letters][::2] == [
         *("", "", "the broker did not confirm another message")
     ]
     assert world.letters() == [b"2", b"4", b"5"]
@@ -204,11 +206,11 @@ def test_the_outcome_of_each_letter_is_told_also_after_a_failure(
 
     with monkeypatch.context() as patch:
         patch.setattr(PartitionLock, "acknowledge_entry", refuse)
-        report = world.replay()
+        letters = world.replay()
         assert world.discard(1, lambda one: one.due == "soon") == ["unconfirmed"]
-    assert [one.outcome for one in report.letters] == ["still dead", "delivered", "delivered"]
-    assert all("did not confirm its removal" in one.reason for one in report.letters[1:])
-    assert (report.replayed, world.backlog()) == (0, 3)
+    assert [one.outcome for one in letters] == ["still dead", "delivered", "delivered"]
+    assert all("did not confirm its removal" in one.reason for one in letters[1:])
+    assert (any(one.done for one in letters), world.backlog()) == (False, 3)
 
 
 def test_letters_that_share_an_entry_with_a_replayed_one_stay(world: World) -> None:

@@ -14,7 +14,7 @@ from delaylevel import topics
 from delaylevel.cluster.reader import read_range
 from delaylevel.errors import AlreadyRunningError, BrokerError, BrokerUnreachableError
 from delaylevel.model.level_topic import LevelTopicDescription, MissingTarget
-from delaylevel.model.strategy import Levels, PartitionBy, PartitionStrategy
+from delaylevel.model.strategy import PartitionBy, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.mover import local
 from delaylevel.mover.local import LocalMover
@@ -74,8 +74,7 @@ def reading(fail: Callable[[str, int], bool]) -> Callable[..., Iterator[Any]]:
 def test_a_mover_locks_new_partitions() -> None:
     world = World(WEEK)
     with world.mover() as mover:
-        longer = lifecycle.longer_levels(Levels(WEEK), 10 * DAY)
-        world.description = lifecycle.expand(world.memory.admin, "orders", longer)
+        world.description = lifecycle.expand(world.memory.admin, "orders", 10 * DAY)
         world.let_pass(31 * SECOND)
         mover.run_once()
         with pytest.raises(AlreadyRunningError):

@@ -21,14 +21,14 @@ from delaylevel.errors import (
 )
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.position import EARLIEST, source_partitions
-from delaylevel.model.strategy import Levels, PartitionStrategy
+from delaylevel.model.strategy import PartitionStrategy
 from delaylevel.spark_sync import driver as driver_module
 from delaylevel.spark_sync.arrow_rows import SCHEMA
 from delaylevel.spark_sync.driver import Driver, positions_of
 from delaylevel.spark_sync.options import SyncOptions
 from delaylevel.spark_sync.source import DelayLevelStreamReader
 from delaylevel.testing import ManualClock, MemoryPulsar
-from delaylevel.topics.lifecycle import expand, longer_levels
+from delaylevel.topics.lifecycle import expand
 from support.fakes import PartTimeAdmin
 
 DAY = timedelta(days=1)
@@ -90,7 +90,7 @@ def test_a_running_job_reads_the_partitions_of_an_expansion(
         options = SyncOptions((), (producer.description.topic,))
         with closing(Driver(options, memory.clock)) as driver:
             start = driver.latest_offset(driver.initial_offset(), None)
-            expanded = expand(memory.admin, "orders", longer_levels(Levels(WEEK), 10 * DAY))
+            expanded = expand(memory.admin, "orders", 10 * DAY)
             here._descriptions[expanded.topic] = expanded
             producer._cache._refresh_once()
             producer.send(b"pay me", deliver_after=8.5 * DAY)

@@ -52,7 +52,6 @@ DAY = timedelta(days=1)
 WEEK = PartitionStrategy(partition_by=PartitionBy.DAY, maximum_delay=7 * DAY)
 HOURS = PartitionStrategy(partition_by=PartitionBy.HOUR, maximum_delay=DAY)
 WANTED = describe()
-LONGER, LONGEST = (longer_levels(WANTED.levels, days * DAY) for days in (60, 90))
 CLOCK = ManualClock(1_800_000_000_000)
 Change = Callable[[TopicAdmin], LevelTopicDescription]
 
@@ -77,7 +76,7 @@ def test_a_deletion_takes_the_outcomes_and_does_not_wait_for_them(memory: Memory
         delete(memory.client(), memory.admin, WANTED)
     producer.close()
     assert status(memory.admin, WANTED, 0).outcome_entries == 1
-    assert delete(memory.client(), memory.admin, WANTED).total == 0
+    assert delete(memory.client(), memory.admin, WANTED).total() == 0
     with pytest.raises(NotFoundError):
         memory.admin.partitioned_metadata(WANTED.outcomes_topic)
 
@@ -105,8 +104,8 @@ CHANGES: dict[str, Change] = {
     "resume": lambda admin: resume(admin, WANTED.topic, "old", CLOCK, 500),
     "resume slowly": lambda admin: resume(admin, WANTED.topic, "old", CLOCK, 700),
     "target": lambda admin: topics.create(admin, describe(targets=("orders", "more"))),
-    "expansion": lambda admin: expand(admin, WANTED.topic, LONGER),
-    "longer one": lambda admin: expand(admin, WANTED.topic, LONGEST),
+    "expansion": lambda admin: expand(admin, WANTED.topic, 60 * DAY),
+    "longer one": lambda admin: expand(admin, WANTED.topic, 90 * DAY),
 }
 #: They take several writes.
 LONG = {"target", "expansion", "longer one"}
@@ -222,8 +221,7 @@ def test_an_expansion_at_any_time_loses_and_delays_nothing(seed: int, overflow: 
         maximum, dues = 7, {}
         for step in range(40):
             if step == 15:
-                longer = longer_levels(levels, 20 * DAY, {HOURS.unit: 2 * DAY})
-                expand(memory.admin, "orders", longer)
+                longer = expand(memory.admin, "orders", 20 * DAY, {HOURS.unit: 2 * DAY}).levels
                 maximum = 20
                 # The new producer refreshes at once. The old one refreshes after its first refusal.
                 new._cache._refresh_once()
@@ -294,7 +292,7 @@ def test_an_interrupted_expansion_is_finished_by_the_next(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(memory.admin, "set_properties", fail)
     with pytest.raises(KeyboardInterrupt):
-        expand(memory.admin, "orders", longer)
+        expand(memory.admin, "orders", 9 * DAY)
     monkeypatch.undo()
     assert memory.admin.partitioned_metadata(description.name).partitions == 8
     # No application uses an incomplete expansion.
@@ -303,11 +301,11 @@ def test_an_interrupted_expansion_is_finished_by_the_next(monkeypatch: pytest.Mo
         producer.send(b"x", deliver_after=8 * DAY)
     for again in (
         lambda: topics.create(memory.admin, description),
-        lambda: expand(memory.admin, "orders", longer_levels(levels, 8 * DAY)),
+        lambda: expand(memory.admin, "orders", 8 * DAY),
     ):
         with pytest.raises(LevelTopicError, match="was not finished"):
             again()
-    assert expand(memory.admin, "orders", longer).levels == longer
+    assert expand(memory.admin, "orders", 9 * DAY).levels == longer
     # An application with the shorter maximum uses the longer one, and with another one none.
     assert topics.create(memory.admin, description).levels == longer
     other = client.create_producer("orders", partition_strategy=levels.strategies, **options)
@@ -323,4 +321,4 @@ def test_an_interrupted_expansion_is_finished_by_the_next(monkeypatch: pytest.Mo
         each.close()
     with pytest.raises(StillPendingError, match="2 parked"):
         delete(client, memory.admin, description)
-    assert delete(client, memory.admin, description, discard=2).parked == 2
+    assert delete(client, memory.admin, description, discard=2)["parked"] == 2

@@ -106,8 +106,8 @@ def test_a_line_for_each_missing_or_stale_host_names_the_command(
 ) -> None:
     admin: Any = Reported(levels, window)
     described = replace(describe(), **changes)
-    rows = status(admin, described, 0, as_described=False).rows()
-    missing = missing_hosts(admin, described, rows, "orders", NOW_MS)
+    at = status(admin, described, NOW_MS, as_described=False)
+    missing = missing_hosts(admin, at, "orders")
     found = summary(missing, "orders")
     assert len(found) == len(lines)
     assert all(words in line for words, line in zip(lines, found, strict=True))
@@ -206,7 +206,7 @@ def test_a_missing_topic_has_partitions_without_statistics(
     found = {(row.stats, row.backlog_entries, row.consumers) for row in stats.rows(Role.WINDOW)}
     assert found == {(None, 0, ())}
     assert len(status(memory_pulsar.admin, parked, 0).problems) == 2 * parked.window_partitions
-    assert lifecycle.pending_entries(memory_pulsar.admin, parked).total == 3
+    assert lifecycle.pending_entries(memory_pulsar.admin, parked).total() == 3
     with pytest.raises(NotFoundError):
         window_stats(memory_pulsar.admin, parked)
 
