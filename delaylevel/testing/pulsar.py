@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any
@@ -114,19 +114,16 @@ class MemoryListener:
         """Handle every message that is available now; return True if there was one."""
         worked = self._finish()
         for consumer in self._consumers:
-            while self.alive and (message := self._receive(consumer)) is not None:
+            while self.alive:
+                try:
+                    message = self._handling.received(consumer.receive(0))
+                except pulsar.Timeout:
+                    break
                 worked = True
+                self._tally.received += 1
                 yield from self._take(message, consumer)
                 self._finish()
         return worked
-
-    def _receive(self, consumer: Any) -> ReceivedMessage | None:
-        try:
-            message = self._handling.received(consumer.receive(0))
-        except pulsar.Timeout:
-            return None
-        self._tally.received += 1
-        return message
 
     def _take(self, message: ReceivedMessage, consumer: Any) -> Step:
         """Call the handler unless the filter or the handled IDs leave the message out."""
@@ -136,29 +133,33 @@ class MemoryListener:
         except (Exception, SystemExit) as error:
             handling.failed(message, consumer, error, tally)
             return
-        if verdict is Verdict.HANDLE:
-            yield from self._handle(message, consumer)
-        else:
+        if verdict is not Verdict.HANDLE:
             handling.finish(verdict, message, consumer, tally)
-
-    def _handle(self, message: ReceivedMessage, consumer: Any) -> Step:
-        self.running = self._tally.in_progress = 1
+            return
+        self.running = tally.in_progress = 1
         start_s = time.perf_counter()
+        try:
+            failure = yield from self._call(message)
+        finally:
+            tally.took(time.perf_counter() - start_s)
+            self.running = tally.in_progress = 0
+        if failure is not None:
+            handling.failed(message, consumer, failure, tally)
+            return
+        self._handled(self.listener, message)
+        handling.succeeded(message, consumer, tally)
+
+    def _call(self, message: ReceivedMessage) -> Step:
+        """Call the handler; return its error, or None."""
         try:
             returned = self.listener.handler(message)
             if self.listener.is_coroutine:
-                yield returned
-            elif returned is not None:
+                return (yield _failure(returned))
+            if returned is not None:
                 refuse_awaitable(returned)
-        except (Exception, SystemExit, asyncio.CancelledError) as error:
-            # Others are for the test: the end by Ctrl-C, or an outcome such as pytest.fail().
-            self._handling.failed(message, consumer, error, self._tally)
-            return
-        finally:
-            self._tally.took(time.perf_counter() - start_s)
-            self.running = self._tally.in_progress = 0
-        self._handled(self.listener, message)
-        self._handling.succeeded(message, consumer, self._tally)
+        except _FAILURES as error:
+            return error
+        return None
 
     def _finish(self) -> bool:
         """Store and acknowledge failed messages; return True if there was one."""
@@ -200,27 +201,21 @@ class Listening:
             InvalidInputError: a handler advances the clock, or there are coroutines and this thread
                 has a running event loop.
         """
-        self._enter()
-        try:
+        with self._alone(steps):
             if any(each.listener.is_coroutine for each in self._running) and _has_loop():
                 raise InvalidInputError(
                     "this thread has a running event loop, so coroutines cannot be called here: "
                     "write `await memory.advance_async(...)`"
                 )
-            resume = _first(steps)
+            answer = None
             while True:
                 try:
-                    called = resume()
+                    called = steps.send(answer)
                 except StopIteration as end:
                     return end.value
                 if self._loop is None:
                     self._loop = asyncio.new_event_loop()
-                task = self._loop.create_task(_contained(called))
-                self._loop.run_until_complete(asyncio.wait({task}))
-                resume = _resume(steps, task)
-        finally:
-            steps.close()
-            self._busy = False
+                answer = self._loop.run_until_complete(called)
 
     async def drive_async(self, steps: Step) -> Any:
         """Run steps in the running event loop, and return their result.
@@ -228,24 +223,14 @@ class Listening:
         Raises:
             InvalidInputError: a handler advances the clock.
         """
-        self._enter()
-        try:
-            resume = _first(steps)
+        with self._alone(steps):
+            answer = None
             while True:
                 try:
-                    called = resume()
+                    called = steps.send(answer)
                 except StopIteration as end:
                     return end.value
-                task = asyncio.get_running_loop().create_task(_contained(called))
-                try:
-                    await asyncio.wait({task})
-                except asyncio.CancelledError:  # of the test, not of the handler
-                    task.cancel()
-                    raise
-                resume = _resume(steps, task)
-        finally:
-            steps.close()
-            self._busy = False
+                answer = await called
 
     def forget(self) -> None:
         """Forget all listeners, whose process was killed."""
@@ -258,43 +243,46 @@ class Listening:
             loop.run_until_complete(loop.shutdown_asyncgens())
             loop.close()
 
-    def _enter(self) -> None:
+    @contextmanager
+    def _alone(self, steps: Step) -> Iterator[None]:
         if self._busy:
             raise InvalidInputError(
                 "a handler advances the clock: only the test does; a handler sends delayed messages"
             )
         self._busy = True
+        try:
+            yield
+        finally:
+            steps.close()
+            self._busy = False
+
+
+# Failed attempts of a handler. Other errors are for the test: the end by Ctrl-C, or an outcome such
+# as pytest.fail().
+_FAILURES = (Exception, SystemExit, asyncio.CancelledError)
+
+
+async def _failure(called: Coroutine[Any, Any, Any]) -> BaseException | None:
+    """Return the error of a handler; a cancellation that is raised is that of the test."""
+
+    async def contained() -> BaseException | None:
+        try:
+            await called
+        except _FAILURES as error:  # raised by a task, SystemExit would end the event loop
+            return error
+        return None
+
+    task = asyncio.ensure_future(contained())
+    try:
+        await asyncio.wait({task})
+    except asyncio.CancelledError:
+        task.cancel()
+        raise
+    return task.result()
 
 
 # Steps of the event loop: a send or an acknowledgement takes a few.
 _STEPS = 100
-Resume = Callable[[], Coroutine[Any, Any, Any]]
-
-
-def _first(steps: Step) -> Resume:
-    """Return a function that begins."""
-    return lambda: next(steps)
-
-
-def _resume(steps: Step, task: asyncio.Task[Any]) -> Resume:
-    """Return a function that continues after a coroutine with its result or error."""
-    if task.cancelled():
-        return lambda: steps.throw(asyncio.CancelledError())
-    failure = task.exception()
-    result, error = (None, failure) if failure is not None else task.result()
-    if error is not None:
-        return lambda: steps.throw(error)
-    return lambda: steps.send(result)
-
-
-async def _contained(
-    called: Coroutine[Any, Any, Any],
-) -> tuple[Any, SystemExit | None]:
-    """Return the result of a coroutine, or its SystemExit, which would end the event loop."""
-    try:
-        return await called, None
-    except SystemExit as error:
-        return None, error
 
 
 async def _tasks_run() -> None:
