@@ -438,10 +438,6 @@ class PartitionOwner:
         """Number of batches that are not completely confirmed."""
         return len(self._flights)
 
-    def sent_positions(self) -> set[int]:
-        """Return the packed positions of messages that were sent, in batches without a commit."""
-        return {each for flight in self._flights if flight.sent for each in flight.batch.positions}
-
     @property
     def _unanswered(self) -> int:
         """Number of messages that were sent and have no outcome."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pulsar
 
 from delaylevel.cluster.failures import close_quietly
@@ -22,6 +23,9 @@ from delaylevel.cluster.port import NamespacePolicies
 from delaylevel.consumer.host import Handling, Verdict, refuse_awaitable
 from delaylevel.consumer.listener import Listener
 from delaylevel.consumer.message import ReceivedMessage
+from delaylevel.dispatcher.journal.records import pack_message
+from delaylevel.dispatcher.journal.state import JournalState
+from delaylevel.dispatcher.record import identity
 from delaylevel.errors import EnvelopeError, InvalidInputError
 from delaylevel.model.clock import Clock, duration_ms
 from delaylevel.model.delivery import ForwardReport
@@ -34,12 +38,11 @@ from delaylevel.testing.memory.aio import MemoryAsyncClient
 from delaylevel.testing.memory.broker import Broker, Partition
 from delaylevel.testing.memory.client import MemoryClient
 from delaylevel.testing.memory.dispatcher import MemoryDispatcher
-from delaylevel.testing.memory.log import Entry, StoredMessage
-from delaylevel.testing.memory.strict import StrictRules
+from delaylevel.testing.memory.log import StoredMessage
+from delaylevel.testing.memory.strict import StrictRules, stored_journal
 
 from .admin import MemoryAdmin
 from .clock import ManualClock, check_duration
-from .memory.dispatcher import ReleasedMessages
 
 if TYPE_CHECKING:
     from delaylevel.consumer.listeners import Listeners
@@ -358,7 +361,6 @@ class MemoryPulsar:
         self._broker.retention = retention
         self.admin = MemoryAdmin(self._broker)
         self._clients: list[MemoryClient | MemoryAsyncClient] = []
-        self._running: list[_Movers] = []  # during `advance`
         self._listening = Listening(self._rules.expect_id)
         self._apps: list[tuple[Listeners, Any, Clock]] = []  # with what they had before
         for namespace in ("public/default", *namespaces):
@@ -483,8 +485,6 @@ class MemoryPulsar:
         target_ms = self.clock.now_ms() + duration_ms(delta)
         with ExitStack() as stack:
             movers = _Movers(self, self._broker, stack)
-            self._running.append(movers)
-            stack.callback(self._running.remove, movers)
             while True:
                 movers.run_once()
                 if (yield from self._listening.handle_all()):
@@ -569,10 +569,6 @@ class MemoryPulsar:
         found = (LevelTopicDescription.from_properties(n.full, m.properties) for n, m in known)
         return [description for description in found if description is not None]
 
-    def _released(self, description: LevelTopicDescription, index: int) -> ReleasedMessages:
-        sent = [movers.sent_positions(description, index) for movers in self._running]
-        return ReleasedMessages(self._broker, description, index, set().union(*sent))
-
     def _stored(self, topic: str, *, due: bool) -> Iterator[TopicMessage]:
         now_ms = self.clock.now_ms()
         for partition in self._broker.existing_partitions(TopicName.parse(topic)):
@@ -589,10 +585,10 @@ class MemoryPulsar:
                         name = member.topic.partition(index)
                         partition = self._broker.partitions.get(name)
                         if partition is not None:
-                            released = None
+                            journal = None
                             if member.role is Role.WINDOW:
-                                released = self._released(description, index)
-                            yield from _pending(partition, target.full, released)
+                                journal = stored_journal(self._broker, description, index)
+                            yield from _pending(partition, target.full, journal)
 
 
 def _client(broker: Broker, admin: MemoryAdmin, clock: Clock) -> MemoryClient:
@@ -624,11 +620,6 @@ class _Movers:
             self.report.add(mover.run_once())
         for dispatcher in self._dispatchers.values():
             self.report.add(dispatcher.run_once())
-
-    def sent_positions(self, description: LevelTopicDescription, index: int) -> set[int]:
-        """Return the positions in a window partition that were sent, but have no commit yet."""
-        dispatcher = self._dispatchers.get(description)
-        return set() if dispatcher is None else dispatcher.sent_positions(index)
 
     def next_event_ms(self) -> int | None:
         """Return the next time, ms, at which a mover or dispatcher has work; None for never."""
@@ -669,10 +660,14 @@ class _Movers:
 
 
 def _pending(
-    partition: Partition, target: str, released: ReleasedMessages | None
+    partition: Partition, target: str, journal: JournalState | None
 ) -> Iterator[TopicMessage]:
-    """Yield the messages for a target that wait in a partition of a level topic."""
-    for entry in _unacknowledged(partition):
+    """Yield the messages for a target that wait in a partition of a level topic.
+
+    Args:
+        journal: what the journal says of a window partition, which may contain released messages.
+    """
+    for entry in partition.unacknowledged(SUBSCRIPTION):
         for index, message in enumerate(entry.messages):
             try:
                 envelope = Envelope.read(message.properties)
@@ -680,17 +675,19 @@ def _pending(
                 continue
             if envelope.target != target or envelope.kind is not None:
                 continue
-            position = entry.message_position(index)
-            key = message.key or ""
-            if released is None or not released.contains(position, envelope, key):
-                yield _topic_message(partition, message, envelope.due_ms)
+            if journal is not None:
+                packed = np.array([pack_message(entry.message_position(index))])
+                if journal.is_released(packed)[0] or _is_copy(journal, envelope, message.key):
+                    continue
+            yield _topic_message(partition, message, envelope.due_ms)
 
 
-def _unacknowledged(partition: Partition) -> Iterator[Entry]:
-    subscription = partition.subscriptions.get(SUBSCRIPTION)
-    if subscription is not None:
-        for number in subscription.unacknowledged():
-            yield partition.log.entries[number]
+def _is_copy(journal: JournalState, envelope: Envelope, key: str) -> bool:
+    """Return True if a message with the same ID was released."""
+    if envelope.id is None:  # its position is its ID, so it has no copies
+        return False
+    id_key, number = identity(envelope.id, envelope.target, key, envelope.attempt)
+    return journal.memory.is_duplicate(number, id_key)
 
 
 def _topic_message(partition: Partition, message: StoredMessage, at_ms: int) -> TopicMessage:

@@ -122,6 +122,11 @@ class Partition:
             self.subscriptions[name] = found
         return found
 
+    def unacknowledged(self, subscription: str) -> list[Entry]:
+        """Return the entries that a subscription has not acknowledged; none without it."""
+        found = self.subscriptions.get(subscription)
+        return [self.log.entries[number] for number in found.unacknowledged()] if found else []
+
     def notify(self, entries: Iterable[Entry], subscription: str | None = None) -> None:
         """Tell the watchers what was stored or acknowledged."""
         event = Event(self.name, tuple(entries), subscription)

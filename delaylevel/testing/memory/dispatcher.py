@@ -1,4 +1,4 @@
-"""The dispatcher of the final window, step by step, and the messages that it has released.
+"""The dispatcher of the final window, step by step.
 
 The steps, the delay queue, the journal and the publishing are those of the real dispatcher; only
 its threads and its waiting are replaced. A dispatcher of the in-memory Pulsar therefore takes over
@@ -8,7 +8,7 @@ from an earlier one as a real one does: from the journal.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -24,58 +24,17 @@ from delaylevel.cluster.threads import at_once
 from delaylevel.dispatcher.assignment import window_sources
 from delaylevel.dispatcher.fetcher import Fetcher
 from delaylevel.dispatcher.host import EventQueue, Host
-from delaylevel.dispatcher.journal.records import pack_message
-from delaylevel.dispatcher.journal.state import JournalState
-from delaylevel.dispatcher.journal.topic import counting
 from delaylevel.dispatcher.owner import DispatchSettings, PartitionOwner
-from delaylevel.dispatcher.record import identity
 from delaylevel.dispatcher.service import served
 from delaylevel.dispatcher.stats import SharedOwnerStats
 from delaylevel.model.clock import SteadyClock
 from delaylevel.model.delivery import ForwardReport
-from delaylevel.model.envelope import Envelope
 from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription
-from delaylevel.model.position import Position
 from delaylevel.model.topic_name import TopicName
 from delaylevel.testing.clock import ManualClock
 from delaylevel.topics.roster import DescriptionCache
 
 from .broker import Broker
-
-
-class ReleasedMessages:
-    """The released messages of one window partition, as its journal says.
-
-    Args:
-        sent: packed positions of further messages.
-    """
-
-    def __init__(
-        self,
-        broker: Broker,
-        description: LevelTopicDescription,
-        partition: int,
-        sent: Collection[int] = (),
-    ) -> None:
-        self._sent = sent
-        journal = broker.partitions.get(description.journal_topic.partition(partition))
-        entries: list[tuple[bytes, Position]] = []
-        if journal is not None and SUBSCRIPTION in journal.subscriptions:
-            for number in journal.subscriptions[SUBSCRIPTION].unacknowledged():
-                entry = journal.log.entries[number]
-                entries += [(each.value or b"", entry.position) for each in entry.messages]
-        self._state = JournalState.read(counting(entries))
-
-    def contains(self, position: Position, envelope: Envelope, key: str) -> bool:
-        """Return True if a message was released, or if it is a copy of one that was."""
-        packed = pack_message(position)
-        if packed in self._sent or self._state.is_released(np.array([packed]))[0]:
-            return True
-        if envelope.id is None:  # its position is its ID, so it has no copies
-            return False
-        id_key, number = identity(envelope.id, envelope.target, key, envelope.attempt)
-        return self._state.memory.is_duplicate(number, id_key)
-
 
 #: Settings of every dispatcher. No files are written, so the directory is not used.
 SETTINGS = DispatchSettings(directory=Path())
@@ -140,10 +99,6 @@ class MemoryDispatcher:
         times = (partition.next_event_ms() for partition in self._partitions)
         return min((time for time in times if time is not None), default=None)
 
-    def sent_positions(self, index: int) -> set[int]:
-        """Return the packed positions of messages that were sent, but have no commit yet."""
-        return self._partitions[index].sent_positions()
-
     def close(self) -> None:
         """Finish what is in flight, and give up all partitions to another dispatcher."""
         with self._broker.without_tasks(), ExitStack() as stack:
@@ -199,12 +154,6 @@ class _WindowPartition:
         due_ms = self._time.broker_ms(self._owner.next_due_ms)
         look_ms = None if self._look_s is None else self._time.wall_ms(self._look_s)
         return min((time for time in (due_ms, look_ms) if time is not None), default=None)
-
-    def sent_positions(self) -> set[int]:
-        """Return the packed positions of messages that were sent, but have no commit yet."""
-        if self._fetcher is None or self._ended:
-            return set()
-        return self._owner.sent_positions()
 
     def close(self) -> None:
         """Finish what is in flight, and give up the partition."""

@@ -39,7 +39,7 @@ from delaylevel.model.outcome import Outcome, OutcomeStatus
 from delaylevel.model.position import Position
 from delaylevel.model.topic_name import TopicName
 
-from .broker import Broker, Event, Partition
+from .broker import Broker, Event
 from .log import Entry, StoredMessage
 
 
@@ -133,7 +133,7 @@ class StrictRules:
 
     def _check_outcomes(self, description: LevelTopicDescription, event: Event) -> None:
         journals = [
-            self._journal(description, index, ()) for index in range(description.window_partitions)
+            self._journal(description, index) for index in range(description.window_partitions)
         ]
         for entry in event.entries:
             for message in entry.messages:
@@ -175,7 +175,7 @@ class StrictRules:
 
     def _check_window(self, description: LevelTopicDescription, event: Event) -> None:
         index = event.topic.partition_index or 0
-        state = self._journal(description, index, ())
+        state = self._journal(description, index)
         for entry in event.entries:
             packed = [pack_message(entry.message_position(n)) for n in range(len(entry.messages))]
             if not state.is_released(np.array(packed, dtype=np.int64)).all():
@@ -189,31 +189,21 @@ class StrictRules:
         packed = np.array(
             [
                 pack_message(entry.message_position(n))
-                for entry in _unacknowledged(window)
+                for entry in window.unacknowledged(SUBSCRIPTION)
                 for n in range(len(entry.messages))
             ],
             dtype=np.int64,
         )
         before = self._journal(description, index, event.entries)
-        after = self._journal(description, index, ())
+        after = self._journal(description, index)
         forgotten = before.is_released(packed) & ~after.is_released(packed)
         if forgotten.any() or before.open_intents.keys() - after.open_intents.keys():
             self._violated(event.topic, event.entries[-1], "says something that no snapshot keeps")
 
     def _journal(
-        self, description: LevelTopicDescription, index: int, acknowledged: tuple[Entry, ...]
+        self, description: LevelTopicDescription, index: int, acknowledged: tuple[Entry, ...] = ()
     ) -> JournalState:
-        partition = self._broker.partitions.get(description.journal_topic.partition(index))
-        entries = list(acknowledged)
-        if partition is not None and SUBSCRIPTION in partition.subscriptions:
-            entries += _unacknowledged(partition)
-        return JournalState.read(
-            counting(
-                (message.value or b"", entry.position)
-                for entry in entries
-                for message in entry.messages
-            )
-        )
+        return stored_journal(self._broker, description, index, acknowledged)
 
     def _member(self, topic: TopicName) -> tuple[LevelTopicDescription, Member] | None:
         if self._changes != self._broker.changes:
@@ -251,6 +241,16 @@ def _trace(message: StoredMessage) -> int:
     return hash((message.value, message.key, get(DUE), get(KIND)))
 
 
-def _unacknowledged(partition: Partition) -> list[Entry]:
-    numbers = partition.subscriptions[SUBSCRIPTION].unacknowledged()
-    return [partition.log.entries[number] for number in numbers]
+def stored_journal(
+    broker: Broker, description: LevelTopicDescription, index: int, more: tuple[Entry, ...] = ()
+) -> JournalState:
+    """Return what the journal of a window partition says now, with further entries before it."""
+    partition = broker.partitions.get(description.journal_topic.partition(index))
+    entries = [*more, *(partition.unacknowledged(SUBSCRIPTION) if partition else ())]
+    return JournalState.read(
+        counting(
+            (message.value or b"", entry.position)
+            for entry in entries
+            for message in entry.messages
+        )
+    )
