@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from delaylevel.broker.distribution import PULSAR_VERSION
-from delaylevel.broker.embedded import BrokerStatus, EmbeddedBroker, instances, prepare
+from delaylevel.broker.embedded import BrokerStatus, EmbeddedBroker, fetch, instances
 from delaylevel.cli.views.live import Starting, status_line
 from delaylevel.cli.views.output import emit, emit_one, note
 from delaylevel.cli.views.tables import Column
@@ -183,10 +183,9 @@ def stop(name: str, delete_data: bool) -> None:
 @broker.command("fetch")
 @click.option("--version", default=PULSAR_VERSION, metavar="VERSION", help=_VERSION_HELP)
 def fetch_command(version: str) -> None:
-    """Download a server with Maven, prepare it, and print its folder.
+    """Download a server with Maven, and print its folder.
 
-    A later start then needs no network, and takes two thirds of the time: one start here archives
-    the classes of the server, again after an update of Java. Servers of several versions are kept
-    side by side; delete the folder of one that you no longer need.
+    A later start then needs no network. Servers of several versions are kept side by side; delete
+    the folder of one that you no longer need.
     """
-    click.echo(str(prepare(note, version)))
+    click.echo(str(fetch(note, version)))

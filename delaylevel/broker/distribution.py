@@ -11,7 +11,6 @@ import tarfile
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 
 from delaylevel.cluster.connection.local_brokers import DIRECTORIES
@@ -92,22 +91,12 @@ def fetch(report: Report = lambda message: None, version: str = PULSAR_VERSION) 
         PrerequisiteError: Java or Maven is missing, or Maven cannot fetch the server.
     """
     home = distribution_directory(version)
-    make_once(home, partial(is_fetched, version), partial(_fetch, home, report, version))
+    if not is_fetched(version):
+        home.parent.mkdir(parents=True, exist_ok=True)
+        with locked(home.with_name(f"{home.name}.lock")):
+            if not is_fetched(version):
+                _fetch(home, report, version)
     return home
-
-
-def make_once(home: Path, is_made: Callable[[], bool], make: Callable[[], None]) -> None:
-    """Make a server, or something for it, once even if several processes call this.
-
-    Args:
-        is_made: function that returns True if there is nothing to do.
-    """
-    if is_made():
-        return
-    home.parent.mkdir(parents=True, exist_ok=True)
-    with locked(home.with_name(f"{home.name}.lock")):
-        if not is_made():
-            make()
 
 
 def _fetch(home: Path, report: Report, version: str) -> None:

@@ -7,11 +7,9 @@ import os
 import re
 import shutil
 import subprocess
-import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,20 +31,17 @@ from delaylevel.cluster.connection.local_brokers import (
     status_of,
 )
 from delaylevel.cluster.connection.settings import Connection
-from delaylevel.errors import AlreadyRunningError, BrokerError, DelayLevelError, InvalidInputError
+from delaylevel.errors import AlreadyRunningError, BrokerError, InvalidInputError
 
 from . import process
 from .conf import (
     ConfValue,
-    archive_path,
-    archive_reading,
-    archive_writing,
     conf_text,
     environment,
     start_command,
     write_conf,
 )
-from .distribution import PULSAR_VERSION, Report, fetch, java, locked, make_once, release_of
+from .distribution import PULSAR_VERSION, Report, fetch, java, locked, release_of
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +51,6 @@ _POLL_SECONDS = 0.1
 # Logged by the broker when the registration of its storage node (bookie) is deleted.
 _INVALIDATED = re.compile(rb"Lock on resource /ledgers/available/\S+ was invalidated")
 _MAX_INVALIDATED = 4
-_LOOP = "does not become stable: its storage node registers in an endless loop"
 
 
 class NotReadyError(Exception):
@@ -65,80 +59,6 @@ class NotReadyError(Exception):
 
 class RegistrationLoopError(NotReadyError):
     """A storage node that registers in an endless loop: the broker must be started again."""
-
-
-class RegistrationMonitor:
-    """Detector of a storage node that registers in an endless loop, from the broker's log.
-
-    After a crash, the node finds its earlier registration and deletes it. If the notification of
-    this deletion arrives after the new registration, the broker (4.0.8) takes it for a deletion of
-    the new one, deletes that in order to renew it, receives another notification, and so on.
-    Meanwhile the node comes and goes, and attempts to open a ledger fail at random. A regular stop
-    leaves no registration behind.
-    """
-
-    def __init__(self, log_file: Path) -> None:
-        self._log_file = log_file
-        self._offset = 0
-        self._rest = b""  # an incomplete line
-        self._count = 0
-
-    def is_looping(self) -> bool:
-        """Read the new part of the log; return whether the loop has been seen so far."""
-        try:
-            with self._log_file.open("rb") as file:
-                file.seek(self._offset)
-                text = file.read()
-        except FileNotFoundError:
-            return False
-        self._offset += len(text)
-        lines, _, self._rest = (self._rest + text).rpartition(b"\n")
-        self._count += len(_INVALIDATED.findall(lines))
-        return self._count > _MAX_INVALIDATED
-
-
-def wait_ready(
-    admin_url: str,
-    *,
-    functions: bool,
-    token: str | None,
-    exit_code: Callable[[], int | None],
-    log_file: Path,
-    timeout_seconds: float,
-) -> None:
-    """Poll the admin REST interface until all required parts of the broker respond."""
-    # `health` responds before the namespaces and the functions worker do.
-    pending = ["/admin/v2/brokers/health", "/admin/v2/namespaces/public/default"]
-    if functions:
-        pending.append("/admin/v3/functions/public/default")
-    headers = {"Authorization": f"Bearer {token}"} if token else {}
-    limit = time.monotonic() + timeout_seconds
-    result = "no response"
-    monitor = RegistrationMonitor(log_file)
-    with urllib3.PoolManager(retries=False, timeout=10, headers=headers) as pool:
-        while pending:
-            code = exit_code()
-            if code is not None:
-                raise NotReadyError(f"ended with code {code} before it was ready")
-            if monitor.is_looping():
-                raise RegistrationLoopError(_LOOP)
-            if time.monotonic() > limit:
-                raise NotReadyError(
-                    f"was not ready within {timeout_seconds:g} s ({pending[0]}: {result})"
-                )
-            try:
-                answer = pool.request("GET", admin_url + pending[0])
-            except urllib3.exceptions.HTTPError as error:
-                result = type(error).__name__
-                time.sleep(_POLL_SECONDS)
-                continue
-            if answer.status == 200:
-                pending.pop(0)
-            else:
-                result = f"HTTP status {answer.status}"
-                time.sleep(_POLL_SECONDS)
-    if monitor.is_looping():
-        raise RegistrationLoopError(_LOOP)
 
 
 DEFAULT_HEAP_MB = 400
@@ -164,8 +84,6 @@ class EmbeddedBroker:
         report: function that receives lines about the progress of fetching and starting.
         version: version of the server, e.g. ``3.3.6``; None for that of the last start, at first
             `PULSAR_VERSION`.
-        archive_to: path to which the JVM writes an archive of its classes when it is stopped; for
-            :func:`delaylevel.broker.embedded.prepare`.
 
     Raises:
         InvalidInputError: the name, directory or version cannot be used.
@@ -183,7 +101,6 @@ class EmbeddedBroker:
         follow_parent: bool = False,
         report: Report = log.info,
         version: str | None = None,
-        archive_to: Path | None = None,
     ) -> None:
         if not NAME.fullmatch(name):
             raise InvalidInputError(
@@ -206,7 +123,6 @@ class EmbeddedBroker:
         self._token = token
         self._follow_parent = follow_parent
         self._report = report
-        self._archive_to = archive_to
         self._child: subprocess.Popen[bytes] | None = None
         self._watcher: subprocess.Popen[bytes] | None = None
 
@@ -367,15 +283,49 @@ class EmbeddedBroker:
                 raise
 
     def _wait_ready(self, saved: SavedInstance, timeout_seconds: float) -> None:
-        child = self._child
-        wait_ready(
-            saved.admin_url,
-            functions=saved.functions,
-            token=self._token,
-            exit_code=child.poll if child is not None else lambda: None,
-            log_file=self.log_file,
-            timeout_seconds=timeout_seconds,
-        )
+        """Poll the admin REST interface until all required parts of the broker respond."""
+        # `health` responds before the namespaces and the functions worker do.
+        pending = ["/admin/v2/brokers/health", "/admin/v2/namespaces/public/default"]
+        if saved.functions:
+            pending.append("/admin/v3/functions/public/default")
+        headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
+        limit = time.monotonic() + timeout_seconds
+        result = "no response"
+        with urllib3.PoolManager(retries=False, timeout=10, headers=headers) as pool:
+            while pending:
+                code = self._child.poll() if self._child is not None else None
+                if code is not None:
+                    raise NotReadyError(f"ended with code {code} before it was ready")
+                self._check_registration()
+                if time.monotonic() > limit:
+                    raise NotReadyError(
+                        f"was not ready within {timeout_seconds:g} s ({pending[0]}: {result})"
+                    )
+                try:
+                    answer = pool.request("GET", saved.admin_url + pending[0])
+                except urllib3.exceptions.HTTPError as error:
+                    result = type(error).__name__
+                else:
+                    if answer.status == 200:
+                        pending.pop(0)
+                        continue
+                    result = f"HTTP status {answer.status}"
+                time.sleep(_POLL_SECONDS)
+        self._check_registration()
+
+    def _check_registration(self) -> None:
+        """Raise an error for a storage node that registers in an endless loop, as the log says.
+
+        After a crash, the node finds its earlier registration and deletes it. If the notification
+        of this deletion arrives after the new registration, the broker (4.0.8) takes it for a
+        deletion of the new one, deletes that in order to renew it, receives another notification,
+        and so on. Meanwhile the node comes and goes, and attempts to open a ledger fail at random.
+        A regular stop leaves no registration behind.
+        """
+        if len(_INVALIDATED.findall(self.log_file.read_bytes())) > _MAX_INVALIDATED:
+            raise RegistrationLoopError(
+                "does not become stable: its storage node registers in an endless loop"
+            )
 
     def _settings(self) -> SavedInstance:
         """Return the settings of the next start: those given, then those of the last start."""
@@ -425,7 +375,12 @@ class EmbeddedBroker:
                     functions=settings.functions,
                     bookie_port=bookie_port,
                 ),
-                env=self._environment(home, settings),
+                env=environment(
+                    self.directory,
+                    java=java(),
+                    functions=settings.functions,
+                    heap_mb=settings.heap_mb,
+                ),
                 cwd=self.directory,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -445,20 +400,6 @@ class EmbeddedBroker:
             self._watcher = process.follow_parent(launched.pid)
         return launched
 
-    def _environment(self, home: Path, settings: SavedInstance) -> dict[str, str]:
-        program = java()
-        environ = environment(
-            self.directory,
-            java=program,
-            functions=settings.functions,
-            heap_mb=settings.heap_mb,
-        )
-        archive = archive_path(home, program)
-        log_conf = Path(environ["PULSAR_LOG_CONF"])
-        if self._archive_to is None:
-            return environ | archive_reading(archive, log_conf)
-        return environ | archive_writing(archive, log_conf, self._archive_to)
-
     def _end(self, pid: int, *, timeout_seconds: float) -> bool:
         self._end_watcher()
         ended = process.end(pid, marker(self.directory), timeout_seconds=timeout_seconds)
@@ -475,59 +416,3 @@ class EmbeddedBroker:
         """Collect the exit code of a dead child, so that it does not stay a zombie."""
         if self._child is not None and self._child.poll() is not None:
             self._child = None
-
-
-# The JVM writes some 90 MB when it ends: 6 s on two idle processors.
-_WRITE_S = 120
-
-
-def prepare(report: Report = lambda message: None, version: str = PULSAR_VERSION) -> Path:
-    """Fetch a server, and archive its classes, so that its later starts take less time.
-
-    The archive is made once for each build of Java, by one start in a temporary directory. Without
-    it, a server starts as well.
-    """
-    home = fetch(report, version)
-    archive = archive_path(home, java())
-    make_once(home, archive.is_file, partial(_try_to_write, archive, report, version))
-    return home
-
-
-def _try_to_write(archive: Path, report: Report, version: str) -> None:
-    report("Preparing it for quick starts (some 15 s, once) ...")
-    try:
-        _write(archive, version)
-    except (DelayLevelError, OSError) as error:
-        report(f"It was not prepared, and starts more slowly: {error}")
-
-
-def _write(archive: Path, version: str) -> None:
-    part = archive.with_suffix(".part")
-    part.unlink(missing_ok=True)
-    with tempfile.TemporaryDirectory(prefix="delaylevel-") as scratch:
-        broker = EmbeddedBroker(
-            "classes",
-            directory=Path(scratch) / "broker",
-            follow_parent=True,
-            version=version,
-            archive_to=part,
-        )
-        try:
-            broker.start()
-            started = time.monotonic()
-            broker.stop(timeout_seconds=_WRITE_S)
-            if time.monotonic() - started >= _WRITE_S:
-                raise BrokerError(f"Java took more than {_WRITE_S} s to archive the classes")
-            if not part.is_file():
-                raise BrokerError("Java did not archive the classes")
-            _sync(part)
-            part.replace(archive)
-        finally:
-            broker.stop()
-            part.unlink(missing_ok=True)
-
-
-def _sync(path: Path) -> None:
-    """Wait until a file is on the disk: half an archive would end each JVM that reads it."""
-    with path.open("rb") as file:
-        os.fsync(file.fileno())

@@ -16,11 +16,8 @@ from delaylevel.broker import distribution, process
 from delaylevel.broker.conf import environment, write_conf
 from delaylevel.broker.embedded import (
     EmbeddedBroker,
-    RegistrationLoopError,
-    RegistrationMonitor,
     instances,
     running_instance,
-    wait_ready,
 )
 from delaylevel.cluster.connection import local_brokers
 from delaylevel.errors import BrokerError, InvalidInputError, PrerequisiteError
@@ -36,6 +33,14 @@ def program(folder: Path, name: str, script: str) -> Path:
 
 def java(folder: Path, version: str = "17") -> Path:
     return program(folder, "java", f"""echo 'openjdk version "{version}" 2025-04-15' >&2""")
+
+
+def fake_server(version: str, script: str) -> None:
+    home = distribution.distribution_directory(version)
+    program(home / "bin", "pulsar", script)
+    (home / "conf").mkdir(exist_ok=True)
+    for name in ("standalone.conf", "broker.conf", "bookkeeper.conf", "functions_worker.yml"):
+        (home / "conf" / name).touch()
 
 
 @pytest.fixture
@@ -145,11 +150,7 @@ def test_a_server_older_than_the_data_is_not_started(
         (directory / "data").mkdir(parents=True)
         local_brokers.save_version(directory, stored)
     for version in filter(None, (stored, given, "4.0.8")):
-        home = distribution.distribution_directory(version)
-        program(home / "bin", "pulsar", f"echo this is {version}")
-        (home / "conf").mkdir(exist_ok=True)
-        for name in ("standalone.conf", "broker.conf", "bookkeeper.conf", "functions_worker.yml"):
-            (home / "conf" / name).touch()
+        fake_server(version, f"echo this is {version}")
     java(empty_machine)
     broker = EmbeddedBroker("other", directory=directory, version=given)
     if starts is None:
@@ -288,24 +289,18 @@ INVALIDATED = (
 )
 
 
-def test_a_broker_in_a_registration_loop_is_not_ready(tmp_path: Path) -> None:
-    log = tmp_path / "broker.log"
-    monitor = RegistrationMonitor(log)
-    assert not monitor.is_looping(), "a loop without a log"
-    log.write_text("Starting\n" + INVALIDATED.replace("ledgers/available", "loadbalance") * 9)
-    assert not monitor.is_looping()
-    with log.open("a") as file:
-        file.write(INVALIDATED * 4 + INVALIDATED[:150])
-    assert not monitor.is_looping(), "a few registrations count as a loop"
-    with log.open("a") as file:
-        file.write(INVALIDATED[150:])
-    assert monitor.is_looping()
-    with pytest.raises(RegistrationLoopError, match="registers in an endless loop"):
-        wait_ready(
-            "http://127.0.0.1:1",
-            functions=False,
-            token=None,
-            exit_code=lambda: None,
-            log_file=log,
-            timeout_seconds=60,
-        )
+def test_a_broker_in_a_registration_loop_is_started_again(
+    empty_machine: Path, tmp_path: Path
+) -> None:
+    java(empty_machine)
+    fake_server("4.0.8", "while :; do /bin/sleep 0.1; done")
+    broker = EmbeddedBroker("other", directory=tmp_path / "instance")
+    broker.log_file.parent.mkdir(parents=True)
+    for text in (INVALIDATED.replace("ledgers/available", "loadbalance") * 9, INVALIDATED * 4):
+        broker.log_file.write_text(text)
+        broker._check_registration()
+    (tmp_path / "log").write_text(INVALIDATED * 5)
+    fake_server("4.0.8", f"/bin/cat {tmp_path}/log; while :; do /bin/sleep 0.1; done")
+    with pytest.raises(BrokerError, match="registers in an endless loop"):
+        broker.start()
+    assert not broker.status().running
