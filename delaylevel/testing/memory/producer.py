@@ -22,7 +22,6 @@ Callback = Callable[[Any, Any], Any]
 # As measured: the metadata without properties and keys, and the fields around each text.
 _METADATA_BYTES = 26
 _TEXT_BYTES = 3
-BatchItem = tuple[StoredMessage, int, Callback]
 
 
 class OutgoingMessage(NamedTuple):
@@ -38,13 +37,24 @@ class OutgoingMessage(NamedTuple):
     deliver_at_ms: int | None
 
 
-@dataclass
-class _OpenBatch:
-    """Messages that will become one entry, or one entry per key with key-based batching."""
+class _Item(NamedTuple):
+    message: StoredMessage
+    sequence_id: int
+    done: Callback
 
-    since_ms: int = 0
+
+@dataclass
+class _Entry:
+    """Messages on their way to one entry, or to one entry per key with key-based batching.
+
+    A client that sends without waiting loses them if its process ends now.
+    """
+
+    publish_ms: int
+    batched: bool
+    deliver_at_ms: int | None = None
     bytes: int = 0
-    items: list[BatchItem] = field(default_factory=list)
+    items: list[_Item] = field(default_factory=list)
 
 
 class ProducerLink:
@@ -71,10 +81,7 @@ class ProducerLink:
         self.access_mode = str(options["access_mode"].name)
         self.properties = dict(options["properties"] or {})
         self._clock = clock
-        self._batch = _OpenBatch()
-        # Messages outside of batches that are on their way: a client that sends without waiting
-        # loses them if its process ends now.
-        self._sent: list[tuple[BatchItem, int, int | None]] = []
+        self._waiting: list[_Entry] = []  # an open batch is the last: others overtake it
         self.last_sequence_id: int = options["initial_sequence_id"] or -1
         self._next_sequence = self.last_sequence_id + 1
         self.fenced = False
@@ -94,19 +101,21 @@ class ProducerLink:
 
     def disconnect(self) -> None:
         """Disconnect from the partition; an open batch fails, as in Pulsar's client."""
-        sent, waiting = self._take_sent(), self._take_batch()
-        for _, _, callback in [*(item for item, _, _ in sent), *waiting.items]:
-            callback(pulsar.Result.AlreadyClosed, message_id(NO_POSITION))
+        for waiting in self.forget():
+            for item in waiting.items:
+                item.done(pulsar.Result.AlreadyClosed, message_id(NO_POSITION))
         partition = self._broker.partitions.get(self._topic)
         if partition is not None and partition.producers.get(self.name) is self:
             del partition.producers[self.name]
             if not partition.producers:
                 partition.exclusive = False
 
-    def forget(self) -> None:
-        """Drop what is not stored yet, and its callbacks."""
-        self._take_sent()
-        self._take_batch()
+    def forget(self) -> list[_Entry]:
+        """Drop and return what is not stored yet."""
+        waiting, self._waiting = self._waiting, []
+        if waiting:
+            self._broker.timed_tasks.remove(self)
+        return waiting
 
     @property
     def connected(self) -> bool:
@@ -119,68 +128,42 @@ class ProducerLink:
         sequence_id = outgoing.sequence_id
         if sequence_id is None:  # an explicit ID does not advance the counter
             sequence_id, self._next_sequence = self._next_sequence, self._next_sequence + 1
-        size = len(message.value or b"")
+        item = _Item(message, sequence_id, done)
         if self._entry_bytes(message) > MAX_MESSAGE_BYTES:
             done(pulsar.Result.MessageTooBig, message_id(NO_POSITION))
         elif not self._options["batching_enabled"] or outgoing.deliver_at_ms is not None:
-            item = (message, sequence_id, done)
-            if not (self._sent or self._batch.items):
-                self._broker.timed_tasks.insert(0, self)  # before listeners
-            self._sent.append((item, self._clock.now_ms(), outgoing.deliver_at_ms))
+            self._begin(_Entry(self._clock.now_ms(), False, outgoing.deliver_at_ms, items=[item]))
         else:
-            self._add(message, size, sequence_id, done)
+            self._add(item)
 
     def flush(self) -> None:
-        """Store what is on its way, and the open batch."""
-        self._store_sent()
-        waiting = self._take_batch()
-        groups: dict[str, list[BatchItem]] = {}
-        keyed = self._options["batching_type"] == pulsar.BatchingType.KeyBased
-        for item in waiting.items:
-            key = (item[0].ordering_key or item[0].key) if keyed else ""
-            groups.setdefault(key, []).append(item)
-        for group in groups.values():
-            self._store(group, waiting.since_ms, None, batched=True)
+        """Store everything that is on its way, with the open batch."""
+        self._store_all(self.forget())
 
     @property
     def is_filling(self) -> bool:
         """True if a batch is open."""
-        return bool(self._batch.items)
+        return bool(self._waiting) and self._waiting[-1].batched
 
     def next_event_ms(self) -> int | None:
         """Return the time at which something is stored, ms since the epoch; None for never."""
-        if self._sent:
-            return self._clock.now_ms()
-        if not self._batch.items:
+        if not self._waiting:
             return None
-        return self._batch.since_ms + int(self._options["batching_max_publish_delay_ms"])
+        if not self._waiting[0].batched:
+            return self._clock.now_ms()
+        delay_ms = int(self._options["batching_max_publish_delay_ms"])
+        return self._waiting[0].publish_ms + delay_ms
 
     def run_due(self) -> bool:
-        """Store what is on its way, and the batch if it is due; return whether there was any."""
-        if self._sent:
-            self._store_sent()
-            return True
+        """Store what is due; return whether there was any."""
         event_ms = self.next_event_ms()
         if event_ms is None or event_ms > self._clock.now_ms():
             return False
-        self.flush()
+        waiting = self.forget()
+        if len(waiting) > 1 and waiting[-1].batched:
+            self._begin(waiting.pop())  # the batch is not due
+        self._store_all(waiting)
         return True
-
-    def _take_batch(self) -> _OpenBatch:
-        waiting, self._batch = self._batch, _OpenBatch()
-        if waiting.items and not self._sent:
-            self._broker.timed_tasks.remove(self)
-        return waiting
-
-    def _take_sent(self) -> list[tuple[BatchItem, int, int | None]]:
-        sent, self._sent = self._sent, []
-        if sent and not self._batch.items:
-            self._broker.timed_tasks.remove(self)
-        return sent
-
-    def _store_sent(self) -> None:
-        for item, publish_ms, deliver_at_ms in self._take_sent():
-            self._store([item], publish_ms, deliver_at_ms)
 
     def _entry_bytes(self, message: StoredMessage) -> int:
         """Return about the bytes that the client counts: compressed payload, and metadata."""
@@ -188,55 +171,61 @@ class ProducerLink:
         texts += filter(None, (message.key, message.ordering_key))
         metadata = _METADATA_BYTES + sum(_TEXT_BYTES + len(text.encode()) for text in texts)
         payload = message.value or b""
-        if len(payload) + metadata > MAX_MESSAGE_BYTES and self._compresses:
+        compresses = self._options["compression_type"] != pulsar.CompressionType.NONE
+        if len(payload) + metadata > MAX_MESSAGE_BYTES and compresses:
             payload = zlib.compress(payload, 1)
         return len(payload) + metadata
 
-    @property
-    def _compresses(self) -> bool:
-        return bool(self._options["compression_type"] != pulsar.CompressionType.NONE)
+    def _begin(self, entry: _Entry) -> None:
+        if not self._waiting:
+            self._broker.timed_tasks.insert(0, self)  # before listeners
+        self._waiting.insert(len(self._waiting) - self.is_filling, entry)
 
-    def _add(self, message: StoredMessage, size: int, sequence_id: int, done: Callback) -> None:
-        batch, options = self._batch, self._options
-        if batch.items and batch.bytes + size > options["batching_max_allowed_size_in_bytes"]:
-            self.flush()
-            batch = self._batch
-        if not batch.items:
-            batch.since_ms = self._clock.now_ms()
-            if not self._sent:
-                self._broker.timed_tasks.insert(0, self)  # before listeners
-        batch.items.append((message, sequence_id, done))
+    def _add(self, item: _Item) -> None:
+        options, size = self._options, len(item.message.value or b"")
+        if self.is_filling:
+            most_bytes = options["batching_max_allowed_size_in_bytes"]
+            if self._waiting[-1].bytes + size > most_bytes:
+                self.flush()
+        if not self.is_filling:
+            self._begin(_Entry(self._clock.now_ms(), True))
+        batch = self._waiting[-1]
+        batch.items.append(item)
         batch.bytes += size
         full = min(options["batching_max_messages"], options["max_pending_messages"] or 1 << 30)
         if len(batch.items) >= full:
             self.flush()
 
-    def _store(
-        self,
-        items: list[BatchItem],
-        publish_ms: int,
-        deliver_at_ms: int | None,
-        batched: bool = False,
-    ) -> None:
+    def _store_all(self, waiting: list[_Entry]) -> None:
+        keyed = self._options["batching_type"] == pulsar.BatchingType.KeyBased
+        for entry in waiting:
+            groups: dict[str, list[_Item]] = {}
+            for item in entry.items:
+                key = (item.message.ordering_key or item.message.key) if keyed else ""
+                groups.setdefault(key, []).append(item)
+            for group in groups.values():
+                self._store(group, entry)
+
+    def _store(self, items: list[_Item], waiting: _Entry) -> None:
         try:
             if self.fenced:
                 raise pulsar.ProducerFenced("Pulsar error: ResultProducerFenced")
             entry: Entry = self._broker.store(
                 self._topic,
-                tuple(message for message, _, _ in items),
-                batched=batched,
-                publish_ms=publish_ms,
-                deliver_at_ms=deliver_at_ms,
+                tuple(item.message for item in items),
+                batched=waiting.batched,
+                publish_ms=waiting.publish_ms,
+                deliver_at_ms=waiting.deliver_at_ms,
             )
         except pulsar.PulsarException as error:
             result = getattr(pulsar.Result, type(error).__name__)
-            for _, _, done in items:
-                done(result, message_id(NO_POSITION))
+            for item in items:
+                item.done(result, message_id(NO_POSITION))
             return
-        self.last_sequence_id = items[0][1]  # of a batch, its first message, as in Pulsar
-        for number, (_, _, done) in enumerate(items):
+        self.last_sequence_id = items[0].sequence_id  # of a batch, its first message, as in Pulsar
+        for number, item in enumerate(items):
             position = entry.message_position(number)
-            done(pulsar.Result.Ok, message_id(position, entry.batch_size, self._index))
+            item.done(pulsar.Result.Ok, message_id(position, entry.batch_size, self._index))
 
     def _enter(self, partition: Partition) -> None:
         modes = pulsar.ProducerAccessMode
