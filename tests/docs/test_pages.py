@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from support.page_reader import (
-    COMMANDS,
     KINDS,
     NOT_RUN,
     OPTION,
@@ -38,12 +37,11 @@ def test_only_listed_blocks_are_not_run() -> None:
 
 @pytest.mark.parametrize("name", PAGES)
 def test_every_block_has_a_known_kind_and_known_options(name: str) -> None:
-    text = COMMANDS if name == "commands" else (ROOT / name).read_text(encoding="utf-8")
     for block in PAGES[name]:
         assert block.kind in KINDS, f"{name}:{block.line}"
         assert all(map(OPTION.fullmatch, block.options.split())), f"{name}:{block.line}"
     # No code hides in an indented block.
-    assert not re.findall(r"\n\n    \S.*", FENCE.sub("", text))
+    assert not re.findall(r"\n\n    \S.*", FENCE.sub("", (ROOT / name).read_text(encoding="utf-8")))
 
 
 def test_expectations_name_existing_commands(expected: Any) -> None:
@@ -52,8 +50,7 @@ def test_expectations_name_existing_commands(expected: Any) -> None:
         for block in found:
             if block.runs and block.kind != "python":
                 lines = {bare(line) for line, _ in block.commands}
-                typed.setdefault(f"{name} {block.section}".strip(), set()).update(lines)
+                typed.setdefault(name, set()).update(lines)
     for title, steps in expected.before.items():
         assert set(steps) - {""} <= typed[title], title
     assert set(expected.exits) <= set.union(*typed.values())
-    assert expected.own_broker <= set(typed)

@@ -1,4 +1,4 @@
-"""Every command and example in README.md, docs/ and the help, run page by page on a real broker.
+"""Every command and example in README.md and docs/, run page by page on a real broker.
 
 Each page has an empty ``public/default`` to itself, so nothing on it changes except the addresses
 and paths of examples (`Reader.words`). The preconditions of each page are in conftest.py.
@@ -43,8 +43,7 @@ from delaylevel.broker.distribution import distribution_directory
 from delaylevel.broker.embedded import EmbeddedBroker, instances
 from delaylevel.cli.main import cli
 from delaylevel.cluster.connection.settings import Connection
-from support.loading import load
-from support.pages import ROOT, Block, blocks, blocks_of, missing
+from support.pages import ROOT, Block, blocks, missing
 from support.world import eventually
 
 KINDS = {"sh", "console", "python", "java", "text", "yaml"}
@@ -72,12 +71,7 @@ EMPTY_S = 30.0
 _SPOILT: set[str] = set()
 
 # These wait for the effect of a slow command, or are slow themselves.
-AS_A_WHOLE = {
-    "docs/spark.md",
-    "docs/security.md",
-    "docs/functions.md",
-    *(f"commands {section}" for section in ("levels", "dispatcher", "horizon")),
-}
+AS_A_WHOLE = {"docs/spark.md", "docs/security.md", "docs/functions.md"}
 
 NOT_RUN = {
     "docs/concepts.md": "the namespace stays for other pages",
@@ -94,28 +88,22 @@ PAGES = {
     str(page.relative_to(ROOT)): blocks(page)
     for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 }
-#: The help of all commands, with examples.
-COMMANDS: str = load("tools/make_reference.py").commands_page()
-PAGES["commands"] = blocks_of(COMMANDS, by_command=True)
 
 
 def pages_to_walk(of_the_first: bool) -> Iterator[Any]:
-    """Yield the sections of pages; those with slow commands also as a whole."""
+    """Yield pages; those with slow commands also as a whole."""
     for name, found in PAGES.items():
-        is_first = name in FIRST
-        if of_the_first and not is_first:
+        mine = [block for block in found if block.runs]
+        is_first, whole = name in FIRST, name in AS_A_WHOLE
+        if not mine or (of_the_first and not is_first):
             continue
-        for section in dict.fromkeys(block.section for block in found if block.runs):
-            mine = [block for block in found if block.runs and block.section == section]
-            title = f"{name} {section}".strip()
-            lines = [line for b in mine if b.kind != "python" for line, _ in b.commands]
-            slow = [line for line in lines if SLOW.match(line)]
-            whole = title in AS_A_WHOLE
-            if is_first is of_the_first and not whole and (not lines or len(slow) < len(lines)):
-                yield pytest.param(title, mine, False, id=title)
-            if not of_the_first and (whole or slow):
-                marks = pytest.mark.timeout(3000)
-                yield pytest.param(title, mine, True, id=f"{title}, all of it", marks=marks)
+        lines = [line for b in mine if b.kind != "python" for line, _ in b.commands]
+        slow = [line for line in lines if SLOW.match(line)]
+        if is_first is of_the_first and not whole and (not lines or len(slow) < len(lines)):
+            yield pytest.param(name, mine, False, id=name)
+        if not of_the_first and (whole or slow):
+            marks = pytest.mark.timeout(3000)
+            yield pytest.param(name, mine, True, id=f"{name}, all of it", marks=marks)
 
 
 class Reader:
@@ -326,14 +314,13 @@ def reader(
     request: pytest.FixtureRequest,
     broker_with: Callable[..., EmbeddedBroker],
     private_broker: Callable[..., EmbeddedBroker],
-    expected: Any,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> Iterator[Reader]:
     """A reader of the page ``title``, with ``public/default`` of a broker to themselves."""
     title, whole = request.node.callspec.params["title"], request.node.callspec.params["whole"]
     # A Function that is left behind would recreate its topics, so such a page has a private broker.
-    functions = whole and title in ("docs/functions.md", "commands mover")
+    functions = whole and title == "docs/functions.md"
     broker = None if functions else broker_with()
     if broker is None or not _empty(broker.connection):
         broker = private_broker(functions=functions)
@@ -347,9 +334,8 @@ def reader(
     monkeypatch.setenv("PULSAR_CLIENT_CONF", str(tmp_path / "client.conf"))
     for kind in ("STATE", "CONFIG", "CACHE"):
         monkeypatch.setenv(f"XDG_{kind}_HOME", str(tmp_path / kind))
-    if not (whole and title in expected.own_broker):
-        monkeypatch.setenv("DELAYLEVEL_SERVICE_URL", connection.service_url)
-        monkeypatch.setenv("DELAYLEVEL_ADMIN_URL", connection.admin_url)
+    monkeypatch.setenv("DELAYLEVEL_SERVICE_URL", connection.service_url)
+    monkeypatch.setenv("DELAYLEVEL_ADMIN_URL", connection.admin_url)
     monkeypatch.setenv("DELAYLEVEL_OPERATION_TIMEOUT_SECONDS", "60")
     monkeypatch.chdir(tmp_path)
     found = Reader(tmp_path, connection)

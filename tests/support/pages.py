@@ -9,16 +9,12 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
 FENCE = re.compile(r"^```(?P<info>[^\n]*)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
-# A section of the page of commands. `mover run` has its own: it needs another level topic.
-_SECTION = re.compile(r"^##+ delaylevel(?: (mover run|\w+))?", re.MULTILINE)
-
 _NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
 
 
 class Block(NamedTuple):
     """A fenced block of a page."""
 
-    section: str
     kind: str
     options: str
     reason: str
@@ -60,21 +56,14 @@ def blocks(page: Path) -> list[Block]:
     return blocks_of(page.read_text(encoding="utf-8"))
 
 
-def blocks_of(text: str, *, by_command: bool = False) -> list[Block]:
-    """Return all blocks of a text in order.
-
-    Args:
-        text: the text of a page.
-        by_command: True if its sections are those of the commands.
-    """
+def blocks_of(text: str) -> list[Block]:
+    """Return all blocks of a text in order."""
     found = []
     for match in FENCE.finditer(text):
         info, _, reason = match["info"].partition("no-run: ")
         kind, _, options = info.strip().partition(" ")
-        *_, section = ["", *_SECTION.findall(text, 0, match.start())]
         line = text.count("\n", 0, match.start()) + 1
-        section = section if by_command else ""
-        found.append(Block(section, kind, options, reason, match["code"], line))
+        found.append(Block(kind, options, reason, match["code"], line))
     return found
 
 
