@@ -162,8 +162,13 @@ class Product:
         ]
 
 
-def path_of_one_message() -> tuple[int, int]:
-    """Return modules and functions that run when one message becomes due, in memory."""
+def path_of_one_message(whole: bool) -> tuple[int, int]:
+    """Return modules and functions that run when one message becomes due, in memory.
+
+    Args:
+        whole: True for all that runs for it: mover and dispatcher start, take over, publish, record
+            that, and close. False for what runs from its due time until a reader has it.
+    """
     from delaylevel.testing import MemoryPulsar
 
     seen: set[CodeType] = set()
@@ -172,17 +177,25 @@ def path_of_one_message() -> tuple[int, int]:
         if event == "call":
             seen.add(frame.f_code)
 
+    def trace(now: bool) -> None:
+        sys.setprofile(note if now else None)
+
     with MemoryPulsar() as pulsar:
-        producer = pulsar.client().create_producer("house", enable_delay_level_topic=True)
+        client = pulsar.client()
+        client.subscribe(
+            "house", "reader", message_listener=lambda *_: None if whole else trace(False)
+        )
+        producer = client.create_producer("house", enable_delay_level_topic=True)
         producer.send(b"warm", deliver_after=timedelta(minutes=1))
         pulsar.advance(timedelta(minutes=2))
-        producer.send(b"due", deliver_after=timedelta(minutes=1))
+        due = pulsar.clock.now() + timedelta(minutes=1)
+        producer.send(b"due", deliver_at=due)
         pulsar.advance(timedelta(seconds=59))
-        sys.setprofile(note)
-        try:
-            pulsar.advance(timedelta(seconds=1))
-        finally:
-            sys.setprofile(None)
+        if not whole:
+            pulsar.clock.watch(lambda: trace(pulsar.clock.now() == due))
+        trace(whole)
+        pulsar.advance(timedelta(seconds=1))
+        trace(False)
         if [message.data for message in pulsar.delivered("house")] != [b"warm", b"due"]:
             raise SystemExit("the message that was traced was not delivered")
     testing = ROOT / "delaylevel" / "testing"
@@ -203,10 +216,12 @@ def main() -> None:
     comments = sum(map(comment_lines, paths))
     alone = product.single_importers()
     docs = files("docs", "README.md", "CONTRIBUTING.md", suffix=".md")
-    modules, functions = path_of_one_message()
+    modules, functions = path_of_one_message(whole=False)
+    all_modules, all_functions = path_of_one_message(whole=True)
     rows = [
         ("product", f"{total:,} lines in {len(paths)} modules"),
         ("due time to publication", f"{modules} modules, {functions} functions"),
+        ("from takeover to close", f"{all_modules} modules, {all_functions} functions"),
         ("only importer is a sibling", f"{len(alone)} modules"),
         ("members that only forward", str(len(product.forwarding()))),
         ("comments", f"{100 * comments / total:.1f} % of the lines"),
