@@ -11,7 +11,7 @@ import functools
 import secrets
 import shutil
 import subprocess
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -25,11 +25,14 @@ from delaylevel.broker.embedded import EmbeddedBroker
 from delaylevel.broker.process import free_ports
 from delaylevel.cluster.connection.settings import Connection
 from delaylevel.cluster.rest.admin import Admin
+from delaylevel.dispatcher import Dispatcher, DispatchSettings
 from delaylevel.errors import PrerequisiteError
 from delaylevel.model.level_topic import LevelTopicDescription, Role
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.producer.client import DelayLevelClient
+from delaylevel.topics.status import LevelTopicStatus, status
+from support.background import Serving
 from support.signed_tokens import RenewedFile, jwt
 from support.world import QUIET
 
@@ -209,6 +212,28 @@ class Roles:
         with Admin.from_connection(self.secured.load(token=self.secured.token)) as admin:
             yield admin
 
+    @contextlib.contextmanager
+    def clients(self, *roles: str) -> Iterator[list[DelayLevelClient]]:
+        """Open a client of each role."""
+        with contextlib.ExitStack() as stack:
+            yield [stack.enter_context(contextlib.closing(self.client(role))) for role in roles]
+
+    @contextlib.contextmanager
+    def dispatching(self, folder: Path) -> Iterator[None]:
+        """Run a dispatcher with its own role."""
+        settings = DispatchSettings(directory=folder / "spill")
+        with (
+            self.clients("dispatcher") as (client,),
+            self.admin("dispatcher") as admin,
+            Serving(Dispatcher(client, admin, [self.description.topic], settings)),
+        ):
+            yield
+
+    def status(self) -> LevelTopicStatus:
+        """Return the present state of the level topic, as the owner of everything sees it."""
+        with self.owner() as owner:
+            return status(owner, self.description, 0)
+
     def grant(self, role: str, roles: Mapping[Role | None, str]) -> None:
         """Grant actions on member topics, by their role; None is the target."""
         with self.owner() as owner:
@@ -315,14 +340,3 @@ def renewed() -> Iterator[Callable[[Secured, str, Path], Renewed]]:
             return made
 
         yield make
-
-
-@pytest.fixture
-def tokens_in() -> Callable[[Iterable[str], Iterable[tuple[str, bytes]]], list[str]]:
-    """``tokens_in(tokens, texts)``: the names of texts that contain the signature of a token."""
-
-    def find(tokens: Iterable[str], texts: Iterable[tuple[str, bytes]]) -> list[str]:
-        signatures = [token.rpartition(".")[2].encode() for token in tokens]
-        return [name for name, text in texts if any(part in text for part in signatures)]
-
-    return find

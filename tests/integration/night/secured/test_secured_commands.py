@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
@@ -15,7 +14,6 @@ from click.testing import CliRunner
 from delaylevel.cli.main import cli
 from delaylevel.consumer import Deduplication, Listeners, TopicIdStore
 from delaylevel.consumer.retry_topics import RetryTopics, prepare
-from delaylevel.dispatcher import Dispatcher, DispatchSettings
 from delaylevel.model.level_topic import Role
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
@@ -28,15 +26,11 @@ pytestmark = pytest.mark.broker
 @pytest.fixture
 def served(roles: Any, tmp_path: Path) -> Iterator[None]:
     """A mover and a dispatcher for the level topic, each with its own role."""
-    name = roles.description.topic
-    settings = DispatchSettings(directory=tmp_path / "spill")
     with (
-        contextlib.closing(roles.client("mover")) as moving,
-        contextlib.closing(roles.client("dispatcher")) as dispatching,
-        roles.admin("mover") as mover,
-        roles.admin("dispatcher") as dispatcher,
-        serving_movers(moving, mover, name),
-        Serving(Dispatcher(dispatching, dispatcher, [name], settings)),
+        roles.clients("mover") as (client,),
+        roles.admin("mover") as admin,
+        serving_movers(client, admin, roles.description.topic),
+        roles.dispatching(tmp_path),
     ):
         yield
 
@@ -53,7 +47,7 @@ def test_a_listener_needs_its_own_topics_only(
             roles.grant_on(owner, topic, "listener", actions)
         # It is a target of the level topic.
         roles.grant_on(owner, TopicName.parse(retry), "dispatcher", "produce")
-    with contextlib.closing(roles.client("listener")) as client:
+    with roles.clients("listener", "sender") as (client, sender):
         app = Listeners(client)
 
         @app.on(
@@ -68,7 +62,7 @@ def test_a_listener_needs_its_own_topics_only(
             if message.data == b"bad" or message.attempt == 1:
                 raise ConnectionError("the bank does not answer")
 
-        with Serving(app), contextlib.closing(roles.client("sender")) as sender:
+        with Serving(app):
             producer = sender.create_producer(target)
             producer.send(b"good")
             producer.send(b"bad")
@@ -98,7 +92,7 @@ def test_looking_and_acting_need_what_the_page_says(
         assert done.exit_code == 0, done.output
         return {json.loads(line)["id"] for line in done.stdout.splitlines()}
 
-    with contextlib.closing(roles.client("sender")) as sender:
+    with roles.clients("sender") as (sender,):
         producer = sender.create_producer(roles.target, enable_delay_level_topic=True)
         for name in ("first", "second", "third"):
             producer.send(b"x", deliver_after=timedelta(days=3), message_id=name)
@@ -140,10 +134,7 @@ def test_run_and_a_producer_that_waits_need_what_the_page_says(
     token.write_text(roles.secured.token_of("runner"))
     where = [*roles.secured.words(), "--token-file", str(token)]
     service = cli_process(*where, "run", roles.description.topic)
-    with (
-        contextlib.closing(roles.client("application")) as consuming,
-        contextlib.closing(roles.client("waiting")) as sending,
-    ):
+    with roles.clients("application", "waiting") as (consuming, sending):
         consumer = arrivals(consuming, roles.target)
         producer = sending.create_producer(roles.target, enable_delay_level_topic=True)
         producer.send(b"released", deliver_after=3 * unit)

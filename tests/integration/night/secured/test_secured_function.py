@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
-from delaylevel.dispatcher import Dispatcher, DispatchSettings
 from delaylevel.functions import deployment
 from delaylevel.model.level_topic import SUBSCRIPTION, Mover
 from delaylevel.model.topic_name import TopicName
-from delaylevel.topics import status as levelstatus
-from support.background import Serving
+from support.leaks import command_lines, contents, tokens_in
 from support.world import eventually
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(600)]
@@ -34,25 +29,6 @@ BROKER = {
     "authenticationRefreshCheckSeconds": 1,
 }
 PATIENCE_S = 120
-
-
-def commands(secured: Any) -> list[tuple[str, bytes]]:
-    """Return the command lines of the broker and of every process that it started."""
-    top = psutil.Process(secured.broker.status().pid)
-    found = []
-    for process in (top, *top.children(recursive=True)):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            found.append((f"command of {process.pid}", "\0".join(process.cmdline()).encode()))
-    return found
-
-
-def files(folder: Path, *but: Path) -> Iterator[tuple[str, bytes]]:
-    """Yield every file below a folder, except some; the worker removes folders meanwhile."""
-    for parent, _, names in os.walk(folder):
-        for path in (Path(parent, name) for name in names):
-            with contextlib.suppress(FileNotFoundError):
-                if path.is_file() and path not in but:
-                    yield str(path), path.read_bytes()
 
 
 def instance_log(secured: Any) -> str:
@@ -83,7 +59,6 @@ def test_a_function_with_its_own_token_has_the_least_privileges(
     privileges: dict[str, Any],
     renewed: Callable[..., Any],
     arrivals: Callable[..., Any],
-    tokens_in: Callable[..., list[str]],
     program: Callable[..., tuple[int, str]],
     tmp_path: Path,
 ) -> None:
@@ -109,16 +84,11 @@ def test_a_function_with_its_own_token_has_the_least_privileges(
     assert code == 0, said
 
     with contextlib.ExitStack() as stack:
-        clients = {role: roles.client(role) for role in ("sender", "dispatcher", "application")}
-        for client in clients.values():
-            stack.callback(client.close)
-        consumer = arrivals(clients["application"], roles.target)
-        admin = stack.enter_context(roles.admin("dispatcher"))
+        sending, consuming = stack.enter_context(roles.clients("sender", "application"))
+        stack.enter_context(roles.dispatching(tmp_path))
         owner = stack.enter_context(roles.owner())
-        settings = DispatchSettings(directory=tmp_path / "spill")
-        dispatcher = Dispatcher(clients["dispatcher"], admin, [description.topic], settings)
-        stack.enter_context(Serving(dispatcher))
-        producer = clients["sender"].create_producer(roles.target, enable_delay_level_topic=True)
+        consumer = arrivals(consuming, roles.target)
+        producer = sending.create_producer(roles.target, enable_delay_level_topic=True)
         producer.send(b"first", deliver_after=3 * unit)
         eventually(
             lambda: "was refused with 401: Unauthorized" in instance_log(secured),
@@ -129,12 +99,11 @@ def test_a_function_with_its_own_token_has_the_least_privileges(
 
         roles.grant("mover", privileges["mover"])
         eventually(lambda: consumer.has(b"first"), instance_log(secured), PATIENCE_S)
-        clients["sender"].create_producer(description.name.partition(0).full).send(b"?")
+        sending.create_producer(description.name.partition(0).full).send(b"?")
         producer.send(b"second", deliver_after=3 * unit)
         eventually(lambda: consumer.has(b"second"), instance_log(secured), PATIENCE_S)
-        look = functools.partial(levelstatus.status, owner, description, 0)
-        eventually(lambda: look().dead_letter_entries == 1, "the dead letter", PATIENCE_S)
-        at_work = commands(secured)
+        eventually(lambda: roles.status().dead_letter_entries == 1, "the dead letter", PATIENCE_S)
+        at_work = command_lines(secured.broker.status().pid)
 
         def connected() -> bool:
             stats = owner.partition_stats(description.name.partition(0))
@@ -147,18 +116,19 @@ def test_a_function_with_its_own_token_has_the_least_privileges(
         producer.send(b"third", deliver_after=3 * unit)
         token.renew()
         eventually(lambda: consumer.has(b"third"), instance_log(secured), PATIENCE_S)
-        eventually(lambda: look().backlog_entries == 0, "acknowledgement", PATIENCE_S)
-        assert look().held_entries == 0
+        eventually(lambda: roles.status().backlog_entries == 0, "acknowledgement", PATIENCE_S)
+        assert roles.status().held_entries == 0
         for command in ("status", "logs", "delete"):
             code, answer = program(secured, deployer, "mover", command, description.topic)
             assert code == 0, answer
             said += answer
         assert f"moving {description.topic}" in said
 
-    assert any(b"--client_auth_params" in line for _, line in at_work)
-    assert any(str(token.path).encode() in line for _, line in at_work)
+    assert any(b"--client_auth_params" in line for line in at_work.values())
+    assert any(str(token.path).encode() in line for line in at_work.values())
     token.lapse()
     token.path.unlink()
-    texts = [*at_work, *commands(secured), ("words", said.encode())]
-    texts += [*files(secured.folder, secured.own_token_file), *files(tmp_path)]
-    assert tokens_in([*token.given, deployer, secured.token], texts) == []
+    at_work |= command_lines(secured.broker.status().pid) | {"words": said.encode()}
+    texts = at_work | dict(contents(secured.folder, tmp_path))
+    del texts[str(secured.own_token_file)]
+    assert tokens_in([*token.given, deployer, secured.token], texts.items()) == []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import signal
 from collections.abc import Callable
 from datetime import timedelta
@@ -13,7 +12,7 @@ from typing import Any
 import pytest
 
 from delaylevel.mover.local import LocalMover
-from delaylevel.topics import status as levelstatus
+from support.leaks import tokens_in
 from support.world import eventually
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(600)]
@@ -29,7 +28,6 @@ def test_a_producer_and_a_dispatcher_survive_expired_tokens(
     roles: Any,
     renewed: Callable[..., Any],
     arrivals: Callable[..., Any],
-    tokens_in: Callable[..., list[str]],
     cli_process: Callable[..., Any],
     tmp_path: Path,
 ) -> None:
@@ -43,14 +41,10 @@ def test_a_producer_and_a_dispatcher_survive_expired_tokens(
     with contextlib.ExitStack() as stack:
         client = roles.client("sender", token=None, token_file=files["sender"])
         stack.callback(client.close)
-        steady = {role: roles.client(role) for role in ("mover", "application")}
-        for other in steady.values():
-            stack.callback(other.close)
-        admin = roles.admin("mover")
-        stack.callback(admin.close)
-        mover = LocalMover(steady["mover"], admin, description)
-        stack.callback(mover.close)
-        consumer = arrivals(steady["application"], roles.target)
+        moving, consuming = stack.enter_context(roles.clients("mover", "application"))
+        admin = stack.enter_context(roles.admin("mover"))
+        mover = stack.enter_context(LocalMover(moving, admin, description))
+        consumer = arrivals(consuming, roles.target)
         words = [*roles.secured.words(), "--token-file", str(files["dispatcher"])]
         program = cli_process(*words, "dispatcher", "run", description.topic)
         producer = client.create_producer(roles.target, enable_delay_level_topic=True)
@@ -68,9 +62,7 @@ def test_a_producer_and_a_dispatcher_survive_expired_tokens(
         for token in tokens.values():
             getattr(token, how)()
         eventually(lambda: not producer.is_connected(), "the producer's disconnection", PATIENCE_S)
-        with roles.owner() as owner:
-            look = functools.partial(levelstatus.status, owner, description, 0)
-            eventually(lambda: not look().dispatchers, "the dispatcher's disconnection", PATIENCE_S)
+        eventually(lambda: not roles.status().dispatchers, "the dispatcher's end", PATIENCE_S)
         sent: list[Any] = []
         producer.send_async(
             b"meanwhile", lambda result, _: sent.append(result), deliver_after=3 * unit

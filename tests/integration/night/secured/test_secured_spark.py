@@ -6,7 +6,6 @@ The job is the program that users start, with its JVM and Python workers.
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import os
 import re
@@ -16,16 +15,12 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import urllib3
 
 from delaylevel.broker.process import free_ports
-from delaylevel.cluster.rest.admin import Admin
-from delaylevel.dispatcher import Dispatcher, DispatchSettings
 from delaylevel.model.level_topic import FinalWindow, Role
-from delaylevel.topics import status as levelstatus
-from support.background import Serving
+from support.leaks import command_lines, contents, tokens_in
 from support.world import eventually
 
 pytestmark = [
@@ -54,26 +49,6 @@ logger.shell.level = trace
 """
 
 
-def tree(pid: int) -> dict[int, str]:
-    """Return the command lines of a program and of all its descendants."""
-    found = {}
-    with contextlib.suppress(psutil.NoSuchProcess):
-        top = psutil.Process(pid)
-        for process in (top, *top.children(recursive=True)):
-            with contextlib.suppress(psutil.NoSuchProcess, FileNotFoundError):
-                found[process.pid] = Path(f"/proc/{process.pid}/cmdline").read_text()
-    return found
-
-
-def contents(*folders: Path) -> Iterator[tuple[str, bytes]]:
-    """Yield every file below some folders, except those that are removed meanwhile."""
-    for parent, _, names in (found for folder in folders for found in os.walk(folder)):
-        for path in (Path(parent, name) for name in names):
-            with contextlib.suppress(FileNotFoundError):
-                if path.is_file():
-                    yield str(path), path.read_bytes()
-
-
 def pages(port: int) -> Iterator[tuple[str, bytes]]:
     """Yield the pages of Spark's user interface and the answers of its REST interface."""
     http, base = urllib3.PoolManager(timeout=30), f"http://127.0.0.1:{port}"
@@ -93,7 +68,6 @@ def pages(port: int) -> Iterator[tuple[str, bytes]]:
 def test_a_job_with_the_least_privileges_moves_messages_and_reveals_no_token(
     roles: Any,
     arrivals: Callable[..., Any],
-    tokens_in: Callable[..., list[str]],
     cli_process: Callable[..., Any],
     tmp_path: Path,
 ) -> None:
@@ -120,14 +94,9 @@ def test_a_job_with_the_least_privileges_moves_messages_and_reveals_no_token(
     for name, value in spark.items():
         words += ["--conf", f"{name}={value}"]
     with contextlib.ExitStack() as stack:
-        clients = {role: roles.client(role) for role in ("sender", "dispatcher", "application")}
-        for client in clients.values():
-            stack.callback(client.close)
-        consumer = arrivals(clients["application"], roles.target)
-        admin = stack.enter_context(Admin.from_connection(roles.load("dispatcher")))
-        settings = DispatchSettings(directory=tmp_path / "spill")
-        dispatcher = Dispatcher(clients["dispatcher"], admin, [description.topic], settings)
-        stack.enter_context(Serving(dispatcher))
+        sending, consuming = stack.enter_context(roles.clients("sender", "application"))
+        stack.enter_context(roles.dispatching(tmp_path))
+        consumer = arrivals(consuming, roles.target)
         environment = {**os.environ, "DELAYLEVEL_TOKEN": token}
         job = cli_process(*words, env=environment)
 
@@ -135,9 +104,9 @@ def test_a_job_with_the_least_privileges_moves_messages_and_reveals_no_token(
             assert job.poll() is None, job.log.read_text()[-5000:]
             return condition()
 
-        producer = clients["sender"].create_producer(roles.target, enable_delay_level_topic=True)
+        producer = sending.create_producer(roles.target, enable_delay_level_topic=True)
         # This message has no valid target, so it becomes a dead letter.
-        clients["sender"].create_producer(description.name.partition(0).full).send(b"?")
+        sending.create_producer(description.name.partition(0).full).send(b"?")
         producer.send(b"level", deliver_after=3 * unit)
         eventually(lambda: running(lambda: consumer.has(b"level")), "the first", PATIENCE_S)
         producer.send(b"again", deliver_after=3 * unit)
@@ -145,16 +114,15 @@ def test_a_job_with_the_least_privileges_moves_messages_and_reveals_no_token(
         producer.send(b"window", deliver_after=unit / 2)
         everything = (b"level", b"again", b"now", b"window")
         eventually(lambda: running(lambda: consumer.has(*everything)), "all", PATIENCE_S)
-        with roles.owner() as owner:
-            look = functools.partial(levelstatus.status, owner, description, 0)
-            eventually(lambda: look().dead_letter_entries == 1, "the dead letter", PATIENCE_S)
-            eventually(lambda: look().backlog_entries == 0, "acknowledgement", PATIENCE_S)
-            assert look().held_entries == 0
+        status = roles.status
+        eventually(lambda: status().dead_letter_entries == 1, "the dead letter", PATIENCE_S)
+        eventually(lambda: status().backlog_entries == 0, "acknowledgement", PATIENCE_S)
+        assert status().held_entries == 0
 
         # Everything that is visible from outside while the job runs.
-        commands = tree(job.pid)
-        assert any("java" in line for line in commands.values())
-        assert any("pyspark" in line and "java" not in line for line in commands.values())
+        commands = command_lines(job.pid)
+        assert any(b"java" in line for line in commands.values())
+        assert any(b"pyspark" in line and b"java" not in line for line in commands.values())
         shown = dict(pages(port))
         assert b"delaylevel-sync" in shown["/jobs/"]
         at_work = dict(contents(local))
@@ -167,15 +135,13 @@ def test_a_job_with_the_least_privileges_moves_messages_and_reveals_no_token(
     assert any(name.endswith("metadata") for name in left)
     assert any(name.startswith(str(events)) for name in left)
     left |= dict(contents(tmp_path))
-    places = {str(pid): line.encode() for pid, line in commands.items()}
-    assert tokens_in([token], {**places, **shown, **at_work, **left, "log": said}.items()) == []
+    assert tokens_in([token], {**commands, **shown, **at_work, **left, "log": said}.items()) == []
 
 
 def test_a_job_recovers_from_wrong_and_expired_tokens(
     make_roles: Callable[..., Any],
     renewed: Callable[..., Any],
     arrivals: Callable[..., Any],
-    tokens_in: Callable[..., list[str]],
     privileges: dict[str, Any],
     cli_process: Callable[..., Any],
     tmp_path: Path,
@@ -198,11 +164,9 @@ def test_a_job_recovers_from_wrong_and_expired_tokens(
     assert "check the token (--token-file" in refused.log.read_text()
 
     with contextlib.ExitStack() as stack:
-        clients = {role: roles.client(role) for role in ("sender", "application")}
-        for client in clients.values():
-            stack.callback(client.close)
-        consumer = arrivals(clients["application"], roles.target)
-        producer = clients["sender"].create_producer(roles.target, enable_delay_level_topic=True)
+        sending, consuming = stack.enter_context(roles.clients("sender", "application"))
+        consumer = arrivals(consuming, roles.target)
+        producer = sending.create_producer(roles.target, enable_delay_level_topic=True)
         token.renew()
         job = cli_process(*words)
 
@@ -231,10 +195,9 @@ def test_a_job_recovers_from_wrong_and_expired_tokens(
             arrives(body)
         job.send_signal(signal.SIGTERM)
         assert job.wait(PATIENCE_S) == 0, said()[-5000:]
-        with roles.owner() as owner:
-            status = levelstatus.status(owner, roles.description, 0)
-            assert (status.backlog_entries, status.held_entries) == (0, 0)
-            assert status.dead_letter_entries == 0
+        status = roles.status()
+        left = status.backlog_entries, status.held_entries, status.dead_letter_entries
+        assert left == (0, 0, 0)
     # Copies are allowed (at least once), but each has its message's ID.
     assert [body for body, ids in consumer.ids.items() if len(ids) > 1] == []
     file.unlink()
