@@ -19,7 +19,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 from urllib.parse import urlencode, urljoin, urlsplit
@@ -55,11 +55,14 @@ _SLOW_S = 30.0
 class Address:
     """The base URL of one broker, and what is known of it; each field is written atomically.
 
+    All clients of a process share it, in any number of threads.
+
     Attributes:
         answered_s: time of its last answer, by the monotonic clock.
         failed: True if it has not answered since its last failure.
         probe_at_s: time from which it may be asked for a sign of life, if it hangs; else None.
         slow_until_s: time until which a slow answer is waited for.
+        probing: held while it is asked for a sign of life.
     """
 
     url: str
@@ -67,11 +70,17 @@ class Address:
     failed: bool = False
     probe_at_s: float | None = None
     slow_until_s: float = float("-inf")
+    probing: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     @property
     def host(self) -> str:
         """Host and port."""
         return urlsplit(self.url).netloc
+
+    @property
+    def rank(self) -> tuple[bool, float]:
+        """The place among others: the one that answered last first, and at the end what failed."""
+        return self.failed, -self.answered_s
 
     def answered(self) -> None:
         """Note that it has answered now."""
@@ -84,41 +93,25 @@ class Address:
             self.slow_until_s, self.probe_at_s = float("-inf"), 0.0
 
 
-class Addresses:
-    """The addresses of one cluster that a user gave, and of the brokers that these redirect to.
-
-    All clients of a process with the same addresses share an instance. Any number of threads may
-    use it.
-    """
-
-    def __init__(self, given: list[str]) -> None:
-        self._by_url = {url: Address(url) for url in given}
-        self._given = tuple(self._by_url.values())
-        self.probing = threading.Lock()  # held while an address is asked for a sign of life
-
-    def in_order(self) -> list[Address]:
-        """Return the given ones: the one that answered last first, and at the end what failed."""
-        return sorted(self._given, key=lambda each: (each.failed, -each.answered_s))
-
-    def of(self, url: str) -> Address:
-        """Return the address of a broker to which another one redirects."""
-        parts = urlsplit(url)
-        base = f"{parts.scheme}://{parts.netloc}"
-        return self._by_url.setdefault(base, Address(base))
+_known: dict[str, Address] = {}
 
 
-_shared: dict[str, Addresses] = {}
+def address_at(url: str) -> Address:
+    """Return the address of the broker at a URL, always the same instance."""
+    parts = urlsplit(url)
+    base = f"{parts.scheme}://{parts.netloc}"
+    return _known.setdefault(base, Address(base))
 
 
-def addresses_of(admin_url: str) -> Addresses:
-    """Return the addresses that an ``admin_url`` names; always the same instance."""
+def addresses_of(admin_url: str) -> list[Address]:
+    """Return the addresses that an ``admin_url`` names."""
     scheme, separator, rest = admin_url.partition("://")
     hosts = [host.strip().rstrip("/") for host in rest.split(",") if host.strip("/ ")]
     if not separator or scheme not in ("http", "https") or not hosts:
         raise ConfigError(f"admin_url {admin_url!r} must look like http://host:port")
     if "@" in rest:
         raise ConfigError("admin_url must not carry a user or password: use a token")
-    return _shared.setdefault(admin_url, Addresses([f"{scheme}://{host}" for host in hosts]))
+    return [address_at(f"{scheme}://{host}") for host in hosts]
 
 
 Token = str | Callable[[], str | None] | None
@@ -290,43 +283,28 @@ class Rest:
     def _send(self, call: _Call) -> urllib3.BaseHTTPResponse:
         """Return the answer of the first address that has one."""
         failure: Exception | None = None
-        whole_s = self._timeout_s
-        addresses = self._addresses.in_order()
-        short = self._for_service or len(addresses) > 1
-        for address in addresses:
-            if short and not self._lives(address):
-                failure = failure or urllib3.exceptions.TimeoutError("no answer in time")
-                continue
+        short = self._for_service or len(self._addresses) > 1
+        for address in sorted(self._addresses, key=lambda each: each.rank):
             url = address.url + call.suffix
             try:
-                answer = self._ask(call, address, url, whole_s, short=short)
+                answer = self._ask(call, address, url, self._timeout_s, short=short)
             except urllib3.exceptions.HTTPError as error:
-                if self._is_hasty and _is_timeout(error) and address.probe_at_s is None:
-                    raise self._no_answer(error) from error
-                address.no_answer(error)
                 failure = failure or error
+                if self._is_hasty and _is_timeout(error) and address.probe_at_s is None:
+                    break  # it lives
                 continue
-            address.answered()
-            return self._follow(call, address, url, answer, whole_s)
-        raise self._no_answer(failure) from failure
-
-    def _no_answer(self, failure: Exception | None) -> BrokerUnreachableError:
-        return BrokerUnreachableError(
+            return self._follow(call, address, url, answer)
+        raise BrokerUnreachableError(
             f"the admin interface at {self.admin_url} does not answer ({_failure_words(failure)}): "
             "is the broker running, and is this its web "
             "address? Name it with admin_url, --admin-url or DELAYLEVEL_ADMIN_URL"
-        )
+        ) from failure
 
     def _follow(
-        self,
-        call: _Call,
-        first: Address,
-        url: str,
-        answer: urllib3.BaseHTTPResponse,
-        whole_s: float,
+        self, call: _Call, first: Address, url: str, answer: urllib3.BaseHTTPResponse
     ) -> urllib3.BaseHTTPResponse:
         """Return an answer; if it is a redirect, that of the broker that owns the topic."""
-        hops, until_s = 0, time.monotonic() + whole_s
+        hops, until_s = 0, time.monotonic() + self._timeout_s
         while (place := _redirection(url, answer)) is not None:
             hops += 1
             if hops == _HOPS:
@@ -334,25 +312,25 @@ class Rest:
                     f"{first.url} redirects in a circle: no broker owns the topic now; try again",
                     status=307,
                 )
-            url, owner = place, self._addresses.of(place)
-            short = self._for_service
-            if short and not self._lives(owner):
-                raise _broker_away(owner, first, "no answer in time")
-            left_s = max(until_s - time.monotonic(), min(whole_s, _LEAST_S))
+            url, owner = place, address_at(place)
+            left_s = max(until_s - time.monotonic(), min(self._timeout_s, _LEAST_S))
             try:
                 # Not by urllib3, which would drop the token.
-                answer = self._ask(call, owner, url, left_s, short=short)
+                answer = self._ask(call, owner, url, left_s, short=self._for_service)
             except urllib3.exceptions.HTTPError as error:
-                owner.no_answer(error)
-                raise _broker_away(owner, first, _failure_words(error)) from error
-            owner.answered()
+                raise BrokerUnreachableError(
+                    f"the broker at {owner.host} does not answer ({_failure_words(error)}), and "
+                    f"{first.host} names it as the broker of the topic: start it again, or wait "
+                    "until another broker takes over its topics, usually within a minute",
+                    address=owner.host,
+                ) from error
         return answer
 
     def _lives(self, address: Address) -> bool:
         """Return False if an address hangs, and still gives no sign of life."""
         if address.probe_at_s is None:
             return True
-        with self._addresses.probing:  # the others wait for its result
+        with address.probing:  # the others wait for its result
             now_s = time.monotonic()
             if address.probe_at_s is None:
                 return True
@@ -375,23 +353,36 @@ class Rest:
     def _ask(
         self, call: _Call, address: Address, url: str, whole_s: float, *, short: bool
     ) -> urllib3.BaseHTTPResponse:
-        """Send one request; give a read up early if its broker hangs.
+        """Send one request, and note if the broker answers.
 
-        A broker that lives is asked once more, with all the time that it may take.
+        Args:
+            short: True to fail at once while the broker hangs, and to give a read up early if it
+                turns out to hang. A broker that lives is asked once more, with all the time that it
+                may take.
         """
-        is_read = call.method == "GET"
+        if short and not self._lives(address):
+            raise urllib3.exceptions.TimeoutError("no answer in time")
         is_slow = time.monotonic() < address.slow_until_s
-        if short and is_read and not is_slow and whole_s > _PATIENCE_S:
-            try:
-                return self._once(call, url, _PATIENCE_S)
-            except urllib3.exceptions.HTTPError as error:
-                if not _is_timeout(error):
-                    raise
-                if not self._gives_sign(address):
-                    address.no_answer(error)
-                    raise
-                address.slow_until_s = time.monotonic() + _SLOW_S
-        return self._once(call, url, whole_s)
+        try:
+            if short and call.method == "GET" and not is_slow and whole_s > _PATIENCE_S:
+                try:
+                    answer = self._once(call, url, _PATIENCE_S)
+                except urllib3.exceptions.HTTPError as error:
+                    if not _is_timeout(error):
+                        raise
+                    if not self._gives_sign(address):
+                        address.no_answer(error)
+                        raise
+                    address.slow_until_s = time.monotonic() + _SLOW_S
+                    answer = self._once(call, url, whole_s)
+            else:
+                answer = self._once(call, url, whole_s)
+        except urllib3.exceptions.HTTPError as error:
+            if not (self._is_hasty and _is_timeout(error)):
+                address.no_answer(error)
+            raise
+        address.answered()
+        return answer
 
     def _once(self, call: _Call, url: str, timeout_s: float) -> urllib3.BaseHTTPResponse:
         timeout = urllib3.Timeout(connect=min(timeout_s, 10.0), read=timeout_s)
@@ -471,16 +462,6 @@ def _redirection(url: str, answer: urllib3.BaseHTTPResponse) -> str | None:
             status=answer.status,
         )
     return place
-
-
-def _broker_away(owner: Address, asked: Address, words: str) -> BrokerUnreachableError:
-    """Return the error for a broker that does not answer, although another one redirects to it."""
-    return BrokerUnreachableError(
-        f"the broker at {owner.host} does not answer ({words}), and {asked.host} names it as the "
-        "broker of the topic: start it again, or wait until another broker takes over its topics, "
-        "usually within a minute",
-        address=owner.host,
-    )
 
 
 def _is_timeout(error: Exception) -> bool:
