@@ -2,33 +2,27 @@
 
 from __future__ import annotations
 
+import ctypes
+import logging
 import os
+import socket
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import platformdirs
-from pydantic import ValidationError
+from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError, field_validator
 
-from delaylevel.errors import ConfigError
+from delaylevel.errors import BrokerUnreachableError, ConfigError
+
+from . import local_brokers
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
-import ctypes
-import logging
-import socket
-from collections.abc import Callable
-from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
-
-from pydantic import BaseModel, ConfigDict, SecretStr, field_validator
-
-from delaylevel.errors import BrokerUnreachableError
-
-from . import local_brokers
 
 if TYPE_CHECKING:
     import pulsar
@@ -174,7 +168,7 @@ DEFAULT_SERVICE_URL = "pulsar://localhost:6650"
 DEFAULT_ADMIN_URL = "http://localhost:8080"
 _CONNECT_TIMEOUT_S = 5.0
 
-_PATHS = ("token_file", "tls_trust_certs_file", "tls_certificate_file", "tls_private_key_file")
+_PATHS = {"token_file", "tls_trust_certs_file", "tls_certificate_file", "tls_private_key_file"}
 
 
 class Connection(BaseModel):
@@ -268,7 +262,11 @@ class Connection(BaseModel):
         }
         path, must_exist = config_path(config_file, environ)
         contents = read_config(path, tuple(arguments), must_exist=must_exist)
-        from_file = _with_paths(contents, path)
+        from_file = {name: value for name, value in contents.items() if name not in TABLES}
+        for name in from_file.keys() & _PATHS:  # they are relative to the file
+            if not isinstance(from_file[name], str):
+                raise ConfigError(f"{path}: {name} must be a string")
+            from_file[name] = path.parent / Path(from_file[name]).expanduser()
 
         values: dict[str, Any] = {}
         places: dict[str, str] = {}
@@ -285,25 +283,20 @@ class Connection(BaseModel):
             values.update(settings)
             places.update(dict.fromkeys(settings, place))
         _complete_addresses(values, places)
-        for name in _PATHS:
-            if name in values:
-                values[name] = Path(values[name]).expanduser()
+        for name in values.keys() & _PATHS:
+            values[name] = Path(values[name]).expanduser()
         try:
             connection = cls(**values)
         except ValidationError as error:
             raise ConfigError(explain(error, places, "connection")) from None
-        connection._check_files()
-        return connection
-
-    def _check_files(self) -> None:
-        if (self.tls_certificate_file is None) != (self.tls_private_key_file is None):
+        if (connection.tls_certificate_file is None) != (connection.tls_private_key_file is None):
             raise ConfigError(
                 "tls_certificate_file and tls_private_key_file belong together: set both or neither"
             )
-        for name in _PATHS:
-            path: Path | None = getattr(self, name)
-            if path is not None and not path.is_file():
-                raise ConfigError(f"{name}: there is no file {path}")
+        for name in sorted(values.keys() & _PATHS):
+            if not values[name].is_file():
+                raise ConfigError(f"{name}: there is no file {values[name]}")
+        return connection
 
     def read_token(self) -> str | None:
         """Return the current token, or None if none is configured.
@@ -413,17 +406,6 @@ def _checked_url(value: str, schemes: tuple[str, ...]) -> str:
     if "@" in rest:
         raise ValueError("must not carry a user or password: use token, token_file or certificates")
     return value
-
-
-def _with_paths(settings: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Return the connection's settings of a file; paths in it are relative to it."""
-    found = {name: value for name, value in settings.items() if name not in TABLES}
-    for name in _PATHS:
-        if isinstance(found.get(name), str):
-            found[name] = path.parent / Path(found[name]).expanduser()
-        elif name in found:
-            raise ConfigError(f"{path}: {name} must be a string")
-    return found
 
 
 def _complete_addresses(values: dict[str, Any], places: Mapping[str, str]) -> None:
